@@ -1,0 +1,43 @@
+//! The checksum against its published check value, a bitwise reference, and itself in pieces.
+
+use super::{Crc32c, crc32c};
+use crate::rng::Rng;
+
+/// The definition, bit by bit.
+fn reference(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(!0u32, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
+            (crc >> 1) ^ (0x82F6_3B78 & (crc & 1).wrapping_neg())
+        })
+    })
+}
+
+#[test]
+fn published_check_value() {
+    assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+    assert_eq!(crc32c(b""), 0);
+}
+
+#[test]
+fn agrees_with_the_definition_at_every_length() {
+    let mut rng = Rng::from_seed(1);
+    let mut bytes = vec![0; 1100];
+    rng.fill(&mut bytes);
+    for length in 0..bytes.len() {
+        assert_eq!(crc32c(&bytes[..length]), reference(&bytes[..length]), "length {length}");
+    }
+}
+
+#[test]
+fn pieces_give_the_checksum_of_the_whole() {
+    let mut rng = Rng::from_seed(2);
+    let mut bytes = vec![0; 5000];
+    rng.fill(&mut bytes);
+    for _ in 0..200 {
+        let cut = usize::try_from(rng.below(5000)).unwrap();
+        let mut crc = Crc32c::new();
+        crc.update(&bytes[..cut]);
+        crc.update(&bytes[cut..]);
+        assert_eq!(crc.finish(), crc32c(&bytes));
+    }
+}

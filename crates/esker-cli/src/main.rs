@@ -1,0 +1,2 @@
+//! The `esker` program.
+fn main() {}

@@ -1,0 +1,98 @@
+//! Block devices: the trait that engines write to.
+//!
+//! # Invariants
+//! - B1: a write is durable only after a [`BlockDevice::flush`] that *began* after the write
+//!   returned, or if it was a [`BlockDevice::write_durable_at`].
+//! - B2: offsets and lengths are multiples of `block_size_bytes`; anything else is refused with
+//!   `InvalidArgument` before the device sees it.
+//! - B3: after a crash, each `block_size_bytes` of an unflushed write is old or new, independently;
+//!   neighbours are never touched.
+//! - B4: a call returns `Ok` only if the whole range was transferred; short transfers are resumed
+//!   or fail.
+//!
+//! # Concurrency
+//! All calls take `&self` and may run at once from tasks and threads. Overlapping writes in flight
+//! end in either order.
+//!
+//! # Failure
+//! A failed write or flush leaves the range unknown. The device never retries a failed flush; the
+//! engine above decides (it goes read-only).
+
+use esker_base::{Result, Site};
+use std::fmt::Debug;
+use std::io::IoSlice;
+
+/// Sizes of a block device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockGeometry {
+    /// Capacity in bytes; a multiple of `block_size_bytes`.
+    pub size_bytes: u64,
+    /// Smallest unit of a write and alignment of every offset and length: a power of two, at
+    /// least 512. Buffers that are aligned to [`IoBuf`](crate::IoBuf)'s alignment never need a copy.
+    pub block_size_bytes: u32,
+}
+
+/// What a device did since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each name says it")]
+pub struct Counters {
+    pub reads: u64,
+    pub read_bytes: u64,
+    pub writes: u64,
+    pub write_bytes: u64,
+    pub flushes: u64,
+}
+
+/// A block device: a raw device, a preallocated file, or a simulated one.
+pub trait BlockDevice: Send + Sync + Debug {
+    /// Name for errors and reports.
+    fn name(&self) -> &str;
+
+    /// Sizes.
+    fn geometry(&self) -> BlockGeometry;
+
+    /// What the device is and what makes a write durable on it, in words, for the start-up log.
+    fn report(&self) -> String;
+
+    /// What the device did so far.
+    fn counters(&self) -> Counters;
+
+    /// Fills `buf` from `offset`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` outside the geometry, `Io` if the device fails.
+    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Writes `bufs`, one after another, at `offset`. Durable after the next flush.
+    ///
+    /// # Errors
+    /// As for reads, and `NoSpace` where a file system runs full.
+    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()>;
+
+    /// As [`BlockDevice::write_at`], durable on return; says nothing of earlier writes.
+    ///
+    /// # Errors
+    /// As for writes.
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()>;
+
+    /// Makes every write durable that returned before this call.
+    ///
+    /// # Errors
+    /// `Io`. Never retry a failed flush: what it covered is unknown.
+    fn flush(&self, site: Site) -> Result<()>;
+
+    /// Tells the device that the range is not needed any more. Reads of it then give old bytes,
+    /// zeros or a mix. A hint: no error where unsupported.
+    ///
+    /// # Errors
+    /// `InvalidArgument`, `Io`.
+    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()>;
+
+    /// Makes the range cheap to write durably: afterwards no flush of a write into it needs
+    /// file-system metadata. Its content is undefined afterwards, so only free space is prepared.
+    /// Does nothing on a raw device. Slow (it may write the whole range).
+    ///
+    /// # Errors
+    /// `NoSpace`, `Io`.
+    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()>;
+}

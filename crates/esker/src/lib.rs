@@ -1,0 +1,14 @@
+//! Esker: key-value storage for fast non-volatile storage, as a library.
+//!
+//! [`Store`] is the whole interface: open one with [`Options`], use it from any thread or from a
+//! task of the run-time.
+
+pub mod options;
+pub mod store;
+pub mod value;
+
+pub use esker_base::ids::Version;
+pub use esker_base::{Error, ErrorKind, Result};
+pub use options::{Durability, Options};
+pub use store::{Stats, Store};
+pub use value::{Attributes, Condition, Outcome, PutOptions, Value};

@@ -1,0 +1,79 @@
+//! What a store keeps under a key, and on which condition it does.
+
+use esker_base::ids::Version;
+use std::ops::Deref;
+
+/// What a record says besides key and value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Attributes {
+    /// Opaque number of the client, as memcache's `flags`.
+    pub flags: u32,
+    /// Wall time in seconds since 1970 from which the record is gone; `None`: never.
+    pub expires_at: Option<u64>,
+}
+
+/// A value read from a store. Dereferences to its bytes; owns the buffer they were read into.
+#[derive(Debug)]
+pub struct Value {
+    pub(crate) bytes: Vec<u8>,
+    pub(crate) version: Version,
+    pub(crate) attributes: Attributes,
+}
+
+impl Value {
+    /// The version of the record: changes with every write of the key, and never repeats.
+    #[must_use]
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Flags and expiry.
+    #[must_use]
+    pub fn attributes(&self) -> Attributes {
+        self.attributes
+    }
+}
+
+impl Deref for Value {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// When a write takes place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Condition {
+    /// Always.
+    #[default]
+    Always,
+    /// Only if the key has no value.
+    Absent,
+    /// Only if the key has a value.
+    Present,
+    /// Only if the key's value has this version.
+    VersionIs(Version),
+}
+
+/// How a value is put.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PutOptions {
+    /// Flags and expiry of the new record.
+    pub attributes: Attributes,
+    /// When to write.
+    pub condition: Condition,
+}
+
+/// What became of a conditional write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Written, as this version.
+    Stored(Version),
+    /// `Condition::Absent` failed: the key has a value.
+    KeyExists,
+    /// `Condition::Present` or `VersionIs` failed: the key has no value.
+    KeyMissing,
+    /// `Condition::VersionIs` failed: the key's value has another version.
+    VersionDiffers,
+}
