@@ -35,6 +35,8 @@ const DISTANCE_BITS: u32 = 5;
 const TAG_BITS: u32 = 8;
 /// Slots under one lock; larger than a neighbourhood, so that a change takes two locks at most.
 const REGION: usize = 1024;
+/// Homes in one part of a walk.
+const PART: usize = 64;
 const FREE: u64 = 0;
 
 /// The index. All methods may be called from any thread at once.
@@ -279,7 +281,7 @@ impl Hopscotch {
     /// Number of parts that [`Hopscotch::part`] knows.
     #[must_use]
     pub fn parts(&self) -> usize {
-        self.slots.len().div_ceil(REGION) + 1
+        self.slots.len().div_ceil(PART) + 1
     }
 
     /// The links of one part of the hash space. Walking all parts meets every entry that stays for
@@ -289,7 +291,7 @@ impl Hopscotch {
         if part + 1 == self.parts() {
             return self.overflow.lock().values().flatten().copied().collect();
         }
-        let homes = part * REGION..(part + 1) * REGION;
+        let homes = part * PART..(part + 1) * PART;
         let _locks = self.lock(homes.start, homes.end + NEIGHBOURHOOD - 1);
         let end = (homes.end + NEIGHBOURHOOD - 1).min(self.slots.len());
         let slots = self.slots.get(homes.start..end).unwrap_or(&[]);

@@ -127,6 +127,12 @@ pub fn seal_record(record: &mut [u8], place: Place) {
 }
 
 impl<'a> Record<'a> {
+    /// Offset of the key from the start of the record in bytes; the value follows it.
+    #[must_use]
+    pub fn body_start(&self) -> usize {
+        RECORD_HEADER_SIZE + if self.meta.expires_at.is_some() { EXPIRY_SIZE } else { 0 }
+    }
+
     /// Size in bytes of the record whose first bytes these are, unchecked: only good for learning
     /// how many bytes to read.
     ///
