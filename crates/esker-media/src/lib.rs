@@ -7,6 +7,7 @@
 pub mod block;
 pub mod buffer;
 pub mod file;
+pub mod folder;
 pub mod sim;
 
 pub use block::{BlockDevice, BlockGeometry, Counters};

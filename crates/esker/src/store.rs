@@ -288,8 +288,7 @@ impl Iterator for Iter {
 
 /// Opens the device that holds, or will hold, the store.
 fn open_device(options: &Options) -> Result<FileDevice> {
-    let is_folder = esker_media::folder::prepare(&options.path, options.create)?;
-    let path = if is_folder { options.path.join(DATA_FILE) } else { options.path.clone() };
-    let create_size_bytes = (is_folder && options.create).then_some(options.size_bytes);
-    FileDevice::open(&path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
+    let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
+    let create_size_bytes = (!found.exists).then_some(options.size_bytes);
+    FileDevice::open(&found.path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
 }

@@ -21,7 +21,7 @@ const FLAG_COLLIDES: u8 = 2;
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(crate) struct Raw {
     pub(crate) checksum: U32,
-    pub(crate) key_size: U16,
+    pub(crate) key_size_less_one: U16,
     pub(crate) kind: u8,
     pub(crate) marks: u8,
     pub(crate) value_size: U32,
@@ -95,7 +95,7 @@ pub fn encode_record(out: &mut [u8], meta: &RecordMeta, key: &[u8], value: &[u8]
     }
     let raw = Raw {
         checksum: 0.into(),
-        key_size: u16::try_from(key.len()).unwrap_or(u16::MAX).into(),
+        key_size_less_one: u16::try_from(key.len().saturating_sub(1)).unwrap_or(u16::MAX).into(),
         kind: meta.kind as u8,
         marks,
         value_size: u32::try_from(value.len()).unwrap_or(u32::MAX).into(),
@@ -166,8 +166,7 @@ impl<'a> Record<'a> {
             None
         };
         let body = whole.get(body_start..).ok_or(Flaw::TooShort)?;
-        let (key, rest) =
-            body.split_at_checked(usize::from(raw.key_size.get())).ok_or(Flaw::TooShort)?;
+        let (key, rest) = body.split_at_checked(raw.key_size(kind)).ok_or(Flaw::TooShort)?;
         let value_size = usize::try_from(raw.value_size.get()).map_err(|_| Flaw::TooShort)?;
         let value = rest.get(..value_size).ok_or(Flaw::TooShort)?;
         Ok(Record {
@@ -186,6 +185,14 @@ impl<'a> Record<'a> {
 }
 
 impl Raw {
+    /// Keys have 1 byte to 64 KiB; only `Clear` has none.
+    fn key_size(&self, kind: RecordKind) -> usize {
+        match kind {
+            RecordKind::Clear => 0,
+            RecordKind::Put | RecordKind::Delete => usize::from(self.key_size_less_one.get()) + 1,
+        }
+    }
+
     /// Kind, offset of the key and size of the record in bytes.
     fn sizes(&self) -> Result<(RecordKind, usize, usize), Flaw> {
         let kind = match self.kind {
@@ -197,16 +204,13 @@ impl Raw {
         if self.marks & !(FLAG_EXPIRES | FLAG_COLLIDES) != 0 {
             return Err(Flaw::Field("marks"));
         }
-        if (kind == RecordKind::Clear) != (self.key_size.get() == 0) {
-            return Err(Flaw::Field("key_size"));
-        }
         if kind != RecordKind::Put && self.value_size.get() != 0 {
             return Err(Flaw::Field("value_size"));
         }
         let expiry = if self.marks & FLAG_EXPIRES != 0 { EXPIRY_SIZE } else { 0 };
         let body_start = RECORD_HEADER_SIZE + expiry;
         let used = body_start as u64
-            + u64::from(self.key_size.get())
+            + self.key_size(kind) as u64
             + u64::from(self.value_size.get());
         let size = round_up(used, GRAIN_SIZE_BYTES).ok_or(Flaw::Field("value_size"))?;
         Ok((kind, body_start, usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?))

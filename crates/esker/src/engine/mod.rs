@@ -1,6 +1,6 @@
 //! The engines: siblings behind one trait, each a folder with the same file names.
 
-pub mod depot;
+pub(crate) mod depot;
 
 use crate::check::CheckReport;
 use crate::store::Stats;

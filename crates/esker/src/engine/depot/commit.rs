@@ -486,7 +486,7 @@ impl Depot {
         if let Some(old) = &plan.seal {
             self.segments.seal(old.segment, first_version);
         }
-        self.wake_background();
+        self.background.wake();
         Ok(())
     }
 

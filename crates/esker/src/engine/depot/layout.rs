@@ -12,7 +12,7 @@ pub(super) const DEFAULT_SEGMENT_SIZE_BYTES: u64 = 32 * MIB;
 /// Fewest segments of a store: one in use, two in reserve so that deletes always work, and one.
 pub(super) const SEGMENT_COUNT_MIN: u64 = 4;
 /// Longest key in bytes.
-pub const KEY_SIZE_MAX_BYTES: usize = 65_535;
+pub(super) const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
 
 /// The arithmetic of a store's geometry. Everything in bytes.
 #[derive(Clone, Copy, Debug)]

@@ -37,6 +37,7 @@ use crate::engine::{Engine, Items};
 use crate::options::{Durability, Options};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
+use background::Background;
 use commit::Log;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
@@ -48,9 +49,8 @@ use esker_format::depot::{SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
 use esker_index::{Hopscotch, Link};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 use esker_trt::sync::Gate;
-pub use layout::KEY_SIZE_MAX_BYTES;
-use layout::Layout;
-use parking_lot::{Condvar, Mutex};
+use layout::{KEY_SIZE_MAX_BYTES, Layout};
+use parking_lot::Mutex;
 use pending::Pending;
 use recover::Recovered;
 use scan::Source;
@@ -81,7 +81,7 @@ pub(crate) struct Depot {
     latest_unix_seconds: AtomicU64,
     items: AtomicU64,
     rng: Mutex<Rng>,
-    background: (Mutex<bool>, Condvar),
+    background: Arc<Background>,
 }
 
 impl Depot {
@@ -135,7 +135,7 @@ impl Depot {
         device.flush(sites::RECOVER_FLUSH)?;
         let data_bytes = layout.segment_size * u64::from(layout.segment_count);
         let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
-        let end = log.log_end(&source);
+        let end = log.log_end();
         let depot = Arc::new(Depot {
             superblock,
             layout,
@@ -151,7 +151,7 @@ impl Depot {
             latest_unix_seconds: AtomicU64::new(0),
             items: AtomicU64::new(0),
             rng: Mutex::new(rng),
-            background: Default::default(),
+            background: Arc::default(),
             device,
         });
         depot.adopt(log)?;
@@ -317,8 +317,10 @@ impl Engine for Depot {
     }
 
     fn close(&self) -> Result<()> {
-        self.stop_background();
-        self.close_log()
+        self.background.stop();
+        let closed = self.close_log();
+        self.background.join();
+        closed
     }
 
     fn stats(&self) -> Stats {
@@ -355,6 +357,8 @@ impl Engine for Depot {
 impl Drop for Depot {
     /// Best effort for a store that nobody closed: `periodic` and `none` lose nothing then.
     fn drop(&mut self) {
+        // Without waiting: this may be the background thread itself.
+        self.background.stop();
         if !self.log.is_closed()
             && let Err(error) = self.close_log()
         {

@@ -127,15 +127,12 @@ impl Recovered {
     }
 
     /// Where the log goes on.
-    pub(super) fn log_end(&self, source: &Source<'_>) -> LogEnd {
+    pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
         let next_version = last.map_or(Version(1), |last| last.end.next_version);
-        let room = |last: &&Scanned| {
-            !last.end.sealed && last.end.position + 2 * source.layout.block <= source.layout.batches_end()
-        };
         let highest = self.segments.last().map_or(0, |segment| segment.header.epoch.0);
         LogEnd {
-            tail: last.filter(room).map(|last| Tail {
+            tail: last.filter(|last| !last.end.sealed).map(|last| Tail {
                 segment: last.header.segment_id,
                 position: last.end.position,
                 salt: last.header.salt,
@@ -167,7 +164,7 @@ fn link_to(source: &Source<'_>, record: &Record<'_>, offset: u64) -> Result<Link
 impl Depot {
     /// Fills index and segment table from the log.
     pub(super) fn adopt(&self, log: Recovered) -> Result<()> {
-        let tail = log.log_end(&self.source(sites::RECOVER_READ)).tail.map(|tail| tail.segment);
+        let tail = log.log_end().tail.map(|tail| tail.segment);
         for segment in &log.segments {
             let Scanned { header, .. } = segment;
             let state = if Some(header.segment_id) == tail { Use::Open } else { Use::Sealed };
