@@ -7,8 +7,10 @@
 pub mod block;
 pub mod buffer;
 pub mod file;
+pub mod pmem;
 pub mod sim;
 
 pub use block::{BlockDevice, BlockGeometry, Counters};
 pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};
+pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};
