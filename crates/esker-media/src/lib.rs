@@ -1,7 +1,7 @@
 //! Where bytes become durable: block devices, persistent memory, and their simulated twins.
 //!
 //! The only crate that maps, opens and flushes media. Engines see two traits,
-//! [`BlockDevice`] and (for memory) `Pmem`; each has a real implementation and a simulated one
+//! [`BlockDevice`] and, for memory, [`Pmem`]; each has a real implementation and a simulated one
 //! that yields every state which a crash may leave.
 
 pub mod block;

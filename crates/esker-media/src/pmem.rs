@@ -1,7 +1,7 @@
 //! Persistent memory: the trait that engines write to.
 //!
 //! A store lands in the processor's caches; it is durable once its line was flushed and a fence on
-//! the same thread came after. [`PmemFile`] is the real thing (or says that it is not), `SimPm` its
+//! the same thread came after. [`PmemFile`] is the real thing (or says that it is not), [`SimPm`](crate::sim::SimPm) its
 //! simulated twin. Only this module touches mapped bytes: engines copy in and out.
 //!
 //! # Invariants
