@@ -128,7 +128,8 @@ fn lint() -> Vec<Step> {
 }
 
 fn doc() -> Step {
-    cargo("doc", &["doc", "--workspace", "--no-deps", "--locked"]).env("RUSTDOCFLAGS", "-D warnings")
+    cargo("doc", &["doc", "--workspace", "--no-deps", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings")
 }
 
 fn tests(filter: Option<&str>) -> Vec<Step> {
@@ -146,8 +147,17 @@ fn crash(arguments: &[String]) -> Step {
 
 fn mutants(arguments: &[String]) -> Step {
     let base = [
-        "run", "--release", "--locked", "--package", "esker", "--features", "mutants", "--example",
-        "crash", "--", "--mutants",
+        "run",
+        "--release",
+        "--locked",
+        "--package",
+        "esker",
+        "--features",
+        "mutants",
+        "--example",
+        "crash",
+        "--",
+        "--mutants",
     ];
     cargo("mutants of the sites", &base).arguments(arguments)
 }
@@ -163,9 +173,14 @@ fn interleave() -> Vec<Step> {
 
 fn deny() -> Result<()> {
     if run::is_installed("cargo-deny") {
-        run::all(&[cargo("dependencies", &["deny", "--all-features", "check", "bans", "licenses", "sources"])])
+        run::all(&[cargo(
+            "dependencies",
+            &["deny", "--all-features", "check", "bans", "licenses", "sources"],
+        )])
     } else {
-        println!("== dependencies: skipped: cargo-deny is not installed (cargo install cargo-deny)");
+        println!(
+            "== dependencies: skipped: cargo-deny is not installed (cargo install cargo-deny)"
+        );
         Ok(())
     }
 }

@@ -196,14 +196,17 @@ impl Hopscotch {
     /// Moves entries forwards until a slot of the neighbourhood of `home` is free. The caller holds
     /// the locks up to `reach`.
     fn displace(&self, home: usize, reach: usize) -> Option<usize> {
-        let mut free = (home + NEIGHBOURHOOD..reach)
-            .find(|slot| self.slots.get(*slot).is_some_and(|s| s.load(Ordering::Relaxed) == FREE))?;
+        let mut free = (home + NEIGHBOURHOOD..reach).find(|slot| {
+            self.slots.get(*slot).is_some_and(|s| s.load(Ordering::Relaxed) == FREE)
+        })?;
         while free - home >= NEIGHBOURHOOD {
             let from = (free + 1 - NEIGHBOURHOOD..free).find(|slot| {
                 let entry = self.slots.get(*slot).map_or(FREE, |s| s.load(Ordering::Relaxed));
                 let home_of_it = slot - distance_of(entry);
                 // Only entries of homes under our locks may move, and not past their neighbourhood.
-                entry != FREE && free - home_of_it < NEIGHBOURHOOD && home_of_it >= home / REGION * REGION
+                entry != FREE
+                    && free - home_of_it < NEIGHBOURHOOD
+                    && home_of_it >= home / REGION * REGION
             })?;
             let (source, target) = (self.slots.get(from)?, self.slots.get(free)?);
             let entry = source.load(Ordering::Relaxed);

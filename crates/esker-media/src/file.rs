@@ -35,7 +35,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 mod discard;
 pub mod durability;
-mod open;
+pub(crate) mod open;
 mod turns;
 
 pub use durability::{Backing, CacheMode, DurableWrites};

@@ -68,7 +68,9 @@ fn found(root: &Path) -> Result<(Edges, Edges)> {
         let dependencies = package["dependencies"].as_array().map_or(&[][..], Vec::as_slice);
         for dependency in dependencies {
             let kind = dependency["kind"].as_str().unwrap_or("normal");
-            let conditional = dependency["target"].as_str().is_some_and(|t| t.contains("loom") || t.contains("shuttle"));
+            let conditional = dependency["target"]
+                .as_str()
+                .is_some_and(|t| t.contains("loom") || t.contains("shuttle"));
             let target = dependency["name"].as_str().unwrap_or_default();
             if kind != "normal" || conditional {
                 continue;

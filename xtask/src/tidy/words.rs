@@ -14,13 +14,22 @@ struct Rule {
 const RULES: [Rule; 8] = [
     Rule {
         word: "unsafe",
-        allowed: &["crates/esker-trt/", "crates/esker-media/src/pmem", "crates/esker-media/src/buffer"],
+        allowed: &[
+            "crates/esker-trt/",
+            "crates/esker-media/src/pmem",
+            "crates/esker-media/src/buffer",
+        ],
         tests: false,
         reason: "unsafe code lives in the run-time and the media; docs/unsafe.md lists the modules",
     },
     Rule {
         word: "std::fs",
-        allowed: &["crates/esker-media/", "crates/esker-cli/", "crates/esker-trt/src/probe", "xtask/"],
+        allowed: &[
+            "crates/esker-media/",
+            "crates/esker-cli/",
+            "crates/esker-trt/src/probe",
+            "xtask/",
+        ],
         tests: true,
         reason: "only media open files; the program reads its own configuration and dumps",
     },
@@ -54,7 +63,11 @@ const RULES: [Rule; 8] = [
     },
     Rule {
         word: "repr(C)",
-        allowed: &["crates/esker-format/", "crates/esker-trt/src/driver", "crates/esker-trt/src/io"],
+        allowed: &[
+            "crates/esker-format/",
+            "crates/esker-trt/src/driver",
+            "crates/esker-trt/src/io",
+        ],
         tests: true,
         reason: "bytes of media are laid out in esker-format",
     },
@@ -111,7 +124,10 @@ pub(crate) fn unused_sites(sources: &[Source]) -> Vec<String> {
         for line in table.text.lines().filter(|line| line.trim_start().starts_with("pub ")) {
             let Some(name) = line.trim_start()[4..].split(':').next() else { continue };
             let used = format!("sites::{name}");
-            if !sources.iter().any(|source| source.path != table.path && source.text.contains(&used)) {
+            if !sources
+                .iter()
+                .any(|source| source.path != table.path && source.text.contains(&used))
+            {
                 complaints.push(format!("{}: site {name} is never passed", table.path));
             }
         }

@@ -209,9 +209,8 @@ impl Raw {
         }
         let expiry = if self.marks & FLAG_EXPIRES != 0 { EXPIRY_SIZE } else { 0 };
         let body_start = RECORD_HEADER_SIZE + expiry;
-        let used = body_start as u64
-            + self.key_size(kind) as u64
-            + u64::from(self.value_size.get());
+        let used =
+            body_start as u64 + self.key_size(kind) as u64 + u64::from(self.value_size.get());
         let size = round_up(used, GRAIN_SIZE_BYTES).ok_or(Flaw::Field("value_size"))?;
         Ok((kind, body_start, usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?))
     }

@@ -55,8 +55,7 @@ fn false_candidates_are_rare() {
     for n in 1..58_000 {
         table.insert(rng.next_u64(), link(n));
     }
-    let false_candidates: usize =
-        (0..100_000).map(|_| found(&table, rng.next_u64()).len()).sum();
+    let false_candidates: usize = (0..100_000).map(|_| found(&table, rng.next_u64()).len()).sum();
     assert!(false_candidates < 1000, "{false_candidates} of 100000 lookups of absent keys");
 }
 

@@ -26,18 +26,18 @@ const BLOCK_SIZE_BYTES_MIN: u32 = 512;
 const FILL_CHUNK_BYTES: usize = 1 << 20;
 
 /// An open medium and what was found out about it.
-pub(super) struct Opened {
-    pub(super) fd: OwnedFd,
-    pub(super) geometry: BlockGeometry,
-    pub(super) memory_alignment: Option<usize>,
-    pub(super) backing: Backing,
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    pub(crate) geometry: BlockGeometry,
+    pub(crate) memory_alignment: Option<usize>,
+    pub(crate) backing: Backing,
 }
 
 fn failed(operation: &'static str) -> impl Fn(Errno) -> Error {
     move |errno| Error::io(operation, errno.into())
 }
 
-pub(super) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
+pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
     let existing = match rustix::fs::stat(path) {
         Ok(stat) => Some(FileType::from_raw_mode(stat.st_mode)),
         Err(Errno::NOENT) if options.create_size_bytes.is_some() && !options.read_only => None,

@@ -137,7 +137,9 @@ fn overwriting_for_ever_reuses_segments() {
         store.put(&[b'k', (n % 5) as u8], &n.to_le_bytes()).unwrap();
     }
     for key in 0..5u8 {
-        let n = u32::from_le_bytes(get(&store, &format!("k{}", key as char)).unwrap()[..4].try_into().unwrap());
+        let n = u32::from_le_bytes(
+            get(&store, &format!("k{}", key as char)).unwrap()[..4].try_into().unwrap(),
+        );
         assert_eq!(n, 1995 + u32::from(key));
     }
     assert_eq!(store.stats().items, 5);

@@ -41,9 +41,10 @@ fn threads_that_increment_one_counter_lose_no_increment() {
                 for _ in 0..100 {
                     loop {
                         let old = store.get(b"n").unwrap();
-                        let next = old.as_ref().map_or(0, |v| {
-                            u64::from_le_bytes(v[..].try_into().unwrap())
-                        }) + 1;
+                        let next = old
+                            .as_ref()
+                            .map_or(0, |v| u64::from_le_bytes(v[..].try_into().unwrap()))
+                            + 1;
                         let outcome = match old {
                             None => store.put_if_absent(b"n", &next.to_le_bytes()),
                             Some(old) => {

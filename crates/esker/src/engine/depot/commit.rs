@@ -267,8 +267,10 @@ impl Depot {
             // C3. Deletes may use the reserve.
             let kept = if meta.kind == RecordKind::Put { RESERVE } else { 0 };
             if self.segments.free_count() <= kept {
-                return Err(Error::new(ErrorKind::NoSpace, "write store")
-                    .context(format!("all {} segments hold live records", self.layout.segment_count)));
+                return Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
+                    "all {} segments hold live records",
+                    self.layout.segment_count
+                )));
             }
         }
         let meta = RecordMeta { version: state.next_version, ..meta };
@@ -324,7 +326,14 @@ impl Depot {
         };
         let end = Version(batch.first_version.0 + batch.entries.len() as u64);
         let written = plan.and_then(|plan| {
-            let written = self.write_batch(batch.buffer, batch.used, &batch.entries, batch.first_version, durable, &plan);
+            let written = self.write_batch(
+                batch.buffer,
+                batch.used,
+                &batch.entries,
+                batch.first_version,
+                durable,
+                &plan,
+            );
             let (buffer, durable) = written.map_err(|error| self.poison(&error))?;
             self.publish(&buffer, &batch.entries, &plan);
             Ok(durable)
@@ -421,7 +430,13 @@ impl Depot {
         buffer.truncate(total);
         encode_batch(&mut buffer, &header, Place { salt: plan.tail.salt, offset });
         let barrier = plan.barrier.then(|| {
-            self.marker(BatchKind::Barrier, &plan.tail, offset - self.layout.block, first_version, durable)
+            self.marker(
+                BatchKind::Barrier,
+                &plan.tail,
+                offset - self.layout.block,
+                first_version,
+                durable,
+            )
         });
         let slices = [barrier.as_deref().unwrap_or(&[]), &buffer].map(IoSlice::new);
         let (at, slices) = match &barrier {

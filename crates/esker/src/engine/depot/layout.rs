@@ -34,7 +34,10 @@ impl Layout {
     }
 
     /// Data offset, segment size and number of segments for a new store on a device.
-    pub(super) fn plan(geometry: BlockGeometry, segment_size: Option<u64>) -> Result<(u64, u64, u32)> {
+    pub(super) fn plan(
+        geometry: BlockGeometry,
+        segment_size: Option<u64>,
+    ) -> Result<(u64, u64, u32)> {
         let block = u64::from(geometry.block_size_bytes);
         let wanted = segment_size.unwrap_or_else(|| {
             // Small stores get small segments, so that there are enough of them.

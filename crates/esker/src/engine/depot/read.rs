@@ -41,8 +41,7 @@ impl Fetched {
     }
 
     fn into_value(self) -> Value {
-        let attributes =
-            Attributes { flags: self.meta.flags, expires_at: self.meta.expires_at };
+        let attributes = Attributes { flags: self.meta.flags, expires_at: self.meta.expires_at };
         Value::new(self.buffer, self.value, self.meta.version, attributes)
     }
 }
@@ -81,8 +80,8 @@ impl Depot {
             let fetched = self.read_record(link)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
-                let live = record.meta.kind == RecordKind::Put
-                    && !self.is_expired(record.meta.expires_at);
+                let live =
+                    record.meta.kind == RecordKind::Put && !self.is_expired(record.meta.expires_at);
                 return Ok(live.then(|| fetched.into_value()));
             }
         }

@@ -140,9 +140,9 @@ impl Recovered {
                 barrier_due: true,
             }),
             next_epoch: SegmentEpoch(highest + 1),
-            next_version: next_version
-                .max(self.clear_version)
-                .max(self.segments.iter().map(|s| s.header.first_version).max().unwrap_or_default()),
+            next_version: next_version.max(self.clear_version).max(
+                self.segments.iter().map(|s| s.header.first_version).max().unwrap_or_default(),
+            ),
             clear_version: self.clear_version,
         }
     }

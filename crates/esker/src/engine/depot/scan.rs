@@ -127,7 +127,11 @@ impl Source<'_> {
 
     /// Looks behind the end of an unsealed segment for proof that more was durable than `end` shows:
     /// then what stands at the end is damage, not a torn tail.
-    pub(super) fn durable_behind(&self, header: &SegmentHeader, end: &SegmentEnd) -> Result<Version> {
+    pub(super) fn durable_behind(
+        &self,
+        header: &SegmentHeader,
+        end: &SegmentEnd,
+    ) -> Result<Version> {
         let mut window = Window::new(*self, self.layout.segment_offset(header.segment_id));
         let mut durable = Version(0);
         let mut position = end.position + self.layout.block;
@@ -145,9 +149,7 @@ impl Source<'_> {
     }
 
     pub(super) fn corrupted(&self, offset: u64, length: u64, flaw: &Flaw) -> Error {
-        Error::corrupted("read log", flaw.to_string())
-            .device(self.device.name())
-            .at(offset, length)
+        Error::corrupted("read log", flaw.to_string()).device(self.device.name()).at(offset, length)
     }
 }
 
