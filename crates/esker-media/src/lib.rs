@@ -7,11 +7,8 @@
 pub mod block;
 pub mod buffer;
 pub mod file;
-<<<<<<< HEAD
 pub mod folder;
-=======
 pub mod pmem;
->>>>>>> media
 pub mod sim;
 
 pub use block::{BlockDevice, BlockGeometry, Counters};
