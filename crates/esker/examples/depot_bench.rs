@@ -78,9 +78,22 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// PUTs of `clients` tasks for some seconds: operations a second, and device bytes a user byte.
-fn puts(arguments: &Arguments, store: &Store, runtime: &Runtime, clients: usize, salt: u64)
--> Result<(f64, f64, f64), esker::Error> {
+/// What some seconds of PUTs gave.
+struct Puts {
+    per_second: f64,
+    log_bytes_per_user_byte: f64,
+    prepare_bytes_per_user_byte: f64,
+    per_write: f64,
+}
+
+/// PUTs of `clients` tasks for some seconds.
+fn puts(
+    arguments: &Arguments,
+    store: &Store,
+    runtime: &Runtime,
+    clients: usize,
+    salt: u64,
+) -> Result<Puts, esker::Error> {
     let stop = Arc::new(AtomicBool::new(false));
     let done = Arc::new(AtomicU64::new(0));
     let user_bytes = Arc::new(AtomicU64::new(0));
@@ -111,23 +124,42 @@ fn puts(arguments: &Arguments, store: &Store, runtime: &Runtime, clients: usize,
     }
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
     let after = store.stats().device;
+    let prepared = (after.prepare_bytes - before.prepare_bytes) as f64;
     let written = (after.write_bytes - before.write_bytes) as f64;
+    let user = user_bytes.load(Ordering::Relaxed) as f64;
     let count = done.load(Ordering::Relaxed) as f64;
-    let writes = (after.writes - before.writes).max(1) as f64;
-    Ok((count / seconds, written / user_bytes.load(Ordering::Relaxed) as f64, count / writes))
+    Ok(Puts {
+        per_second: count / seconds,
+        log_bytes_per_user_byte: (written - prepared) / user,
+        prepare_bytes_per_user_byte: prepared / user,
+        per_write: count / (after.writes - before.writes).max(1) as f64,
+    })
 }
 
-fn group_commit(arguments: &Arguments, store: &Store, runtime: &Runtime) -> Result<(), esker::Error> {
+fn group_commit(
+    arguments: &Arguments,
+    store: &Store,
+    runtime: &Runtime,
+) -> Result<(), esker::Error> {
     println!("\ngroup commit: PUT of {} bytes, durability sync", arguments.value_size);
-    println!("{:>8} {:>12} {:>22} {:>16}", "clients", "PUT/s", "device/user bytes", "PUTs a write");
+    println!(
+        "{:>8} {:>12} {:>22} {:>18} {:>14}",
+        "clients", "PUT/s", "device/user bytes", "+ first use", "PUTs a write"
+    );
     let mut ratios = Vec::new();
     for round in 0..arguments.rounds as u64 {
         let mut rates = [0.0; 2];
         for (rate, clients) in rates.iter_mut().zip([1, arguments.clients]) {
-            let (per_second, amplification, shared) =
+            let puts =
                 puts(arguments, store, runtime, clients, round * 2 + u64::from(clients > 1))?;
-            println!("{clients:>8} {per_second:>12.0} {amplification:>22.3} {shared:>16.1}");
-            *rate = per_second;
+            println!(
+                "{clients:>8} {:>12.0} {:>22.3} {:>18.3} {:>14.1}",
+                puts.per_second,
+                puts.log_bytes_per_user_byte,
+                puts.prepare_bytes_per_user_byte,
+                puts.per_write
+            );
+            *rate = puts.per_second;
         }
         ratios.push(rates[1] / rates[0]);
     }
@@ -136,25 +168,33 @@ fn group_commit(arguments: &Arguments, store: &Store, runtime: &Runtime) -> Resu
     Ok(())
 }
 
-fn reads_per_get(arguments: &Arguments, store: &Store, runtime: &Runtime) -> Result<(), esker::Error> {
+fn reads_per_get(
+    arguments: &Arguments,
+    store: &Store,
+    runtime: &Runtime,
+) -> Result<(), esker::Error> {
     const TASKS: u64 = 64;
     let (records, gets) = (arguments.records, arguments.gets);
     let value = vec![3; arguments.value_size];
-    let each = |count: u64, work: Arc<dyn Fn(u64, u64) -> Result<(), esker::Error> + Send + Sync>| {
-        let joins: Vec<_> = (0..TASKS)
-            .map(|task| {
-                let core = CoreId(u16::try_from(task % runtime.cores() as u64).unwrap_or(0));
-                let work = Arc::clone(&work);
-                runtime.spawn_on(core, move || {
-                    (task..count).step_by(TASKS as usize).try_for_each(|n| work(task, n))
+    let each =
+        |count: u64, work: Arc<dyn Fn(u64, u64) -> Result<(), esker::Error> + Send + Sync>| {
+            let joins: Vec<_> = (0..TASKS)
+                .map(|task| {
+                    let core = CoreId(u16::try_from(task % runtime.cores() as u64).unwrap_or(0));
+                    let work = Arc::clone(&work);
+                    runtime.spawn_on(core, move || {
+                        (task..count).step_by(TASKS as usize).try_for_each(|n| work(task, n))
+                    })
                 })
-            })
-            .collect();
-        joins.into_iter().try_for_each(|join: esker_trt::RemoteJoin<_>| join.join()?)
-    };
+                .collect();
+            joins.into_iter().try_for_each(|join: esker_trt::RemoteJoin<_>| join.join()?)
+        };
     let start = SystemClock.monotonic();
     let writer = store.clone();
-    each(records, Arc::new(move |_, n| writer.put(format!("user{n:010}").as_bytes(), &value).map(drop)))?;
+    each(
+        records,
+        Arc::new(move |_, n| writer.put(format!("user{n:010}").as_bytes(), &value).map(drop)),
+    )?;
     let loaded = SystemClock.monotonic();
     println!(
         "\n{records} records loaded ({} live, {:.0} PUT/s, durability none)",
@@ -165,13 +205,16 @@ fn reads_per_get(arguments: &Arguments, store: &Store, runtime: &Runtime) -> Res
     let (reader, misses) = (store.clone(), Arc::new(AtomicU64::new(0)));
     let missed = Arc::clone(&misses);
     let start = SystemClock.monotonic();
-    each(gets, Arc::new(move |task, n| {
-        let record = Rng::from_seed(task << 40 | n).below(records);
-        if reader.get(format!("user{record:010}").as_bytes())?.is_none() {
-            missed.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
-    }))?;
+    each(
+        gets,
+        Arc::new(move |task, n| {
+            let record = Rng::from_seed(task << 40 | n).below(records);
+            if reader.get(format!("user{record:010}").as_bytes())?.is_none() {
+                missed.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        }),
+    )?;
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
     let reads = store.stats().device.reads - before;
     println!(

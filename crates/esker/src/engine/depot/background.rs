@@ -83,9 +83,11 @@ impl Background {
 }
 
 impl Depot {
-    pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
-        // The first segments before the first write, the others as the log comes near.
-        self.prepare_ahead(SEGMENTS_AHEAD)?;
+    /// Starts the thread. `new` stores have their first segments readied before the first write.
+    pub(super) fn start_background(self: &Arc<Self>, new: bool) -> Result<()> {
+        if new {
+            self.prepare_ahead(SEGMENTS_AHEAD)?;
+        }
         let (store, background) = (Arc::downgrade(self), Arc::clone(&self.background));
         let period = match self.durability {
             Durability::Periodic(window) => window.min(IDLE_PERIOD),
