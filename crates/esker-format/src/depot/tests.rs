@@ -65,19 +65,31 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/depot.md");
     let page = std::fs::read_to_string(path).unwrap();
     let parts = [
-        ("table superblock", table!(superblock::Raw: magic "ESKDEPOT", format_version "u32",
+        (
+            "table superblock",
+            table!(superblock::Raw: magic "ESKDEPOT", format_version "u32",
             checksum "u32", store_id "16 bytes", hash_key "16 bytes", hash_mask "u64",
             device_size_bytes "u64", data_offset "u64", segment_size_bytes "u64",
             segment_count "u32", block_size_bytes "u32", generation "u64",
-            created_unix_seconds "u64", reserved "zeros")),
-        ("table segment header", table!(segment::Raw: magic "ESKS", checksum "u32",
+            created_unix_seconds "u64", reserved "zeros"),
+        ),
+        (
+            "table segment header",
+            table!(segment::Raw: magic "ESKS", checksum "u32",
             store_id "16 bytes", segment_id "u32", stream "u32", epoch "u64", salt "u64",
-            first_version "u64", clear_version "u64", reserved "zeros")),
-        ("table batch header", table!(batch::Raw: magic "ESKB", checksum "u32",
+            first_version "u64", clear_version "u64", reserved "zeros"),
+        ),
+        (
+            "table batch header",
+            table!(batch::Raw: magic "ESKB", checksum "u32",
             total_bytes "u32", payload_bytes "u32", record_count "u32", kind "u32",
-            first_version "u64", durable_version "u64", session "u64", reserved "zeros")),
-        ("table record header", table!(record::Raw: checksum "u32", key_size_less_one "u16",
-            kind "u8", marks "u8", value_size "u32", flags "u32", version "u64")),
+            first_version "u64", durable_version "u64", session "u64", reserved "zeros"),
+        ),
+        (
+            "table record header",
+            table!(record::Raw: checksum "u32", key_size_less_one "u16",
+            kind "u8", marks "u8", value_size "u32", flags "u32", version "u64"),
+        ),
         ("example", hex(&example()[..112])),
     ];
     let mut expected = page.clone();
@@ -244,7 +256,8 @@ fn random_bytes_never_panic_a_decoder() {
         accepted += usize::from(Batch::decode(&bytes, 512, PLACE, true).is_ok());
         accepted += usize::from(Record::decode(&bytes, Some(PLACE)).is_ok());
         accepted += usize::from(Superblock::decode(&bytes).is_ok());
-        accepted += usize::from(SegmentHeader::decode(&bytes, StoreId([0; 16]), SegmentId(0)).is_ok());
+        accepted +=
+            usize::from(SegmentHeader::decode(&bytes, StoreId([0; 16]), SegmentId(0)).is_ok());
         let _ = (Record::decode(&bytes, None), Record::peek_size(&bytes));
     }
     assert_eq!(accepted, 0);
