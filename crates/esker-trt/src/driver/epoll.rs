@@ -96,7 +96,7 @@ impl Epoll {
             let flags = event.flags;
             let (tag, key) = unpack(event.data.u64());
             if tag == TAG_SOCKET {
-                let bits = u32::try_from(flags.bits()).unwrap_or(0);
+                let bits = flags.bits();
                 events.push(Event::Socket { key, readiness: readiness(bits), ended: false });
             }
         }

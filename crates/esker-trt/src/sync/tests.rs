@@ -87,7 +87,7 @@ fn a_panic_with_the_lock_held_frees_it() {
             let _guard = other.lock();
             panic!("with the lock");
         });
-        assert_eq!(task.join().map(|()| ()).unwrap_err().kind(), ErrorKind::Panicked);
+        assert_eq!(task.join().unwrap_err().kind(), ErrorKind::Panicked);
         let held = value.lock();
         assert!(value.try_lock().is_none());
         *held
