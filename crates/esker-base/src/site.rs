@@ -31,6 +31,19 @@ pub enum SiteKind {
 }
 
 impl SiteKind {
+    /// Whether a device sees such a site pass.
+    #[must_use]
+    pub const fn is_media(self) -> bool {
+        matches!(
+            self,
+            SiteKind::Read
+                | SiteKind::Write
+                | SiteKind::DurableWrite
+                | SiteKind::Flush
+                | SiteKind::Fence
+        )
+    }
+
     /// Whether a mutant can turn such a site off.
     #[must_use]
     pub const fn can_be_disabled(self) -> bool {

@@ -99,8 +99,7 @@ impl Source<'_> {
             // A session may skip versions: those that the last one gave to writes that were lost.
             let continues = batch.header.first_version == end.next_version
                 || (batch.header.kind == BatchKind::Barrier
-                    && batch.header.first_version > end.next_version)
-                || sites::BATCH_VERSION.disabled();
+                    && batch.header.first_version > end.next_version);
             if !of_session || !continues {
                 break;
             }

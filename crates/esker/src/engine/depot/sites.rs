@@ -39,8 +39,6 @@ esker_base::sites! {
     pub WRITE_RESOLVED: Compare = "depot.write.resolved";
     /// A batch found in the log has the checksum of its place.
     pub BATCH_CHECKSUM: Checksum = "depot.batch.checksum";
-    /// A batch continues the versions of the one before.
-    pub BATCH_VERSION: Compare = "depot.batch.version";
     /// A batch belongs to the session of the last barrier.
     pub BATCH_SESSION: Compare = "depot.batch.session";
     /// The newer of two records of a key wins.

@@ -1,0 +1,308 @@
+//! Scenarios that an exploration by chance reaches too rarely: one for each subtle rule.
+//!
+//! Each builds the state that the rule is for and says in words what went wrong. They run with every
+//! crash exploration and with every mutant.
+
+use super::subject::{SEGMENT_SIZE, options};
+use esker::{Durability, ErrorKind, Options, Store};
+use esker_base::{Result, Site, SiteKind};
+use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker_media::{BlockDevice, BlockGeometry, Counters};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SIZE: u64 = 8192 + 12 * SEGMENT_SIZE;
+type Verdict = std::result::Result<(), String>;
+
+/// Runs them all, each in a simulation of its own.
+pub(crate) fn all() -> Verdict {
+    let scenarios: [(&str, fn() -> Verdict); 10] = [
+        ("sync makes durable", sync_makes_durable),
+        ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
+        ("a lost session cannot come back", a_lost_session_cannot_come_back),
+        ("a close vouches for the last batch", a_close_vouches_for_the_last_batch),
+        ("damage is no torn tail", damage_is_no_torn_tail),
+        ("a damaged record is an error", a_damaged_record_is_an_error),
+        ("equal hashes are told apart", equal_hashes_are_told_apart),
+        ("a slow read survives the reuse of its segment", a_slow_read_survives_reuse),
+        ("a slow write survives the reuse of its segment", a_slow_write_survives_reuse),
+        ("cleared records stay gone", cleared_records_stay_gone),
+    ];
+    for (name, scenario) in scenarios {
+        let report = esker_trt::sim::run(7, scenario);
+        match report.outcome {
+            Ok(verdict) => verdict.map_err(|words| format!("{name}: {words}"))?,
+            Err(error) => return Err(format!("{name}: {error}")),
+        }
+    }
+    Ok(())
+}
+
+fn device(initial: Initial) -> Arc<SimBlock> {
+    Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 7).initial(initial)))
+}
+
+fn open(device: &Arc<SimBlock>, options: &Options) -> std::result::Result<Store, String> {
+    Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, options)
+        .map_err(|error| format!("open: {error}"))
+}
+
+/// What is on the medium if the power fails now and nothing survives that need not.
+fn cut(device: &SimBlock) -> Image {
+    let trace = device.trace();
+    let mut replay = trace.replay();
+    replay.advance_to(u64::MAX);
+    // The first state of a point is the one in which nothing pending survives.
+    let image = replay.states(4, 0).next().map(|state| state.image());
+    image.unwrap_or_else(|| device.image())
+}
+
+fn expect(store: &Store, key: &str, value: Option<&[u8]>) -> Verdict {
+    match store.get(key.as_bytes()) {
+        Ok(found) if found.as_deref() == value => Ok(()),
+        Ok(found) => Err(format!(
+            "{key} holds {:?} bytes, expected {:?}",
+            found.map(|value| value.len()),
+            value.map(<[u8]>::len)
+        )),
+        Err(error) => Err(format!("{key}: {error}")),
+    }
+}
+
+fn put(store: &Store, key: &str, value: &[u8]) -> Verdict {
+    store.put(key.as_bytes(), value).map(drop).map_err(|error| format!("put {key}: {error}"))
+}
+
+fn words(error: esker::Error) -> String {
+    error.to_string()
+}
+
+fn flip(device: &SimBlock, offset: u64) -> Verdict {
+    const SITE: Site = Site::new("scenario.damage", SiteKind::DurableWrite);
+    let mut block = [0; 512];
+    device.read_at(SITE, offset / 512 * 512, &mut block).map_err(words)?;
+    block[usize::try_from(offset % 512).unwrap_or(0)] ^= 16;
+    device.write_durable_at(SITE, offset / 512 * 512, &[IoSlice::new(&block)]).map_err(words)
+}
+
+/// Device offset of a value's bytes.
+fn find(device: &SimBlock, value: &[u8]) -> std::result::Result<u64, String> {
+    let bytes = device.image().to_vec();
+    let place = bytes.windows(value.len()).position(|window| window == value);
+    place.map(|place| place as u64).ok_or_else(|| "the value is not on the device".to_owned())
+}
+
+fn without_flushes() -> Options {
+    let mut options = options(u64::MAX, false);
+    options.durability = Durability::None;
+    options
+}
+
+fn sync_makes_durable() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &without_flushes())?;
+    put(&store, "a", b"1")?;
+    store.sync().map_err(words)?;
+    let survived = self::device(Initial::Recycled(cut(&device)));
+    expect(&open(&survived, &options(u64::MAX, false))?, "a", Some(b"1"))
+}
+
+/// The process ends, the machine goes on, the store is opened and read; then the power fails.
+fn recovery_makes_durable_what_it_shows() -> Verdict {
+    let device = device(Initial::Zeros);
+    let ended = open(&device, &without_flushes())?;
+    put(&ended, "a", b"1")?;
+    let store = open(&device, &options(u64::MAX, false))?;
+    expect(&store, "a", Some(b"1"))?;
+    let survived = self::device(Initial::Recycled(cut(&device)));
+    expect(&open(&survived, &options(u64::MAX, false))?, "a", Some(b"1"))
+}
+
+/// A session without flushes loses its first batch and keeps the second; the next session's first
+/// batch, with its barrier, ends exactly where the lost session's second one begins.
+fn a_lost_session_cannot_come_back() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &without_flushes())?;
+    put(&store, "kept", b"0")?;
+    store.sync().map_err(words)?;
+    let before = device.image();
+    put(&store, "lost", &[1; 600])?;
+    put(&store, "stale", b"2")?;
+    // The first batch (two blocks) is lost, the second one is kept.
+    let mut survived = device.image();
+    let lost = find(&device, &[1; 600])? / 512 * 512;
+    let mut old = [0; 1024];
+    before.read(lost, &mut old);
+    survived.write(lost, &old);
+    let device = self::device(Initial::Recycled(survived));
+    let store = open(&device, &options(u64::MAX, false))?;
+    expect(&store, "stale", None)?;
+    put(&store, "new", b"3")?;
+    let device = self::device(Initial::Recycled(cut(&device)));
+    let store = open(&device, &options(u64::MAX, false))?;
+    expect(&store, "kept", Some(b"0"))?;
+    expect(&store, "new", Some(b"3"))?;
+    expect(&store, "stale", None)
+}
+
+fn a_close_vouches_for_the_last_batch() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(u64::MAX, false))?;
+    put(&store, "a", b"first value")?;
+    put(&store, "a", b"second value")?;
+    store.close().map_err(words)?;
+    let device = self::device(Initial::Recycled(cut(&device)));
+    flip(&device, find(&device, b"second value")?)?;
+    match open(&device, &options(u64::MAX, false)) {
+        Err(words) if words.contains("missing") => Ok(()),
+        Err(words) => Err(format!("refused for another reason: {words}")),
+        Ok(_) => Err("the last value was damaged, and nobody noticed".to_owned()),
+    }
+}
+
+fn damage_is_no_torn_tail() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(u64::MAX, false))?;
+    put(&store, "a", b"value of a")?;
+    put(&store, "b", b"value of b")?;
+    put(&store, "c", b"value of c")?;
+    let device = self::device(Initial::Recycled(cut(&device)));
+    flip(&device, find(&device, b"value of a")?)?;
+    match open(&device, &options(u64::MAX, false)) {
+        Err(_) => Ok(()),
+        Ok(_) => Err("a batch was damaged, and recovery dropped what follows it".to_owned()),
+    }
+}
+
+fn a_damaged_record_is_an_error() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(u64::MAX, false))?;
+    put(&store, "a", b"value of a")?;
+    flip(&device, find(&device, b"value of a")?)?;
+    match store.get(b"a") {
+        Err(error) if error.kind() == ErrorKind::Corrupted => Ok(()),
+        other => Err(format!("a damaged record was read as {other:?}")),
+    }
+}
+
+fn equal_hashes_are_told_apart() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(0, false))?;
+    put(&store, "a", b"1")?;
+    put(&store, "b", b"2")?;
+    put(&store, "c", b"3")?;
+    put(&store, "a", b"4")?;
+    store.delete(b"b").map_err(words)?;
+    for _ in 0..2 {
+        let store = open(&device, &options(0, false))?;
+        expect(&store, "a", Some(b"4"))?;
+        expect(&store, "b", None)?;
+        expect(&store, "c", Some(b"3"))?;
+        expect(&store, "d", None)?;
+    }
+    Ok(())
+}
+
+/// A device whose next read of a record takes long.
+#[derive(Debug)]
+struct Slow {
+    inner: Arc<SimBlock>,
+    armed: AtomicBool,
+}
+
+impl BlockDevice for Slow {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn geometry(&self) -> BlockGeometry {
+        self.inner.geometry()
+    }
+    fn report(&self) -> String {
+        self.inner.report()
+    }
+    fn counters(&self) -> Counters {
+        self.inner.counters()
+    }
+    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let slow = site == esker::sites::depot::RECORD_READ && self.armed.swap(false, Ordering::SeqCst);
+        if slow {
+            esker_trt::sleep(Duration::from_secs(10));
+        }
+        self.inner.read_at(site, offset, buf)
+    }
+    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.inner.write_at(site, offset, bufs)
+    }
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.inner.write_durable_at(site, offset, bufs)
+    }
+    fn flush(&self, site: Site) -> Result<()> {
+        self.inner.flush(site)
+    }
+    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.discard(site, offset, length)
+    }
+    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.prepare(site, offset, length)
+    }
+}
+
+/// A store in which a task does `slow` on key `a` with a slow first read, while another overwrites
+/// everything until the segment of that read holds other records.
+fn beside_reuse<T: 'static>(
+    slow: impl FnOnce(&Store) -> std::result::Result<T, String> + 'static,
+) -> std::result::Result<(T, Store), String> {
+    let device =
+        Arc::new(Slow { inner: device(Initial::Zeros), armed: AtomicBool::new(false) });
+    let store = Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options(u64::MAX, false))
+        .map_err(words)?;
+    put(&store, "a", b"old value of a")?;
+    device.armed.store(true, Ordering::SeqCst);
+    let shared = store.clone();
+    let task = esker_trt::spawn(move || slow(&shared));
+    esker_trt::yield_now();
+    while device.armed.load(Ordering::SeqCst) {
+        esker_trt::yield_now();
+    }
+    for round in 0..200_u32 {
+        put(&store, "a", format!("new value of a {round}").as_bytes())?;
+        put(&store, "b", &[7; 300])?;
+    }
+    let result = task.join().map_err(|error| error.to_string())??;
+    Ok((result, store))
+}
+
+fn a_slow_read_survives_reuse() -> Verdict {
+    let (found, _) = beside_reuse(|store| {
+        let found = store.get(b"a").map_err(words)?;
+        Ok(found.map(|value| value.to_vec()))
+    })?;
+    match found {
+        Some(value) if value == b"new value of a 199" => Ok(()),
+        other => Err(format!("the slow read found {other:?}")),
+    }
+}
+
+fn a_slow_write_survives_reuse() -> Verdict {
+    let ((), store) = beside_reuse(|store| put(store, "a", b"slow value of a"))?;
+    expect(&store, "a", Some(b"slow value of a"))?;
+    let items = store.iter().collect::<Result<Vec<_>>>().map_err(words)?;
+    if items.len() != 2 || store.stats().items != 2 {
+        return Err(format!("{} items of 2 after the slow write", items.len()));
+    }
+    let report = store.check().map_err(words)?;
+    report.problems.first().map_or(Ok(()), |problem| Err(problem.clone()))
+}
+
+fn cleared_records_stay_gone() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(u64::MAX, false))?;
+    put(&store, "a", b"1")?;
+    store.clear().map_err(words)?;
+    put(&store, "b", b"2")?;
+    let store = open(&device, &options(u64::MAX, false))?;
+    expect(&store, "a", None)?;
+    expect(&store, "b", Some(b"2"))
+}

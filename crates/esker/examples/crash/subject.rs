@@ -1,0 +1,120 @@
+//! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
+
+use esker::{Attributes, Condition, Options, Outcome, PutOptions, Result, Store};
+use esker_base::clock::ManualClock;
+use esker_base::{Error, ErrorKind};
+use esker_media::BlockDevice;
+use esker_testkit::explore::{Config, Subject};
+use esker_testkit::generator::{Entry, Limits, Op, When};
+use esker_testkit::model::{Map, Reply};
+use std::sync::Arc;
+
+/// Size of a segment in bytes: eight blocks, so that a few writes fill it.
+pub(crate) const SEGMENT_SIZE: u64 = 4096;
+/// Wall time of the simulations, in seconds.
+const NOW: u64 = 1_800_000_000;
+
+/// A `depot` with a hash of some bits.
+#[derive(Clone, Debug)]
+pub(crate) struct Depot {
+    pub(crate) hash_mask: u64,
+}
+
+/// Options of a store in a simulation.
+pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
+    let mut options = Options::new("");
+    options.clock = Arc::new(ManualClock::new(NOW));
+    options.format = format;
+    options.index_entries = Some(256);
+    // Each open draws its own salts, as outside simulations, but from the simulation's seed.
+    options.testing.seed = Some(esker_trt::sim::random(u64::MAX).unwrap_or(1));
+    options.testing.segment_size_bytes = Some(SEGMENT_SIZE);
+    options.testing.hash_mask = hash_mask;
+    options.testing.background = false;
+    options
+}
+
+/// Geometry of an exploration.
+pub(crate) fn config() -> Config {
+    Config {
+        size_bytes: 8192 + 12 * SEGMENT_SIZE,
+        limits: Limits {
+            value_size_bytes_max: 1500,
+            segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
+            ..Limits::default()
+        },
+        ..Config::default()
+    }
+}
+
+fn attributes(entry: &Entry) -> Attributes {
+    let expires_at = (entry.expires_at != 0).then_some(NOW + entry.expires_at);
+    Attributes { flags: entry.flags, expires_at }
+}
+
+fn entry(value: &esker::Value) -> Entry {
+    let attributes = value.attributes();
+    Entry {
+        bytes: value.to_vec(),
+        flags: attributes.flags,
+        expires_at: attributes.expires_at.map_or(0, |at| at - NOW),
+    }
+}
+
+impl Subject for Depot {
+    type Store = Store;
+
+    fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
+        Store::open_on(device, &options(self.hash_mask, fresh))
+    }
+
+    fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
+        Ok(match op {
+            Op::Put(key, value) => {
+                let attributes = attributes(value);
+                let options = PutOptions { attributes, condition: Condition::Always };
+                store.put_with(key, &value.bytes, options)?;
+                Reply::Done
+            }
+            Op::PutIf(key, value, when) => {
+                let condition = match when {
+                    When::Absent => Condition::Absent,
+                    When::Present => Condition::Present,
+                };
+                let options = PutOptions { attributes: attributes(value), condition };
+                let outcome = store.put_with(key, &value.bytes, options)?;
+                Reply::Was(matches!(outcome, Outcome::Stored(_)))
+            }
+            Op::Get(key) => Reply::Found(store.get(key)?.as_ref().map(entry)),
+            Op::Delete(key) => Reply::Was(store.delete(key)?),
+            Op::Clear => {
+                store.clear()?;
+                Reply::Done
+            }
+            Op::Sync => {
+                store.sync()?;
+                Reply::Done
+            }
+            Op::Iterate => Reply::All(self.dump(store)?),
+            Op::Check => {
+                let report = store.check()?;
+                match report.problems.first() {
+                    None => Reply::Done,
+                    Some(problem) => {
+                        return Err(Error::new(ErrorKind::Corrupted, "check store")
+                            .context(problem.clone()));
+                    }
+                }
+            }
+            Op::Batch(_) | Op::Reopen => Reply::Refused,
+        })
+    }
+
+    fn dump(&self, store: &Store) -> Result<Map> {
+        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+    }
+
+    fn close(&self, store: Store) -> Result<()> {
+        store.close()
+    }
+}
