@@ -1,1 +1,415 @@
-//! x
+//! Crash explorer: a workload once, then a recovery from every state that a power cut may leave.
+//!
+//! For each seed a workload of several tasks runs in a simulation on a recording device, half of the
+//! time and more on recycled media. At every point before and after each call the explorer
+//! enumerates the states of a crash there, lets the store recover from each, and asks the model
+//! whether it may hold what it holds. Then it recovers again and compares, appends operations,
+//! cuts the power and recovers once more; and, for some, crashes inside the recovery, to a depth.
+//!
+//! # Invariants
+//! - I1: everything follows from the seed and the configuration; a [`Violation`] names seed, points
+//!   and states, and [`Explorer::seed`] finds it again.
+//! - I2: a state is recovered once per trace and judged at every point at which it may occur.
+//!
+//! # Concurrency
+//! Seeds run in parallel on threads; each seed is one thread's.
+
+use crate::generator::{Limits, Op, Weights};
+use crate::model::{Allowed, Map, Oracle, Reply};
+use esker_base::rng::Rng;
+use esker_base::{Error, ErrorKind, Result};
+use esker_media::BlockDevice;
+use esker_media::sim::{Image, Replay, Trace};
+use parking_lot::Mutex;
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+mod report;
+mod run;
+
+pub use report::{Report, Violation};
+use run::{Recovery, Workload};
+
+/// A store under test: how to open it and what to do with it. All calls run inside a simulation,
+/// on one thread.
+pub trait Subject: Clone + Send + Sync + 'static {
+    /// The open store.
+    type Store: 'static;
+
+    /// Opens the store on `device`; `fresh`: formats it first, whatever is there.
+    ///
+    /// # Errors
+    /// The store's. On a device that holds the end of an acknowledged history an error counts as
+    /// a violation.
+    fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Self::Store>;
+
+    /// Does `op`. Several tasks call at once. [`Op::Reopen`] never comes here.
+    ///
+    /// # Errors
+    /// The store's; [`reply_of`] says what they mean.
+    fn apply(&self, store: &Self::Store, op: &Op) -> Result<Reply>;
+
+    /// Everything that the store holds.
+    ///
+    /// # Errors
+    /// The store's.
+    fn dump(&self, store: &Self::Store) -> Result<Map>;
+
+    /// Closes the store in an orderly way.
+    ///
+    /// # Errors
+    /// The store's.
+    fn close(&self, store: Self::Store) -> Result<()> {
+        drop(store);
+        Ok(())
+    }
+}
+
+/// What a failed call means for the model: refused without effect, or unknown.
+#[must_use]
+pub fn reply_of(result: Result<Reply>) -> Reply {
+    match result {
+        Ok(reply) => reply,
+        Err(error) => match error.kind() {
+            ErrorKind::NoSpace
+            | ErrorKind::InvalidArgument
+            | ErrorKind::ReadOnly
+            | ErrorKind::Unsupported
+            | ErrorKind::Closed => Reply::Refused,
+            _ => Reply::Unknown,
+        },
+    }
+}
+
+/// Size and effort of an exploration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Size of the device in bytes. Small: that is how reuse and wrap-around occur.
+    pub size_bytes: u64,
+    /// Block size of the device in bytes.
+    pub block_size_bytes: u32,
+    /// Unit that a crash keeps or loses whole, in bytes.
+    pub tear_size_bytes: u32,
+    /// Most tasks of a workload; each seed has 1 to so many.
+    pub tasks_max: u64,
+    /// Operations of all tasks together.
+    pub op_count: u64,
+    /// Odds of operations.
+    pub weights: Weights,
+    /// Keys and values.
+    pub limits: Limits,
+    /// Most states of a point that has more than can be enumerated.
+    pub states_per_point: usize,
+    /// One state of so many is followed by more operations and another cut; 0: none.
+    pub follow_up_one_in: u64,
+    /// One state of so many is crashed again inside its recovery; 0: none.
+    pub nested_one_in: u64,
+    /// Depth of crashes inside recoveries, counted from 1 for the first crash.
+    pub depth_max: usize,
+    /// Points and states per point tried in one crashed recovery.
+    pub nested_points: usize,
+    /// Most violations of one seed before it is given up.
+    pub violations_max: usize,
+    /// Only this crash point, to look at one violation.
+    pub only_point: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            size_bytes: 64 << 10,
+            block_size_bytes: 512,
+            tear_size_bytes: 512,
+            tasks_max: 4,
+            op_count: 60,
+            weights: Weights::USUAL,
+            limits: Limits::default(),
+            states_per_point: 40,
+            follow_up_one_in: 4,
+            nested_one_in: 16,
+            depth_max: 3,
+            nested_points: 6,
+            violations_max: 3,
+            only_point: None,
+        }
+    }
+}
+
+/// Explores crashes of one kind of store.
+#[derive(Clone, Debug)]
+pub struct Explorer<S> {
+    subject: S,
+    config: Config,
+}
+
+/// A recovery's result as it is kept: the map, or why there is none.
+type Outcome = std::result::Result<Map, String>;
+
+/// One seed under way.
+struct Seed<'e, S> {
+    explorer: &'e Explorer<S>,
+    seed: u64,
+    report: Report,
+    distinct: HashSet<u128>,
+    recovered: HashMap<u128, Rc<Outcome>>,
+    rng: Rng,
+}
+
+impl<S: Subject> Explorer<S> {
+    /// An explorer.
+    #[must_use]
+    pub fn new(subject: S, config: Config) -> Self {
+        Explorer { subject, config }
+    }
+
+    /// Explores every seed of the range on `threads` threads. Ranges can be explored in pieces:
+    /// their reports add up ([`Report::merge`]).
+    ///
+    /// # Panics
+    /// If a thread of the explorer itself panics.
+    #[must_use]
+    pub fn seeds(&self, seeds: Range<u64>, threads: usize) -> Report {
+        let next = AtomicU64::new(seeds.start);
+        let total = Mutex::new(Report::default());
+        std::thread::scope(|scope| {
+            for _ in 0..threads.max(1) {
+                scope.spawn(|| {
+                    loop {
+                        let seed = next.fetch_add(1, Ordering::Relaxed);
+                        if seed >= seeds.end {
+                            break;
+                        }
+                        let report = self.seed(seed);
+                        total.lock().merge(&report);
+                    }
+                });
+            }
+        });
+        total.into_inner()
+    }
+
+    /// Explores one seed.
+    #[must_use]
+    pub fn seed(&self, seed: u64) -> Report {
+        let workload = run::workload(&self.subject, &self.config, seed);
+        let mut state = Seed {
+            explorer: self,
+            seed,
+            report: Report::default(),
+            distinct: HashSet::new(),
+            recovered: HashMap::new(),
+            rng: Rng::from_seed(seed ^ 0x6A09_E667_F3BC_C908),
+        };
+        state.explore(&workload);
+        // One seed of so many is run twice: the same seed must do the same.
+        if seed.is_multiple_of(64) {
+            let again = run::workload(&self.subject, &self.config, seed);
+            state.report.replays_compared += 1;
+            if (again.trace.hash(), again.sim_hash) != (workload.trace.hash(), workload.sim_hash) {
+                state.violation(&[], "the same seed ran differently a second time".to_owned());
+            }
+        }
+        state.report
+    }
+}
+
+impl<S: Subject> Seed<'_, S> {
+    fn violation(&mut self, path: &[(u64, u64)], what: String) {
+        let violation = Violation { seed: self.seed, path: path.to_vec(), what };
+        self.report.violations.push(violation);
+    }
+
+    fn is_over(&self) -> bool {
+        self.report.violations.len() >= self.explorer.config.violations_max
+    }
+
+    fn explore(&mut self, workload: &Workload) {
+        self.report.seeds = 1;
+        self.report.recycled = u64::from(workload.recycled);
+        self.report.operations = workload.history.len() as u64;
+        self.report.visits.merge(workload.trace.visits());
+        if let Err(words) = &workload.outcome {
+            self.violation(&[], format!("without any crash: {words}"));
+            return;
+        }
+        let mut oracle = Oracle::new(&workload.history);
+        let mut allowed: Option<(u64, Allowed)> = None;
+        let mut judged = HashSet::new();
+        let mut replay = workload.trace.replay();
+        loop {
+            let point = replay.position();
+            if let Err(words) = oracle.advance_to(point) {
+                self.violation(&[(point, 0)], format!("without any crash: {words}"));
+                return;
+            }
+            let opened = point >= workload.opened_at;
+            let version = if opened { oracle.version() + 1 } else { 0 };
+            if allowed.as_ref().is_none_or(|(known, _)| *known != version) {
+                match oracle.allowed() {
+                    Ok(now) => allowed = Some((version, now)),
+                    Err(words) => {
+                        self.violation(&[(point, 0)], format!("cannot judge: {words}"));
+                        return;
+                    }
+                }
+            }
+            let only = self.explorer.config.only_point;
+            if let Some((_, allowed)) = &allowed
+                && only.is_none_or(|only| only == point)
+            {
+                let judge = opened.then_some(allowed);
+                self.point(&replay, workload, judge, version, &mut judged);
+            }
+            if self.is_over() || !replay.step() {
+                break;
+            }
+        }
+        // A reply at the very end.
+        if let Err(words) = oracle.advance_to(u64::MAX) {
+            self.violation(&[], format!("without any crash: {words}"));
+        }
+        self.report.distinct_states += self.distinct.len() as u64;
+    }
+
+    /// Every state of one crash point. `allowed` is `None` before the store was first opened: then
+    /// nothing but a panic is wrong.
+    fn point(
+        &mut self,
+        replay: &Replay<'_>,
+        workload: &Workload,
+        allowed: Option<&Allowed>,
+        version: u64,
+        judged: &mut HashSet<(u128, u64)>,
+    ) {
+        let config = &self.explorer.config;
+        let point = replay.position();
+        let sites = [replay.last_site(), replay.next_site()];
+        let states = replay.states(config.states_per_point, self.seed ^ point);
+        self.report.points += 1;
+        self.report.exhaustive_points += u64::from(states.is_exhaustive());
+        for (state, number) in states.zip(0_u64..) {
+            self.report.states += 1;
+            let hash = state.hash();
+            let is_new = self.distinct.insert(hash);
+            for site in sites.into_iter().flatten() {
+                self.report.cover(site.name());
+            }
+            if !judged.insert((hash, version)) {
+                continue;
+            }
+            let path = [(point, number)];
+            let one_in = |rng: &mut Rng, count: u64| count > 0 && rng.chance(1, count);
+            let follow_up =
+                is_new && allowed.is_some() && { one_in(&mut self.rng, config.follow_up_one_in) };
+            let nested =
+                is_new && config.depth_max > 1 && { one_in(&mut self.rng, config.nested_one_in) };
+            let known = self.recovered.get(&hash).cloned();
+            let outcome = match known {
+                Some(outcome) if !follow_up && !nested => outcome,
+                _ => {
+                    let recovery = self.recover(state.image(), hash, nested, follow_up);
+                    if let Err(words) = &recovery.follow_up {
+                        self.violation(&path, format!("{words} [{}]", state.describe()));
+                    }
+                    if let Some(trace) = &recovery.trace {
+                        self.nested(trace, &recovery, allowed, &path);
+                    }
+                    Rc::new(recovery.outcome)
+                }
+            };
+            self.recovered.entry(hash).or_insert_with(|| Rc::clone(&outcome));
+            if let Some(words) = judge(&outcome, allowed, workload.recycled) {
+                let after = sites.first().copied().flatten();
+                let place =
+                    after.map_or("at the start".to_owned(), |site| format!("after {site:?}"));
+                self.violation(&path, format!("{words} [crash {place}; {}]", state.describe()));
+            }
+            if self.is_over() {
+                return;
+            }
+        }
+    }
+
+    fn recover(&mut self, image: Image, hash: u128, record: bool, follow_up: bool) -> Recovery {
+        self.report.recoveries += 1 + 2 * u64::from(follow_up);
+        let low = u64::try_from(hash & u128::from(u64::MAX)).unwrap_or(0);
+        let explorer = self.explorer;
+        let seed = self.seed ^ low;
+        let recovery =
+            run::recover(&explorer.subject, &explorer.config, image, seed, record, follow_up);
+        self.report.visits.merge(&recovery.visits);
+        recovery
+    }
+
+    /// Crashes inside a recovery, at some of its points, each in some states.
+    fn nested(
+        &mut self,
+        trace: &Trace,
+        recovery: &Recovery,
+        allowed: Option<&Allowed>,
+        path: &[(u64, u64)],
+    ) {
+        let config = &self.explorer.config;
+        let tries = config.nested_points;
+        let stride = trace.len().div_ceil(tries.max(1)).max(1);
+        let offset = self.rng.index(stride);
+        let mut replay = trace.replay();
+        let mut index = 0;
+        loop {
+            let point = replay.position();
+            if index % stride == offset || index == trace.len() {
+                // Once the recovered content was seen, it is what every later recovery must find.
+                let seen = (point >= recovery.dumped_at)
+                    .then(|| recovery.outcome.as_ref().ok().map(Allowed::exactly))
+                    .flatten();
+                let judge_by = if allowed.is_some() { seen.as_ref().or(allowed) } else { None };
+                for (state, number) in replay.states(tries, self.seed ^ point).take(tries).zip(0..)
+                {
+                    self.report.nested_states += 1;
+                    let deeper = path.len() + 1 < config.depth_max && self.rng.chance(1, 3);
+                    let inner = self.recover(state.image(), state.hash(), deeper, false);
+                    let path = [path, &[(point, number)]].concat();
+                    if let Some(words) = judge(&inner.outcome, judge_by, true) {
+                        let describe = state.describe();
+                        self.violation(&path, format!("in recovery: {words} [{describe}]"));
+                    }
+                    if let Some(trace) = &inner.trace {
+                        self.nested(trace, &inner, judge_by, &path);
+                    }
+                    if self.is_over() {
+                        return;
+                    }
+                }
+            }
+            index += 1;
+            if !replay.step() {
+                break;
+            }
+        }
+    }
+}
+
+/// What is wrong with a recovery's outcome, if anything is.
+fn judge(outcome: &Outcome, allowed: Option<&Allowed>, recycled: bool) -> Option<String> {
+    match (outcome, allowed) {
+        (Ok(map), Some(allowed)) => allowed.check(map).err(),
+        (Err(words), Some(_)) => Some(format!("recovery failed: {words}")),
+        (Err(words), None) => words.contains(run::PANICKED).then(|| words.clone()),
+        // Before the format was done, an older store of recycled media may still be there.
+        (Ok(map), None) => {
+            let invented = !recycled && !map.is_empty();
+            invented.then(|| "a device that was never formatted holds keys".to_owned())
+        }
+    }
+}
+
+/// An error of the kit itself.
+pub(crate) fn wrong(context: String) -> Error {
+    Error::new(ErrorKind::Corrupted, "explore crashes").context(context)
+}
+
+#[cfg(test)]
+mod tests;

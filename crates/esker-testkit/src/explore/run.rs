@@ -1,0 +1,264 @@
+//! The simulations of an exploration: one workload, and one recovery.
+
+use super::{Config, Outcome, Subject, reply_of, wrong};
+use crate::generator::{Generator, Op};
+use crate::model::{Allowed, History, Map, Model, Reply};
+use esker_base::rng::Rng;
+use esker_base::{ErrorKind, Result};
+use esker_media::BlockDevice;
+use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions, SiteVisits, Trace};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Begin of the words about a panic.
+pub(super) const PANICKED: &str = "panicked";
+/// Operations after a recovery, before the next cut.
+const FOLLOW_UP_OPS: usize = 10;
+
+/// What a workload did.
+pub(super) struct Workload {
+    pub(super) trace: Trace,
+    pub(super) history: History,
+    /// Position at which the fresh store was open.
+    pub(super) opened_at: u64,
+    pub(super) recycled: bool,
+    pub(super) sim_hash: u64,
+    pub(super) outcome: std::result::Result<(), String>,
+}
+
+/// What a recovery did.
+pub(super) struct Recovery {
+    pub(super) outcome: Outcome,
+    /// Position at which the content had been read.
+    pub(super) dumped_at: u64,
+    /// The recording up to there, if it was asked for.
+    pub(super) trace: Option<Trace>,
+    pub(super) follow_up: std::result::Result<(), String>,
+    pub(super) visits: SiteVisits,
+}
+
+fn device_options(config: &Config, seed: u64) -> SimBlockOptions {
+    let mut options = SimBlockOptions::new(config.size_bytes, seed);
+    options.block_size_bytes = config.block_size_bytes;
+    options.tear_size_bytes = config.tear_size_bytes;
+    options
+}
+
+fn words(error: &esker_base::Error) -> String {
+    if error.kind() == ErrorKind::Panicked {
+        return format!("{PANICKED}: {error}");
+    }
+    error.to_string()
+}
+
+/// Runs the workload of `seed`. More than half of the seeds begin on what another left behind.
+pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> Workload {
+    let mut rng = Rng::from_seed(seed ^ 0xBB67_AE85_84CA_A73B);
+    let initial = match rng.below(10) {
+        0 => Initial::Zeros,
+        1 => Initial::Ones,
+        2 => Initial::Random,
+        number => {
+            // What is left of another run: its content at a crash somewhere, or at its end.
+            let earlier = run_tasks(subject, config, rng.next_u64(), Initial::Zeros);
+            let mut replay = earlier.trace.replay();
+            let end = earlier.trace.points().last().unwrap_or(0);
+            replay.advance_to(if number < 6 { rng.below(end + 1) } else { end });
+            Initial::Recycled(replay.random_state(rng.next_u64()).image())
+        }
+    };
+    run_tasks(subject, config, seed, initial)
+}
+
+/// What the tasks of a workload share.
+struct Shared<S: Subject> {
+    subject: S,
+    device: Arc<SimBlock>,
+    store: RefCell<Option<Rc<S::Store>>>,
+    history: RefCell<History>,
+}
+
+impl<S: Subject> Shared<S> {
+    fn step(&self, op: Op) -> Result<()> {
+        let id = self.history.borrow_mut().begin(self.device.position(), op.clone());
+        let reply = if op == Op::Reopen {
+            self.reopen()?;
+            Reply::Done
+        } else {
+            let store = self.store.borrow().clone();
+            let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
+            reply_of(self.subject.apply(&store, &op))
+        };
+        if op == Op::Check && reply != Reply::Done {
+            return Err(wrong("the store's own check failed".to_owned()));
+        }
+        self.history.borrow_mut().end(self.device.position(), id, reply);
+        Ok(())
+    }
+
+    fn reopen(&self) -> Result<()> {
+        if let Some(store) = self.store.borrow_mut().take() {
+            let store = Rc::try_unwrap(store);
+            let store = store.map_err(|_| wrong("a reopen beside other tasks".to_owned()))?;
+            self.subject.close(store)?;
+        }
+        let device = Arc::clone(&self.device) as Arc<dyn BlockDevice>;
+        let store = self.subject.open(device, false)?;
+        *self.store.borrow_mut() = Some(Rc::new(store));
+        Ok(())
+    }
+}
+
+fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initial) -> Workload {
+    let recycled = matches!(initial, Initial::Recycled(_));
+    let device = Arc::new(SimBlock::new(device_options(config, seed).initial(initial)));
+    let tasks = 1 + Rng::from_seed(seed).below(config.tasks_max.max(1));
+    let shared_device = Arc::clone(&device);
+    let subject = subject.clone();
+    let limits = config.limits;
+    let mut weights = config.weights;
+    if tasks > 1 {
+        weights.reopen = 0;
+    }
+    let per_task = config.op_count.div_ceil(tasks);
+    let history = Arc::new(parking_lot::Mutex::new((History::default(), u64::MAX)));
+    let kept = Arc::clone(&history);
+    let report = esker_trt::sim::run(seed, move || -> Result<()> {
+        let device = Arc::clone(&shared_device) as Arc<dyn BlockDevice>;
+        let store = subject.open(device, true)?;
+        let opened_at = shared_device.position();
+        let shared = Rc::new(Shared {
+            subject,
+            device: shared_device,
+            store: RefCell::new(Some(Rc::new(store))),
+            history: RefCell::default(),
+        });
+        let handles: Vec<_> = (0..tasks)
+            .map(|stream| {
+                let shared = Rc::clone(&shared);
+                let mut generator = Generator::new(seed, stream, weights, limits);
+                esker_trt::spawn(move || -> Result<()> {
+                    for _ in 0..per_task {
+                        shared.step(generator.next_op())?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let mut result = Ok(());
+        for handle in handles {
+            result = result.and(handle.join().flatten());
+        }
+        *kept.lock() = (shared.history.borrow().clone(), opened_at);
+        result
+    });
+    let (history, opened_at) = std::mem::take(&mut *history.lock());
+    Workload {
+        trace: device.trace(),
+        history,
+        opened_at,
+        recycled,
+        sim_hash: report.trace_hash,
+        outcome: report.outcome.flatten().map_err(|error| words(&error)),
+    }
+}
+
+/// Opens the store on `image` and reads everything; then, if asked for, recovers again, goes on,
+/// cuts the power and recovers once more.
+pub(super) fn recover<S: Subject>(
+    subject: &S,
+    config: &Config,
+    image: Image,
+    seed: u64,
+    record: bool,
+    follow_up: bool,
+) -> Recovery {
+    let attach = move |config: &Config, image: Image, seed: u64, record: bool| {
+        let mut options = device_options(config, seed).initial(Initial::Recycled(image));
+        options.record = record;
+        Arc::new(SimBlock::new(options))
+    };
+    let device = attach(config, image, seed, record);
+    let (subject, config) = (subject.clone(), config.clone());
+    let inside = Arc::clone(&device);
+    let report = esker_trt::sim::run(seed, move || -> Result<(Map, u64, Option<Trace>, _)> {
+        let (map, store) = open_and_dump(&subject, &inside)?;
+        let dumped_at = inside.position();
+        let trace = record.then(|| inside.trace());
+        drop(store);
+        let follow_up = if follow_up {
+            let second = attach(&config, inside.image(), seed ^ 1, true);
+            go_on(&subject, &config, &second, &map, seed).map(Some).map_err(|error| words(&error))
+        } else {
+            Ok(None)
+        };
+        // The last cut: whatever the operations left pending, in one of its states.
+        let follow_up = follow_up.and_then(|done| {
+            let Some((image, expected)) = done else { return Ok(()) };
+            let third = attach(&config, image, seed ^ 2, false);
+            let (found, _) = open_and_dump(&subject, &third)
+                .map_err(|error| format!("recovery after more operations: {}", words(&error)))?;
+            Allowed::exactly(&expected)
+                .check(&found)
+                .map_err(|words| format!("after more operations and another cut: {words}"))
+        });
+        Ok((map, dumped_at, trace, follow_up))
+    });
+    let visits = device.visits();
+    match report.outcome.flatten() {
+        Ok((map, dumped_at, trace, follow_up)) => {
+            Recovery { outcome: Ok(map), dumped_at, trace, follow_up, visits }
+        }
+        Err(error) => Recovery {
+            outcome: Err(words(&error)),
+            dumped_at: u64::MAX,
+            trace: record.then(|| device.trace()),
+            follow_up: Ok(()),
+            visits,
+        },
+    }
+}
+
+fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimBlock>) -> Result<(Map, S::Store)> {
+    let store = subject.open(Arc::clone(device) as Arc<dyn BlockDevice>, false)?;
+    let map = subject.dump(&store)?;
+    Ok((map, store))
+}
+
+/// A second recovery, which must find the same; then some operations, compared with the model.
+/// Returns a state that a cut then leaves, and what it must hold.
+fn go_on<S: Subject>(
+    subject: &S,
+    config: &Config,
+    device: &Arc<SimBlock>,
+    map: &Map,
+    seed: u64,
+) -> Result<(Image, Map)> {
+    let (again, store) = open_and_dump(subject, device)?;
+    if again != *map {
+        let words = Allowed::exactly(map).check(&again).err().unwrap_or_default();
+        return Err(wrong(format!("a second recovery found something else: {words}")));
+    }
+    let mut weights = config.weights;
+    weights.reopen = 0;
+    let mut generator = Generator::new(seed, 1000, weights, config.limits);
+    let mut model = Model(again);
+    for _ in 0..FOLLOW_UP_OPS {
+        let op = generator.next_op();
+        match reply_of(subject.apply(&store, &op)) {
+            Reply::Refused => {}
+            reply => {
+                let expected = model.apply(&op);
+                if reply != expected {
+                    let words = format!("after recovery: {op:?} replied {reply:?}");
+                    return Err(wrong(words));
+                }
+            }
+        }
+    }
+    let trace = device.trace();
+    let mut replay = trace.replay();
+    replay.advance_to(u64::MAX);
+    Ok((replay.random_state(seed).image(), model.0))
+}
