@@ -73,7 +73,12 @@ const RULES: [Rule; 8] = [
     },
     Rule {
         word: "to_le_bytes",
-        allowed: &["crates/esker-format/", "crates/esker-base/src/hash.rs", "crates/esker-media/src/pmem", "crates/esker-media/src/sim/pm"],
+        allowed: &[
+            "crates/esker-format/",
+            "crates/esker-base/src/hash.rs",
+            "crates/esker-media/src/pmem",
+            "crates/esker-media/src/sim/pm",
+        ],
         tests: true,
         reason: "bytes of media are laid out in esker-format",
     },

@@ -100,15 +100,16 @@ fn explore(arguments: &Arguments) -> ExitCode {
     }
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
     println!("{total}");
-    println!(
-        "seeds {}..{seed}, {seconds:.1} s; go on with --seed {seed}",
-        arguments.seed
-    );
+    println!("seeds {}..{seed}, {seconds:.1} s; go on with --seed {seed}", arguments.seed);
     let known: Vec<_> = esker::sites::depot::ALL
         .iter()
         .filter(|site| total.visits.count(site.name()) > 0 || !site.kind().is_media())
         .collect();
-    println!("sites known {}, reached or decided in DRAM {}", esker::sites::depot::ALL.len(), known.len());
+    println!(
+        "sites known {}, reached or decided in DRAM {}",
+        esker::sites::depot::ALL.len(),
+        known.len()
+    );
     if let Some(path) = &arguments.ledger
         && let Err(error) = append(path, &ledger_line(&total, arguments.seed, seed, seconds))
     {
@@ -124,9 +125,8 @@ fn explore(arguments: &Arguments) -> ExitCode {
 }
 
 fn run_mutants(arguments: &Arguments) -> ExitCode {
-    let wanted = |site: &&esker_base::Site| {
-        arguments.site.as_ref().is_none_or(|name| name == site.name())
-    };
+    let wanted =
+        |site: &&esker_base::Site| arguments.site.as_ref().is_none_or(|name| name == site.name());
     let sites: Vec<_> = esker::sites::depot::ALL.iter().filter(wanted).copied().collect();
     let report = mutants::run(&sites, || {
         // The cheap part first: most mutants end there.

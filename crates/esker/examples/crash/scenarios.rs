@@ -226,7 +226,8 @@ impl BlockDevice for Slow {
         self.inner.counters()
     }
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let slow = site == esker::sites::depot::RECORD_READ && self.armed.swap(false, Ordering::SeqCst);
+        let slow =
+            site == esker::sites::depot::RECORD_READ && self.armed.swap(false, Ordering::SeqCst);
         if slow {
             esker_trt::sleep(Duration::from_secs(10));
         }
@@ -254,10 +255,10 @@ impl BlockDevice for Slow {
 fn beside_reuse<T: 'static>(
     slow: impl FnOnce(&Store) -> std::result::Result<T, String> + 'static,
 ) -> std::result::Result<(T, Store), String> {
-    let device =
-        Arc::new(Slow { inner: device(Initial::Zeros), armed: AtomicBool::new(false) });
-    let store = Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options(u64::MAX, false))
-        .map_err(words)?;
+    let device = Arc::new(Slow { inner: device(Initial::Zeros), armed: AtomicBool::new(false) });
+    let store =
+        Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options(u64::MAX, false))
+            .map_err(words)?;
     put(&store, "a", b"old value of a")?;
     device.armed.store(true, Ordering::SeqCst);
     let shared = store.clone();

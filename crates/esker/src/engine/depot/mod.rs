@@ -130,8 +130,8 @@ impl Depot {
         let source =
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
         let log = Recovered::scan(&source, &superblock, &hasher, &options.progress)?;
-        // PERSIST: what recovery found may still be in a cache, if only the process ended and not
-        //          the machine. Nobody may read it before it is durable.
+        // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
+        //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
         let data_bytes = layout.segment_size * u64::from(layout.segment_count);
         let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
@@ -254,8 +254,9 @@ fn write_superblock(
         head.copy_from_slice(&superblock.encode());
     }
     for offset in [0, SUPERBLOCK_COPY_OFFSET] {
-        // PERSIST: one copy after the other, so that one of them is always whole.
-        device.write_durable_at(sites::FORMAT_WRITE, offset, &[IoSlice::new(&block)])?;
+        // PERSIST: each fits a sector, so a crash leaves either copy old or new; the flush at open
+        //          makes both durable before anything else is written.
+        device.write_at(sites::FORMAT_WRITE, offset, &[IoSlice::new(&block)])?;
     }
     Ok(())
 }

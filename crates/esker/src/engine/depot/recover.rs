@@ -94,29 +94,23 @@ impl Recovered {
     /// R2 and R3.
     fn check_ends(&self, source: &Source<'_>) -> Result<()> {
         let last = self.segments.iter().rposition(|segment| segment.end.batches > 0);
-        let mut durable = Version(0);
-        for (place, segment) in self.segments.iter().enumerate() {
-            durable = durable.max(segment.end.durable_version);
-            if !segment.end.sealed {
-                durable = durable.max(source.durable_behind(&segment.header, &segment.end)?);
-                if last.is_some_and(|last| place < last) && segment.end.batches > 0 {
-                    durable = Version(u64::MAX);
-                }
+        for (place, Scanned { header, end }) in self.segments.iter().enumerate() {
+            if end.sealed || sites::COMMITTED_POINT.disabled() {
+                continue;
             }
-            if durable > segment.end.next_version && !segment.end.sealed {
-                let base = source.layout.segment_offset(segment.header.segment_id);
-                let complaint = Error::corrupted(
-                    "recover store",
-                    format!(
-                        "records from version {} on are missing, which were durable",
-                        segment.end.next_version
-                    ),
+            // An empty segment is one whose first batch never came; the log may have gone on in the
+            // segment before, so only what the segment itself shows counts.
+            let durable = end.durable_version.max(source.durable_behind(header, end)?);
+            let cut_short = end.batches > 0 && last.is_some_and(|last| place < last);
+            if durable > end.next_version || cut_short {
+                let offset = source.layout.segment_offset(header.segment_id) + end.position;
+                let words = format!(
+                    "records from version {} on are missing, which were durable",
+                    end.next_version
                 );
-                if !sites::COMMITTED_POINT.disabled() {
-                    return Err(complaint
-                        .device(source.device.name())
-                        .at(base + segment.end.position, source.layout.block));
-                }
+                return Err(Error::corrupted("recover store", words)
+                    .device(source.device.name())
+                    .at(offset, source.layout.block));
             }
         }
         Ok(())

@@ -3,8 +3,8 @@
 //! A test build can disable each of them alone; the crash exploration must then fail.
 
 esker_base::sites! {
-    /// Makes the superblock copies durable, in order, at format.
-    pub FORMAT_WRITE: DurableWrite = "depot.format.write";
+    /// Writes the copies of the superblock; the flush at open makes them durable.
+    pub FORMAT_WRITE: Write = "depot.format.write";
     /// Reads the superblock copies at open.
     pub OPEN_READ: Read = "depot.open.read";
     /// Writes a batch, durable on return when `durability` is `sync`.
@@ -25,7 +25,7 @@ esker_base::sites! {
     pub RECORD_READ: Read = "depot.record.read";
     /// Reads the log at open.
     pub RECOVER_READ: Read = "depot.recover.read";
-    /// Makes durable what recovery found.
+    /// Makes durable what format wrote or recovery found.
     pub RECOVER_FLUSH: Flush = "depot.recover.flush";
     /// Reads everything for `check`.
     pub CHECK_READ: Read = "depot.check.read";
