@@ -1,0 +1,3 @@
+//! shim
+pub struct Server;
+pub struct ServerConfig;
