@@ -36,7 +36,7 @@ use crate::protocol::{
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::Connection;
-use crate::transport::JoinHandle;
+use esker_trt::JoinHandle;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::time::Duration;
@@ -384,7 +384,7 @@ impl Session {
             (unit, answer)
         };
         let last = wave.pop();
-        let concurrent = crate::transport::in_task();
+        let concurrent = esker_trt::in_task();
         let begun: Vec<_> = wave
             .into_iter()
             .map(|unit| match unit.action {
@@ -408,7 +408,7 @@ impl Session {
     /// Runs a unit in a task of its own.
     fn begin(&self, unit: Unit) -> JoinHandle<(Unit, Answer)> {
         let (shared, core, buffer) = (self.shared.clone(), self.core, self.received.share());
-        crate::transport::spawn(move || {
+        esker_trt::spawn(move || {
             let answer = shared.ground(core).run(&unit, &buffer);
             (unit, answer)
         })

@@ -7,7 +7,8 @@
 //!
 //! Replies and error lines are those of memcached 1.6, byte for byte; `tests/it/differential.rs`
 //! sends the same bytes to both. Where a line leaves open how long its data block is, this parser
-//! is **stricter than memcached on purpose**, because a payload must never run as a command:
+//! is **stricter than memcached on purpose**, because a payload must never run as a command. All
+//! that differs:
 //!
 //! | line | memcached 1.6 | here |
 //! |---|---|---|
@@ -17,6 +18,7 @@
 //! | numbers with a sign (`+5`) or past their type (length 2^32+1) | accepted, wrapped | `CLIENT_ERROR` |
 //! | line over 2,048 bytes, not a `get` | closed, or not, as its bytes happen to arrive | `CLIENT_ERROR line too long`, then closed |
 //! | `get` line without end | read without bound | as above, past 1 MiB |
+//! | `cas` after `touch` or `gat` | the CAS id is still the old one | a new expiry is a new version: `EXISTS` |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
 //!
 //! # Invariants
