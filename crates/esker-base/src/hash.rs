@@ -29,7 +29,9 @@ impl KeyHasher {
         let mut second = Rng::from_seed(u64::from_le_bytes(high));
         let mut secret = Box::new([0; SECRET_SIZE_BYTES]);
         for byte in secret.chunks_exact_mut(8) {
-            byte.copy_from_slice(&(first.next_u64() ^ second.next_u64().rotate_left(32)).to_le_bytes());
+            byte.copy_from_slice(
+                &(first.next_u64() ^ second.next_u64().rotate_left(32)).to_le_bytes(),
+            );
         }
         KeyHasher { secret, mask: u64::MAX }
     }

@@ -1,7 +1,28 @@
 //! Disk I/O for tasks and threads.
+//!
+//! Inside a task a call gives the request to the core's driver and suspends the task until the
+//! completion; on an ordinary thread it is the plain system call (uDepot §3, §4.6). A transfer may
+//! be short in both; the caller resumes it.
+//!
+//! # Safety invariants
+//! - S1: a function of this module that gave buffers to the kernel returns only after the
+//!   completion was delivered. It neither unwinds nor is its frame dropped before: waiting is not
+//!   cancellable, and a core never drops a suspended task. Safe callers can lend buffers because
+//!   of this.
+//! - S2: `IoSlice` and `IoSliceMut` have the layout of `iovec`, as std documents.
+//!
+//! # Failure
+//! Errors are the kernel's own. After a failed write or sync the caller must assume nothing about
+//! what is on the medium. A device that never answers keeps its task for ever; shutdown leaves such
+//! a task, with its core, to the process.
 
-use std::io::{IoSlice, IoSliceMut, Result};
-use std::os::fd::BorrowedFd;
+use crate::context;
+use crate::driver::{IoKind, IoRequest};
+use crate::offload;
+use std::io::{Error, IoSlice, IoSliceMut, Result};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+pub use crate::offload::offload;
 
 /// What a write promises when it returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,21 +33,110 @@ pub enum WriteMode {
     Durable,
 }
 
+/// Linux takes so many vectors in one call; more is a short transfer.
+const VECTORS_MAX: usize = 1024;
+
 /// Reads once at `offset`; returns the bytes read, which may be fewer than asked for.
-pub fn read_vectored_at(fd: BorrowedFd<'_>, bufs: &mut [IoSliceMut<'_>], offset: u64) -> Result<usize> {
-    Ok(rustix::io::preadv(fd, bufs, offset)?)
+///
+/// # Errors
+/// The kernel's, unchanged.
+pub fn read_vectored_at(
+    fd: BorrowedFd<'_>,
+    bufs: &mut [IoSliceMut<'_>],
+    offset: u64,
+) -> Result<usize> {
+    transfer(IoRequest {
+        kind: IoKind::Read,
+        fd: fd.as_raw_fd(),
+        vectors: bufs.as_mut_ptr().cast(),
+        vector_count: count(bufs.len()),
+        offset,
+    })
+}
+
+/// Reads once at `offset` into one buffer; as [`read_vectored_at`].
+///
+/// # Errors
+/// The kernel's, unchanged.
+pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
+    read_vectored_at(fd, &mut [IoSliceMut::new(buf)], offset)
 }
 
 /// Writes once at `offset`; returns the bytes written, which may be fewer than asked for.
-pub fn write_vectored_at(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>], offset: u64, mode: WriteMode) -> Result<usize> {
-    let flags = match mode {
-        WriteMode::Plain => rustix::io::ReadWriteFlags::empty(),
-        WriteMode::Durable => rustix::io::ReadWriteFlags::DSYNC,
-    };
-    Ok(rustix::io::pwritev2(fd, bufs, offset, flags)?)
+///
+/// # Errors
+/// The kernel's, unchanged.
+pub fn write_vectored_at(
+    fd: BorrowedFd<'_>,
+    bufs: &[IoSlice<'_>],
+    offset: u64,
+    mode: WriteMode,
+) -> Result<usize> {
+    transfer(IoRequest {
+        kind: IoKind::Write { durable: mode == WriteMode::Durable },
+        fd: fd.as_raw_fd(),
+        vectors: bufs.as_ptr().cast(),
+        vector_count: count(bufs.len()),
+        offset,
+    })
 }
 
-/// `fdatasync`.
+/// `fdatasync`: what was written, by calls that have returned, is durable afterwards. It says
+/// nothing about writes that are still under way.
+///
+/// # Errors
+/// The kernel's, unchanged. A second try that succeeds does not mean that the first one's data are
+/// there.
 pub fn sync_data(fd: BorrowedFd<'_>) -> Result<()> {
-    Ok(rustix::fs::fdatasync(fd)?)
+    transfer(IoRequest {
+        kind: IoKind::SyncData,
+        fd: fd.as_raw_fd(),
+        vectors: std::ptr::null(),
+        vector_count: 0,
+        offset: 0,
+    })
+    .map(|_| ())
 }
+
+fn count(vectors: usize) -> u32 {
+    u32::try_from(vectors.min(VECTORS_MAX)).unwrap_or(0)
+}
+
+/// Runs one request to its end. The memory it names outlives the call (S1).
+fn transfer(request: IoRequest) -> Result<usize> {
+    // Work left to do while a panic unwinds must not let other tasks run in between.
+    let submitted = if std::thread::panicking() {
+        None
+    } else {
+        context::with_task(|core, task| core.sim().is_none().then(|| core.submit_io(task, request)))
+    };
+    let result = match submitted.flatten() {
+        Some(None) => wait_for_completion("disk I/O"),
+        Some(Some(request)) if offload::post_disk(request) => wait_for_completion("disk I/O"),
+        _ => offload::run_disk(&request),
+    };
+    match usize::try_from(result) {
+        Ok(bytes) => Ok(bytes),
+        Err(_) => Err(Error::from_raw_os_error(-result)),
+    }
+}
+
+/// Suspends the running task until the completion of its request was delivered (S1).
+pub(crate) fn wait_for_completion(why: &'static str) -> i32 {
+    loop {
+        let result = context::with_task(|_, task| {
+            let result = task.io_result.take();
+            if result.is_some() {
+                task.io_pending.set(false);
+            }
+            result
+        });
+        if let Some(result) = result.flatten() {
+            return result;
+        }
+        context::park_task(why, None);
+    }
+}
+
+#[cfg(test)]
+mod tests;

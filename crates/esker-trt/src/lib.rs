@@ -4,6 +4,51 @@
 //! Every call of [`io`], [`net`] and [`sync`] works in two places: inside a task it suspends the
 //! task and lets the core run others; on an ordinary thread it blocks that thread. Code above this
 //! crate is written once, in plain blocking style.
+//!
+//! A [`Runtime`] starts one scheduler thread a core. A task stays on its core from spawn to end:
+//! it may use thread-locals and `!Send` values, and [`spawn`] takes closures that are not `Send`.
+//! [`sim`] runs the same tasks on one thread, by a seed, for tests.
+//!
+//! ```
+//! use esker_trt::{Config, Runtime};
+//!
+//! let runtime = Runtime::start(Config::default())?;
+//! let sum = runtime.spawn(|| {
+//!     let task = esker_trt::spawn(|| 20);
+//!     task.join().unwrap_or(0) + 22
+//! });
+//! assert_eq!(sum.join()?, 42);
+//! runtime.shutdown()?;
+//! # Ok::<(), esker_base::Error>(())
+//! ```
+//!
+//! # Rules for tasks
+//! - Cooperative: a task that computes for long calls [`yield_now`].
+//! - Nothing that is not made for it is held over a suspension: no `parking_lot` or `std` guard
+//!   that another task may wait for, no borrow inside `LocalKey::with`.
+//! - A wait inside a destructor is legal, but while a panic unwinds the other tasks of the core see
+//!   `std::thread::panicking()`.
 
+mod config;
+mod context;
+mod core;
+mod driver;
 pub mod io;
+pub mod local;
+pub mod net;
+mod offload;
+mod overflow;
+mod runtime;
+pub mod sim;
+mod sockets;
+mod stack;
 pub mod sync;
+mod task;
+mod time;
+mod timer;
+mod wake;
+
+pub use config::{Config, Facility};
+pub use runtime::Runtime;
+pub use task::{JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, spawn, yield_now};
+pub use time::{sleep, sleep_cancellable};

@@ -2,8 +2,8 @@
 
 use crate::options::Options;
 use crate::value::{Condition, Outcome, PutOptions, Value};
-use esker_base::ids::Version;
 use esker_base::Result;
+use esker_base::ids::Version;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,11 @@ impl Store {
     }
     /// The value of `key`, if it has one.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        Ok(self.0.lock().0.get(key).map(|(b, v, a)| Value { bytes: b.clone(), version: *v, attributes: *a }))
+        Ok(self.0.lock().0.get(key).map(|(b, v, a)| Value {
+            bytes: b.clone(),
+            version: *v,
+            attributes: *a,
+        }))
     }
     /// Puts `value` under `key`.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Version> {
@@ -65,13 +69,27 @@ impl Store {
     }
     /// Every key with its value, in no order.
     pub fn iter(&self) -> impl Iterator<Item = Result<(Vec<u8>, Value)>> + '_ {
-        let all: Vec<_> = self.0.lock().0.iter().map(|(k, (b, v, a))| Ok((k.clone(), Value { bytes: b.clone(), version: *v, attributes: *a }))).collect();
+        let all: Vec<_> = self
+            .0
+            .lock()
+            .0
+            .iter()
+            .map(|(k, (b, v, a))| {
+                Ok((k.clone(), Value { bytes: b.clone(), version: *v, attributes: *a }))
+            })
+            .collect();
         all.into_iter()
     }
     /// Makes everything durable that was acknowledged.
-    pub fn sync(&self) -> Result<()> { Ok(()) }
+    pub fn sync(&self) -> Result<()> {
+        Ok(())
+    }
     /// Makes everything durable and closes the store: later calls on any clone answer `Closed`.
-    pub fn close(&self) -> Result<()> { Ok(()) }
+    pub fn close(&self) -> Result<()> {
+        Ok(())
+    }
     /// Figures.
-    pub fn stats(&self) -> Stats { Stats { items: self.0.lock().0.len() as u64, ..Stats::default() } }
+    pub fn stats(&self) -> Stats {
+        Stats { items: self.0.lock().0.len() as u64, ..Stats::default() }
+    }
 }

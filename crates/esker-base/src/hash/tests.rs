@@ -6,8 +6,10 @@ use super::KeyHasher;
 fn values_are_frozen() {
     // Index checkpoints and summaries hold these hashes: a change needs a new format version.
     let hasher = KeyHasher::new(*b"0123456789abcdef");
-    let found: Vec<u64> =
-        [&b""[..], b"a", b"sixteen bytes ok", &[7; 300]].iter().map(|key| hasher.hash(key)).collect();
+    let found: Vec<u64> = [&b""[..], b"a", b"sixteen bytes ok", &[7; 300]]
+        .iter()
+        .map(|key| hasher.hash(key))
+        .collect();
     assert_eq!(
         found,
         [
@@ -40,7 +42,10 @@ fn low_and_high_bits_spread_over_sequential_keys() {
             buckets[usize::from((hash >> shift) as u8)] += 1;
         }
         // 256 on average, standard deviation 16: six of them.
-        assert!(buckets.iter().all(|count| (160..352).contains(count)), "shift {shift}: {buckets:?}");
+        assert!(
+            buckets.iter().all(|count| (160..352).contains(count)),
+            "shift {shift}: {buckets:?}"
+        );
     }
 }
 

@@ -5,7 +5,11 @@ use super::{Rng, secret};
 #[test]
 fn a_seed_gives_the_same_numbers_for_ever() {
     let mut rng = Rng::from_seed(42);
-    assert_eq!([rng.next_u64(), rng.next_u64()], [15_021_278_609_987_233_951, 5_881_210_131_331_364_753], "frozen draws of seed 42");
+    assert_eq!(
+        [rng.next_u64(), rng.next_u64()],
+        [15_021_278_609_987_233_951, 5_881_210_131_331_364_753],
+        "frozen draws of seed 42"
+    );
 }
 
 #[test]

@@ -1,0 +1,78 @@
+//! Which core and which task the calling thread runs, and the one place where a task suspends.
+//!
+//! # Safety invariants
+//! - S1: a task's yielder lies at the root of that task's stack and lives until its body returns.
+//!   It is only used by code that runs on that stack: `current` names the task whose stack is in
+//!   use, because the scheduler sets it before it resumes a task and clears it afterwards.
+//! - S2: a task is resumed by one thread only, its core's; a thread-local address that the
+//!   compiler keeps in a register over a suspension therefore stays right.
+//!
+//! # Concurrency
+//! Thread-local. The borrow of the thread-local is never held over a suspension.
+#![expect(unsafe_code, reason = "uses the yielder at the root of the running task's stack")]
+
+use crate::core::Core;
+use crate::task::Task;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+thread_local! {
+    static CURRENT: RefCell<Option<Rc<Core>>> = const { RefCell::new(None) };
+}
+
+/// Runs `f` on the core of this thread. `f` must not suspend.
+pub(crate) fn with<R>(f: impl FnOnce(&Core) -> R) -> Option<R> {
+    CURRENT.with_borrow(|core| core.as_ref().map(|core| f(core)))
+}
+
+/// Runs `f` on the core and the running task of this thread. `f` must not suspend.
+pub(crate) fn with_task<R>(f: impl FnOnce(&Core, &Rc<Task>) -> R) -> Option<R> {
+    with(|core| core.with_current(|task| f(core, task))).flatten()
+}
+
+/// Makes `core` the core of this thread until the guard goes.
+pub(crate) fn enter(core: Rc<Core>) -> Entered {
+    Entered { previous: CURRENT.with_borrow_mut(|current| current.replace(core)) }
+}
+
+pub(crate) struct Entered {
+    previous: Option<Rc<Core>>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        let previous = self.previous.take();
+        let left = CURRENT.with_borrow_mut(|current| std::mem::replace(current, previous));
+        drop(left);
+    }
+}
+
+/// Suspends the running task until it is woken or `limit` passes. False: no task runs here.
+pub(crate) fn park_task(why: &'static str, limit: Option<Duration>) -> bool {
+    let Some(parked) = with_task(|core, task| core.prepare_park(task, why, limit)) else {
+        return false;
+    };
+    if parked {
+        suspend();
+        with_task(|_, task| task.unparked());
+    }
+    true
+}
+
+/// Lets the other ready tasks of the core run first. False: no task runs here.
+pub(crate) fn yield_task() -> bool {
+    let in_task = with_task(|core, task| core.prepare_yield(task)).is_some();
+    if in_task {
+        suspend();
+    }
+    in_task
+}
+
+fn suspend() {
+    let yielder = with_task(|_, task| task.yielder.get());
+    let Some(yielder) = yielder.filter(|yielder| !yielder.is_null()) else { return };
+    // SAFETY: the running task's own yielder, alive because its body has not returned (S1).
+    let yielder = unsafe { &*yielder };
+    yielder.suspend(());
+}

@@ -1,0 +1,492 @@
+//! One core: its tasks, their ready queue, and the loop that runs them.
+//!
+//! The loop runs ready tasks, then hands the kernel everything they asked for in one call and
+//! takes what has completed. With nothing ready it makes the same call wait, so that a lone disk
+//! request costs one system call from submission to wake-up. uDepot runs its pollers as tasks; here
+//! the loop calls the [`Driver`] between rounds, which saves two switches a round.
+//!
+//! # Invariants
+//! - I1: `current` names the task whose stack is in use, and nothing when the loop's own is.
+//! - I2: a coroutine of a real run-time is only dropped after its body returned: its frames may
+//!   hold buffers that the kernel writes to. Tasks that do not end at shutdown keep their core.
+//! - I3: no `RefCell` of this module is borrowed while a task runs, except the coroutine's own.
+//!
+//! # Concurrency
+//! `!Send`: everything here belongs to one thread. Others reach it through its mailbox.
+//!
+//! # Failure
+//! A kernel call of the driver that fails for good leaves the core without completions: the
+//! process aborts rather than let tasks read buffers in an unknown state.
+
+use crate::driver::{Driver, Event, IoRequest, Wait};
+use crate::offload::HelperPool;
+use crate::sim::SimState;
+use crate::sockets::{Interest, SocketKey, Sockets};
+use crate::stack::{StackPool, TaskStack};
+use crate::task::{GiveUp, Task, TaskCoroutine, TaskId, TaskState};
+use crate::timer::{NEVER, Timers};
+use crate::wake::{Mailbox, Message};
+use corosensei::CoroutineResult;
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::{Error, ErrorKind, Result};
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Tasks run between two looks at the kernel, the clock and the mailbox.
+const ROUND_TASKS: usize = 64;
+
+#[derive(Default)]
+struct Slot {
+    generation: u32,
+    task: Option<Rc<Task>>,
+}
+
+#[derive(Default)]
+struct TaskTable {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    live: usize,
+}
+
+impl TaskTable {
+    fn get(&self, index: u32) -> Option<&Rc<Task>> {
+        self.slots.get(index as usize)?.task.as_ref()
+    }
+}
+
+/// A place for a task that is about to start.
+pub(crate) struct Place {
+    task: Rc<Task>,
+    stack: TaskStack,
+}
+
+pub(crate) struct Core {
+    mailbox: Arc<Mailbox>,
+    tasks: RefCell<TaskTable>,
+    ready: RefCell<VecDeque<u32>>,
+    current: RefCell<Option<Rc<Task>>>,
+    timers: RefCell<Timers>,
+    stacks: RefCell<StackPool>,
+    driver: RefCell<Driver>,
+    sockets: RefCell<Sockets>,
+    events: Cell<Vec<Event>>,
+    helpers: Option<Arc<HelperPool>>,
+    sim: Option<RefCell<SimState>>,
+    cancelled: Cell<bool>,
+    given_up: Cell<bool>,
+    unwinding: Cell<bool>,
+    tasks_max: usize,
+    spin: Duration,
+}
+
+/// What a core is made of; see [`Core`].
+pub(crate) struct Parts {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) driver: Driver,
+    pub(crate) stacks: StackPool,
+    pub(crate) helpers: Option<Arc<HelperPool>>,
+    pub(crate) sim: Option<SimState>,
+    pub(crate) tasks_max: usize,
+    pub(crate) spin: Duration,
+}
+
+impl Core {
+    pub(crate) fn new(parts: Parts) -> Self {
+        Core {
+            mailbox: parts.mailbox,
+            tasks: RefCell::default(),
+            ready: RefCell::default(),
+            current: RefCell::default(),
+            timers: RefCell::default(),
+            stacks: RefCell::new(parts.stacks),
+            driver: RefCell::new(parts.driver),
+            sockets: RefCell::default(),
+            events: Cell::default(),
+            helpers: parts.helpers,
+            sim: parts.sim.map(RefCell::new),
+            cancelled: Cell::new(false),
+            given_up: Cell::new(false),
+            unwinding: Cell::new(false),
+            tasks_max: parts.tasks_max,
+            spin: parts.spin,
+        }
+    }
+
+    pub(crate) fn mailbox(&self) -> &Arc<Mailbox> {
+        &self.mailbox
+    }
+
+    pub(crate) fn helpers(&self) -> Option<&Arc<HelperPool>> {
+        self.helpers.as_ref()
+    }
+
+    pub(crate) fn sim(&self) -> Option<&RefCell<SimState>> {
+        self.sim.as_ref()
+    }
+
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.cancelled.get()
+    }
+
+    pub(crate) fn is_unwinding(&self) -> bool {
+        self.unwinding.get()
+    }
+
+    pub(crate) fn live(&self) -> usize {
+        self.tasks.borrow().live
+    }
+
+    /// What the driver found, in words that go after the facility's name.
+    pub(crate) fn words(&self) -> String {
+        match &*self.driver.borrow() {
+            Driver::Uring(driver) => format!(" ({})", driver.words()),
+            Driver::Aio(_) => " (completions reaped in user space)".to_owned(),
+            Driver::Sync(_) => " (helper threads)".to_owned(),
+            Driver::None => String::new(),
+        }
+    }
+
+    pub(crate) fn into_stacks(self) -> StackPool {
+        self.stacks.into_inner()
+    }
+
+    pub(crate) fn with_current<R>(&self, f: impl FnOnce(&Rc<Task>) -> R) -> Option<R> {
+        self.current.borrow().as_ref().map(f)
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        match &self.sim {
+            Some(sim) => sim.borrow().now_ns(),
+            None => u64::try_from(SystemClock.monotonic().as_nanos()).unwrap_or(NEVER),
+        }
+    }
+
+    // ---- tasks -------------------------------------------------------------------------------
+
+    /// Finds a place and a stack for a new task.
+    pub(crate) fn reserve(&self) -> Result<Place> {
+        let mut tasks = self.tasks.borrow_mut();
+        if tasks.live >= self.tasks_max {
+            let context = format!("{} tasks on this core", tasks.live);
+            return Err(Error::new(ErrorKind::OutOfMemory, "spawn task").context(context));
+        }
+        let stack = self.stacks.borrow_mut().take()?;
+        let index = match tasks.free.pop() {
+            Some(index) => index,
+            None => {
+                tasks.slots.push(Slot::default());
+                u32::try_from(tasks.slots.len() - 1)
+                    .map_err(|_| Error::new(ErrorKind::OutOfMemory, "spawn task"))?
+            }
+        };
+        let Some(slot) = tasks.slots.get_mut(index as usize) else {
+            return Err(Error::new(ErrorKind::OutOfMemory, "spawn task"));
+        };
+        let task = Rc::new(Task::new(TaskId { index, generation: slot.generation }));
+        slot.task = Some(Rc::clone(&task));
+        tasks.live += 1;
+        Ok(Place { task, stack })
+    }
+
+    /// Makes the task of `place` ready to run `body`, which must not unwind.
+    pub(crate) fn start(
+        &self,
+        place: Place,
+        body: impl FnOnce() + 'static,
+        give_up: Option<Arc<dyn GiveUp>>,
+    ) {
+        let Place { task, stack } = place;
+        let weak = Rc::downgrade(&task);
+        let coroutine = TaskCoroutine::with_stack(stack, move |yielder, ()| {
+            if let Some(task) = weak.upgrade() {
+                task.yielder.set(std::ptr::from_ref(yielder));
+            }
+            drop(weak);
+            body();
+        });
+        *task.coroutine.borrow_mut() = Some(coroutine);
+        *task.give_up.borrow_mut() = give_up;
+        self.ready.borrow_mut().push_back(task.id.index);
+    }
+
+    /// Makes a parked task ready; a token for one that is not parked; nothing for one that ended.
+    pub(crate) fn wake(&self, id: TaskId) {
+        let tasks = self.tasks.borrow();
+        if let Some(task) = tasks.get(id.index).filter(|task| task.id == id) {
+            self.wake_task(task);
+        }
+    }
+
+    fn wake_index(&self, index: u32) {
+        if let Some(task) = self.tasks.borrow().get(index) {
+            self.wake_task(task);
+        }
+    }
+
+    fn wake_task(&self, task: &Task) {
+        match task.state.get() {
+            TaskState::Parked => {
+                task.state.set(TaskState::Ready);
+                self.ready.borrow_mut().push_back(task.id.index);
+            }
+            TaskState::Ready => {}
+            TaskState::Running | TaskState::Yielded => task.notified.set(true),
+        }
+    }
+
+    /// Prepares the running task to suspend until woken. False: a token lies ready, go on.
+    pub(crate) fn prepare_park(
+        &self,
+        task: &Rc<Task>,
+        why: &'static str,
+        limit: Option<Duration>,
+    ) -> bool {
+        if task.notified.replace(false) {
+            return false;
+        }
+        if let Some(limit) = limit {
+            let limit_ns = u64::try_from(limit.as_nanos()).unwrap_or(NEVER);
+            let at_ns = self.now_ns().saturating_add(limit_ns).min(NEVER - 1);
+            self.timers.borrow_mut().set(task, at_ns);
+        }
+        task.waits_for.set(why);
+        task.state.set(TaskState::Parked);
+        true
+    }
+
+    pub(crate) fn prepare_yield(&self, task: &Task) {
+        task.state.set(TaskState::Yielded);
+        self.ready.borrow_mut().push_back(task.id.index);
+    }
+
+    fn run_task(&self, index: u32) {
+        let Some(task) = self.tasks.borrow().get(index).map(Rc::clone) else { return };
+        task.state.set(TaskState::Running);
+        self.current.replace(Some(Rc::clone(&task)));
+        let ended = match task.coroutine.borrow_mut().as_mut() {
+            Some(coroutine) => matches!(coroutine.resume(()), CoroutineResult::Return(())),
+            None => true,
+        };
+        self.current.take();
+        if ended {
+            self.retire(&task);
+        }
+    }
+
+    fn retire(&self, task: &Task) {
+        let index = task.id.index;
+        {
+            let mut tasks = self.tasks.borrow_mut();
+            tasks.live -= 1;
+            tasks.free.push(index);
+            if let Some(slot) = tasks.slots.get_mut(index as usize) {
+                slot.task = None;
+                slot.generation = slot.generation.wrapping_add(1);
+            }
+        }
+        if let Some(coroutine) = task.coroutine.take() {
+            let stack = coroutine.into_stack();
+            if !stack.is_intact() {
+                eprintln!("stack overflow in task (found when it ended)");
+                std::process::abort();
+            }
+            self.stacks.borrow_mut().give(stack);
+        }
+    }
+
+    // ---- the loop ----------------------------------------------------------------------------
+
+    /// Runs tasks until the run-time is cancelled and none is left.
+    pub(crate) fn run(&self) {
+        loop {
+            self.drain_mailbox();
+            self.run_round();
+            self.fire_timers();
+            if self.cancelled.get() && self.live() == 0 && self.mailbox.is_empty() {
+                self.mailbox.close();
+                return;
+            }
+            if self.ready.borrow().is_empty() {
+                self.idle();
+            } else {
+                self.poll(Wait::No);
+            }
+        }
+    }
+
+    fn run_round(&self) {
+        for _ in 0..ROUND_TASKS {
+            let Some(index) = self.ready.borrow_mut().pop_front() else { return };
+            self.run_task(index);
+        }
+    }
+
+    fn idle(&self) {
+        if !self.spin.is_zero() {
+            let end_ns = self.now_ns() + u64::try_from(self.spin.as_nanos()).unwrap_or(0);
+            loop {
+                self.poll(Wait::No);
+                self.fire_timers();
+                if !self.ready.borrow().is_empty() || !self.mailbox.is_empty() {
+                    return;
+                }
+                if self.now_ns() >= end_ns {
+                    break;
+                }
+                std::hint::spin_loop();
+            }
+        }
+        self.mailbox.sleep.announce();
+        if !self.mailbox.is_empty() {
+            self.mailbox.sleep.awake();
+            return;
+        }
+        let next_ns = self.timers.borrow_mut().next_ns();
+        let limit = next_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.now_ns())));
+        self.poll(Wait::For(limit));
+        self.mailbox.sleep.awake();
+    }
+
+    /// Hands the kernel what tasks asked for and wakes those whose requests have completed.
+    fn poll(&self, wait: Wait) {
+        let mut events = self.events.take();
+        if let Err(error) = self.driver.borrow_mut().poll(wait, &mut events) {
+            eprintln!("esker-trt: core {} lost its poller: {error}", self.mailbox.core);
+            std::process::abort();
+        }
+        for event in events.drain(..) {
+            match event {
+                Event::Io { task, result } => self.complete_io(task, result),
+                Event::Socket { key, readiness, ended } => {
+                    let mut sockets = self.sockets.borrow_mut();
+                    let fd = sockets.report(key, readiness, |task| self.wake(task));
+                    drop(sockets);
+                    // The kernel ended a standing request for a socket that is still in use.
+                    if ended && let Some(fd) = fd {
+                        let armed = self.driver.borrow_mut().arm(key, fd);
+                        if armed.is_err() {
+                            self.sockets.borrow_mut().fail(key, |task| self.wake(task));
+                        }
+                    }
+                }
+            }
+        }
+        self.events.set(events);
+    }
+
+    fn complete_io(&self, index: u32, result: i32) {
+        if let Some(task) = self.tasks.borrow().get(index) {
+            task.io_result.set(Some(result));
+        }
+        self.wake_index(index);
+    }
+
+    fn fire_timers(&self) {
+        if self.timers.borrow().is_empty() {
+            return;
+        }
+        let now_ns = self.now_ns();
+        loop {
+            let due = self.timers.borrow_mut().take_due(now_ns);
+            let Some(task) = due else { return };
+            self.wake_task(&task);
+        }
+    }
+
+    pub(crate) fn drain_mailbox(&self) {
+        while let Some(message) = self.mailbox.take() {
+            match message {
+                Message::Wake(id) => self.wake(id),
+                Message::IoDone { task, result } => self.complete_io(task, result),
+                Message::Spawn { body, result } => match self.reserve() {
+                    Ok(place) => self.start(place, body, Some(result.as_give_up())),
+                    Err(error) => result.refuse(error),
+                },
+                Message::Forget(key, fd) => self.forget_socket(key, fd),
+                Message::Look => self.look(),
+            }
+        }
+    }
+
+    /// Follows the flags that shutdown sets.
+    fn look(&self) {
+        if self.mailbox.cancel.load(Ordering::Acquire) {
+            self.cancel();
+        }
+        if self.mailbox.abandon.load(Ordering::Acquire) && !self.given_up.replace(true) {
+            let tasks = self.tasks.borrow();
+            for task in tasks.slots.iter().filter_map(|slot| slot.task.as_ref()) {
+                if let Some(result) = task.give_up.borrow_mut().take() {
+                    result.give_up();
+                }
+            }
+        }
+    }
+
+    /// Tells every task to end: those that wait look at [`Core::is_cancelled`] again.
+    pub(crate) fn cancel(&self) {
+        if self.cancelled.replace(true) {
+            return;
+        }
+        let tasks = self.tasks.borrow();
+        for task in tasks.slots.iter().filter_map(|slot| slot.task.as_ref()) {
+            self.wake_task(task);
+        }
+    }
+
+    // ---- disk --------------------------------------------------------------------------------
+
+    /// Gives the request of the running task to the driver, or back if it has no way to do it.
+    pub(crate) fn submit_io(&self, task: &Task, request: IoRequest) -> Option<IoRequest> {
+        task.io_result.set(None);
+        let refused = self.driver.borrow_mut().submit_io(task.id.index, request);
+        task.io_pending.set(refused.is_none());
+        refused
+    }
+
+    // ---- sockets -----------------------------------------------------------------------------
+
+    /// Starts to watch a socket.
+    pub(crate) fn watch_socket(&self, fd: BorrowedFd<'_>) -> io::Result<SocketKey> {
+        use std::os::fd::AsRawFd;
+        let key = self.sockets.borrow_mut().insert(fd.as_raw_fd());
+        let armed = self.driver.borrow_mut().arm(key, fd.as_raw_fd());
+        if armed.is_err() {
+            self.sockets.borrow_mut().remove(key);
+        }
+        armed.map(|()| key)
+    }
+
+    /// Stops watching a socket and closes it.
+    pub(crate) fn forget_socket(&self, key: SocketKey, fd: OwnedFd) {
+        use std::os::fd::AsRawFd;
+        self.sockets.borrow_mut().remove(key);
+        self.driver.borrow_mut().disarm(key, fd.as_raw_fd());
+        drop(fd);
+    }
+
+    pub(crate) fn socket_is_ready(&self, key: SocketKey, interest: Interest) -> bool {
+        self.sockets.borrow().is_ready(key, interest)
+    }
+
+    /// The socket has no more for now: the next wait is for a new event.
+    pub(crate) fn socket_drained(&self, key: SocketKey, interest: Interest, would_block: bool) {
+        self.sockets.borrow_mut().drained(key, interest, would_block);
+    }
+
+    pub(crate) fn socket_waits(&self, key: SocketKey, interest: Interest, task: TaskId) {
+        self.sockets.borrow_mut().add_waiter(key, interest, task);
+    }
+
+    pub(crate) fn socket_stops_waiting(&self, key: SocketKey, interest: Interest, task: TaskId) {
+        self.sockets.borrow_mut().remove_waiter(key, interest, task);
+    }
+}
+
+mod simulated;

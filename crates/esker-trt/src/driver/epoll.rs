@@ -1,0 +1,109 @@
+//! epoll: sockets and the mailbox, for cores whose disk requests go elsewhere.
+//!
+//! # Invariants
+//! - I1: the mailbox's eventfd is watched edge-triggered: every write is one event, so it is never
+//!   read.
+
+use crate::driver::{Event, Wait, pack, unpack};
+use crate::sockets::{Readiness, SocketKey};
+use crate::wake::Mailbox;
+use rustix::event::{Timespec, epoll};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+
+const TAG_SOCKET: u8 = 1;
+const TAG_MAIL: u8 = 2;
+const EVENTS_MAX: usize = 256;
+/// A busy core asks epoll once in so many rounds: the call costs as much as several tasks.
+const BUSY_ROUNDS: u32 = 4;
+
+pub(crate) struct Epoll {
+    epoll: OwnedFd,
+    buffer: Vec<epoll::Event>,
+    skipped: u32,
+    watched: usize,
+}
+
+impl Epoll {
+    pub(crate) fn new(mailbox: &Mailbox) -> io::Result<Epoll> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        if let Some(eventfd) = &mailbox.eventfd {
+            let data = epoll::EventData::new_u64(u64::from(TAG_MAIL) << 56);
+            epoll::add(&epoll, eventfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+        }
+        let buffer = Vec::with_capacity(EVENTS_MAX);
+        Ok(Epoll { epoll, buffer, skipped: 0, watched: 0 })
+    }
+
+    pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    pub(crate) fn arm(&mut self, key: SocketKey, fd: RawFd) -> io::Result<()> {
+        let flags = epoll::EventFlags::IN
+            | epoll::EventFlags::OUT
+            | epoll::EventFlags::RDHUP
+            | epoll::EventFlags::ET;
+        let data = epoll::EventData::new_u64(pack(TAG_SOCKET, key));
+        epoll::add(&self.epoll, super::uring::borrow(&fd), data, flags)?;
+        self.watched += 1;
+        Ok(())
+    }
+
+    pub(crate) fn disarm(&mut self, fd: RawFd) {
+        // Cannot fail for a descriptor that was added and is still open.
+        let _ = epoll::delete(&self.epoll, super::uring::borrow(&fd));
+        self.watched = self.watched.saturating_sub(1);
+    }
+
+    pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        let timeout = match wait {
+            Wait::No => {
+                self.skipped += 1;
+                if self.watched == 0 || self.skipped < BUSY_ROUNDS {
+                    return Ok(());
+                }
+                Some(Timespec::default())
+            }
+            Wait::For(limit) => limit.map(|limit| {
+                Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
+            }),
+        };
+        self.take(timeout.as_ref(), events)
+    }
+
+    /// One `epoll_wait`, without thrift.
+    pub(crate) fn take(
+        &mut self,
+        timeout: Option<&Timespec>,
+        events: &mut Vec<Event>,
+    ) -> io::Result<()> {
+        self.skipped = 0;
+        self.buffer.clear();
+        let spare = rustix::buffer::spare_capacity(&mut self.buffer);
+        match epoll::wait(&self.epoll, spare, timeout) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &self.buffer {
+            let flags = event.flags;
+            let (tag, key) = unpack(event.data.u64());
+            if tag == TAG_SOCKET {
+                let bits = u32::try_from(flags.bits()).unwrap_or(0);
+                events.push(Event::Socket { key, readiness: readiness(bits), ended: false });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Readiness from the bits of poll or epoll, which agree.
+pub(crate) fn readiness(bits: u32) -> Readiness {
+    let has = |flag: i16| bits & u32::try_from(flag).unwrap_or(0) != 0;
+    let broken = has(libc::POLLHUP) || has(libc::POLLERR);
+    Readiness {
+        readable: has(libc::POLLIN) || broken,
+        writable: has(libc::POLLOUT) || broken,
+        hangup: broken || has(libc::POLLRDHUP),
+    }
+}

@@ -1,0 +1,263 @@
+//! io_uring: disk and sockets of one core through one ring.
+//!
+//! Requests gather in the submission queue while tasks run; one `io_uring_enter` a round hands
+//! them over and, if the core is idle, waits for the first completion in the same call. Sockets
+//! are watched by one multishot poll each. The mailbox's eventfd is one more of those.
+//!
+//! # Safety invariants
+//! - S1: the memory a disk request names belongs to the frame of a task that is parked until the
+//!   request's completion was delivered (D2 of the driver module); a core drops no such task.
+//! - S2: the ring is used by the thread that made it, and only through this struct.
+//! - S3: a raw descriptor given to this module is open for the length of the call, because the
+//!   caller holds its owner.
+//!
+//! # Failure
+//! A full completion queue loses nothing (`IORING_FEAT_NODROP` is required); a refused entry is
+//! completed with the kernel's error.
+#![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
+
+use crate::driver::{Event, IoKind, IoRequest, Wait, epoll, pack, unpack};
+use crate::sockets::SocketKey;
+use crate::wake::Mailbox;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+const TAG_IO: u8 = 1;
+const TAG_SOCKET: u8 = 2;
+const TAG_MAIL: u8 = 3;
+const TAG_NONE: u8 = 4;
+
+const ENTER_GETEVENTS: u32 = 1;
+
+pub(crate) struct Uring {
+    ring: IoUring,
+    eventfd: Option<RawFd>,
+    /// Entries pushed since the last `io_uring_enter`.
+    unsubmitted: u32,
+    words: &'static str,
+}
+
+/// Borrows a descriptor that the caller's caller keeps open.
+pub(crate) fn borrow(fd: &RawFd) -> BorrowedFd<'_> {
+    // SAFETY: open for the length of the call (S3).
+    unsafe { BorrowedFd::borrow_raw(*fd) }
+}
+
+impl Uring {
+    /// Makes a ring with the best flags the kernel has, on the thread that will use it.
+    pub(crate) fn new(queue_depth: u32, mailbox: &Mailbox) -> io::Result<Uring> {
+        let (ring, words) = build_ring(queue_depth)?;
+        if !ring.params().is_feature_nodrop() {
+            return Err(io::Error::other("kernel drops completions when the queue is full"));
+        }
+        if !ring.params().is_feature_ext_arg() {
+            return Err(io::Error::other("kernel cannot wait with a time limit"));
+        }
+        let eventfd = mailbox.eventfd.as_ref().map(AsRawFd::as_raw_fd);
+        let mut uring = Uring { ring, eventfd, unsubmitted: 0, words };
+        uring.arm_mailbox();
+        Ok(uring)
+    }
+
+    /// The flags of the ring, in words.
+    pub(crate) fn words(&self) -> &'static str {
+        self.words
+    }
+
+    fn push(&mut self, entry: &squeue::Entry) {
+        loop {
+            // SAFETY: memory named by the entry outlives the request (S1).
+            if unsafe { self.ring.submission().push(entry) }.is_ok() {
+                self.unsubmitted += 1;
+                return;
+            }
+            // The queue is full: hand it over. Errors show again at the next poll.
+            if self.enter(0, None).is_err() {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    pub(crate) fn submit_io(&mut self, task: u32, request: IoRequest) {
+        let fd = types::Fd(request.fd);
+        let entry = match request.kind {
+            IoKind::SyncData => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            IoKind::Read if request.vector_count == 1 => {
+                let (base, length) = single(request.vectors);
+                opcode::Read::new(fd, base, length).offset(request.offset).build()
+            }
+            IoKind::Read => opcode::Readv::new(fd, request.vectors, request.vector_count)
+                .offset(request.offset)
+                .build(),
+            IoKind::Write { durable } => {
+                let flags = if durable { libc::RWF_DSYNC } else { 0 };
+                if request.vector_count == 1 {
+                    let (base, length) = single(request.vectors);
+                    opcode::Write::new(fd, base, length)
+                        .offset(request.offset)
+                        .rw_flags(flags)
+                        .build()
+                } else {
+                    opcode::Writev::new(fd, request.vectors, request.vector_count)
+                        .offset(request.offset)
+                        .rw_flags(flags)
+                        .build()
+                }
+            }
+        };
+        self.push(&entry.user_data(u64::from(TAG_IO) << 56 | u64::from(task)));
+    }
+
+    fn push_poll(&mut self, fd: RawFd, events: i16, user_data: u64) {
+        let bits = u32::try_from(events).unwrap_or(0);
+        let entry = opcode::PollAdd::new(types::Fd(fd), bits).multi(true).build();
+        self.push(&entry.user_data(user_data));
+    }
+
+    fn arm_mailbox(&mut self) {
+        if let Some(eventfd) = self.eventfd {
+            self.push_poll(eventfd, libc::POLLIN, u64::from(TAG_MAIL) << 56);
+        }
+    }
+
+    pub(crate) fn arm(&mut self, key: SocketKey, fd: RawFd) {
+        let events = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+        self.push_poll(fd, events, pack(TAG_SOCKET, key));
+        // The poll takes its own reference to the socket when the kernel sees the entry; until
+        // then the descriptor must not be closed, so the entry goes at once.
+        let _ = self.enter(0, None);
+    }
+
+    pub(crate) fn disarm(&mut self, key: SocketKey) {
+        // Not `PollRemove`: that one gives up with EALREADY when an event of the poll is just being
+        // delivered, and the poll then holds the socket open for ever.
+        let entry = opcode::AsyncCancel::new(pack(TAG_SOCKET, key)).build();
+        self.push(&entry.user_data(u64::from(TAG_NONE) << 56));
+    }
+
+    /// `io_uring_enter`: submits everything, runs deferred work, waits for `min_complete`.
+    fn enter(&mut self, min_complete: u32, limit: Option<Duration>) -> io::Result<()> {
+        let limit = limit.map(types::Timespec::from);
+        let submitter = self.ring.submitter();
+        let result = match &limit {
+            None => {
+                let to_submit = self.unsubmitted;
+                // SAFETY: plain arguments, no extended argument.
+                unsafe {
+                    submitter.enter::<libc::sigset_t>(
+                        to_submit,
+                        min_complete,
+                        ENTER_GETEVENTS,
+                        None,
+                    )
+                }
+            }
+            Some(limit) => {
+                let arguments = types::SubmitArgs::new().timespec(limit);
+                submitter.submit_with_args(min_complete as usize, &arguments)
+            }
+        };
+        match result {
+            Ok(submitted) => {
+                let submitted = u32::try_from(submitted).unwrap_or(u32::MAX);
+                self.unsubmitted = self.unsubmitted.saturating_sub(submitted);
+                Ok(())
+            }
+            Err(error) => match error.raw_os_error() {
+                // A time limit that passed, or a signal. With a wait the entries have gone.
+                Some(libc::ETIME | libc::EINTR) => {
+                    self.unsubmitted = self.pending();
+                    Ok(())
+                }
+                // The completion queue, or memory, is short for now: reap first.
+                Some(libc::EBUSY | libc::EAGAIN) => {
+                    self.unsubmitted = self.pending();
+                    Ok(())
+                }
+                _ => Err(error),
+            },
+        }
+    }
+
+    fn pending(&mut self) -> u32 {
+        u32::try_from(self.ring.submission().len()).unwrap_or(0)
+    }
+
+    pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
+        match wait {
+            Wait::For(limit) if self.ring.completion().is_empty() => self.enter(1, limit)?,
+            _ => {
+                let must_enter = self.unsubmitted > 0 || {
+                    let queue = self.ring.submission();
+                    queue.taskrun() || queue.cq_overflow()
+                };
+                if must_enter {
+                    self.enter(0, None)?;
+                }
+            }
+        }
+        self.reap(events);
+        Ok(())
+    }
+
+    fn reap(&mut self, events: &mut Vec<Event>) {
+        let mut mailbox_ended = false;
+        for completion in self.ring.completion() {
+            let (tag, key) = unpack(completion.user_data());
+            let result = completion.result();
+            match tag {
+                TAG_IO => events.push(Event::Io { task: key.generation, result }),
+                TAG_SOCKET => {
+                    let ended = !cqueue::more(completion.flags());
+                    // A poll that failed says so through the socket itself.
+                    let bits =
+                        u32::try_from(result).unwrap_or(u32::try_from(libc::POLLERR).unwrap_or(0));
+                    let readiness = epoll::readiness(bits);
+                    events.push(Event::Socket { key, readiness, ended });
+                }
+                TAG_MAIL => mailbox_ended |= !cqueue::more(completion.flags()),
+                _ => {}
+            }
+        }
+        if mailbox_ended {
+            self.arm_mailbox();
+        }
+    }
+}
+
+fn single(vectors: *const libc::iovec) -> (*mut u8, u32) {
+    // SAFETY: a request with one vector points to it (S1).
+    let vector = unsafe { &*vectors };
+    let length = u32::try_from(vector.iov_len).unwrap_or(IO_BYTES_MAX);
+    (vector.iov_base.cast(), length.min(IO_BYTES_MAX))
+}
+
+/// The most that Linux moves in one call; more is a short transfer.
+const IO_BYTES_MAX: u32 = 0x7fff_f000;
+
+fn build_ring(queue_depth: u32) -> io::Result<(IoUring, &'static str)> {
+    let mut builder = IoUring::builder();
+    builder.setup_clamp().setup_cqsize(queue_depth.saturating_mul(4)).dontfork();
+    let best = builder
+        .clone()
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .build(queue_depth);
+    if let Ok(ring) = best {
+        return Ok((ring, "single issuer, deferred task work"));
+    }
+    let good = builder
+        .clone()
+        .setup_coop_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .build(queue_depth);
+    if let Ok(ring) = good {
+        return Ok((ring, "cooperative task work"));
+    }
+    Ok((builder.build(queue_depth)?, "plain"))
+}

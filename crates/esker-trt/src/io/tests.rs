@@ -1,0 +1,88 @@
+//! Disk calls in tasks, on every facility, and on threads.
+
+use crate::io::{WriteMode, read_at, read_vectored_at, sync_data, write_vectored_at};
+use crate::runtime::tests::each_facility;
+use crate::spawn;
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+fn file() -> OwnedFd {
+    memfd_create("esker-test", MemfdFlags::CLOEXEC).unwrap()
+}
+
+fn write_and_read(file: &OwnedFd) {
+    let fd = file.as_fd();
+    let (first, second) = ([1_u8; 100], [2_u8; 50]);
+    let bufs = [IoSlice::new(&first), IoSlice::new(&second)];
+    assert_eq!(write_vectored_at(fd, &bufs, 10, WriteMode::Plain).unwrap(), 150);
+    assert_eq!(write_vectored_at(fd, &bufs[1..], 160, WriteMode::Durable).unwrap(), 50);
+    sync_data(fd).unwrap();
+    let (mut head, mut tail) = ([9_u8; 20], [9_u8; 300]);
+    let mut bufs = [IoSliceMut::new(&mut head), IoSliceMut::new(&mut tail)];
+    // The file ends at 210: a short read says so.
+    assert_eq!(read_vectored_at(fd, &mut bufs, 0).unwrap(), 210);
+    assert_eq!(head[..10], [0; 10]);
+    assert_eq!(head[10..], [1; 10]);
+    assert_eq!(tail[..90], [1; 90]);
+    assert_eq!(tail[90..190], [2; 100]);
+    assert_eq!(tail[190..], [9; 110]);
+    assert_eq!(read_at(fd, &mut head, 210).unwrap(), 0);
+}
+
+#[test]
+fn tasks_write_sync_and_read_back() {
+    each_facility(|runtime| {
+        runtime.spawn(|| write_and_read(&file())).join().unwrap();
+    });
+}
+
+#[test]
+fn threads_write_sync_and_read_back() {
+    write_and_read(&file());
+}
+
+#[test]
+fn the_kernels_error_comes_back_unchanged() {
+    each_facility(|runtime| {
+        let number = runtime.spawn(|| {
+            let file = file();
+            let bufs = [IoSlice::new(b"beyond the last offset")];
+            let result = write_vectored_at(file.as_fd(), &bufs, 1 << 63, WriteMode::Plain);
+            result.unwrap_err().raw_os_error()
+        });
+        assert_eq!(number.join().unwrap(), Some(libc::EINVAL));
+    });
+}
+
+#[test]
+fn many_tasks_have_requests_in_flight_at_once() {
+    const TASKS: u64 = 700;
+    each_facility(|runtime| {
+        let file = Arc::new(file());
+        let read = runtime.spawn(move || {
+            let file = Rc::new(file);
+            let tasks: Vec<_> = (0..TASKS)
+                .map(|task| {
+                    let file = Rc::clone(&file);
+                    spawn(move || {
+                        let bytes = task.to_le_bytes();
+                        let bufs = [IoSlice::new(&bytes)];
+                        let fd = file.as_fd();
+                        assert_eq!(
+                            write_vectored_at(fd, &bufs, task * 8, WriteMode::Plain).unwrap(),
+                            8
+                        );
+                        let mut back = [0; 8];
+                        assert_eq!(read_at(fd, &mut back, task * 8).unwrap(), 8);
+                        u64::from_le_bytes(back)
+                    })
+                })
+                .collect();
+            tasks.into_iter().map(|task| task.join().unwrap()).collect::<Vec<u64>>()
+        });
+        assert_eq!(read.join().unwrap(), (0..TASKS).collect::<Vec<u64>>());
+    });
+}

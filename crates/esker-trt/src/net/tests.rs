@@ -1,0 +1,237 @@
+//! Sockets in tasks, on every facility, and on threads.
+
+use crate::net::{Listener, Stream};
+use crate::runtime::tests::each_facility;
+use crate::{sleep, spawn};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::CoreId;
+use std::io::{ErrorKind, IoSlice};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::rc::Rc;
+use std::time::Duration;
+
+fn listener() -> (Listener, std::net::SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (Listener::try_from(listener).unwrap(), address)
+}
+
+fn pair() -> (Stream, Stream) {
+    let (a, b) = UnixStream::pair().unwrap();
+    (Stream::try_from(a).unwrap(), Stream::try_from(b).unwrap())
+}
+
+fn read_exactly(stream: &Stream, mut buf: &mut [u8]) {
+    while !buf.is_empty() {
+        let count = stream.read(buf).unwrap();
+        assert!(count > 0, "the stream ended early");
+        buf = &mut buf[count..];
+    }
+}
+
+fn echo(stream: &Stream) -> usize {
+    let mut buf = [0; 1000];
+    let mut total = 0;
+    loop {
+        match stream.read(&mut buf).unwrap() {
+            0 => return total,
+            count => stream.write_all(&buf[..count]).unwrap(),
+        }
+        total += 1;
+    }
+}
+
+#[test]
+fn connections_accepted_on_one_core_are_served_on_another() {
+    each_facility(|runtime| {
+        let runtime = std::sync::Arc::new(runtime);
+        let (listener, address) = listener();
+        assert_eq!(listener.local_addr().unwrap(), Some(address));
+        let spawner = std::sync::Arc::downgrade(&runtime);
+        let server = runtime.spawn_on(CoreId(0), move || {
+            let served: Vec<_> = (0..20)
+                .map(|_| {
+                    let stream = listener.accept().unwrap();
+                    assert!(stream.peer().unwrap().is_some());
+                    spawner.upgrade().unwrap().spawn_on(CoreId(1), move || echo(&stream))
+                })
+                .collect();
+            served.into_iter().map(|task| task.join().unwrap()).filter(|turns| *turns > 0).count()
+        });
+        let clients: Vec<_> = (0..20_u8)
+            .map(|client| {
+                runtime.spawn(move || {
+                    // Connecting blocks for a moment; loopback answers at once.
+                    let stream = TcpStream::connect(address).unwrap();
+                    let stream = Stream::try_from(stream).unwrap();
+                    for turn in 0..50_u8 {
+                        let message = vec![client ^ turn; 5000];
+                        stream.write_all(&message).unwrap();
+                        let mut back = vec![0; 5000];
+                        read_exactly(&stream, &mut back);
+                        assert_eq!(back, message);
+                    }
+                    stream.shutdown(Shutdown::Write).unwrap();
+                    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0);
+                })
+            })
+            .collect();
+        for client in clients {
+            client.join().unwrap();
+        }
+        assert_eq!(server.join().unwrap(), 20);
+        runtime.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn one_task_reads_while_another_writes_more_than_the_socket_holds() {
+    each_facility(|runtime| {
+        let total = runtime.spawn(|| {
+            let (a, b) = pair();
+            let writer = spawn(move || {
+                let chunk = vec![7_u8; 300_000];
+                for _ in 0..20 {
+                    let mut bufs = [IoSlice::new(&[]), IoSlice::new(&chunk), IoSlice::new(b"end")];
+                    a.write_all_vectored(&mut bufs).unwrap();
+                }
+            });
+            let mut buf = vec![0; 65_536];
+            let mut total = 0;
+            loop {
+                match b.read(&mut buf).unwrap() {
+                    0 => break,
+                    count => total += count,
+                }
+            }
+            writer.join().unwrap();
+            total
+        });
+        assert_eq!(total.join().unwrap(), 20 * 300_003);
+    });
+}
+
+#[test]
+fn a_deadline_ends_a_read_and_the_stream_stays_usable() {
+    each_facility(|runtime| {
+        let kinds = runtime.spawn(|| {
+            let (a, b) = pair();
+            let mut buf = [0; 4];
+            a.set_deadline(Some(Duration::from_millis(20)));
+            let start = SystemClock.monotonic();
+            let first = a.read(&mut buf).unwrap_err().kind();
+            assert!(SystemClock.monotonic() - start >= Duration::from_millis(20));
+            b.write_all(b"late").unwrap();
+            // What is there is given even after the deadline.
+            sleep(Duration::from_millis(5));
+            let second = a.read(&mut buf).map_err(|error| error.kind());
+            a.set_deadline(Some(Duration::from_millis(1)));
+            let third = a.read(&mut buf).unwrap_err().kind();
+            a.set_deadline(None);
+            b.write_all(b"more").unwrap();
+            (first, second, third, a.read(&mut buf).unwrap())
+        });
+        let expected = (ErrorKind::TimedOut, Ok(4), ErrorKind::TimedOut, 4);
+        assert_eq!(kinds.join().unwrap(), expected);
+    });
+}
+
+#[test]
+fn the_end_of_the_stream_is_seen_after_a_short_read() {
+    each_facility(|runtime| {
+        let ends = runtime.spawn(|| {
+            let (a, b) = pair();
+            let reader = spawn(move || {
+                let mut buf = [0; 100];
+                (a.read(&mut buf).unwrap(), a.read(&mut buf).unwrap())
+            });
+            crate::yield_now();
+            // Data and end come in one event.
+            b.write_all(b"bye").unwrap();
+            drop(b);
+            reader.join().unwrap()
+        });
+        assert_eq!(ends.join().unwrap(), (3, 0));
+    });
+}
+
+#[test]
+fn shutdown_interrupts_a_blocked_accept_and_read() {
+    each_facility(|runtime| {
+        let (listener, _) = listener();
+        let accepting = runtime.spawn(move || listener.accept().map(|_| ()).unwrap_err().kind());
+        let reading = runtime.spawn(|| {
+            let (a, _b) = pair();
+            a.read(&mut [0; 8]).unwrap_err().kind()
+        });
+        std::thread::park_timeout(Duration::from_millis(20));
+        runtime.shutdown().unwrap();
+        assert_eq!(accepting.join().unwrap(), ErrorKind::Interrupted);
+        assert_eq!(reading.join().unwrap(), ErrorKind::Interrupted);
+    });
+}
+
+#[test]
+fn a_stream_moves_to_another_core_after_its_first_use() {
+    each_facility(|runtime| {
+        let (a, b) = pair();
+        let moved = runtime.spawn_on(CoreId(0), move || {
+            a.set_deadline(Some(Duration::from_millis(5)));
+            assert_eq!(a.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+            a.set_deadline(None);
+            a
+        });
+        let a = moved.join().unwrap();
+        let reader = runtime.spawn_on(CoreId(1), move || {
+            let mut buf = [0; 8];
+            let first = a.read(&mut buf).unwrap();
+            (first, a)
+        });
+        std::thread::park_timeout(Duration::from_millis(10));
+        b.write_all(b"hello").unwrap();
+        let (count, a) = reader.join().unwrap();
+        assert_eq!(count, 5);
+        // And to a thread, which also closes it.
+        b.write_all(b"bye").unwrap();
+        assert_eq!(a.read(&mut [0; 8]).unwrap(), 3);
+        drop(a);
+        assert_eq!(b.read(&mut [0; 8]).unwrap(), 0);
+    });
+}
+
+#[test]
+fn threads_block_in_the_same_calls() {
+    let (a, b) = pair();
+    a.set_deadline(Some(Duration::from_millis(10)));
+    assert_eq!(a.read(&mut [0; 8]).unwrap_err().kind(), ErrorKind::TimedOut);
+    a.set_deadline(None);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            std::thread::park_timeout(Duration::from_millis(5));
+            b.write_all(b"from a thread").unwrap();
+        });
+        assert_eq!(a.read(&mut [0; 64]).unwrap(), 13);
+    });
+}
+
+#[test]
+fn two_tasks_accept_on_one_listener() {
+    each_facility(|runtime| {
+        let (listener, address) = listener();
+        let both = runtime.spawn_on(CoreId(0), move || {
+            let listener = Rc::new(listener);
+            let tasks: Vec<_> = (0..2)
+                .map(|_| {
+                    let listener = Rc::clone(&listener);
+                    spawn(move || listener.accept().is_ok())
+                })
+                .collect();
+            tasks.into_iter().map(|task| task.join().unwrap()).filter(|ok| *ok).count()
+        });
+        let _first = TcpStream::connect(address).unwrap();
+        std::thread::park_timeout(Duration::from_millis(10));
+        let _second = TcpStream::connect(address).unwrap();
+        assert_eq!(both.join().unwrap(), 2);
+    });
+}

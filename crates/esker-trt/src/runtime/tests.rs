@@ -1,0 +1,239 @@
+//! Runs on every facility: tasks, their results, their end.
+
+use crate::config::{Config, Facility};
+use crate::runtime::Runtime;
+use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
+use esker_base::ErrorKind;
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::CoreId;
+use std::time::Duration;
+
+pub(crate) fn runtime(facility: Facility, cores: usize) -> Runtime {
+    let config = Config { cores, facilities: vec![facility], ..Config::default() };
+    Runtime::start(config).expect("every facility works on the test machine")
+}
+
+pub(crate) fn each_facility(test: impl Fn(Runtime)) {
+    for facility in Facility::ALL {
+        let runtime = runtime(facility, 2);
+        assert_eq!(runtime.facility(), facility);
+        test(runtime);
+    }
+}
+
+#[test]
+fn a_task_returns_its_value_to_a_thread() {
+    each_facility(|runtime| {
+        assert!(!in_task());
+        let join = runtime.spawn(|| (in_task(), crate::current_core()));
+        assert_eq!(join.join().unwrap(), (true, Some(CoreId(0))));
+        assert_eq!(runtime.spawn(crate::current_core).join().unwrap(), Some(CoreId(1)));
+        runtime.shutdown().unwrap();
+    });
+}
+
+#[test]
+fn tasks_of_one_core_take_turns() {
+    each_facility(|runtime| {
+        let order = runtime.spawn(|| {
+            let order = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+            let tasks: Vec<_> = (0..3)
+                .map(|task| {
+                    let order = std::rc::Rc::clone(&order);
+                    spawn(move || {
+                        for turn in 0..3 {
+                            order.borrow_mut().push((turn, task));
+                            yield_now();
+                        }
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.join().unwrap();
+            }
+            order.take()
+        });
+        let expected: Vec<_> =
+            (0..3).flat_map(|turn| (0..3).map(move |task| (turn, task))).collect();
+        assert_eq!(order.join().unwrap(), expected);
+    });
+}
+
+#[test]
+fn a_panic_surfaces_at_the_join_and_the_core_goes_on() {
+    each_facility(|runtime| {
+        let error = runtime.spawn(|| panic!("no {}", "luck")).join().map(|()| ()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Panicked);
+        assert!(error.to_string().contains("no luck"), "{error}");
+        let inner = runtime.spawn_on(CoreId(0), || {
+            let error = spawn(|| -> u32 { panic!("inner") }).join().unwrap_err();
+            error.to_string()
+        });
+        assert!(inner.join().unwrap().contains("inner"));
+    });
+}
+
+#[test]
+fn sleepers_wake_in_the_order_of_their_deadlines() {
+    each_facility(|runtime| {
+        let order = runtime.spawn(|| {
+            let start = SystemClock.monotonic();
+            let order = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+            let tasks: Vec<_> = [30_u64, 10, 20]
+                .into_iter()
+                .map(|ms| {
+                    let order = std::rc::Rc::clone(&order);
+                    spawn(move || {
+                        sleep(Duration::from_millis(ms));
+                        order.borrow_mut().push(ms);
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.join().unwrap();
+            }
+            (order.take(), SystemClock.monotonic() - start)
+        });
+        let (order, took) = order.join().unwrap();
+        assert_eq!(order, [10, 20, 30]);
+        assert!(took >= Duration::from_millis(30));
+    });
+}
+
+#[test]
+fn shutdown_ends_sleeping_tasks_soon() {
+    each_facility(|runtime| {
+        let sleeper = runtime.spawn(|| {
+            let result = crate::sleep_cancellable(Duration::from_secs(100));
+            (is_cancelled(), result.map_err(|error| error.kind()))
+        });
+        let looper = runtime.spawn(|| {
+            let mut turns = 0;
+            while !is_cancelled() {
+                sleep(Duration::from_millis(1));
+                turns += 1;
+            }
+            turns
+        });
+        std::thread::park_timeout(Duration::from_millis(20));
+        let start = SystemClock.monotonic();
+        runtime.shutdown().unwrap();
+        assert!(SystemClock.monotonic() - start < Duration::from_secs(2));
+        assert_eq!(sleeper.join().unwrap(), (true, Err(ErrorKind::Cancelled)));
+        assert!(looper.join().unwrap() > 0);
+        let late = runtime.spawn(|| 1).join().unwrap_err();
+        assert_eq!(late.kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn a_task_that_does_not_end_is_left_and_reported() {
+    let config = Config {
+        facilities: vec![Facility::Sync],
+        shutdown_limit: Duration::from_millis(100),
+        ..Config::default()
+    };
+    let runtime = Runtime::start(config).unwrap();
+    let gate = std::sync::Arc::new(crate::sync::Gate::new());
+    let inner = std::sync::Arc::clone(&gate);
+    let stuck = runtime.spawn(move || inner.wait());
+    let error = runtime.shutdown().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    assert!(error.to_string().contains("core 0"), "{error}");
+    assert_eq!(stuck.join().unwrap_err().kind(), ErrorKind::Cancelled);
+    gate.open();
+}
+
+#[test]
+fn too_many_tasks_are_refused_at_their_join() {
+    let config = Config { tasks_max: 2, ..Config::default() };
+    let runtime = Runtime::start(config).unwrap();
+    let kinds = runtime.spawn(|| {
+        let first = spawn(|| 1);
+        let second = spawn(|| 2);
+        (first.join().unwrap(), second.join().unwrap_err().kind())
+    });
+    assert_eq!(kinds.join().unwrap(), (1, ErrorKind::OutOfMemory));
+}
+
+#[test]
+fn a_refused_facility_is_reported_and_the_next_one_serves() {
+    // More AIO requests than the system allows for everyone together.
+    let config = Config {
+        facilities: vec![Facility::Aio, Facility::Sync],
+        queue_depth: 1 << 30,
+        ..Config::default()
+    };
+    let runtime = Runtime::start(config).unwrap();
+    assert_eq!(runtime.facility(), Facility::Sync);
+    assert!(runtime.report().contains("refused: aio ("), "{}", runtime.report());
+    assert_eq!(runtime.spawn(|| 7).join().unwrap(), 7);
+}
+
+#[test]
+fn no_facility_is_an_error_and_unknown_cores_show_at_the_join() {
+    let config = Config { facilities: Vec::new(), ..Config::default() };
+    assert_eq!(Runtime::start(config).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let runtime = runtime(Facility::Sync, 1);
+    let error = runtime.spawn_on(CoreId(9), || ()).join().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn forty_thousand_tasks_live_at_once() {
+    const TASKS: usize = 40_000;
+    let runtime = runtime(Facility::Uring, 1);
+    let sum = runtime.spawn(|| {
+        let gate = std::rc::Rc::new(crate::local::Notify::new());
+        let tasks: Vec<_> = (0..TASKS)
+            .map(|task| {
+                let gate = std::rc::Rc::clone(&gate);
+                spawn(move || {
+                    gate.wait().unwrap();
+                    task
+                })
+            })
+            .collect();
+        yield_now();
+        gate.notify_all();
+        tasks.into_iter().map(|task| task.join().unwrap()).sum::<usize>()
+    });
+    assert_eq!(sum.join().unwrap(), TASKS * (TASKS - 1) / 2);
+    assert!(runtime.report().contains("guard"), "{}", runtime.report());
+}
+
+#[test]
+fn a_blocking_call_runs_beside_the_core() {
+    each_facility(|runtime| {
+        let result = runtime.spawn(|| {
+            let ticks = std::rc::Rc::new(std::cell::Cell::new(0));
+            let counter = {
+                let ticks = std::rc::Rc::clone(&ticks);
+                spawn(move || {
+                    for _ in 0..5 {
+                        sleep(Duration::from_millis(2));
+                        ticks.set(ticks.get() + 1);
+                    }
+                })
+            };
+            let words = String::from("borrowed");
+            let length = crate::io::offload(|| {
+                std::thread::park_timeout(Duration::from_millis(60));
+                assert!(!in_task());
+                words.len()
+            });
+            let ticks = ticks.get();
+            counter.join().unwrap();
+            (length, ticks)
+        });
+        assert_eq!(result.join().unwrap(), (8, 5));
+    });
+}
+
+#[test]
+fn a_panic_of_a_blocking_call_surfaces_in_its_task() {
+    let runtime = runtime(Facility::Uring, 1);
+    let error = runtime.spawn(|| crate::io::offload(|| panic!("far away"))).join();
+    let error = error.map(|()| ()).unwrap_err();
+    assert!(error.to_string().contains("far away"), "{error}");
+}

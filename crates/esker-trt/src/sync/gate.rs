@@ -1,0 +1,104 @@
+//! A door that opens once.
+
+use crate::task::{cancelled_error, is_cancelled};
+use crate::wake::{self, Waker};
+use esker_base::{Error, ErrorKind, Result};
+use parking_lot::Mutex as Lock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A door that opens once: any number of tasks and threads wait for it, on any core.
+#[derive(Debug, Default)]
+pub struct Gate {
+    open: AtomicBool,
+    waiters: Lock<Vec<Waker>>,
+}
+
+impl Gate {
+    /// A closed gate.
+    #[must_use]
+    pub fn new() -> Self {
+        Gate::default()
+    }
+
+    /// Opens the gate for ever and wakes everyone who waits.
+    pub fn open(&self) {
+        let waiters = {
+            let mut waiters = self.waiters.lock();
+            // Pairs with the load in `is_open`.
+            self.open.store(true, Ordering::Release);
+            std::mem::take(&mut *waiters)
+        };
+        for waiter in waiters {
+            waiter.wake();
+        }
+    }
+
+    /// Whether the gate is open. What happened before `open` is visible after `true`.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// Waits until the gate is open. Not ended by a shutdown: whoever holds the gate closed must
+    /// open it, also when it fails.
+    pub fn wait(&self) {
+        if self.enlist().is_some() {
+            while !self.is_open() {
+                wake::park("gate");
+            }
+        }
+    }
+
+    /// Waits until the gate is open or the run-time shuts down.
+    ///
+    /// # Errors
+    /// `Cancelled`.
+    pub fn wait_cancellable(&self) -> Result<()> {
+        let Some(waiter) = self.enlist() else { return Ok(()) };
+        while !self.is_open() {
+            if is_cancelled() {
+                self.leave(&waiter);
+                return Err(cancelled_error("wait for gate"));
+            }
+            wake::park("gate");
+        }
+        Ok(())
+    }
+
+    /// Waits until the gate is open, at most for `limit`.
+    ///
+    /// # Errors
+    /// `Timeout`.
+    pub fn wait_for(&self, limit: Duration) -> Result<()> {
+        let Some(waiter) = self.enlist() else { return Ok(()) };
+        let end = crate::time::now() + limit;
+        while !self.is_open() {
+            let left = end.saturating_sub(crate::time::now());
+            if left.is_zero() {
+                self.leave(&waiter);
+                return Err(Error::new(ErrorKind::Timeout, "wait for gate"));
+            }
+            wake::park_for("gate", left);
+        }
+        Ok(())
+    }
+
+    /// Puts the caller on the list; `None` if the gate is open.
+    fn enlist(&self) -> Option<Waker> {
+        if self.is_open() {
+            return None;
+        }
+        let waker = Waker::current();
+        let mut waiters = self.waiters.lock();
+        if self.is_open() {
+            return None;
+        }
+        waiters.push(waker.clone());
+        Some(waker)
+    }
+
+    fn leave(&self, waiter: &Waker) {
+        self.waiters.lock().retain(|other| !other.is_same(waiter));
+    }
+}

@@ -1,0 +1,203 @@
+//! Tasks: what the scheduler knows of one, and how its result reaches whoever joins it.
+//!
+//! # Invariants
+//! - I1: a task runs on one thread from spawn to end. [`Task`] and [`JoinHandle`] are `!Send`, and
+//!   nothing hands a coroutine to another thread.
+//! - I2: a task is in the ready queue at most once: when its state is `Ready` or `Yielded`.
+//! - I3: the result cell of a task is filled exactly once: with its value, its panic, or, when the
+//!   task is given up, with `Cancelled`.
+
+use crate::context;
+use crate::stack::TaskStack;
+use crate::timer::NEVER;
+use crate::{local, sync};
+use corosensei::{Coroutine, Yielder};
+use esker_base::ids::CoreId;
+use esker_base::{Error, ErrorKind, Result};
+use std::any::Any;
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// A task of one core; the generation tells it from earlier ones in the same place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TaskId {
+    pub(crate) index: u32,
+    pub(crate) generation: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TaskState {
+    /// In the ready queue, woken.
+    Ready,
+    /// In the ready queue, by its own wish.
+    Yielded,
+    /// On its stack.
+    Running,
+    /// Waits to be woken.
+    Parked,
+}
+
+pub(crate) type TaskCoroutine = Coroutine<(), (), (), TaskStack>;
+
+pub(crate) struct Task {
+    pub(crate) id: TaskId,
+    pub(crate) coroutine: RefCell<Option<TaskCoroutine>>,
+    pub(crate) yielder: Cell<*const Yielder<(), ()>>,
+    pub(crate) state: Cell<TaskState>,
+    /// A wake-up came while the task was not parked.
+    pub(crate) notified: Cell<bool>,
+    /// The completion of the one disk request that a task can have in flight.
+    pub(crate) io_result: Cell<Option<i32>>,
+    pub(crate) io_pending: Cell<bool>,
+    pub(crate) deadline_ns: Cell<u64>,
+    pub(crate) armed_ns: Cell<u64>,
+    /// What a parked task waits for, for reports.
+    pub(crate) waits_for: Cell<&'static str>,
+    /// Fails the result of a task that is given up at shutdown.
+    pub(crate) give_up: RefCell<Option<Arc<dyn GiveUp>>>,
+}
+
+/// A result that can be failed without the task that owes it.
+pub(crate) trait GiveUp: Send + Sync {
+    /// Fails the result with `Cancelled` unless it is there.
+    fn give_up(&self);
+}
+
+impl Task {
+    pub(crate) fn new(id: TaskId) -> Self {
+        Task {
+            id,
+            coroutine: RefCell::new(None),
+            yielder: Cell::new(std::ptr::null()),
+            state: Cell::new(TaskState::Ready),
+            notified: Cell::new(false),
+            io_result: Cell::new(None),
+            io_pending: Cell::new(false),
+            deadline_ns: Cell::new(NEVER),
+            armed_ns: Cell::new(NEVER),
+            waits_for: Cell::new("start"),
+            give_up: RefCell::new(None),
+        }
+    }
+
+    /// Back from a park: no deadline, no left-over token.
+    pub(crate) fn unparked(&self) {
+        self.deadline_ns.set(NEVER);
+        self.notified.set(false);
+    }
+}
+
+/// Runs `body`; a panic becomes an error with its text.
+pub(crate) fn run_caught<T>(body: impl FnOnce() -> T) -> Result<T> {
+    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| panic_error(payload.as_ref()))
+}
+
+fn panic_error(payload: &(dyn Any + Send)) -> Error {
+    let text = payload
+        .downcast_ref::<&'static str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned());
+    match text {
+        Some(text) => Error::new(ErrorKind::Panicked, "run task").context(text),
+        // A simulation that ends early unwinds what is left with a payload of corosensei's.
+        None if context::with(|core| core.is_unwinding()) == Some(true) => {
+            Error::new(ErrorKind::Cancelled, "run task")
+        }
+        None => Error::new(ErrorKind::Panicked, "run task").context("panic without a text"),
+    }
+}
+
+/// The result of a task of the same core. Dropping it lets the task go on alone.
+#[derive(Debug)]
+pub struct JoinHandle<T> {
+    future: local::Future<Result<T>>,
+}
+
+impl<T> JoinHandle<T> {
+    /// Waits until the task has ended.
+    ///
+    /// # Errors
+    /// `Panicked` with the panic's text; `OutOfMemory` when the task could not be started;
+    /// `Cancelled` when a simulation ended before the task.
+    pub fn join(self) -> Result<T> {
+        self.future.wait()?
+    }
+
+    /// Whether the task has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.future.is_ready()
+    }
+}
+
+/// The result of a task of any core. Dropping it lets the task go on alone.
+#[derive(Debug)]
+pub struct RemoteJoin<T> {
+    pub(crate) future: sync::Future<Result<T>>,
+}
+
+impl<T: Send> RemoteJoin<T> {
+    /// Waits, as a task or a thread, until the task has ended.
+    ///
+    /// # Errors
+    /// `Panicked` with the panic's text; `OutOfMemory` when the task could not be started;
+    /// `Closed` when the run-time shut down before it started; `Cancelled` when the task was given
+    /// up at shutdown.
+    pub fn join(self) -> Result<T> {
+        self.future.wait()?
+    }
+
+    /// Whether the task has ended.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.future.is_ready()
+    }
+}
+
+/// Starts a task on this core. It first runs when the caller suspends. What it captures need not
+/// be `Send`, because it never leaves the core (uDepot §3).
+///
+/// A task that cannot be started (no memory, too many tasks) shows at its join.
+///
+/// # Panics
+/// Outside a task: there is no core to run it. Threads use
+/// [`Runtime::spawn`](crate::Runtime::spawn).
+pub fn spawn<T: 'static>(body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
+    let (promise, future) = local::promise();
+    let started = context::with_task(|core, _| match core.reserve() {
+        Ok(place) => core.start(place, move || promise.set(run_caught(body)), None),
+        Err(error) => promise.set(Err(error)),
+    });
+    assert!(started.is_some(), "esker_trt::spawn outside a task; use Runtime::spawn");
+    JoinHandle { future }
+}
+
+/// Lets the other ready tasks of this core run; on a thread, other threads.
+pub fn yield_now() {
+    if !context::yield_task() {
+        std::thread::yield_now();
+    }
+}
+
+/// Whether the caller runs in a task.
+#[must_use]
+pub fn in_task() -> bool {
+    context::with_task(|_, _| ()).is_some()
+}
+
+/// The core of the calling task; `None` on an ordinary thread.
+#[must_use]
+pub fn current_core() -> Option<CoreId> {
+    context::with_task(|core, _| core.mailbox().core)
+}
+
+/// Whether the calling task's run-time is shutting down. False on an ordinary thread.
+#[must_use]
+pub fn is_cancelled() -> bool {
+    context::with_task(|core, _| core.is_cancelled()).unwrap_or(false)
+}
+
+pub(crate) fn cancelled_error(operation: &'static str) -> Error {
+    Error::new(ErrorKind::Cancelled, operation)
+}
