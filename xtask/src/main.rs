@@ -1,2 +1,196 @@
-//! Checks of the repository.
-fn main() {}
+//! Everything that checks Esker. `cargo xtask check` is the one command that tests it all; the
+//! others are its parts, and the longer runs that it samples.
+
+mod run;
+mod tidy;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use run::{Step, cargo};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Checks of the Esker repository")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Everything below but the benchmarks, with a sample of the crash exploration. Under 15
+    /// minutes on two cores.
+    Check,
+    /// The project's own rules: arrows between crates, module headers, file sizes, assertions in
+    /// tests, and where unsafe, files, clocks and threads may be named.
+    Tidy,
+    /// Formats the sources.
+    Fmt {
+        /// Only say whether they are formatted.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Clippy with warnings denied.
+    Lint,
+    /// All tests, with debug assertions and without.
+    Test {
+        /// Only tests whose name contains this.
+        filter: Option<String>,
+    },
+    /// Crash exploration of the engines; resumable by seeds.
+    Crash {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the crash exploration notices: disables one site after another.
+    Mutants {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
+    Interleave,
+    /// Documentation, with warnings denied.
+    Doc,
+    /// Licences, bans and advisories of the dependencies, if `cargo-deny` is installed.
+    Deny,
+    /// Measurements beside their peers.
+    Bench {
+        #[command(subcommand)]
+        bench: Bench,
+    },
+}
+
+#[derive(Subcommand)]
+enum Bench {
+    /// TRT: switches, wake-ups, and random reads beside fio.
+    Trt {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Durable writes: what a flush costs on unwritten and on written extents.
+    DurableWrites {
+        /// Arguments of the benchmark.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
+    Depot {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> Result<()> {
+    match Arguments::parse().command {
+        Command::Check => check(),
+        Command::Tidy => tidy::run(),
+        Command::Fmt { check: false } => run::all(&[cargo("fmt", &["fmt", "--all"])]),
+        Command::Fmt { check: true } => run::all(&[format_check()]),
+        Command::Lint => run::all(&lint()),
+        Command::Test { filter } => run::all(&tests(filter.as_deref())),
+        Command::Crash { arguments } => run::all(&[crash(&arguments)]),
+        Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
+        Command::Interleave => run::all(&interleave()),
+        Command::Doc => run::all(&[doc()]),
+        Command::Deny => deny(),
+        Command::Bench { bench } => run::all(&[benchmark(bench)]),
+    }
+}
+
+fn check() -> Result<()> {
+    run::all(&[format_check()])?;
+    tidy::run()?;
+    run::all(&lint())?;
+    run::all(&[doc()])?;
+    deny()?;
+    run::all(&tests(None))?;
+    run::all(&interleave())?;
+    run::all(&[crash(&["--gate".to_owned()]), mutants(&["--gate".to_owned()])])?;
+    println!("check: everything passed");
+    Ok(())
+}
+
+fn format_check() -> Step {
+    cargo("format", &["fmt", "--all", "--", "--check"])
+}
+
+fn lint() -> Vec<Step> {
+    let clippy = ["clippy", "--workspace", "--all-targets", "--locked"];
+    let denied = ["--", "-D", "warnings"];
+    let with_mutants = ["--features", "esker/mutants"];
+    vec![
+        cargo("lint", &[&clippy[..], &denied[..]].concat()),
+        cargo("lint with mutants", &[&clippy[..], &with_mutants[..], &denied[..]].concat()),
+    ]
+}
+
+fn doc() -> Step {
+    cargo("doc", &["doc", "--workspace", "--no-deps", "--locked"])
+        .env("RUSTDOCFLAGS", "-D warnings")
+}
+
+fn tests(filter: Option<&str>) -> Vec<Step> {
+    let mut debug = vec!["test", "--workspace", "--locked"];
+    let mut release = vec!["test", "--workspace", "--locked", "--release"];
+    debug.extend(filter);
+    release.extend(filter);
+    vec![cargo("tests with debug assertions", &debug), cargo("tests in release mode", &release)]
+}
+
+fn crash(arguments: &[String]) -> Step {
+    let base = ["run", "--release", "--locked", "--package", "esker", "--example", "crash", "--"];
+    cargo("crash exploration", &base).arguments(arguments)
+}
+
+fn mutants(arguments: &[String]) -> Step {
+    let base = [
+        "run",
+        "--release",
+        "--locked",
+        "--package",
+        "esker",
+        "--features",
+        "mutants",
+        "--example",
+        "crash",
+        "--",
+        "--mutants",
+    ];
+    cargo("mutants of the sites", &base).arguments(arguments)
+}
+
+fn interleave() -> Vec<Step> {
+    // A target folder of its own: another configuration of every dependency.
+    vec![
+        cargo("loom", &["test", "--release", "--locked", "--lib", "-p", "esker-trt", "loom"])
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", "target/loom"),
+    ]
+}
+
+fn deny() -> Result<()> {
+    if run::is_installed("cargo-deny") {
+        run::all(&[cargo(
+            "dependencies",
+            &["deny", "--all-features", "check", "bans", "licenses", "sources"],
+        )])
+    } else {
+        println!(
+            "== dependencies: skipped: cargo-deny is not installed (cargo install cargo-deny)"
+        );
+        Ok(())
+    }
+}
+
+fn benchmark(bench: Bench) -> Step {
+    let (package, example, arguments) = match bench {
+        Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
+        Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
+        Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+    };
+    let base = ["run", "--release", "--locked", "--package", package, "--example", example, "--"];
+    cargo("benchmark", &base).arguments(&arguments)
+}

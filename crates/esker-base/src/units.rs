@@ -47,7 +47,7 @@ pub fn format_size_bytes(bytes: u64) -> String {
     for (size, name) in UNITS {
         if bytes >= size {
             let value = bytes as f64 / size as f64;
-            let digits = usize::from(bytes % size != 0);
+            let digits = usize::from(!bytes.is_multiple_of(size));
             return format!("{value:.digits$} {name}");
         }
     }

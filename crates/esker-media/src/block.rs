@@ -18,9 +18,10 @@
 //! A failed write or flush leaves the range unknown. The device never retries a failed flush; the
 //! engine above decides (it goes read-only).
 
-use esker_base::{Result, Site};
+use esker_base::{Error, Result, Site};
 use std::fmt::Debug;
-use std::io::IoSlice;
+use std::io::{IoSlice, IoSliceMut};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Sizes of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +33,27 @@ pub struct BlockGeometry {
     pub block_size_bytes: u32,
 }
 
-/// What a device did since it was opened.
+impl BlockGeometry {
+    /// Whether `length` bytes at `offset` are whole blocks inside the device (B2).
+    ///
+    /// # Errors
+    /// `InvalidArgument`.
+    pub fn check(self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
+        let block = u64::from(self.block_size_bytes.max(1));
+        if !offset.is_multiple_of(block) || !length.is_multiple_of(block) {
+            let context = format!("offset and length must be multiples of {block} bytes");
+            return Err(Error::invalid(operation, context).at(offset, length));
+        }
+        if offset.checked_add(length).is_none_or(|end| end > self.size_bytes) {
+            let context = format!("the device ends at {} bytes", self.size_bytes);
+            return Err(Error::invalid(operation, context).at(offset, length));
+        }
+        Ok(())
+    }
+}
+
+/// What a device did since it was opened. A transfer that the device cut short and the caller
+/// resumed counts once per call to the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs, reason = "each name says it")]
 pub struct Counters {
@@ -41,6 +62,48 @@ pub struct Counters {
     pub writes: u64,
     pub write_bytes: u64,
     pub flushes: u64,
+}
+
+/// [`Counters`] that many threads add to.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicCounters {
+    reads: AtomicU64,
+    read_bytes: AtomicU64,
+    writes: AtomicU64,
+    write_bytes: AtomicU64,
+    flushes: AtomicU64,
+}
+
+impl AtomicCounters {
+    pub(crate) fn read(&self, bytes: u64) {
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn write(&self, bytes: u64) {
+        self.writes.fetch_add(1, Ordering::Relaxed);
+        self.write_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn flush(&self) {
+        self.flushes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Each number is exact; together they may be of slightly different moments.
+    pub(crate) fn get(&self) -> Counters {
+        Counters {
+            reads: self.reads.load(Ordering::Relaxed),
+            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            writes: self.writes.load(Ordering::Relaxed),
+            write_bytes: self.write_bytes.load(Ordering::Relaxed),
+            flushes: self.flushes.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Bytes in all of `bufs`.
+pub(crate) fn total_length(bufs: &[IoSlice<'_>]) -> u64 {
+    bufs.iter().map(|buf| buf.len() as u64).sum()
 }
 
 /// A block device: a raw device, a preallocated file, or a simulated one.
@@ -62,6 +125,20 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// # Errors
     /// `InvalidArgument` outside the geometry, `Io` if the device fails.
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()>;
+
+    /// Fills `bufs`, one after another, from `offset`. The length of each is a multiple of the
+    /// block size.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::read_at`].
+    fn read_vectored_at(&self, site: Site, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
+        let mut at = offset;
+        for buf in bufs {
+            self.read_at(site, at, buf)?;
+            at = at.saturating_add(buf.len() as u64);
+        }
+        Ok(())
+    }
 
     /// Writes `bufs`, one after another, at `offset`. Durable after the next flush.
     ///

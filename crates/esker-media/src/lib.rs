@@ -1,9 +1,17 @@
 //! Where bytes become durable: block devices, persistent memory, and their simulated twins.
 //!
-//! The only crate that maps, opens and flushes media.
+//! The only crate that maps, opens and flushes media. Engines see two traits,
+//! [`BlockDevice`] and, for memory, [`Pmem`]; each has a real implementation and a simulated one
+//! that yields every state which a crash may leave.
 
 pub mod block;
 pub mod buffer;
+pub mod file;
+pub mod folder;
+pub mod pmem;
+pub mod sim;
 
 pub use block::{BlockDevice, BlockGeometry, Counters};
 pub use buffer::{BufferPool, IoBuf};
+pub use file::{Direct, FileDevice, OpenOptions};
+pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};

@@ -3,12 +3,21 @@
 //! [`Store`] is the whole interface: open one with [`Options`], use it from any thread or from a
 //! task of the run-time.
 
+pub mod check;
+mod engine;
 pub mod options;
 pub mod store;
 pub mod value;
 
+pub use check::CheckReport;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
-pub use options::{Durability, Options};
-pub use store::{Stats, Store};
+pub use options::{Durability, Options, Progress};
+pub use store::{Iter, Stats, Store};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
+
+/// For the tests of the project: the sites of each engine.
+#[doc(hidden)]
+pub mod sites {
+    pub use crate::engine::depot::sites as depot;
+}

@@ -1,7 +1,15 @@
 //! How a store is opened.
 
+use esker_base::clock::{Clock, SystemClock};
+use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
+
+/// Capacity of a new store that says nothing else, in bytes.
+pub const DEFAULT_SIZE_BYTES: u64 = 8 << 30;
+/// Window of `periodic` that says nothing else.
+pub const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
 
 /// What an acknowledgement promises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,8 +18,41 @@ pub enum Durability {
     Sync,
     /// At most the writes of the last window are lost, never their order.
     Periodic(Duration),
-    /// Nothing is promised until `sync` or `close`: for caches.
+    /// Nothing is promised until `sync` or `close`: for caches. Order is kept all the same.
     None,
+}
+
+impl fmt::Display for Durability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Durability::Sync => f.write_str("sync"),
+            Durability::Periodic(window) => write!(f, "periodic:{}ms", window.as_millis()),
+            Durability::None => f.write_str("none"),
+        }
+    }
+}
+
+/// Called now and then during a long operation with what is done and what there is.
+#[derive(Clone, Default)]
+pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+
+impl Progress {
+    /// Calls `report` with the parts done and the parts in all.
+    pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
+        Progress(Some(Arc::new(report)))
+    }
+
+    pub(crate) fn report(&self, done: u64, all: u64) {
+        if let Some(report) = &self.0 {
+            report(done, all);
+        }
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
+    }
 }
 
 /// Options of [`Store::open`](crate::Store::open).
@@ -23,12 +64,56 @@ pub struct Options {
     pub size_bytes: u64,
     /// Default `Sync`.
     pub durability: Durability,
+    /// Whether to make a store where there is none. Default true.
+    pub create: bool,
+    /// Whether to make a new store in place of what is there. Everything there is lost. Default
+    /// false.
+    pub format: bool,
+    /// Number of items that the index is made for, 8 bytes of DRAM each once they are used.
+    /// Default: one for each 128 bytes of capacity.
+    pub index_entries: Option<u64>,
+    /// Told how far recovery is.
+    pub progress: Progress,
+    /// Source of time.
+    pub clock: Arc<dyn Clock>,
+    /// What only tests set.
+    #[doc(hidden)]
+    pub testing: Testing,
+}
+
+/// Seams for tests.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct Testing {
+    /// Seed of identities and salts; from the operating system if `None`.
+    pub seed: Option<u64>,
+    /// Size of segments in bytes.
+    pub segment_size_bytes: Option<u64>,
+    /// Bits of the key hash that are used: fewer make collisions.
+    pub hash_mask: u64,
+    /// Whether the store has its background thread.
+    pub background: bool,
 }
 
 impl Options {
     /// Defaults for a store at `path`: 8 GiB, durability `sync`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Options { path: path.into(), size_bytes: 8 << 30, durability: Durability::Sync }
+        Options {
+            path: path.into(),
+            size_bytes: DEFAULT_SIZE_BYTES,
+            durability: Durability::Sync,
+            create: true,
+            format: false,
+            index_entries: None,
+            progress: Progress::default(),
+            clock: Arc::new(SystemClock),
+            testing: Testing {
+                seed: None,
+                segment_size_bytes: None,
+                hash_mask: u64::MAX,
+                background: true,
+            },
+        }
     }
 }

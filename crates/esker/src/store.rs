@@ -1,95 +1,294 @@
-//! The store: stub in memory until the engine lands.
+//! The store: one handle over whichever engine keeps the data.
+//!
+//! # Concurrency
+//! [`Store`] is `Clone + Send + Sync`. Every call works on an ordinary thread, where it blocks, and
+//! in a task of the run-time, where it suspends. Operations on one key are linearizable: once a
+//! write returned, every later read sees it or a newer one.
+//!
+//! # Failure
+//! Errors are [`Error`]s; media content, input and the kernel never panic a store. After a failed
+//! write or flush the store is read-only and says why, until it is opened again.
 
+use crate::check::CheckReport;
+use crate::engine::Engine;
+use crate::engine::depot::Depot;
 use crate::options::Options;
-use crate::value::{Condition, Outcome, PutOptions, Value};
-use esker_base::Result;
+use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
-use parking_lot::Mutex;
-use std::collections::BTreeMap;
+use esker_base::{Error, ErrorKind, Result};
+use esker_media::{BlockDevice, Counters, FileDevice, OpenOptions};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Figures of a store.
-#[derive(Clone, Copy, Debug, Default)]
-#[allow(missing_docs, reason = "each name says it")]
+/// Name of the data file in a store's folder.
+const DATA_FILE: &str = "depot.esker";
+
+/// Figures of a store at one moment.
+#[derive(Clone, Debug, Default)]
 pub struct Stats {
+    /// Keys with a value, those expired included that nobody has overwritten.
     pub items: u64,
+    /// Deleted keys whose tombstones are kept.
+    pub tombstones: u64,
+    /// Bytes of live records, padding included.
     pub live_bytes: u64,
+    /// Bytes of all segments.
     pub capacity_bytes: u64,
+    /// Number of segments.
+    pub segments: u64,
+    /// Segments that hold nothing.
+    pub free_segments: u64,
+    /// Entries of the index.
+    pub index_entries: u64,
+    /// Entries that the index was made for.
+    pub index_capacity: u64,
+    /// Version of the newest write.
+    pub last_version: Version,
+    /// What the device did since it was opened.
+    pub device: Counters,
+    /// Why the store is read-only, if it is.
+    pub read_only: Option<String>,
 }
 
-type Map = BTreeMap<Vec<u8>, (Vec<u8>, Version, crate::value::Attributes)>;
-
-/// A store. Cheap to clone; all clones are the same store; usable from any thread or task.
+/// A store. Cheap to clone; all clones are the same store.
 #[derive(Clone, Debug)]
-pub struct Store(Arc<Mutex<(Map, u64)>>);
+pub struct Store {
+    engine: Arc<dyn Engine>,
+}
 
 impl Store {
     /// Opens the store at `options.path`, and creates it if there is none.
-    pub fn open(_options: Options) -> Result<Store> {
-        Ok(Store(Arc::new(Mutex::new((Map::new(), 0)))))
+    ///
+    /// # Errors
+    /// `Locked` if another process has it open, `UnsupportedFormat`, `Corrupted` naming the place,
+    /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
+    pub fn open(options: &Options) -> Result<Store> {
+        Self::open_on(Arc::new(open_device(options)?), options)
     }
+
+    /// Opens the store on a device that the caller opened; `options.path` and `size_bytes` are not
+    /// looked at.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
+        Ok(Store { engine: Depot::open(device, options)? })
+    }
+
     /// The value of `key`, if it has one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key outside 1 B to 64 KiB, `Corrupted`, `Io`, `Closed`.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        Ok(self.0.lock().0.get(key).map(|(b, v, a)| Value {
-            bytes: b.clone(),
-            version: *v,
-            attributes: *a,
-        }))
+        self.engine.get(key)
     }
-    /// Puts `value` under `key`.
+
+    /// Whether `key` has a value.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn contains(&self, key: &[u8]) -> Result<bool> {
+        Ok(self.get(key)?.is_some())
+    }
+
+    /// The values of several keys, in their order.
+    ///
+    /// # Errors
+    /// As [`Store::get`]; the first error ends it.
+    pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        keys.iter().map(|key| self.get(key)).collect()
+    }
+
+    /// Puts `value` under `key`. On return it is as durable as the store's `durability` says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key or value over its limit, `NoSpace`, `ReadOnly` after a failure,
+    /// `DurabilityUnknown` if the failure hit this write, `Io`, `Corrupted`, `Closed`.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Version> {
         match self.put_with(key, value, PutOptions::default())? {
-            Outcome::Stored(v) => Ok(v),
-            _ => unreachable!(),
+            Outcome::Stored(version) => Ok(version),
+            refused => Err(Error::new(ErrorKind::Unsupported, "put")
+                .context(format!("an unconditional write was refused: {refused:?}"))),
         }
     }
-    /// Puts `value` under `key` on a condition.
+
+    /// Puts `value` under `key` with attributes and on a condition.
+    ///
+    /// # Errors
+    /// As [`Store::put`]. A condition that does not hold is an [`Outcome`], not an error.
     pub fn put_with(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
-        let mut inner = self.0.lock();
-        let old = inner.0.get(key).map(|x| x.1);
-        match (options.condition, old) {
-            (Condition::Absent, Some(_)) => return Ok(Outcome::KeyExists),
-            (Condition::Present | Condition::VersionIs(_), None) => return Ok(Outcome::KeyMissing),
-            (Condition::VersionIs(v), Some(o)) if v != o => return Ok(Outcome::VersionDiffers),
-            _ => {}
-        }
-        inner.1 += 1;
-        let v = Version(inner.1);
-        inner.0.insert(key.to_vec(), (value.to_vec(), v, options.attributes));
-        Ok(Outcome::Stored(v))
+        self.engine.put(key, value, options)
     }
+
+    /// Puts `value` only if `key` has no value.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn put_if_absent(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+        self.put_if(key, value, Condition::Absent)
+    }
+
+    /// Puts `value` only if `key` has a value.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn put_if_present(&self, key: &[u8], value: &[u8]) -> Result<Outcome> {
+        self.put_if(key, value, Condition::Present)
+    }
+
+    /// Puts `value` only if the value of `key` still has version `expected`.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn compare_and_put(&self, key: &[u8], expected: Version, value: &[u8]) -> Result<Outcome> {
+        self.put_if(key, value, Condition::VersionIs(expected))
+    }
+
+    fn put_if(&self, key: &[u8], value: &[u8], condition: Condition) -> Result<Outcome> {
+        self.put_with(key, value, PutOptions { attributes: Attributes::default(), condition })
+    }
+
     /// Deletes `key`; says whether it had a value.
+    ///
+    /// # Errors
+    /// As [`Store::put`]. A full store still deletes.
     pub fn delete(&self, key: &[u8]) -> Result<bool> {
-        Ok(self.0.lock().0.remove(key).is_some())
+        self.engine.delete(key, None)
     }
-    /// Deletes everything.
+
+    /// Deletes `key` only if its value still has version `expected`; says whether it did.
+    ///
+    /// # Errors
+    /// As [`Store::delete`].
+    pub fn compare_and_delete(&self, key: &[u8], expected: Version) -> Result<bool> {
+        self.engine.delete(key, Some(expected))
+    }
+
+    /// Replaces the value of `key` by what `change` makes of it, atomically: `change` is called
+    /// again if somebody else wrote the key meanwhile. `None` leaves the key as it is. Returns the
+    /// new version, if there is one.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn modify<F>(&self, key: &[u8], mut change: F) -> Result<Option<Version>>
+    where
+        F: FnMut(Option<&Value>) -> Option<(Vec<u8>, Attributes)>,
+    {
+        loop {
+            let old = self.get(key)?;
+            let Some((value, attributes)) = change(old.as_ref()) else { return Ok(None) };
+            let condition =
+                old.map_or(Condition::Absent, |old| Condition::VersionIs(old.version()));
+            if let Outcome::Stored(version) =
+                self.put_with(key, &value, PutOptions { attributes, condition })?
+            {
+                return Ok(Some(version));
+            }
+        }
+    }
+
+    /// Deletes everything, with one durable record.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
     pub fn clear(&self) -> Result<()> {
-        self.0.lock().0.clear();
-        Ok(())
+        self.engine.clear()
     }
-    /// Every key with its value, in no order.
-    pub fn iter(&self) -> impl Iterator<Item = Result<(Vec<u8>, Value)>> + '_ {
-        let all: Vec<_> = self
-            .0
-            .lock()
-            .0
-            .iter()
-            .map(|(k, (b, v, a))| {
-                Ok((k.clone(), Value { bytes: b.clone(), version: *v, attributes: *a }))
-            })
-            .collect();
-        all.into_iter()
+
+    /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
+    /// one that is written meanwhile is met with some value it had, or not at all if it is new.
+    pub fn iter(&self) -> Iter {
+        Iter { store: self.clone(), part: 0, items: VecDeque::new(), ended: false }
     }
+
     /// Makes everything durable that was acknowledged.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `DurabilityUnknown`.
     pub fn sync(&self) -> Result<()> {
-        Ok(())
+        self.engine.sync()
     }
-    /// Makes everything durable and closes the store: later calls on any clone answer `Closed`.
+
+    /// Finishes the writes under way, makes everything durable and closes the store: later calls on
+    /// any clone answer `Closed`.
+    ///
+    /// # Errors
+    /// As [`Store::sync`].
     pub fn close(&self) -> Result<()> {
-        Ok(())
+        self.engine.close()
     }
+
     /// Figures.
+    #[must_use]
     pub fn stats(&self) -> Stats {
-        Stats { items: self.0.lock().0.len() as u64, ..Stats::default() }
+        self.engine.stats()
     }
+
+    /// Verifies everything on media against the index, while other calls go on.
+    ///
+    /// # Errors
+    /// Only what keeps the check from going on; what it found is in the report.
+    pub fn check(&self) -> Result<CheckReport> {
+        self.engine.check()
+    }
+
+    /// What the data lie on and what makes a write durable there, in words.
+    #[must_use]
+    pub fn report(&self) -> String {
+        self.engine.report()
+    }
+
+    /// Largest key in bytes.
+    #[must_use]
+    pub fn key_size_max_bytes(&self) -> usize {
+        self.engine.limits().0
+    }
+
+    /// Largest value in bytes that fits with the largest key.
+    #[must_use]
+    pub fn value_size_max_bytes(&self) -> usize {
+        self.engine.limits().1
+    }
+}
+
+/// A walk over all items; see [`Store::iter`].
+#[derive(Debug)]
+pub struct Iter {
+    store: Store,
+    part: usize,
+    items: VecDeque<(Vec<u8>, Value)>,
+    ended: bool,
+}
+
+impl Iterator for Iter {
+    type Item = Result<(Vec<u8>, Value)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(item) = self.items.pop_front() {
+                return Some(Ok(item));
+            }
+            if self.ended {
+                return None;
+            }
+            match self.store.engine.walk(self.part) {
+                Ok(Some(items)) => {
+                    self.part += 1;
+                    self.items = items.into();
+                }
+                Ok(None) => self.ended = true,
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+            }
+        }
+    }
+}
+
+/// Opens the device that holds, or will hold, the store.
+fn open_device(options: &Options) -> Result<FileDevice> {
+    let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
+    let create_size_bytes = (!found.exists).then_some(options.size_bytes);
+    FileDevice::open(&found.path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
 }

@@ -1,7 +1,8 @@
 //! What a store keeps under a key, and on which condition it does.
 
 use esker_base::ids::Version;
-use std::ops::Deref;
+use esker_media::IoBuf;
+use std::ops::{Deref, Range};
 
 /// What a record says besides key and value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -13,14 +14,23 @@ pub struct Attributes {
 }
 
 /// A value read from a store. Dereferences to its bytes; owns the buffer they were read into.
-#[derive(Debug)]
 pub struct Value {
-    pub(crate) bytes: Vec<u8>,
-    pub(crate) version: Version,
-    pub(crate) attributes: Attributes,
+    buffer: IoBuf,
+    range: Range<usize>,
+    version: Version,
+    attributes: Attributes,
 }
 
 impl Value {
+    pub(crate) fn new(
+        buffer: IoBuf,
+        range: Range<usize>,
+        version: Version,
+        attributes: Attributes,
+    ) -> Self {
+        Value { buffer, range, version, attributes }
+    }
+
     /// The version of the record: changes with every write of the key, and never repeats.
     #[must_use]
     pub fn version(&self) -> Version {
@@ -38,7 +48,14 @@ impl Deref for Value {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.bytes
+        self.buffer.get(self.range.clone()).unwrap_or(&[])
+    }
+}
+
+impl std::fmt::Debug for Value {
+    /// Without the bytes: values do not belong in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Value({} bytes, version {})", self.len(), self.version)
     }
 }
 

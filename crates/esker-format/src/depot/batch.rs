@@ -1,0 +1,177 @@
+//! Batches: the records that became durable together.
+//!
+//! A batch validates itself, so that recovery finds the end of the log without a tail pointer
+//! (FlatStore §3.2 persists one with every batch). It is a whole number of blocks; its checksum
+//! covers all of them, padding included.
+//!
+//! Two kinds carry no records: a **barrier** starts a session (the first write after an open, or
+//! the last before a close): the batches after it carry its session number, so that a batch of an
+//! earlier session that happens to lie at the right place cannot follow it; a **seal** says that
+//! the segment is complete.
+
+use super::Place;
+use crate::Flaw;
+use esker_base::ids::Version;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Size of a batch header in bytes.
+pub const BATCH_HEADER_SIZE: usize = 64;
+const MAGIC: [u8; 4] = *b"ESKB";
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct Raw {
+    pub(crate) magic: [u8; 4],
+    pub(crate) checksum: U32,
+    pub(crate) total_bytes: U32,
+    pub(crate) payload_bytes: U32,
+    pub(crate) record_count: U32,
+    pub(crate) kind: U32,
+    pub(crate) first_version: U64,
+    pub(crate) durable_version: U64,
+    pub(crate) session: U64,
+    pub(crate) reserved: [u8; 16],
+}
+
+const _: () = assert!(size_of::<Raw>() == BATCH_HEADER_SIZE);
+
+/// What a batch is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BatchKind {
+    /// Records.
+    Records = 1,
+    /// Start of a session: the batches after it carry the same session number.
+    Barrier = 2,
+    /// End of the segment.
+    Seal = 3,
+}
+
+/// What stands before the records of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchHeader {
+    /// What the batch is for.
+    pub kind: BatchKind,
+    /// Size of the batch in bytes, a multiple of the block size.
+    pub total_bytes: u32,
+    /// Bytes of records.
+    pub payload_bytes: u32,
+    /// Number of records.
+    pub record_count: u32,
+    /// Version of the first record; the others follow it without a gap.
+    pub first_version: Version,
+    /// All records with lower versions were durable when this batch was written: the committed
+    /// point that separates a torn tail from corruption.
+    pub durable_version: Version,
+    /// Drawn at random by the barrier before, or the salt of the segment if there is none.
+    pub session: u64,
+}
+
+/// A batch that passed its checks.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// The header.
+    pub header: BatchHeader,
+    /// The records.
+    pub payload: &'a [u8],
+}
+
+/// Writes the header into the first bytes of `batch`, whose records are in place and whose padding
+/// is zero, and seals the whole. `header.total_bytes` must be the length of `batch`.
+pub fn encode_batch(batch: &mut [u8], header: &BatchHeader, place: Place) {
+    let mut raw = Raw {
+        magic: MAGIC,
+        checksum: 0.into(),
+        total_bytes: header.total_bytes.into(),
+        payload_bytes: header.payload_bytes.into(),
+        record_count: header.record_count.into(),
+        kind: (header.kind as u32).into(),
+        first_version: header.first_version.0.into(),
+        durable_version: header.durable_version.0.into(),
+        session: header.session.into(),
+        reserved: [0; 16],
+    };
+    let Some((head, body)) = batch.split_at_mut_checked(BATCH_HEADER_SIZE) else { return };
+    let mut crc = place.checksum();
+    crc.update(raw.as_bytes());
+    crc.update(body);
+    raw.checksum = crc.finish().into();
+    head.copy_from_slice(raw.as_bytes());
+}
+
+impl BatchHeader {
+    /// Reads the header of a batch without its checksum: only good for learning how many bytes to
+    /// read.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found.
+    pub fn peek(bytes: &[u8], block_size_bytes: u32) -> Result<Self, Flaw> {
+        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        raw.header(block_size_bytes)
+    }
+}
+
+impl Raw {
+    fn header(&self, block_size_bytes: u32) -> Result<BatchHeader, Flaw> {
+        if self.magic != MAGIC {
+            return Err(Flaw::Magic);
+        }
+        let kind = match self.kind.get() {
+            1 => BatchKind::Records,
+            2 => BatchKind::Barrier,
+            3 => BatchKind::Seal,
+            _ => return Err(Flaw::Field("kind")),
+        };
+        let header = BatchHeader {
+            kind,
+            total_bytes: self.total_bytes.get(),
+            payload_bytes: self.payload_bytes.get(),
+            record_count: self.record_count.get(),
+            first_version: Version(self.first_version.get()),
+            durable_version: Version(self.durable_version.get()),
+            session: self.session.get(),
+        };
+        let used = u64::from(header.payload_bytes) + BATCH_HEADER_SIZE as u64;
+        if header.total_bytes == 0 || !header.total_bytes.is_multiple_of(block_size_bytes) {
+            return Err(Flaw::Field("total_bytes"));
+        }
+        if used > u64::from(header.total_bytes) {
+            return Err(Flaw::Field("payload_bytes"));
+        }
+        if (kind == BatchKind::Records) != (header.record_count > 0) {
+            return Err(Flaw::Field("record_count"));
+        }
+        Ok(header)
+    }
+}
+
+impl<'a> Batch<'a> {
+    /// Reads and checks the batch at the start of `bytes`, which stands at `place`.
+    /// `check_checksum` is false only in the mutant that lacks the check.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found; `TooShort` if the batch is longer than `bytes`.
+    pub fn decode(
+        bytes: &'a [u8],
+        block_size_bytes: u32,
+        place: Place,
+        check_checksum: bool,
+    ) -> Result<Self, Flaw> {
+        let (mut raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        let header = raw.header(block_size_bytes)?;
+        let total = usize::try_from(header.total_bytes).map_err(|_| Flaw::Field("total_bytes"))?;
+        let body = bytes.get(BATCH_HEADER_SIZE..total).ok_or(Flaw::TooShort)?;
+        let checksum = raw.checksum.get();
+        raw.checksum = 0.into();
+        let mut crc = place.checksum();
+        crc.update(raw.as_bytes());
+        crc.update(body);
+        if check_checksum && crc.finish() != checksum {
+            return Err(Flaw::Checksum);
+        }
+        let used = usize::try_from(header.payload_bytes).map_err(|_| Flaw::TooShort)?;
+        let payload = body.get(..used).ok_or(Flaw::Field("payload_bytes"))?;
+        Ok(Batch { header, payload })
+    }
+}

@@ -1,0 +1,101 @@
+//! Header of a segment: one copy in its first block, one in its last.
+//!
+//! Written when the segment is taken into use, together with its first batch; it gives the segment
+//! a new epoch and a new salt, so that nothing that stood there before validates any more.
+
+use crate::Flaw;
+use esker_base::checksum::crc32c;
+use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Size of a segment header in bytes.
+pub const SEGMENT_HEADER_SIZE: usize = 128;
+const MAGIC: [u8; 4] = *b"ESKS";
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct Raw {
+    pub(crate) magic: [u8; 4],
+    pub(crate) checksum: U32,
+    pub(crate) store_id: [u8; 16],
+    pub(crate) segment_id: U32,
+    pub(crate) stream: U32,
+    pub(crate) epoch: U64,
+    pub(crate) salt: U64,
+    pub(crate) first_version: U64,
+    pub(crate) clear_version: U64,
+    pub(crate) reserved: [u8; 64],
+}
+
+const _: () = assert!(size_of::<Raw>() == SEGMENT_HEADER_SIZE);
+
+/// Header of a segment in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentHeader {
+    /// Which segment this is; a header elsewhere is a misdirected write.
+    pub segment_id: SegmentId,
+    /// Write stream; 0 is the only one of this version.
+    pub stream: u32,
+    /// Incarnation: higher than that of every segment taken before.
+    pub epoch: SegmentEpoch,
+    /// Salt of the checksums of this incarnation.
+    pub salt: u64,
+    /// Version of the first record that goes here.
+    pub first_version: Version,
+    /// Records of the store with lower versions were cleared.
+    pub clear_version: Version,
+}
+
+impl SegmentHeader {
+    /// The bytes on media.
+    #[must_use]
+    pub fn encode(&self, store_id: StoreId) -> [u8; SEGMENT_HEADER_SIZE] {
+        let mut raw = Raw {
+            magic: MAGIC,
+            checksum: 0.into(),
+            store_id: store_id.0,
+            segment_id: self.segment_id.0.into(),
+            stream: self.stream.into(),
+            epoch: self.epoch.0.into(),
+            salt: self.salt.into(),
+            first_version: self.first_version.0.into(),
+            clear_version: self.clear_version.0.into(),
+            reserved: [0; 64],
+        };
+        raw.checksum = crc32c(raw.as_bytes()).into();
+        let mut bytes = [0; SEGMENT_HEADER_SIZE];
+        bytes.copy_from_slice(raw.as_bytes());
+        bytes
+    }
+
+    /// Reads and checks the header of segment `segment_id` of store `store_id`.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found. `Foreign` is the usual state of media that served another store.
+    pub fn decode(bytes: &[u8], store_id: StoreId, segment_id: SegmentId) -> Result<Self, Flaw> {
+        let (mut raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        if raw.magic != MAGIC {
+            return Err(Flaw::Magic);
+        }
+        let checksum = raw.checksum.get();
+        raw.checksum = 0.into();
+        if crc32c(raw.as_bytes()) != checksum {
+            return Err(Flaw::Checksum);
+        }
+        if raw.store_id != store_id.0 || raw.segment_id.get() != segment_id.0 {
+            return Err(Flaw::Foreign);
+        }
+        if raw.stream.get() != 0 {
+            return Err(Flaw::Field("stream"));
+        }
+        Ok(SegmentHeader {
+            segment_id,
+            stream: raw.stream.get(),
+            epoch: SegmentEpoch(raw.epoch.get()),
+            salt: raw.salt.get(),
+            first_version: Version(raw.first_version.get()),
+            clear_version: Version(raw.clear_version.get()),
+        })
+    }
+}

@@ -1,0 +1,129 @@
+//! What an index keeps of a record: where it lies and how much to read (uDepot §4.2).
+//!
+//! ```text
+//! 50            11 10        0
+//! | grain address | size hint |     51 bits, so that an index entry of 64 has 13 left
+//! ```
+
+/// Bits of a size hint.
+pub(crate) const HINT_BITS: u32 = 11;
+/// Bits of a grain address: with grains of 8 bytes, 8 TiB.
+pub(crate) const GRAIN_BITS: u32 = 40;
+const MANTISSA_BITS: u32 = 7;
+
+/// An upper bound of a record's size in 11 bits.
+///
+/// uDepot keeps the size in grains of 4 KiB; here grains are small so that records can be packed,
+/// and the hint is a floating-point number: 7 bits of mantissa, 4 of exponent. It bounds the size
+/// from above by less than 1.6 %, up to 32 MiB with grains of 8 bytes. Larger records say so and
+/// take a second read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SizeHint {
+    /// The record is a tombstone: no read can find a value there.
+    Tombstone,
+    /// Reading this many grains reads the whole record.
+    Grains(u64),
+    /// The record is longer than a hint can say.
+    Large,
+}
+
+/// Place and size of a record, or of a tombstone, in 51 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Link(pub(crate) u64);
+
+impl Link {
+    /// First grain address that no link can hold.
+    pub const GRAIN_END: u64 = 1 << GRAIN_BITS;
+    const LARGE: u64 = (1 << HINT_BITS) - 1;
+
+    /// A link to a record of `size_grains` at `grain`. `None` if the address is 0 (never a record)
+    /// or too large.
+    #[must_use]
+    pub fn record(grain: u64, size_grains: u64) -> Option<Link> {
+        let hint = encode(size_grains.max(1)).unwrap_or(Self::LARGE);
+        Self::valid(grain).then_some(Link(grain << HINT_BITS | hint))
+    }
+
+    /// A link to a tombstone at `grain`.
+    #[must_use]
+    pub fn tombstone(grain: u64) -> Option<Link> {
+        Self::valid(grain).then_some(Link(grain << HINT_BITS))
+    }
+
+    fn valid(grain: u64) -> bool {
+        grain > 0 && grain < Self::GRAIN_END
+    }
+
+    /// Address of the record in grains.
+    #[must_use]
+    pub fn grain(self) -> u64 {
+        self.0 >> HINT_BITS
+    }
+
+    /// How much to read there.
+    #[must_use]
+    pub fn size(self) -> SizeHint {
+        match self.0 & Self::LARGE {
+            0 => SizeHint::Tombstone,
+            Self::LARGE => SizeHint::Large,
+            hint => SizeHint::Grains((hint & 0x7F) << (hint >> MANTISSA_BITS)),
+        }
+    }
+
+    /// Whether this is a link to a tombstone.
+    #[must_use]
+    pub fn is_tombstone(self) -> bool {
+        self.size() == SizeHint::Tombstone
+    }
+}
+
+/// The smallest hint that is not below `size`; `None` if there is none short of `LARGE`.
+fn encode(size: u64) -> Option<u64> {
+    let bits = u64::BITS - size.leading_zeros();
+    let mut exponent = bits.saturating_sub(MANTISSA_BITS);
+    let mut mantissa = size.div_ceil(1 << exponent);
+    if mantissa >> MANTISSA_BITS != 0 {
+        exponent += 1;
+        mantissa = size.div_ceil(1 << exponent);
+    }
+    let hint = u64::from(exponent) << MANTISSA_BITS | mantissa;
+    (hint < Link::LARGE).then_some(hint)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hints_bound_every_size_closely_from_above() {
+        let near_powers = (0..23).flat_map(|e| (0..9).map(move |d| (1u64 << e) + d));
+        for size in (1..100_000).chain(near_powers) {
+            match Link::record(1, size).unwrap().size() {
+                SizeHint::Grains(bound) => {
+                    assert!(bound >= size, "{size} is cut to {bound}");
+                    assert!(bound * 64 <= size * 65 + 64, "{size} reads {bound}");
+                }
+                other => assert!(size > 126 << 15, "{size} is {other:?}"),
+            }
+        }
+        assert_eq!(Link::record(1, 1 << 40).unwrap().size(), SizeHint::Large);
+    }
+
+    #[test]
+    fn small_sizes_are_exact() {
+        for size in 1..128 {
+            assert_eq!(Link::record(7, size).unwrap().size(), SizeHint::Grains(size));
+        }
+    }
+
+    #[test]
+    fn addresses_keep_all_bits_and_the_ends_are_refused() {
+        let last = Link::GRAIN_END - 1;
+        assert_eq!(Link::record(last, 5).unwrap().grain(), last);
+        assert_eq!(Link::tombstone(last).unwrap().grain(), last);
+        assert!(Link::tombstone(last).unwrap().is_tombstone());
+        assert!(!Link::record(1, 0).unwrap().is_tombstone(), "an empty record is no tombstone");
+        assert_eq!(Link::record(0, 5), None);
+        assert_eq!(Link::record(Link::GRAIN_END, 5), None);
+    }
+}

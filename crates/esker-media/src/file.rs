@@ -1,0 +1,473 @@
+//! A block device of the operating system: a preallocated file or a raw device.
+//!
+//! The engine's ordinary medium. Opening (`open`) decides between direct and buffered I/O and takes
+//! the lock against a second opener; `durability` finds out what stands below and what makes a
+//! write durable there; this file moves the bytes, through `esker_trt::io`, so that a task that
+//! waits for the device lets its core run others.
+//!
+//! # Invariants
+//! - I1: after a failed flush or durable write no later one succeeds until the device is opened
+//!   again (reliability F12): the kernel reports a write-back error once and then forgets it.
+//! - I2: in direct mode the kernel only ever sees aligned memory; a caller's misaligned buffer goes
+//!   through a bounce buffer of the pool.
+//! - I3: in buffered mode only one flush or durable write is in progress, because of two that
+//!   overlap the kernel may tell only one about a page that it could not write.
+//! - B1 to B4 of [`crate::block`].
+//!
+//! # Concurrency
+//! Any number of calls at once from tasks and threads. No lock is held across a system call; the
+//! turns of I3 are handed over through gates.
+//!
+//! # Failure
+//! A short transfer is resumed; `EINTR` is repeated; anything else fails the call. A failed write
+//! leaves its range unknown. `NoSpace` does not close the device.
+
+use crate::block::{AtomicCounters, BlockDevice, BlockGeometry, Counters, total_length};
+use crate::buffer::BufferPool;
+use esker_base::{Error, ErrorKind, Result, Site};
+use esker_trt::io::{self, WriteMode};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+use std::io::{IoSlice, IoSliceMut};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+mod discard;
+pub mod durability;
+pub(crate) mod open;
+mod turns;
+
+pub use durability::{Backing, CacheMode, DurableWrites};
+use turns::Turns;
+
+/// Whether the page cache is bypassed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direct {
+    /// Open fails with `Unsupported` where `O_DIRECT` is refused.
+    Require,
+    /// Buffered where `O_DIRECT` is refused; the report says so.
+    #[default]
+    Prefer,
+    /// Always buffered.
+    Never,
+}
+
+/// How to open a [`FileDevice`].
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// If the file does not exist or is empty: create it with this size in bytes, all of it
+    /// allocated. An existing file or device must have this size (a device: at least).
+    pub create_size_bytes: Option<u64>,
+    /// Whether the page cache is bypassed.
+    pub direct: Direct,
+    /// Refuse to share the file or device with another opener that locks it too. Readers share
+    /// among themselves.
+    pub lock: bool,
+    /// Refuse every write.
+    pub read_only: bool,
+    /// On a file, discard punches holes, which gives the space back to the file system. Off, a
+    /// discard does nothing: the space stays reserved and stays prepared (see `docs/rfcs/0002`).
+    /// A raw device is always told.
+    pub punch_holes: bool,
+    /// Which way a durable write goes; `None` chooses.
+    pub durable_writes: Option<DurableWrites>,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        OpenOptions {
+            create_size_bytes: None,
+            direct: Direct::Prefer,
+            lock: true,
+            read_only: false,
+            punch_holes: false,
+            durable_writes: None,
+        }
+    }
+}
+
+/// Largest bounce buffer in bytes.
+const BOUNCE_SIZE_BYTES_MAX: usize = 1 << 20;
+/// Bytes written at a time when a range is prepared.
+const PREPARE_CHUNK_BYTES: u64 = 1 << 20;
+/// Most pieces of one vectored call (`IOV_MAX`).
+const PIECE_COUNT_MAX: usize = 1024;
+/// `FALLOC_FL_WRITE_ZEROES` (Linux 6.17): allocated, written and zero, by the device if it can.
+const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
+
+/// A file or raw device. See the module's text.
+#[derive(Debug)]
+pub struct FileDevice {
+    name: String,
+    fd: OwnedFd,
+    geometry: BlockGeometry,
+    /// Alignment of memory in direct mode, in bytes; `None` in buffered mode.
+    memory_alignment: Option<usize>,
+    options: OpenOptions,
+    backing: Backing,
+    durable_writes: DurableWrites,
+    /// Cleared when the kernel refuses `RWF_DSYNC`.
+    dsync_works: AtomicBool,
+    /// Set by the first failed flush (I1).
+    failed: AtomicBool,
+    turns: Turns,
+    counters: AtomicCounters,
+    pool: BufferPool,
+}
+
+impl FileDevice {
+    /// Opens the file or block device at `path`.
+    ///
+    /// # Errors
+    /// `Locked` if another opener has it, `NoSpace` if the file cannot be allocated (a partly
+    /// created file is removed), `Unsupported` if `O_DIRECT` is required and refused,
+    /// `InvalidArgument` if the size does not fit or this is neither file nor block device, `Io`.
+    pub fn open(path: &Path, options: OpenOptions) -> Result<FileDevice> {
+        FileDevice::open_with_pool(path, options, BufferPool::new(4 * BOUNCE_SIZE_BYTES_MAX))
+    }
+
+    /// As [`FileDevice::open`], with bounce buffers from `pool`.
+    ///
+    /// # Errors
+    /// As for [`FileDevice::open`].
+    pub fn open_with_pool(
+        path: &Path,
+        options: OpenOptions,
+        pool: BufferPool,
+    ) -> Result<FileDevice> {
+        let name = path.display().to_string();
+        let opened = open::open(path, &options).map_err(|error| error.device(&name))?;
+        let durable_writes =
+            options.durable_writes.unwrap_or_else(|| DurableWrites::choose(&opened.backing));
+        Ok(FileDevice {
+            name,
+            fd: opened.fd,
+            geometry: opened.geometry,
+            memory_alignment: opened.memory_alignment,
+            options,
+            backing: opened.backing,
+            durable_writes,
+            dsync_works: AtomicBool::new(true),
+            failed: AtomicBool::new(false),
+            turns: Turns::default(),
+            counters: AtomicCounters::default(),
+            pool,
+        })
+    }
+
+    /// What stands below.
+    #[must_use]
+    pub fn backing(&self) -> &Backing {
+        &self.backing
+    }
+
+    /// Whether the page cache is bypassed.
+    #[must_use]
+    pub fn is_direct(&self) -> bool {
+        self.memory_alignment.is_some()
+    }
+
+    /// The open file, for measurements and for drivers that register it.
+    #[must_use]
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn error(&self, operation: &'static str, source: std::io::Error) -> Error {
+        Error::io(operation, source).device(&self.name)
+    }
+
+    fn check(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
+        self.geometry.check(operation, offset, length).map_err(|error| error.device(&self.name))
+    }
+
+    fn check_writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
+        if self.options.read_only {
+            return Err(Error::new(ErrorKind::ReadOnly, operation)
+                .device(&self.name)
+                .context("the device was opened for reading"));
+        }
+        self.check(operation, offset, length)
+    }
+
+    /// Refuses after an earlier failure (I1).
+    fn check_not_failed(&self, operation: &'static str) -> Result<()> {
+        if self.failed.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::Io, operation)
+                .device(&self.name)
+                .context("an earlier flush failed; open the device again"));
+        }
+        Ok(())
+    }
+
+    fn is_aligned(&self, address: usize, length: usize) -> bool {
+        self.memory_alignment.is_none_or(|alignment| {
+            address.is_multiple_of(alignment)
+                && length.is_multiple_of(self.geometry.block_size_bytes as usize)
+        })
+    }
+
+    /// Whole blocks of what a call transferred: the rest of a torn block is done again.
+    fn whole_blocks(&self, count: usize) -> usize {
+        count - count % self.geometry.block_size_bytes as usize
+    }
+
+    fn read_pieces(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
+        const OPERATION: &str = "read device";
+        let mut at = offset;
+        let mut rest = bufs;
+        while rest.iter().any(|buf| !buf.is_empty()) {
+            let count = rest.len().min(PIECE_COUNT_MAX);
+            let (now, _) = rest.split_at_mut(count);
+            let done = match io::read_vectored_at(self.fd.as_fd(), now, at) {
+                Ok(done) => self.whole_blocks(done),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(self.error(OPERATION, error).at(at, 0)),
+            };
+            self.counters.read(done as u64);
+            if done == 0 {
+                return Err(Error::new(ErrorKind::Io, OPERATION)
+                    .device(&self.name)
+                    .at(at, 0)
+                    .context("the device ended early"));
+            }
+            at += done as u64;
+            IoSliceMut::advance_slices(&mut rest, done);
+        }
+        Ok(())
+    }
+
+    fn write_pieces(&self, offset: u64, bufs: &[IoSlice<'_>], mode: WriteMode) -> Result<()> {
+        const OPERATION: &str = "write device";
+        let length = total_length(bufs);
+        let first = bufs.get(..bufs.len().min(PIECE_COUNT_MAX)).unwrap_or(bufs);
+        let mut done = self.write_once(offset, first, mode)?;
+        if done == length {
+            return Ok(());
+        }
+        let mut pieces = bufs.to_vec();
+        let mut rest = pieces.as_mut_slice();
+        IoSlice::advance_slices(&mut rest, usize::try_from(done).unwrap_or(usize::MAX));
+        while done < length {
+            let now = rest.get(..rest.len().min(PIECE_COUNT_MAX)).unwrap_or(rest);
+            let count = self.write_once(offset + done, now, mode)?;
+            if count == 0 {
+                return Err(Error::new(ErrorKind::Io, OPERATION)
+                    .device(&self.name)
+                    .at(offset + done, length - done)
+                    .context("the device takes no more bytes"));
+            }
+            done += count;
+            IoSlice::advance_slices(&mut rest, usize::try_from(count).unwrap_or(usize::MAX));
+        }
+        Ok(())
+    }
+
+    /// One call to the device; whole blocks written.
+    fn write_once(&self, offset: u64, bufs: &[IoSlice<'_>], mode: WriteMode) -> Result<u64> {
+        loop {
+            match io::write_vectored_at(self.fd.as_fd(), bufs, offset, mode) {
+                Ok(count) => {
+                    let count = self.whole_blocks(count) as u64;
+                    self.counters.write(count);
+                    return Ok(count);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    return Err(self.error("write device", error).at(offset, total_length(bufs)));
+                }
+            }
+        }
+    }
+
+    /// Writes, through bounce buffers if the caller's memory is misaligned (I2).
+    fn write_any(&self, offset: u64, bufs: &[IoSlice<'_>], mode: WriteMode) -> Result<()> {
+        if bufs.iter().all(|buf| self.is_aligned(buf.as_ptr().addr(), buf.len())) {
+            return self.write_pieces(offset, bufs, mode);
+        }
+        let mut left = usize::try_from(total_length(bufs)).unwrap_or(usize::MAX);
+        let mut source = bufs.iter().flat_map(|buf| buf.iter().copied());
+        let mut at = offset;
+        while left > 0 {
+            let mut bounce = self.pool.get(left.min(BOUNCE_SIZE_BYTES_MAX));
+            for (to, from) in bounce.iter_mut().zip(source.by_ref()) {
+                *to = from;
+            }
+            self.write_pieces(at, &[IoSlice::new(&bounce)], mode)?;
+            at += bounce.len() as u64;
+            left -= bounce.len();
+        }
+        Ok(())
+    }
+
+    /// `fdatasync`; the first failure closes the device for good (I1).
+    fn sync(&self) -> Result<()> {
+        const OPERATION: &str = "flush device";
+        let _turn = (!self.is_direct()).then(|| self.turns.take());
+        self.check_not_failed(OPERATION)?;
+        self.counters.flush();
+        let result = loop {
+            match io::sync_data(self.fd.as_fd()) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                result => break result,
+            }
+        };
+        result.map_err(|error| {
+            self.failed.store(true, Ordering::Release);
+            self.error(OPERATION, error)
+        })?;
+        // Another flush may have failed meanwhile, and with it what this one was to cover.
+        self.check_not_failed(OPERATION)
+    }
+
+    /// A write with `RWF_DSYNC`, or `None` if this kernel or file system does not know it.
+    fn write_dsync(&self, offset: u64, bufs: &[IoSlice<'_>]) -> Option<Result<()>> {
+        if self.durable_writes != DurableWrites::Dsync || !self.dsync_works.load(Ordering::Relaxed)
+        {
+            return None;
+        }
+        let _turn = (!self.is_direct()).then(|| self.turns.take());
+        if let Err(error) = self.check_not_failed("write device durably") {
+            return Some(Err(error));
+        }
+        match self.write_any(offset, bufs, WriteMode::Durable) {
+            Ok(()) => Some(self.check_not_failed("write device durably")),
+            Err(error) if error.kind() == ErrorKind::Unsupported => {
+                self.dsync_works.store(false, Ordering::Relaxed);
+                None
+            }
+            Err(error) => {
+                // Its sync part may be what failed, and that is reported once.
+                if error.kind() != ErrorKind::NoSpace {
+                    self.failed.store(true, Ordering::Release);
+                }
+                Some(Err(error))
+            }
+        }
+    }
+
+    /// Writes zeros over the range in large chunks, and waits until they are durable.
+    fn write_zeros(&self, offset: u64, length: u64) -> Result<()> {
+        let chunk = usize::try_from(length.min(PREPARE_CHUNK_BYTES)).unwrap_or(0);
+        let zeros = self.pool.get_zeroed(chunk);
+        let mut done = 0;
+        while done < length {
+            let now = usize::try_from((length - done).min(PREPARE_CHUNK_BYTES)).unwrap_or(0);
+            let piece = zeros.get(..now).unwrap_or(&zeros);
+            self.write_pieces(offset + done, &[IoSlice::new(piece)], WriteMode::Plain)?;
+            done += now as u64;
+        }
+        Ok(())
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.geometry
+    }
+
+    fn report(&self) -> String {
+        durability::report(
+            &self.name,
+            &self.backing,
+            self.geometry,
+            self.is_direct(),
+            self.durable_writes,
+        )
+    }
+
+    fn counters(&self) -> Counters {
+        self.counters.get()
+    }
+
+    fn read_at(&self, _site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.check("read device", offset, buf.len() as u64)?;
+        if self.is_aligned(buf.as_ptr().addr(), buf.len()) {
+            return self.read_pieces(offset, &mut [IoSliceMut::new(buf)]);
+        }
+        let mut at = offset;
+        for piece in buf.chunks_mut(BOUNCE_SIZE_BYTES_MAX) {
+            let mut bounce = self.pool.get(piece.len());
+            self.read_pieces(at, &mut [IoSliceMut::new(&mut bounce)])?;
+            piece.copy_from_slice(&bounce);
+            at += piece.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn read_vectored_at(&self, site: Site, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
+        let length = bufs.iter().map(|buf| buf.len() as u64).sum();
+        self.check("read device", offset, length)?;
+        if bufs.iter().all(|buf| self.is_aligned(buf.as_ptr().addr(), buf.len())) {
+            return self.read_pieces(offset, bufs);
+        }
+        let mut at = offset;
+        for buf in bufs {
+            self.read_at(site, at, buf)?;
+            at += buf.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn write_at(&self, _site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.check_writable("write device", offset, total_length(bufs))?;
+        self.write_any(offset, bufs, WriteMode::Plain)
+    }
+
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.check_writable("write device durably", offset, total_length(bufs))?;
+        if site.disabled() {
+            return self.write_any(offset, bufs, WriteMode::Plain);
+        }
+        self.check_not_failed("write device durably")?;
+        if let Some(result) = self.write_dsync(offset, bufs) {
+            return result;
+        }
+        self.write_any(offset, bufs, WriteMode::Plain)?;
+        self.sync()
+    }
+
+    fn flush(&self, site: Site) -> Result<()> {
+        if site.disabled() {
+            return Ok(());
+        }
+        self.sync()
+    }
+
+    fn discard(&self, _site: Site, offset: u64, length: u64) -> Result<()> {
+        self.check_writable("discard range", offset, length)?;
+        if length == 0 || (!self.backing.is_raw_device && !self.options.punch_holes) {
+            return Ok(());
+        }
+        let result = if self.backing.is_raw_device {
+            discard::discard_blocks(self.fd.as_fd(), offset, length)
+        } else {
+            let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            rustix::fs::fallocate(&self.fd, flags, offset, length)
+        };
+        match result {
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY | Errno::INVAL) => Ok(()),
+            Err(errno) => Err(self.error("discard range", errno.into()).at(offset, length)),
+        }
+    }
+
+    fn prepare(&self, _site: Site, offset: u64, length: u64) -> Result<()> {
+        self.check_writable("prepare range", offset, length)?;
+        if self.backing.is_raw_device || length == 0 {
+            return Ok(());
+        }
+        if rustix::fs::fallocate(&self.fd, WRITE_ZEROES, offset, length).is_err() {
+            self.write_zeros(offset, length)?;
+        }
+        // The extents' new state is metadata: durable now, so that no later flush writes it.
+        self.sync()
+    }
+}
+
+#[cfg(test)]
+mod tests;

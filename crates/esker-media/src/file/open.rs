@@ -1,0 +1,232 @@
+//! Opening and creating the file or device below a [`FileDevice`](super::FileDevice).
+//!
+//! # Invariants
+//! - I1: a new file is complete (allocated, its entry durable) or absent when `open` returns; a
+//!   crash in between leaves an empty or partly allocated file, which holds nothing.
+//! - I2: the lock is taken before the file is changed in any way.
+//!
+//! # Failure
+//! Every error names the step. A file that this call created is removed again.
+
+use super::durability::{self, Backing};
+use super::{Direct, OpenOptions};
+use crate::block::BlockGeometry;
+use crate::buffer::BufferPool;
+use esker_base::{Error, ErrorKind, Result};
+use rustix::fs::{
+    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags,
+};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// Smallest block size in bytes, for files that know no other.
+const BLOCK_SIZE_BYTES_MIN: u32 = 512;
+/// Bytes of one write where a file system cannot allocate without writing.
+const FILL_CHUNK_BYTES: usize = 1 << 20;
+
+/// An open medium and what was found out about it.
+pub(crate) struct Opened {
+    pub(crate) fd: OwnedFd,
+    pub(crate) geometry: BlockGeometry,
+    pub(crate) memory_alignment: Option<usize>,
+    pub(crate) backing: Backing,
+}
+
+fn failed(operation: &'static str) -> impl Fn(Errno) -> Error {
+    move |errno| Error::io(operation, errno.into())
+}
+
+pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
+    let existing = match rustix::fs::stat(path) {
+        Ok(stat) => Some(FileType::from_raw_mode(stat.st_mode)),
+        Err(Errno::NOENT) if options.create_size_bytes.is_some() && !options.read_only => None,
+        Err(errno) => return Err(failed("open device")(errno)),
+    };
+    let (fd, created) = match existing {
+        Some(FileType::RegularFile) => (open_file(path, options, OFlags::empty())?, false),
+        Some(FileType::BlockDevice) => {
+            // On a block device O_EXCL without O_CREAT refuses a mounted or claimed device.
+            let claim = options.lock && !options.read_only;
+            let flags = if claim { OFlags::EXCL } else { OFlags::empty() };
+            (open_file(path, options, flags)?, false)
+        }
+        Some(_) => {
+            let context = "neither a regular file nor a block device";
+            return Err(Error::invalid("open device", context));
+        }
+        None => (open_file(path, options, OFlags::CREATE | OFlags::EXCL)?, true),
+    };
+    let result = examine(&fd, path, options, created);
+    if result.is_err() && created {
+        // Nobody else has it: this call created it, under its own lock.
+        let _ = rustix::fs::unlink(path);
+    }
+    let (geometry, memory_alignment, backing) = result?;
+    Ok(Opened { fd, geometry, memory_alignment, backing })
+}
+
+fn open_file(path: &Path, options: &OpenOptions, flags: OFlags) -> Result<OwnedFd> {
+    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let flags = flags | access | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    rustix::fs::open(path, flags, mode).map_err(|errno| match errno {
+        Errno::BUSY => locked("the device is mounted or claimed by another process"),
+        Errno::NOSPC => Error::new(ErrorKind::NoSpace, "open device"),
+        errno => failed("open device")(errno),
+    })
+}
+
+fn locked(context: &'static str) -> Error {
+    Error::new(ErrorKind::Locked, "lock device").context(context)
+}
+
+type Examined = (BlockGeometry, Option<usize>, Backing);
+
+fn examine(fd: &OwnedFd, path: &Path, options: &OpenOptions, created: bool) -> Result<Examined> {
+    if options.lock {
+        lock(fd, options.read_only)?;
+    }
+    let stat = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
+    let is_raw_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
+    let mut size_bytes = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
+    if let Some(wanted) = options.create_size_bytes {
+        let fresh = created || (size_bytes == 0 && !is_raw_device && !options.read_only);
+        if fresh {
+            create(fd, path, wanted, created)?;
+            size_bytes = wanted;
+        }
+        check_size(is_raw_device, wanted, size_bytes)?;
+    }
+    let backing = durability::examine(fd, &stat, is_raw_device);
+    let (block_size_bytes, memory_alignment) = choose_direct(fd, options, is_raw_device)?;
+    size_bytes -= size_bytes % u64::from(block_size_bytes);
+    if size_bytes == 0 {
+        return Err(Error::invalid("open device", "the file or device has no whole block"));
+    }
+    Ok((BlockGeometry { size_bytes, block_size_bytes }, memory_alignment, backing))
+}
+
+fn check_size(is_raw_device: bool, wanted: u64, size_bytes: u64) -> Result<()> {
+    if is_raw_device && wanted > size_bytes {
+        let context = format!("the device has {size_bytes} bytes, {wanted} are asked for");
+        return Err(Error::new(ErrorKind::NoSpace, "open device").context(context));
+    }
+    if !is_raw_device && wanted != size_bytes {
+        let context = format!("the file exists with {size_bytes} bytes, {wanted} are asked for");
+        return Err(Error::invalid("open device", context));
+    }
+    Ok(())
+}
+
+fn lock(fd: &OwnedFd, shared: bool) -> Result<()> {
+    let operation = if shared {
+        FlockOperation::NonBlockingLockShared
+    } else {
+        FlockOperation::NonBlockingLockExclusive
+    };
+    match rustix::fs::flock(fd, operation) {
+        Ok(()) => Ok(()),
+        Err(Errno::WOULDBLOCK) => Err(locked("another process has it open")),
+        Err(errno) => Err(failed("lock device")(errno)),
+    }
+}
+
+/// Allocates the whole file and makes its existence durable (I1).
+fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool) -> Result<()> {
+    if size_bytes == 0 {
+        return Err(Error::invalid("create file", "a size of 0 bytes"));
+    }
+    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes) {
+        Ok(()) => {}
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes)?,
+        Err(errno) => {
+            if !created {
+                // It was empty before: leave it so.
+                let _ = rustix::fs::ftruncate(fd, 0);
+            }
+            return Err(failed("allocate file")(errno));
+        }
+    }
+    rustix::fs::fsync(fd).map_err(failed("flush new file"))?;
+    let parent = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(parent, flags, Mode::empty()).map_err(failed("open folder"))?;
+    rustix::fs::fsync(&folder).map_err(failed("flush folder of new file"))
+}
+
+/// Writes zeros where the file system cannot allocate otherwise.
+fn fill(fd: &OwnedFd, size_bytes: u64) -> Result<()> {
+    let zeros = BufferPool::new(0).get_zeroed(FILL_CHUNK_BYTES);
+    let mut done = 0;
+    while done < size_bytes {
+        let count = usize::try_from(size_bytes - done).unwrap_or(usize::MAX).min(zeros.len());
+        let piece = zeros.get(..count).unwrap_or(&zeros);
+        match rustix::io::pwrite(fd, piece, done) {
+            Ok(written) => done += written as u64,
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(failed("allocate file")(errno)),
+        }
+    }
+    Ok(())
+}
+
+/// Block size, and the alignment of memory if the page cache is bypassed.
+fn choose_direct(
+    fd: &OwnedFd,
+    options: &OpenOptions,
+    is_raw_device: bool,
+) -> Result<(u32, Option<usize>)> {
+    let logical = if is_raw_device {
+        rustix::fs::ioctl_blksszget(fd).unwrap_or(BLOCK_SIZE_BYTES_MIN)
+    } else {
+        BLOCK_SIZE_BYTES_MIN
+    }
+    .max(BLOCK_SIZE_BYTES_MIN);
+    if options.direct == Direct::Never {
+        return Ok((logical, None));
+    }
+    if let Some((block_size_bytes, alignment)) = try_direct(fd, logical)? {
+        return Ok((block_size_bytes, Some(alignment)));
+    }
+    if options.direct == Direct::Require {
+        return Err(Error::new(ErrorKind::Unsupported, "open device")
+            .context("this file system refuses O_DIRECT"));
+    }
+    Ok((logical, None))
+}
+
+/// Switches `O_DIRECT` on and finds the alignments that it needs: asked where the kernel knows
+/// them (Linux 6.1), tried otherwise. `None`, and switched off, where it is refused.
+fn try_direct(fd: &OwnedFd, logical: u32) -> Result<Option<(u32, usize)>> {
+    let flags = rustix::fs::fcntl_getfl(fd).map_err(failed("examine device"))?;
+    if rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_err() {
+        return Ok(None);
+    }
+    let mut memory_alignment = None;
+    let mut first = logical;
+    if let Ok(statx) = rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::DIOALIGN)
+        && StatxFlags::from_bits_retain(statx.stx_mask).contains(StatxFlags::DIOALIGN)
+        && statx.stx_dio_offset_align > 0
+    {
+        first = first.max(statx.stx_dio_offset_align);
+        memory_alignment = usize::try_from(statx.stx_dio_mem_align).ok();
+    }
+    let pool = BufferPool::new(0);
+    for block_size_bytes in [first, 4096] {
+        let mut probe = pool.get(block_size_bytes as usize);
+        match rustix::io::pread(fd.as_fd(), &mut probe[..], 0) {
+            Ok(_) if block_size_bytes.is_power_of_two() => {
+                let alignment = memory_alignment.unwrap_or(block_size_bytes as usize).max(1);
+                return Ok(Some((block_size_bytes, alignment)));
+            }
+            Ok(_) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(failed("read first block")(errno)),
+        }
+    }
+    rustix::fs::fcntl_setfl(fd, flags).map_err(failed("examine device"))?;
+    Ok(None)
+}

@@ -1,0 +1,236 @@
+use super::*;
+use esker_base::SiteKind;
+use std::path::PathBuf;
+
+const WRITE: Site = Site::new("test.file.write", SiteKind::Write);
+const DURABLE: Site = Site::new("test.file.durable", SiteKind::DurableWrite);
+const FLUSH: Site = Site::new("test.file.flush", SiteKind::Flush);
+const READ: Site = Site::new("test.file.read", SiteKind::Read);
+
+fn create(size_bytes: u64) -> OpenOptions {
+    OpenOptions { create_size_bytes: Some(size_bytes), ..OpenOptions::default() }
+}
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("device");
+    (folder, path)
+}
+
+fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    esker_base::rng::Rng::from_seed(seed).fill(&mut bytes);
+    bytes
+}
+
+fn round_trip(direct: Direct) {
+    let (_folder, path) = folder();
+    let options = OpenOptions { direct, ..create(8 << 20) };
+    let device = FileDevice::open(&path, options).unwrap();
+    let block = device.geometry().block_size_bytes as usize;
+    assert_eq!(device.geometry().size_bytes, 8 << 20);
+    let data = pattern(64 * block, 1);
+    let (first, second) = data.split_at(3 * block);
+    // Misaligned on purpose: a plain vector.
+    let pieces = [IoSlice::new(first), IoSlice::new(second)];
+    device.write_at(WRITE, block as u64, &pieces).unwrap();
+    device.write_durable_at(DURABLE, 0, &[IoSlice::new(&data[..block])]).unwrap();
+    device.flush(FLUSH).unwrap();
+    let mut back = BufferPool::default().get(64 * block);
+    device.read_at(READ, block as u64, &mut back).unwrap();
+    assert_eq!(&back[..], &data[..]);
+    let mut misaligned = vec![0; block + 1];
+    device.read_at(READ, 0, &mut misaligned[1..]).unwrap();
+    assert_eq!(&misaligned[1..], &data[..block]);
+    let mut halves = (BufferPool::default().get(block), vec![0; block]);
+    let mut pieces = [IoSliceMut::new(&mut halves.0), IoSliceMut::new(&mut halves.1)];
+    device.read_vectored_at(READ, block as u64, &mut pieces).unwrap();
+    assert_eq!((&halves.0[..], &halves.1[..]), (&data[..block], &data[block..2 * block]));
+
+    drop(device);
+    let again = FileDevice::open(&path, OpenOptions { direct, ..OpenOptions::default() }).unwrap();
+    again.read_at(READ, block as u64, &mut back).unwrap();
+    assert_eq!(&back[..], &data[..], "it outlives the opener");
+    assert!(again.counters().reads >= 1 && again.counters().read_bytes == back.len() as u64);
+}
+
+#[test]
+fn what_was_written_reads_back_directly_and_buffered() {
+    round_trip(Direct::Prefer);
+    round_trip(Direct::Never);
+}
+
+#[test]
+fn more_pieces_than_one_call_takes_are_all_written() {
+    let (_folder, path) = folder();
+    let device = FileDevice::open(&path, create(4 << 20)).unwrap();
+    let block = device.geometry().block_size_bytes as usize;
+    let pool = BufferPool::default();
+    let count = PIECE_COUNT_MAX + 100;
+    let blocks: Vec<_> =
+        (0..count).map(|index| pool.copy_of(&pattern(block, index as u64))).collect();
+    let pieces: Vec<_> = blocks.iter().map(|block| IoSlice::new(block)).collect();
+    device.write_at(WRITE, 0, &pieces).unwrap();
+    let mut back = pool.get(block);
+    for index in [0, PIECE_COUNT_MAX - 1, PIECE_COUNT_MAX, count - 1] {
+        device.read_at(READ, (index * block) as u64, &mut back).unwrap();
+        assert_eq!(&back[..], &blocks[index][..], "piece {index}");
+    }
+    assert_eq!(device.counters().write_bytes, (count * block) as u64);
+    assert!(device.counters().writes >= 2);
+}
+
+#[test]
+fn a_large_misaligned_write_goes_through_the_bounce_buffer_whole() {
+    let (_folder, path) = folder();
+    let device = FileDevice::open(&path, create(4 << 20)).unwrap();
+    let data = pattern((2 << 20) + 1, 5);
+    device.write_at(WRITE, 0, &[IoSlice::new(&data[1..])]).unwrap();
+    let mut back = vec![0; 2 << 20];
+    device.read_at(READ, 0, &mut back).unwrap();
+    assert!(back == data[1..]);
+}
+
+#[test]
+fn a_second_opener_is_refused_and_readers_share() {
+    let (_folder, path) = folder();
+    let first = FileDevice::open(&path, create(1 << 20)).unwrap();
+    let error = FileDevice::open(&path, OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    drop(first);
+    let read_only = OpenOptions { read_only: true, ..OpenOptions::default() };
+    let one = FileDevice::open(&path, read_only).unwrap();
+    let _two = FileDevice::open(&path, read_only).unwrap();
+    assert_eq!(
+        FileDevice::open(&path, OpenOptions::default()).unwrap_err().kind(),
+        ErrorKind::Locked
+    );
+    let refused = one.write_at(WRITE, 0, &[IoSlice::new(&[0; 4096])]).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::ReadOnly);
+}
+
+#[test]
+fn a_new_file_is_private_allocated_and_of_the_size_asked_for() {
+    use std::os::unix::fs::MetadataExt;
+    let (_folder, path) = folder();
+    drop(FileDevice::open(&path, create(1 << 20)).unwrap());
+    let metadata = std::fs::metadata(&path).unwrap();
+    assert_eq!((metadata.mode() & 0o777, metadata.len()), (0o600, 1 << 20));
+    assert!(metadata.blocks() * 512 >= 1 << 20, "not sparse");
+    let error = FileDevice::open(&path, create(2 << 20)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "another size is not silently taken");
+    drop(FileDevice::open(&path, create(1 << 20)).unwrap());
+}
+
+#[test]
+fn wrong_ranges_and_wrong_kinds_of_files_are_refused() {
+    let (folder, path) = folder();
+    let device = FileDevice::open(&path, create(1 << 20)).unwrap();
+    let block = u64::from(device.geometry().block_size_bytes);
+    let data = vec![0; 8192];
+    for (offset, length) in [(1, 4096), (0, 100), (1 << 20, 4096), ((1 << 20) - block, 8192)] {
+        let error = device.write_at(WRITE, offset, &[IoSlice::new(&data[..length])]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{offset} {length}");
+    }
+    let error = FileDevice::open(folder.path(), OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let error = FileDevice::open(&folder.path().join("none"), OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+}
+
+#[test]
+fn a_file_cut_short_from_outside_is_an_error_and_not_zeros() {
+    let (_folder, path) = folder();
+    let device = FileDevice::open(&path, create(1 << 20)).unwrap();
+    rustix::fs::ftruncate(device.as_fd(), 4096).unwrap();
+    let mut buf = vec![0; 4096];
+    device.read_at(READ, 0, &mut buf).unwrap();
+    let error = device.read_at(READ, 8192, &mut buf).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Io);
+}
+
+#[test]
+fn prepared_and_discarded_ranges_stay_writable() {
+    let (_folder, path) = folder();
+    let options = OpenOptions { punch_holes: true, ..create(4 << 20) };
+    let device = FileDevice::open(&path, options).unwrap();
+    let data = pattern(8192, 3);
+    device.prepare(WRITE, 1 << 20, 2 << 20).unwrap();
+    device.write_durable_at(DURABLE, 1 << 20, &[IoSlice::new(&data)]).unwrap();
+    device.discard(WRITE, 2 << 20, 1 << 20).unwrap();
+    device.write_at(WRITE, 2 << 20, &[IoSlice::new(&data)]).unwrap();
+    device.flush(FLUSH).unwrap();
+    let mut back = vec![0; 8192];
+    for offset in [1 << 20, 2 << 20] {
+        device.read_at(READ, offset, &mut back).unwrap();
+        assert_eq!(back, data);
+    }
+}
+
+#[test]
+fn the_report_says_what_makes_a_write_durable() {
+    let (_folder, path) = folder();
+    let device = FileDevice::open(&path, create(1 << 20)).unwrap();
+    let report = device.report();
+    assert!(report.contains(&device.backing().file_system.to_owned()), "{report}");
+    assert!(report.contains("durable"), "{report}");
+    assert_eq!(report.contains("direct I/O;"), device.is_direct(), "{report}");
+    eprintln!("{report}");
+    drop(device);
+    let buffered = OpenOptions { direct: Direct::Never, ..OpenOptions::default() };
+    assert!(FileDevice::open(&path, buffered).unwrap().report().contains("buffered"));
+}
+
+#[test]
+fn flushes_and_durable_writes_from_many_threads_take_turns() {
+    let (_folder, path) = folder();
+    let options = OpenOptions { direct: Direct::Never, ..create(1 << 20) };
+    let device = FileDevice::open(&path, options).unwrap();
+    std::thread::scope(|scope| {
+        for index in 0..4_u64 {
+            let device = &device;
+            scope.spawn(move || {
+                for _ in 0..20 {
+                    let data = [index.to_le_bytes()[0]; 4096];
+                    device.write_durable_at(DURABLE, index * 4096, &[IoSlice::new(&data)]).unwrap();
+                    device.flush(FLUSH).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!(device.counters().flushes, 80);
+}
+
+/// A folder on a tmpfs of `size`, unmounted at the end; `None` where mounting is not allowed.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(size: &str) -> Option<SmallDisk> {
+        let folder = tempfile::tempdir().unwrap();
+        let status = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", size, "esker-test"])
+            .arg(folder.path())
+            .status();
+        status.is_ok_and(|status| status.success()).then_some(SmallDisk(folder))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_full_file_system_is_no_space_and_leaves_no_file() {
+    let Some(disk) = SmallDisk::new("size=1m") else {
+        eprintln!("skipped: mounting a small tmpfs is not allowed here");
+        return;
+    };
+    let path = disk.0.path().join("device");
+    let error = FileDevice::open(&path, create(4 << 20)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(!path.exists(), "the partial file is gone");
+    let device = FileDevice::open(&path, create(512 << 10)).unwrap();
+    assert!(device.report().contains("NOTHING HERE SURVIVES A POWER CUT"), "{}", device.report());
+}

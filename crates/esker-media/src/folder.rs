@@ -1,0 +1,73 @@
+//! Where a store's data file is, or will be.
+//!
+//! A crash leaves a folder without a file, or a file that is still blank: both are made whole by
+//! the next open.
+
+use esker_base::{Error, Result};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use std::path::{Path, PathBuf};
+
+/// A data file or raw device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// Its path.
+    pub path: PathBuf,
+    /// Whether it exists and is not empty.
+    pub exists: bool,
+}
+
+/// Finds the data of the store at `path`: the file `file_name` in a folder, or the file or block
+/// device that `path` is itself. A missing folder is made if `create` says so, for its owner only.
+///
+/// # Errors
+/// `InvalidArgument` if there is nothing and `create` is false, `Io`.
+pub fn locate(path: &Path, file_name: &str, create: bool) -> Result<Located> {
+    let failed = |source: rustix::io::Errno| {
+        Error::io("find store", source.into()).device(path.display().to_string())
+    };
+    match rustix::fs::stat(path) {
+        Ok(found) if FileType::from_raw_mode(found.st_mode).is_dir() => {}
+        Ok(_) => return Ok(Located { path: path.to_path_buf(), exists: true }),
+        Err(rustix::io::Errno::NOENT) if create => {
+            make_folders(path)?;
+        }
+        Err(rustix::io::Errno::NOENT) => {
+            return Err(Error::invalid("find store", "there is no store at this path")
+                .device(path.display().to_string()));
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    let file = path.join(file_name);
+    match rustix::fs::stat(&file) {
+        Ok(found) => Ok(Located { exists: found.st_size > 0, path: file }),
+        Err(rustix::io::Errno::NOENT) if create => Ok(Located { path: file, exists: false }),
+        Err(rustix::io::Errno::NOENT) => {
+            Err(Error::invalid("find store", "there is no store in this folder")
+                .device(path.display().to_string()))
+        }
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Makes a folder and the missing ones above it, and makes each durable in the one above.
+fn make_folders(path: &Path) -> Result<()> {
+    let failed = |source: rustix::io::Errno| {
+        Error::io("make folder", source.into()).device(path.display().to_string())
+    };
+    match rustix::fs::mkdir(path, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(rustix::io::Errno::NOENT) => {
+            let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) else {
+                return Err(failed(rustix::io::Errno::NOENT));
+            };
+            make_folders(parent)?;
+            rustix::fs::mkdir(path, Mode::RWXU).map_err(failed)?;
+        }
+        Err(error) => return Err(failed(error)),
+    }
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let parent = parent.unwrap_or(Path::new("."));
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let parent = rustix::fs::openat(CWD, parent, flags, Mode::empty()).map_err(failed)?;
+    rustix::fs::fsync(parent).map_err(failed)
+}

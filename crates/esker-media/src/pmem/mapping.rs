@@ -1,0 +1,181 @@
+//! A shared mapping of a file, and the only code that touches its bytes.
+//!
+//! Bytes go in and out as atomic words and bytes: other threads, and devices, may change them at
+//! any time, so no reference to plain data in the mapping ever exists.
+//!
+//! # Safety invariants
+//! - S1: `base..base + length` is mapped readable and writable until `Drop`; every access borrows
+//!   the `Mapping`.
+//! - S2: callers pass ranges inside `length` (asserted at each entry).
+//! - S3: `base` is aligned to a page, so an offset that is a multiple of 8 is an aligned word.
+//! - S4: mapped bytes are only accessed as `AtomicU64`, `AtomicU8` or by streaming stores of aligned
+//!   words.
+#![expect(unsafe_code, reason = "maps persistent memory")]
+
+use super::LINE_SIZE_BYTES;
+use super::cpu::{self, FlushInstruction};
+use super::fault::Registration;
+use esker_base::{Error, Result};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use std::os::fd::BorrowedFd;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+const WORD: usize = 8;
+
+/// A mapped file.
+#[derive(Debug)]
+pub(super) struct Mapping {
+    base: NonNull<u8>,
+    length: usize,
+    /// Dropped before the bytes are unmapped.
+    registration: Option<Registration>,
+}
+
+// SAFETY: the bytes are shared memory that is only accessed atomically (S4).
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `length` bytes of `fd`; `synchronous` demands `MAP_SYNC`, which only real persistent
+    /// memory grants. `None` if it was demanded and refused.
+    pub(super) fn new(
+        fd: BorrowedFd<'_>,
+        length: usize,
+        synchronous: bool,
+    ) -> Result<Option<Self>> {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let flags =
+            if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
+        // SAFETY: a new mapping at an address that the kernel chooses; nothing is replaced.
+        let mapped = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, flags, fd, 0) };
+        let base = match mapped {
+            Ok(base) => base,
+            Err(Errno::OPNOTSUPP | Errno::INVAL) if synchronous => return Ok(None),
+            Err(errno) => return Err(Error::io("map persistent memory", errno.into())),
+        };
+        let Some(base) = NonNull::new(base.cast::<u8>()) else {
+            return Err(Error::invalid("map persistent memory", "mapped at address 0"));
+        };
+        let mut mapping = Mapping { base, length, registration: None };
+        mapping.registration = Some(Registration::new(base.as_ptr().addr(), length)?);
+        Ok(Some(mapping))
+    }
+
+    fn check(&self, offset: usize, length: usize) {
+        let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        assert!(inside, "range outside the mapping");
+    }
+
+    fn at(&self, offset: usize) -> *mut u8 {
+        // SAFETY: at most one past the end of the mapping (S1, S2).
+        unsafe { self.base.add(offset) }.as_ptr()
+    }
+
+    fn byte(&self, offset: usize) -> &AtomicU8 {
+        // SAFETY: mapped while `self` is borrowed (S1), inside (S2), only ever atomic (S4).
+        unsafe { AtomicU8::from_ptr(self.at(offset)) }
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: mapped (S1), inside (S2), aligned (S3), only ever atomic (S4).
+        unsafe { AtomicU64::from_ptr(self.at(offset).cast::<u64>()) }
+    }
+
+    /// Copies bytes out.
+    pub(super) fn read(&self, offset: usize, buf: &mut [u8]) {
+        self.check(offset, buf.len());
+        let head = (offset.next_multiple_of(WORD) - offset).min(buf.len());
+        let (first, rest) = buf.split_at_mut(head);
+        for (byte, at) in first.iter_mut().zip(offset..) {
+            *byte = self.byte(at).load(Ordering::Relaxed);
+        }
+        let mut at = offset + head;
+        let (words, last) = rest.as_chunks_mut::<WORD>();
+        for word in words {
+            *word = u64::from_le(self.word(at).load(Ordering::Relaxed)).to_le_bytes();
+            at += WORD;
+        }
+        for (byte, at) in last.iter_mut().zip(at..) {
+            *byte = self.byte(at).load(Ordering::Relaxed);
+        }
+    }
+
+    /// Copies bytes in.
+    pub(super) fn store(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        let head = (offset.next_multiple_of(WORD) - offset).min(bytes.len());
+        let (first, rest) = bytes.split_at(head);
+        for (byte, at) in first.iter().zip(offset..) {
+            self.byte(at).store(*byte, Ordering::Relaxed);
+        }
+        let mut at = offset + head;
+        let (words, last) = rest.as_chunks::<WORD>();
+        for word in words {
+            self.word(at).store(u64::from_le_bytes(*word).to_le(), Ordering::Relaxed);
+            at += WORD;
+        }
+        for (byte, at) in last.iter().zip(at..) {
+            self.byte(at).store(*byte, Ordering::Relaxed);
+        }
+    }
+
+    /// Reads an aligned word; acquires.
+    pub(super) fn load_u64(&self, offset: usize) -> u64 {
+        self.check(offset, WORD);
+        assert!(offset.is_multiple_of(WORD), "aligned");
+        u64::from_le(self.word(offset).load(Ordering::Acquire))
+    }
+
+    /// Stores an aligned word in one piece; releases.
+    pub(super) fn store_u64(&self, offset: usize, value: u64) {
+        self.check(offset, WORD);
+        assert!(offset.is_multiple_of(WORD), "aligned");
+        self.word(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Copies aligned words past the caches.
+    pub(super) fn ntstore(&self, offset: usize, bytes: &[u8]) {
+        self.check(offset, bytes.len());
+        let (words, rest) = bytes.as_chunks::<WORD>();
+        assert!(offset.is_multiple_of(WORD) && rest.is_empty(), "aligned");
+        for (word, at) in words.iter().zip((offset..).step_by(WORD)) {
+            let to = self.at(at).cast::<u64>();
+            // SAFETY: aligned (S3) and inside the live mapping (S1, S2).
+            unsafe { cpu::stream(to, u64::from_le_bytes(*word).to_le()) }
+        }
+    }
+
+    /// Starts to write back each line of the range.
+    pub(super) fn write_back(&self, instruction: FlushInstruction, offset: usize, length: usize) {
+        self.check(offset, length);
+        let line = usize::try_from(LINE_SIZE_BYTES).unwrap_or(64);
+        let first = offset - offset % line;
+        for at in (first..offset + length).step_by(line) {
+            cpu::write_back(instruction, self.at(at));
+        }
+    }
+
+    /// Makes whole pages durable through the operating system.
+    pub(super) fn sync(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        self.check(offset, length);
+        let start = self.at(offset).cast();
+        // SAFETY: a page-aligned part of the mapping (S1, S2); its bytes do not change.
+        unsafe { rustix::mm::msync(start, length, MsyncFlags::SYNC) }
+    }
+
+    /// Offset of a page in the range that lost its content.
+    pub(super) fn damaged(&self, offset: usize, length: usize) -> Option<usize> {
+        self.registration.as_ref()?.damage().find(offset, length)
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.registration = None;
+        // SAFETY: mapped by `new` and unmapped only here (S1); no borrow is left.
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.length) };
+    }
+}

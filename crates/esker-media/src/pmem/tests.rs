@@ -1,0 +1,150 @@
+use super::*;
+use esker_base::{ErrorKind, SiteKind};
+use std::path::{Path, PathBuf};
+
+const STORE: Site = Site::new("test.pmem.store", SiteKind::Write);
+const FLUSH: Site = Site::new("test.pmem.flush", SiteKind::Flush);
+const FENCE: Site = Site::new("test.pmem.fence", SiteKind::Fence);
+
+fn folder() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("memory");
+    (folder, path)
+}
+
+fn options(emulate: bool) -> PmemOptions {
+    PmemOptions { create_size_bytes: Some(64 << 10), emulate }
+}
+
+#[test]
+fn stores_of_any_alignment_read_back_and_survive_a_reopen() {
+    for emulate in [false, true] {
+        let (_folder, path) = folder();
+        let memory = PmemFile::open(&path, options(emulate)).unwrap();
+        let bytes: Vec<u8> = (0..300_u32).map(|index| (index % 251) as u8).collect();
+        for (offset, length) in [(0, 0), (3, 1), (8, 8), (61, 7), (100, 300), (4090, 20)] {
+            memory.store(STORE, offset, &bytes[..length]).unwrap();
+            let mut back = vec![0; length];
+            memory.read(offset, &mut back).unwrap();
+            assert_eq!(back, bytes[..length], "{length} at {offset}");
+            memory.flush(FLUSH, offset, length as u64).unwrap();
+        }
+        memory.ntstore(STORE, 8192, &bytes[..296]).unwrap();
+        memory.store_u64(STORE, 16, 0x0102_0304_0506_0708).unwrap();
+        memory.flush(FLUSH, 16, 8).unwrap();
+        memory.fence(FENCE).unwrap();
+        let mut word = [0; 8];
+        memory.read(16, &mut word).unwrap();
+        assert_eq!(word, [8, 7, 6, 5, 4, 3, 2, 1], "little-endian");
+        drop(memory);
+        let memory =
+            PmemFile::open(&path, PmemOptions { emulate, ..PmemOptions::default() }).unwrap();
+        assert_eq!(memory.load_u64(16).unwrap(), 0x0102_0304_0506_0708);
+        let mut back = vec![0; 296];
+        memory.read(8192, &mut back).unwrap();
+        assert_eq!(back, bytes[..296]);
+    }
+}
+
+#[test]
+fn counters_count_lines_and_media_blocks() {
+    let (_folder, path) = folder();
+    let memory = PmemFile::open(&path, options(true)).unwrap();
+    memory.store(STORE, 0, &[1; 100]).unwrap();
+    memory.flush(FLUSH, 60, 8).unwrap();
+    memory.ntstore(STORE, 248, &[1; 16]).unwrap();
+    memory.fence(FENCE).unwrap();
+    let expected = PmemCounters { stores: 2, flushed_lines: 2, fences: 1, media_blocks: 3 };
+    assert_eq!(memory.counters(), expected);
+}
+
+#[test]
+fn ranges_outside_and_misaligned_words_are_refused() {
+    let (_folder, path) = folder();
+    let memory = PmemFile::open(&path, options(true)).unwrap();
+    let end = memory.size_bytes();
+    let kinds = [
+        memory.read(end - 1, &mut [0; 2]).unwrap_err().kind(),
+        memory.read(u64::MAX, &mut [0; 2]).unwrap_err().kind(),
+        memory.load_u64(4).unwrap_err().kind(),
+        memory.store_u64(STORE, end, 1).unwrap_err().kind(),
+        memory.ntstore(STORE, 0, &[0; 9]).unwrap_err().kind(),
+        memory.flush(FLUSH, end, 1).unwrap_err().kind(),
+    ];
+    assert_eq!(kinds, [ErrorKind::InvalidArgument; 6]);
+}
+
+#[test]
+fn a_second_opener_is_refused() {
+    let (_folder, path) = folder();
+    let _memory = PmemFile::open(&path, options(true)).unwrap();
+    let error = PmemFile::open(&path, PmemOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+}
+
+#[test]
+fn main_memory_passes_for_persistent_only_when_asked_for_by_name() {
+    let folder = Path::new("/dev/shm");
+    let Ok(folder) = tempfile::tempdir_in(folder) else {
+        eprintln!("skipped: no tmpfs at /dev/shm");
+        return;
+    };
+    let path = folder.path().join("memory");
+    let error = PmemFile::open(&path, options(false)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("emulation"), "{error}");
+    assert!(!path.exists(), "nothing is left behind");
+    let memory = PmemFile::open(&path, options(true)).unwrap();
+    assert_eq!(memory.mode(), PmemMode::Emulated);
+    assert!(memory.report().contains("NOTHING HERE SURVIVES A POWER CUT"));
+}
+
+#[test]
+fn without_dax_a_file_says_that_it_needs_msync() {
+    let (_folder, path) = folder();
+    let memory = PmemFile::open(&path, options(false)).unwrap();
+    if memory.mode() == PmemMode::Direct {
+        eprintln!("skipped: this folder is real persistent memory");
+        return;
+    }
+    assert_eq!(memory.mode(), PmemMode::Msync);
+    assert!(memory.report().contains("NOT persistent memory"), "{}", memory.report());
+}
+
+#[test]
+fn a_page_that_the_file_lost_is_corrupted_and_the_process_lives() {
+    let (_folder, path) = folder();
+    let memory = PmemFile::open(&path, options(false)).unwrap();
+    memory.store(STORE, 32 << 10, &[7; 64]).unwrap();
+    rustix::fs::ftruncate(&memory.fd, 16 << 10).unwrap();
+    let mut buf = [0; 64];
+    let error = memory.read(32 << 10, &mut buf).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupted);
+    assert_eq!(error.range(), Some((32 << 10, 4096)));
+    assert_eq!(memory.load_u64(32 << 10).unwrap_err().kind(), ErrorKind::Corrupted, "for good");
+    assert!(memory.store(STORE, 20 << 10, &[1]).is_err(), "stores notice it too");
+    memory.store(STORE, 0, &[1; 64]).unwrap();
+    memory.read(0, &mut buf).unwrap();
+    assert_eq!(buf, [1; 64], "other pages go on");
+}
+
+#[test]
+fn many_threads_store_their_own_words() {
+    let (_folder, path) = folder();
+    let memory = PmemFile::open(&path, options(true)).unwrap();
+    std::thread::scope(|scope| {
+        for thread in 0..4_u64 {
+            let memory = &memory;
+            scope.spawn(move || {
+                for round in 0..1000 {
+                    memory.store_u64(STORE, thread * 8, thread << 32 | round).unwrap();
+                    memory.flush(FLUSH, thread * 8, 8).unwrap();
+                    memory.fence(FENCE).unwrap();
+                }
+            });
+        }
+    });
+    for thread in 0..4 {
+        assert_eq!(memory.load_u64(thread * 8).unwrap(), thread << 32 | 999);
+    }
+}

@@ -1,0 +1,134 @@
+//! The background thread of a store: flushes for `periodic`, and free segments readied ahead.
+//!
+//! A file's fresh extents make each flush pay for file-system metadata; the thread has them written
+//! once before the log comes there.
+//!
+//! # Concurrency
+//! One thread a store. While it waits it holds no reference to the store, so a dropped store ends
+//! it; a closed one waits until it ended, so that the device is free for the next opener.
+
+use super::{Depot, sites};
+use crate::options::Durability;
+use esker_base::{Error, Result};
+use esker_trt::sync::Gate;
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// Free segments that are kept ready ahead of the log.
+const SEGMENTS_AHEAD: usize = 4;
+/// How often the thread looks without being woken.
+const IDLE_PERIOD: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Signal {
+    #[default]
+    None,
+    Work,
+    Stop,
+}
+
+/// What the store and its thread share.
+#[derive(Debug, Default)]
+pub(super) struct Background {
+    signal: Mutex<Signal>,
+    changed: Condvar,
+    running: Mutex<bool>,
+    ended: Gate,
+}
+
+impl Background {
+    fn signal(&self, signal: Signal) {
+        let mut current = self.signal.lock();
+        if *current != Signal::Stop {
+            *current = signal;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Asks the thread to look at the free segments.
+    pub(super) fn wake(&self) {
+        self.signal(Signal::Work);
+    }
+
+    /// Asks the thread to end.
+    pub(super) fn stop(&self) {
+        self.signal(Signal::Stop);
+    }
+
+    /// Waits for the thread to end, if there is one.
+    pub(super) fn join(&self) {
+        self.stop();
+        if *self.running.lock() {
+            self.ended.wait();
+        }
+    }
+
+    /// Waits for `period` or a call; false when the thread is to end.
+    fn idle(&self, period: Duration) -> bool {
+        let mut signal = self.signal.lock();
+        if *signal == Signal::None {
+            self.changed.wait_for(&mut signal, period);
+        }
+        if *signal == Signal::Work {
+            *signal = Signal::None;
+        }
+        *signal != Signal::Stop
+    }
+}
+
+impl Depot {
+    pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
+        // The first segments before the first write, the others as the log comes near.
+        self.prepare_ahead()?;
+        let (store, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let period = match self.durability {
+            Durability::Periodic(window) => window.min(IDLE_PERIOD),
+            Durability::Sync | Durability::None => IDLE_PERIOD,
+        };
+        *self.background.running.lock() = true;
+        std::thread::Builder::new()
+            .name("esker-depot".into())
+            .spawn(move || {
+                while background.idle(period) && work(&store) {}
+                background.ended.open();
+            })
+            .map_err(|source| {
+                *self.background.running.lock() = false;
+                Error::io("start background thread", source)
+            })?;
+        Ok(())
+    }
+
+    fn prepare_ahead(&self) -> Result<()> {
+        while let Some(id) = self.segments.unprepared(SEGMENTS_AHEAD) {
+            if !self.segments.take_unprepared(id) {
+                return Ok(());
+            }
+            let offset = self.layout.segment_offset(id);
+            let prepared = self.device.prepare(sites::PREPARE, offset, self.layout.segment_size);
+            self.segments.put_back(id, prepared.is_ok());
+            prepared?;
+        }
+        Ok(())
+    }
+}
+
+/// One round; false when the thread is to end.
+fn work(store: &Weak<Depot>) -> bool {
+    let Some(store) = store.upgrade() else { return false };
+    if store.log.is_closed() {
+        return false;
+    }
+    if matches!(store.durability, Durability::Periodic(_))
+        && let Err(error) = store.flush_published()
+    {
+        tracing::error!(%error, "periodic flush failed");
+        return false;
+    }
+    if let Err(error) = store.prepare_ahead() {
+        // Only speed is lost: unprepared segments work.
+        tracing::warn!(%error, "preparing free segments failed");
+    }
+    true
+}

@@ -1,0 +1,80 @@
+//! `check`: everything on media against the index.
+
+use super::{Depot, sites};
+use crate::check::CheckReport;
+use esker_base::Result;
+use esker_base::ids::SegmentId;
+use esker_format::depot::RecordKind;
+
+impl Depot {
+    /// Reads all records that the index knows and all batches of all segments, while writes go on.
+    pub(super) fn check_store(&self) -> Result<CheckReport> {
+        let mut report = CheckReport::default();
+        for part in 0..self.index.parts() {
+            for link in self.index.part(part) {
+                self.check_link(link, &mut report);
+            }
+        }
+        for index in 0..self.layout.segment_count {
+            self.check_segment(SegmentId(index), &mut report)?;
+        }
+        Ok(report)
+    }
+
+    fn check_link(&self, link: esker_index::Link, report: &mut CheckReport) {
+        let generation = self.segments.generation();
+        match self.read_record(link) {
+            Ok(fetched) => {
+                let record = fetched.record();
+                let hash = self.hasher.hash(record.key);
+                let listed = self.index.lookup(hash).iter().any(|found| found == link);
+                let tombstone = record.meta.kind == RecordKind::Delete;
+                report.records += 1;
+                if tombstone != link.is_tombstone() && listed {
+                    report.problem(format!("index and record at {} differ in kind", link.grain()));
+                } else if !listed && self.is_indexed(link) {
+                    report.problem(format!("record at {} is under a wrong hash", link.grain()));
+                }
+            }
+            // A record that was superseded and overwritten meanwhile is no problem.
+            Err(_) if self.segments.generation() != generation => {}
+            Err(error) => report.problem(error.to_string()),
+        }
+    }
+
+    /// Whether a segment holds anything that the index needs.
+    fn live_in(&self, id: SegmentId) -> bool {
+        self.segments.live_records(id) > 0
+    }
+
+    /// Whether a link that its own hash does not find is in the index all the same.
+    fn is_indexed(&self, link: esker_index::Link) -> bool {
+        (0..self.index.parts()).any(|part| self.index.part(part).contains(&link))
+    }
+
+    fn check_segment(&self, id: SegmentId, report: &mut CheckReport) -> Result<()> {
+        let source = self.source(sites::CHECK_READ);
+        let generation = self.segments.generation();
+        let Some(header) = source.header(self.superblock.store_id, id)? else { return Ok(()) };
+        let epoch = self.segments.epoch(id);
+        let end = source.walk(&header, &mut |record, _| {
+            report.bytes += record.size_bytes as u64;
+            Ok(())
+        });
+        let undisturbed =
+            self.segments.generation() == generation && self.segments.epoch(id) == epoch;
+        match end {
+            Ok(end) => {
+                report.batches += end.batches;
+                let full = self.segments.state(id) == super::segments::Use::Sealed;
+                if undisturbed && full && !end.sealed && self.live_in(id) {
+                    let offset = self.layout.segment_offset(id) + end.position;
+                    report.problem(format!("segment {id} is damaged at device offset {offset}"));
+                }
+            }
+            Err(_) if !undisturbed => {}
+            Err(error) => report.problem(error.to_string()),
+        }
+        Ok(())
+    }
+}

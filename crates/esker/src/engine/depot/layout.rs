@@ -1,0 +1,106 @@
+//! Where things lie on the device of a `depot`.
+
+use esker_base::ids::SegmentId;
+use esker_base::units::{MIB, round_down};
+use esker_base::{Error, Result};
+use esker_format::depot::{BATCH_HEADER_SIZE, GRAIN_SIZE_BYTES, RECORD_HEADER_SIZE, Superblock};
+use esker_index::Link;
+use esker_media::BlockGeometry;
+
+/// Size of the segments of a new store that says nothing else, in bytes.
+pub(super) const DEFAULT_SEGMENT_SIZE_BYTES: u64 = 32 * MIB;
+/// Fewest segments of a store: one in use, two in reserve so that deletes always work, and one.
+pub(super) const SEGMENT_COUNT_MIN: u64 = 4;
+/// Longest key in bytes.
+pub(super) const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
+
+/// The arithmetic of a store's geometry. Everything in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Layout {
+    pub(super) block: u64,
+    pub(super) segment_size: u64,
+    pub(super) segment_count: u32,
+    data_offset: u64,
+}
+
+impl Layout {
+    pub(super) fn of(superblock: &Superblock) -> Self {
+        Layout {
+            block: u64::from(superblock.block_size_bytes),
+            segment_size: superblock.segment_size_bytes,
+            segment_count: superblock.segment_count,
+            data_offset: superblock.data_offset,
+        }
+    }
+
+    /// Data offset, segment size and number of segments for a new store on a device.
+    pub(super) fn plan(
+        geometry: BlockGeometry,
+        segment_size: Option<u64>,
+    ) -> Result<(u64, u64, u32)> {
+        let block = u64::from(geometry.block_size_bytes);
+        let wanted = segment_size.unwrap_or_else(|| {
+            // Small stores get small segments, so that there are enough of them.
+            let sixteenth = (geometry.size_bytes / 16).max(1);
+            DEFAULT_SEGMENT_SIZE_BYTES.min(1 << (63 - sixteenth.leading_zeros()))
+        });
+        let segment_size = round_down(wanted, block);
+        let data_offset = if segment_size >= MIB { MIB } else { 8192_u64.max(2 * block) };
+        let count = geometry.size_bytes.saturating_sub(data_offset) / segment_size.max(1);
+        // Links address a limited number of grains.
+        let count = count.min(Link::GRAIN_END * GRAIN_SIZE_BYTES / segment_size.max(1) - 1);
+        if segment_size < 8 * block || count < SEGMENT_COUNT_MIN {
+            return Err(Error::invalid(
+                "format store",
+                format!(
+                    "{} bytes are too few: a store needs {SEGMENT_COUNT_MIN} segments of at least \
+                     {} bytes and {data_offset} bytes before them",
+                    geometry.size_bytes,
+                    8 * block
+                ),
+            ));
+        }
+        Ok((data_offset, segment_size, u32::try_from(count).unwrap_or(u32::MAX)))
+    }
+
+    pub(super) fn segment_offset(&self, id: SegmentId) -> u64 {
+        self.data_offset + u64::from(id.0) * self.segment_size
+    }
+
+    /// The segment that a device offset lies in, if it lies in one.
+    pub(super) fn segment_of(&self, offset: u64) -> Option<SegmentId> {
+        let index = offset.checked_sub(self.data_offset)? / self.segment_size;
+        u32::try_from(index).ok().filter(|index| *index < self.segment_count).map(SegmentId)
+    }
+
+    /// Where batches start in a segment: behind the header's block.
+    pub(super) fn first_batch(&self) -> u64 {
+        self.block
+    }
+
+    /// Where batches end in a segment: before the seal and the copy of the header.
+    pub(super) fn batches_end(&self) -> u64 {
+        self.segment_size - 2 * self.block
+    }
+
+    /// Where the copy of the header stands in a segment.
+    pub(super) fn header_copy(&self) -> u64 {
+        self.segment_size - self.block
+    }
+
+    /// Largest batch in bytes: one block of the segment is kept for a barrier.
+    pub(super) fn batch_max(&self) -> u64 {
+        self.batches_end() - self.first_batch() - self.block
+    }
+
+    /// Largest value in bytes: a record with the longest key still fits one batch.
+    pub(super) fn value_max(&self, key_size: usize) -> u64 {
+        let overhead = BATCH_HEADER_SIZE + RECORD_HEADER_SIZE + 16 + key_size;
+        self.batch_max().saturating_sub(overhead as u64)
+    }
+
+    /// `bytes` in whole blocks.
+    pub(super) fn blocks(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.block)
+    }
+}

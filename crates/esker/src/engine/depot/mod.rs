@@ -1,0 +1,368 @@
+//! `depot`: records in a log on a block device, found through 8 bytes of DRAM each (uDepot §4).
+//!
+//! The device is a row of segments. A write appends its record to the batch that forms, waits until
+//! the batch is durable, and changes one index entry; a read looks the entry up and reads the record
+//! with one device read. A segment without live records is reused. After a crash the index comes
+//! back from the log.
+//!
+//! # Invariants
+//! - D1: what was acknowledged is on media ([`commit`]), and found again ([`recover`]).
+//! - D2: a value that is returned has the full key that was asked for and a checksum that fits its
+//!   place.
+//!
+//! # Concurrency
+//! Everything may be called from any number of threads and tasks. Lock order: the clearing gate,
+//! a key's stripe, the log's state, index regions, the free list.
+//!
+//! # Failure
+//! A failed write or flush makes the store read-only until it is opened again; reads go on. Full:
+//! `NoSpace`; reads and deletes go on.
+//!
+//! Non-goals so far: moving live records to free a segment, growing the index, index checkpoints.
+
+mod background;
+mod check;
+mod commit;
+mod layout;
+mod pending;
+mod read;
+mod recover;
+mod scan;
+mod segments;
+pub mod sites;
+mod write;
+
+use crate::check::CheckReport;
+use crate::engine::{Engine, Items};
+use crate::options::{Durability, Options};
+use crate::store::Stats;
+use crate::value::{Condition, Outcome, PutOptions, Value};
+use background::Background;
+use commit::Log;
+use esker_base::clock::Clock;
+use esker_base::hash::KeyHasher;
+use esker_base::ids::{StoreId, Version};
+use esker_base::rng::{self, Rng};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
+use esker_format::depot::{SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
+use esker_index::{Hopscotch, Link};
+use esker_media::{BlockDevice, BufferPool, IoBuf};
+use esker_trt::sync::Gate;
+use layout::{KEY_SIZE_MAX_BYTES, Layout};
+use parking_lot::Mutex;
+use pending::Pending;
+use recover::Recovered;
+use scan::Source;
+use segments::Segments;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Average record size that the index of a store is made for, if nothing else is said, in bytes.
+const INDEX_BYTES_PER_ENTRY: u64 = 128;
+
+/// An open store. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Depot {
+    device: Arc<dyn BlockDevice>,
+    superblock: Superblock,
+    layout: Layout,
+    hasher: KeyHasher,
+    index: Hopscotch,
+    segments: Segments,
+    pending: Pending,
+    clearing: Mutex<Option<Arc<Gate>>>,
+    log: Log,
+    durability: Durability,
+    pool: BufferPool,
+    clock: Arc<dyn Clock>,
+    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
+    latest_unix_seconds: AtomicU64,
+    items: AtomicU64,
+    rng: Mutex<Rng>,
+    background: Arc<Background>,
+}
+
+impl Depot {
+    /// Opens the store on `device`, or makes one there if the device is blank.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the device holds something else, `UnsupportedFormat`, `Corrupted`, `Io`.
+    pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Arc<Depot>> {
+        let pool = BufferPool::default();
+        let seed = match options.testing.seed {
+            Some(seed) => seed,
+            None => u64::from_le_bytes(rng::secret()?),
+        };
+        let mut rng = Rng::from_seed(seed);
+        let superblock = match read_superblock(&*device, &pool) {
+            Ok(Some((found, damaged))) if !options.format => {
+                if damaged {
+                    write_superblock(&*device, &pool, &found)?;
+                }
+                found
+            }
+            Err(error) if !options.format || error.kind() == ErrorKind::Io => return Err(error),
+            found => {
+                let old = found.ok().flatten().map(|(old, _)| old);
+                format(&*device, &pool, options, &mut rng, old)?
+            }
+        };
+        if superblock.device_size_bytes > device.geometry().size_bytes {
+            return Err(Error::corrupted(
+                "open store",
+                format!("the store has {} bytes, the device fewer", superblock.device_size_bytes),
+            )
+            .device(device.name()));
+        }
+        if u64::from(superblock.block_size_bytes) < u64::from(device.geometry().block_size_bytes) {
+            return Err(Error::new(ErrorKind::Unsupported, "open store")
+                .context(format!(
+                    "the store was made with blocks of {} bytes, the device writes {}",
+                    superblock.block_size_bytes,
+                    device.geometry().block_size_bytes
+                ))
+                .device(device.name()));
+        }
+        let layout = Layout::of(&superblock);
+        let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
+        let source =
+            Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
+        let log = Recovered::scan(&source, &superblock, &hasher, &options.progress)?;
+        // PERSIST: what recovery found may still be in a cache, if only the process ended and not
+        //          the machine. Nobody may read it before it is durable.
+        device.flush(sites::RECOVER_FLUSH)?;
+        let data_bytes = layout.segment_size * u64::from(layout.segment_count);
+        let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
+        let end = log.log_end();
+        let depot = Arc::new(Depot {
+            superblock,
+            layout,
+            hasher,
+            index: Hopscotch::with_capacity(entries),
+            segments: Segments::new(superblock.segment_count),
+            pending: Pending::new(),
+            clearing: Mutex::default(),
+            log: Log::new(&pool, end),
+            durability: options.durability,
+            pool,
+            clock: Arc::clone(&options.clock),
+            latest_unix_seconds: AtomicU64::new(0),
+            items: AtomicU64::new(0),
+            rng: Mutex::new(rng),
+            background: Arc::default(),
+            device,
+        });
+        depot.adopt(log)?;
+        if options.testing.background {
+            depot.start_background()?;
+        }
+        Ok(depot)
+    }
+
+    fn random(&self) -> u64 {
+        self.rng.lock().next_u64()
+    }
+
+    fn is_expired(&self, expires_at: Option<u64>) -> bool {
+        expires_at.is_some_and(|expires_at| {
+            let now = self.clock.unix_seconds();
+            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
+        })
+    }
+
+    /// Takes a superseded record out of the count of its segment.
+    fn let_go(&self, old: Link, by: Version) {
+        let offset = old.grain() * esker_format::depot::GRAIN_SIZE_BYTES;
+        if let Some(segment) = self.layout.segment_of(offset) {
+            self.segments.remove(segment, commit::link_bytes(old), by);
+        }
+    }
+
+    fn count_items(&self, old: Option<Link>, new: Link) {
+        let existed = old.is_some_and(|old| !old.is_tombstone());
+        match (existed, !new.is_tombstone()) {
+            (false, true) => self.items.fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.items.fetch_sub(1, Ordering::Relaxed),
+            _ => 0,
+        };
+    }
+
+    fn forget_items(&self) {
+        self.items.store(0, Ordering::Relaxed);
+    }
+
+    fn check_index_room(&self) -> Result<()> {
+        let capacity = self.index.capacity();
+        if self.index.len() < capacity - capacity / 16 {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
+            "the index holds {} entries, as many as it was opened for",
+            self.index.len()
+        )))
+    }
+}
+
+/// Reads the superblock: the newer valid copy, and whether the other one needs repair; `None` on a
+/// blank device.
+fn read_superblock(
+    device: &dyn BlockDevice,
+    pool: &BufferPool,
+) -> Result<Option<(Superblock, bool)>> {
+    let block = device.geometry().block_size_bytes as usize;
+    let mut newest: Option<Superblock> = None;
+    let mut copies = 0;
+    let mut flaw = None;
+    for offset in [0, SUPERBLOCK_COPY_OFFSET] {
+        let mut buffer = pool.get(block.max(SUPERBLOCK_SIZE));
+        device.read_at(sites::OPEN_READ, offset, &mut buffer)?;
+        match Superblock::decode(&buffer) {
+            Ok(found) => match newest {
+                Some(other) if other == found => copies = 2,
+                Some(other) if other.generation >= found.generation => {}
+                _ => (newest, copies) = (Some(found), 1),
+            },
+            Err(_) if buffer.iter().all(|byte| *byte == 0) => {}
+            Err(found) => flaw = flaw.or(Some(found)),
+        }
+    }
+    if let Some(superblock) = newest {
+        return Ok(Some((superblock, copies < 2)));
+    }
+    let error = match flaw {
+        None => return Ok(None),
+        Some(Flaw::Version(version)) => Error::new(ErrorKind::UnsupportedFormat, "open store")
+            .context(format!("format version {version} is not known to this build")),
+        Some(Flaw::Magic) => {
+            Error::invalid("open store", "the device holds something that is no esker store")
+        }
+        Some(flaw) => Error::corrupted("open store", flaw.to_string()).at(0, 512),
+    };
+    Err(error.device(device.name()))
+}
+
+/// Writes both copies of the superblock.
+fn write_superblock(
+    device: &dyn BlockDevice,
+    pool: &BufferPool,
+    superblock: &Superblock,
+) -> Result<()> {
+    let mut block: IoBuf = pool.get_zeroed(device.geometry().block_size_bytes as usize);
+    if let Some(head) = block.get_mut(..SUPERBLOCK_SIZE) {
+        head.copy_from_slice(&superblock.encode());
+    }
+    for offset in [0, SUPERBLOCK_COPY_OFFSET] {
+        // PERSIST: one copy after the other, so that one of them is always whole.
+        device.write_durable_at(sites::FORMAT_WRITE, offset, &[IoSlice::new(&block)])?;
+    }
+    Ok(())
+}
+
+/// Makes a new store: the segments' headers lose their validity with the store's new identity.
+fn format(
+    device: &dyn BlockDevice,
+    pool: &BufferPool,
+    options: &Options,
+    rng: &mut Rng,
+    old: Option<Superblock>,
+) -> Result<Superblock> {
+    let geometry = device.geometry();
+    let (data_offset, segment_size_bytes, segment_count) =
+        Layout::plan(geometry, options.testing.segment_size_bytes)?;
+    let mut identity = [[0; 16]; 2];
+    identity.iter_mut().for_each(|bytes| rng.fill(bytes));
+    let [store_id, hash_key] = identity;
+    let superblock = Superblock {
+        store_id: StoreId(store_id),
+        hash_key,
+        hash_mask: options.testing.hash_mask,
+        device_size_bytes: geometry.size_bytes,
+        data_offset,
+        segment_size_bytes,
+        segment_count,
+        block_size_bytes: geometry.block_size_bytes,
+        generation: old.map_or(1, |old| old.generation.saturating_add(1)),
+        created_unix_seconds: options.clock.unix_seconds(),
+    };
+    write_superblock(device, pool, &superblock)?;
+    Ok(superblock)
+}
+
+impl Engine for Depot {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.get_record(key)
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
+        self.put_record(key, value, options.attributes, options.condition)
+    }
+
+    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
+        let condition = version.map_or(Condition::Present, Condition::VersionIs);
+        Ok(matches!(self.delete_record(key, condition)?, Outcome::Stored(_)))
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.clear_records()
+    }
+
+    fn walk(&self, part: usize) -> Result<Option<Items>> {
+        self.walk_part(part)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.flush_published()
+    }
+
+    fn close(&self) -> Result<()> {
+        self.background.stop();
+        let closed = self.close_log();
+        self.background.join();
+        closed
+    }
+
+    fn stats(&self) -> Stats {
+        let (live_records, live_bytes) = self.segments.live();
+        Stats {
+            items: self.items.load(Ordering::Relaxed),
+            tombstones: live_records.saturating_sub(self.items.load(Ordering::Relaxed)),
+            live_bytes,
+            capacity_bytes: self.layout.segment_size * u64::from(self.layout.segment_count),
+            segments: u64::from(self.layout.segment_count),
+            free_segments: self.segments.free_count() as u64,
+            index_entries: self.index.len(),
+            index_capacity: self.index.capacity(),
+            last_version: self.last_version(),
+            device: self.device.counters(),
+            read_only: self.log.failure().map(|error| error.to_string()),
+        }
+    }
+
+    fn check(&self) -> Result<CheckReport> {
+        self.check_store()
+    }
+
+    fn report(&self) -> String {
+        self.device.report()
+    }
+
+    fn limits(&self) -> (usize, usize) {
+        let value = self.layout.value_max(KEY_SIZE_MAX_BYTES);
+        (KEY_SIZE_MAX_BYTES, usize::try_from(value).unwrap_or(usize::MAX))
+    }
+}
+
+impl Drop for Depot {
+    /// Best effort for a store that nobody closed: `periodic` and `none` lose nothing then.
+    fn drop(&mut self) {
+        // Without waiting: this may be the background thread itself.
+        self.background.stop();
+        if !self.log.is_closed()
+            && let Err(error) = self.close_log()
+        {
+            tracing::warn!(%error, "closing the store failed");
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! Keys with a write under way: the conflict queue of `depot` (FlatStore §3.3).
+//!
+//! A write decides on the newest state of its key: that of the last pending write, if there is one,
+//! else the published one. So conditional writes of one key need not wait for each other's flush;
+//! their order is the order of the log.
+//!
+//! # Invariants
+//! - P1: while a key is pending, its index entry changes only through [`Pending::publish`], in the
+//!   order of the log; `published` is that entry.
+//! - P2: a key is pending exactly while a batch that is not yet published holds a record of it.
+//!
+//! # Concurrency
+//! Striped locks by key hash. Lock order: stripe, then the log's state. Nothing suspends under a
+//! stripe.
+
+use super::commit::Ticket;
+use esker_base::ids::Version;
+use esker_index::Link;
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::Arc;
+
+const STRIPES: usize = 256;
+
+/// What is known of a key's newest record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) version: Version,
+    /// False for a tombstone.
+    pub(super) exists: bool,
+    pub(super) expires_at: Option<u64>,
+}
+
+/// A key with writes under way.
+#[derive(Debug)]
+pub(super) struct PendingKey {
+    hash: u64,
+    key: Box<[u8]>,
+    published: Option<Link>,
+    pub(super) latest: Known,
+    pub(super) ticket: Arc<Ticket>,
+    writes: u32,
+}
+
+/// A locked stripe.
+pub(super) struct Stripe<'a>(MutexGuard<'a, Vec<PendingKey>>);
+
+#[derive(Debug)]
+pub(super) struct Pending {
+    stripes: Box<[Mutex<Vec<PendingKey>>]>,
+}
+
+impl Pending {
+    pub(super) fn new() -> Self {
+        Pending { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
+    }
+
+    pub(super) fn lock(&self, hash: u64) -> Stripe<'_> {
+        let index = usize::try_from((hash >> 20) % STRIPES as u64).unwrap_or(0);
+        #[expect(clippy::indexing_slicing, reason = "a remainder is in range")]
+        Stripe(self.stripes[index].lock())
+    }
+
+    /// Calls `change` with the published entry of a pending key, which gives the new one; called
+    /// once for each record, in the order of the log.
+    pub(super) fn publish(
+        &self,
+        hash: u64,
+        key: &[u8],
+        change: impl FnOnce(Option<Link>) -> Option<Link>,
+    ) {
+        let mut stripe = self.lock(hash);
+        let Some(place) = stripe.position(hash, key) else { return };
+        if let Some(pending) = stripe.0.get_mut(place) {
+            pending.published = change(pending.published);
+            pending.writes -= 1;
+            if pending.writes == 0 {
+                stripe.0.swap_remove(place);
+            }
+        }
+    }
+
+    /// The index was cleared: no pending key has an entry any more.
+    pub(super) fn forget_published(&self) {
+        for stripe in &self.stripes {
+            stripe.lock().iter_mut().for_each(|pending| pending.published = None);
+        }
+    }
+
+    /// Waits until whoever holds a stripe now has let go of it.
+    pub(super) fn pass_all(&self) {
+        self.stripes.iter().for_each(|stripe| drop(stripe.lock()));
+    }
+}
+
+impl Stripe<'_> {
+    fn position(&self, hash: u64, key: &[u8]) -> Option<usize> {
+        self.0.iter().position(|pending| pending.hash == hash && *pending.key == *key)
+    }
+
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<&PendingKey> {
+        self.0.get(self.position(hash, key)?)
+    }
+
+    /// Whether another key with this hash has a write under way.
+    pub(super) fn collides(&self, hash: u64, key: &[u8]) -> bool {
+        self.0.iter().any(|pending| pending.hash == hash && *pending.key != *key)
+    }
+
+    /// A record of the key was appended to the batch of `ticket`.
+    pub(super) fn appended(
+        &mut self,
+        hash: u64,
+        key: &[u8],
+        published: Option<Link>,
+        latest: Known,
+        ticket: &Arc<Ticket>,
+    ) {
+        match self.position(hash, key).and_then(|place| self.0.get_mut(place)) {
+            Some(pending) => {
+                pending.latest = latest;
+                pending.ticket = Arc::clone(ticket);
+                pending.writes += 1;
+            }
+            None => self.0.push(PendingKey {
+                hash,
+                key: key.into(),
+                published,
+                latest,
+                ticket: Arc::clone(ticket),
+                writes: 1,
+            }),
+        }
+    }
+}

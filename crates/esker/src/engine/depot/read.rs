@@ -1,0 +1,196 @@
+//! Reads: one device read for a GET (uDepot §4.5).
+//!
+//! # Concurrency
+//! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
+//! and starts over; see S2 of the segment table.
+
+use super::layout::KEY_SIZE_MAX_BYTES;
+use super::{Depot, sites};
+use crate::engine::Items;
+use crate::value::{Attributes, Value};
+use esker_base::ids::Version;
+use esker_base::units::{round_down, round_up};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::depot::{GRAIN_SIZE_BYTES, Place, Record, RecordKind, RecordMeta};
+use esker_index::{Link, SizeHint};
+use esker_media::IoBuf;
+use std::ops::Range;
+
+/// How often a read that fails, or brings a bad checksum, is tried.
+const READ_TRIES: u32 = 3;
+/// What is read first of a record whose size the index does not know, in bytes.
+const PEEK_SIZE: u64 = 4096;
+
+/// A record that was read and checked.
+pub(super) struct Fetched {
+    buffer: IoBuf,
+    meta: RecordMeta,
+    key: Range<usize>,
+    value: Range<usize>,
+}
+
+/// The parts of a fetched record.
+pub(super) struct FetchedRecord<'a> {
+    pub(super) meta: RecordMeta,
+    pub(super) key: &'a [u8],
+}
+
+impl Fetched {
+    pub(super) fn record(&self) -> FetchedRecord<'_> {
+        FetchedRecord { meta: self.meta, key: self.buffer.get(self.key.clone()).unwrap_or(&[]) }
+    }
+
+    fn into_value(self) -> Value {
+        let attributes = Attributes { flags: self.meta.flags, expires_at: self.meta.expires_at };
+        Value::new(self.buffer, self.value, self.meta.version, attributes)
+    }
+}
+
+impl Depot {
+    pub(super) fn check_key(&self, key: &[u8]) -> Result<()> {
+        if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
+            return Err(Error::invalid(
+                "use key",
+                format!("a key of {} bytes: keys have 1 to {KEY_SIZE_MAX_BYTES} bytes", key.len()),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(super) fn get_record(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.check_key(key)?;
+        if self.log.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, "get"));
+        }
+        let hash = self.hasher.hash(key);
+        loop {
+            let generation = self.segments.generation();
+            let found = self.find(hash, key);
+            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
+                return found;
+            }
+        }
+    }
+
+    fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Value>> {
+        for link in self.index.lookup(hash).iter() {
+            if link.is_tombstone() {
+                continue;
+            }
+            let fetched = self.read_record(link)?;
+            let record = fetched.record();
+            if record.key == key || sites::RECORD_KEY.disabled() {
+                let live =
+                    record.meta.kind == RecordKind::Put && !self.is_expired(record.meta.expires_at);
+                return Ok(live.then(|| fetched.into_value()));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Reads and checks the record that `link` points at; a bad checksum is read again, in case the
+    /// bytes were damaged on their way.
+    pub(super) fn read_record(&self, link: Link) -> Result<Fetched> {
+        let mut tries = 1;
+        loop {
+            match self.read_record_once(link) {
+                Err(error)
+                    if tries < READ_TRIES
+                        && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) =>
+                {
+                    tries += 1;
+                }
+                result => return result,
+            }
+        }
+    }
+
+    fn read_record_once(&self, link: Link) -> Result<Fetched> {
+        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let Some(segment) = self.layout.segment_of(offset) else {
+            return Err(self.corrupted(offset, 0, "the index points outside the segments"));
+        };
+        let salt = self.segments.salt(segment);
+        let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
+        let expected = match link.size() {
+            SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+            SizeHint::Tombstone | SizeHint::Large => PEEK_SIZE,
+        };
+        let (mut buffer, mut start) = self.read_range(offset, expected, limit)?;
+        let bytes = buffer.get(start..).unwrap_or(&[]);
+        let size = Record::peek_size(bytes)
+            .map_err(|flaw| self.corrupted(offset, expected, &flaw.to_string()))?;
+        if size > bytes.len() {
+            // Only where the index does not know the size: the second read.
+            (buffer, start) = self.read_range(offset, size as u64, limit)?;
+        }
+        let bytes = buffer.get(start..).unwrap_or(&[]);
+        let place = (!sites::RECORD_CHECKSUM.disabled()).then_some(Place { salt, offset });
+        let record = Record::decode(bytes, place)
+            .map_err(|flaw| self.corrupted(offset, size as u64, &flaw.to_string()))?;
+        let meta = record.meta;
+        let value_end = start + record.size_bytes;
+        let (key, value) = ranges(start, &record);
+        debug_assert!(value.end <= value_end);
+        Ok(Fetched { buffer, meta, key, value })
+    }
+
+    /// Reads the blocks around `offset..offset + length`, which end at `limit` at the latest;
+    /// returns them and where `offset` lies in them.
+    fn read_range(&self, offset: u64, length: u64, limit: u64) -> Result<(IoBuf, usize)> {
+        let first = round_down(offset, self.layout.block);
+        let last = round_up(offset + length, self.layout.block).unwrap_or(limit).min(limit);
+        let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
+        let Some(size) = size else {
+            return Err(self.corrupted(offset, length, "a record reaches past its segment"));
+        };
+        let mut buffer = self.pool.get(size);
+        self.device.read_at(sites::RECORD_READ, first, &mut buffer)?;
+        Ok((buffer, usize::try_from(offset - first).unwrap_or(0)))
+    }
+
+    pub(super) fn corrupted(&self, offset: u64, length: u64, what: &str) -> Error {
+        Error::corrupted("read record", what).device(self.device.name()).at(offset, length)
+    }
+
+    /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
+    /// the part is read again.
+    pub(super) fn walk_part(&self, part: usize) -> Result<Option<Items>> {
+        if part >= self.index.parts() {
+            return Ok(None);
+        }
+        loop {
+            let generation = self.segments.generation();
+            let items = self.read_part(part);
+            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
+                return items.map(Some);
+            }
+        }
+    }
+
+    fn read_part(&self, part: usize) -> Result<Items> {
+        let mut items = Vec::new();
+        for link in self.index.part(part) {
+            if link.is_tombstone() {
+                continue;
+            }
+            let fetched = self.read_record(link)?;
+            if fetched.meta.kind == RecordKind::Put && !self.is_expired(fetched.meta.expires_at) {
+                items.push((fetched.record().key.to_vec(), fetched.into_value()));
+            }
+        }
+        Ok(items)
+    }
+
+    /// The version of the newest write.
+    pub(super) fn last_version(&self) -> Version {
+        Version(self.log.next_version().0.saturating_sub(1))
+    }
+}
+
+/// Where key and value of a record that starts at `start` lie.
+fn ranges(start: usize, record: &Record<'_>) -> (Range<usize>, Range<usize>) {
+    let key_start = start + record.body_start();
+    let key_end = key_start + record.key.len();
+    (key_start..key_end, key_end..key_end + record.value.len())
+}

@@ -1,0 +1,230 @@
+//! Reading one segment's log: its batches, where it ends, and whether it ends as it should.
+//!
+//! Used by recovery and by `check`. Reads in long pieces; a batch that does not validate is read
+//! again by itself before it is believed, in case it was damaged on its way.
+
+use super::layout::Layout;
+use super::{Depot, sites};
+use esker_base::ids::{SegmentId, StoreId, Version};
+use esker_base::{Error, ErrorKind, Result, Site};
+use esker_format::Flaw;
+use esker_format::depot::{
+    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, Place, Record, SEGMENT_HEADER_SIZE,
+    SegmentHeader,
+};
+use esker_media::{BlockDevice, BufferPool, IoBuf};
+
+/// Bytes read at once.
+const WINDOW_SIZE: u64 = 1 << 20;
+/// How often a failing read is tried.
+const READ_TRIES: u32 = 3;
+
+/// What a scan reads from.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) device: &'a dyn BlockDevice,
+    pub(super) pool: &'a BufferPool,
+    pub(super) layout: &'a Layout,
+    pub(super) site: Site,
+}
+
+/// Where and how a segment's log ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SegmentEnd {
+    /// Offset in the segment behind the last good batch.
+    pub(super) position: u64,
+    /// Version of the record that would come next.
+    pub(super) next_version: Version,
+    /// All records below are known to have been durable.
+    pub(super) durable_version: Version,
+    pub(super) session: u64,
+    pub(super) sealed: bool,
+    /// Number of batches with records.
+    pub(super) batches: u64,
+}
+
+impl Source<'_> {
+    /// Reads, again if need be: a device that fails once may answer the next time (F10).
+    pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> Result<()> {
+        let mut tries = 1;
+        loop {
+            match self.device.read_at(self.site, offset, buffer) {
+                Err(error) if tries < READ_TRIES && error.kind() == ErrorKind::Io => tries += 1,
+                result => return result,
+            }
+        }
+    }
+
+    /// The header of a segment: the newer of its two copies, or `None` if neither is valid.
+    pub(super) fn header(&self, store_id: StoreId, id: SegmentId) -> Result<Option<SegmentHeader>> {
+        let base = self.layout.segment_offset(id);
+        let block = usize::try_from(self.layout.block).unwrap_or(4096);
+        let mut newest: Option<SegmentHeader> = None;
+        for offset in [base, base + self.layout.header_copy()] {
+            let mut buffer = self.pool.get(block);
+            self.read(offset, &mut buffer)?;
+            let bytes = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
+            if let Ok(header) = SegmentHeader::decode(bytes, store_id, id)
+                && newest.is_none_or(|newest| newest.epoch < header.epoch)
+            {
+                newest = Some(header);
+            }
+        }
+        Ok(newest)
+    }
+
+    /// Walks the batches of a segment from its start, and gives each record to `visit` with its
+    /// device offset.
+    pub(super) fn walk(
+        &self,
+        header: &SegmentHeader,
+        visit: &mut dyn FnMut(&Record<'_>, u64) -> Result<()>,
+    ) -> Result<SegmentEnd> {
+        let base = self.layout.segment_offset(header.segment_id);
+        let mut window = Window::new(*self, base);
+        let mut end = SegmentEnd {
+            position: self.layout.first_batch(),
+            next_version: header.first_version,
+            durable_version: Version(0),
+            session: header.salt,
+            sealed: false,
+            batches: 0,
+        };
+        // The seal may stand in the block behind the last batch.
+        while end.position <= self.layout.batches_end() && !end.sealed {
+            let Some(batch) = window.batch(end.position, header.salt)? else { break };
+            let of_session = batch.header.kind == BatchKind::Barrier
+                || batch.header.session == end.session
+                || sites::BATCH_SESSION.disabled();
+            // A session may skip versions: those that the last one gave to writes that were lost.
+            let continues = batch.header.first_version == end.next_version
+                || (batch.header.kind == BatchKind::Barrier
+                    && batch.header.first_version > end.next_version)
+                || sites::BATCH_VERSION.disabled();
+            if !of_session || !continues {
+                break;
+            }
+            end.durable_version = end.durable_version.max(batch.header.durable_version);
+            end.session = batch.header.session;
+            end.sealed = batch.header.kind == BatchKind::Seal;
+            end.batches += u64::from(batch.header.kind == BatchKind::Records);
+            let start = base + end.position + BATCH_HEADER_SIZE as u64;
+            let mut used = 0;
+            for _ in 0..batch.header.record_count {
+                let bytes = batch.payload.get(used..).unwrap_or(&[]);
+                let record = Record::decode(bytes, None)
+                    .map_err(|flaw| self.corrupted(start + used as u64, 0, &flaw))?;
+                visit(&record, start + used as u64)?;
+                used += record.size_bytes;
+            }
+            end.next_version = Version(
+                batch.header.first_version.0.saturating_add(u64::from(batch.header.record_count)),
+            );
+            end.position += u64::from(batch.header.total_bytes);
+        }
+        Ok(end)
+    }
+
+    /// Looks behind the end of an unsealed segment for proof that more was durable than `end` shows:
+    /// then what stands at the end is damage, not a torn tail.
+    pub(super) fn durable_behind(
+        &self,
+        header: &SegmentHeader,
+        end: &SegmentEnd,
+    ) -> Result<Version> {
+        let mut window = Window::new(*self, self.layout.segment_offset(header.segment_id));
+        let mut durable = Version(0);
+        let mut position = end.position + self.layout.block;
+        while position <= self.layout.batches_end() {
+            if window.looks_like_batch(position)?
+                && let Some(batch) = window.batch(position, header.salt)?
+            {
+                durable = durable.max(batch.header.durable_version);
+                position += u64::from(batch.header.total_bytes);
+            } else {
+                position += self.layout.block;
+            }
+        }
+        Ok(durable)
+    }
+
+    pub(super) fn corrupted(&self, offset: u64, length: u64, flaw: &Flaw) -> Error {
+        Error::corrupted("read log", flaw.to_string()).device(self.device.name()).at(offset, length)
+    }
+}
+
+/// A piece of a segment in memory.
+struct Window<'a> {
+    source: Source<'a>,
+    base: u64,
+    start: u64,
+    buffer: Option<IoBuf>,
+}
+
+impl<'a> Window<'a> {
+    fn new(source: Source<'a>, base: u64) -> Self {
+        Window { source, base, start: 0, buffer: None }
+    }
+
+    /// Makes `position..position + length` of the segment present.
+    fn load(&mut self, position: u64, length: u64, fresh: bool) -> Result<()> {
+        let have = self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
+        let present = position >= self.start && position + length <= self.start + have;
+        if present && !fresh {
+            return Ok(());
+        }
+        let limit = self.source.layout.segment_size - self.source.layout.block;
+        let wanted = if fresh { length } else { length.max(WINDOW_SIZE) };
+        let size = wanted.min(limit.saturating_sub(position));
+        let mut buffer = self.source.pool.get(usize::try_from(size).unwrap_or(0));
+        self.source.read(self.base + position, &mut buffer)?;
+        self.start = position;
+        self.buffer = Some(buffer);
+        Ok(())
+    }
+
+    fn bytes(&self, position: u64) -> &[u8] {
+        let skip = usize::try_from(position.saturating_sub(self.start)).unwrap_or(usize::MAX);
+        self.buffer.as_ref().and_then(|buffer| buffer.get(skip..)).unwrap_or(&[])
+    }
+
+    fn looks_like_batch(&mut self, position: u64) -> Result<bool> {
+        let layout = self.source.layout;
+        self.load(position, layout.block, false)?;
+        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
+        Ok(BatchHeader::peek(self.bytes(position), block).is_ok())
+    }
+
+    /// The batch at `position` of the segment, or `None` if there is no valid one.
+    fn batch(&mut self, position: u64, salt: u64) -> Result<Option<Batch<'_>>> {
+        let layout = self.source.layout;
+        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
+        let place = Place { salt, offset: self.base + position };
+        let check = !sites::BATCH_CHECKSUM.disabled();
+        for fresh in [false, true, true] {
+            self.load(position, layout.block, fresh)?;
+            let Ok(header) = BatchHeader::peek(self.bytes(position), block) else {
+                if self.bytes(position).iter().take(64).all(|byte| *byte == 0) {
+                    // Nothing was ever written here: no need to look again.
+                    return Ok(None);
+                }
+                continue;
+            };
+            let total = u64::from(header.total_bytes);
+            if position + total > layout.segment_size - layout.block {
+                continue;
+            }
+            self.load(position, total, fresh)?;
+            if Batch::decode(self.bytes(position), block, place, check).is_ok() {
+                return Ok(Batch::decode(self.bytes(position), block, place, false).ok());
+            }
+        }
+        Ok(None)
+    }
+}
+
+impl Depot {
+    pub(super) fn source(&self, site: Site) -> Source<'_> {
+        Source { device: &*self.device, pool: &self.pool, layout: &self.layout, site }
+    }
+}

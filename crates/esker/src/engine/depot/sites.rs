@@ -1,0 +1,58 @@
+//! The sites of `depot`: where durability and integrity are decided.
+//!
+//! A test build can disable each of them alone; the crash exploration must then fail.
+
+esker_base::sites! {
+    /// Makes the superblock copies durable, in order, at format.
+    pub FORMAT_WRITE: DurableWrite = "depot.format.write";
+    /// Reads the superblock copies at open.
+    pub OPEN_READ: Read = "depot.open.read";
+    /// Writes a batch, durable on return when `durability` is `sync`.
+    pub COMMIT_WRITE: DurableWrite = "depot.commit.write";
+    /// Writes a batch that a later flush makes durable.
+    pub COMMIT_PLAIN_WRITE: Write = "depot.commit.plain_write";
+    /// Writes the seal of a full segment and the headers of the next one.
+    pub ROLL_WRITE: Write = "depot.roll.write";
+    /// Makes seal and headers durable before a byte of the reused segment is overwritten.
+    pub ROLL_FLUSH: Flush = "depot.roll.flush";
+    /// Makes everything durable that was written without, for `sync`, `periodic` and `close`.
+    pub SYNC_FLUSH: Flush = "depot.sync.flush";
+    /// Marks a clean end of the log.
+    pub CLOSE_WRITE: DurableWrite = "depot.close.write";
+    /// Readies free segments ahead of their use.
+    pub PREPARE: Write = "depot.prepare";
+    /// Reads a record.
+    pub RECORD_READ: Read = "depot.record.read";
+    /// Reads the log at open.
+    pub RECOVER_READ: Read = "depot.recover.read";
+    /// Makes durable what recovery found.
+    pub RECOVER_FLUSH: Flush = "depot.recover.flush";
+    /// Reads everything for `check`.
+    pub CHECK_READ: Read = "depot.check.read";
+    /// A record that was read has the checksum of its place.
+    pub RECORD_CHECKSUM: Checksum = "depot.record.checksum";
+    /// A record that was read has the key that was asked for.
+    pub RECORD_KEY: Compare = "depot.record.key";
+    /// No segment was reused while a record was read.
+    pub READ_GENERATION: Compare = "depot.read.generation";
+    /// No segment was reused and no write overtook while a write looked its key up.
+    pub WRITE_RESOLVED: Compare = "depot.write.resolved";
+    /// A batch found in the log has the checksum of its place.
+    pub BATCH_CHECKSUM: Checksum = "depot.batch.checksum";
+    /// A batch continues the versions of the one before.
+    pub BATCH_VERSION: Compare = "depot.batch.version";
+    /// A batch belongs to the session of the last barrier.
+    pub BATCH_SESSION: Compare = "depot.batch.session";
+    /// The newer of two records of a key wins.
+    pub RECOVER_NEWEST: Compare = "depot.recover.newest";
+    /// Records before a clear are gone.
+    pub RECOVER_CLEAR: Compare = "depot.recover.clear";
+    /// Records with equal hashes that are marked so are told apart by their keys.
+    pub RECOVER_COLLIDES: Compare = "depot.recover.collides";
+    /// Damage below the committed point is no torn tail.
+    pub COMMITTED_POINT: Compare = "depot.recover.committed_point";
+    /// Nobody hears of a write before its batch is durable.
+    pub ACK_WAIT: Wait = "depot.commit.ack_wait";
+    /// Nobody hears of a decision that rests on a write which is not durable yet.
+    pub DECISION_WAIT: Wait = "depot.write.decision_wait";
+}

@@ -1,0 +1,223 @@
+//! Writes: looking a key up, deciding, appending (uDepot §4.5).
+//!
+//! A write first learns which index entry its key has: the pending one if a write of the key is
+//! under way, else by reading the records that the index offers. It decides under the key's stripe,
+//! after making sure that what it learnt still holds, and appends before it lets go of the stripe:
+//! the order of decisions on a key is the order of its records in the log.
+
+use super::commit::Append;
+use super::pending::Known;
+use super::{Depot, sites};
+use crate::value::{Attributes, Condition, Outcome};
+use esker_base::ids::Version;
+use esker_base::{Error, Result};
+use esker_format::depot::{RecordKind, RecordMeta};
+use esker_index::{Candidates, Link};
+use esker_trt::sync::Gate;
+use std::sync::Arc;
+
+/// What the index and the media say of a key.
+struct Resolved {
+    generation: u64,
+    candidates: Candidates,
+    published: Option<Link>,
+    known: Option<Known>,
+    collides: bool,
+}
+
+/// What to write.
+struct Change<'a> {
+    kind: RecordKind,
+    value: &'a [u8],
+    attributes: Attributes,
+    condition: Condition,
+}
+
+impl Depot {
+    pub(super) fn put_record(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        condition: Condition,
+    ) -> Result<Outcome> {
+        self.check_key(key)?;
+        let limit = self.layout.value_max(key.len());
+        if value.len() as u64 > limit {
+            return Err(Error::invalid(
+                "put",
+                format!("a value of {} bytes is over the limit of {limit} bytes", value.len()),
+            ));
+        }
+        self.write(key, &Change { kind: RecordKind::Put, value, attributes, condition })
+    }
+
+    pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
+        self.check_key(key)?;
+        let attributes = Attributes::default();
+        self.write(key, &Change { kind: RecordKind::Delete, value: &[], attributes, condition })
+    }
+
+    fn write(&self, key: &[u8], change: &Change<'_>) -> Result<Outcome> {
+        let hash = self.hasher.hash(key);
+        loop {
+            let resolved = if self.pending.lock(hash).find(hash, key).is_some() {
+                None
+            } else {
+                Some(self.resolve(hash, key)?)
+            };
+            let mut stripe = self.pending.lock(hash);
+            if let Some(gate) = self.clearing() {
+                drop(stripe);
+                gate.wait();
+                continue;
+            }
+            let (published, known, collides, ticket) = match (stripe.find(hash, key), resolved) {
+                (Some(pending), resolved) => {
+                    // The mark only ever errs towards comparing keys.
+                    let collides = resolved.is_none_or(|resolved| resolved.collides);
+                    (None, Some(pending.latest), collides, Some(Arc::clone(&pending.ticket)))
+                }
+                (None, Some(resolved)) if self.still_holds(hash, &resolved) => {
+                    (resolved.published, resolved.known, resolved.collides, None)
+                }
+                // The pending write went away, or somebody overtook: look again.
+                (None, _) => continue,
+            };
+            if let Some(refused) = self.decide(change.condition, known) {
+                drop(stripe);
+                // The decision may rest on a write that is not durable yet.
+                if let Some(ticket) = ticket.filter(|_| !sites::DECISION_WAIT.disabled()) {
+                    ticket.wait()?;
+                }
+                return Ok(refused);
+            }
+            let meta = RecordMeta {
+                kind: change.kind,
+                version: Version(0),
+                flags: change.attributes.flags,
+                expires_at: change.attributes.expires_at,
+                collides: collides || stripe.collides(hash, key),
+            };
+            if change.kind == RecordKind::Put && known.is_none() {
+                self.check_index_room()?;
+            }
+            let appended = match self.append(hash, meta, key, change.value)? {
+                Append::Done(appended) => appended,
+                Append::Full(ticket) => {
+                    drop(stripe);
+                    // Its writers are told what became of it; this one just comes again.
+                    let _ = ticket.wait();
+                    continue;
+                }
+            };
+            let latest = Known {
+                version: appended.version,
+                exists: change.kind == RecordKind::Put,
+                expires_at: meta.expires_at,
+            };
+            stripe.appended(hash, key, published, latest, &appended.ticket);
+            drop(stripe);
+            self.finish(&appended)?;
+            return Ok(Outcome::Stored(appended.version));
+        }
+    }
+
+    /// Whether what `resolve` learnt is still so. The caller holds the stripe.
+    fn still_holds(&self, hash: u64, resolved: &Resolved) -> bool {
+        sites::WRITE_RESOLVED.disabled()
+            || (self.segments.generation() == resolved.generation
+                && self.index.lookup(hash) == resolved.candidates)
+    }
+
+    /// Why the condition does not hold, if it does not.
+    fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
+        let live = known.filter(|known| known.exists && !self.is_expired(known.expires_at));
+        match (condition, live) {
+            (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
+                None
+            }
+            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
+            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+            (Condition::VersionIs(version), Some(live)) => {
+                (live.version != version).then_some(Outcome::VersionDiffers)
+            }
+        }
+    }
+
+    /// Finds the index entry of `key` by reading the records of its candidates.
+    fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
+        loop {
+            let generation = self.segments.generation();
+            let candidates = self.index.lookup(hash);
+            let mut resolved =
+                Resolved { generation, candidates, published: None, known: None, collides: false };
+            let read = self.resolve_candidates(hash, key, &mut resolved);
+            // A record that was overwritten under the read is no corruption.
+            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
+                return read.map(|()| resolved);
+            }
+        }
+    }
+
+    fn resolve_candidates(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
+        for link in resolved.candidates.iter() {
+            let fetched = self.read_record(link)?;
+            let record = fetched.record();
+            if record.key == key || sites::RECORD_KEY.disabled() {
+                resolved.published = Some(link);
+                resolved.known = Some(Known {
+                    version: record.meta.version,
+                    exists: record.meta.kind == RecordKind::Put,
+                    expires_at: record.meta.expires_at,
+                });
+            } else if record.meta.kind == RecordKind::Put && self.hasher.hash(record.key) == hash {
+                resolved.collides = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes everything: one record that says so (`flush_all` of memcache).
+    pub(super) fn clear_records(&self) -> Result<()> {
+        let gate = loop {
+            let mut clearing = self.clearing.lock();
+            match &*clearing {
+                Some(gate) => {
+                    let gate = Arc::clone(gate);
+                    drop(clearing);
+                    gate.wait();
+                }
+                None => break Arc::clone(clearing.insert(Arc::new(Gate::new()))),
+            }
+        };
+        // From here on nobody decides on what is about to go; who did has appended.
+        self.pending.pass_all();
+        let result = self.append_clear();
+        *self.clearing.lock() = None;
+        gate.open();
+        result
+    }
+
+    fn append_clear(&self) -> Result<()> {
+        let meta = RecordMeta {
+            kind: RecordKind::Clear,
+            version: Version(0),
+            flags: 0,
+            expires_at: None,
+            collides: false,
+        };
+        loop {
+            match self.append(0, meta, &[], &[])? {
+                Append::Done(appended) => return self.finish(&appended),
+                Append::Full(ticket) => {
+                    let _ = ticket.wait();
+                }
+            }
+        }
+    }
+
+    fn clearing(&self) -> Option<Arc<Gate>> {
+        self.clearing.lock().clone()
+    }
+}

@@ -1,0 +1,29 @@
+//! The engines: siblings behind one trait, each a folder with the same file names.
+
+pub(crate) mod depot;
+
+use crate::check::CheckReport;
+use crate::store::Stats;
+use crate::value::{Outcome, PutOptions, Value};
+use esker_base::Result;
+use esker_base::ids::Version;
+
+/// One part of a walk over all keys.
+pub(crate) type Items = Vec<(Vec<u8>, Value)>;
+
+/// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
+pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
+    fn get(&self, key: &[u8]) -> Result<Option<Value>>;
+    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;
+    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;
+    fn clear(&self) -> Result<()>;
+    /// Items of part `part` of the walk; `None` after the last part.
+    fn walk(&self, part: usize) -> Result<Option<Items>>;
+    fn sync(&self) -> Result<()>;
+    fn close(&self) -> Result<()>;
+    fn stats(&self) -> Stats;
+    fn check(&self) -> Result<CheckReport>;
+    fn report(&self) -> String;
+    /// Largest key and value in bytes.
+    fn limits(&self) -> (usize, usize);
+}

@@ -1,0 +1,197 @@
+//! What a store does, call by call.
+
+use crate::support::{START, device, get, open, options};
+use esker::{Attributes, Condition, Durability, ErrorKind, Outcome, PutOptions};
+use esker_base::clock::ManualClock;
+use std::sync::Arc;
+
+#[test]
+fn values_come_back_empty_ones_included() {
+    let store = open(&device(1), &options(1)).unwrap();
+    for (key, value) in [("a", &b""[..]), ("b", b"x"), ("a long key with spaces", &[7; 3000])] {
+        store.put(key.as_bytes(), value).unwrap();
+        assert_eq!(get(&store, key).as_deref(), Some(value), "{key}");
+    }
+    assert_eq!(get(&store, "c"), None);
+    assert_eq!(store.stats().items, 3);
+}
+
+#[test]
+fn delete_says_whether_there_was_a_value() {
+    let store = open(&device(2), &options(2)).unwrap();
+    store.put(b"k", b"").unwrap();
+    assert!(store.delete(b"k").unwrap(), "an empty value is a value");
+    assert!(!store.delete(b"k").unwrap());
+    assert!(!store.delete(b"never").unwrap());
+    assert_eq!((get(&store, "k"), store.stats().items), (None, 0));
+    store.put(b"k", b"again").unwrap();
+    assert_eq!(get(&store, "k").unwrap(), b"again");
+}
+
+#[test]
+fn conditions_decide_on_the_current_version() {
+    let store = open(&device(3), &options(3)).unwrap();
+    assert_eq!(store.put_if_present(b"k", b"0").unwrap(), Outcome::KeyMissing);
+    let Outcome::Stored(first) = store.put_if_absent(b"k", b"1").unwrap() else { panic!() };
+    assert_eq!(store.put_if_absent(b"k", b"2").unwrap(), Outcome::KeyExists);
+    let Outcome::Stored(second) = store.compare_and_put(b"k", first, b"3").unwrap() else {
+        panic!()
+    };
+    assert!(second > first);
+    assert_eq!(store.compare_and_put(b"k", first, b"4").unwrap(), Outcome::VersionDiffers);
+    assert!(!store.compare_and_delete(b"k", first).unwrap());
+    assert!(store.compare_and_delete(b"k", second).unwrap());
+    assert_eq!(store.compare_and_put(b"k", second, b"5").unwrap(), Outcome::KeyMissing);
+    assert_eq!(get(&store, "k"), None);
+}
+
+#[test]
+fn modify_sees_the_old_value_and_stores_the_new_one() {
+    let store = open(&device(4), &options(4)).unwrap();
+    for _ in 0..5 {
+        store
+            .modify(b"n", |old| {
+                let old = old.map_or(0, |old| old[0]);
+                Some((vec![old + 1], Attributes::default()))
+            })
+            .unwrap();
+    }
+    assert_eq!(get(&store, "n").unwrap(), [5]);
+    assert_eq!(store.modify(b"n", |_| None).unwrap(), None);
+}
+
+#[test]
+fn expired_items_are_gone_and_a_clock_that_jumps_back_does_not_bring_them_back() {
+    let clock = Arc::new(ManualClock::new(START));
+    let mut options = options(5);
+    options.clock = Arc::clone(&clock) as _;
+    let store = open(&device(5), &options).unwrap();
+    let attributes = Attributes { flags: 42, expires_at: Some(START + 10) };
+    let put = PutOptions { attributes, condition: Condition::Always };
+    store.put_with(b"k", b"v", put).unwrap();
+    assert_eq!(store.get(b"k").unwrap().unwrap().attributes(), attributes);
+    clock.set_unix_seconds(START + 10);
+    assert_eq!(get(&store, "k"), None);
+    assert_eq!(store.put_if_present(b"k", b"w").unwrap(), Outcome::KeyMissing);
+    assert!(!store.delete(b"k").unwrap());
+    clock.set_unix_seconds(START);
+    assert_eq!(get(&store, "k"), None);
+    assert!(matches!(store.put_if_absent(b"k", b"w").unwrap(), Outcome::Stored(_)));
+}
+
+#[test]
+fn limits_are_named() {
+    let store = open(&device(6), &options(6)).unwrap();
+    for key in [vec![], vec![1; 65_537]] {
+        let error = store.put(&key, b"v").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("65536"), "{error}");
+    }
+    let longest = 8 * 1024;
+    let error = store.put(b"k", &vec![0; longest]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn clear_removes_everything_before_it_and_nothing_after_also_after_reopening() {
+    let (device, options) = (device(7), options(7));
+    let store = open(&device, &options).unwrap();
+    for n in 0..40u8 {
+        store.put(&[b'k', n], &[n; 100]).unwrap();
+    }
+    store.clear().unwrap();
+    assert_eq!((store.stats().items, store.iter().count()), (0, 0));
+    store.put(b"after", b"1").unwrap();
+    drop(store);
+    let store = open(&device, &options).unwrap();
+    let found: Vec<_> = store.iter().map(|item| item.unwrap().0).collect();
+    assert_eq!(found, [b"after".to_vec()]);
+}
+
+#[test]
+fn a_full_store_says_so_and_still_reads_and_deletes() {
+    let store = open(&device(8), &options(8)).unwrap();
+    let mut stored = 0u32;
+    let error = loop {
+        match store.put(&stored.to_le_bytes(), &[1; 700]) {
+            Ok(_) => stored += 1,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert!(stored > 50, "{stored}");
+    for n in 0..stored {
+        assert!(store.contains(&n.to_le_bytes()).unwrap());
+    }
+    for n in 0..stored {
+        assert!(store.delete(&n.to_le_bytes()).unwrap(), "delete {n} of {stored}");
+    }
+    store.put(b"room again", &[2; 700]).unwrap();
+    assert!(store.check().unwrap().is_sound());
+}
+
+#[test]
+fn overwriting_for_ever_reuses_segments() {
+    let store = open(&device(9), &options(9)).unwrap();
+    for n in 0..2000u32 {
+        store.put(&[b'k', (n % 5) as u8], &n.to_le_bytes()).unwrap();
+    }
+    for key in 0..5u8 {
+        let n = u32::from_le_bytes(
+            get(&store, &format!("k{}", key as char)).unwrap()[..4].try_into().unwrap(),
+        );
+        assert_eq!(n, 1995 + u32::from(key));
+    }
+    assert_eq!(store.stats().items, 5);
+}
+
+#[test]
+fn a_closed_store_answers_closed_and_opens_again() {
+    let (device, options) = (device(10), options(10));
+    let store = open(&device, &options).unwrap();
+    store.put(b"k", b"v").unwrap();
+    store.close().unwrap();
+    assert_eq!(store.get(b"k").unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(store.put(b"k", b"w").unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(get(&open(&device, &options).unwrap(), "k").unwrap(), b"v");
+}
+
+#[test]
+fn many_short_sessions_do_not_use_up_the_store() {
+    let (device, options) = (device(11), options(11));
+    for n in 0..500u32 {
+        let store = open(&device, &options).unwrap();
+        store.put(b"k", &n.to_le_bytes()).unwrap();
+        store.close().unwrap();
+    }
+    let store = open(&device, &options).unwrap();
+    assert_eq!(get(&store, "k").unwrap(), 499u32.to_le_bytes());
+}
+
+#[test]
+fn without_sync_nothing_is_lost_by_closing() {
+    for durability in [Durability::None, Durability::Periodic(std::time::Duration::from_secs(1))] {
+        let (device, mut options) = (device(12), options(12));
+        options.durability = durability;
+        let store = open(&device, &options).unwrap();
+        store.put(b"k", b"v").unwrap();
+        store.close().unwrap();
+        let survived = esker_media::sim::SimBlockOptions::new(crate::support::DEVICE_SIZE, 1)
+            .initial(esker_media::sim::Initial::Recycled(device.image()));
+        let device = Arc::new(esker_media::sim::SimBlock::new(survived));
+        assert_eq!(get(&open(&device, &options).unwrap(), "k").unwrap(), b"v");
+    }
+}
+
+#[test]
+fn a_device_with_something_else_on_it_is_refused_unless_told_to_format() {
+    use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
+    let random = SimBlockOptions::new(crate::support::DEVICE_SIZE, 3).initial(Initial::Random);
+    let device = Arc::new(SimBlock::new(random));
+    let mut options = options(13);
+    assert_eq!(open(&device, &options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    options.format = true;
+    open(&device, &options).unwrap().put(b"k", b"v").unwrap();
+    options.format = false;
+    assert_eq!(get(&open(&device, &options).unwrap(), "k").unwrap(), b"v");
+}

@@ -1,0 +1,137 @@
+//! Damaged media: found, named, never returned as data.
+
+use crate::support::{DEVICE_SIZE, device, open, options};
+use esker::ErrorKind;
+use esker_base::rng::Rng;
+use esker_base::{Site, SiteKind};
+use esker_media::BlockDevice;
+use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// A store with some history, closed, and what it holds.
+fn populated(seed: u64) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
+    let device = device(seed);
+    let store = open(&device, &options(seed)).unwrap();
+    let mut rng = Rng::from_seed(seed);
+    let mut model = BTreeMap::new();
+    for n in 0..120u32 {
+        let key = format!("key{}", rng.below(40)).into_bytes();
+        let mut value = vec![0; rng.index(600)];
+        rng.fill(&mut value);
+        value.extend_from_slice(&n.to_le_bytes());
+        store.put(&key, &value).unwrap();
+        model.insert(key, value);
+    }
+    store.close().unwrap();
+    (device.image(), model)
+}
+
+fn reopened(image: &Image) -> Arc<SimBlock> {
+    let options = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
+    Arc::new(SimBlock::new(options))
+}
+
+/// Flips a bit on a device in use.
+fn flip_on(device: &SimBlock, offset: u64) {
+    const SITE: Site = Site::new("test.damage", SiteKind::Write);
+    let mut block = [0; 512];
+    device.read_at(SITE, offset / 512 * 512, &mut block).unwrap();
+    block[usize::try_from(offset % 512).unwrap()] ^= 8;
+    device.write_at(SITE, offset / 512 * 512, &[IoSlice::new(&block)]).unwrap();
+}
+
+#[test]
+fn no_flipped_bit_is_ever_returned_as_data_or_takes_a_key_away_in_silence() {
+    let (image, model) = populated(1);
+    let mut rng = Rng::from_seed(99);
+    let (mut refused, mut harmless) = (0, 0);
+    for offset in (0..DEVICE_SIZE).step_by(7) {
+        let mut damaged = image.clone();
+        damaged.flip(offset, u32::try_from(rng.below(8)).unwrap());
+        let store = match open(&reopened(&damaged), &options(5)) {
+            Ok(store) => store,
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                refused += 1;
+                continue;
+            }
+        };
+        for (key, value) in &model {
+            match store.get(key) {
+                Ok(found) => assert_eq!(
+                    found.as_deref(),
+                    Some(&value[..]),
+                    "offset {offset}: a wrong answer for {}",
+                    String::from_utf8_lossy(key)
+                ),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}"),
+            }
+        }
+        harmless += 1;
+    }
+    assert!(refused > 1000 && harmless > 1000, "{refused} refused, {harmless} harmless");
+}
+
+#[test]
+fn damage_under_an_open_store_is_an_error_for_the_records_it_hit() {
+    let (image, model) = populated(2);
+    let device = reopened(&image);
+    let store = open(&device, &options(6)).unwrap();
+    let mut rng = Rng::from_seed(3);
+    let damaged: Vec<u64> = (0..200).map(|_| 8192 + rng.below(DEVICE_SIZE - 8192)).collect();
+    damaged.iter().for_each(|offset| flip_on(&device, *offset));
+    let mut hit = 0;
+    for (key, value) in &model {
+        match store.get(key) {
+            Ok(found) => assert_eq!(found.as_deref(), Some(&value[..])),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted);
+                assert!(error.range().is_some(), "{error}");
+                hit += 1;
+            }
+        }
+    }
+    assert!(hit > 0);
+    let report = store.check().unwrap();
+    assert!(report.problems.len() >= hit, "{:?}", report.problems);
+}
+
+#[test]
+fn either_superblock_copy_is_enough_and_the_other_is_repaired() {
+    for (first, second) in [(0, 4096), (4096, 0)] {
+        let (image, model) = populated(3);
+        let mut damaged = image.clone();
+        damaged.flip(first + 20, 1);
+        let device = reopened(&damaged);
+        let store = open(&device, &options(7)).unwrap();
+        assert_eq!(store.iter().count(), model.len());
+        drop(store);
+        let mut damaged = device.image();
+        damaged.flip(second + 20, 1);
+        let store = open(&reopened(&damaged), &options(7)).unwrap();
+        assert_eq!(store.iter().count(), model.len());
+    }
+}
+
+#[test]
+fn random_images_are_refused_without_panic() {
+    let mut rng = Rng::from_seed(4);
+    let (image, _) = populated(4);
+    for round in 0..300 {
+        let mut bytes = image.to_vec();
+        // Keep the superblock, so that the rest is looked at.
+        for _ in 0..rng.below(2000) {
+            let offset = 8192 + rng.index(bytes.len() - 8192);
+            rng.fill(&mut bytes[offset..offset + 1]);
+        }
+        let device = reopened(&Image::from_bytes(&bytes));
+        match open(&device, &options(8)) {
+            Ok(store) => {
+                let _ = store.check().unwrap();
+            }
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "round {round}: {error}"),
+        }
+    }
+}

@@ -1,0 +1,7 @@
+//! Tests of the store from outside, on simulated devices and on files.
+
+mod basics;
+mod damage;
+mod model;
+mod support;
+mod threads;

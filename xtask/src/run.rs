@@ -1,0 +1,62 @@
+//! Steps: commands that run from the root of the repository, one after another, until one fails.
+
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::Command;
+
+/// One command.
+pub(crate) struct Step {
+    title: &'static str,
+    command: Command,
+}
+
+/// Root of the repository.
+pub(crate) fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."))
+}
+
+/// A call of cargo.
+pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(root()).args(arguments);
+    // Set by the outer cargo for this program, and wrong for the inner one.
+    command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
+    Step { title, command }
+}
+
+impl Step {
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
+        self.command.env(name, value);
+        self
+    }
+
+    pub(crate) fn arguments(mut self, arguments: &[String]) -> Step {
+        self.command.args(arguments);
+        self
+    }
+}
+
+/// Runs the steps in order; the first that fails ends it.
+pub(crate) fn all(steps: &[Step]) -> Result<()> {
+    for step in steps {
+        println!("== {}", step.title);
+        let mut command = Command::new(step.command.get_program());
+        command.args(step.command.get_args()).current_dir(root());
+        for (name, value) in step.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let status = command.status().with_context(|| format!("{}: cannot start", step.title))?;
+        if !status.success() {
+            bail!("{} failed ({status})", step.title);
+        }
+    }
+    Ok(())
+}
+
+/// Whether a program is on the path.
+pub(crate) fn is_installed(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}

@@ -1,0 +1,84 @@
+//! The arrows between crates: those that ARCHITECTURE.md draws, and no others.
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::process::Command;
+
+type Edges = BTreeMap<String, BTreeSet<String>>;
+
+/// Edges that exist and are not drawn, drawn edges that do not exist, and outside dependencies of
+/// the crates that may have none.
+pub(crate) fn complaints(root: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(root.join("ARCHITECTURE.md")).context("ARCHITECTURE.md")?;
+    let drawn = drawn(&text);
+    let (found, outside) = found(root)?;
+    let mut complaints = Vec::new();
+    let empty = BTreeSet::new();
+    for (name, edges) in &found {
+        let allowed = drawn.get(name).unwrap_or(&empty);
+        for edge in edges.difference(allowed) {
+            complaints.push(format!("{name} depends on {edge}: ARCHITECTURE.md has no such arrow"));
+        }
+        for edge in allowed.difference(edges) {
+            complaints.push(format!("ARCHITECTURE.md draws {name} -> {edge}, which is not there"));
+        }
+    }
+    // Crates without I/O: these outside crates and no others.
+    const PURE: [(&str, &[&str]); 2] =
+        [("esker-format", &["zerocopy"]), ("esker-index", &["bytemuck", "parking_lot"])];
+    for (name, allowed) in PURE {
+        for dependency in outside.get(name).unwrap_or(&empty) {
+            if !allowed.contains(&dependency.as_str()) {
+                complaints.push(format!("{name} depends on {dependency}: it may do no I/O"));
+            }
+        }
+    }
+    Ok(complaints)
+}
+
+/// The arrows in the block of ARCHITECTURE.md that starts with ```` ```arrows ````: one crate a
+/// line, `name -> dependency dependency`.
+fn drawn(text: &str) -> Edges {
+    text.lines()
+        .skip_while(|line| *line != "```arrows")
+        .skip(1)
+        .take_while(|line| *line != "```")
+        .filter_map(|line| line.split_once("->"))
+        .map(|(name, edges)| {
+            (name.trim().to_owned(), edges.split_whitespace().map(str::to_owned).collect())
+        })
+        .collect()
+}
+
+/// Edges between crates of the workspace, and to outside crates; those of tests do not count.
+fn found(root: &Path) -> Result<(Edges, Edges)> {
+    let output = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+        .current_dir(root)
+        .args(["metadata", "--no-deps", "--format-version", "1", "--locked"])
+        .output()
+        .context("cargo metadata")?;
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
+    let names: BTreeSet<&str> = packages.iter().filter_map(|p| p["name"].as_str()).collect();
+    let (mut inside, mut outside) = (Edges::new(), Edges::new());
+    for package in packages {
+        let name = package["name"].as_str().unwrap_or_default().to_owned();
+        let dependencies = package["dependencies"].as_array().map_or(&[][..], Vec::as_slice);
+        for dependency in dependencies {
+            let kind = dependency["kind"].as_str().unwrap_or("normal");
+            let conditional = dependency["target"]
+                .as_str()
+                .is_some_and(|t| t.contains("loom") || t.contains("shuttle"));
+            let target = dependency["name"].as_str().unwrap_or_default();
+            if kind != "normal" || conditional {
+                continue;
+            }
+            let edges = if names.contains(target) { &mut inside } else { &mut outside };
+            edges.entry(name.clone()).or_default().insert(target.to_owned());
+        }
+        inside.entry(name).or_default();
+    }
+    Ok((inside, outside))
+}

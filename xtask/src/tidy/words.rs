@@ -1,0 +1,136 @@
+//! Where a word may be named: unsafe code, files, clocks, threads and bytes of media each have
+//! their place.
+
+use super::Source;
+
+/// A word and the places, by start of path, where it may be named. Tests may name all but unsafe.
+struct Rule {
+    word: &'static str,
+    allowed: &'static [&'static str],
+    tests: bool,
+    reason: &'static str,
+}
+
+const RULES: [Rule; 8] = [
+    Rule {
+        word: "unsafe",
+        allowed: &[
+            "crates/esker-trt/",
+            "crates/esker-media/src/pmem",
+            "crates/esker-media/src/buffer",
+        ],
+        tests: false,
+        reason: "unsafe code lives in the run-time and the media; docs/unsafe.md lists the modules",
+    },
+    Rule {
+        word: "std::fs",
+        allowed: &[
+            "crates/esker-media/",
+            "crates/esker-cli/",
+            "crates/esker-trt/src/probe",
+            "xtask/",
+        ],
+        tests: true,
+        reason: "only media open files; the program reads its own configuration and dumps",
+    },
+    Rule {
+        word: "Instant::now",
+        allowed: &["crates/esker-base/src/clock.rs"],
+        tests: true,
+        reason: "time comes from esker_base::clock",
+    },
+    Rule {
+        word: "SystemTime::now",
+        allowed: &["crates/esker-base/src/clock.rs"],
+        tests: true,
+        reason: "time comes from esker_base::clock",
+    },
+    Rule {
+        word: "thread::spawn",
+        allowed: &["crates/esker-trt/", "crates/esker-testkit/"],
+        tests: true,
+        reason: "threads belong to the run-time",
+    },
+    Rule {
+        word: "thread::Builder",
+        allowed: &[
+            "crates/esker-trt/",
+            "crates/esker/src/engine/depot/background.rs",
+            "crates/esker-cli/src/serve",
+        ],
+        tests: true,
+        reason: "threads belong to the run-time; a store has one background thread",
+    },
+    Rule {
+        word: "repr(C)",
+        allowed: &[
+            "crates/esker-format/",
+            "crates/esker-trt/src/driver",
+            "crates/esker-trt/src/io",
+        ],
+        tests: true,
+        reason: "bytes of media are laid out in esker-format",
+    },
+    Rule {
+        word: "to_le_bytes",
+        allowed: &["crates/esker-format/", "crates/esker-base/src/hash.rs"],
+        tests: true,
+        reason: "bytes of media are laid out in esker-format",
+    },
+];
+
+/// Words at places where they may not be.
+pub(crate) fn complaints(source: &Source) -> Vec<String> {
+    if source.path.starts_with("xtask/src/tidy") {
+        return Vec::new();
+    }
+    let mut complaints = Vec::new();
+    for rule in &RULES {
+        let exempt = rule.allowed.iter().any(|start| source.path.starts_with(start))
+            || (rule.tests && (source.is_test() || source.path.contains("/examples/")));
+        if exempt {
+            continue;
+        }
+        for (number, line) in source.text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or("");
+            if names(code, rule.word) {
+                complaints.push(format!(
+                    "{}:{}: names {}: {}",
+                    source.path,
+                    number + 1,
+                    rule.word,
+                    rule.reason
+                ));
+            }
+        }
+    }
+    complaints
+}
+
+/// Whether `code` contains `word` as a word of its own.
+fn names(code: &str, word: &str) -> bool {
+    code.match_indices(word).any(|(place, _)| {
+        let before = code[..place].chars().next_back();
+        let after = code[place + word.len()..].chars().next();
+        let inside = |letter: Option<char>| letter.is_some_and(|c| c.is_alphanumeric() || c == '_');
+        !inside(before) && !inside(after)
+    })
+}
+
+/// Sites that are declared and never passed.
+pub(crate) fn unused_sites(sources: &[Source]) -> Vec<String> {
+    let mut complaints = Vec::new();
+    for table in sources.iter().filter(|source| source.path.ends_with("/sites.rs")) {
+        for line in table.text.lines().filter(|line| line.trim_start().starts_with("pub ")) {
+            let Some(name) = line.trim_start()[4..].split(':').next() else { continue };
+            let used = format!("sites::{name}");
+            if !sources
+                .iter()
+                .any(|source| source.path != table.path && source.text.contains(&used))
+            {
+                complaints.push(format!("{}: site {name} is never passed", table.path));
+            }
+        }
+    }
+    complaints
+}
