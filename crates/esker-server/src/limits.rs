@@ -8,6 +8,8 @@ pub const PIPELINE_DEPTH: usize = 32;
 /// Values at least this long are sent from the buffer they were read into; shorter ones are copied
 /// next to their header, which is cheaper than a second piece of a vectored write.
 pub const ZERO_COPY_BYTES_MIN: usize = 1024;
+/// What the buffer of a value holds besides the value, at most: the ends of its blocks.
+pub const VALUE_OVERHEAD_BYTES: u64 = 8 << 10;
 /// Receive buffer of a new connection.
 pub const RECEIVE_BYTES_MIN: usize = 4 << 10;
 /// Receive buffer of a connection that fills it; it may grow past this for one long `get` line.

@@ -121,7 +121,7 @@ mod tests {
 
     fn value(bytes: &[u8]) -> Value {
         let folder = tempfile::tempdir().expect("scratch folder");
-        let store = Store::open(Options { size_bytes: 64 << 20, ..Options::new(folder.path()) }).expect("open");
+        let store = Store::open(&Options { size_bytes: 64 << 20, ..Options::new(folder.path()) }).expect("open");
         store.put(b"k", bytes).expect("put");
         store.get(b"k").expect("get").expect("just put")
     }

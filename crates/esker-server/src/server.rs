@@ -78,6 +78,11 @@ impl Server {
     pub fn start(runtime: &Arc<Runtime>, store: Store, config: ServerConfig) -> Result<Server> {
         let ServerConfig { listen, allow_remote, limits, clock } = config;
         limits.check().map_err(|words| Error::invalid("start server", words))?;
+        let value_max = store.value_size_max_bytes() as u64;
+        if limits.item_size_max_bytes > value_max {
+            let words = format!("item-size-max is above what this store takes: {value_max} bytes");
+            return Err(Error::invalid("start server", words));
+        }
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
         for address in listen {

@@ -27,7 +27,7 @@ use crate::errors::reply_line;
 use crate::execute::{Action, Answer, Body, Ground, Unit};
 use crate::limits::{
     BODY_STEP_BYTES, FLUSH_BYTES, INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, PIPELINE_DEPTH,
-    RECEIVE_BYTES_MIN, ZERO_COPY_BYTES_MIN,
+    RECEIVE_BYTES_MIN, VALUE_OVERHEAD_BYTES, ZERO_COPY_BYTES_MIN,
 };
 use crate::output::Output;
 use crate::protocol::{
@@ -441,7 +441,7 @@ impl Session {
                 } else {
                     let mut share = share;
                     if let Some(share) = &mut share {
-                        share.shrink_to(value.len() as u64);
+                        share.shrink_to((value.len() as u64).saturating_add(VALUE_OVERHEAD_BYTES));
                     }
                     self.output.push_value(value, share);
                 }

@@ -3,7 +3,7 @@
 //! Skipped where no `memcached` is installed. What differs on purpose is listed in the parser's
 //! text and tested in `commands`; the streams here stay clear of it.
 
-use crate::harness::{Client, TestServer, store_expires};
+use crate::harness::{Client, TestServer};
 use esker_base::rng::Rng;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -171,13 +171,14 @@ fn edge_cases_answer_as_memcached_does() {
         format!("gets {}\r\n", "x".repeat(2000)),
         format!("delete a{}\r\nversion{}\r\n", " x".repeat(30), " x".repeat(30)),
     ]);
-    if store_expires(&server.store) {
-        cases.extend([
-            "set b 0 -1 1\r\nx\r\nadd b 0 -1 1\r\ny\r\nadd b 0 0 1\r\nz\r\nget b\r\n".to_owned(),
-            "touch b -1\r\nget b\r\ndelete b\r\nset b 0 0 1\r\nx\r\ntouch b -1\r\nreplace b 0 0 1\r\ny\r\n".to_owned(),
-            "set b 0 -1 1\r\nx\r\nappend b 0 0 1\r\ny\r\nincr b 1\r\ngets b\r\ncas b 0 0 1 1\r\ny\r\n".to_owned(),
-        ]);
-    }
+    cases.extend(
+        [
+            "set b 0 -1 1\r\nx\r\nadd b 0 -1 1\r\ny\r\nadd b 0 0 1\r\nz\r\nget b\r\n",
+            "touch b -1\r\nget b\r\ndelete b\r\nset b 0 0 1\r\nx\r\ntouch b -1\r\nreplace b 0 0 1\r\ny\r\n",
+            "set b 0 -1 1\r\nx\r\nappend b 0 0 1\r\ny\r\nincr b 1\r\ngets b\r\ncas b 0 0 1 1\r\ny\r\n",
+        ]
+        .map(str::to_owned),
+    );
     let mut sides = (Side::new(memcached.address), Side::new(server.address()));
     for case in &cases {
         compare(&mut sides.0, &mut sides.1, case.as_bytes(), "edge case");
@@ -192,13 +193,12 @@ fn edge_cases_answer_as_memcached_does() {
 fn random_commands_answer_as_memcached_does() {
     let Some(memcached) = Memcached::start() else { return };
     let server = TestServer::start();
-    let expires = store_expires(&server.store);
     let seed = std::env::var("ESKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0xD1FF);
     let mut rng = Rng::from_seed(seed);
     let mut sides = (Side::new(memcached.address), Side::new(server.address()));
     for batch in 0..COMMANDS / BATCH {
         let mut touched = BTreeSet::new();
-        let stream: Vec<u8> = (0..BATCH).flat_map(|_| command(&mut rng, expires, &mut touched)).collect();
+        let stream: Vec<u8> = (0..BATCH).flat_map(|_| command(&mut rng, &mut touched)).collect();
         compare(&mut sides.0, &mut sides.1, &stream, &format!("seed {seed}, batch {batch}"));
         for key in touched {
             sides.0.cas.remove(&key);
@@ -209,11 +209,11 @@ fn random_commands_answer_as_memcached_does() {
 
 /// A random command, now and then malformed where both servers agree what that means. A new expiry
 /// changes the CAS id here and not in memcached, so `cas` keeps off keys that were touched.
-fn command(rng: &mut Rng, expires: bool, touched: &mut BTreeSet<String>) -> Vec<u8> {
+fn command(rng: &mut Rng, touched: &mut BTreeSet<String>) -> Vec<u8> {
     let key = format!("key{}", rng.index(KEYS));
     let noreply = if rng.chance(1, 6) { " noreply" } else { "" };
     let exptime = match rng.below(8) {
-        0 if expires => "-1",
+        0 => "-1",
         1 => "1000",
         2 => "2000000000",
         _ => "0",

@@ -1,6 +1,6 @@
 //! A server of its own for each test, and a client that speaks bytes.
 
-use esker::{Condition, Options, Outcome, PutOptions, Store};
+use esker::{Durability, Options, Store};
 use esker_server::{Limits, ListenAddress, Server, ServerConfig};
 use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind, Read, Write};
@@ -35,11 +35,14 @@ impl TestServer {
         let folder = tempfile::tempdir().expect("scratch folder");
         let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
         let runtime = Arc::new(runtime);
-        let options = Options { size_bytes: 256 << 20, ..Options::new(folder.path().join("data")) };
-        let store = Store::open(options).expect("store");
         let any = "memcache://127.0.0.1:0".parse().expect("address");
         let mut config = ServerConfig { listen: vec![any], ..ServerConfig::default() };
         change(&mut config);
+        let mut options = Options::new(folder.path().join("data"));
+        options.size_bytes = 256 << 20;
+        options.clock = config.clock.clone();
+        options.durability = Durability::None;
+        let store = Store::open(&options).expect("store");
         let server = Server::start(&runtime, store.clone(), config).expect("server");
         TestServer { server, store, runtime, _folder: folder }
     }
@@ -54,21 +57,6 @@ impl TestServer {
     pub(crate) fn client(&self) -> Client {
         Client::connect(self.address())
     }
-}
-
-/// Whether the store lets expired records go, which some tests are about.
-pub(crate) fn store_expires(store: &Store) -> bool {
-    let mut options = PutOptions::default();
-    options.attributes.expires_at = Some(1);
-    store.put_with(b"~probe~", b"", options).expect("put");
-    let condition = Condition::Absent;
-    let again = store.put_with(b"~probe~", b"", PutOptions { condition, ..options }).expect("put");
-    store.delete(b"~probe~").expect("delete");
-    let expires = matches!(again, Outcome::Stored(_));
-    if !expires {
-        eprintln!("skipped in part: this store does not let expired records go");
-    }
-    expires
 }
 
 pub(crate) struct Client(pub(crate) TcpStream);
