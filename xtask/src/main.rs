@@ -7,6 +7,7 @@ mod tidy;
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 use run::{Step, cargo};
+use std::process::ExitCode;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Checks of the Esker repository")]
@@ -83,8 +84,18 @@ enum Bench {
     },
 }
 
-fn main() -> Result<()> {
-    match Arguments::parse().command {
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Check => check(),
         Command::Tidy => tidy::run(),
         Command::Fmt { check: false } => run::all(&[cargo("fmt", &["fmt", "--all"])]),

@@ -61,6 +61,8 @@ pub struct Counters {
     pub read_bytes: u64,
     pub writes: u64,
     pub write_bytes: u64,
+    /// Of the bytes written, those that only readied free space.
+    pub prepare_bytes: u64,
     pub flushes: u64,
 }
 
@@ -71,6 +73,7 @@ pub(crate) struct AtomicCounters {
     read_bytes: AtomicU64,
     writes: AtomicU64,
     write_bytes: AtomicU64,
+    prepare_bytes: AtomicU64,
     flushes: AtomicU64,
 }
 
@@ -85,6 +88,10 @@ impl AtomicCounters {
         self.write_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    pub(crate) fn prepare(&self, bytes: u64) {
+        self.prepare_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     pub(crate) fn flush(&self) {
         self.flushes.fetch_add(1, Ordering::Relaxed);
     }
@@ -96,6 +103,7 @@ impl AtomicCounters {
             read_bytes: self.read_bytes.load(Ordering::Relaxed),
             writes: self.writes.load(Ordering::Relaxed),
             write_bytes: self.write_bytes.load(Ordering::Relaxed),
+            prepare_bytes: self.prepare_bytes.load(Ordering::Relaxed),
             flushes: self.flushes.load(Ordering::Relaxed),
         }
     }

@@ -356,9 +356,17 @@ impl FileDevice {
             let now = usize::try_from((length - done).min(PREPARE_CHUNK_BYTES)).unwrap_or(0);
             let piece = zeros.get(..now).unwrap_or(&zeros);
             self.write_pieces(offset + done, &[IoSlice::new(piece)], WriteMode::Plain)?;
+            self.counters.prepare(now as u64);
             done += now as u64;
         }
         Ok(())
+    }
+
+    /// Whether every extent of the range was written already: file systems report unwritten ones
+    /// as holes. A doubt is a no.
+    fn was_written(&self, offset: u64, length: u64) -> bool {
+        rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::Hole(offset))
+            .is_ok_and(|hole| hole >= offset.saturating_add(length))
     }
 }
 
@@ -458,7 +466,7 @@ impl BlockDevice for FileDevice {
 
     fn prepare(&self, _site: Site, offset: u64, length: u64) -> Result<()> {
         self.check_writable("prepare range", offset, length)?;
-        if self.backing.is_raw_device || length == 0 {
+        if self.backing.is_raw_device || length == 0 || self.was_written(offset, length) {
             return Ok(());
         }
         if rustix::fs::fallocate(&self.fd, WRITE_ZEROES, offset, length).is_err() {

@@ -18,7 +18,7 @@
 //! A kernel call of the driver that fails for good leaves the core without completions: the
 //! process aborts rather than let tasks read buffers in an unknown state.
 
-use crate::driver::{Driver, Event, IoRequest, Wait};
+use crate::driver::{Deadline, Driver, Event, IoRequest, Wait};
 use crate::offload::HelperPool;
 use crate::sim::SimState;
 use crate::sockets::{Interest, SocketKey, Sockets};
@@ -348,8 +348,11 @@ impl Core {
             return;
         }
         let next_ns = self.timers.borrow_mut().next_ns();
-        let limit = next_ns.map(|at_ns| Duration::from_nanos(at_ns.saturating_sub(self.now_ns())));
-        self.poll(Wait::For(limit));
+        let deadline = next_ns.map(|at_ns| {
+            let left = Duration::from_nanos(at_ns.saturating_sub(self.now_ns()));
+            Deadline { at_ns, left }
+        });
+        self.poll(Wait::Until(deadline));
         self.mailbox.sleep.awake();
     }
 

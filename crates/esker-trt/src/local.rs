@@ -216,7 +216,7 @@ impl Semaphore {
     /// Takes `count` permits if they are free and nobody waits.
     #[must_use]
     pub fn try_acquire(&self, count: usize) -> Option<Permit<'_>> {
-        self.take(count).then_some(Permit { semaphore: self, count })
+        self.take(count).then(|| Permit { semaphore: self, count })
     }
 
     fn take(&self, count: usize) -> bool {

@@ -156,3 +156,10 @@ pub(crate) fn ensure_alternate_stack() {
 
 #[cfg(test)]
 mod tests;
+
+/// A fault that is no overflow.
+#[cfg(test)]
+fn tests_fault() {
+    // SAFETY: none: the process is meant to end here.
+    unsafe { std::ptr::without_provenance_mut::<u8>(64).write_volatile(1) };
+}

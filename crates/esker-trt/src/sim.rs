@@ -154,8 +154,10 @@ pub fn run<T: 'static>(seed: u64, body: impl FnOnce() -> T + 'static) -> SimRepo
         core.start(place, body, None);
     });
     let ending = core.run_simulated(&|| ended.get());
+    // Before the unwinding, which would leave a result of its own.
+    let result = result.take();
     core.unwind_all();
-    let outcome = match (started, ending, result.take()) {
+    let outcome = match (started, ending, result) {
         (Err(error), ..) => Err(error),
         (_, Ending::Stuck(words), Some(Err(error))) => Err(error.context(words)),
         (_, Ending::Stuck(words), _) => {

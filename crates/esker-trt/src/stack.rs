@@ -268,3 +268,11 @@ impl StackPool {
 
 #[cfg(test)]
 mod tests;
+
+/// Writes below a stack, as an overflow would.
+#[cfg(test)]
+fn tests_damage(stack: &TaskStack) {
+    assert_eq!(stack.guard, Guard::Canary);
+    // SAFETY: the word is mapped and writable when it holds a canary (S3).
+    unsafe { stack.canary().write(0) };
+}

@@ -98,13 +98,14 @@ impl Superblock {
         if raw.magic != MAGIC {
             return Err(Flaw::Magic);
         }
+        // Before the checksum: a newer format may have another one.
+        if raw.format_version.get() != FORMAT_VERSION {
+            return Err(Flaw::Version(raw.format_version.get()));
+        }
         let checksum = raw.checksum.get();
         raw.checksum = 0.into();
         if crc32c(raw.as_bytes()) != checksum {
             return Err(Flaw::Checksum);
-        }
-        if raw.format_version.get() != FORMAT_VERSION {
-            return Err(Flaw::Version(raw.format_version.get()));
         }
         let superblock = Superblock {
             store_id: StoreId(raw.store_id),

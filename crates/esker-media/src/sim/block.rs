@@ -117,8 +117,12 @@ pub struct SimBlock {
     counters: AtomicCounters,
 }
 
-/// Suspends the calling task for a simulated time; on a thread, returns at once.
-fn pause(_time: Duration) {}
+/// Suspends the calling task for a simulated time; outside a simulation, returns at once.
+fn pause(time: Duration) {
+    if esker_trt::sim::is_active() {
+        esker_trt::sleep(time);
+    }
+}
 
 impl SimBlock {
     /// A device.

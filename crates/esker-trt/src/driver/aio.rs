@@ -25,14 +25,13 @@
 #![expect(unsafe_code, reason = "system calls without a safe wrapper, and the kernel's ring")]
 
 use crate::driver::epoll::Epoll;
-use crate::driver::{Event, IoKind, IoRequest, Wait};
+use crate::driver::{Deadline, Event, IoKind, IoRequest, Wait};
 use crate::wake::Mailbox;
 use rustix::event::Timespec;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
 
 const CMD_FDSYNC: u16 = 3;
 const CMD_POLL: u16 = 5;
@@ -88,6 +87,9 @@ pub(crate) struct Aio {
     context: libc::c_ulong,
     ring: *const RingHeader,
     epoll: Epoll,
+    timer: OwnedFd,
+    /// What the timer was last set to.
+    timer_ns: u64,
     unsubmitted: Vec<Request>,
     pointers: Vec<*const Request>,
     in_flight: usize,
@@ -98,6 +100,15 @@ pub(crate) struct Aio {
 impl Aio {
     pub(crate) fn new(queue_depth: u32, mailbox: &Mailbox) -> io::Result<Aio> {
         let epoll = Epoll::new(mailbox)?;
+        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
+        // SAFETY: takes no memory.
+        let timer = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
+        if timer < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nobody else owns.
+        let timer = unsafe { OwnedFd::from_raw_fd(timer) };
+        epoll.watch_quietly(timer.as_fd())?;
         let mut context: libc::c_ulong = 0;
         let depth = libc::c_long::from(queue_depth) + 1;
         // SAFETY: `context` is zero, as the call requires, and ours to fill.
@@ -109,6 +120,8 @@ impl Aio {
             context,
             ring: context as *const RingHeader,
             epoll,
+            timer,
+            timer_ns: u64::MAX,
             unsubmitted: Vec::new(),
             pointers: Vec::new(),
             in_flight: 0,
@@ -207,11 +220,12 @@ impl Aio {
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.submit(events)?;
         self.reap(events);
-        if let Wait::For(limit) = wait
+        if let Wait::Until(deadline) = wait
             && events.is_empty()
             && !self.epoll_fired
+            && self.arm_timer(deadline)?
         {
-            self.wait(limit, events)?;
+            self.wait(events)?;
         }
         if self.epoll_fired {
             self.epoll_fired = false;
@@ -259,16 +273,42 @@ impl Aio {
         }
     }
 
-    /// Blocks in `io_getevents` until a completion or the time limit.
-    fn wait(&mut self, limit: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
-        let limit = limit.map(|limit| libc::timespec {
-            tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
-            tv_nsec: i64::from(limit.subsec_nanos()),
-        });
-        let limit = limit.as_ref().map_or(ptr::null(), ptr::from_ref);
+    /// Sees to it that a wait ends by the deadline. False: it has passed.
+    ///
+    /// A time limit of the wait itself would be set up and torn down for every disk request; this
+    /// timer is only touched when the next deadline is earlier than the last one asked for.
+    fn arm_timer(&mut self, deadline: Option<Deadline>) -> io::Result<bool> {
+        let Some(Deadline { at_ns, left }) = deadline else { return Ok(true) };
+        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
+        let fired = self.timer_ns <= at_ns.saturating_sub(left_ns);
+        if left.is_zero() {
+            return Ok(false);
+        }
+        if fired || at_ns < self.timer_ns {
+            let once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            let value = libc::timespec {
+                tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),
+                tv_nsec: i64::from(left.subsec_nanos()),
+            };
+            let setting = libc::itimerspec { it_interval: once, it_value: value };
+            let timer = self.timer.as_raw_fd();
+            // SAFETY: our own timer, and a setting that lives through the call.
+            let result =
+                unsafe { libc::timerfd_settime(timer, 0, &raw const setting, ptr::null_mut()) };
+            if result != 0 {
+                return Err(io::Error::last_os_error());
+            }
+            self.timer_ns = at_ns;
+        }
+        Ok(true)
+    }
+
+    /// Blocks in `io_getevents` until a completion.
+    fn wait(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
+        let limit: *const libc::timespec = ptr::null();
         let most = self.waited.len();
         let waited = self.waited.as_mut_ptr();
-        // SAFETY: room for `most` completions in `waited`; the limit lives through the call.
+        // SAFETY: room for `most` completions in `waited`, and no time limit.
         let result = unsafe {
             libc::syscall(libc::SYS_io_getevents, self.context, 1_usize, most, waited, limit)
         };

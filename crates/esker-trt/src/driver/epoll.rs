@@ -27,12 +27,18 @@ pub(crate) struct Epoll {
 impl Epoll {
     pub(crate) fn new(mailbox: &Mailbox) -> io::Result<Epoll> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        if let Some(eventfd) = &mailbox.eventfd {
-            let data = epoll::EventData::new_u64(u64::from(TAG_MAIL) << 56);
-            epoll::add(&epoll, eventfd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
-        }
         let buffer = Vec::with_capacity(EVENTS_MAX);
-        Ok(Epoll { epoll, buffer, skipped: 0, watched: 0 })
+        let epoll = Epoll { epoll, buffer, skipped: 0, watched: 0 };
+        if let Some(eventfd) = &mailbox.eventfd {
+            epoll.watch_quietly(eventfd.as_fd())?;
+        }
+        Ok(epoll)
+    }
+
+    /// Also ends a wait when `fd` becomes ready; the event itself is not reported.
+    pub(crate) fn watch_quietly(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(u64::from(TAG_MAIL) << 56);
+        Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -65,8 +71,9 @@ impl Epoll {
                 }
                 Some(Timespec::default())
             }
-            Wait::For(limit) => limit.map(|limit| {
-                Timespec::try_from(limit).unwrap_or(Timespec { tv_sec: 3600, tv_nsec: 0 })
+            Wait::Until(deadline) => deadline.map(|deadline| {
+                Timespec::try_from(deadline.left)
+                    .unwrap_or(Timespec { tv_sec: i64::from(u32::MAX), tv_nsec: 0 })
             }),
         };
         self.take(timeout.as_ref(), events)
@@ -89,7 +96,7 @@ impl Epoll {
             let flags = event.flags;
             let (tag, key) = unpack(event.data.u64());
             if tag == TAG_SOCKET {
-                let bits = u32::try_from(flags.bits()).unwrap_or(0);
+                let bits = flags.bits();
                 events.push(Event::Socket { key, readiness: readiness(bits), ended: false });
             }
         }

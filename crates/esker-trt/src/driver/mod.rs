@@ -52,8 +52,17 @@ pub(crate) enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
-    /// Until an event, a post to the mailbox, or the time passes.
-    For(Option<Duration>),
+    /// Until an event, a post to the mailbox, or the time.
+    Until(Option<Deadline>),
+}
+
+/// A point in time, both ways.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deadline {
+    /// On the monotonic clock.
+    pub(crate) at_ns: u64,
+    /// From now.
+    pub(crate) left: Duration,
 }
 
 /// The driver of one core.

@@ -16,18 +16,18 @@
 //! completed with the kernel's error.
 #![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
 
-use crate::driver::{Event, IoKind, IoRequest, Wait, epoll, pack, unpack};
+use crate::driver::{Deadline, Event, IoKind, IoRequest, Wait, epoll, pack, unpack};
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::time::Duration;
 
 const TAG_IO: u8 = 1;
 const TAG_SOCKET: u8 = 2;
 const TAG_MAIL: u8 = 3;
-const TAG_NONE: u8 = 4;
+const TAG_TIMER: u8 = 4;
+const TAG_NONE: u8 = 5;
 
 const ENTER_GETEVENTS: u32 = 1;
 
@@ -37,6 +37,16 @@ pub(crate) struct Uring {
     /// Entries pushed since the last `io_uring_enter`.
     unsubmitted: u32,
     words: &'static str,
+    /// Timeout requests in flight, the earliest last.
+    timers: Vec<Timer>,
+    timer_sequence: u32,
+    /// Read by the kernel when it takes the entry, which is in the call that follows.
+    timer_limit: Box<types::Timespec>,
+}
+
+struct Timer {
+    at_ns: u64,
+    sequence: u32,
 }
 
 /// Borrows a descriptor that the caller's caller keeps open.
@@ -52,11 +62,16 @@ impl Uring {
         if !ring.params().is_feature_nodrop() {
             return Err(io::Error::other("kernel drops completions when the queue is full"));
         }
-        if !ring.params().is_feature_ext_arg() {
-            return Err(io::Error::other("kernel cannot wait with a time limit"));
-        }
         let eventfd = mailbox.eventfd.as_ref().map(AsRawFd::as_raw_fd);
-        let mut uring = Uring { ring, eventfd, unsubmitted: 0, words };
+        let mut uring = Uring {
+            ring,
+            eventfd,
+            unsubmitted: 0,
+            words,
+            timers: Vec::new(),
+            timer_sequence: 0,
+            timer_limit: Box::default(),
+        };
         uring.arm_mailbox();
         Ok(uring)
     }
@@ -74,7 +89,7 @@ impl Uring {
                 return;
             }
             // The queue is full: hand it over. Errors show again at the next poll.
-            if self.enter(0, None).is_err() {
+            if self.enter(0).is_err() {
                 std::thread::yield_now();
             }
         }
@@ -127,7 +142,7 @@ impl Uring {
         self.push_poll(fd, events, pack(TAG_SOCKET, key));
         // The poll takes its own reference to the socket when the kernel sees the entry; until
         // then the descriptor must not be closed, so the entry goes at once.
-        let _ = self.enter(0, None);
+        let _ = self.enter(0);
     }
 
     pub(crate) fn disarm(&mut self, key: SocketKey) {
@@ -137,27 +152,29 @@ impl Uring {
         self.push(&entry.user_data(u64::from(TAG_NONE) << 56));
     }
 
+    /// Sees to it that a wait ends by the deadline.
+    ///
+    /// A time limit of the wait itself would be set up and torn down for every disk request; a
+    /// timeout request stands until it fires, and a new one is made only for an earlier deadline.
+    fn arm_timer(&mut self, deadline: Deadline) {
+        if self.timers.last().is_some_and(|timer| timer.at_ns <= deadline.at_ns) {
+            return;
+        }
+        self.timer_sequence = self.timer_sequence.wrapping_add(1);
+        *self.timer_limit = types::Timespec::from(deadline.left);
+        let entry = opcode::Timeout::new(&raw const *self.timer_limit).build();
+        let sequence = self.timer_sequence;
+        self.timers.push(Timer { at_ns: deadline.at_ns, sequence });
+        self.push(&entry.user_data(u64::from(TAG_TIMER) << 56 | u64::from(sequence)));
+    }
+
     /// `io_uring_enter`: submits everything, runs deferred work, waits for `min_complete`.
-    fn enter(&mut self, min_complete: u32, limit: Option<Duration>) -> io::Result<()> {
-        let limit = limit.map(types::Timespec::from);
+    fn enter(&mut self, min_complete: u32) -> io::Result<()> {
         let submitter = self.ring.submitter();
-        let result = match &limit {
-            None => {
-                let to_submit = self.unsubmitted;
-                // SAFETY: plain arguments, no extended argument.
-                unsafe {
-                    submitter.enter::<libc::sigset_t>(
-                        to_submit,
-                        min_complete,
-                        ENTER_GETEVENTS,
-                        None,
-                    )
-                }
-            }
-            Some(limit) => {
-                let arguments = types::SubmitArgs::new().timespec(limit);
-                submitter.submit_with_args(min_complete as usize, &arguments)
-            }
+        let to_submit = self.unsubmitted;
+        // SAFETY: plain arguments, no extended argument.
+        let result = unsafe {
+            submitter.enter::<libc::sigset_t>(to_submit, min_complete, ENTER_GETEVENTS, None)
         };
         match result {
             Ok(submitted) => {
@@ -166,13 +183,8 @@ impl Uring {
                 Ok(())
             }
             Err(error) => match error.raw_os_error() {
-                // A time limit that passed, or a signal. With a wait the entries have gone.
-                Some(libc::ETIME | libc::EINTR) => {
-                    self.unsubmitted = self.pending();
-                    Ok(())
-                }
-                // The completion queue, or memory, is short for now: reap first.
-                Some(libc::EBUSY | libc::EAGAIN) => {
+                // A signal; or the completion queue, or memory, is short for now: reap first.
+                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => {
                     self.unsubmitted = self.pending();
                     Ok(())
                 }
@@ -187,14 +199,19 @@ impl Uring {
 
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         match wait {
-            Wait::For(limit) if self.ring.completion().is_empty() => self.enter(1, limit)?,
+            Wait::Until(deadline) if self.ring.completion().is_empty() => {
+                if let Some(deadline) = deadline {
+                    self.arm_timer(deadline);
+                }
+                self.enter(1)?;
+            }
             _ => {
                 let must_enter = self.unsubmitted > 0 || {
                     let queue = self.ring.submission();
                     queue.taskrun() || queue.cq_overflow()
                 };
                 if must_enter {
-                    self.enter(0, None)?;
+                    self.enter(0)?;
                 }
             }
         }
@@ -217,6 +234,7 @@ impl Uring {
                     let readiness = epoll::readiness(bits);
                     events.push(Event::Socket { key, readiness, ended });
                 }
+                TAG_TIMER => self.timers.retain(|timer| timer.sequence != key.generation),
                 TAG_MAIL => mailbox_ended |= !cqueue::more(completion.flags()),
                 _ => {}
             }

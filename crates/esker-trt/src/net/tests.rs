@@ -54,6 +54,7 @@ fn connections_accepted_on_one_core_are_served_on_another() {
                 .map(|_| {
                     let stream = listener.accept().unwrap();
                     assert!(stream.peer().unwrap().is_some());
+                    rustix::net::sockopt::set_tcp_nodelay(stream.as_fd().unwrap(), true).unwrap();
                     spawner.upgrade().unwrap().spawn_on(CoreId(1), move || echo(&stream))
                 })
                 .collect();
@@ -64,6 +65,8 @@ fn connections_accepted_on_one_core_are_served_on_another() {
                 runtime.spawn(move || {
                     // Connecting blocks for a moment; loopback answers at once.
                     let stream = TcpStream::connect(address).unwrap();
+                    // Without it every turn waits for a delayed acknowledgement.
+                    stream.set_nodelay(true).unwrap();
                     let stream = Stream::try_from(stream).unwrap();
                     for turn in 0..50_u8 {
                         let message = vec![client ^ turn; 5000];

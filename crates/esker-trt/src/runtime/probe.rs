@@ -5,7 +5,7 @@
 //! answer in time the thread is left behind and the facility refused.
 
 use crate::config::{Config, Facility};
-use crate::driver::{Driver, Event, IoKind, IoRequest, Wait};
+use crate::driver::{Deadline, Driver, Event, IoKind, IoRequest, Wait};
 use crate::wake::Mailbox;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
@@ -14,7 +14,6 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use std::io::{self, IoSliceMut};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc;
-use std::time::Duration;
 
 const BYTES: &[u8] = b"esker probes";
 
@@ -59,7 +58,9 @@ fn try_read(facility: Facility, config: &Config) -> io::Result<()> {
     let end = SystemClock.monotonic() + config.probe_limit;
     let mut events = Vec::new();
     while SystemClock.monotonic() < end {
-        driver.poll(Wait::For(Some(Duration::from_millis(50))), &mut events)?;
+        let left = end.saturating_sub(SystemClock.monotonic());
+        let at_ns = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
+        driver.poll(Wait::Until(Some(Deadline { at_ns, left })), &mut events)?;
         if let Some(Event::Io { result, .. }) = events.pop() {
             let expected = i32::try_from(BYTES.len()).unwrap_or(0);
             let read_back = vectors.first().is_some_and(|vector| **vector == *BYTES);

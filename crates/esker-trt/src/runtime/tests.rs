@@ -62,7 +62,7 @@ fn tasks_of_one_core_take_turns() {
 #[test]
 fn a_panic_surfaces_at_the_join_and_the_core_goes_on() {
     each_facility(|runtime| {
-        let error = runtime.spawn(|| panic!("no {}", "luck")).join().map(|()| ()).unwrap_err();
+        let error = runtime.spawn(|| panic!("no {}", "luck")).join().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Panicked);
         assert!(error.to_string().contains("no luck"), "{error}");
         let inner = runtime.spawn_on(CoreId(0), || {
@@ -234,6 +234,6 @@ fn a_blocking_call_runs_beside_the_core() {
 fn a_panic_of_a_blocking_call_surfaces_in_its_task() {
     let runtime = runtime(Facility::Uring, 1);
     let error = runtime.spawn(|| crate::io::offload(|| panic!("far away"))).join();
-    let error = error.map(|()| ()).unwrap_err();
+    let error = error.unwrap_err();
     assert!(error.to_string().contains("far away"), "{error}");
 }

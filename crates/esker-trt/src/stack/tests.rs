@@ -1,1 +1,64 @@
-//! Tests.
+//! Carving, pooling and the three kinds of guard.
+
+use crate::stack::{Guard, PAGE, StackPool, USABLE_MIN};
+use corosensei::stack::Stack;
+
+fn size(stack: &impl Stack) -> usize {
+    stack.base().get() - stack.limit().get()
+}
+
+#[test]
+fn stacks_are_disjoint_aligned_and_have_room() {
+    let mut pool = StackPool::new(20_000);
+    let stacks: Vec<_> = (0..600).map(|_| pool.take().unwrap()).collect();
+    let mut ranges: Vec<_> =
+        stacks.iter().map(|stack| (stack.limit().get(), stack.base().get())).collect();
+    ranges.sort_unstable();
+    assert!(ranges.windows(2).all(|pair| pair[0].1 <= pair[1].0));
+    assert!(ranges.iter().all(|(limit, base)| limit % PAGE == 0 && base % PAGE == 0));
+    assert_eq!(size(&stacks[0]), 20_480 + PAGE);
+    assert_eq!(size(&StackPool::new(1).take().unwrap()), USABLE_MIN + PAGE);
+}
+
+#[test]
+fn a_stack_that_was_given_back_is_handed_out_again() {
+    let mut pool = StackPool::new(USABLE_MIN);
+    let stack = pool.take().unwrap();
+    let base = stack.base();
+    pool.give(stack);
+    assert_eq!(pool.take().unwrap().base(), base);
+}
+
+#[test]
+fn idle_stacks_beyond_a_bound_give_their_memory_back() {
+    let mut pool = StackPool::new(USABLE_MIN);
+    let stacks: Vec<_> = (0..2000).map(|_| pool.take().unwrap()).collect();
+    stacks.into_iter().for_each(|stack| pool.give(stack));
+    assert_eq!(pool.warm.len(), super::WARM_MAX);
+    assert!(pool.cold.len() >= 2000 - super::WARM_MAX);
+    assert!(pool.cold.iter().all(|stack| !stack.warm));
+}
+
+#[test]
+fn this_kernel_grants_real_guards() {
+    let mut pool = StackPool::new(USABLE_MIN);
+    let stack = pool.take().unwrap();
+    assert_ne!(pool.guard, Guard::Canary);
+    assert!(stack.is_intact());
+}
+
+#[test]
+fn a_canary_tells_of_an_overflow() {
+    let mut pool = StackPool::with_guard(USABLE_MIN, Guard::Canary);
+    let stack = pool.take().unwrap();
+    assert!(stack.is_intact());
+    super::tests_damage(&stack);
+    assert!(!stack.is_intact());
+}
+
+#[test]
+fn protected_pages_stand_in_for_guard_regions() {
+    let mut pool = StackPool::with_guard(USABLE_MIN, Guard::Protected);
+    assert_eq!(pool.take().unwrap().guard, Guard::Protected);
+    assert!(Guard::from_number(Guard::Protected.number()).words().contains("protected"));
+}

@@ -71,7 +71,7 @@ impl Semaphore {
     /// Takes `count` permits if they are free and nobody waits.
     #[must_use]
     pub fn try_acquire(&self, count: usize) -> Option<Permit<'_>> {
-        self.take(count).then_some(Permit { semaphore: self, count })
+        self.take(count).then(|| Permit { semaphore: self, count })
     }
 
     /// Adds permits, for ever or for those that were forgotten with [`Permit::forget`].

@@ -152,3 +152,30 @@ fn a_disabled_site_makes_nothing_durable() {
     replay.advance_to(u64::MAX);
     assert_eq!(replay.pending_count(), 2);
 }
+
+#[test]
+fn calls_of_tasks_overlap_and_complete_out_of_order() {
+    use std::rc::Rc;
+    let mut orders = std::collections::BTreeSet::new();
+    for seed in 0..20 {
+        let report = esker_trt::sim::run(seed, move || {
+            let device = Rc::new(SimBlock::new(SimBlockOptions::new(64 << 10, seed)));
+            let tasks: Vec<_> = (0..3_u64)
+                .map(|index| {
+                    let device = Rc::clone(&device);
+                    esker_trt::spawn(move || put(&device, index * 512, 1, 512))
+                })
+                .collect();
+            for task in tasks {
+                task.join().unwrap().unwrap();
+            }
+            let ends = device.trace().events.into_iter().filter_map(|event| match event.kind {
+                EventKind::WriteEnd { id, .. } => Some(id),
+                _ => None,
+            });
+            ends.collect::<Vec<_>>()
+        });
+        orders.insert(report.outcome.unwrap());
+    }
+    assert!(orders.len() >= 4, "{orders:?}");
+}

@@ -1,7 +1,8 @@
 //! The background thread of a store: flushes for `periodic`, and free segments readied ahead.
 //!
-//! A file's fresh extents make each flush pay for file-system metadata; the thread has them written
-//! once before the log comes there.
+//! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
+//! has them written once before the log comes there: a few segments ahead of a busy log, many while
+//! the store is idle, so that a burst of writes does not share the device with zeros.
 //!
 //! # Concurrency
 //! One thread a store. While it waits it holds no reference to the store, so a dropped store ends
@@ -9,16 +10,20 @@
 
 use super::{Depot, sites};
 use crate::options::Durability;
+use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_trt::sync::Gate;
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Free segments that are kept ready ahead of the log.
-const SEGMENTS_AHEAD: usize = 4;
+/// Free segments that are kept ready ahead of a busy log.
+const SEGMENTS_AHEAD: usize = 2;
+/// Bytes of free segments that are readied while nobody writes, and their share of the store.
+const IDLE_AHEAD_BYTES: u64 = 512 << 20;
+const IDLE_AHEAD_SHARE: u32 = 4;
 /// How often the thread looks without being woken.
-const IDLE_PERIOD: Duration = Duration::from_secs(1);
+const IDLE_PERIOD: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Signal {
@@ -78,9 +83,11 @@ impl Background {
 }
 
 impl Depot {
-    pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
-        // The first segments before the first write, the others as the log comes near.
-        self.prepare_ahead()?;
+    /// Starts the thread. `new` stores have their first segments readied before the first write.
+    pub(super) fn start_background(self: &Arc<Self>, new: bool) -> Result<()> {
+        if new {
+            self.prepare_ahead(SEGMENTS_AHEAD)?;
+        }
         let (store, background) = (Arc::downgrade(self), Arc::clone(&self.background));
         let period = match self.durability {
             Durability::Periodic(window) => window.min(IDLE_PERIOD),
@@ -90,7 +97,8 @@ impl Depot {
         std::thread::Builder::new()
             .name("esker-depot".into())
             .spawn(move || {
-                while background.idle(period) && work(&store) {}
+                let mut seen = Version(0);
+                while background.idle(period) && work(&store, &mut seen) {}
                 background.ended.open();
             })
             .map_err(|source| {
@@ -100,22 +108,40 @@ impl Depot {
         Ok(())
     }
 
-    fn prepare_ahead(&self) -> Result<()> {
-        while let Some(id) = self.segments.unprepared(SEGMENTS_AHEAD) {
+    /// Readies the first `ahead` segments of the free list; true if there was one to ready.
+    fn prepare_ahead(&self, ahead: usize) -> Result<bool> {
+        let mut any = false;
+        while let Some(id) = self.segments.unprepared(ahead) {
             if !self.segments.take_unprepared(id) {
-                return Ok(());
+                break;
             }
             let offset = self.layout.segment_offset(id);
             let prepared = self.device.prepare(sites::PREPARE, offset, self.layout.segment_size);
             self.segments.put_back(id, prepared.is_ok());
             prepared?;
+            any = true;
+        }
+        Ok(any)
+    }
+
+    /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.
+    fn prepare_free(&self, seen: &mut Version) -> Result<()> {
+        self.prepare_ahead(SEGMENTS_AHEAD)?;
+        let most = (IDLE_AHEAD_BYTES / self.layout.segment_size)
+            .min(u64::from(self.layout.segment_count / IDLE_AHEAD_SHARE));
+        for ahead in SEGMENTS_AHEAD + 1..=usize::try_from(most).unwrap_or(0) {
+            let now = self.log.next_version();
+            if std::mem::replace(seen, now) != now || self.log.is_closed() {
+                return Ok(());
+            }
+            self.prepare_ahead(ahead)?;
         }
         Ok(())
     }
 }
 
 /// One round; false when the thread is to end.
-fn work(store: &Weak<Depot>) -> bool {
+fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
     let Some(store) = store.upgrade() else { return false };
     if store.log.is_closed() {
         return false;
@@ -126,7 +152,7 @@ fn work(store: &Weak<Depot>) -> bool {
         tracing::error!(%error, "periodic flush failed");
         return false;
     }
-    if let Err(error) = store.prepare_ahead() {
+    if let Err(error) = store.prepare_free(seen) {
         // Only speed is lost: unprepared segments work.
         tracing::warn!(%error, "preparing free segments failed");
     }

@@ -156,7 +156,7 @@ impl Depot {
         });
         depot.adopt(log)?;
         if options.testing.background {
-            depot.start_background()?;
+            depot.start_background(end.next_version == Version(1))?;
         }
         Ok(depot)
     }

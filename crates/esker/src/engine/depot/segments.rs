@@ -191,9 +191,12 @@ impl Segments {
         free.len() < before
     }
 
-    /// Puts a segment at the head of the free list, as it is now.
+    /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
     pub(super) fn put_back(&self, id: SegmentId, prepared: bool) {
-        self.free.lock().push_front(Free { id, prepared, after: Version(0) });
+        let mut free = self.free.lock();
+        let ready = free.iter().take_while(|free| free.prepared).count();
+        let place = if prepared { ready } else { free.len() };
+        free.insert(place, Free { id, prepared, after: Version(0) });
     }
 
     /// Live records and bytes of all segments.
