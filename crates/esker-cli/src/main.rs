@@ -1,2 +1,45 @@
-//! The `esker` program.
-fn main() {}
+//! The `esker` program: a server, and tools for the store of one host.
+//!
+//! Exit codes: 0 done, 1 not found or check failed, 2 usage, 3 I/O or corruption. What a command is
+//! asked for goes to standard output; everything said to people goes to standard error.
+
+mod arguments;
+mod commands;
+mod config;
+mod dump;
+mod failure;
+mod figures;
+mod progress;
+mod serve;
+mod store;
+
+use arguments::{Arguments, Command};
+use clap::Parser as _;
+use failure::{Done, Failure};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match run(Arguments::parse().command) {
+        Ok(Done::Yes) => ExitCode::SUCCESS,
+        Ok(Done::No) => ExitCode::from(failure::NO),
+        Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("esker: {failure}");
+            failure.exit_code()
+        }
+    }
+}
+
+fn run(command: Command) -> Result<Done, Failure> {
+    match command {
+        Command::Serve(arguments) => serve::serve(&arguments),
+        Command::Get { data, key } => commands::get(&data, &key),
+        Command::Put { data, size, key, value } => commands::put(&data, size, &key, value),
+        Command::Delete { data, key } => commands::delete(&data, &key),
+        Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
+        Command::Stat { data, json } => figures::stat(&data, json),
+        Command::Check { data } => commands::check(&data),
+        Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
+        Command::Load { data, size, file } => dump::load(&data, size, file.as_deref()),
+    }
+}

@@ -1,1 +1,40 @@
-//! placeholder
+//! Protocol servers over an Esker store.
+//!
+//! [`Server`] listens, and serves the memcache text protocol: one task of the run-time for each
+//! connection, on the core that the connection was given to. [`protocol`] is the pure part: bytes
+//! to requests. What lies between is `session` (pipelining, replies in order, limits) and
+//! `execute` (what each command means to the store).
+//!
+//! Flags and expiry are stored with the value (uDepot §4.8); the CAS id of `gets` is the version of
+//! the record, which the store never repeats. Expiry is lazy.
+//!
+//! Commands: `get`, `gets`, `gat`, `gats`, `bget`, `set`, `add`, `replace`, `append`, `prepend`,
+//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `version`, `verbosity`, `quit`.
+
+pub mod budget;
+pub mod counters;
+pub mod errors;
+mod execute;
+pub mod expiry;
+pub mod limits;
+pub mod listen;
+pub mod output;
+pub mod protocol;
+mod receive;
+mod server;
+mod session;
+mod shared;
+mod stats;
+mod transport;
+
+pub use limits::Limits;
+pub use listen::ListenAddress;
+pub use server::{Server, ServerConfig};
+
+/// What `version` answers. Clients read the digits up to the first other character: the memcached
+/// whose protocol this is; what follows is our own.
+pub const VERSION: &str = concat!("1.6.18-esker", env!("CARGO_PKG_VERSION"));
+
+/// The whole answer to `version`.
+pub(crate) const VERSION_LINE: &[u8] =
+    concat!("VERSION 1.6.18-esker", env!("CARGO_PKG_VERSION"), "\r\n").as_bytes();

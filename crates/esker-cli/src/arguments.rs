@@ -1,0 +1,176 @@
+//! The command line.
+
+use clap::{Args, Parser, Subcommand};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+/// Key-value storage for fast non-volatile storage.
+#[derive(Debug, Parser)]
+#[command(name = "esker", version, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Where the store is.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Data {
+    /// Folder or device with the data
+    #[arg(long = "data", value_name = "PATH", env = "ESKER_DATA", default_value = crate::config::DEFAULT_DATA)]
+    pub(crate) path: PathBuf,
+}
+
+/// How large a store is that does not exist yet.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Size {
+    /// Capacity of a new store; an existing one keeps its own
+    #[arg(long = "size", value_name = "BYTES", env = "ESKER_SIZE")]
+    pub(crate) text: Option<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve the data over the network until SIGTERM or SIGINT
+    Serve(Box<ServeArguments>),
+    /// Write the value of KEY to standard output; exit code 1 if it has none
+    Get {
+        #[command(flatten)]
+        data: Data,
+        key: OsString,
+    },
+    /// Store VALUE, or standard input, under KEY
+    Put {
+        #[command(flatten)]
+        data: Data,
+        #[command(flatten)]
+        size: Size,
+        key: OsString,
+        value: Option<OsString>,
+    },
+    /// Delete KEY; exit code 1 if it has no value
+    Delete {
+        #[command(flatten)]
+        data: Data,
+        key: OsString,
+    },
+    /// Write all keys to standard output, one a line, in no order
+    Scan {
+        #[command(flatten)]
+        data: Data,
+        /// Only keys that begin with this
+        #[arg(long)]
+        prefix: Option<OsString>,
+        /// At most so many keys
+        #[arg(long, value_name = "COUNT")]
+        limit: Option<usize>,
+    },
+    /// Show figures of the store
+    Stat {
+        #[command(flatten)]
+        data: Data,
+        /// As one JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Verify everything on media; exit code 1 if something is wrong
+    Check {
+        #[command(flatten)]
+        data: Data,
+    },
+    /// Write all items to FILE, or standard output, as JSON lines
+    #[command(after_help = crate::dump::FORMAT_HELP)]
+    Dump {
+        #[command(flatten)]
+        data: Data,
+        file: Option<PathBuf>,
+    },
+    /// Store all items of a dump from FILE, or standard input
+    #[command(after_help = crate::dump::FORMAT_HELP)]
+    Load {
+        #[command(flatten)]
+        data: Data,
+        #[command(flatten)]
+        size: Size,
+        file: Option<PathBuf>,
+    },
+}
+
+/// Options of `serve`. Each is also a key of the configuration file and, as `ESKER_...`, an
+/// environment variable. All are text here; `config` gives them meaning.
+#[derive(Clone, Debug, Default, Args)]
+pub(crate) struct ServeArguments {
+    /// Where to listen: memcache://HOST:PORT or memcache+unix:///PATH; repeatable
+    #[arg(long, value_name = "URL", env = "ESKER_LISTEN", value_delimiter = ',')]
+    pub(crate) listen: Vec<String>,
+    /// Permit addresses that other machines can reach; there is no authentication
+    #[arg(long, env = "ESKER_ALLOW_REMOTE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) allow_remote: Option<String>,
+    /// Folder or device with the data; created if missing
+    #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
+    pub(crate) data: Option<String>,
+    /// Storage engine: depot
+    #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
+    pub(crate) engine: Option<String>,
+    /// Capacity of a new store; an existing one keeps its own
+    #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
+    pub(crate) size: Option<String>,
+    /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
+    #[arg(long, value_name = "MODE", env = "ESKER_DURABILITY")]
+    pub(crate) durability: Option<String>,
+    /// Scheduler threads; 0: one for each processor
+    #[arg(long, value_name = "COUNT", env = "ESKER_CORES")]
+    pub(crate) cores: Option<String>,
+    /// I/O facilities in the order in which they are tried: uring, aio, sync
+    #[arg(long, value_name = "LIST", env = "ESKER_IO")]
+    pub(crate) io: Option<String>,
+    /// Connections at the same time
+    #[arg(long, value_name = "COUNT", env = "ESKER_CONNECTIONS_MAX")]
+    pub(crate) connections_max: Option<String>,
+    /// Longest value
+    #[arg(long, value_name = "BYTES", env = "ESKER_ITEM_SIZE_MAX")]
+    pub(crate) item_size_max: Option<String>,
+    /// Memory for buffers and values in flight of all connections
+    #[arg(long, value_name = "BYTES", env = "ESKER_MEMORY_MAX")]
+    pub(crate) memory_max: Option<String>,
+    /// Close a connection that is silent for so long; 0: never
+    #[arg(long, value_name = "TIME", env = "ESKER_IDLE_TIMEOUT")]
+    pub(crate) idle_timeout: Option<String>,
+    /// Close a connection whose request or reply makes no progress for so long
+    #[arg(long, value_name = "TIME", env = "ESKER_REQUEST_TIMEOUT")]
+    pub(crate) request_timeout: Option<String>,
+    /// TOML file with the same names; the environment goes before it, and the command line before both
+    #[arg(long, value_name = "FILE", env = "ESKER_CONFIG")]
+    pub(crate) config: Option<PathBuf>,
+    /// Only say whether the configuration is valid
+    #[arg(long)]
+    pub(crate) check_config: bool,
+    /// Only print the defaults, as a configuration file
+    #[arg(long)]
+    pub(crate) print_defaults: bool,
+}
+
+impl ServeArguments {
+    /// What was given, by name.
+    pub(crate) fn given(&self) -> Vec<(&'static str, Vec<String>)> {
+        let mut given = Vec::new();
+        if !self.listen.is_empty() {
+            given.push(("listen", self.listen.clone()));
+        }
+        let single = [
+            ("allow-remote", &self.allow_remote),
+            ("data", &self.data),
+            ("engine", &self.engine),
+            ("size", &self.size),
+            ("durability", &self.durability),
+            ("cores", &self.cores),
+            ("io", &self.io),
+            ("connections-max", &self.connections_max),
+            ("item-size-max", &self.item_size_max),
+            ("memory-max", &self.memory_max),
+            ("idle-timeout", &self.idle_timeout),
+            ("request-timeout", &self.request_timeout),
+        ];
+        given.extend(single.into_iter().filter_map(|(name, text)| Some((name, vec![text.clone()?]))));
+        given
+    }
+}

@@ -1,0 +1,116 @@
+//! Commands on single keys, and `scan` and `check`.
+
+use crate::arguments::{Data, Size};
+use crate::failure::{Done, Failure};
+use crate::progress::progress;
+use crate::store::{new_options, open, open_with};
+use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+fn output_failed(source: std::io::Error) -> Failure {
+    Failure::io("standard output", &source)
+}
+
+/// `esker get`.
+pub(crate) fn get(data: &Data, key: &OsStr) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let value = store.get(key.as_bytes())?;
+    let done = match value {
+        Some(value) => {
+            let mut output = std::io::stdout().lock();
+            output.write_all(&value).and_then(|()| output.flush()).map_err(output_failed)?;
+            Done::Yes
+        }
+        None => Done::No,
+    };
+    store.close()?;
+    Ok(done)
+}
+
+/// `esker put`.
+pub(crate) fn put(data: &Data, size: Size, key: &OsStr, value: Option<OsString>) -> Result<Done, Failure> {
+    let value = match value {
+        Some(value) => value.into_vec(),
+        None => {
+            let mut value = Vec::new();
+            std::io::stdin()
+                .lock()
+                .read_to_end(&mut value)
+                .map_err(|source| Failure::io("standard input", &source))?;
+            value
+        }
+    };
+    let store = open_with(new_options(data, &size)?)?;
+    store.put(key.as_bytes(), &value)?;
+    store.close()?;
+    Ok(Done::Yes)
+}
+
+/// `esker delete`.
+pub(crate) fn delete(data: &Data, key: &OsStr) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let existed = store.delete(key.as_bytes())?;
+    store.close()?;
+    Ok(if existed { Done::Yes } else { Done::No })
+}
+
+/// `esker scan`.
+pub(crate) fn scan(data: &Data, prefix: Option<&OsStr>, limit: Option<usize>) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let prefix = prefix.map(OsStr::as_bytes).unwrap_or_default();
+    let mut left = limit.unwrap_or(usize::MAX);
+    let mut output = std::io::BufWriter::new(std::io::stdout().lock());
+    for item in store.iter() {
+        if left == 0 {
+            break;
+        }
+        let (key, _) = item?;
+        if key.starts_with(prefix) {
+            left -= 1;
+            writeln!(output, "{}", show_key(&key)).map_err(output_failed)?;
+        }
+    }
+    output.flush().map_err(output_failed)?;
+    drop(output);
+    store.close()?;
+    Ok(Done::Yes)
+}
+
+/// A key as one line: text as it is, other bytes escaped as in Rust.
+fn show_key(key: &[u8]) -> String {
+    match std::str::from_utf8(key) {
+        Ok(text) if !text.chars().any(|c| c.is_control() || c == '\\') => text.to_owned(),
+        _ => key.escape_ascii().to_string(),
+    }
+}
+
+/// `esker check`.
+pub(crate) fn check(data: &Data) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let bar = progress("checking", store.stats().items);
+    let report = store.check();
+    bar.finish_and_clear();
+    let report = report?;
+    let mut output = std::io::stdout().lock();
+    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
+    for problem in &report.problems {
+        say(format!("problem: {problem}"))?;
+    }
+    say(format!("{} records in {} batches, {} bytes read", report.records, report.batches, report.bytes))?;
+    say(if report.is_sound() { "sound".into() } else { format!("{} problems", report.problems.len()) })?;
+    store.close()?;
+    Ok(if report.is_sound() { Done::Yes } else { Done::No })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_shown_on_one_line_each() {
+        assert_eq!(show_key("schlüssel:1".as_bytes()), "schlüssel:1");
+        assert_eq!(show_key(b"a\nb"), "a\\nb");
+        assert_eq!(show_key(b"\xff\\"), "\\xff\\\\");
+    }
+}

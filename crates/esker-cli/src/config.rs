@@ -1,0 +1,228 @@
+//! Configuration of `esker serve`: one table of names, three layers.
+//!
+//! A value comes from the command line, else from the environment, else from the file, else from
+//! the table below. Names are the same everywhere: `--memory-max`, `ESKER_MEMORY_MAX`,
+//! `memory-max = "256MiB"`.
+//!
+//! # Failure
+//! Unknown names and values without meaning are errors that say where: the option, or file and
+//! line.
+
+use crate::arguments::ServeArguments;
+use crate::failure::Failure;
+use esker::Durability;
+use esker_base::units::parse_size_bytes;
+use esker_server::{Limits, ListenAddress};
+use esker_trt::Facility;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Where data lie unless told otherwise.
+pub(crate) const DEFAULT_DATA: &str = "./esker-data";
+/// Window of `periodic` without one.
+const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
+
+struct Setting {
+    name: &'static str,
+    /// As in a TOML file.
+    default: &'static str,
+    words: &'static str,
+}
+
+const fn setting(name: &'static str, default: &'static str, words: &'static str) -> Setting {
+    Setting { name, default, words }
+}
+
+const SETTINGS: &[Setting] = &[
+    setting("listen", r#"["memcache://127.0.0.1:11211"]"#, "where to listen: memcache://HOST:PORT, memcache+unix:///PATH"),
+    setting("allow-remote", "false", "permit addresses that other machines can reach; there is no authentication"),
+    setting("data", r#""./esker-data""#, "folder or device with the data; created if missing"),
+    setting("engine", r#""depot""#, "storage engine"),
+    setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
+    setting("durability", r#""sync""#, "what an acknowledgement promises: sync, periodic, periodic:500ms, none"),
+    setting("cores", "0", "scheduler threads; 0: one for each processor"),
+    setting("io", r#""uring,aio,sync""#, "I/O facilities in the order in which they are tried"),
+    setting("connections-max", "1024", "connections at the same time"),
+    setting("item-size-max", r#""1MiB""#, "longest value"),
+    setting("memory-max", r#""256MiB""#, "memory for buffers and values in flight of all connections"),
+    setting("idle-timeout", r#""0s""#, "close a connection that is silent for so long; 0: never"),
+    setting("request-timeout", r#""10s""#, "close a connection whose request or reply makes no progress for so long"),
+];
+
+/// What `esker serve` is asked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Config {
+    pub(crate) listen: Vec<ListenAddress>,
+    pub(crate) allow_remote: bool,
+    pub(crate) data: PathBuf,
+    pub(crate) engine: String,
+    pub(crate) size_bytes: u64,
+    pub(crate) durability: Durability,
+    pub(crate) cores: usize,
+    pub(crate) io: Vec<Facility>,
+    pub(crate) limits: Limits,
+}
+
+impl Config {
+    /// The configuration that `arguments` and what they refer to make.
+    pub(crate) fn of(arguments: &ServeArguments) -> Result<Config, Failure> {
+        let mut config = Config::defaults()?;
+        if let Some(path) = &arguments.config {
+            #[expect(clippy::disallowed_methods, reason = "the configuration file is the program's own")]
+            let mut file = std::fs::File::open(path)
+                .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
+            let mut text = String::new();
+            std::io::Read::read_to_string(&mut file, &mut text)
+                .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
+            config.read(&text, &path.display().to_string())?;
+        }
+        for (name, values) in arguments.given() {
+            config.set(name, &values).map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
+        }
+        config.limits.check().map_err(Failure::usage)?;
+        if !config.allow_remote
+            && let Some(address) = config.listen.iter().find(|address| !address.is_local())
+        {
+            return Err(Failure::usage(format!(
+                "{address} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
+            )));
+        }
+        Ok(config)
+    }
+
+    /// The defaults of the table.
+    pub(crate) fn defaults() -> Result<Config, Failure> {
+        let mut config = Config {
+            listen: Vec::new(),
+            allow_remote: false,
+            data: PathBuf::new(),
+            engine: String::new(),
+            size_bytes: 0,
+            durability: Durability::Sync,
+            cores: 0,
+            io: Vec::new(),
+            limits: Limits::default(),
+        };
+        config.read(&Config::print_defaults(), "defaults")?;
+        Ok(config)
+    }
+
+    /// The defaults as a configuration file.
+    pub(crate) fn print_defaults() -> String {
+        let lines = SETTINGS.iter().map(|Setting { name, default, words }| format!("# {words}\n{name} = {default}\n"));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+
+    /// Takes over what the TOML text of `file` says.
+    fn read(&mut self, text: &str, file: &str) -> Result<(), Failure> {
+        type Table = BTreeMap<String, toml::Spanned<toml::Value>>;
+        let line_of = |offset: usize| {
+            let before = text.as_bytes().get(..offset).unwrap_or_default();
+            before.iter().filter(|byte| **byte == b'\n').count() + 1
+        };
+        let table: Table = toml::from_str(text).map_err(|error| {
+            let line = line_of(error.span().map_or(0, |span| span.start));
+            Failure::usage(format!("{file}:{line}: {}", error.message()))
+        })?;
+        for (name, value) in table {
+            let line = line_of(value.span().start);
+            let failed = |words: String| Failure::usage(format!("{file}:{line}: {name}: {words}"));
+            let values = texts(value.get_ref()).map_err(failed)?;
+            self.set(&name, &values).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Sets one option.
+    fn set(&mut self, name: &str, values: &[String]) -> Result<(), String> {
+        if name == "listen" {
+            let addresses: Result<Vec<ListenAddress>, _> = values.iter().map(|text| text.parse()).collect();
+            self.listen = addresses.map_err(|error: esker::Error| error.to_string())?;
+            return if self.listen.is_empty() { Err("needs an address".into()) } else { Ok(()) };
+        }
+        if name == "io" {
+            let words = values.iter().flat_map(|text| text.split(','));
+            let facilities: Result<Vec<Facility>, _> = words.map(|word| word.trim().parse()).collect();
+            self.io = facilities.map_err(|error: esker::Error| error.to_string())?;
+            return Ok(());
+        }
+        let [text] = values else { return Err("takes one value".into()) };
+        match name {
+            "allow-remote" => self.allow_remote = text.parse().map_err(|_| format!("{text:?} is neither true nor false"))?,
+            "data" => self.data = Path::new(text).to_owned(),
+            "engine" => self.engine = parse_engine(text)?,
+            "size" => self.size_bytes = parse_size(text)?,
+            "durability" => self.durability = parse_durability(text)?,
+            "cores" => self.cores = parse_count(text)?,
+            "connections-max" => self.limits.connections_max = parse_count(text)?,
+            "item-size-max" => self.limits.item_size_max_bytes = parse_size(text)?,
+            "memory-max" => self.limits.memory_max_bytes = parse_size(text)?,
+            "idle-timeout" => self.limits.idle_timeout = parse_time(text)?,
+            "request-timeout" => self.limits.request_timeout = parse_time(text)?,
+            _ => return Err("no such option".into()),
+        }
+        Ok(())
+    }
+}
+
+fn texts(value: &toml::Value) -> Result<Vec<String>, String> {
+    match value {
+        toml::Value::String(text) => Ok(vec![text.clone()]),
+        toml::Value::Integer(number) => Ok(vec![number.to_string()]),
+        toml::Value::Boolean(truth) => Ok(vec![truth.to_string()]),
+        toml::Value::Array(values) => {
+            Ok(values.iter().map(texts).collect::<Result<Vec<_>, _>>()?.concat())
+        }
+        other => Err(format!("a {} has no meaning here", other.type_str())),
+    }
+}
+
+/// Reads a size in bytes, for options of other commands, too.
+pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
+    parse_size_bytes(text).ok_or_else(|| format!("{text:?} is no size, such as 512MiB or 8GiB"))
+}
+
+fn parse_count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
+    text.parse().map_err(|_| format!("{text:?} is no count"))
+}
+
+/// Reads a time: `10s`, `500ms`, `5m`, or seconds.
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let wrong = || format!("{text:?} is no time, such as 10s or 500ms");
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let milliseconds = match unit {
+        "ms" => Some(number),
+        "" | "s" => number.checked_mul(1000),
+        "m" => number.checked_mul(60_000),
+        "h" => number.checked_mul(3_600_000),
+        _ => None,
+    };
+    milliseconds.map(Duration::from_millis).ok_or_else(wrong)
+}
+
+fn parse_durability(text: &str) -> Result<Durability, String> {
+    match text.split_once(':') {
+        None if text == "sync" => Ok(Durability::Sync),
+        None if text == "none" => Ok(Durability::None),
+        None if text == "periodic" => Ok(Durability::Periodic(DEFAULT_PERIOD)),
+        Some(("periodic", window)) => match parse_time(window)? {
+            window if window.is_zero() => Err("the window of periodic must be longer than zero".into()),
+            window => Ok(Durability::Periodic(window)),
+        },
+        _ => Err(format!("{text:?} is none of sync, periodic, periodic:500ms, none")),
+    }
+}
+
+fn parse_engine(text: &str) -> Result<String, String> {
+    match text {
+        "depot" => Ok(text.to_owned()),
+        "flat" | "flex" | "matrix" => Err(format!("engine {text:?} is not in this version; depot is")),
+        _ => Err(format!("no engine is called {text:?}; depot is one")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

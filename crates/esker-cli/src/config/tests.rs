@@ -1,0 +1,92 @@
+//! Tests of the configuration: defaults, layers, and where errors point.
+
+use super::*;
+
+fn read(text: &str) -> Result<Config, String> {
+    let mut config = Config::defaults().map_err(|failure| failure.to_string())?;
+    config.read(text, "esker.toml").map_err(|failure| failure.to_string())?;
+    Ok(config)
+}
+
+#[test]
+fn defaults_are_those_of_the_server() {
+    let config = Config::defaults().expect("the table is valid");
+    assert_eq!(config.limits, Limits::default());
+    assert_eq!(config.listen, [ListenAddress::default()]);
+    assert_eq!((config.size_bytes, config.durability), (8 << 30, Durability::Sync));
+    assert_eq!(config.io, Facility::ALL);
+    assert_eq!(config.data, Path::new(DEFAULT_DATA));
+}
+
+#[test]
+fn the_command_line_goes_before_the_file() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("esker.toml");
+    std::fs::write(&path, "size = \"1GiB\"\ncores = 3\nlisten = \"memcache://127.0.0.1:1\"\n").expect("write");
+    let arguments = ServeArguments {
+        config: Some(path),
+        size: Some("2GiB".into()),
+        io: Some("sync,aio".into()),
+        ..ServeArguments::default()
+    };
+    let config = Config::of(&arguments).expect("valid");
+    assert_eq!((config.size_bytes, config.cores), (2 << 30, 3));
+    assert_eq!(config.listen[0].to_string(), "memcache://127.0.0.1:1");
+    assert_eq!(config.io, [Facility::Sync, Facility::Aio]);
+}
+
+#[test]
+fn errors_say_where_and_what() {
+    for (text, words) in [
+        ("cores = 1\nbogus = 2\n", "esker.toml:2: bogus: no such option"),
+        ("\n\nsize = \"8 apples\"\n", "esker.toml:3: size: \"8 apples\" is no size, such as 512MiB or 8GiB"),
+        ("cores = [\n", "esker.toml:"),
+        ("durability = \"sometimes\"", "esker.toml:1: durability: \"sometimes\" is none of sync, periodic, periodic:500ms, none"),
+        ("engine = \"flat\"", "esker.toml:1: engine: engine \"flat\" is not in this version; depot is"),
+        ("durability = \"periodic:0\"", "esker.toml:1: durability: the window of periodic must be longer than zero"),
+        ("data = { a = 1 }", "esker.toml:1: data: a table has no meaning here"),
+        ("size = [1, 2]", "esker.toml:1: size: takes one value"),
+    ] {
+        let error = read(text).expect_err(text);
+        assert!(error.starts_with(words), "{error}");
+    }
+}
+
+#[test]
+fn times_and_durabilities_are_read_as_people_write_them() {
+    let config = read("durability = \"periodic:500ms\"\nidle-timeout = 5\nrequest-timeout = \"2m\"").expect("valid");
+    assert_eq!(config.durability, Durability::Periodic(Duration::from_millis(500)));
+    assert_eq!(config.limits.idle_timeout, Duration::from_secs(5));
+    assert_eq!(config.limits.request_timeout, Duration::from_secs(120));
+}
+
+#[test]
+fn an_address_that_others_reach_needs_permission() {
+    let open = ServeArguments { listen: vec!["memcache://0.0.0.0:0".into()], ..ServeArguments::default() };
+    let failure = Config::of(&open).expect_err("refused").to_string();
+    assert!(failure.contains("--allow-remote"), "{failure}");
+    assert!(Config::of(&ServeArguments { allow_remote: Some("true".into()), ..open }).is_ok());
+}
+
+#[test]
+fn every_option_of_the_command_line_is_in_the_table() {
+    let some = || Some(String::new());
+    let all = ServeArguments {
+        listen: vec![String::new()],
+        allow_remote: some(),
+        data: some(),
+        engine: some(),
+        size: some(),
+        durability: some(),
+        cores: some(),
+        io: some(),
+        connections_max: some(),
+        item_size_max: some(),
+        memory_max: some(),
+        idle_timeout: some(),
+        request_timeout: some(),
+        ..ServeArguments::default()
+    };
+    let names: Vec<&str> = all.given().iter().map(|(name, _)| *name).collect();
+    assert_eq!(names, SETTINGS.iter().map(|setting| setting.name).collect::<Vec<_>>());
+}

@@ -1,0 +1,286 @@
+//! `esker dump` and `esker load`: all items as JSON lines.
+//!
+//! # Layout
+//! ```text
+//! {"format":"esker-dump","version":1}
+//! {"key":"text","value":"text","flags":7,"expires_at":1767225600}
+//! {"key_base64":"/w==","value_base64":"AAE="}
+//! {"items":2}
+//! ```
+//! First a line that says what it is; one line an item, keys and values as text where they are
+//! valid UTF-8 and in Base64 (RFC 4648, padded) where not; `flags` and `expires_at` (seconds since
+//! 1970) only where they are not zero and not missing; last the number of items, so that a dump
+//! that was cut short is noticed. Items are in no order.
+//!
+//! # Failure
+//! A line that is none of these stops the load, which says its number; items of the lines before
+//! it are stored. Loading is idempotent: do it again with the whole dump.
+
+use crate::arguments::{Data, Size};
+use crate::failure::{Done, Failure};
+use crate::progress::progress;
+use crate::store::{new_options, open, open_with};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use esker::{Attributes, Condition, Durability, PutOptions};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// The format in short, for `--help`.
+pub(crate) const FORMAT_HELP: &str = "\
+Format: one JSON object a line.
+  {\"format\":\"esker-dump\",\"version\":1}             first
+  {\"key\":K,\"value\":V,\"flags\":N,\"expires_at\":SECONDS}  an item; flags and expires_at may be missing
+  {\"items\":N}                                     last
+Keys and values that are not UTF-8 are in Base64, as key_base64 and value_base64.";
+
+const FORMAT: &str = "esker-dump";
+const VERSION: u32 = 1;
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Header {
+    format: String,
+    version: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Trailer {
+    items: u64,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Item {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key_base64: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value_base64: Option<String>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    flags: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    expires_at: Option<u64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(flags: &u32) -> bool {
+    *flags == 0
+}
+
+/// Text if it is that, else Base64.
+fn encode(bytes: &[u8]) -> (Option<String>, Option<String>) {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => (Some(text.to_owned()), None),
+        Err(_) => (None, Some(BASE64.encode(bytes))),
+    }
+}
+
+fn decode(what: &str, text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, String> {
+    match (text, base64) {
+        (Some(text), None) => Ok(text.into_bytes()),
+        (None, Some(base64)) => BASE64.decode(base64).map_err(|error| format!("{what}_base64: {error}")),
+        (None, None) => Err(format!("no {what}")),
+        (Some(_), Some(_)) => Err(format!("{what} and {what}_base64 in one item")),
+    }
+}
+
+impl Item {
+    fn new(key: &[u8], value: &[u8], attributes: Attributes) -> Item {
+        let (key, key_base64) = encode(key);
+        let (value, value_base64) = encode(value);
+        let Attributes { flags, expires_at } = attributes;
+        Item { key, key_base64, value, value_base64, flags, expires_at }
+    }
+
+    fn parts(self) -> Result<(Vec<u8>, Vec<u8>, Attributes), String> {
+        let key = decode("key", self.key, self.key_base64)?;
+        let value = decode("value", self.value, self.value_base64)?;
+        Ok((key, value, Attributes { flags: self.flags, expires_at: self.expires_at }))
+    }
+}
+
+/// `esker dump`.
+pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let name = file.map_or_else(|| "standard output".into(), |path| path.display().to_string());
+    let failed = |source: std::io::Error| Failure::io(&name, &source);
+    let output: Box<dyn Write> = match file {
+        Some(path) => {
+            let mut options = std::fs::OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600);
+            #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
+            let file = options.open(path).map_err(failed)?;
+            Box::new(file)
+        }
+        None => Box::new(std::io::stdout().lock()),
+    };
+    let mut output = BufWriter::with_capacity(1 << 20, output);
+    let mut write = |line: serde_json::Result<String>| {
+        let line = line.map_err(std::io::Error::from).map_err(failed)?;
+        writeln!(output, "{line}").map_err(failed)
+    };
+    write(serde_json::to_string(&Header { format: FORMAT.into(), version: VERSION }))?;
+    let bar = progress("dumping", store.stats().items);
+    let mut items = 0;
+    for item in store.iter() {
+        let (key, value) = item?;
+        write(serde_json::to_string(&Item::new(&key, &value, value.attributes())))?;
+        items += 1;
+        bar.inc(1);
+    }
+    write(serde_json::to_string(&Trailer { items }))?;
+    bar.finish_and_clear();
+    output.flush().map_err(failed)?;
+    drop(output);
+    store.close()?;
+    eprintln!("{items} items dumped");
+    Ok(Done::Yes)
+}
+
+/// `esker load`.
+pub(crate) fn load(data: &Data, size: Size, file: Option<&Path>) -> Result<Done, Failure> {
+    let name = file.map_or_else(|| "standard input".into(), |path| path.display().to_string());
+    let failed = |source: std::io::Error| Failure::io(&name, &source);
+    let input: Box<dyn BufRead> = match file {
+        Some(path) => {
+            #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
+            let file = std::fs::File::open(path).map_err(failed)?;
+            Box::new(BufReader::with_capacity(1 << 20, file))
+        }
+        None => Box::new(std::io::stdin().lock()),
+    };
+    let mut options = new_options(data, &size)?;
+    // Nothing is promised before the end, where everything becomes durable at once.
+    options.durability = Durability::None;
+    let mut reader = DumpReader { input, line: 0, items: 0 };
+    reader.header().map_err(|words| Failure::broken(format!("{name}:{}: {words}", reader.line)))?;
+    let store = open_with(options)?;
+    let bar = progress("loading", 0);
+    loop {
+        let item = match reader.item() {
+            Ok(Some(item)) => item,
+            Ok(None) => break,
+            Err(words) => {
+                store.close()?;
+                return Err(Failure::broken(format!("{name}:{}: {words}", reader.line)));
+            }
+        };
+        let (key, value, attributes) = item;
+        store.put_with(&key, &value, PutOptions { attributes, condition: Condition::Always })?;
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    store.sync()?;
+    store.close()?;
+    eprintln!("{} items loaded", reader.items);
+    Ok(Done::Yes)
+}
+
+type Parts = (Vec<u8>, Vec<u8>, Attributes);
+
+/// Reads the lines of a dump.
+struct DumpReader {
+    input: Box<dyn BufRead>,
+    line: u64,
+    items: u64,
+}
+
+impl DumpReader {
+    fn next_line(&mut self) -> Result<Vec<u8>, String> {
+        let mut line = Vec::new();
+        self.line += 1;
+        self.input.read_until(b'\n', &mut line).map_err(|error| error.to_string())?;
+        Ok(line)
+    }
+
+    fn header(&mut self) -> Result<(), String> {
+        let line = self.next_line()?;
+        let header: Header = serde_json::from_slice(&line).map_err(|_| "this is no dump of esker".to_owned())?;
+        if header.format != FORMAT {
+            return Err("this is no dump of esker".into());
+        }
+        match header.version {
+            VERSION => Ok(()),
+            other => Err(format!("version {other} of the dump format is unknown; {VERSION} is known")),
+        }
+    }
+
+    /// The next item; `None` at the end that the dump itself declares.
+    fn item(&mut self) -> Result<Option<Parts>, String> {
+        let line = self.next_line()?;
+        if line.is_empty() {
+            return Err("the dump is cut short".into());
+        }
+        if let Ok(trailer) = serde_json::from_slice::<Trailer>(&line) {
+            return match trailer.items == self.items {
+                true => Ok(None),
+                false => Err(format!("{} items were dumped and {} are here", trailer.items, self.items)),
+            };
+        }
+        let item: Item = serde_json::from_slice(&line).map_err(|error| match error.is_eof() {
+            true => "the dump is cut short".to_owned(),
+            // Without the text of the line: keys and values do not belong in messages.
+            false => format!("column {} is not as in a dump", error.column()),
+        })?;
+        self.items += 1;
+        item.parts().map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read_all(text: &'static str) -> Result<Vec<Parts>, String> {
+        let mut reader = DumpReader { input: Box::new(text.as_bytes()), line: 0, items: 0 };
+        reader.header()?;
+        let mut items = Vec::new();
+        while let Some(item) = reader.item()? {
+            items.push(item);
+        }
+        Ok(items)
+    }
+
+    #[test]
+    fn items_survive_the_way_through_a_line() {
+        let attributes = Attributes { flags: 7, expires_at: Some(1_767_225_600) };
+        for (key, value, attributes) in [
+            (&b"text"[..], &b"more \"text\"\n"[..], attributes),
+            (b"\xff", b"\x00\xfe", Attributes::default()),
+            (b"k", b"", Attributes::default()),
+        ] {
+            let line = serde_json::to_string(&Item::new(key, value, attributes)).expect("JSON");
+            assert!(!line.contains('\n'));
+            let item: Item = serde_json::from_str(&line).expect("JSON");
+            assert_eq!(item.parts(), Ok((key.to_vec(), value.to_vec(), attributes)));
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_dump_is_refused_in_words() {
+        const HEAD: &str = "{\"format\":\"esker-dump\",\"version\":1}\n";
+        assert_eq!(read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n"), Ok(vec![]));
+        for (text, words) in [
+            ("", "no dump of esker"),
+            ("{\"format\":\"other\",\"version\":1}\n", "no dump of esker"),
+            ("{\"format\":\"esker-dump\",\"version\":2}\n", "version 2 of the dump format is unknown"),
+            (HEAD, "cut short"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"va", "cut short"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":1}\n", "1 items were dumped and 0 are here"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\"}\n", "no value"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"colour\":1}\n", "not as in a dump"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"key_base64\":\"YQ==\",\"value\":\"\"}\n", "in one item"),
+            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key_base64\":\"?\",\"value\":\"\"}\n", "key_base64"),
+        ] {
+            let error = read_all(text).expect_err(text);
+            assert!(error.contains(words), "{error}");
+        }
+    }
+}

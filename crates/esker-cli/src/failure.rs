@@ -1,0 +1,73 @@
+//! Why a command failed, in one line, with its exit code.
+
+use esker::ErrorKind;
+use std::fmt;
+use std::process::ExitCode;
+
+/// Exit code: not found, or the check failed.
+pub(crate) const NO: u8 = 1;
+/// Exit code: the command line or the configuration is wrong. Also `clap`'s.
+pub(crate) const USAGE: u8 = 2;
+/// Exit code: input/output failed, or data are corrupted.
+pub(crate) const BROKEN: u8 = 3;
+
+/// How a command ended that did not fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// Done.
+    Yes,
+    /// Done; the answer is no: not found, or not sound.
+    No,
+}
+
+/// Why a command failed.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    code: u8,
+    words: String,
+    closed_pipe: bool,
+}
+
+impl Failure {
+    /// The command line or the configuration is wrong.
+    pub(crate) fn usage(words: impl Into<String>) -> Self {
+        Failure { code: USAGE, words: words.into(), closed_pipe: false }
+    }
+
+    /// Input or output failed, or what was read is not what it should be.
+    pub(crate) fn broken(words: impl Into<String>) -> Self {
+        Failure { code: BROKEN, words: words.into(), closed_pipe: false }
+    }
+
+    /// An operating-system failure at `what`.
+    pub(crate) fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
+        let closed_pipe = source.kind() == std::io::ErrorKind::BrokenPipe;
+        Failure { code: BROKEN, words: format!("{what}: {source}"), closed_pipe }
+    }
+
+    /// Whether whoever reads our output has heard enough.
+    pub(crate) fn is_closed_pipe(&self) -> bool {
+        self.closed_pipe
+    }
+
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // One line, whatever the causes are.
+        f.write_str(&self.words.replace('\n', "; "))
+    }
+}
+
+impl From<esker::Error> for Failure {
+    fn from(error: esker::Error) -> Self {
+        let code = match error.kind() {
+            ErrorKind::InvalidArgument | ErrorKind::Unsupported => USAGE,
+            _ => BROKEN,
+        };
+        Failure { code, words: error.to_string(), closed_pipe: false }
+    }
+}

@@ -1,0 +1,6 @@
+//! The program as people run it.
+
+mod keys;
+mod program;
+mod serving;
+mod transfer;

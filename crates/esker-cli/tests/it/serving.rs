@@ -1,0 +1,139 @@
+//! `esker serve`: start, configuration, signals.
+
+use crate::program::Scratch;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// A server that runs until it is told to stop.
+struct Serving {
+    child: Child,
+    lines: Vec<String>,
+    address: String,
+}
+
+impl Serving {
+    fn start(scratch: &Scratch, more: &[&str]) -> Serving {
+        let mut arguments = vec!["serve", "--listen", "memcache://127.0.0.1:0"];
+        arguments.extend(more);
+        let mut child = scratch.spawn(&arguments);
+        let mut said = BufReader::new(child.stderr.take().expect("piped"));
+        let mut lines = Vec::new();
+        while lines.last().is_none_or(|line| line != "ready") {
+            let mut line = String::new();
+            let count = said.read_line(&mut line).expect("text");
+            assert!(count > 0, "it ended: {lines:?}");
+            lines.push(line.trim_end().to_owned());
+        }
+        child.stderr = Some(said.into_inner());
+        let address = lines.iter().find_map(|line| line.strip_prefix("listening on memcache://"));
+        let address = address.expect("it says where").to_owned();
+        Serving { child, lines, address }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(&self.address).expect("connect");
+        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+        stream
+    }
+
+    fn talk(&self, words: &str) -> String {
+        let mut stream = self.connect();
+        stream.write_all(words.as_bytes()).expect("send");
+        stream.write_all(b"quit\r\n").expect("send");
+        let mut reply = String::new();
+        stream.read_to_string(&mut reply).expect("receive");
+        reply
+    }
+
+    fn signal(&self, name: &str) {
+        let done = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill");
+        assert!(done.success());
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // It has ended, unless a test failed.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn stop_and_wait(mut serving: Serving, signal: &str) -> String {
+    serving.signal(signal);
+    let status = serving.child.wait().expect("ends");
+    assert_eq!(status.code(), Some(0));
+    let mut rest = String::new();
+    serving.child.stderr.take().expect("piped").read_to_string(&mut rest).expect("text");
+    rest
+}
+
+#[test]
+fn it_says_what_runs_where_and_stops_cleanly() {
+    let scratch = Scratch::new();
+    let serving = Serving::start(&scratch, &["--cores", "2"]);
+    let said = serving.lines.join("\n");
+    for words in ["esker 0.", "data in ./esker-data", "engine depot", "durability sync", "I/O by 2 cores on ", "listening on memcache://127.0.0.1:"] {
+        assert!(said.contains(words), "{words:?} is missing in {said}");
+    }
+    assert_eq!(serving.talk("set k 5 0 5\r\nhello\r\n"), "STORED\r\n");
+    let idle = serving.connect();
+    assert!(stop_and_wait(serving, "-TERM").contains("stopped"));
+    drop(idle);
+    assert_eq!(scratch.run(&["get", "k"]).exits_with(0).output, b"hello");
+    let serving = Serving::start(&scratch, &[]);
+    assert_eq!(serving.talk("get k\r\n"), "VALUE k 5 5\r\nhello\r\nEND\r\n");
+    stop_and_wait(serving, "-INT");
+}
+
+#[test]
+fn what_was_acknowledged_is_there_after_kill_9() {
+    let scratch = Scratch::new();
+    let mut serving = Serving::start(&scratch, &[]);
+    let puts: String = (0..200).map(|n| format!("set k{n} 0 0 3\r\n{n:03}\r\n")).collect();
+    assert_eq!(serving.talk(&puts), "STORED\r\n".repeat(200));
+    serving.child.kill().expect("kill");
+    serving.child.wait().expect("ends");
+    let again = Serving::start(&scratch, &[]);
+    for n in 0..200 {
+        assert_eq!(again.talk(&format!("get k{n}\r\n")), format!("VALUE k{n} 0 3\r\n{n:03}\r\nEND\r\n"));
+    }
+    stop_and_wait(again, "-TERM");
+}
+
+#[test]
+fn a_store_in_use_is_refused_to_a_second_process() {
+    let scratch = Scratch::new();
+    let serving = Serving::start(&scratch, &[]);
+    let ran = scratch.run(&["get", "k"]).exits_with(3);
+    assert!(ran.said.contains("another process"), "{ran:?}");
+    stop_and_wait(serving, "-TERM");
+}
+
+#[test]
+fn each_facility_serves() {
+    for facility in ["uring", "aio", "sync"] {
+        let scratch = Scratch::new();
+        let serving = Serving::start(&scratch, &["--io", &format!("{facility},sync"), "--durability", "none"]);
+        assert_eq!(serving.talk("set k 0 0 1\r\nv\r\nget k\r\n"), "STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n", "{facility}");
+        stop_and_wait(serving, "-TERM");
+    }
+}
+
+#[test]
+fn the_configuration_comes_from_file_environment_and_command_line() {
+    let scratch = Scratch::new();
+    let defaults = scratch.run(&["serve", "--print-defaults"]).exits_with(0);
+    std::fs::write(scratch.path("defaults.toml"), &defaults.output).expect("write");
+    scratch.run(&["serve", "--config", "defaults.toml", "--check-config"]).exits_with(0);
+    std::fs::write(scratch.path("esker.toml"), "data = \"from-file\"\nitem-size-max = \"2KiB\"\n").expect("write");
+    let serving = Serving::start(&scratch, &["--config", "esker.toml"]);
+    assert!(scratch.path("from-file").exists());
+    assert!(serving.talk("stats settings\r\n").contains("STAT item_size_max 2048\r\n"));
+    stop_and_wait(serving, "-TERM");
+    std::fs::write(scratch.path("bad.toml"), "cores = 1\n\nshape = \"round\"\n").expect("write");
+    let ran = scratch.run(&["serve", "--config", "bad.toml"]).exits_with(2);
+    assert!(ran.said.contains("bad.toml:3: shape: no such option"), "{ran:?}");
+}

@@ -1,0 +1,56 @@
+//! Dumps, and loading them.
+
+use crate::program::Scratch;
+
+#[test]
+fn a_dump_makes_an_equal_store_elsewhere() {
+    let scratch = Scratch::new();
+    let binary: Vec<u8> = (0..=255).collect();
+    scratch.run(&["put", "text", "line\n\"quoted\""]).exits_with(0);
+    scratch.run_with(&["put", "binary"], &binary).exits_with(0);
+    scratch.run(&["put", "empty", ""]).exits_with(0);
+    let dump = scratch.run(&["dump"]).exits_with(0);
+    assert!(dump.said.contains("3 items dumped"), "{dump:?}");
+    scratch.run_with(&["load", "--data", "copy"], &dump.output).exits_with(0);
+    assert_eq!(scratch.run(&["get", "binary", "--data", "copy"]).exits_with(0).output, binary);
+    assert_eq!(scratch.run(&["get", "text", "--data", "copy"]).exits_with(0).output, b"line\n\"quoted\"");
+    assert_eq!(scratch.run(&["get", "empty", "--data", "copy"]).exits_with(0).output, b"");
+    let sorted = |text: String| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    };
+    let again = scratch.run(&["dump", "--data", "copy"]).exits_with(0);
+    assert_eq!(sorted(again.text()), sorted(dump.text()));
+}
+
+#[test]
+fn flags_and_expiry_travel_with_an_item() {
+    let scratch = Scratch::new();
+    let item = r#"{"key":"k","value":"v","flags":7,"expires_at":4102444800}"#;
+    let dump = format!("{{\"format\":\"esker-dump\",\"version\":1}}\n{item}\n{{\"items\":1}}\n");
+    scratch.run_with(&["load"], dump.as_bytes()).exits_with(0);
+    assert_eq!(scratch.run(&["dump"]).exits_with(0).text(), dump);
+}
+
+#[test]
+fn a_dump_goes_to_a_file_that_only_its_owner_reads() {
+    use std::os::unix::fs::PermissionsExt;
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    scratch.run(&["dump", "items.jsonl"]).exits_with(0);
+    let mode = std::fs::metadata(scratch.path("items.jsonl")).expect("there").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    scratch.run(&["load", "items.jsonl", "--data", "copy"]).exits_with(0);
+    assert_eq!(scratch.run(&["get", "k", "--data", "copy"]).exits_with(0).output, b"v");
+}
+
+#[test]
+fn a_dump_that_is_cut_short_is_noticed() {
+    let scratch = Scratch::new();
+    let dump = "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"k\",\"value\":\"v\"}\n";
+    let ran = scratch.run_with(&["load"], dump.as_bytes()).exits_with(3);
+    assert!(ran.said.contains("standard input:3: the dump is cut short"), "{ran:?}");
+    scratch.run_with(&["load"], b"something else\n").exits_with(3);
+    scratch.run(&["load", "nowhere.jsonl"]).exits_with(3);
+}

@@ -1,0 +1,113 @@
+//! Limits of a server: what one client, and all of them together, may take.
+
+use esker_base::units::{KIB, MIB};
+use std::time::Duration;
+
+/// Requests of one connection that run at the same time.
+pub const PIPELINE_DEPTH: usize = 32;
+/// Values at least this long are sent from the buffer they were read into; shorter ones are copied
+/// next to their header, which is cheaper than a second piece of a vectored write.
+pub const ZERO_COPY_BYTES_MIN: usize = 1024;
+/// What the buffer of a value holds besides the value, at most: the ends of its blocks.
+pub const VALUE_OVERHEAD_BYTES: u64 = 8 << 10;
+/// Receive buffer of a new connection.
+pub const RECEIVE_BYTES_MIN: usize = 4 << 10;
+/// Receive buffer of a connection that fills it; it may grow past this for one long `get` line.
+pub const RECEIVE_BYTES_MAX: usize = 64 << 10;
+/// A data block up to this length is stored from the receive buffer; a longer one gets a buffer of
+/// its own, which grows as its bytes arrive.
+pub const INLINE_BODY_BYTES_MAX: usize = 16 << 10;
+/// Step by which such a buffer grows.
+pub const BODY_STEP_BYTES: usize = 64 << 10;
+/// Replies are sent once this much has come together.
+pub const FLUSH_BYTES: usize = 64 << 10;
+/// Bytes of values that one connection may have read and not yet sent, beyond the first value.
+pub const OUTPUT_BYTES_MAX: u64 = 4 << 20;
+/// Smallest limit for items.
+pub const ITEM_SIZE_MIN: u64 = 1 << 10;
+/// Largest limit for items, as in memcached.
+pub const ITEM_SIZE_MAX: u64 = 1 << 30;
+/// The memory budget holds at least this many items of the largest size: a request may need the
+/// old value, the new one, and their sum.
+pub const BUDGET_ITEMS_MIN: u64 = 4;
+
+/// Limits of a server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Connections at the same time; one more is told so and closed. Default 1024.
+    pub connections_max: u32,
+    /// Longest value in bytes. Default 1 MiB.
+    pub item_size_max_bytes: u64,
+    /// Receive buffers, data blocks and values in flight of all connections. Default 256 MiB.
+    pub memory_max_bytes: u64,
+    /// How long a connection may stay silent between two requests; zero: for ever. Default zero.
+    pub idle_timeout: Duration,
+    /// How long a request may take to arrive, and a reply to be taken, without progress worth
+    /// 64 KiB. Default 10 s.
+    pub request_timeout: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            connections_max: 1024,
+            item_size_max_bytes: MIB,
+            memory_max_bytes: 256 * MIB,
+            idle_timeout: Duration::ZERO,
+            request_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Limits {
+    /// Whether the limits can be kept; says in words which cannot.
+    pub fn check(&self) -> Result<(), String> {
+        if self.connections_max == 0 {
+            return Err("connections-max must be at least 1".into());
+        }
+        if !(ITEM_SIZE_MIN..=ITEM_SIZE_MAX).contains(&self.item_size_max_bytes) {
+            return Err("item-size-max must be between 1 KiB and 1 GiB".into());
+        }
+        if self.request_timeout.is_zero() {
+            return Err("request-timeout must be longer than zero".into());
+        }
+        let buffers = u64::from(self.connections_max) * RECEIVE_BYTES_MIN as u64;
+        let least = buffers + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
+        if self.memory_max_bytes < least {
+            return Err(format!(
+                "memory-max must be at least {} KiB: {} connections of {} KiB, and {} items of the largest size",
+                least.div_ceil(KIB),
+                self.connections_max,
+                RECEIVE_BYTES_MIN as u64 / KIB,
+                BUDGET_ITEMS_MIN,
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_can_be_kept() {
+        assert_eq!(Limits::default().check(), Ok(()));
+    }
+
+    #[test]
+    fn each_limit_is_refused_just_past_its_bound() {
+        let base = Limits::default;
+        let least = 1024 * RECEIVE_BYTES_MIN as u64 + 4 * MIB;
+        assert!(Limits { memory_max_bytes: least, ..base() }.check().is_ok());
+        for bad in [
+            Limits { connections_max: 0, ..base() },
+            Limits { item_size_max_bytes: ITEM_SIZE_MIN - 1, ..base() },
+            Limits { item_size_max_bytes: ITEM_SIZE_MAX + 1, memory_max_bytes: u64::MAX, ..base() },
+            Limits { memory_max_bytes: least - 1, ..base() },
+            Limits { request_timeout: Duration::ZERO, ..base() },
+        ] {
+            assert!(bad.check().is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! Where a server listens: addresses as people write them, and sockets bound to them.
+//!
+//! `memcache://HOST:PORT`, where the host is an address or `localhost`, and
+//! `memcache+unix:///absolute/path`. Port 0 lets the system choose.
+//!
+//! # Failure
+//! An address that others on the network can reach is refused unless allowed by name: the protocol
+//! has no authentication. A socket file is replaced only if nobody answers on it.
+
+use esker::{Error, ErrorKind, Result};
+use socket2::{Domain, SockAddr, Socket, Type};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 1024;
+/// Port of memcache.
+pub const PORT: u16 = 11211;
+
+/// An address to listen at.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ListenAddress {
+    /// Over TCP.
+    Tcp(SocketAddr),
+    /// At a socket file.
+    Unix(PathBuf),
+}
+
+impl Default for ListenAddress {
+    fn default() -> Self {
+        ListenAddress::Tcp(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), PORT))
+    }
+}
+
+impl fmt::Display for ListenAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ListenAddress::Tcp(address) => write!(f, "memcache://{address}"),
+            ListenAddress::Unix(path) => write!(f, "memcache+unix://{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for ListenAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let wrong = |why: &str| Error::invalid("parse listen address", format!("{text:?} {why}"));
+        if let Some(path) = text.strip_prefix("memcache+unix://") {
+            return match path.starts_with('/') {
+                true => Ok(ListenAddress::Unix(path.into())),
+                false => Err(wrong("needs an absolute path: memcache+unix:///run/esker.sock")),
+            };
+        }
+        let Some(address) = text.strip_prefix("memcache://") else {
+            return Err(match text.split_once("://") {
+                Some((scheme, _)) => wrong(&format!("names the protocol {scheme:?}, which is not in this version")),
+                None => wrong("needs a protocol: memcache://127.0.0.1:11211"),
+            });
+        };
+        let address = address.strip_suffix('/').unwrap_or(address);
+        let address = match address.strip_prefix("localhost") {
+            Some(port) => format!("127.0.0.1{port}"),
+            None => address.to_owned(),
+        };
+        if let Ok(address) = address.parse::<SocketAddr>() {
+            return Ok(ListenAddress::Tcp(address));
+        }
+        match address.parse::<IpAddr>() {
+            Ok(address) => Ok(ListenAddress::Tcp(SocketAddr::new(address, PORT))),
+            Err(_) => Err(wrong("is no address and port, such as memcache://127.0.0.1:11211")),
+        }
+    }
+}
+
+impl ListenAddress {
+    /// Whether only this machine can reach the address.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match self {
+            ListenAddress::Tcp(address) => address.ip().is_loopback(),
+            ListenAddress::Unix(_) => true,
+        }
+    }
+
+    /// A socket that listens here, and the address with the port that it really has.
+    pub fn bind(&self, allow_remote: bool) -> Result<(OwnedFd, ListenAddress)> {
+        if !allow_remote && !self.is_local() {
+            return Err(Error::invalid(
+                "listen",
+                format!("{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"),
+            ));
+        }
+        let failed = |source| {
+            let error = Error::io("listen", source);
+            let kind = if error.kind() == ErrorKind::InvalidArgument { ErrorKind::Io } else { error.kind() };
+            error.with_kind(kind).context(self.to_string())
+        };
+        let socket = match self {
+            ListenAddress::Tcp(address) => listen_tcp(*address),
+            ListenAddress::Unix(path) => listen_unix(path),
+        }
+        .map_err(failed)?;
+        let bound = match self {
+            ListenAddress::Tcp(_) => {
+                let address = socket.local_addr().map_err(failed)?.as_socket();
+                address.map_or_else(|| self.clone(), ListenAddress::Tcp)
+            }
+            ListenAddress::Unix(_) => self.clone(),
+        };
+        Ok((socket.into(), bound))
+    }
+}
+
+fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+fn listen_unix(path: &Path) -> std::io::Result<Socket> {
+    let address = SockAddr::unix(path)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+        let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+        if probe.connect(&address).is_ok() {
+            return Err(std::io::ErrorKind::AddrInUse.into());
+        }
+        std::fs::remove_file(path)?;
+    }
+    socket.bind(&address)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_they_are_shown() {
+        for text in ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"] {
+            assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
+        }
+        let local: ListenAddress = "memcache://localhost:5".parse().expect("localhost");
+        assert_eq!(local.to_string(), "memcache://127.0.0.1:5");
+        assert_eq!("memcache://127.0.0.1".parse::<ListenAddress>().expect("port"), ListenAddress::default());
+    }
+
+    #[test]
+    fn other_protocols_and_half_addresses_are_refused_in_words() {
+        for (text, words) in [
+            ("127.0.0.1:11211", "needs a protocol"),
+            ("resp://127.0.0.1:6379", "not in this version"),
+            ("memcache://host:1", "no address and port"),
+            ("memcache+unix://relative", "absolute path"),
+        ] {
+            let error = text.parse::<ListenAddress>().expect_err(text).to_string();
+            assert!(error.contains(words), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_address_that_others_reach_is_refused_unless_allowed() {
+        let open: ListenAddress = "memcache://0.0.0.0:0".parse().expect("address");
+        let error = open.bind(false).expect_err("refused");
+        assert!(error.to_string().contains("--allow-remote"), "{error}");
+        assert!(open.bind(true).is_ok());
+    }
+
+    #[test]
+    fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let address = ListenAddress::Unix(folder.path().join("socket"));
+        let first = address.bind(false).expect("bind");
+        assert!(address.bind(false).is_err(), "somebody listens");
+        drop(first);
+        assert!(address.bind(false).is_ok());
+    }
+}

@@ -1,0 +1,159 @@
+//! Replies of one connection that are not sent yet, as one vectored write.
+//!
+//! Short text is collected in one buffer; a value of some size stays in the buffer that the store
+//! read it into and is sent from there. Shares of the memory budget live as long as the values.
+//!
+//! # Invariants
+//! - O1: bytes leave in the order in which they were pushed.
+//! - O2: after an error of the connection nothing more is sent on it.
+
+use crate::budget::Share;
+use esker::Value;
+use std::io::{IoSlice, Write};
+
+/// Most pieces of one write: what the kernel takes (`IOV_MAX`).
+const PIECES_MAX: usize = 1024;
+/// Room for text that is kept between batches.
+const TEXT_BYTES_KEPT: usize = 16 << 10;
+
+enum Piece {
+    /// Up to here in the text.
+    Text(usize),
+    Value(Value, #[expect(dead_code, reason = "held for its memory")] Option<Share>),
+}
+
+/// Replies to be sent.
+#[derive(Default)]
+pub struct Output {
+    text: Vec<u8>,
+    pieces: Vec<Piece>,
+    value_bytes: usize,
+}
+
+impl Output {
+    /// Whether there is nothing to send.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    /// Bytes to send.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.text.len().saturating_add(self.value_bytes)
+    }
+
+    /// Appends text.
+    pub fn push(&mut self, text: &[u8]) {
+        if text.is_empty() {
+            return;
+        }
+        self.text.extend_from_slice(text);
+        self.text_grew();
+    }
+
+    /// Appends text by formatting it.
+    pub fn push_fmt(&mut self, text: std::fmt::Arguments<'_>) {
+        // Writing to a vector cannot fail.
+        let _ = self.text.write_fmt(text);
+        self.text_grew();
+    }
+
+    /// Appends a value without copying it; `share` is given back once it is sent.
+    pub fn push_value(&mut self, value: Value, share: Option<Share>) {
+        self.value_bytes = self.value_bytes.saturating_add(value.len());
+        self.pieces.push(Piece::Value(value, share));
+    }
+
+    fn text_grew(&mut self) {
+        let end = self.text.len();
+        match self.pieces.last_mut() {
+            Some(Piece::Text(last)) => *last = end,
+            _ => self.pieces.push(Piece::Text(end)),
+        }
+    }
+
+    /// Sends everything through `write`, which may take any part of what it is offered, and
+    /// forgets it. Returns the bytes sent.
+    pub fn send(
+        &mut self,
+        mut write: impl FnMut(&[IoSlice<'_>]) -> std::io::Result<usize>,
+    ) -> std::io::Result<usize> {
+        let total = self.len();
+        let mut slices = Vec::with_capacity(self.pieces.len());
+        let mut start = 0;
+        for piece in &self.pieces {
+            slices.push(match piece {
+                Piece::Text(end) => {
+                    let text = self.text.get(start..*end).unwrap_or_default();
+                    start = *end;
+                    IoSlice::new(text)
+                }
+                Piece::Value(value, _) => IoSlice::new(value),
+            });
+        }
+        let mut rest = slices.as_mut_slice();
+        IoSlice::advance_slices(&mut rest, 0);
+        while !rest.is_empty() {
+            let offered = rest.len().min(PIECES_MAX);
+            match write(rest.get(..offered).unwrap_or_default())? {
+                0 => return Err(std::io::ErrorKind::WriteZero.into()),
+                sent => IoSlice::advance_slices(&mut rest, sent),
+            }
+        }
+        self.clear();
+        Ok(total)
+    }
+
+    /// Forgets everything.
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.text.clear();
+        self.text.shrink_to(TEXT_BYTES_KEPT);
+        self.value_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker::{Options, Store};
+
+    fn value(bytes: &[u8]) -> Value {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let store = Store::open(&Options { size_bytes: 64 << 20, ..Options::new(folder.path()) }).expect("open");
+        store.put(b"k", bytes).expect("put");
+        store.get(b"k").expect("get").expect("just put")
+    }
+
+    #[test]
+    fn pieces_leave_in_order_however_little_is_taken_at_a_time() {
+        for step in [1, 2, 3, 1000] {
+            let mut output = Output::default();
+            output.push(b"a");
+            output.push_fmt(format_args!("{}", 12));
+            output.push_value(value(b"value"), None);
+            output.push_value(value(b""), None);
+            output.push(b"\r\n");
+            let mut seen = Vec::new();
+            let sent = output
+                .send(|slices| {
+                    let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+                    let taken = step.min(all.len());
+                    seen.extend_from_slice(&all[..taken]);
+                    Ok(taken)
+                })
+                .expect("never fails");
+            assert_eq!((seen.as_slice(), sent), (b"a12value\r\n".as_slice(), 10));
+            assert!(output.is_empty());
+        }
+    }
+
+    #[test]
+    fn a_connection_that_takes_nothing_is_an_error() {
+        let mut output = Output::default();
+        output.push(b"a");
+        let error = output.send(|_| Ok(0)).expect_err("nothing was taken");
+        assert_eq!(error.kind(), std::io::ErrorKind::WriteZero);
+    }
+}

@@ -1,0 +1,118 @@
+//! The memcache text protocol, as a pure function from bytes to requests.
+//!
+//! A session appends what it received to a buffer and asks [`Parser::next`] for the next request;
+//! the answer names places in that buffer ([`Span`]), so nothing is copied. The data block of a
+//! storage command is not the parser's business: it hands over the length, the session takes that
+//! many bytes and two more.
+//!
+//! Replies and error lines are those of memcached 1.6, byte for byte; `tests/it/differential.rs`
+//! sends the same bytes to both. Where a line leaves open how long its data block is, this parser
+//! is **stricter than memcached on purpose**, because a payload must never run as a command. All
+//! that differs:
+//!
+//! | line | memcached 1.6 | here |
+//! |---|---|---|
+//! | storage command, key over 250 bytes, rest in order | error, payload parsed as commands | error, payload swallowed |
+//! | storage command, other malformed argument or wrong count of arguments | error, payload parsed as commands | error, then the connection is closed |
+//! | fifth argument of `set` (sixth of `cas`) other than `noreply` | ignored | `CLIENT_ERROR`, then closed |
+//! | numbers with a sign (`+5`) or past their type (length 2^32+1) | accepted, wrapped | `CLIENT_ERROR` |
+//! | line over 2,048 bytes, not a `get` | closed, or not, as its bytes happen to arrive | `CLIENT_ERROR line too long`, then closed |
+//! | `get` line without end | read without bound | as above, past 1 MiB |
+//! | `cas` after `touch` or `gat` | the CAS id is still the old one | a new expiry is a new version: `EXISTS` |
+//! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
+//!
+//! # Invariants
+//! - P1: the requests of a byte stream do not depend on how it was cut into pieces.
+//! - P2: no input panics: no indexing, no unchecked arithmetic, no `unwrap`.
+//! - P3: nothing is allocated; work is linear in the bytes received.
+//!
+//! # Concurrency
+//! None: one parser for one connection.
+//!
+//! # Failure
+//! A malformed line is a [`Request::Refused`], which says the reply and how the stream goes on.
+#![forbid(unsafe_code)]
+#![deny(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    clippy::string_slice
+)]
+
+mod command;
+mod number;
+mod parse;
+mod span;
+
+pub use command::{Arithmetic, Refusal, Request, StoreRequest, StoreVerb, Then};
+pub use number::{parse_signed, parse_unsigned, parse_value};
+pub use parse::{Parsed, Parser};
+pub use span::{Span, Tokens};
+
+/// Longest key.
+pub const KEY_BYTES_MAX: usize = 250;
+/// Longest line, without its end, of any command that does not list keys to read.
+pub const LINE_BYTES_MAX: usize = 2048;
+/// Longest line of `get`, `gets`, `gat` and `gats`, without its end.
+pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
+/// Largest length of a data block that counts as a number at all; memcached's, too.
+pub const DATA_BYTES_MAX: u64 = i32::MAX as u64 - 2;
+/// What ends a line and a data block.
+pub const CRLF: &[u8] = b"\r\n";
+
+/// Lines that a server answers, each with its end.
+pub mod line {
+    /// No such command, or not that many arguments.
+    pub const ERROR: &[u8] = b"ERROR\r\n";
+    /// An argument is malformed.
+    pub const BAD_FORMAT: &[u8] = b"CLIENT_ERROR bad command line format\r\n";
+    /// Malformed arguments of `delete`.
+    pub const BAD_DELETE: &[u8] =
+        b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n";
+    /// The data block is not followed by an end of line.
+    pub const BAD_CHUNK: &[u8] = b"CLIENT_ERROR bad data chunk\r\n";
+    /// Malformed time of `touch`, `gat` and `flush_all`.
+    pub const BAD_EXPTIME: &[u8] = b"CLIENT_ERROR invalid exptime argument\r\n";
+    /// Malformed step of `incr` and `decr`.
+    pub const BAD_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta argument\r\n";
+    /// `incr` or `decr` of something else than a number.
+    pub const NOT_A_NUMBER: &[u8] =
+        b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n";
+    /// `stats detail` without its argument.
+    pub const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
+    /// `stats cachedump`.
+    pub const NO_CACHEDUMP: &[u8] = b"CLIENT_ERROR stats cachedump not allowed\r\n";
+    /// A line longer than any command is.
+    pub const TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
+    /// An item above the limit.
+    pub const TOO_LARGE: &[u8] = b"SERVER_ERROR object too large for cache\r\n";
+    /// No room: on media or in the memory budget.
+    pub const NO_MEMORY: &[u8] = b"SERVER_ERROR out of memory storing object\r\n";
+    /// No room in the memory budget to read a value.
+    pub const NO_MEMORY_GET: &[u8] = b"SERVER_ERROR out of memory writing get response\r\n";
+    /// The last connection that fits is there already.
+    pub const TOO_MANY: &[u8] = b"ERROR Too many open connections\r\n";
+    /// Stored.
+    pub const STORED: &[u8] = b"STORED\r\n";
+    /// The condition of `add`, `replace`, `append` or `prepend` does not hold.
+    pub const NOT_STORED: &[u8] = b"NOT_STORED\r\n";
+    /// `cas` of a value that somebody else changed.
+    pub const EXISTS: &[u8] = b"EXISTS\r\n";
+    /// No such key.
+    pub const NOT_FOUND: &[u8] = b"NOT_FOUND\r\n";
+    /// Deleted.
+    pub const DELETED: &[u8] = b"DELETED\r\n";
+    /// New time set.
+    pub const TOUCHED: &[u8] = b"TOUCHED\r\n";
+    /// End of values or of statistics.
+    pub const END: &[u8] = b"END\r\n";
+    /// Done.
+    pub const OK: &[u8] = b"OK\r\n";
+    /// Counters are zero again.
+    pub const RESET: &[u8] = b"RESET\r\n";
+}
+
+#[cfg(test)]
+mod tests;

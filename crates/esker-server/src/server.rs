@@ -1,0 +1,216 @@
+//! A server: its listeners, and the life of its connections up to their sessions.
+//!
+//! One accept task for each listener, on core 0; each connection goes to the next core in turn and
+//! stays there.
+//!
+//! # Invariants
+//! - V1: at most `connections_max` sessions exist; whoever comes beyond is told so and closed.
+//! - V2: after [`Server::stop`] nobody is accepted, and a session ends once everything it received
+//!   is answered.
+//!
+//! # Failure
+//! What accepting can run out of (descriptors, memory) is waited out; existing sessions go on.
+
+use crate::counters::Counter;
+use crate::limits::{Limits, RECEIVE_BYTES_MIN};
+use crate::listen::ListenAddress;
+use crate::protocol::line;
+use crate::session::Session;
+use crate::shared::Shared;
+use crate::transport::Connection;
+use esker::{Error, Result, Store};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::CoreId;
+use esker_trt::net::{Listener, Stream};
+use esker_trt::{RemoteJoin, Runtime};
+use parking_lot::Mutex;
+use std::io::ErrorKind as IoErrorKind;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often an accept task looks whether it should stop.
+const ACCEPT_SLICE: Duration = Duration::from_millis(200);
+/// How long accepting rests when the system has run out of something.
+const ACCEPT_REST: Duration = Duration::from_millis(50);
+/// How often a delayed `flush_all` is looked for.
+const FLUSH_SLICE: Duration = Duration::from_millis(250);
+/// How often [`Server::stop`] looks whether everything is answered.
+const STOP_SLICE: Duration = Duration::from_millis(2);
+
+/// What a server is asked for.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Where to listen.
+    pub listen: Vec<ListenAddress>,
+    /// Whether addresses that other machines can reach are permitted.
+    pub allow_remote: bool,
+    /// Limits.
+    pub limits: Limits,
+    /// Time.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        ServerConfig {
+            listen: vec![ListenAddress::default()],
+            allow_remote: false,
+            limits: Limits::default(),
+            clock: Arc::new(SystemClock),
+        }
+    }
+}
+
+/// A running server. Dropping it stops accepting; [`Server::stop`] also waits.
+#[derive(Debug)]
+pub struct Server {
+    shared: Arc<Shared>,
+    tasks: Mutex<Vec<RemoteJoin<()>>>,
+}
+
+impl Server {
+    /// Listens at every address of `config` and serves `store` on the cores of `runtime`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for limits that cannot be kept, or an address that is not permitted; the
+    /// kernel's for one that cannot be bound.
+    pub fn start(runtime: &Arc<Runtime>, store: Store, config: ServerConfig) -> Result<Server> {
+        let ServerConfig { listen, allow_remote, limits, clock } = config;
+        limits.check().map_err(|words| Error::invalid("start server", words))?;
+        let value_max = store.value_size_max_bytes() as u64;
+        if limits.item_size_max_bytes > value_max {
+            let words = format!("item-size-max is above what this store takes: {value_max} bytes");
+            return Err(Error::invalid("start server", words));
+        }
+        let mut listeners = Vec::new();
+        let mut addresses = Vec::new();
+        for address in listen {
+            let (fd, bound) = address.bind(allow_remote)?;
+            let listener = Listener::from_fd(fd).map_err(|source| Error::io("listen", source))?;
+            listeners.push(listener);
+            addresses.push(bound);
+        }
+        let shared = Arc::new(Shared::new(store, clock, limits, runtime.cores(), addresses));
+        let turn = Arc::new(AtomicUsize::new(0));
+        let mut tasks = Vec::new();
+        for listener in listeners {
+            let acceptor =
+                Acceptor { shared: shared.clone(), runtime: Arc::downgrade(runtime), turn: turn.clone() };
+            tasks.push(runtime.spawn_on(CoreId(0), move || acceptor.run(&listener)));
+        }
+        let flusher = shared.clone();
+        tasks.push(runtime.spawn_on(CoreId(0), move || {
+            while !flusher.is_stopping() && esker_trt::sleep_cancellable(FLUSH_SLICE).is_ok() {
+                flusher.flush_if_due();
+            }
+        }));
+        Ok(Server { shared, tasks: Mutex::new(tasks) })
+    }
+
+    /// Where the server listens, with the ports that it really has.
+    #[must_use]
+    pub fn addresses(&self) -> &[ListenAddress] {
+        &self.shared.addresses
+    }
+
+    /// Connections that are open.
+    #[must_use]
+    pub fn connections(&self) -> u32 {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Stops accepting, and waits until every request that was received is answered, at most
+    /// `limit`. Says whether that was so. Connections without a request stay until the run-time
+    /// shuts down.
+    pub fn stop(&self, limit: Duration) -> bool {
+        self.shared.stop();
+        let clock = SystemClock;
+        let end = clock.monotonic().saturating_add(limit);
+        for task in self.tasks.lock().drain(..) {
+            // Both kinds of task look at the flag; a failure means that they have ended.
+            let _ = task.join();
+        }
+        while self.shared.counters.busy() > 0 {
+            if clock.monotonic() >= end {
+                return false;
+            }
+            esker_trt::sleep(STOP_SLICE);
+        }
+        true
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.stop();
+    }
+}
+
+/// The place of one connection among all (V1).
+struct Place(Arc<Shared>);
+
+impl Place {
+    fn take(shared: &Arc<Shared>) -> Option<Place> {
+        let max = shared.limits.connections_max;
+        let taken = shared.connections.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
+            (count < max).then(|| count.saturating_add(1))
+        });
+        taken.is_ok().then(|| Place(shared.clone()))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.connections.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Accepts connections of one listener.
+struct Acceptor {
+    shared: Arc<Shared>,
+    runtime: Weak<Runtime>,
+    turn: Arc<AtomicUsize>,
+}
+
+impl Acceptor {
+    fn run(&self, listener: &Listener) {
+        while !self.shared.is_stopping() {
+            listener.set_deadline(Some(ACCEPT_SLICE));
+            match listener.accept() {
+                Ok(_) if self.shared.is_stopping() => return,
+                Ok(stream) => self.welcome(stream),
+                Err(error) if error.kind() == IoErrorKind::TimedOut => {}
+                Err(error) if error.kind() == IoErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == IoErrorKind::Interrupted => return,
+                Err(error) => {
+                    tracing::warn!("accept failed: {error}");
+                    if esker_trt::sleep_cancellable(ACCEPT_REST).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Gives a connection to the next core, or turns it away.
+    fn welcome(&self, stream: Stream) {
+        let Some(place) = Place::take(&self.shared) else {
+            self.shared.counters.shard(0).add(Counter::RejectedConnections, 1);
+            stream.set_deadline(Some(Duration::ZERO));
+            // It may be gone already.
+            let _ = stream.write(line::TOO_MANY);
+            return;
+        };
+        let Some(runtime) = self.runtime.upgrade() else { return };
+        let core = self.turn.fetch_add(1, Ordering::Relaxed) % runtime.cores().max(1);
+        let shared = self.shared.clone();
+        shared.counters.shard(0).add(Counter::TotalConnections, 1);
+        // Nobody joins a session: it ends with its connection, and a panic ends only it.
+        let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
+            let _place = place;
+            let share = shared.budget.take(RECEIVE_BYTES_MIN as u64);
+            Session::new(shared, core, Connection::new(stream), share).run();
+        });
+    }
+}

@@ -1,0 +1,39 @@
+//! A connection as a session sees it: a stream of the run-time, each call with its own time limit.
+
+use esker_trt::net::Stream;
+use std::io::{IoSlice, Result};
+use std::time::Duration;
+
+/// One connection.
+#[derive(Debug)]
+pub(crate) struct Connection(Stream);
+
+impl Connection {
+    /// Takes over an accepted stream. Replies are whole, so they are sent without delay; a client
+    /// that vanished is noticed in the end.
+    pub(crate) fn new(stream: Stream) -> Connection {
+        if let Ok(fd) = stream.as_fd() {
+            let socket = socket2::SockRef::from(&fd);
+            // Neither exists on a Unix socket, and nothing depends on them.
+            let _ = socket.set_tcp_nodelay(true);
+            let _ = socket.set_keepalive(true);
+        }
+        Connection(stream)
+    }
+
+    /// Reads what is there; 0 at the end of the stream.
+    pub(crate) fn read(&mut self, into: &mut [u8], timeout: Option<Duration>) -> Result<usize> {
+        self.0.set_deadline(timeout);
+        self.0.read(into)
+    }
+
+    /// Writes what fits.
+    pub(crate) fn write_vectored(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        timeout: Option<Duration>,
+    ) -> Result<usize> {
+        self.0.set_deadline(timeout);
+        self.0.write_vectored(slices)
+    }
+}

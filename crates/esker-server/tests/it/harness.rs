@@ -1,0 +1,127 @@
+//! A server of its own for each test, and a client that speaks bytes.
+
+use esker::{Durability, Options, Store};
+use esker_server::{Limits, ListenAddress, Server, ServerConfig};
+use esker_trt::{Config, Runtime};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Longer than anything in these tests takes; a test that waits so long has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// What a client asks for to learn that everything before is answered.
+const MARK: &[u8] = b"set ~mark~ 0 0 6\r\n~done~\r\nget ~mark~\r\n";
+const MARK_REPLY: &[u8] = b"STORED\r\nVALUE ~mark~ 0 6\r\n~done~\r\nEND\r\n";
+
+pub(crate) struct TestServer {
+    pub(crate) server: Server,
+    pub(crate) store: Store,
+    pub(crate) runtime: Arc<Runtime>,
+    _folder: TempDir,
+}
+
+impl TestServer {
+    pub(crate) fn start() -> TestServer {
+        TestServer::with(|_| {})
+    }
+
+    pub(crate) fn with_limits(limits: Limits) -> TestServer {
+        TestServer::with(|config| config.limits = limits)
+    }
+
+    pub(crate) fn with(change: impl FnOnce(&mut ServerConfig)) -> TestServer {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
+        let runtime = Arc::new(runtime);
+        let any = "memcache://127.0.0.1:0".parse().expect("address");
+        let mut config = ServerConfig { listen: vec![any], ..ServerConfig::default() };
+        change(&mut config);
+        let mut options = Options::new(folder.path().join("data"));
+        options.size_bytes = 256 << 20;
+        options.clock = config.clock.clone();
+        options.durability = Durability::None;
+        let store = Store::open(&options).expect("store");
+        let server = Server::start(&runtime, store.clone(), config).expect("server");
+        TestServer { server, store, runtime, _folder: folder }
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        match &self.server.addresses()[0] {
+            ListenAddress::Tcp(address) => *address,
+            ListenAddress::Unix(_) => panic!("the first listener is TCP"),
+        }
+    }
+
+    pub(crate) fn client(&self) -> Client {
+        Client::connect(self.address())
+    }
+}
+
+pub(crate) struct Client(pub(crate) TcpStream);
+
+impl Client {
+    pub(crate) fn connect(address: SocketAddr) -> Client {
+        let stream = TcpStream::connect(address).expect("connect");
+        stream.set_read_timeout(Some(PATIENCE)).expect("timeout");
+        stream.set_nodelay(true).expect("nodelay");
+        Client(stream)
+    }
+
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        // A server that closes early makes this fail; what it said is in the replies.
+        let _ = self.0.write_all(bytes);
+    }
+
+    /// Receives exactly `expected`.
+    #[track_caller]
+    pub(crate) fn expect(&mut self, expected: &[u8]) {
+        let mut seen = Vec::new();
+        let mut byte = [0; 4096];
+        while seen.len() < expected.len() {
+            let most = (expected.len() - seen.len()).min(byte.len());
+            match self.0.read(&mut byte[..most]) {
+                Ok(0) => break,
+                Ok(count) => seen.extend_from_slice(&byte[..count]),
+                Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&seen)),
+            }
+        }
+        assert_eq!(String::from_utf8_lossy(&seen), String::from_utf8_lossy(expected));
+    }
+
+    /// Everything the server says to `bytes`, and whether it then closed.
+    pub(crate) fn say(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        self.send(bytes);
+        self.send(MARK);
+        let mut seen = Vec::new();
+        let mut block = [0; 65_536];
+        loop {
+            match self.0.read(&mut block) {
+                Ok(0) => return (seen, true),
+                Ok(count) => seen.extend_from_slice(&block[..count]),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return (seen, true),
+                Err(error) => panic!("after {:?}: {error}", String::from_utf8_lossy(&seen)),
+            }
+            if let Some(before) = seen.strip_suffix(MARK_REPLY) {
+                return (before.to_vec(), false);
+            }
+        }
+    }
+
+    /// Sends `bytes`; the server answers exactly `expected`, and goes on.
+    #[track_caller]
+    pub(crate) fn chat(&mut self, bytes: &[u8], expected: &str) {
+        let (reply, closed) = self.say(bytes);
+        assert_eq!(String::from_utf8_lossy(&reply), expected, "to {:?}", String::from_utf8_lossy(bytes));
+        assert!(!closed, "closed after {:?}", String::from_utf8_lossy(bytes));
+    }
+
+    /// Sends `bytes`; the server answers exactly `expected`, and closes.
+    #[track_caller]
+    pub(crate) fn last_words(&mut self, bytes: &[u8], expected: &str) {
+        let (reply, closed) = self.say(bytes);
+        assert_eq!(String::from_utf8_lossy(&reply), expected, "to {:?}", String::from_utf8_lossy(bytes));
+        assert!(closed, "still open after {:?}", String::from_utf8_lossy(bytes));
+    }
+}
