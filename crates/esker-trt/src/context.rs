@@ -13,6 +13,7 @@
 
 use crate::core::Core;
 use crate::task::Task;
+use corosensei::Yielder;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
@@ -50,28 +51,56 @@ impl Drop for Entered {
 
 /// Suspends the running task until it is woken or `limit` passes. False: no task runs here.
 pub(crate) fn park_task(why: &'static str, limit: Option<Duration>) -> bool {
-    let Some(parked) = with_task(|core, task| core.prepare_park(task, why, limit)) else {
-        return false;
-    };
-    if parked {
-        suspend();
+    let yielder =
+        with_task(|core, task| core.prepare_park(task, why, limit).then(|| task.yielder.get()));
+    let Some(yielder) = yielder else { return false };
+    if let Some(yielder) = yielder {
+        suspend(yielder);
         with_task(|_, task| task.unparked());
     }
     true
 }
 
+/// Suspends the running task until the completion of its disk request was delivered, and takes it.
+/// `None`: no task runs here.
+pub(crate) fn park_for_completion(why: &'static str) -> Option<i32> {
+    loop {
+        let step = with_task(|core, task| match task.io_result.take() {
+            Some(result) => {
+                task.unparked();
+                Ok(result)
+            }
+            None => {
+                // A left-over token must not be mistaken for the completion: look again.
+                let parks = core.prepare_park(task, why, None);
+                Err(if parks { task.yielder.get() } else { std::ptr::null() })
+            }
+        });
+        match step? {
+            Ok(result) => return Some(result),
+            Err(yielder) => suspend(yielder),
+        }
+    }
+}
+
 /// Lets the other ready tasks of the core run first. False: no task runs here.
 pub(crate) fn yield_task() -> bool {
-    let in_task = with_task(|core, task| core.prepare_yield(task)).is_some();
-    if in_task {
-        suspend();
+    let yielder = with_task(|core, task| {
+        core.prepare_yield(task);
+        task.yielder.get()
+    });
+    let in_task = yielder.is_some();
+    if let Some(yielder) = yielder {
+        suspend(yielder);
     }
     in_task
 }
 
-fn suspend() {
-    let yielder = with_task(|_, task| task.yielder.get());
-    let Some(yielder) = yielder.filter(|yielder| !yielder.is_null()) else { return };
+/// Switches to the scheduler. `yielder` is the running task's, or null for no switch.
+fn suspend(yielder: *const Yielder<(), ()>) {
+    if yielder.is_null() {
+        return;
+    }
     // SAFETY: the running task's own yielder, alive because its body has not returned (S1).
     let yielder = unsafe { &*yielder };
     yielder.suspend(());

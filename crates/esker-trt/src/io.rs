@@ -123,19 +123,9 @@ fn transfer(request: IoRequest) -> Result<usize> {
 
 /// Suspends the running task until the completion of its request was delivered (S1).
 pub(crate) fn wait_for_completion(why: &'static str) -> i32 {
-    loop {
-        let result = context::with_task(|_, task| {
-            let result = task.io_result.take();
-            if result.is_some() {
-                task.io_pending.set(false);
-            }
-            result
-        });
-        if let Some(result) = result.flatten() {
-            return result;
-        }
-        context::park_task(why, None);
-    }
+    // Only called by the task whose request was taken. Returning, or unwinding, without the
+    // completion would free memory that the kernel may still write to.
+    context::park_for_completion(why).unwrap_or_else(|| std::process::abort())
 }
 
 #[cfg(test)]

@@ -158,7 +158,6 @@ fn post(work: Work) -> bool {
     context::with_task(|core, task| {
         let Some(helpers) = core.helpers() else { return false };
         task.io_result.set(None);
-        task.io_pending.set(true);
         let mailbox = Arc::clone(core.mailbox());
         helpers.post(Job { work, mailbox, task: task.id.index });
         true

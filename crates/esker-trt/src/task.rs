@@ -49,7 +49,6 @@ pub(crate) struct Task {
     pub(crate) notified: Cell<bool>,
     /// The completion of the one disk request that a task can have in flight.
     pub(crate) io_result: Cell<Option<i32>>,
-    pub(crate) io_pending: Cell<bool>,
     pub(crate) deadline_ns: Cell<u64>,
     pub(crate) armed_ns: Cell<u64>,
     /// What a parked task waits for, for reports.
@@ -73,7 +72,6 @@ impl Task {
             state: Cell::new(TaskState::Ready),
             notified: Cell::new(false),
             io_result: Cell::new(None),
-            io_pending: Cell::new(false),
             deadline_ns: Cell::new(NEVER),
             armed_ns: Cell::new(NEVER),
             waits_for: Cell::new("start"),

@@ -25,7 +25,7 @@
 #![expect(unsafe_code, reason = "system calls without a safe wrapper, and the kernel's ring")]
 
 use crate::driver::epoll::Epoll;
-use crate::driver::{Deadline, Event, IoKind, IoRequest, Wait};
+use crate::driver::{Event, IoKind, IoRequest, Wait, left_until};
 use crate::wake::Mailbox;
 use rustix::event::Timespec;
 use std::io;
@@ -88,7 +88,7 @@ pub(crate) struct Aio {
     ring: *const RingHeader,
     epoll: Epoll,
     timer: OwnedFd,
-    /// What the timer was last set to.
+    /// What the timer is set to.
     timer_ns: u64,
     unsubmitted: Vec<Request>,
     pointers: Vec<*const Request>,
@@ -108,7 +108,7 @@ impl Aio {
         }
         // SAFETY: a new descriptor that nobody else owns.
         let timer = unsafe { OwnedFd::from_raw_fd(timer) };
-        epoll.watch_quietly(timer.as_fd())?;
+        epoll.watch_timer(timer.as_fd())?;
         let mut context: libc::c_ulong = 0;
         let depth = libc::c_long::from(queue_depth) + 1;
         // SAFETY: `context` is zero, as the call requires, and ours to fill.
@@ -220,16 +220,22 @@ impl Aio {
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.submit(events)?;
         self.reap(events);
-        if let Wait::Until(deadline) = wait
+        if let Wait::Until(at_ns) = wait
             && events.is_empty()
             && !self.epoll_fired
-            && self.arm_timer(deadline)?
         {
-            self.wait(events)?;
+            if self.arm_timer(at_ns)? {
+                self.wait(events)?;
+            } else {
+                events.push(Event::Timer);
+            }
         }
         if self.epoll_fired {
             self.epoll_fired = false;
             self.epoll.take(Some(&Timespec::default()), events)?;
+            if events.iter().any(|event| matches!(event, Event::Timer)) {
+                self.timer_ns = u64::MAX;
+            }
             self.arm_epoll();
         }
         Ok(())
@@ -277,14 +283,14 @@ impl Aio {
     ///
     /// A time limit of the wait itself would be set up and torn down for every disk request; this
     /// timer is only touched when the next deadline is earlier than the last one asked for.
-    fn arm_timer(&mut self, deadline: Option<Deadline>) -> io::Result<bool> {
-        let Some(Deadline { at_ns, left }) = deadline else { return Ok(true) };
-        let left_ns = u64::try_from(left.as_nanos()).unwrap_or(u64::MAX);
-        let fired = self.timer_ns <= at_ns.saturating_sub(left_ns);
-        if left.is_zero() {
-            return Ok(false);
-        }
-        if fired || at_ns < self.timer_ns {
+    fn arm_timer(&mut self, at_ns: Option<u64>) -> io::Result<bool> {
+        if let Some(at_ns) = at_ns
+            && at_ns < self.timer_ns
+        {
+            let left = left_until(at_ns);
+            if left.is_zero() {
+                return Ok(false);
+            }
             let once = libc::timespec { tv_sec: 0, tv_nsec: 0 };
             let value = libc::timespec {
                 tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),

@@ -4,7 +4,7 @@
 //! - I1: the mailbox's eventfd is watched edge-triggered: every write is one event, so it is never
 //!   read.
 
-use crate::driver::{Event, Wait, pack, unpack};
+use crate::driver::{Event, Wait, left_until, pack, unpack};
 use crate::sockets::{Readiness, SocketKey};
 use crate::wake::Mailbox;
 use rustix::event::{Timespec, epoll};
@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
 const TAG_SOCKET: u8 = 1;
 const TAG_MAIL: u8 = 2;
+const TAG_TIMER: u8 = 3;
 const EVENTS_MAX: usize = 256;
 /// A busy core asks epoll once in so many rounds: the call costs as much as several tasks.
 const BUSY_ROUNDS: u32 = 4;
@@ -30,14 +31,18 @@ impl Epoll {
         let buffer = Vec::with_capacity(EVENTS_MAX);
         let epoll = Epoll { epoll, buffer, skipped: 0, watched: 0 };
         if let Some(eventfd) = &mailbox.eventfd {
-            epoll.watch_quietly(eventfd.as_fd())?;
+            epoll.watch(eventfd.as_fd(), TAG_MAIL)?;
         }
         Ok(epoll)
     }
 
-    /// Also ends a wait when `fd` becomes ready; the event itself is not reported.
-    pub(crate) fn watch_quietly(&self, fd: BorrowedFd<'_>) -> io::Result<()> {
-        let data = epoll::EventData::new_u64(u64::from(TAG_MAIL) << 56);
+    /// Reports `Event::Timer` when `timer` fires.
+    pub(crate) fn watch_timer(&self, timer: BorrowedFd<'_>) -> io::Result<()> {
+        self.watch(timer, TAG_TIMER)
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>, tag: u8) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(u64::from(tag) << 56);
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?)
     }
 
@@ -71,10 +76,14 @@ impl Epoll {
                 }
                 Some(Timespec::default())
             }
-            Wait::Until(deadline) => deadline.map(|deadline| {
-                Timespec::try_from(deadline.left)
-                    .unwrap_or(Timespec { tv_sec: i64::from(u32::MAX), tv_nsec: 0 })
-            }),
+            Wait::Until(at_ns) => {
+                // The wait may end by the time, which is no event of epoll.
+                events.extend(at_ns.map(|_| Event::Timer));
+                at_ns.map(|at_ns| {
+                    Timespec::try_from(left_until(at_ns))
+                        .unwrap_or(Timespec { tv_sec: i64::from(u32::MAX), tv_nsec: 0 })
+                })
+            }
         };
         self.take(timeout.as_ref(), events)
     }
@@ -98,6 +107,8 @@ impl Epoll {
             if tag == TAG_SOCKET {
                 let bits = flags.bits();
                 events.push(Event::Socket { key, readiness: readiness(bits), ended: false });
+            } else if tag == TAG_TIMER {
+                events.push(Event::Timer);
             }
         }
         Ok(())

@@ -17,6 +17,7 @@ pub(crate) mod uring;
 use crate::config::{Config, Facility};
 use crate::sockets::{Readiness, SocketKey};
 use crate::wake::Mailbox;
+use esker_base::clock::{Clock, SystemClock};
 use std::io;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -44,6 +45,8 @@ pub(crate) struct IoRequest {
 pub(crate) enum Event {
     /// The disk request of a task has completed: bytes, or a negated error number.
     Io { task: u32, result: i32 },
+    /// A deadline may have passed.
+    Timer,
     /// A socket became ready. `ended`: the watch is over and must be set again.
     Socket { key: SocketKey, readiness: Readiness, ended: bool },
 }
@@ -52,17 +55,13 @@ pub(crate) enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     No,
-    /// Until an event, a post to the mailbox, or the time.
-    Until(Option<Deadline>),
+    /// Until an event, a post to the mailbox, or the time on the system's monotonic clock.
+    Until(Option<u64>),
 }
 
-/// A point in time, both ways.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Deadline {
-    /// On the monotonic clock.
-    pub(crate) at_ns: u64,
-    /// From now.
-    pub(crate) left: Duration,
+/// How long it is until a time on the system's monotonic clock.
+fn left_until(at_ns: u64) -> Duration {
+    Duration::from_nanos(at_ns).saturating_sub(SystemClock.monotonic())
 }
 
 /// The driver of one core.

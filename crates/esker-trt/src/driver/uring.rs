@@ -16,12 +16,13 @@
 //! completed with the kernel's error.
 #![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
 
-use crate::driver::{Deadline, Event, IoKind, IoRequest, Wait, epoll, pack, unpack};
+use crate::driver::{Event, IoKind, IoRequest, Wait, epoll, left_until, pack, unpack};
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::ptr;
 
 const TAG_IO: u8 = 1;
 const TAG_SOCKET: u8 = 2;
@@ -37,6 +38,8 @@ pub(crate) struct Uring {
     /// Entries pushed since the last `io_uring_enter`.
     unsubmitted: u32,
     words: &'static str,
+    /// The ring as `io_uring_enter` is told of it, and the flag that says how.
+    enter_as: (RawFd, u32),
     /// Timeout requests in flight, the earliest last.
     timers: Vec<Timer>,
     timer_sequence: u32,
@@ -63,8 +66,10 @@ impl Uring {
             return Err(io::Error::other("kernel drops completions when the queue is full"));
         }
         let eventfd = mailbox.eventfd.as_ref().map(AsRawFd::as_raw_fd);
+        let enter_as = register_ring(&ring);
         let mut uring = Uring {
             ring,
+            enter_as,
             eventfd,
             unsubmitted: 0,
             words,
@@ -156,40 +161,46 @@ impl Uring {
     ///
     /// A time limit of the wait itself would be set up and torn down for every disk request; a
     /// timeout request stands until it fires, and a new one is made only for an earlier deadline.
-    fn arm_timer(&mut self, deadline: Deadline) {
-        if self.timers.last().is_some_and(|timer| timer.at_ns <= deadline.at_ns) {
+    fn arm_timer(&mut self, at_ns: u64) {
+        if self.timers.last().is_some_and(|timer| timer.at_ns <= at_ns) {
             return;
         }
         self.timer_sequence = self.timer_sequence.wrapping_add(1);
-        *self.timer_limit = types::Timespec::from(deadline.left);
+        *self.timer_limit = types::Timespec::from(left_until(at_ns));
         let entry = opcode::Timeout::new(&raw const *self.timer_limit).build();
         let sequence = self.timer_sequence;
-        self.timers.push(Timer { at_ns: deadline.at_ns, sequence });
+        self.timers.push(Timer { at_ns, sequence });
         self.push(&entry.user_data(u64::from(TAG_TIMER) << 56 | u64::from(sequence)));
     }
 
     /// `io_uring_enter`: submits everything, runs deferred work, waits for `min_complete`.
     fn enter(&mut self, min_complete: u32) -> io::Result<()> {
-        let submitter = self.ring.submitter();
-        let to_submit = self.unsubmitted;
-        // SAFETY: plain arguments, no extended argument.
+        let (ring, flags) = self.enter_as;
+        let nothing: *const libc::c_void = ptr::null();
+        // SAFETY: our own ring, and no extended argument.
         let result = unsafe {
-            submitter.enter::<libc::sigset_t>(to_submit, min_complete, ENTER_GETEVENTS, None)
+            libc::syscall(
+                libc::SYS_io_uring_enter,
+                ring,
+                self.unsubmitted,
+                min_complete,
+                flags | ENTER_GETEVENTS,
+                nothing,
+                0_usize,
+            )
         };
-        match result {
-            Ok(submitted) => {
-                let submitted = u32::try_from(submitted).unwrap_or(u32::MAX);
-                self.unsubmitted = self.unsubmitted.saturating_sub(submitted);
+        if let Ok(submitted) = u32::try_from(result) {
+            self.unsubmitted = self.unsubmitted.saturating_sub(submitted);
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // A signal; or the completion queue, or memory, is short for now: reap first.
+            Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => {
+                self.unsubmitted = self.pending();
                 Ok(())
             }
-            Err(error) => match error.raw_os_error() {
-                // A signal; or the completion queue, or memory, is short for now: reap first.
-                Some(libc::EINTR | libc::EBUSY | libc::EAGAIN) => {
-                    self.unsubmitted = self.pending();
-                    Ok(())
-                }
-                _ => Err(error),
-            },
+            _ => Err(error),
         }
     }
 
@@ -199,9 +210,9 @@ impl Uring {
 
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         match wait {
-            Wait::Until(deadline) if self.ring.completion().is_empty() => {
-                if let Some(deadline) = deadline {
-                    self.arm_timer(deadline);
+            Wait::Until(at_ns) if self.ring.completion().is_empty() => {
+                if let Some(at_ns) = at_ns {
+                    self.arm_timer(at_ns);
                 }
                 self.enter(1)?;
             }
@@ -234,7 +245,10 @@ impl Uring {
                     let readiness = epoll::readiness(bits);
                     events.push(Event::Socket { key, readiness, ended });
                 }
-                TAG_TIMER => self.timers.retain(|timer| timer.sequence != key.generation),
+                TAG_TIMER => {
+                    self.timers.retain(|timer| timer.sequence != key.generation);
+                    events.push(Event::Timer);
+                }
                 TAG_MAIL => mailbox_ended |= !cqueue::more(completion.flags()),
                 _ => {}
             }
@@ -254,6 +268,32 @@ fn single(vectors: *const libc::iovec) -> (*mut u8, u32) {
 
 /// The most that Linux moves in one call; more is a short transfer.
 const IO_BYTES_MAX: u32 = 0x7fff_f000;
+
+/// Has the kernel keep the ring's file at hand for this thread, which saves every call the look-up
+/// of a descriptor; an older kernel refuses.
+fn register_ring(ring: &IoUring) -> (RawFd, u32) {
+    const REGISTER_RING_FDS: libc::c_uint = 20;
+    const ENTER_REGISTERED_RING: u32 = 1 << 4;
+    /// The kernel's `struct io_uring_rsrc_update`.
+    #[repr(C)]
+    struct Update {
+        offset: u32,
+        reserved: u32,
+        data: u64,
+    }
+    let fd = ring.as_raw_fd();
+    let data = u64::try_from(fd).unwrap_or(u64::MAX);
+    let mut update = Update { offset: u32::MAX, reserved: 0, data };
+    let arguments = &raw mut update;
+    // SAFETY: one update, ours to fill, for the length of the call.
+    let registered = unsafe {
+        libc::syscall(libc::SYS_io_uring_register, fd, REGISTER_RING_FDS, arguments, 1_u32)
+    };
+    match i32::try_from(update.offset) {
+        Ok(index) if registered == 1 => (index, ENTER_REGISTERED_RING),
+        _ => (fd, 0),
+    }
+}
 
 fn build_ring(queue_depth: u32) -> io::Result<(IoUring, &'static str)> {
     let mut builder = IoUring::builder();

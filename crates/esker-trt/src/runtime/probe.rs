@@ -5,7 +5,7 @@
 //! answer in time the thread is left behind and the facility refused.
 
 use crate::config::{Config, Facility};
-use crate::driver::{Deadline, Driver, Event, IoKind, IoRequest, Wait};
+use crate::driver::{Driver, Event, IoKind, IoRequest, Wait};
 use crate::wake::Mailbox;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
@@ -58,10 +58,13 @@ fn try_read(facility: Facility, config: &Config) -> io::Result<()> {
     let end = SystemClock.monotonic() + config.probe_limit;
     let mut events = Vec::new();
     while SystemClock.monotonic() < end {
-        let left = end.saturating_sub(SystemClock.monotonic());
-        let at_ns = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
-        driver.poll(Wait::Until(Some(Deadline { at_ns, left })), &mut events)?;
-        if let Some(Event::Io { result, .. }) = events.pop() {
+        let end_ns = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);
+        driver.poll(Wait::Until(Some(end_ns)), &mut events)?;
+        let answer = events.drain(..).find_map(|event| match event {
+            Event::Io { result, .. } => Some(result),
+            _ => None,
+        });
+        if let Some(result) = answer {
             let expected = i32::try_from(BYTES.len()).unwrap_or(0);
             let read_back = vectors.first().is_some_and(|vector| **vector == *BYTES);
             return match result {
