@@ -15,8 +15,8 @@
 //! - B1 to B4 of [`crate::block`].
 //!
 //! # Concurrency
-//! Any number of calls at once from tasks and threads. No lock is held across a system call; the
-//! turns of I3 are handed over through gates.
+//! Any number of calls at once from tasks and threads. The only lock, that of I3, is one that tasks
+//! may hold across a suspension.
 //!
 //! # Failure
 //! A short transfer is resumed; `EINTR` is repeated; anything else fails the call. A failed write
@@ -26,6 +26,7 @@ use crate::block::{AtomicCounters, BlockDevice, BlockGeometry, Counters, total_l
 use crate::buffer::BufferPool;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_trt::io::{self, WriteMode};
+use esker_trt::sync::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
@@ -36,10 +37,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 mod discard;
 pub mod durability;
 pub(crate) mod open;
-mod turns;
 
 pub use durability::{Backing, CacheMode, DurableWrites};
-use turns::Turns;
 
 /// Whether the page cache is bypassed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,7 +110,8 @@ pub struct FileDevice {
     dsync_works: AtomicBool,
     /// Set by the first failed flush (I1).
     failed: AtomicBool,
-    turns: Turns,
+    /// Held by the flush or durable write in progress, in buffered mode (I3).
+    turns: Mutex<()>,
     counters: AtomicCounters,
     pool: BufferPool,
 }
@@ -150,7 +150,7 @@ impl FileDevice {
             durable_writes,
             dsync_works: AtomicBool::new(true),
             failed: AtomicBool::new(false),
-            turns: Turns::default(),
+            turns: Mutex::new(()),
             counters: AtomicCounters::default(),
             pool,
         })
@@ -287,12 +287,22 @@ impl FileDevice {
             return self.write_pieces(offset, bufs, mode);
         }
         let mut left = usize::try_from(total_length(bufs)).unwrap_or(usize::MAX);
-        let mut source = bufs.iter().flat_map(|buf| buf.iter().copied());
+        let mut sources = bufs.iter();
+        let mut source: &[u8] = &[];
         let mut at = offset;
         while left > 0 {
             let mut bounce = self.pool.get(left.min(BOUNCE_SIZE_BYTES_MAX));
-            for (to, from) in bounce.iter_mut().zip(source.by_ref()) {
-                *to = from;
+            let mut space = &mut bounce[..];
+            while !space.is_empty() {
+                if source.is_empty() {
+                    source = sources.next().map_or(&[], |buf| buf);
+                    continue;
+                }
+                let count = source.len().min(space.len());
+                let (from, from_rest) = source.split_at(count);
+                let (to, to_rest) = space.split_at_mut(count);
+                to.copy_from_slice(from);
+                (source, space) = (from_rest, to_rest);
             }
             self.write_pieces(at, &[IoSlice::new(&bounce)], mode)?;
             at += bounce.len() as u64;
@@ -304,7 +314,7 @@ impl FileDevice {
     /// `fdatasync`; the first failure closes the device for good (I1).
     fn sync(&self) -> Result<()> {
         const OPERATION: &str = "flush device";
-        let _turn = (!self.is_direct()).then(|| self.turns.take());
+        let _turn = (!self.is_direct()).then(|| self.turns.lock());
         self.check_not_failed(OPERATION)?;
         self.counters.flush();
         let result = loop {
@@ -327,7 +337,7 @@ impl FileDevice {
         {
             return None;
         }
-        let _turn = (!self.is_direct()).then(|| self.turns.take());
+        let _turn = (!self.is_direct()).then(|| self.turns.lock());
         if let Err(error) = self.check_not_failed("write device durably") {
             return Some(Err(error));
         }
@@ -386,6 +396,7 @@ impl BlockDevice for FileDevice {
             self.geometry,
             self.is_direct(),
             self.durable_writes,
+            self.options.punch_holes,
         )
     }
 

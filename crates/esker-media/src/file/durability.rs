@@ -118,6 +118,7 @@ pub(super) fn report(
     geometry: BlockGeometry,
     direct: bool,
     durable_writes: DurableWrites,
+    punch_holes: bool,
 ) -> String {
     let mut text = String::new();
     let disk = backing.disk.as_deref().unwrap_or("unknown");
@@ -153,6 +154,11 @@ pub(super) fn report(
     text.push_str(match durable_writes {
         DurableWrites::Dsync => "single durable writes use RWF_DSYNC",
         DurableWrites::WriteThenSync => "single durable writes use a write and fdatasync",
+    });
+    text.push_str(match (backing.is_raw_device, punch_holes) {
+        (true, _) => "; the device is told of discards",
+        (false, true) => "; discards punch holes",
+        (false, false) => "; discards keep the space reserved",
     });
     text
 }

@@ -201,6 +201,88 @@ fn flushes_and_durable_writes_from_many_threads_take_turns() {
     assert_eq!(device.counters().flushes, 80);
 }
 
+#[test]
+fn tasks_of_the_runtime_read_and_write_through_it() {
+    let (_folder, path) = folder();
+    for direct in [Direct::Prefer, Direct::Never] {
+        let options = OpenOptions { direct, ..create(4 << 20) };
+        let device = std::sync::Arc::new(FileDevice::open(&path, options).unwrap());
+        let runtime = esker_trt::Runtime::start(esker_trt::Config::default()).unwrap();
+        let tasks: Vec<_> = (0..16_u64)
+            .map(|index| {
+                let device = std::sync::Arc::clone(&device);
+                runtime.spawn(move || {
+                    let pool = BufferPool::default();
+                    for round in 0..20 {
+                        let data = pool.copy_of(&pattern(8192, index << 8 | round));
+                        let pieces = [IoSlice::new(&data)];
+                        if round % 2 == 0 {
+                            device.write_durable_at(DURABLE, index * 8192, &pieces)?;
+                        } else {
+                            device.write_at(WRITE, index * 8192, &pieces)?;
+                            device.flush(FLUSH)?;
+                        }
+                        let mut back = pool.get(8192);
+                        device.read_at(READ, index * 8192, &mut back)?;
+                        assert!(back[..] == data[..], "task {index} round {round}");
+                    }
+                    Ok::<(), Error>(())
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.join().unwrap().unwrap();
+        }
+        runtime.shutdown().unwrap();
+    }
+}
+
+/// A loop device over a file, detached at the end; `None` where that is not allowed.
+struct LoopDevice(PathBuf);
+
+impl LoopDevice {
+    fn new(file: &Path) -> Option<LoopDevice> {
+        let command = ["--find", "--show"];
+        let output = std::process::Command::new("losetup").args(command).arg(file).output().ok()?;
+        let name = String::from_utf8(output.stdout).ok()?;
+        output.status.success().then(|| LoopDevice(PathBuf::from(name.trim())))
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").arg("-d").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_raw_device_is_claimed_written_and_told_of_discards() {
+    let (_folder, path) = folder();
+    drop(FileDevice::open(&path, create(4 << 20)).unwrap());
+    let Some(raw) = LoopDevice::new(&path) else {
+        eprintln!("skipped: loop devices are not allowed here");
+        return;
+    };
+    let device = FileDevice::open(&raw.0, OpenOptions::default()).unwrap();
+    assert!(device.backing().is_raw_device && device.geometry().size_bytes == 4 << 20);
+    let error = FileDevice::open(&raw.0, OpenOptions::default()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Locked);
+    let data = pattern(64 << 10, 1);
+    device.write_durable_at(DURABLE, 1 << 20, &[IoSlice::new(&data)]).unwrap();
+    let mut back = vec![0; 64 << 10];
+    device.read_at(READ, 1 << 20, &mut back).unwrap();
+    assert!(back == data);
+    device.discard(WRITE, 1 << 20, 64 << 10).unwrap();
+    device.prepare(WRITE, 1 << 20, 64 << 10).unwrap();
+    device.read_at(READ, 1 << 20, &mut back).unwrap();
+    assert!(back == data || back.iter().all(|byte| *byte == 0), "old bytes or zeros");
+    assert!(device.report().starts_with("raw device"), "{}", device.report());
+    let size = Some(8 << 20);
+    drop(device);
+    let larger = OpenOptions { create_size_bytes: size, ..OpenOptions::default() };
+    assert_eq!(FileDevice::open(&raw.0, larger).unwrap_err().kind(), ErrorKind::NoSpace);
+}
+
 /// A folder on a tmpfs of `size`, unmounted at the end; `None` where mounting is not allowed.
 struct SmallDisk(tempfile::TempDir);
 
