@@ -37,10 +37,11 @@ pub(crate) fn run() -> Result<()> {
     let sources = sources()?;
     let mut complaints = Vec::new();
     complaints.extend(arrows::complaints(root())?);
+    let helpers = assertions::helpers(&sources);
     for source in &sources {
         complaints.extend(header(source));
         complaints.extend(size(source));
-        complaints.extend(assertions::complaints(source));
+        complaints.extend(assertions::complaints(source, &helpers));
         complaints.extend(words::complaints(source));
     }
     complaints.extend(words::unused_sites(&sources));

@@ -172,6 +172,7 @@ macro_rules! sites {
 }
 
 #[cfg(test)]
+#[allow(unreachable_pub, reason = "the table's visibility is the macro's")]
 mod tests {
     use super::*;
 

@@ -5,6 +5,13 @@
 //!
 //! `PATH` is a new file (created, measured and removed), or a raw device, whose content is lost
 //! and which therefore needs `--destroy`.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, Result, Site, SiteKind};

@@ -58,7 +58,9 @@ impl FromStr for ListenAddress {
         }
         let Some(address) = text.strip_prefix("memcache://") else {
             return Err(match text.split_once("://") {
-                Some((scheme, _)) => wrong(&format!("names the protocol {scheme:?}, which is not in this version")),
+                Some((scheme, _)) => {
+                    wrong(&format!("names the protocol {scheme:?}, which is not in this version"))
+                }
                 None => wrong("needs a protocol: memcache://127.0.0.1:11211"),
             });
         };
@@ -92,12 +94,18 @@ impl ListenAddress {
         if !allow_remote && !self.is_local() {
             return Err(Error::invalid(
                 "listen",
-                format!("{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"),
+                format!(
+                    "{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
+                ),
             ));
         }
         let failed = |source| {
             let error = Error::io("listen", source);
-            let kind = if error.kind() == ErrorKind::InvalidArgument { ErrorKind::Io } else { error.kind() };
+            let kind = if error.kind() == ErrorKind::InvalidArgument {
+                ErrorKind::Io
+            } else {
+                error.kind()
+            };
             error.with_kind(kind).context(self.to_string())
         };
         let socket = match self {
@@ -146,12 +154,17 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_they_are_shown() {
-        for text in ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"] {
+        for text in
+            ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"]
+        {
             assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
         }
         let local: ListenAddress = "memcache://localhost:5".parse().expect("localhost");
         assert_eq!(local.to_string(), "memcache://127.0.0.1:5");
-        assert_eq!("memcache://127.0.0.1".parse::<ListenAddress>().expect("port"), ListenAddress::default());
+        assert_eq!(
+            "memcache://127.0.0.1".parse::<ListenAddress>().expect("port"),
+            ListenAddress::default()
+        );
     }
 
     #[test]

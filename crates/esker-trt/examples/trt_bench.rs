@@ -10,6 +10,13 @@
 //! pinned core. `fio` does the same and runs fio with the same facility, depth, block size and
 //! processor in turns with it, and prints medians and ratios. Both sides take the time of every
 //! request; fio's AIO engine reaps completions in user space, as TRT does.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;

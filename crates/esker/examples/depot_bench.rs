@@ -2,6 +2,13 @@
 //!
 //! Prints ratios of one run: 64 clients beside one client on the same store, device bytes beside
 //! user bytes, device reads beside GETs. Run it with `cargo xtask bench depot`.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 use clap::Parser;
 use esker::{Durability, Options, Store};

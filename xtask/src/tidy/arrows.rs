@@ -60,18 +60,22 @@ fn found(root: &Path) -> Result<(Edges, Edges)> {
         .output()
         .context("cargo metadata")?;
     let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
-    let packages = metadata["packages"].as_array().context("cargo metadata has no packages")?;
-    let names: BTreeSet<&str> = packages.iter().filter_map(|p| p["name"].as_str()).collect();
+    let packages = metadata
+        .get("packages")
+        .and_then(Value::as_array)
+        .context("cargo metadata has no packages")?;
+    let names: BTreeSet<&str> =
+        packages.iter().filter_map(|package| text(package, "name")).collect();
     let (mut inside, mut outside) = (Edges::new(), Edges::new());
     for package in packages {
-        let name = package["name"].as_str().unwrap_or_default().to_owned();
-        let dependencies = package["dependencies"].as_array().map_or(&[][..], Vec::as_slice);
+        let name = text(package, "name").unwrap_or_default().to_owned();
+        let dependencies =
+            package.get("dependencies").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         for dependency in dependencies {
-            let kind = dependency["kind"].as_str().unwrap_or("normal");
-            let conditional = dependency["target"]
-                .as_str()
+            let kind = text(dependency, "kind").unwrap_or("normal");
+            let conditional = text(dependency, "target")
                 .is_some_and(|t| t.contains("loom") || t.contains("shuttle"));
-            let target = dependency["name"].as_str().unwrap_or_default();
+            let target = text(dependency, "name").unwrap_or_default();
             if kind != "normal" || conditional {
                 continue;
             }
@@ -81,4 +85,8 @@ fn found(root: &Path) -> Result<(Edges, Edges)> {
         inside.entry(name).or_default();
     }
     Ok((inside, outside))
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> Option<&'a str> {
+    value.get(field)?.as_str()
 }

@@ -1,3 +1,5 @@
+//! Buffers: alignment, recycling, budgets.
+
 use super::*;
 
 #[test]

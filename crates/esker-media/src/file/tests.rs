@@ -1,3 +1,5 @@
+//! Files and raw devices: round trips, locks, limits, durability, what a full file system does.
+
 use super::*;
 use esker_base::SiteKind;
 use std::path::PathBuf;

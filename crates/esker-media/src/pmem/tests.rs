@@ -1,3 +1,5 @@
+//! Persistent memory on real files: modes, bounds, counters, lost pages.
+
 use super::*;
 use esker_base::{ErrorKind, SiteKind};
 use std::path::{Path, PathBuf};

@@ -11,9 +11,13 @@ fn values_come_back_with_their_flags() {
     let mut client = server.client();
     client.chat(b"set a 7 0 5\r\nhello\r\n", "STORED\r\n");
     client.chat(b"get a\r\n", "VALUE a 7 5\r\nhello\r\nEND\r\n");
-    client.chat(b"get nope a nope a\r\n", "VALUE a 7 5\r\nhello\r\nVALUE a 7 5\r\nhello\r\nEND\r\n");
+    client
+        .chat(b"get nope a nope a\r\n", "VALUE a 7 5\r\nhello\r\nVALUE a 7 5\r\nhello\r\nEND\r\n");
     client.chat(b"set e 0 0 0\r\n\r\nget e\r\n", "STORED\r\nVALUE e 0 0\r\n\r\nEND\r\n");
-    client.chat(b"set b 0 0 4\r\n\r\n\r\n\r\nget b\r\n", "STORED\r\nVALUE b 0 4\r\n\r\n\r\n\r\nEND\r\n");
+    client.chat(
+        b"set b 0 0 4\r\n\r\n\r\n\r\nget b\r\n",
+        "STORED\r\nVALUE b 0 4\r\n\r\n\r\n\r\nEND\r\n",
+    );
 }
 
 #[test]
@@ -48,7 +52,10 @@ fn numbers_go_up_and_wrap_and_go_down_and_stop() {
     let mut client = server.client();
     client.chat(b"set n 3 0 2\r\n10\r\nincr n 5\r\ndecr n 6\r\n", "STORED\r\n15\r\n9\r\n");
     client.chat(b"get n\r\n", "VALUE n 3 2\r\n9 \r\nEND\r\n");
-    client.chat(b"incr n 1\r\ndecr n 100\r\nincr n 18446744073709551615\r\nincr n 1\r\n", "10\r\n0\r\n18446744073709551615\r\n0\r\n");
+    client.chat(
+        b"incr n 1\r\ndecr n 100\r\nincr n 18446744073709551615\r\nincr n 1\r\n",
+        "10\r\n0\r\n18446744073709551615\r\n0\r\n",
+    );
     client.chat(b"incr nope 1\r\n", "NOT_FOUND\r\n");
     client.chat(
         b"set t 0 0 1\r\nx\r\nincr t 1\r\n",
@@ -63,7 +70,10 @@ fn clients_that_want_no_reply_get_none_not_even_of_errors() {
     let long = format!("set {} 0 0 2 noreply\r\nxx\r\n", "k".repeat(251));
     client.chat(b"set k 0 0 1 noreply\r\n5\r\nincr k 1 noreply\r\ntouch k 0 noreply\r\n", "");
     client.chat(b"get k\r\n", "VALUE k 0 1\r\n6\r\nEND\r\n");
-    client.chat(b"delete k noreply\r\ndelete k x noreply\r\nincr k x noreply\r\nverbosity 1 noreply\r\n", "");
+    client.chat(
+        b"delete k noreply\r\ndelete k x noreply\r\nincr k x noreply\r\nverbosity 1 noreply\r\n",
+        "",
+    );
     client.chat(b"set k 0 0 3 noreply\r\nabc__", "");
     client.chat(long.as_bytes(), "");
     client.chat(b"flush_all noreply\r\nflush_all x noreply\r\nget k\r\n", "END\r\n");
@@ -73,7 +83,10 @@ fn clients_that_want_no_reply_get_none_not_even_of_errors() {
 fn a_malformed_data_block_is_told_and_the_stream_resumes_behind_its_length() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set k 0 0 3\r\nabcdefg\r\nversion\r\n", &format!("CLIENT_ERROR bad data chunk\r\nERROR\r\nVERSION {}\r\n", esker_server::VERSION));
+    client.chat(
+        b"set k 0 0 3\r\nabcdefg\r\nversion\r\n",
+        &format!("CLIENT_ERROR bad data chunk\r\nERROR\r\nVERSION {}\r\n", esker_server::VERSION),
+    );
     client.chat(b"get k\r\n", "END\r\n");
 }
 
@@ -94,7 +107,10 @@ fn lines_that_leave_the_length_open_end_the_connection() {
     ] {
         server.store.put(b"victim", b"1").expect("put");
         server.client().last_words(format!("{line}\r\ndelete victim\r\n").as_bytes(), words);
-        assert!(server.store.get(b"victim").expect("get").is_some(), "a payload ran as a command: {line}");
+        assert!(
+            server.store.get(b"victim").expect("get").is_some(),
+            "a payload ran as a command: {line}"
+        );
     }
 }
 
@@ -103,7 +119,10 @@ fn flush_all_leaves_nothing() {
     let server = TestServer::start();
     let mut client = server.client();
     client.chat(b"set a 0 0 1\r\n1\r\nflush_all\r\nget a\r\n", "STORED\r\nOK\r\nEND\r\n");
-    client.chat(b"set a 0 0 1\r\n1\r\nflush_all 1000\r\nget a\r\n", "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+    client.chat(
+        b"set a 0 0 1\r\n1\r\nflush_all 1000\r\nget a\r\n",
+        "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n",
+    );
     client.chat(b"flush_all -1\r\nget a\r\n", "OK\r\nEND\r\n");
 }
 
@@ -112,7 +131,10 @@ fn a_delayed_flush_takes_place_when_its_time_has_come() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
     let server = TestServer::with(|config| config.clock = clock.clone());
     let mut client = server.client();
-    client.chat(b"set a 0 0 1\r\n1\r\nflush_all 10\r\nget a\r\n", "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n");
+    client.chat(
+        b"set a 0 0 1\r\n1\r\nflush_all 10\r\nget a\r\n",
+        "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n",
+    );
     clock.advance(Duration::from_secs(10));
     for _ in 0..1000 {
         if client.say(b"get a\r\n").0 == b"END\r\n" {
@@ -143,31 +165,71 @@ fn a_negative_time_is_over_at_once() {
     let server = TestServer::start();
     let mut client = server.client();
     client.chat(b"set k 0 -1 1\r\n1\r\nget k\r\n", "STORED\r\nEND\r\n");
-    client.chat(b"set k 0 0 1\r\n1\r\ngat -1 k\r\nget k\r\n", "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\nEND\r\n");
-    client.chat(b"set k 0 -1 1\r\n1\r\nreplace k 0 0 1\r\n1\r\ndelete k\r\n", "STORED\r\nNOT_STORED\r\nNOT_FOUND\r\n");
-    client.chat(b"set k 0 -1 1\r\n1\r\nadd k 0 0 1\r\n2\r\nget k\r\n", "STORED\r\nSTORED\r\nVALUE k 0 1\r\n2\r\nEND\r\n");
+    client.chat(
+        b"set k 0 0 1\r\n1\r\ngat -1 k\r\nget k\r\n",
+        "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\nEND\r\n",
+    );
+    client.chat(
+        b"set k 0 -1 1\r\n1\r\nreplace k 0 0 1\r\n1\r\ndelete k\r\n",
+        "STORED\r\nNOT_STORED\r\nNOT_FOUND\r\n",
+    );
+    client.chat(
+        b"set k 0 -1 1\r\n1\r\nadd k 0 0 1\r\n2\r\nget k\r\n",
+        "STORED\r\nSTORED\r\nVALUE k 0 1\r\n2\r\nEND\r\n",
+    );
 }
 
 #[test]
 fn statistics_have_the_names_that_exporters_read() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set a 0 0 1\r\n1\r\nget a b\r\ndelete a\r\n", "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\nDELETED\r\n");
+    client.chat(
+        b"set a 0 0 1\r\n1\r\nget a b\r\ndelete a\r\n",
+        "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\nDELETED\r\n",
+    );
     let figures = |client: &mut crate::harness::Client, command: &str| {
         let (reply, _) = client.say(command.as_bytes());
         let reply = String::from_utf8(reply).expect("text");
         assert!(reply.ends_with("END\r\n"), "{reply}");
-        reply.lines().filter_map(|line| {
-            let (name, value) = line.strip_prefix("STAT ")?.split_once(' ')?;
-            Some((name.to_owned(), value.to_owned()))
-        }).collect::<std::collections::BTreeMap<_, _>>()
+        reply
+            .lines()
+            .filter_map(|line| {
+                let (name, value) = line.strip_prefix("STAT ")?.split_once(' ')?;
+                Some((name.to_owned(), value.to_owned()))
+            })
+            .collect::<std::collections::BTreeMap<_, _>>()
     };
     let stats = figures(&mut client, "stats\r\n");
     for name in [
-        "pid", "uptime", "time", "version", "pointer_size", "curr_items", "total_items", "bytes", "curr_connections",
-        "total_connections", "cmd_get", "cmd_set", "cmd_flush", "cmd_touch", "get_hits", "get_misses", "delete_hits",
-        "delete_misses", "incr_hits", "decr_misses", "cas_badval", "touch_hits", "limit_maxbytes", "threads",
-        "bytes_read", "bytes_written", "evictions", "max_connections", "accepting_conns",
+        "pid",
+        "uptime",
+        "time",
+        "version",
+        "pointer_size",
+        "curr_items",
+        "total_items",
+        "bytes",
+        "curr_connections",
+        "total_connections",
+        "cmd_get",
+        "cmd_set",
+        "cmd_flush",
+        "cmd_touch",
+        "get_hits",
+        "get_misses",
+        "delete_hits",
+        "delete_misses",
+        "incr_hits",
+        "decr_misses",
+        "cas_badval",
+        "touch_hits",
+        "limit_maxbytes",
+        "threads",
+        "bytes_read",
+        "bytes_written",
+        "evictions",
+        "max_connections",
+        "accepting_conns",
     ] {
         assert!(stats.contains_key(name), "{name} is missing");
     }

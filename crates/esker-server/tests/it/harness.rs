@@ -113,7 +113,12 @@ impl Client {
     #[track_caller]
     pub(crate) fn chat(&mut self, bytes: &[u8], expected: &str) {
         let (reply, closed) = self.say(bytes);
-        assert_eq!(String::from_utf8_lossy(&reply), expected, "to {:?}", String::from_utf8_lossy(bytes));
+        assert_eq!(
+            String::from_utf8_lossy(&reply),
+            expected,
+            "to {:?}",
+            String::from_utf8_lossy(bytes)
+        );
         assert!(!closed, "closed after {:?}", String::from_utf8_lossy(bytes));
     }
 
@@ -121,7 +126,12 @@ impl Client {
     #[track_caller]
     pub(crate) fn last_words(&mut self, bytes: &[u8], expected: &str) {
         let (reply, closed) = self.say(bytes);
-        assert_eq!(String::from_utf8_lossy(&reply), expected, "to {:?}", String::from_utf8_lossy(bytes));
+        assert_eq!(
+            String::from_utf8_lossy(&reply),
+            expected,
+            "to {:?}",
+            String::from_utf8_lossy(bytes)
+        );
         assert!(closed, "still open after {:?}", String::from_utf8_lossy(bytes));
     }
 }

@@ -19,10 +19,16 @@ fn an_item_at_the_limit_is_stored_and_one_byte_more_is_swallowed() {
     client.chat(b"get k\r\n", &format!("VALUE k 0 100000\r\n{fits}\r\nEND\r\n"));
     client.chat(b"append k 0 0 1\r\nx\r\n", "NOT_STORED\r\n");
     let refused = "SERVER_ERROR object too large for cache\r\n";
-    client.chat(format!("add k 0 0 100001\r\n{large}\r\nversion\r\n").as_bytes(), &format!("{refused}{}", version()));
+    client.chat(
+        format!("add k 0 0 100001\r\n{large}\r\nversion\r\n").as_bytes(),
+        &format!("{refused}{}", version()),
+    );
     client.chat(b"get nope\r\n", "END\r\n");
     assert!(server.store.get(b"k").expect("get").is_some(), "add leaves what is there");
-    client.chat(format!("set k 0 0 100001\r\n{large}\r\nget k\r\n").as_bytes(), &format!("{refused}END\r\n"));
+    client.chat(
+        format!("set k 0 0 100001\r\n{large}\r\nget k\r\n").as_bytes(),
+        &format!("{refused}END\r\n"),
+    );
     client.chat(format!("set k 0 0 100001 noreply\r\n{large}\r\n").as_bytes(), "");
 }
 
@@ -41,8 +47,16 @@ fn the_payload_of_a_refused_item_is_never_a_command() {
 
 #[test]
 fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
-    let server = TestServer::with_limits(Limits { request_timeout: Duration::from_millis(300), ..Limits::default() });
-    for partial in [&b"ge"[..], b"set k 0 0 10\r\nabc", b"set k 0 0 100000\r\nabc", b"set k 0 0 10000000\r\nabc"] {
+    let server = TestServer::with_limits(Limits {
+        request_timeout: Duration::from_millis(300),
+        ..Limits::default()
+    });
+    for partial in [
+        &b"ge"[..],
+        b"set k 0 0 10\r\nabc",
+        b"set k 0 0 100000\r\nabc",
+        b"set k 0 0 10000000\r\nabc",
+    ] {
         let mut client = server.client();
         client.send(partial);
         let mut rest = Vec::new();
@@ -68,7 +82,10 @@ fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
 
 #[test]
 fn a_client_that_is_busy_for_longer_than_a_request_may_take_is_not_cut_off() {
-    let server = TestServer::with_limits(Limits { request_timeout: Duration::from_millis(200), ..Limits::default() });
+    let server = TestServer::with_limits(Limits {
+        request_timeout: Duration::from_millis(200),
+        ..Limits::default()
+    });
     let mut client = server.client();
     client.send(b"get a\r\nge");
     for _ in 0..30 {
@@ -115,10 +132,16 @@ fn one_connection_too_many_is_told_so_and_the_others_are_served() {
 
 #[test]
 fn clients_that_never_read_do_not_stop_the_others() {
-    let limits = Limits { memory_max_bytes: 16 << 20, request_timeout: Duration::from_secs(1), ..Limits::default() };
+    let limits = Limits {
+        memory_max_bytes: 16 << 20,
+        request_timeout: Duration::from_secs(1),
+        ..Limits::default()
+    };
     let server = TestServer::with_limits(limits);
     let value = "v".repeat(1 << 20);
-    server.client().chat(format!("set big 0 0 {}\r\n{value}\r\n", value.len()).as_bytes(), "STORED\r\n");
+    server
+        .client()
+        .chat(format!("set big 0 0 {}\r\n{value}\r\n", value.len()).as_bytes(), "STORED\r\n");
     let greedy: Vec<Client> = (0..10)
         .map(|_| {
             let mut client = server.client();
@@ -127,7 +150,10 @@ fn clients_that_never_read_do_not_stop_the_others() {
         })
         .collect();
     for round in 0..20 {
-        server.client().chat(format!("set k 0 0 2\r\n{round:02}\r\nget k\r\n").as_bytes(), &format!("STORED\r\nVALUE k 0 2\r\n{round:02}\r\nEND\r\n"));
+        server.client().chat(
+            format!("set k 0 0 2\r\n{round:02}\r\nget k\r\n").as_bytes(),
+            &format!("STORED\r\nVALUE k 0 2\r\n{round:02}\r\nEND\r\n"),
+        );
     }
     // They are cut off when their time is over.
     while server.server.connections() > 0 {
@@ -166,7 +192,8 @@ fn bodies_beyond_the_memory_budget_are_refused_and_swallowed() {
     }
     assert!(replies.iter().any(|reply| reply == "SERVER_E"), "{replies:?}");
     assert!(replies.iter().any(|reply| reply == "STORED\r\n"), "{replies:?}");
-    let mut refused = holders.swap_remove(replies.iter().position(|reply| reply == "SERVER_E").expect("one"));
+    let mut refused =
+        holders.swap_remove(replies.iter().position(|reply| reply == "SERVER_E").expect("one"));
     refused.expect(b"RROR out of memory storing object\r\n");
     refused.chat(b"version\r\n", &version());
 }

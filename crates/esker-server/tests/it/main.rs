@@ -1,4 +1,11 @@
 //! The server over real sockets on the loopback network.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 mod commands;
 mod differential;

@@ -40,7 +40,11 @@ fn replies_do_not_depend_on_how_requests_are_cut() {
         let mut client = server.client();
         client.send(b"flush_all noreply\r\n");
         // The first bytes one cut at a time, then anywhere.
-        let cuts = if round < 40 { vec![head * round / 40 + 1] } else { (0..8).map(|_| rng.index(head + 50_000)).collect() };
+        let cuts = if round < 40 {
+            vec![head * round / 40 + 1]
+        } else {
+            (0..8).map(|_| rng.index(head + 50_000)).collect()
+        };
         let mut cuts: Vec<usize> = cuts;
         cuts.sort_unstable();
         let mut from = 0;
@@ -76,9 +80,12 @@ fn many_pipelined_requests_are_answered_in_order() {
     let (mut requests, mut replies) = (String::new(), String::new());
     for index in 0..5_000 {
         let key = index % 100;
-        requests.push_str(&format!("set k{key} 0 0 4\r\n{index:04}\r\nget k{key} k{}\r\n", (key + 1) % 100));
+        requests.push_str(&format!(
+            "set k{key} 0 0 4\r\n{index:04}\r\nget k{key} k{}\r\n",
+            (key + 1) % 100
+        ));
         replies.push_str(&format!("STORED\r\nVALUE k{key} 0 4\r\n{index:04}\r\n"));
-        let other = if key == 99 { index - 99 } else { index - 99 };
+        let other = index - 99;
         if index >= 99 {
             replies.push_str(&format!("VALUE k{} 0 4\r\n{other:04}\r\n", (key + 1) % 100));
         }

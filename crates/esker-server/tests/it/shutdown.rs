@@ -1,9 +1,9 @@
 //! The end of a server.
 
 use crate::harness::TestServer;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::io::{Read, Write};
 use std::time::Duration;
 
 #[test]

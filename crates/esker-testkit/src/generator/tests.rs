@@ -1,3 +1,5 @@
+//! Operations follow their seed, their odds and their limits.
+
 use super::*;
 use std::collections::BTreeSet;
 

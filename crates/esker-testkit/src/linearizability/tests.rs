@@ -1,3 +1,5 @@
+//! The checker accepts what some order explains and nothing else.
+
 use super::*;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;

@@ -1,3 +1,5 @@
+//! The oracle allows what was promised and nothing else.
+
 use super::*;
 
 fn entry(number: u8) -> Entry {

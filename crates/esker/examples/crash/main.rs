@@ -3,6 +3,13 @@
 //! Seeds are explored in order until the wanted number of distinct states is reached; the closing
 //! lines say which, so that the next run can go on behind them. Every figure goes into a ledger, if
 //! one is named.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 mod scenarios;
 mod subject;
@@ -169,6 +176,7 @@ fn ledger_line(report: &Report, first: u64, end: u64, seconds: f64) -> String {
 }
 
 fn append(path: &std::path::Path, line: &str) -> std::io::Result<()> {
+    #[expect(clippy::disallowed_methods, reason = "a report, not a medium")]
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
     writeln!(file, "{line}")
 }

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 const SIZE: u64 = 8192 + 12 * SEGMENT_SIZE;
 type Verdict = std::result::Result<(), String>;
+type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [(&str, fn() -> Verdict); 10] = [
+    let scenarios: [Scenario; 10] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),

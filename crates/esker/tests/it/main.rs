@@ -1,4 +1,11 @@
 //! Tests of the store from outside, on simulated devices and on files.
+#![allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests and measurements fail by panicking"
+)]
 
 mod basics;
 mod damage;

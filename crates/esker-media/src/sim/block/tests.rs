@@ -1,3 +1,5 @@
+//! The simulated block device: what reads see, what faults do.
+
 use super::*;
 use crate::sim::Trigger;
 use esker_base::SiteKind;

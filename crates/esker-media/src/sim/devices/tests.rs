@@ -1,3 +1,5 @@
+//! Several devices that lose power together.
+
 use super::*;
 use crate::block::BlockDevice;
 use esker_base::{Site, SiteKind};

@@ -1,3 +1,5 @@
+//! Fault plans hit the calls that they name.
+
 use super::*;
 
 fn hits(plan: &mut FaultPlan, calls: &[Call]) -> Vec<Option<FaultKind>> {

@@ -1,3 +1,5 @@
+//! Images share pages and differ where they were written.
+
 use super::*;
 
 #[test]

@@ -1,3 +1,5 @@
+//! Simulated persistent memory: what flushes and fences make durable.
+
 use super::*;
 use crate::sim::Trigger;
 use esker_base::SiteKind;

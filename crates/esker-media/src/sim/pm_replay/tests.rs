@@ -1,3 +1,5 @@
+//! Crash states of persistent memory, enumerated and by chance.
+
 use super::*;
 use crate::pmem::Pmem;
 use crate::sim::{SimPm, SimPmOptions};

@@ -1,3 +1,5 @@
+//! Crash states of a block device, enumerated and by chance.
+
 use super::*;
 use crate::block::BlockDevice;
 use crate::sim::{SimBlock, SimBlockOptions};
