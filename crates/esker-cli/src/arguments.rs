@@ -170,7 +170,9 @@ impl ServeArguments {
             ("idle-timeout", &self.idle_timeout),
             ("request-timeout", &self.request_timeout),
         ];
-        given.extend(single.into_iter().filter_map(|(name, text)| Some((name, vec![text.clone()?]))));
+        given.extend(
+            single.into_iter().filter_map(|(name, text)| Some((name, vec![text.clone()?]))),
+        );
         given
     }
 }

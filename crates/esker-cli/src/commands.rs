@@ -29,7 +29,12 @@ pub(crate) fn get(data: &Data, key: &OsStr) -> Result<Done, Failure> {
 }
 
 /// `esker put`.
-pub(crate) fn put(data: &Data, size: Size, key: &OsStr, value: Option<OsString>) -> Result<Done, Failure> {
+pub(crate) fn put(
+    data: &Data,
+    size: Size,
+    key: &OsStr,
+    value: Option<OsString>,
+) -> Result<Done, Failure> {
     let value = match value {
         Some(value) => value.into_vec(),
         None => {
@@ -56,7 +61,11 @@ pub(crate) fn delete(data: &Data, key: &OsStr) -> Result<Done, Failure> {
 }
 
 /// `esker scan`.
-pub(crate) fn scan(data: &Data, prefix: Option<&OsStr>, limit: Option<usize>) -> Result<Done, Failure> {
+pub(crate) fn scan(
+    data: &Data,
+    prefix: Option<&OsStr>,
+    limit: Option<usize>,
+) -> Result<Done, Failure> {
     let store = open(data)?;
     let prefix = prefix.map(OsStr::as_bytes).unwrap_or_default();
     let mut left = limit.unwrap_or(usize::MAX);
@@ -97,8 +106,15 @@ pub(crate) fn check(data: &Data) -> Result<Done, Failure> {
     for problem in &report.problems {
         say(format!("problem: {problem}"))?;
     }
-    say(format!("{} records in {} batches, {} bytes read", report.records, report.batches, report.bytes))?;
-    say(if report.is_sound() { "sound".into() } else { format!("{} problems", report.problems.len()) })?;
+    say(format!(
+        "{} records in {} batches, {} bytes read",
+        report.records, report.batches, report.bytes
+    ))?;
+    say(if report.is_sound() {
+        "sound".into()
+    } else {
+        format!("{} problems", report.problems.len())
+    })?;
     store.close()?;
     Ok(if report.is_sound() { Done::Yes } else { Done::No })
 }

@@ -35,19 +35,39 @@ const fn setting(name: &'static str, default: &'static str, words: &'static str)
 }
 
 const SETTINGS: &[Setting] = &[
-    setting("listen", r#"["memcache://127.0.0.1:11211"]"#, "where to listen: memcache://HOST:PORT, memcache+unix:///PATH"),
-    setting("allow-remote", "false", "permit addresses that other machines can reach; there is no authentication"),
+    setting(
+        "listen",
+        r#"["memcache://127.0.0.1:11211"]"#,
+        "where to listen: memcache://HOST:PORT, memcache+unix:///PATH",
+    ),
+    setting(
+        "allow-remote",
+        "false",
+        "permit addresses that other machines can reach; there is no authentication",
+    ),
     setting("data", r#""./esker-data""#, "folder or device with the data; created if missing"),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
-    setting("durability", r#""sync""#, "what an acknowledgement promises: sync, periodic, periodic:500ms, none"),
+    setting(
+        "durability",
+        r#""sync""#,
+        "what an acknowledgement promises: sync, periodic, periodic:500ms, none",
+    ),
     setting("cores", "0", "scheduler threads; 0: one for each processor"),
     setting("io", r#""uring,aio,sync""#, "I/O facilities in the order in which they are tried"),
     setting("connections-max", "1024", "connections at the same time"),
     setting("item-size-max", r#""1MiB""#, "longest value"),
-    setting("memory-max", r#""256MiB""#, "memory for buffers and values in flight of all connections"),
+    setting(
+        "memory-max",
+        r#""256MiB""#,
+        "memory for buffers and values in flight of all connections",
+    ),
     setting("idle-timeout", r#""0s""#, "close a connection that is silent for so long; 0: never"),
-    setting("request-timeout", r#""10s""#, "close a connection whose request or reply makes no progress for so long"),
+    setting(
+        "request-timeout",
+        r#""10s""#,
+        "close a connection whose request or reply makes no progress for so long",
+    ),
 ];
 
 /// What `esker serve` is asked for.
@@ -69,7 +89,10 @@ impl Config {
     pub(crate) fn of(arguments: &ServeArguments) -> Result<Config, Failure> {
         let mut config = Config::defaults()?;
         if let Some(path) = &arguments.config {
-            #[expect(clippy::disallowed_methods, reason = "the configuration file is the program's own")]
+            #[expect(
+                clippy::disallowed_methods,
+                reason = "the configuration file is the program's own"
+            )]
             let mut file = std::fs::File::open(path)
                 .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
             let mut text = String::new();
@@ -78,7 +101,9 @@ impl Config {
             config.read(&text, &path.display().to_string())?;
         }
         for (name, values) in arguments.given() {
-            config.set(name, &values).map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
+            config
+                .set(name, &values)
+                .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
         }
         config.limits.check().map_err(Failure::usage)?;
         if !config.allow_remote
@@ -110,7 +135,9 @@ impl Config {
 
     /// The defaults as a configuration file.
     pub(crate) fn print_defaults() -> String {
-        let lines = SETTINGS.iter().map(|Setting { name, default, words }| format!("# {words}\n{name} = {default}\n"));
+        let lines = SETTINGS
+            .iter()
+            .map(|Setting { name, default, words }| format!("# {words}\n{name} = {default}\n"));
         lines.collect::<Vec<_>>().join("\n")
     }
 
@@ -137,19 +164,24 @@ impl Config {
     /// Sets one option.
     fn set(&mut self, name: &str, values: &[String]) -> Result<(), String> {
         if name == "listen" {
-            let addresses: Result<Vec<ListenAddress>, _> = values.iter().map(|text| text.parse()).collect();
+            let addresses: Result<Vec<ListenAddress>, _> =
+                values.iter().map(|text| text.parse()).collect();
             self.listen = addresses.map_err(|error: esker::Error| error.to_string())?;
             return if self.listen.is_empty() { Err("needs an address".into()) } else { Ok(()) };
         }
         if name == "io" {
             let words = values.iter().flat_map(|text| text.split(','));
-            let facilities: Result<Vec<Facility>, _> = words.map(|word| word.trim().parse()).collect();
+            let facilities: Result<Vec<Facility>, _> =
+                words.map(|word| word.trim().parse()).collect();
             self.io = facilities.map_err(|error: esker::Error| error.to_string())?;
             return Ok(());
         }
         let [text] = values else { return Err("takes one value".into()) };
         match name {
-            "allow-remote" => self.allow_remote = text.parse().map_err(|_| format!("{text:?} is neither true nor false"))?,
+            "allow-remote" => {
+                self.allow_remote =
+                    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))?
+            }
             "data" => self.data = Path::new(text).to_owned(),
             "engine" => self.engine = parse_engine(text)?,
             "size" => self.size_bytes = parse_size(text)?,
@@ -209,7 +241,9 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
         None if text == "none" => Ok(Durability::None),
         None if text == "periodic" => Ok(Durability::Periodic(DEFAULT_PERIOD)),
         Some(("periodic", window)) => match parse_time(window)? {
-            window if window.is_zero() => Err("the window of periodic must be longer than zero".into()),
+            window if window.is_zero() => {
+                Err("the window of periodic must be longer than zero".into())
+            }
             window => Ok(Durability::Periodic(window)),
         },
         _ => Err(format!("{text:?} is none of sync, periodic, periodic:500ms, none")),
@@ -219,7 +253,9 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
 fn parse_engine(text: &str) -> Result<String, String> {
     match text {
         "depot" => Ok(text.to_owned()),
-        "flat" | "flex" | "matrix" => Err(format!("engine {text:?} is not in this version; depot is")),
+        "flat" | "flex" | "matrix" => {
+            Err(format!("engine {text:?} is not in this version; depot is"))
+        }
         _ => Err(format!("no engine is called {text:?}; depot is one")),
     }
 }

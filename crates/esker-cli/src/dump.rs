@@ -85,7 +85,9 @@ fn encode(bytes: &[u8]) -> (Option<String>, Option<String>) {
 fn decode(what: &str, text: Option<String>, base64: Option<String>) -> Result<Vec<u8>, String> {
     match (text, base64) {
         (Some(text), None) => Ok(text.into_bytes()),
-        (None, Some(base64)) => BASE64.decode(base64).map_err(|error| format!("{what}_base64: {error}")),
+        (None, Some(base64)) => {
+            BASE64.decode(base64).map_err(|error| format!("{what}_base64: {error}"))
+        }
         (None, None) => Err(format!("no {what}")),
         (Some(_), Some(_)) => Err(format!("{what} and {what}_base64 in one item")),
     }
@@ -202,13 +204,16 @@ impl DumpReader {
 
     fn header(&mut self) -> Result<(), String> {
         let line = self.next_line()?;
-        let header: Header = serde_json::from_slice(&line).map_err(|_| "this is no dump of esker".to_owned())?;
+        let header: Header =
+            serde_json::from_slice(&line).map_err(|_| "this is no dump of esker".to_owned())?;
         if header.format != FORMAT {
             return Err("this is no dump of esker".into());
         }
         match header.version {
             VERSION => Ok(()),
-            other => Err(format!("version {other} of the dump format is unknown; {VERSION} is known")),
+            other => {
+                Err(format!("version {other} of the dump format is unknown; {VERSION} is known"))
+            }
         }
     }
 
@@ -221,7 +226,9 @@ impl DumpReader {
         if let Ok(trailer) = serde_json::from_slice::<Trailer>(&line) {
             return match trailer.items == self.items {
                 true => Ok(None),
-                false => Err(format!("{} items were dumped and {} are here", trailer.items, self.items)),
+                false => {
+                    Err(format!("{} items were dumped and {} are here", trailer.items, self.items))
+                }
             };
         }
         let item: Item = serde_json::from_slice(&line).map_err(|error| match error.is_eof() {
@@ -266,18 +273,36 @@ mod tests {
     #[test]
     fn what_is_no_whole_dump_is_refused_in_words() {
         const HEAD: &str = "{\"format\":\"esker-dump\",\"version\":1}\n";
-        assert_eq!(read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n"), Ok(vec![]));
+        assert_eq!(
+            read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n"),
+            Ok(vec![])
+        );
         for (text, words) in [
             ("", "no dump of esker"),
             ("{\"format\":\"other\",\"version\":1}\n", "no dump of esker"),
-            ("{\"format\":\"esker-dump\",\"version\":2}\n", "version 2 of the dump format is unknown"),
+            (
+                "{\"format\":\"esker-dump\",\"version\":2}\n",
+                "version 2 of the dump format is unknown",
+            ),
             (HEAD, "cut short"),
             ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"va", "cut short"),
-            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":1}\n", "1 items were dumped and 0 are here"),
+            (
+                "{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":1}\n",
+                "1 items were dumped and 0 are here",
+            ),
             ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\"}\n", "no value"),
-            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"colour\":1}\n", "not as in a dump"),
-            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"key_base64\":\"YQ==\",\"value\":\"\"}\n", "in one item"),
-            ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key_base64\":\"?\",\"value\":\"\"}\n", "key_base64"),
+            (
+                "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"colour\":1}\n",
+                "not as in a dump",
+            ),
+            (
+                "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\",\"key_base64\":\"YQ==\",\"value\":\"\"}\n",
+                "in one item",
+            ),
+            (
+                "{\"format\":\"esker-dump\",\"version\":1}\n{\"key_base64\":\"?\",\"value\":\"\"}\n",
+                "key_base64",
+            ),
         ] {
             let error = read_all(text).expect_err(text);
             assert!(error.contains(words), "{error}");

@@ -40,7 +40,8 @@ pub(crate) fn stat(data: &Data, json: bool) -> Result<Done, Failure> {
         device: store.report(),
     };
     let text = if json {
-        serde_json::to_string(&figures).map_err(|error| Failure::broken(format!("write JSON: {error}")))?
+        serde_json::to_string(&figures)
+            .map_err(|error| Failure::broken(format!("write JSON: {error}")))?
     } else {
         words(&figures)
     };
@@ -55,7 +56,11 @@ fn words(figures: &Figures) -> String {
         format!("data       {}", figures.device),
         format!("items      {}", figures.items),
         format!("tombstones {}", figures.tombstones),
-        format!("live       {} of {}", format_size_bytes(figures.live_bytes), format_size_bytes(figures.capacity_bytes)),
+        format!(
+            "live       {} of {}",
+            format_size_bytes(figures.live_bytes),
+            format_size_bytes(figures.capacity_bytes)
+        ),
         format!("segments   {} free of {}", figures.free_segments, figures.segments),
         format!("index      {} of {} entries", figures.index_entries, figures.index_capacity),
         format!("version    {}", figures.last_version),

@@ -33,7 +33,9 @@ const DESCRIPTORS_RESERVED: u64 = 128;
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     if arguments.print_defaults {
         let printed = write!(std::io::stdout(), "{}", Config::print_defaults());
-        return printed.map(|()| Done::Yes).map_err(|source| Failure::io("standard output", &source));
+        return printed
+            .map(|()| Done::Yes)
+            .map_err(|source| Failure::io("standard output", &source));
     }
     let config = Config::of(arguments)?;
     if arguments.check_config {
@@ -64,9 +66,16 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         },
     )?;
     let stats = store.stats();
-    let (live, capacity) = (format_size_bytes(stats.live_bytes), format_size_bytes(stats.capacity_bytes));
+    let (live, capacity) =
+        (format_size_bytes(stats.live_bytes), format_size_bytes(stats.capacity_bytes));
     say(&format!("esker {}", env!("CARGO_PKG_VERSION")));
-    say(&format!("data in {}: engine {}, {} items, {live} of {capacity}; {}", config.data.display(), config.engine, stats.items, store.report()));
+    say(&format!(
+        "data in {}: engine {}, {} items, {live} of {capacity}; {}",
+        config.data.display(),
+        config.engine,
+        stats.items,
+        store.report()
+    ));
     say(&format!("durability {}", config.durability));
     say(&format!("I/O by {}", runtime.report()));
     for address in server.addresses() {

@@ -4,8 +4,8 @@ use crate::arguments::{Data, Size};
 use crate::config::parse_size;
 use crate::failure::Failure;
 use crate::progress::progress;
-use esker::{Options, Store};
 use esker::options::Progress;
+use esker::{Options, Store};
 
 /// Opens the store that is there.
 pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
@@ -18,7 +18,8 @@ pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
 pub(crate) fn new_options(data: &Data, size: &Size) -> Result<Options, Failure> {
     let mut options = Options::new(&data.path);
     if let Some(text) = &size.text {
-        options.size_bytes = parse_size(text).map_err(|words| Failure::usage(format!("--size: {words}")))?;
+        options.size_bytes =
+            parse_size(text).map_err(|words| Failure::usage(format!("--size: {words}")))?;
     }
     Ok(options)
 }

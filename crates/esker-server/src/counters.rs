@@ -84,13 +84,17 @@ impl Counters {
     /// Zeros, for `cores` cores.
     #[must_use]
     pub fn new(cores: usize) -> Self {
-        let shard = || Shard { cells: std::array::from_fn(|_| AtomicU64::new(0)), busy: AtomicU64::new(0) };
+        let shard =
+            || Shard { cells: std::array::from_fn(|_| AtomicU64::new(0)), busy: AtomicU64::new(0) };
         Counters((0..cores.max(1)).map(|_| shard()).collect())
     }
 
     /// The counters of a core.
     #[must_use]
-    #[expect(clippy::indexing_slicing, reason = "there is at least one shard, and a remainder of their number")]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "there is at least one shard, and a remainder of their number"
+    )]
     pub fn shard(&self, core: usize) -> &Shard {
         &self.0[core % self.0.len()]
     }
@@ -110,7 +114,10 @@ impl Counters {
 
     /// Back to zero.
     pub fn reset(&self) {
-        self.0.iter().flat_map(|shard| &shard.cells).for_each(|cell| cell.store(0, Ordering::Relaxed));
+        self.0
+            .iter()
+            .flat_map(|shard| &shard.cells)
+            .for_each(|cell| cell.store(0, Ordering::Relaxed));
     }
 }
 

@@ -16,7 +16,9 @@ pub fn reply_line(kind: ErrorKind) -> &'static [u8] {
         ErrorKind::Corrupted => b"SERVER_ERROR data on media are corrupted\r\n",
         ErrorKind::Io => b"SERVER_ERROR input/output error\r\n",
         ErrorKind::ReadOnly => b"SERVER_ERROR store is read-only after a failure\r\n",
-        ErrorKind::DurabilityUnknown => b"SERVER_ERROR outcome unknown: a write or flush failed\r\n",
+        ErrorKind::DurabilityUnknown => {
+            b"SERVER_ERROR outcome unknown: a write or flush failed\r\n"
+        }
         ErrorKind::Locked => b"SERVER_ERROR store is locked\r\n",
         ErrorKind::UnsupportedFormat => b"SERVER_ERROR unsupported format version\r\n",
         ErrorKind::Timeout => b"SERVER_ERROR timed out\r\n",
@@ -45,6 +47,9 @@ mod tests {
 
     #[test]
     fn a_full_store_says_what_clients_of_memcached_know() {
-        assert_eq!(reply_line(ErrorKind::NoSpace), b"SERVER_ERROR out of memory storing object\r\n");
+        assert_eq!(
+            reply_line(ErrorKind::NoSpace),
+            b"SERVER_ERROR out of memory storing object\r\n"
+        );
     }
 }

@@ -19,7 +19,9 @@ use crate::counters::{Counter, Shard};
 use crate::errors::reply_line;
 use crate::expiry::{expires_at, is_expired};
 use crate::protocol::{Arithmetic, Span, StoreVerb, line, parse_value};
-use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store, Value, Version};
+use esker::{
+    Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store, Value, Version,
+};
 use std::borrow::Cow;
 
 /// How often a read-modify-write starts over because somebody else wrote the key. Each time
@@ -40,11 +42,25 @@ pub(crate) enum Body {
 pub(crate) enum Action {
     /// Nothing; answers this line.
     Say(&'static [u8]),
-    Get { with_cas: bool, exptime: Option<i64> },
-    Put { verb: StoreVerb, flags: u32, exptime: i64, cas: u64, body: Body },
+    Get {
+        with_cas: bool,
+        exptime: Option<i64>,
+    },
+    Put {
+        verb: StoreVerb,
+        flags: u32,
+        exptime: i64,
+        cas: u64,
+        body: Body,
+    },
     Delete,
-    Touch { exptime: i64 },
-    Step { direction: Arithmetic, delta: u64 },
+    Touch {
+        exptime: i64,
+    },
+    Step {
+        direction: Arithmetic,
+        delta: u64,
+    },
 }
 
 impl Action {
@@ -95,7 +111,10 @@ pub(crate) enum Answer {
     Number(u64),
     Miss,
     /// A value, and its CAS id if the client wants it.
-    Value { value: Value, cas: Option<Version> },
+    Value {
+        value: Value,
+        cas: Option<Version>,
+    },
     Failed(Error),
 }
 

@@ -8,11 +8,11 @@
 //! has no authentication. A socket file is replaced only if nobody answers on it.
 
 use esker::{Error, ErrorKind, Result};
+use rustix::fs::{FileType, Mode};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -58,7 +58,9 @@ impl FromStr for ListenAddress {
         }
         let Some(address) = text.strip_prefix("memcache://") else {
             return Err(match text.split_once("://") {
-                Some((scheme, _)) => wrong(&format!("names the protocol {scheme:?}, which is not in this version")),
+                Some((scheme, _)) => {
+                    wrong(&format!("names the protocol {scheme:?}, which is not in this version"))
+                }
                 None => wrong("needs a protocol: memcache://127.0.0.1:11211"),
             });
         };
@@ -92,12 +94,18 @@ impl ListenAddress {
         if !allow_remote && !self.is_local() {
             return Err(Error::invalid(
                 "listen",
-                format!("{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"),
+                format!(
+                    "{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
+                ),
             ));
         }
         let failed = |source| {
             let error = Error::io("listen", source);
-            let kind = if error.kind() == ErrorKind::InvalidArgument { ErrorKind::Io } else { error.kind() };
+            let kind = if error.kind() == ErrorKind::InvalidArgument {
+                ErrorKind::Io
+            } else {
+                error.kind()
+            };
             error.with_kind(kind).context(self.to_string())
         };
         let socket = match self {
@@ -127,15 +135,17 @@ fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
 fn listen_unix(path: &Path) -> std::io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+    let is_socket =
+        |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    if rustix::fs::lstat(path).is_ok_and(is_socket) {
         let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         if probe.connect(&address).is_ok() {
             return Err(std::io::ErrorKind::AddrInUse.into());
         }
-        std::fs::remove_file(path)?;
+        rustix::fs::unlink(path)?;
     }
     socket.bind(&address)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
+    rustix::fs::chmod(path, Mode::RWXU)?;
     socket.listen(BACKLOG)?;
     Ok(socket)
 }
@@ -146,12 +156,17 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_they_are_shown() {
-        for text in ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"] {
+        for text in
+            ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"]
+        {
             assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
         }
         let local: ListenAddress = "memcache://localhost:5".parse().expect("localhost");
         assert_eq!(local.to_string(), "memcache://127.0.0.1:5");
-        assert_eq!("memcache://127.0.0.1".parse::<ListenAddress>().expect("port"), ListenAddress::default());
+        assert_eq!(
+            "memcache://127.0.0.1".parse::<ListenAddress>().expect("port"),
+            ListenAddress::default()
+        );
     }
 
     #[test]

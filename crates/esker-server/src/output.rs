@@ -121,7 +121,8 @@ mod tests {
 
     fn value(bytes: &[u8]) -> Value {
         let folder = tempfile::tempdir().expect("scratch folder");
-        let store = Store::open(&Options { size_bytes: 64 << 20, ..Options::new(folder.path()) }).expect("open");
+        let store = Store::open(&Options { size_bytes: 64 << 20, ..Options::new(folder.path()) })
+            .expect("open");
         store.put(b"k", bytes).expect("put");
         store.get(b"k").expect("get").expect("just put")
     }
@@ -138,7 +139,8 @@ mod tests {
             let mut seen = Vec::new();
             let sent = output
                 .send(|slices| {
-                    let all: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+                    let all: Vec<u8> =
+                        slices.iter().flat_map(|slice| slice.iter().copied()).collect();
                     let taken = step.min(all.len());
                     seen.extend_from_slice(&all[..taken]);
                     Ok(taken)

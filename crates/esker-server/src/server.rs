@@ -95,8 +95,11 @@ impl Server {
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = Vec::new();
         for listener in listeners {
-            let acceptor =
-                Acceptor { shared: shared.clone(), runtime: Arc::downgrade(runtime), turn: turn.clone() };
+            let acceptor = Acceptor {
+                shared: shared.clone(),
+                runtime: Arc::downgrade(runtime),
+                turn: turn.clone(),
+            };
             tasks.push(runtime.spawn_on(CoreId(0), move || acceptor.run(&listener)));
         }
         let flusher = shared.clone();

@@ -31,7 +31,8 @@ use crate::limits::{
 };
 use crate::output::Output;
 use crate::protocol::{
-    CRLF, GET_LINE_BYTES_MAX, Parsed, Parser, Request, Span, StoreRequest, StoreVerb, Then, Tokens, line,
+    CRLF, GET_LINE_BYTES_MAX, Parsed, Parser, Request, Span, StoreRequest, StoreVerb, Then, Tokens,
+    line,
 };
 use crate::receive::Received;
 use crate::shared::Shared;
@@ -95,7 +96,12 @@ pub(crate) struct Session {
 
 impl Session {
     /// A session of `connection` on `core`; `share` is for its receive buffer.
-    pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: Connection, share: Share) -> Self {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        core: usize,
+        connection: Connection,
+        share: Share,
+    ) -> Self {
         let value_bytes = shared.limits.item_size_max_bytes;
         Session {
             shared,
@@ -233,7 +239,9 @@ impl Session {
                 self.next_of(Listing { keys, with_cas, exptime, request: number })
             }
             Request::Delete { key, noreply } => unit(key, Action::Delete, noreply),
-            Request::Touch { key, exptime, noreply } => unit(key, Action::Touch { exptime }, noreply),
+            Request::Touch { key, exptime, noreply } => {
+                unit(key, Action::Touch { exptime }, noreply)
+            }
             Request::Arithmetic { direction, key, delta, noreply } => {
                 unit(key, Action::Step { direction, delta }, noreply)
             }

@@ -22,7 +22,8 @@ fn defaults_are_those_of_the_server() {
 fn the_command_line_goes_before_the_file() {
     let folder = tempfile::tempdir().expect("scratch folder");
     let path = folder.path().join("esker.toml");
-    std::fs::write(&path, "size = \"1GiB\"\ncores = 3\nlisten = \"memcache://127.0.0.1:1\"\n").expect("write");
+    std::fs::write(&path, "size = \"1GiB\"\ncores = 3\nlisten = \"memcache://127.0.0.1:1\"\n")
+        .expect("write");
     let arguments = ServeArguments {
         config: Some(path),
         size: Some("2GiB".into()),
@@ -39,11 +40,23 @@ fn the_command_line_goes_before_the_file() {
 fn errors_say_where_and_what() {
     for (text, words) in [
         ("cores = 1\nbogus = 2\n", "esker.toml:2: bogus: no such option"),
-        ("\n\nsize = \"8 apples\"\n", "esker.toml:3: size: \"8 apples\" is no size, such as 512MiB or 8GiB"),
+        (
+            "\n\nsize = \"8 apples\"\n",
+            "esker.toml:3: size: \"8 apples\" is no size, such as 512MiB or 8GiB",
+        ),
         ("cores = [\n", "esker.toml:"),
-        ("durability = \"sometimes\"", "esker.toml:1: durability: \"sometimes\" is none of sync, periodic, periodic:500ms, none"),
-        ("engine = \"flat\"", "esker.toml:1: engine: engine \"flat\" is not in this version; depot is"),
-        ("durability = \"periodic:0\"", "esker.toml:1: durability: the window of periodic must be longer than zero"),
+        (
+            "durability = \"sometimes\"",
+            "esker.toml:1: durability: \"sometimes\" is none of sync, periodic, periodic:500ms, none",
+        ),
+        (
+            "engine = \"flat\"",
+            "esker.toml:1: engine: engine \"flat\" is not in this version; depot is",
+        ),
+        (
+            "durability = \"periodic:0\"",
+            "esker.toml:1: durability: the window of periodic must be longer than zero",
+        ),
         ("data = { a = 1 }", "esker.toml:1: data: a table has no meaning here"),
         ("size = [1, 2]", "esker.toml:1: size: takes one value"),
     ] {
@@ -54,7 +67,9 @@ fn errors_say_where_and_what() {
 
 #[test]
 fn times_and_durabilities_are_read_as_people_write_them() {
-    let config = read("durability = \"periodic:500ms\"\nidle-timeout = 5\nrequest-timeout = \"2m\"").expect("valid");
+    let config =
+        read("durability = \"periodic:500ms\"\nidle-timeout = 5\nrequest-timeout = \"2m\"")
+            .expect("valid");
     assert_eq!(config.durability, Durability::Periodic(Duration::from_millis(500)));
     assert_eq!(config.limits.idle_timeout, Duration::from_secs(5));
     assert_eq!(config.limits.request_timeout, Duration::from_secs(120));
@@ -62,7 +77,8 @@ fn times_and_durabilities_are_read_as_people_write_them() {
 
 #[test]
 fn an_address_that_others_reach_needs_permission() {
-    let open = ServeArguments { listen: vec!["memcache://0.0.0.0:0".into()], ..ServeArguments::default() };
+    let open =
+        ServeArguments { listen: vec!["memcache://0.0.0.0:0".into()], ..ServeArguments::default() };
     let failure = Config::of(&open).expect_err("refused").to_string();
     assert!(failure.contains("--allow-remote"), "{failure}");
     assert!(Config::of(&ServeArguments { allow_remote: Some("true".into()), ..open }).is_ok());

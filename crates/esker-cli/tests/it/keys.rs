@@ -42,7 +42,8 @@ fn stat_and_check_tell_of_a_sound_store() {
     scratch.run(&["put", "k", "v"]).exits_with(0);
     assert!(scratch.run(&["stat"]).exits_with(0).text().contains("items      1"));
     let figures: serde_json::Value =
-        serde_json::from_slice(&scratch.run(&["stat", "--json"]).exits_with(0).output).expect("JSON");
+        serde_json::from_slice(&scratch.run(&["stat", "--json"]).exits_with(0).output)
+            .expect("JSON");
     assert_eq!(figures["items"], 1);
     assert!(scratch.run(&["check"]).exits_with(0).text().contains("sound"));
 }

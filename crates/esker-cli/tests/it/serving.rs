@@ -48,7 +48,8 @@ impl Serving {
     }
 
     fn signal(&self, name: &str) {
-        let done = Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill");
+        let done =
+            Command::new("kill").args([name, &self.child.id().to_string()]).status().expect("kill");
         assert!(done.success());
     }
 }
@@ -75,7 +76,14 @@ fn it_says_what_runs_where_and_stops_cleanly() {
     let scratch = Scratch::new();
     let serving = Serving::start(&scratch, &["--cores", "2"]);
     let said = serving.lines.join("\n");
-    for words in ["esker 0.", "data in ./esker-data", "engine depot", "durability sync", "I/O by 2 cores on ", "listening on memcache://127.0.0.1:"] {
+    for words in [
+        "esker 0.",
+        "data in ./esker-data",
+        "engine depot",
+        "durability sync",
+        "I/O by 2 cores on ",
+        "listening on memcache://127.0.0.1:",
+    ] {
         assert!(said.contains(words), "{words:?} is missing in {said}");
     }
     assert_eq!(serving.talk("set k 5 0 5\r\nhello\r\n"), "STORED\r\n");
@@ -98,7 +106,10 @@ fn what_was_acknowledged_is_there_after_kill_9() {
     serving.child.wait().expect("ends");
     let again = Serving::start(&scratch, &[]);
     for n in 0..200 {
-        assert_eq!(again.talk(&format!("get k{n}\r\n")), format!("VALUE k{n} 0 3\r\n{n:03}\r\nEND\r\n"));
+        assert_eq!(
+            again.talk(&format!("get k{n}\r\n")),
+            format!("VALUE k{n} 0 3\r\n{n:03}\r\nEND\r\n")
+        );
     }
     stop_and_wait(again, "-TERM");
 }
@@ -116,8 +127,15 @@ fn a_store_in_use_is_refused_to_a_second_process() {
 fn each_facility_serves() {
     for facility in ["uring", "aio", "sync"] {
         let scratch = Scratch::new();
-        let serving = Serving::start(&scratch, &["--io", &format!("{facility},sync"), "--durability", "none"]);
-        assert_eq!(serving.talk("set k 0 0 1\r\nv\r\nget k\r\n"), "STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n", "{facility}");
+        let serving = Serving::start(
+            &scratch,
+            &["--io", &format!("{facility},sync"), "--durability", "none"],
+        );
+        assert_eq!(
+            serving.talk("set k 0 0 1\r\nv\r\nget k\r\n"),
+            "STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n",
+            "{facility}"
+        );
         stop_and_wait(serving, "-TERM");
     }
 }
@@ -128,7 +146,8 @@ fn the_configuration_comes_from_file_environment_and_command_line() {
     let defaults = scratch.run(&["serve", "--print-defaults"]).exits_with(0);
     std::fs::write(scratch.path("defaults.toml"), &defaults.output).expect("write");
     scratch.run(&["serve", "--config", "defaults.toml", "--check-config"]).exits_with(0);
-    std::fs::write(scratch.path("esker.toml"), "data = \"from-file\"\nitem-size-max = \"2KiB\"\n").expect("write");
+    std::fs::write(scratch.path("esker.toml"), "data = \"from-file\"\nitem-size-max = \"2KiB\"\n")
+        .expect("write");
     let serving = Serving::start(&scratch, &["--config", "esker.toml"]);
     assert!(scratch.path("from-file").exists());
     assert!(serving.talk("stats settings\r\n").contains("STAT item_size_max 2048\r\n"));

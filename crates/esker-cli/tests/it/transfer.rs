@@ -13,7 +13,10 @@ fn a_dump_makes_an_equal_store_elsewhere() {
     assert!(dump.said.contains("3 items dumped"), "{dump:?}");
     scratch.run_with(&["load", "--data", "copy"], &dump.output).exits_with(0);
     assert_eq!(scratch.run(&["get", "binary", "--data", "copy"]).exits_with(0).output, binary);
-    assert_eq!(scratch.run(&["get", "text", "--data", "copy"]).exits_with(0).output, b"line\n\"quoted\"");
+    assert_eq!(
+        scratch.run(&["get", "text", "--data", "copy"]).exits_with(0).output,
+        b"line\n\"quoted\""
+    );
     assert_eq!(scratch.run(&["get", "empty", "--data", "copy"]).exits_with(0).output, b"");
     let sorted = |text: String| {
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();

@@ -36,13 +36,23 @@ fn parse_all(stream: &[u8], cuts: impl IntoIterator<Item = usize>) -> Vec<String
 fn show(request: &Request, input: &[u8]) -> String {
     let text = |span: Span| String::from_utf8_lossy(span.of(input)).into_owned();
     match request {
-        Request::Get { with_cas, exptime, keys } => format!("get {with_cas} {exptime:?} [{}]", text(*keys).trim()),
+        Request::Get { with_cas, exptime, keys } => {
+            format!("get {with_cas} {exptime:?} [{}]", text(*keys).trim())
+        }
         Request::Store(store) => format!(
             "{:?} {} {} {} {} {} {}",
-            store.verb, text(store.key), store.flags, store.exptime, store.length, store.cas, store.noreply
+            store.verb,
+            text(store.key),
+            store.flags,
+            store.exptime,
+            store.length,
+            store.cas,
+            store.noreply
         ),
         Request::Delete { key, noreply } => format!("delete {} {noreply}", text(*key)),
-        Request::Touch { key, exptime, noreply } => format!("touch {} {exptime} {noreply}", text(*key)),
+        Request::Touch { key, exptime, noreply } => {
+            format!("touch {} {exptime} {noreply}", text(*key))
+        }
         Request::Arithmetic { direction, key, delta, noreply } => {
             format!("{direction:?} {} {delta} {noreply}", text(*key))
         }
@@ -126,7 +136,9 @@ fn malformed_lines_are_refused_with_the_lines_of_memcached() {
 #[test]
 fn keys_are_taken_up_to_their_limit_and_refused_past_it() {
     let (longest, longer) = ("k".repeat(KEY_BYTES_MAX), "k".repeat(KEY_BYTES_MAX + 1));
-    for (before, after) in [("get ", ""), ("delete ", ""), ("touch ", " 0"), ("incr ", " 1"), ("set ", " 0 0 2")] {
+    for (before, after) in
+        [("get ", ""), ("delete ", ""), ("touch ", " 0"), ("incr ", " 1"), ("set ", " 0 0 2")]
+    {
         assert!(!parse_one(&format!("{before}{longest}{after}")).contains("ERROR"));
         let refused = parse_one(&format!("{before}{longer}{after}"));
         assert!(refused.starts_with("CLIENT_ERROR bad command line format"), "{before}: {refused}");
@@ -139,9 +151,22 @@ fn keys_are_taken_up_to_their_limit_and_refused_past_it() {
 fn hostile_lengths_are_refused_before_anything_is_received() {
     let long = "9".repeat(30);
     for length in [
-        "-1", "+5", "5x", "0x5", "x", "2147483646", "2147483647", "2147483648", "4294967295", "4294967296",
-        "4294967297", "9223372036854775807", "9223372036854775808", "18446744073709551615",
-        "18446744073709551616", &long,
+        "-1",
+        "+5",
+        "5x",
+        "0x5",
+        "x",
+        "2147483646",
+        "2147483647",
+        "2147483648",
+        "4294967295",
+        "4294967296",
+        "4294967297",
+        "9223372036854775807",
+        "9223372036854775808",
+        "18446744073709551615",
+        "18446744073709551616",
+        &long,
     ] {
         assert_eq!(
             parse_one(&format!("set k 0 0 {length}")),
@@ -158,7 +183,10 @@ fn a_line_without_end_is_refused_at_its_limit_and_not_before() {
     assert_eq!(parse_all(&line(LINE_BYTES_MAX, ""), []), Vec::<String>::new());
     assert_eq!(parse_all(&line(LINE_BYTES_MAX, "\n"), []), ["ERROR Continue"]);
     for end in ["", "\n", "\r\nversion\r\n"] {
-        assert_eq!(parse_all(&line(LINE_BYTES_MAX + 1, end), []), ["CLIENT_ERROR line too long Close"]);
+        assert_eq!(
+            parse_all(&line(LINE_BYTES_MAX + 1, end), []),
+            ["CLIENT_ERROR line too long Close"]
+        );
     }
     let keys = |length: usize| [b"get ", &b"a ".repeat(length / 2 - 2)[..], b"\n"].concat();
     assert!(parse_all(&keys(GET_LINE_BYTES_MAX), [])[0].starts_with("get "));
@@ -171,7 +199,8 @@ fn the_binary_protocol_is_turned_away_at_its_first_byte() {
     assert_eq!(parse_all(b"\x80\x00\n", []), [" Close"]);
 }
 
-const STREAM: &[u8] = b"set a 1 0 5\r\nhello\r\nget a b\r\n\r\nset b 0 0 3 noreply\r\n\r\n\n\r\ngets  b\nbogus\r\n\
+const STREAM: &[u8] =
+    b"set a 1 0 5\r\nhello\r\nget a b\r\n\r\nset b 0 0 3 noreply\r\n\r\n\n\r\ngets  b\nbogus\r\n\
     set kkk 0 0 0\r\n\r\nincr n 1\r\nset b 0 0 x\r\nnot a command\r\n";
 
 #[test]
@@ -187,8 +216,34 @@ fn requests_do_not_depend_on_where_the_stream_is_cut_once() {
 #[test]
 fn requests_do_not_depend_on_random_cuts_of_random_streams() {
     const WORDS: &[&str] = &[
-        "get", "set", "gat", "cas", "delete", "incr", "noreply", "0", "1", "2", "-1", "99", "x", "a", "key", "\r\n",
-        "\r\n", "\n", "\r", " ", "  ", "flush_all", "version", "touch", "\u{0}", "HTTP/1.1", "stats", "add",
+        "get",
+        "set",
+        "gat",
+        "cas",
+        "delete",
+        "incr",
+        "noreply",
+        "0",
+        "1",
+        "2",
+        "-1",
+        "99",
+        "x",
+        "a",
+        "key",
+        "\r\n",
+        "\r\n",
+        "\n",
+        "\r",
+        " ",
+        "  ",
+        "flush_all",
+        "version",
+        "touch",
+        "\u{0}",
+        "HTTP/1.1",
+        "stats",
+        "add",
     ];
     let mut rng = Rng::from_seed(0xE5_CE11);
     for round in 0..10_000 {
@@ -197,9 +252,14 @@ fn requests_do_not_depend_on_random_cuts_of_random_streams() {
             stream.extend_from_slice(WORDS[pick(&mut rng, WORDS.len())].as_bytes());
             stream.push(b' ');
         }
-        let mut cuts: Vec<usize> = (0..pick(&mut rng, 6)).map(|_| pick(&mut rng, stream.len() + 1)).collect();
+        let mut cuts: Vec<usize> =
+            (0..pick(&mut rng, 6)).map(|_| pick(&mut rng, stream.len() + 1)).collect();
         cuts.sort_unstable();
-        assert_eq!(parse_all(&stream, cuts.clone()), parse_all(&stream, []), "round {round}, cuts {cuts:?}");
+        assert_eq!(
+            parse_all(&stream, cuts.clone()),
+            parse_all(&stream, []),
+            "round {round}, cuts {cuts:?}"
+        );
     }
 }
 
@@ -207,7 +267,9 @@ fn requests_do_not_depend_on_random_cuts_of_random_streams() {
 fn random_bytes_never_panic() {
     let mut rng = Rng::from_seed(0xFEED);
     for _ in 0..10_000 {
-        let stream: Vec<u8> = (0..pick(&mut rng, 200)).map(|_| u8::try_from(rng.below(256)).expect("a byte")).collect();
+        let stream: Vec<u8> = (0..pick(&mut rng, 200))
+            .map(|_| u8::try_from(rng.below(256)).expect("a byte"))
+            .collect();
         parse_all(&stream, [stream.len() / 2]);
     }
 }
@@ -226,8 +288,16 @@ fn numbers_have_no_sign_and_no_overflow() {
     assert_eq!(parse_signed(b"--5"), None);
     assert_eq!(parse_signed(b"9223372036854775808"), None);
     for (value, number) in [
-        (&b"12"[..], Some(12)), (b" 12", Some(12)), (b"12 ", Some(12)), (b"012", Some(12)), (b"+2", Some(2)),
-        (b"", None), (b"-1", None), (b"1x", None), (b"abc", None), (b"184467440737095516150", None),
+        (&b"12"[..], Some(12)),
+        (b" 12", Some(12)),
+        (b"12 ", Some(12)),
+        (b"012", Some(12)),
+        (b"+2", Some(2)),
+        (b"", None),
+        (b"-1", None),
+        (b"1x", None),
+        (b"abc", None),
+        (b"184467440737095516150", None),
     ] {
         assert_eq!(parse_value(value), number, "{value:?}");
     }

@@ -23,9 +23,23 @@ struct Memcached {
 
 impl Memcached {
     fn start() -> Option<Memcached> {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|free| free.local_addr()).expect("a free port").port();
+        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+            .and_then(|free| free.local_addr())
+            .expect("a free port")
+            .port();
         let spawned = Command::new("memcached")
-            .args(["-l", "127.0.0.1", "-U", "0", "-t", "1", "-u", "nobody", "-p", &port.to_string()])
+            .args([
+                "-l",
+                "127.0.0.1",
+                "-U",
+                "0",
+                "-t",
+                "1",
+                "-u",
+                "nobody",
+                "-p",
+                &port.to_string(),
+            ])
             .stderr(Stdio::null())
             .spawn();
         let Ok(child) = spawned else {
@@ -69,7 +83,9 @@ impl Side {
         for (index, part) in String::from_utf8_lossy(stream).split('@').enumerate() {
             match index % 2 {
                 0 => text.push_str(part),
-                _ => text.push_str(self.cas.get(part).map_or("18446744073709551615", String::as_str)),
+                _ => {
+                    text.push_str(self.cas.get(part).map_or("18446744073709551615", String::as_str))
+                }
             }
         }
         let (reply, closed) = self.client.say(text.as_bytes());
@@ -96,7 +112,8 @@ fn compare(memcached: &mut Side, esker: &mut Side, stream: &[u8], what: &str) {
     if seen == expected {
         return;
     }
-    let differs = seen.0.lines().zip(expected.0.lines()).position(|(seen, expected)| seen != expected);
+    let differs =
+        seen.0.lines().zip(expected.0.lines()).position(|(seen, expected)| seen != expected);
     let at = differs.unwrap_or_else(|| seen.0.lines().count().min(expected.0.lines().count()));
     let short = |text: &str| text.lines().map(|line| format!("{:.60}", line)).collect::<Vec<_>>();
     let (seen_lines, expected_lines) = (short(&seen.0), short(&expected.0));
@@ -183,7 +200,12 @@ fn edge_cases_answer_as_memcached_does() {
     for case in &cases {
         compare(&mut sides.0, &mut sides.1, case.as_bytes(), "edge case");
     }
-    for last in ["quit\r\nversion\r\n", "quit x\r\n", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "POST / HTTP/1.1\r\n"] {
+    for last in [
+        "quit\r\nversion\r\n",
+        "quit x\r\n",
+        "GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        "POST / HTTP/1.1\r\n",
+    ] {
         let mut sides = (Side::new(memcached.address), Side::new(server.address()));
         compare(&mut sides.0, &mut sides.1, last.as_bytes(), "last words");
     }
@@ -193,7 +215,8 @@ fn edge_cases_answer_as_memcached_does() {
 fn random_commands_answer_as_memcached_does() {
     let Some(memcached) = Memcached::start() else { return };
     let server = TestServer::start();
-    let seed = std::env::var("ESKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0xD1FF);
+    let seed =
+        std::env::var("ESKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0xD1FF);
     let mut rng = Rng::from_seed(seed);
     let mut sides = (Side::new(memcached.address), Side::new(server.address()));
     for batch in 0..COMMANDS / BATCH {
@@ -232,7 +255,11 @@ fn command(rng: &mut Rng, touched: &mut BTreeSet<String>) -> Vec<u8> {
             let value = value(rng);
             format!("cas {key} 1 {exptime} {} @{key}@{noreply}\r\n{value}\r\n", value.len())
         }
-        8..13 => format!("{} {key}{}\r\n", ["get", "gets", "bget"][rng.index(3)], format!(" key{}", rng.index(KEYS)).repeat(rng.index(4))),
+        8..13 => format!(
+            "{} {key}{}\r\n",
+            ["get", "gets", "bget"][rng.index(3)],
+            format!(" key{}", rng.index(KEYS)).repeat(rng.index(4))
+        ),
         13..15 => {
             let other = format!("key{}", rng.index(KEYS));
             touched.extend([key.clone(), other.clone()]);
@@ -250,9 +277,21 @@ fn command(rng: &mut Rng, touched: &mut BTreeSet<String>) -> Vec<u8> {
         21 if rng.chance(1, 20) => format!("flush_all{noreply}\r\n"),
         22 => format!("verbosity 1{noreply}\r\n"),
         23 => "version\r\n".to_owned(),
-        24 => ["get\r\n", "\r\n", "bogus\r\n", "incr a x\r\n", "touch a\r\n", "delete a 5\r\n", "gat x a\r\n", "flush_all x\r\n"][rng.index(8)].to_owned(),
+        24 => [
+            "get\r\n",
+            "\r\n",
+            "bogus\r\n",
+            "incr a x\r\n",
+            "touch a\r\n",
+            "delete a 5\r\n",
+            "gat x a\r\n",
+            "flush_all x\r\n",
+        ][rng.index(8)]
+        .to_owned(),
         // Not `get`: there memcached 1.6.18 drops the replies to earlier commands of the same read.
-        _ => format!("{} {} 1\r\n", ["touch", "incr"][rng.index(2)], "k".repeat(245 + rng.index(12))),
+        _ => {
+            format!("{} {} 1\r\n", ["touch", "incr"][rng.index(2)], "k".repeat(245 + rng.index(12)))
+        }
     };
     text.into_bytes()
 }
