@@ -5,8 +5,8 @@
 //!
 //! # Invariants
 //! - B1: the sum of all shares and of what is free is the budget.
-//! - B2: nobody waits while holding output or values: a session sends its replies first, so that
-//!   waiting sessions cannot wait for each other.
+//! - B2: nobody waits while holding output or values (a session sends its replies first), and nobody
+//!   waits without a limit: a receive buffer with a long line may be held meanwhile.
 //!
 //! # Concurrency
 //! One short lock, only taken across cores when shares change hands; waiting is done at a gate of
@@ -16,6 +16,7 @@ use esker_trt::sync::Gate;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 #[derive(Debug)]
 struct State {
@@ -56,25 +57,33 @@ impl Budget {
         Some(Share { budget: self.clone(), bytes })
     }
 
-    /// A share of `bytes` (the whole budget at most), waited for in the order of arrival.
-    pub fn take(&self, bytes: u64) -> Share {
+    /// A share of `bytes` (the whole budget at most), waited for in the order of arrival, at most
+    /// `limit`. Those who wait may hold what others wait for, so that nobody waits for ever.
+    pub fn take(&self, bytes: u64, limit: Duration) -> Option<Share> {
         let bytes = bytes.min(self.total_bytes);
         let gate = {
             let mut state = self.state.lock();
             if state.waiting.is_empty() && state.free_bytes >= bytes {
                 state.free_bytes -= bytes;
-                None
-            } else {
-                let gate = Arc::new(Gate::new());
-                state.waiting.push_back((bytes, gate.clone()));
-                Some(gate)
+                return Some(Share { budget: self.clone(), bytes });
             }
+            let gate = Arc::new(Gate::new());
+            state.waiting.push_back((bytes, gate.clone()));
+            gate
         };
-        // Whoever opens the gate has taken the bytes on our behalf.
-        if let Some(gate) = gate {
-            gate.wait();
+        let waited = gate.wait_for(limit);
+        if waited.is_err() {
+            let mut state = self.state.lock();
+            let place = state.waiting.iter().position(|(_, other)| Arc::ptr_eq(other, &gate));
+            if let Some(place) = place {
+                state.waiting.remove(place);
+                // Whoever stood behind may need less.
+                state.serve();
+                return None;
+            }
         }
-        Share { budget: self.clone(), bytes }
+        // Whoever opened the gate has taken the bytes on our behalf.
+        Some(Share { budget: self.clone(), bytes })
     }
 
     /// Bytes that nobody holds.
@@ -92,12 +101,19 @@ impl Budget {
     fn give_back(&self, bytes: u64) {
         let mut state = self.state.lock();
         state.free_bytes += bytes;
-        while let Some((wanted, gate)) = state.waiting.pop_front() {
-            if wanted > state.free_bytes {
-                state.waiting.push_front((wanted, gate));
+        state.serve();
+    }
+}
+
+impl State {
+    /// Gives free bytes to those who wait, in their order.
+    fn serve(&mut self) {
+        while let Some((wanted, gate)) = self.waiting.pop_front() {
+            if wanted > self.free_bytes {
+                self.waiting.push_front((wanted, gate));
                 break;
             }
-            state.free_bytes -= wanted;
+            self.free_bytes -= wanted;
             gate.open();
         }
     }
@@ -139,6 +155,8 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
+    const LONG: Duration = Duration::from_secs(60);
+
     #[test]
     fn what_is_taken_is_missing_until_it_is_dropped() {
         let budget = Budget::new(100);
@@ -155,9 +173,9 @@ mod tests {
     #[test]
     fn those_who_wait_are_served_in_order_and_first() {
         let budget = Budget::new(10);
-        let first = budget.take(10);
+        let first = budget.take(10, LONG).expect("free");
         std::thread::scope(|scope| {
-            let waiter = scope.spawn(|| budget.take(8).bytes());
+            let waiter = scope.spawn(|| budget.take(8, LONG).expect("given back").bytes());
             while budget.state.lock().waiting.is_empty() {
                 std::thread::yield_now();
             }
@@ -173,7 +191,24 @@ mod tests {
     #[test]
     fn more_than_the_budget_means_all_of_it() {
         let budget = Budget::new(10);
-        assert_eq!(budget.take(11).bytes(), 10);
+        assert_eq!(budget.take(11, LONG).expect("free").bytes(), 10);
+        assert_eq!(budget.free_bytes(), 10);
+    }
+
+    #[test]
+    fn who_has_waited_too_long_leaves_the_queue_to_others() {
+        let budget = Budget::new(10);
+        let mut first = budget.take(9, LONG).expect("free");
+        std::thread::scope(|scope| {
+            let large = scope.spawn(|| budget.take(8, Duration::from_millis(50)).is_some());
+            while budget.state.lock().waiting.is_empty() {
+                std::thread::yield_now();
+            }
+            let small = scope.spawn(|| budget.take(1, LONG).is_some());
+            assert!(!large.join().expect("no panic"), "the bytes never came");
+            assert!(small.join().expect("no panic"), "there was room for less");
+        });
+        first.shrink_to(0);
         assert_eq!(budget.free_bytes(), 10);
     }
 }

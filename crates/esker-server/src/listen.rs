@@ -8,11 +8,11 @@
 //! has no authentication. A socket file is replaced only if nobody answers on it.
 
 use esker::{Error, ErrorKind, Result};
+use rustix::fs::{FileType, Mode};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -135,15 +135,17 @@ fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
 fn listen_unix(path: &Path) -> std::io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-    if std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket()) {
+    let is_socket =
+        |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+    if rustix::fs::lstat(path).is_ok_and(is_socket) {
         let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
         if probe.connect(&address).is_ok() {
             return Err(std::io::ErrorKind::AddrInUse.into());
         }
-        std::fs::remove_file(path)?;
+        rustix::fs::unlink(path)?;
     }
     socket.bind(&address)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o700))?;
+    rustix::fs::chmod(path, Mode::RWXU)?;
     socket.listen(BACKLOG)?;
     Ok(socket)
 }

@@ -212,7 +212,8 @@ impl Acceptor {
         // Nobody joins a session: it ends with its connection, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
             let _place = place;
-            let share = shared.budget.take(RECEIVE_BYTES_MIN as u64);
+            let limit = shared.limits.request_timeout;
+            let Some(share) = shared.budget.take(RECEIVE_BYTES_MIN as u64, limit) else { return };
             Session::new(shared, core, Connection::new(stream), share).run();
         });
     }

@@ -141,7 +141,7 @@ impl Session {
                 Pause::Starve => {
                     self.flush()?;
                     if let Some(unit) = self.held.take() {
-                        self.held = Some(self.endow_waiting(unit));
+                        self.endow_waiting(unit);
                     }
                 }
                 Pause::Receive => {
@@ -340,8 +340,7 @@ impl Session {
             if held > 0 && expected > OUTPUT_BYTES_MAX {
                 return Err(unit);
             }
-            let bytes = values.saturating_mul(self.shared.limits.item_size_max_bytes);
-            match self.shared.budget.try_take(bytes) {
+            match self.shared.budget.try_take(self.bytes_held(&unit)) {
                 Some(share) => unit.share = Some(share),
                 None => return Err(unit),
             }
@@ -350,12 +349,28 @@ impl Session {
         Ok(())
     }
 
-    /// Waits for the memory that `unit` needs; nothing is held meanwhile (N4).
-    fn endow_waiting(&self, mut unit: Unit) -> Unit {
-        let values = unit.action.values_held();
-        let bytes = values.saturating_mul(self.shared.limits.item_size_max_bytes);
-        unit.share = Some(self.shared.budget.take(bytes));
-        unit
+    /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).
+    fn endow_waiting(&mut self, mut unit: Unit) {
+        let bytes = self.bytes_held(&unit);
+        unit.share = self.shared.budget.take(bytes, self.shared.limits.request_timeout);
+        if unit.share.is_some() {
+            self.held = Some(unit);
+            return;
+        }
+        self.count(Counter::StoreNoMemory, 1);
+        let line = match unit.action {
+            Action::Get { .. } => line::NO_MEMORY_GET,
+            _ => line::NO_MEMORY,
+        };
+        if !unit.noreply && self.broken != Some(unit.request) {
+            self.output.push(line);
+        }
+        self.broken = Some(unit.request);
+    }
+
+    /// The most memory that `unit` may hold besides its body.
+    fn bytes_held(&self, unit: &Unit) -> u64 {
+        unit.action.values_held().saturating_mul(self.shared.limits.item_size_max_bytes)
     }
 
     // Running
@@ -559,9 +574,12 @@ impl Session {
         body.truncate(length);
         let mut unit = self.store_unit(store, ends_well.then_some(Body::Owned(body)));
         if unit.action.values_held() > 0 {
-            // The body's own share stays until the unit is done; that is no reply (N4), and the
-            // budget is at least four times what one unit holds.
-            unit = self.endow_waiting(unit);
+            // No waiting here: the body's own share is held.
+            unit.share = self.shared.budget.try_take(self.bytes_held(&unit));
+            if unit.share.is_none() {
+                drop((unit, share));
+                return self.refuse_memory(store, 0);
+            }
         }
         let answer = self.ground().run(&unit, self.received.all());
         let values = unit.share.take();

@@ -7,6 +7,8 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+#![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
+
 mod keys;
 mod program;
 mod serving;

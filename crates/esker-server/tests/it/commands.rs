@@ -9,12 +9,14 @@ use std::time::Duration;
 fn values_come_back_with_their_flags() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set a 7 0 5\r\nhello\r\n", "STORED\r\n");
-    client.chat(b"get a\r\n", "VALUE a 7 5\r\nhello\r\nEND\r\n");
-    client
-        .chat(b"get nope a nope a\r\n", "VALUE a 7 5\r\nhello\r\nVALUE a 7 5\r\nhello\r\nEND\r\n");
-    client.chat(b"set e 0 0 0\r\n\r\nget e\r\n", "STORED\r\nVALUE e 0 0\r\n\r\nEND\r\n");
-    client.chat(
+    client.check_chat(b"set a 7 0 5\r\nhello\r\n", "STORED\r\n");
+    client.check_chat(b"get a\r\n", "VALUE a 7 5\r\nhello\r\nEND\r\n");
+    client.check_chat(
+        b"get nope a nope a\r\n",
+        "VALUE a 7 5\r\nhello\r\nVALUE a 7 5\r\nhello\r\nEND\r\n",
+    );
+    client.check_chat(b"set e 0 0 0\r\n\r\nget e\r\n", "STORED\r\nVALUE e 0 0\r\n\r\nEND\r\n");
+    client.check_chat(
         b"set b 0 0 4\r\n\r\n\r\n\r\nget b\r\n",
         "STORED\r\nVALUE b 0 4\r\n\r\n\r\n\r\nEND\r\n",
     );
@@ -24,40 +26,40 @@ fn values_come_back_with_their_flags() {
 fn conditions_decide_what_is_stored() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"replace k 0 0 1\r\na\r\n", "NOT_STORED\r\n");
-    client.chat(b"add k 1 0 1\r\nb\r\nadd k 2 0 1\r\nc\r\n", "STORED\r\nNOT_STORED\r\n");
-    client.chat(b"append k 9 0 1\r\nd\r\nprepend k 9 0 1\r\n_\r\n", "STORED\r\nSTORED\r\n");
-    client.chat(b"get k\r\n", "VALUE k 1 3\r\n_bd\r\nEND\r\n");
-    client.chat(b"append nope 0 0 1\r\nd\r\n", "NOT_STORED\r\n");
-    client.chat(b"delete k\r\ndelete k\r\n", "DELETED\r\nNOT_FOUND\r\n");
+    client.check_chat(b"replace k 0 0 1\r\na\r\n", "NOT_STORED\r\n");
+    client.check_chat(b"add k 1 0 1\r\nb\r\nadd k 2 0 1\r\nc\r\n", "STORED\r\nNOT_STORED\r\n");
+    client.check_chat(b"append k 9 0 1\r\nd\r\nprepend k 9 0 1\r\n_\r\n", "STORED\r\nSTORED\r\n");
+    client.check_chat(b"get k\r\n", "VALUE k 1 3\r\n_bd\r\nEND\r\n");
+    client.check_chat(b"append nope 0 0 1\r\nd\r\n", "NOT_STORED\r\n");
+    client.check_chat(b"delete k\r\ndelete k\r\n", "DELETED\r\nNOT_FOUND\r\n");
 }
 
 #[test]
 fn cas_stores_only_over_what_the_client_saw() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set k 0 0 1\r\na\r\n", "STORED\r\n");
+    client.check_chat(b"set k 0 0 1\r\na\r\n", "STORED\r\n");
     let (reply, _) = client.say(b"gets k\r\n");
     let reply = String::from_utf8(reply).expect("text");
     let id: u64 = reply.split_whitespace().nth(4).and_then(|id| id.parse().ok()).expect("a CAS id");
-    client.chat(format!("cas k 0 0 1 {id}\r\nb\r\n").as_bytes(), "STORED\r\n");
-    client.chat(format!("cas k 0 0 1 {id}\r\nc\r\n").as_bytes(), "EXISTS\r\n");
-    client.chat(format!("cas nope 0 0 1 {id}\r\nc\r\n").as_bytes(), "NOT_FOUND\r\n");
-    client.chat(b"get k\r\n", "VALUE k 0 1\r\nb\r\nEND\r\n");
+    client.check_chat(format!("cas k 0 0 1 {id}\r\nb\r\n").as_bytes(), "STORED\r\n");
+    client.check_chat(format!("cas k 0 0 1 {id}\r\nc\r\n").as_bytes(), "EXISTS\r\n");
+    client.check_chat(format!("cas nope 0 0 1 {id}\r\nc\r\n").as_bytes(), "NOT_FOUND\r\n");
+    client.check_chat(b"get k\r\n", "VALUE k 0 1\r\nb\r\nEND\r\n");
 }
 
 #[test]
 fn numbers_go_up_and_wrap_and_go_down_and_stop() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set n 3 0 2\r\n10\r\nincr n 5\r\ndecr n 6\r\n", "STORED\r\n15\r\n9\r\n");
-    client.chat(b"get n\r\n", "VALUE n 3 2\r\n9 \r\nEND\r\n");
-    client.chat(
+    client.check_chat(b"set n 3 0 2\r\n10\r\nincr n 5\r\ndecr n 6\r\n", "STORED\r\n15\r\n9\r\n");
+    client.check_chat(b"get n\r\n", "VALUE n 3 2\r\n9 \r\nEND\r\n");
+    client.check_chat(
         b"incr n 1\r\ndecr n 100\r\nincr n 18446744073709551615\r\nincr n 1\r\n",
         "10\r\n0\r\n18446744073709551615\r\n0\r\n",
     );
-    client.chat(b"incr nope 1\r\n", "NOT_FOUND\r\n");
-    client.chat(
+    client.check_chat(b"incr nope 1\r\n", "NOT_FOUND\r\n");
+    client.check_chat(
         b"set t 0 0 1\r\nx\r\nincr t 1\r\n",
         "STORED\r\nCLIENT_ERROR cannot increment or decrement non-numeric value\r\n",
     );
@@ -68,26 +70,26 @@ fn clients_that_want_no_reply_get_none_not_even_of_errors() {
     let server = TestServer::start();
     let mut client = server.client();
     let long = format!("set {} 0 0 2 noreply\r\nxx\r\n", "k".repeat(251));
-    client.chat(b"set k 0 0 1 noreply\r\n5\r\nincr k 1 noreply\r\ntouch k 0 noreply\r\n", "");
-    client.chat(b"get k\r\n", "VALUE k 0 1\r\n6\r\nEND\r\n");
-    client.chat(
+    client.check_chat(b"set k 0 0 1 noreply\r\n5\r\nincr k 1 noreply\r\ntouch k 0 noreply\r\n", "");
+    client.check_chat(b"get k\r\n", "VALUE k 0 1\r\n6\r\nEND\r\n");
+    client.check_chat(
         b"delete k noreply\r\ndelete k x noreply\r\nincr k x noreply\r\nverbosity 1 noreply\r\n",
         "",
     );
-    client.chat(b"set k 0 0 3 noreply\r\nabc__", "");
-    client.chat(long.as_bytes(), "");
-    client.chat(b"flush_all noreply\r\nflush_all x noreply\r\nget k\r\n", "END\r\n");
+    client.check_chat(b"set k 0 0 3 noreply\r\nabc__", "");
+    client.check_chat(long.as_bytes(), "");
+    client.check_chat(b"flush_all noreply\r\nflush_all x noreply\r\nget k\r\n", "END\r\n");
 }
 
 #[test]
 fn a_malformed_data_block_is_told_and_the_stream_resumes_behind_its_length() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(
+    client.check_chat(
         b"set k 0 0 3\r\nabcdefg\r\nversion\r\n",
         &format!("CLIENT_ERROR bad data chunk\r\nERROR\r\nVERSION {}\r\n", esker_server::VERSION),
     );
-    client.chat(b"get k\r\n", "END\r\n");
+    client.check_chat(b"get k\r\n", "END\r\n");
 }
 
 #[test]
@@ -106,7 +108,7 @@ fn lines_that_leave_the_length_open_end_the_connection() {
         ("cas k 0 0 9 x", bad),
     ] {
         server.store.put(b"victim", b"1").expect("put");
-        server.client().last_words(format!("{line}\r\ndelete victim\r\n").as_bytes(), words);
+        server.client().check_last_words(format!("{line}\r\ndelete victim\r\n").as_bytes(), words);
         assert!(
             server.store.get(b"victim").expect("get").is_some(),
             "a payload ran as a command: {line}"
@@ -118,12 +120,12 @@ fn lines_that_leave_the_length_open_end_the_connection() {
 fn flush_all_leaves_nothing() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set a 0 0 1\r\n1\r\nflush_all\r\nget a\r\n", "STORED\r\nOK\r\nEND\r\n");
-    client.chat(
+    client.check_chat(b"set a 0 0 1\r\n1\r\nflush_all\r\nget a\r\n", "STORED\r\nOK\r\nEND\r\n");
+    client.check_chat(
         b"set a 0 0 1\r\n1\r\nflush_all 1000\r\nget a\r\n",
         "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n",
     );
-    client.chat(b"flush_all -1\r\nget a\r\n", "OK\r\nEND\r\n");
+    client.check_chat(b"flush_all -1\r\nget a\r\n", "OK\r\nEND\r\n");
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn a_delayed_flush_takes_place_when_its_time_has_come() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
     let server = TestServer::with(|config| config.clock = clock.clone());
     let mut client = server.client();
-    client.chat(
+    client.check_chat(
         b"set a 0 0 1\r\n1\r\nflush_all 10\r\nget a\r\n",
         "STORED\r\nOK\r\nVALUE a 0 1\r\n1\r\nEND\r\n",
     );
@@ -150,30 +152,31 @@ fn a_value_is_gone_once_its_time_is_over() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
     let server = TestServer::with(|config| config.clock = clock.clone());
     let mut client = server.client();
-    client.chat(b"set r 0 100 1\r\n1\r\nset d 0 1000000200 1\r\n2\r\n", "STORED\r\nSTORED\r\n");
-    client.chat(b"get r d\r\n", "VALUE r 0 1\r\n1\r\nVALUE d 0 1\r\n2\r\nEND\r\n");
+    client
+        .check_chat(b"set r 0 100 1\r\n1\r\nset d 0 1000000200 1\r\n2\r\n", "STORED\r\nSTORED\r\n");
+    client.check_chat(b"get r d\r\n", "VALUE r 0 1\r\n1\r\nVALUE d 0 1\r\n2\r\nEND\r\n");
     clock.advance(Duration::from_secs(99));
-    client.chat(b"touch d 401\r\nget r\r\n", "TOUCHED\r\nVALUE r 0 1\r\n1\r\nEND\r\n");
+    client.check_chat(b"touch d 401\r\nget r\r\n", "TOUCHED\r\nVALUE r 0 1\r\n1\r\nEND\r\n");
     clock.advance(Duration::from_secs(1));
-    client.chat(b"get r d\r\n", "VALUE d 0 1\r\n2\r\nEND\r\n");
+    client.check_chat(b"get r d\r\n", "VALUE d 0 1\r\n2\r\nEND\r\n");
     clock.advance(Duration::from_secs(400));
-    client.chat(b"get d\r\ntouch d 0\r\n", "END\r\nNOT_FOUND\r\n");
+    client.check_chat(b"get d\r\ntouch d 0\r\n", "END\r\nNOT_FOUND\r\n");
 }
 
 #[test]
 fn a_negative_time_is_over_at_once() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set k 0 -1 1\r\n1\r\nget k\r\n", "STORED\r\nEND\r\n");
-    client.chat(
+    client.check_chat(b"set k 0 -1 1\r\n1\r\nget k\r\n", "STORED\r\nEND\r\n");
+    client.check_chat(
         b"set k 0 0 1\r\n1\r\ngat -1 k\r\nget k\r\n",
         "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\nEND\r\n",
     );
-    client.chat(
+    client.check_chat(
         b"set k 0 -1 1\r\n1\r\nreplace k 0 0 1\r\n1\r\ndelete k\r\n",
         "STORED\r\nNOT_STORED\r\nNOT_FOUND\r\n",
     );
-    client.chat(
+    client.check_chat(
         b"set k 0 -1 1\r\n1\r\nadd k 0 0 1\r\n2\r\nget k\r\n",
         "STORED\r\nSTORED\r\nVALUE k 0 1\r\n2\r\nEND\r\n",
     );
@@ -183,7 +186,7 @@ fn a_negative_time_is_over_at_once() {
 fn statistics_have_the_names_that_exporters_read() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(
+    client.check_chat(
         b"set a 0 0 1\r\n1\r\nget a b\r\ndelete a\r\n",
         "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\nDELETED\r\n",
     );
@@ -239,15 +242,15 @@ fn statistics_have_the_names_that_exporters_read() {
     assert_eq!((number("curr_connections"), number("threads")), (1, 2));
     assert!(number("get_hits") >= 1 && number("cmd_set") >= 1);
     assert_eq!(figures(&mut client, "stats settings\r\n")["item_size_max"], "1048576");
-    client.chat(b"stats reset\r\n", "RESET\r\n");
+    client.check_chat(b"stats reset\r\n", "RESET\r\n");
     assert_eq!(figures(&mut client, "stats\r\n")["get_misses"], "0");
-    client.chat(b"stats items\r\nstats slabs\r\nstats bogus\r\n", "END\r\nEND\r\nERROR\r\n");
+    client.check_chat(b"stats items\r\nstats slabs\r\nstats bogus\r\n", "END\r\nEND\r\nERROR\r\n");
 }
 
 #[test]
 fn quit_and_web_browsers_end_the_connection_without_a_word() {
     let server = TestServer::start();
-    server.client().last_words(b"quit\r\nversion\r\n", "");
-    server.client().last_words(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "");
-    server.client().last_words(b"\x80\x0b\0\0", "");
+    server.client().check_last_words(b"quit\r\nversion\r\n", "");
+    server.client().check_last_words(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "");
+    server.client().check_last_words(b"\x80\x0b\0\0", "");
 }

@@ -76,7 +76,7 @@ impl Client {
 
     /// Receives exactly `expected`.
     #[track_caller]
-    pub(crate) fn expect(&mut self, expected: &[u8]) {
+    pub(crate) fn check_receive(&mut self, expected: &[u8]) {
         let mut seen = Vec::new();
         let mut byte = [0; 4096];
         while seen.len() < expected.len() {
@@ -111,7 +111,7 @@ impl Client {
 
     /// Sends `bytes`; the server answers exactly `expected`, and goes on.
     #[track_caller]
-    pub(crate) fn chat(&mut self, bytes: &[u8], expected: &str) {
+    pub(crate) fn check_chat(&mut self, bytes: &[u8], expected: &str) {
         let (reply, closed) = self.say(bytes);
         assert_eq!(
             String::from_utf8_lossy(&reply),
@@ -124,7 +124,7 @@ impl Client {
 
     /// Sends `bytes`; the server answers exactly `expected`, and closes.
     #[track_caller]
-    pub(crate) fn last_words(&mut self, bytes: &[u8], expected: &str) {
+    pub(crate) fn check_last_words(&mut self, bytes: &[u8], expected: &str) {
         let (reply, closed) = self.say(bytes);
         assert_eq!(
             String::from_utf8_lossy(&reply),

@@ -15,34 +15,34 @@ fn an_item_at_the_limit_is_stored_and_one_byte_more_is_swallowed() {
     let server = TestServer::with_limits(limits);
     let mut client = server.client();
     let (fits, large) = ("x".repeat(100_000), "x".repeat(100_001));
-    client.chat(format!("set k 0 0 100000\r\n{fits}\r\n").as_bytes(), "STORED\r\n");
-    client.chat(b"get k\r\n", &format!("VALUE k 0 100000\r\n{fits}\r\nEND\r\n"));
-    client.chat(b"append k 0 0 1\r\nx\r\n", "NOT_STORED\r\n");
+    client.check_chat(format!("set k 0 0 100000\r\n{fits}\r\n").as_bytes(), "STORED\r\n");
+    client.check_chat(b"get k\r\n", &format!("VALUE k 0 100000\r\n{fits}\r\nEND\r\n"));
+    client.check_chat(b"append k 0 0 1\r\nx\r\n", "NOT_STORED\r\n");
     let refused = "SERVER_ERROR object too large for cache\r\n";
-    client.chat(
+    client.check_chat(
         format!("add k 0 0 100001\r\n{large}\r\nversion\r\n").as_bytes(),
         &format!("{refused}{}", version()),
     );
-    client.chat(b"get nope\r\n", "END\r\n");
+    client.check_chat(b"get nope\r\n", "END\r\n");
     assert!(server.store.get(b"k").expect("get").is_some(), "add leaves what is there");
-    client.chat(
+    client.check_chat(
         format!("set k 0 0 100001\r\n{large}\r\nget k\r\n").as_bytes(),
         &format!("{refused}END\r\n"),
     );
-    client.chat(format!("set k 0 0 100001 noreply\r\n{large}\r\n").as_bytes(), "");
+    client.check_chat(format!("set k 0 0 100001 noreply\r\n{large}\r\n").as_bytes(), "");
 }
 
 #[test]
 fn the_payload_of_a_refused_item_is_never_a_command() {
     let server = TestServer::with_limits(Limits { item_size_max_bytes: 2048, ..Limits::default() });
     let mut client = server.client();
-    client.chat(b"set victim 0 0 1\r\n1\r\n", "STORED\r\n");
+    client.check_chat(b"set victim 0 0 1\r\n1\r\n", "STORED\r\n");
     let payload = "delete victim\r\n".repeat(1000);
     let line = format!("set k 0 0 {}\r\n{payload}\r\n", payload.len());
-    client.chat(line.as_bytes(), "SERVER_ERROR object too large for cache\r\n");
+    client.check_chat(line.as_bytes(), "SERVER_ERROR object too large for cache\r\n");
     let long_key = format!("set {} 0 0 15\r\ndelete victim\r\n\r\n", "k".repeat(251));
-    client.chat(long_key.as_bytes(), "CLIENT_ERROR bad command line format\r\n");
-    client.chat(b"get victim\r\n", "VALUE victim 0 1\r\n1\r\nEND\r\n");
+    client.check_chat(long_key.as_bytes(), "CLIENT_ERROR bad command line format\r\n");
+    client.check_chat(b"get victim\r\n", "VALUE victim 0 1\r\n1\r\nEND\r\n");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
         // Closing with bytes unread resets the connection.
         let _ = slow.0.read_to_end(&mut rest);
     });
-    server.client().chat(b"version\r\n", &version());
+    server.client().check_chat(b"version\r\n", &version());
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn a_client_that_is_busy_for_longer_than_a_request_may_take_is_not_cut_off() {
     for _ in 0..30 {
         esker_trt::sleep(Duration::from_millis(20));
         client.send(b"t a\r\nge");
-        client.expect(b"END\r\n");
+        client.check_receive(b"END\r\n");
     }
     client.send(b"t a\r\n");
-    client.expect(b"END\r\nEND\r\n");
+    client.check_receive(b"END\r\nEND\r\n");
     esker_trt::sleep(Duration::from_millis(500));
-    client.chat(b"get a\r\n", "END\r\n");
+    client.check_chat(b"get a\r\n", "END\r\n");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn silent_connections_stay_unless_an_idle_timeout_is_set() {
     let idle = Limits { idle_timeout: Duration::from_millis(200), ..Limits::default() };
     let server = TestServer::with_limits(idle);
     let mut client = server.client();
-    client.chat(b"version\r\n", &version());
+    client.check_chat(b"version\r\n", &version());
     let mut rest = Vec::new();
     client.0.read_to_end(&mut rest).expect("closed in time");
     assert!(rest.is_empty());
@@ -115,19 +115,19 @@ fn one_connection_too_many_is_told_so_and_the_others_are_served() {
     let server = TestServer::with_limits(Limits { connections_max: 3, ..Limits::default() });
     let mut clients: Vec<Client> = (0..3).map(|_| server.client()).collect();
     for client in &mut clients {
-        client.chat(b"version\r\n", &version());
+        client.check_chat(b"version\r\n", &version());
     }
     for _ in 0..5 {
-        server.client().expect(b"ERROR Too many open connections\r\n");
+        server.client().check_receive(b"ERROR Too many open connections\r\n");
     }
     for client in &mut clients {
-        client.chat(b"version\r\n", &version());
+        client.check_chat(b"version\r\n", &version());
     }
     clients.pop();
     while server.server.connections() > 2 {
         esker_trt::sleep(Duration::from_millis(5));
     }
-    server.client().chat(b"version\r\n", &version());
+    server.client().check_chat(b"version\r\n", &version());
 }
 
 #[test]
@@ -141,7 +141,7 @@ fn clients_that_never_read_do_not_stop_the_others() {
     let value = "v".repeat(1 << 20);
     server
         .client()
-        .chat(format!("set big 0 0 {}\r\n{value}\r\n", value.len()).as_bytes(), "STORED\r\n");
+        .check_chat(format!("set big 0 0 {}\r\n{value}\r\n", value.len()).as_bytes(), "STORED\r\n");
     let greedy: Vec<Client> = (0..10)
         .map(|_| {
             let mut client = server.client();
@@ -150,7 +150,7 @@ fn clients_that_never_read_do_not_stop_the_others() {
         })
         .collect();
     for round in 0..20 {
-        server.client().chat(
+        server.client().check_chat(
             format!("set k 0 0 2\r\n{round:02}\r\nget k\r\n").as_bytes(),
             &format!("STORED\r\nVALUE k 0 2\r\n{round:02}\r\nEND\r\n"),
         );
@@ -161,7 +161,8 @@ fn clients_that_never_read_do_not_stop_the_others() {
     }
     drop(greedy);
     let mut client = server.client();
-    client.chat(b"get big\r\n", &format!("VALUE big 0 {}\r\n{value}\r\nEND\r\n", value.len()));
+    client
+        .check_chat(b"get big\r\n", &format!("VALUE big 0 {}\r\n{value}\r\nEND\r\n", value.len()));
 }
 
 #[test]
@@ -194,6 +195,6 @@ fn bodies_beyond_the_memory_budget_are_refused_and_swallowed() {
     assert!(replies.iter().any(|reply| reply == "STORED\r\n"), "{replies:?}");
     let mut refused =
         holders.swap_remove(replies.iter().position(|reply| reply == "SERVER_E").expect("one"));
-    refused.expect(b"RROR out of memory storing object\r\n");
-    refused.chat(b"version\r\n", &version());
+    refused.check_receive(b"RROR out of memory storing object\r\n");
+    refused.check_chat(b"version\r\n", &version());
 }

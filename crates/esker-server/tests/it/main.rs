@@ -7,6 +7,8 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+#![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
+
 mod commands;
 mod differential;
 mod harness;

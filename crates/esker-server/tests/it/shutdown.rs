@@ -10,7 +10,7 @@ use std::time::Duration;
 fn a_stopped_server_answers_what_it_received_and_accepts_nobody() {
     let server = TestServer::start();
     let mut client = server.client();
-    client.chat(b"set k 0 0 1\r\n1\r\n", "STORED\r\n");
+    client.check_chat(b"set k 0 0 1\r\n1\r\n", "STORED\r\n");
     assert!(server.server.stop(Duration::from_secs(5)), "nothing was running");
     server.runtime.shutdown().expect("every session ends");
     let mut rest = Vec::new();
