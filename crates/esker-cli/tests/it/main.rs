@@ -6,7 +6,6 @@
     missing_docs,
     reason = "tests and measurements fail by panicking"
 )]
-
 #![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
 
 mod keys;

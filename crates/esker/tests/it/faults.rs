@@ -1,8 +1,8 @@
 //! Failing devices: every call fails once, then from there on; nobody is told what is not so.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, open, options};
+use crate::support::{DEVICE_SIZE, open, options};
 use esker::{ErrorKind, Result, Store};
-use esker_media::sim::{Call, FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger};
+use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -78,13 +78,13 @@ fn cut(device: &SimBlock, keep: bool) -> Image {
 }
 
 /// Fails the n-th call for every n, once or for ever, until the workload no longer gets there.
-fn sweep(call: Call, kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
+fn sweep(kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
     let mut failed = 0;
-    for n in 0..400 {
-        let context = format!("{kind:?} at {call:?} {n}, for ever: {for_ever}");
+    for n in 1..400 {
+        let context = format!("{kind:?} at call {n}, for ever: {for_ever}");
         let device = device(Initial::Zeros);
         let store = open(&device, &options(5)).expect(&context);
-        let trigger = if for_ever { Trigger::From(n) } else { Trigger::Nth(n) };
+        let trigger = if for_ever { Trigger::FromNth(n) } else { Trigger::Nth(n) };
         device.set_faults(FaultPlan::none().with(kind, trigger));
         let mut client = Client::default();
         client.work(&store);
@@ -94,7 +94,11 @@ fn sweep(call: Call, kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
         }
         if client.errors.contains(&ErrorKind::ReadOnly) {
             assert!(store.stats().read_only.is_some(), "{context}: says why");
-            assert_eq!(store.put(b"new", b"").unwrap_err().kind(), ErrorKind::ReadOnly, "{context}");
+            assert_eq!(
+                store.put(b"new", b"").unwrap_err().kind(),
+                ErrorKind::ReadOnly,
+                "{context}"
+            );
         }
         // Reads go on.
         for (key, value) in &client.acknowledged {
@@ -119,9 +123,9 @@ fn sweep(call: Call, kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) {
 fn a_write_that_fails_once_or_for_ever_makes_no_false_promise() {
     let expected = [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly];
     for for_ever in [false, true] {
-        sweep(Call::Write, FaultKind::WriteError, for_ever, &expected);
-        sweep(Call::Write, FaultKind::ShortWrite, for_ever, &expected);
-        sweep(Call::Write, FaultKind::NoSpace, for_ever, &expected);
+        sweep(FaultKind::WriteError, for_ever, &expected);
+        sweep(FaultKind::ShortWrite, for_ever, &expected);
+        sweep(FaultKind::NoSpace, for_ever, &expected);
     }
 }
 
@@ -131,10 +135,10 @@ fn a_read_that_fails_once_is_read_again() {
     let store = open(&device, &options(5)).unwrap();
     store.put(b"k", b"v").unwrap();
     for kind in [FaultKind::ReadError, FaultKind::ReadFlip] {
-        device.set_faults(FaultPlan::none().with(kind, Trigger::Nth(0)));
+        device.set_faults(FaultPlan::none().with(kind, Trigger::Nth(1)));
         assert_eq!(store.get(b"k").unwrap().unwrap().to_vec(), b"v");
     }
-    device.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::From(0)));
+    device.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::FromNth(1)));
     assert_eq!(store.get(b"k").unwrap_err().kind(), ErrorKind::Io, "never not found");
     assert_eq!(store.put(b"k", b"w").unwrap_err().kind(), ErrorKind::Io);
     device.set_faults(FaultPlan::none());
@@ -148,7 +152,7 @@ fn a_flush_that_fails_once_is_not_taken_for_done_the_second_time() {
     options.durability = esker::Durability::None;
     let store = open(&device, &options).unwrap();
     store.put(b"k", b"v").unwrap();
-    device.set_faults(FaultPlan::none().with(FaultKind::FlushError, Trigger::Nth(0)));
+    device.set_faults(FaultPlan::none().with(FaultKind::FlushError, Trigger::Nth(1)));
     assert_eq!(store.sync().unwrap_err().kind(), ErrorKind::DurabilityUnknown);
     assert_eq!(store.sync().unwrap_err().kind(), ErrorKind::ReadOnly);
     assert_eq!(store.put(b"k", b"w").unwrap_err().kind(), ErrorKind::ReadOnly);
@@ -160,7 +164,7 @@ fn a_flush_that_fails_once_is_not_taken_for_done_the_second_time() {
 #[test]
 fn a_lost_or_misdirected_write_is_never_another_keys_value() {
     for kind in [FaultKind::LostWrite, FaultKind::MisdirectedWrite] {
-        for n in 0..60 {
+        for n in 1..60 {
             let device = device(Initial::Zeros);
             let store = open(&device, &options(9)).unwrap();
             device.set_faults(FaultPlan::none().with(kind, Trigger::Nth(n)));
@@ -187,16 +191,19 @@ fn faults_while_opening_are_errors_and_the_next_open_works() {
     drop(store);
     let image = device.image();
     let mut failed = 0;
-    for n in 0..2000 {
+    for n in 1..2000 {
         let device = self::device(Initial::Recycled(image.clone()));
-        device.set_faults(FaultPlan::none().with(FaultKind::AnyError, Trigger::From(n)));
+        device.set_faults(FaultPlan::none().with(FaultKind::AnyError, Trigger::FromNth(n)));
         match open(&device, &options(6)) {
             Ok(_) => break,
             Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "call {n}: {error}"),
         }
         failed += 1;
         device.set_faults(FaultPlan::none());
-        client.check(&open(&self::device(Initial::Recycled(device.image())), &options(6)).unwrap(), "reopened");
+        client.check(
+            &open(&self::device(Initial::Recycled(device.image())), &options(6)).unwrap(),
+            "reopened",
+        );
     }
-    assert!(u64::from(failed > 10u32) * SEGMENT_SIZE > 0, "{failed} calls could fail");
+    assert!(failed > 10, "{failed} calls could fail");
 }

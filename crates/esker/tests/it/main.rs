@@ -9,6 +9,7 @@
 
 mod basics;
 mod damage;
+mod faults;
 mod model;
 mod support;
 mod threads;
