@@ -297,16 +297,15 @@ fn read_randomly(path: &str, depth: usize, time: Duration) -> Outcome<Measured> 
                 let mut memory = vec![0_u8; 2 * BLOCK];
                 let aligned = memory.as_ptr().align_offset(BLOCK);
                 let Some(block) = memory.get_mut(aligned..aligned + BLOCK) else { return Ok(()) };
-                let mut begin = SystemClock.monotonic();
                 while !stop.get() {
                     let offset = rng.below(blocks) * BLOCK as u64;
+                    let begin = SystemClock.monotonic();
                     if io::read_at(file.as_fd(), block, offset)? != BLOCK {
                         return Err(std::io::ErrorKind::UnexpectedEof.into());
                     }
                     let end = SystemClock.monotonic();
                     let took = u32::try_from((end - begin).as_nanos()).unwrap_or(u32::MAX);
                     latencies.borrow_mut().push(took);
-                    begin = end;
                 }
                 Ok(())
             })

@@ -22,6 +22,20 @@
 //! # Ok::<(), esker_base::Error>(())
 //! ```
 //!
+//! The types keep a task on its core: its handle is not `Send`,
+//!
+//! ```compile_fail
+//! fn is_send<T: Send>(_: T) {}
+//! is_send(esker_trt::spawn(|| 1));
+//! ```
+//!
+//! and neither are the primitives of [`local`] or the guard of a [`sync::Mutex`]:
+//!
+//! ```compile_fail
+//! fn is_send<T: Send>(_: T) {}
+//! is_send(esker_trt::local::Notify::new());
+//! ```
+//!
 //! # Rules for tasks
 //! - Cooperative: a task that computes for long calls [`yield_now`].
 //! - Nothing that is not made for it is held over a suspension: no `parking_lot` or `std` guard

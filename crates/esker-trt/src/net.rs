@@ -110,10 +110,7 @@ impl Socket {
             Some(key) => key,
             None => self.register(fd)?,
         };
-        let me = context::with_task(|core, task| {
-            core.socket_waits(key, interest, task.id);
-            task.id
-        });
+        let me = context::with_task(|_, task| task.id);
         let result = loop {
             if context::with(|core| core.socket_is_ready(key, interest)) == Some(true) {
                 break Ok(());
@@ -122,15 +119,16 @@ impl Socket {
                 let cause = cancelled_error("wait for socket");
                 break Err(io::Error::new(io::ErrorKind::Interrupted, cause));
             }
-            match self.deadline.get() {
+            let left = self.deadline.get().map(|deadline| deadline.saturating_sub(now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                break Err(io::ErrorKind::TimedOut.into());
+            }
+            // Again every time: an event takes all waiters off the list, and another task may have
+            // used up what it announced.
+            context::with_task(|core, task| core.socket_waits(key, interest, task.id));
+            match left {
                 None => park("socket"),
-                Some(deadline) => {
-                    let left = deadline.saturating_sub(now());
-                    if left.is_zero() {
-                        break Err(io::ErrorKind::TimedOut.into());
-                    }
-                    park_for("socket", left);
-                }
+                Some(left) => park_for("socket", left),
             }
         };
         if let (Some(me), Err(_)) = (me, &result) {

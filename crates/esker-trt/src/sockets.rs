@@ -115,7 +115,10 @@ impl Sockets {
 
     pub(crate) fn add_waiter(&mut self, key: SocketKey, interest: Interest, task: TaskId) {
         if let Some(entry) = self.get_mut(key) {
-            entry.waiters(interest).push(task);
+            let waiters = entry.waiters(interest);
+            if !waiters.contains(&task) {
+                waiters.push(task);
+            }
         }
     }
 

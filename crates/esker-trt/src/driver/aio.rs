@@ -92,6 +92,7 @@ pub(crate) struct Aio {
     timer_ns: u64,
     unsubmitted: Vec<Request>,
     pointers: Vec<*const Request>,
+    /// Disk requests in flight; the poll request does not count.
     in_flight: usize,
     epoll_fired: bool,
     waited: Vec<Completion>,
@@ -191,8 +192,8 @@ impl Aio {
             let result =
                 unsafe { libc::syscall(libc::SYS_io_submit, self.context, count, pointers) };
             if let Ok(submitted) = usize::try_from(result) {
-                self.unsubmitted.drain(..submitted.min(count));
-                self.in_flight += submitted;
+                let taken = self.unsubmitted.drain(..submitted.min(count));
+                self.in_flight += taken.filter(|request| request.data != DATA_EPOLL).count();
                 if submitted == 0 {
                     return Ok(());
                 }
@@ -269,9 +270,9 @@ impl Aio {
     }
 
     fn note(&mut self, completion: Completion, events: &mut Vec<Event>) {
-        self.in_flight = self.in_flight.saturating_sub(1);
         match u32::try_from(completion.data) {
             Ok(task) => {
+                self.in_flight = self.in_flight.saturating_sub(1);
                 let result = i32::try_from(completion.result).unwrap_or(i32::MAX);
                 events.push(Event::Io { task, result });
             }

@@ -38,6 +38,10 @@ pub(crate) struct Uring {
     /// Entries pushed since the last `io_uring_enter`.
     unsubmitted: u32,
     words: &'static str,
+    /// Events taken while a request was being pushed.
+    early: Vec<Event>,
+    /// The kernel ended the watch of the mailbox.
+    mailbox_ended: bool,
     /// The ring as `io_uring_enter` is told of it, and the flag that says how.
     enter_as: (RawFd, u32),
     /// Timeout requests in flight, the earliest last.
@@ -73,6 +77,8 @@ impl Uring {
             eventfd,
             unsubmitted: 0,
             words,
+            early: Vec::new(),
+            mailbox_ended: false,
             timers: Vec::new(),
             timer_sequence: 0,
             timer_limit: Box::default(),
@@ -93,10 +99,14 @@ impl Uring {
                 self.unsubmitted += 1;
                 return;
             }
-            // The queue is full: hand it over. Errors show again at the next poll.
+            // The queue is full: hand it over. Errors show again at the next poll. Completions
+            // are taken too, because a kernel that is short of room for them takes no requests.
             if self.enter(0).is_err() {
                 std::thread::yield_now();
             }
+            let mut early = std::mem::take(&mut self.early);
+            self.reap(&mut early);
+            self.early = early;
         }
     }
 
@@ -210,7 +220,7 @@ impl Uring {
 
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         match wait {
-            Wait::Until(at_ns) if self.ring.completion().is_empty() => {
+            Wait::Until(at_ns) if self.early.is_empty() && self.ring.completion().is_empty() => {
                 if let Some(at_ns) = at_ns {
                     self.arm_timer(at_ns);
                 }
@@ -226,12 +236,16 @@ impl Uring {
                 }
             }
         }
+        events.append(&mut self.early);
         self.reap(events);
+        if self.mailbox_ended {
+            self.mailbox_ended = false;
+            self.arm_mailbox();
+        }
         Ok(())
     }
 
     fn reap(&mut self, events: &mut Vec<Event>) {
-        let mut mailbox_ended = false;
         for completion in self.ring.completion() {
             let (tag, key) = unpack(completion.user_data());
             let result = completion.result();
@@ -249,12 +263,9 @@ impl Uring {
                     self.timers.retain(|timer| timer.sequence != key.generation);
                     events.push(Event::Timer);
                 }
-                TAG_MAIL => mailbox_ended |= !cqueue::more(completion.flags()),
+                TAG_MAIL => self.mailbox_ended |= !cqueue::more(completion.flags()),
                 _ => {}
             }
-        }
-        if mailbox_ended {
-            self.arm_mailbox();
         }
     }
 }

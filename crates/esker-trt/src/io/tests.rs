@@ -86,3 +86,30 @@ fn many_tasks_have_requests_in_flight_at_once() {
         assert_eq!(read.join().unwrap(), (0..TASKS).collect::<Vec<u64>>());
     });
 }
+
+#[test]
+fn a_device_that_does_not_answer_keeps_its_task_but_not_the_shutdown() {
+    // A read of an empty pipe stays in flight, as a request to a stuck device does.
+    let (reader, mut writer) = std::io::pipe().unwrap();
+    let config = crate::Config {
+        facilities: vec![crate::Facility::Uring],
+        shutdown_limit: std::time::Duration::from_millis(100),
+        ..crate::Config::default()
+    };
+    let runtime = crate::Runtime::start(config).unwrap();
+    let (done, finished) = crate::sync::promise();
+    let stuck = runtime.spawn(move || {
+        let mut buf = [0_u8; 4];
+        let count = read_at(reader.as_fd(), &mut buf, 0).unwrap();
+        done.set((count, buf));
+    });
+    let other = runtime.spawn(|| 5);
+    assert_eq!(other.join().unwrap(), 5, "other tasks go on");
+    let error = runtime.shutdown().unwrap_err();
+    assert_eq!(error.kind(), esker_base::ErrorKind::Timeout);
+    assert_eq!(stuck.join().unwrap_err().kind(), esker_base::ErrorKind::Cancelled);
+    drop(runtime);
+    // The answer comes after all, into memory that is still the task's.
+    std::io::Write::write_all(&mut writer, b"late").unwrap();
+    assert_eq!(finished.wait().unwrap(), (4, *b"late"));
+}

@@ -219,22 +219,29 @@ fn threads_block_in_the_same_calls() {
 }
 
 #[test]
-fn two_tasks_accept_on_one_listener() {
+fn tasks_that_share_a_listener_all_go_on_waiting() {
+    const TASKS: usize = 3;
     each_facility(|runtime| {
         let (listener, address) = listener();
-        let both = runtime.spawn_on(CoreId(0), move || {
+        let accepted = runtime.spawn_on(CoreId(0), move || {
             let listener = Rc::new(listener);
-            let tasks: Vec<_> = (0..2)
+            let tasks: Vec<_> = (0..TASKS)
                 .map(|_| {
                     let listener = Rc::clone(&listener);
-                    spawn(move || listener.accept().is_ok())
+                    spawn(move || {
+                        let first = listener.accept().is_ok();
+                        // Takes what woke the others, and waits again behind them.
+                        (first, listener.accept().is_ok())
+                    })
                 })
                 .collect();
-            tasks.into_iter().map(|task| task.join().unwrap()).filter(|ok| *ok).count()
+            tasks.into_iter().all(|task| task.join().unwrap() == (true, true))
         });
-        let _first = TcpStream::connect(address).unwrap();
-        std::thread::park_timeout(Duration::from_millis(10));
-        let _second = TcpStream::connect(address).unwrap();
-        assert_eq!(both.join().unwrap(), 2);
+        let mut clients = Vec::new();
+        for _ in 0..2 * TASKS {
+            std::thread::park_timeout(Duration::from_millis(3));
+            clients.push(TcpStream::connect(address).unwrap());
+        }
+        assert!(accepted.join().unwrap());
     });
 }
