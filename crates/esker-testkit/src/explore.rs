@@ -29,9 +29,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 mod report;
 mod run;
+mod sweep;
 
 pub use report::{Report, Violation};
 use run::{Recovery, Workload};
+pub use sweep::SweepReport;
 
 /// A store under test: how to open it and what to do with it. All calls run inside a simulation,
 /// on one thread.

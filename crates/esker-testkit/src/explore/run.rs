@@ -6,7 +6,7 @@ use crate::model::{Allowed, History, Map, Model, Reply};
 use esker_base::rng::Rng;
 use esker_base::{ErrorKind, Result};
 use esker_media::BlockDevice;
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions, SiteVisits, Trace};
+use esker_media::sim::{FaultPlan, Image, Initial, SimBlock, SimBlockOptions, SiteVisits, Trace};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ pub(super) struct Workload {
     pub(super) recycled: bool,
     pub(super) sim_hash: u64,
     pub(super) outcome: std::result::Result<(), String>,
+    /// Calls of the device that failed by plan.
+    pub(super) faults_fired: u64,
 }
 
 /// What a recovery did.
@@ -61,14 +63,15 @@ pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> W
         2 => Initial::Random,
         number => {
             // What is left of another run: its content at a crash somewhere, or at its end.
-            let earlier = run_tasks(subject, config, rng.next_u64(), Initial::Zeros);
+            let seed = rng.next_u64();
+            let earlier = run_tasks(subject, config, seed, Initial::Zeros, FaultPlan::none());
             let mut replay = earlier.trace.replay();
             let end = earlier.trace.points().last().unwrap_or(0);
             replay.advance_to(if number < 6 { rng.below(end + 1) } else { end });
             Initial::Recycled(replay.random_state(rng.next_u64()).image())
         }
     };
-    run_tasks(subject, config, seed, initial)
+    run_tasks(subject, config, seed, initial, FaultPlan::none())
 }
 
 /// What the tasks of a workload share.
@@ -77,6 +80,8 @@ struct Shared<S: Subject> {
     device: Arc<SimBlock>,
     store: RefCell<Option<Rc<S::Store>>>,
     history: RefCell<History>,
+    /// Faults are planned: the store's own check may fail.
+    tolerant: bool,
 }
 
 impl<S: Subject> Shared<S> {
@@ -90,7 +95,7 @@ impl<S: Subject> Shared<S> {
             let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
             reply_of(self.subject.apply(&store, &op))
         };
-        if op == Op::Check && reply != Reply::Done {
+        if op == Op::Check && reply != Reply::Done && !self.tolerant {
             return Err(wrong("the store's own check failed".to_owned()));
         }
         self.history.borrow_mut().end(self.device.position(), id, reply);
@@ -110,9 +115,19 @@ impl<S: Subject> Shared<S> {
     }
 }
 
-fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initial) -> Workload {
+/// Runs the tasks of `seed` on a device with this content and these faults. With faults, calls may
+/// fail, and a task that cannot reopen its store ends there.
+pub(super) fn run_tasks<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    initial: Initial,
+    faults: FaultPlan,
+) -> Workload {
     let recycled = matches!(initial, Initial::Recycled(_));
-    let device = Arc::new(SimBlock::new(device_options(config, seed).initial(initial)));
+    let tolerant = !faults.is_empty();
+    let options = device_options(config, seed).initial(initial).faults(faults);
+    let device = Arc::new(SimBlock::new(options));
     let tasks = 1 + Rng::from_seed(seed).below(config.tasks_max.max(1));
     let shared_device = Arc::clone(&device);
     let subject = subject.clone();
@@ -133,6 +148,7 @@ fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initi
             device: shared_device,
             store: RefCell::new(Some(Rc::new(store))),
             history: RefCell::default(),
+            tolerant,
         });
         let handles: Vec<_> = (0..tasks)
             .map(|stream| {
@@ -160,6 +176,7 @@ fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initi
         opened_at,
         recycled,
         sim_hash: report.trace_hash,
+        faults_fired: device.faults_fired(),
         outcome: report.outcome.flatten().map_err(|error| words(&error)),
     }
 }
@@ -218,6 +235,24 @@ pub(super) fn recover<S: Subject>(
             visits,
         },
     }
+}
+
+/// A recovery from `image` on a device with faults: what came of it, the recording, and how many
+/// calls failed.
+pub(super) fn recover_with_faults<S: Subject>(
+    subject: &S,
+    config: &Config,
+    image: Image,
+    seed: u64,
+    faults: FaultPlan,
+) -> (Outcome, Trace, u64) {
+    let options = device_options(config, seed).initial(Initial::Recycled(image)).faults(faults);
+    let device = Arc::new(SimBlock::new(options));
+    let (subject, inside) = (subject.clone(), Arc::clone(&device));
+    let report =
+        esker_trt::sim::run(seed, move || open_and_dump(&subject, &inside).map(|(map, _)| map));
+    let outcome = report.outcome.flatten().map_err(|error| words(&error));
+    (outcome, device.trace(), device.faults_fired())
 }
 
 fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimBlock>) -> Result<(Map, S::Store)> {
