@@ -10,9 +10,9 @@
 //!   acknowledged write, or a recovery that leaves out what it could not read, is a violation.
 
 use super::run::{self, PANICKED};
-use super::{Explorer, Subject, Violation};
+use super::{CrashReplay, Crashed, Explorer, Medium, Subject, Violation};
 use crate::model::{Allowed, Oracle};
-use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, Trace, Trigger};
+use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, Trigger};
 use std::fmt;
 
 /// States of a crash tried after each failure.
@@ -106,7 +106,7 @@ impl<S: Subject> Explorer<S> {
         let mut report = SweepReport::default();
         let workload =
             run::run_tasks(&self.subject, &self.config, seed, Initial::Zeros, FaultPlan::none());
-        let image = final_image(&workload.trace, seed);
+        let image = final_image::<S::Medium>(&workload.trace, seed);
         let none = FaultPlan::none();
         let healthy =
             run::recover_with_faults(&self.subject, &self.config, image.clone(), seed, none);
@@ -144,15 +144,17 @@ impl<S: Subject> Explorer<S> {
     /// Recovers on a healthy device from states that a cut at the end of `trace` leaves.
     fn judge_end(
         &self,
-        trace: &Trace,
+        trace: &<S::Medium as Medium>::Trace,
         allowed: &Allowed,
         seed: u64,
         nth: u64,
         report: &mut SweepReport,
     ) {
-        let mut replay = trace.replay();
+        let mut replay = S::Medium::replay(trace);
         replay.advance_to(u64::MAX);
-        for (state, number) in replay.states(STATES, seed ^ nth).take(STATES).zip(0..) {
+        let (states, _) = replay.states(STATES, seed ^ nth);
+        let step = states.len().div_ceil(STATES).max(1);
+        for (state, number) in states.iter().zip(0_u64..).step_by(step) {
             report.recoveries += 1;
             let recovery =
                 run::recover(&self.subject, &self.config, state.image(), seed, false, false);
@@ -169,8 +171,8 @@ impl<S: Subject> Explorer<S> {
 }
 
 /// What a cut at the end of `trace` leaves, in one state.
-fn final_image(trace: &Trace, seed: u64) -> Image {
-    let mut replay = trace.replay();
+fn final_image<M: Medium>(trace: &M::Trace, seed: u64) -> Image {
+    let mut replay = M::replay(trace);
     replay.advance_to(u64::MAX);
-    replay.random_state(seed).image()
+    replay.random_image(seed)
 }

@@ -5,10 +5,12 @@ use crate::generator::{Entry, When};
 use crate::mutants;
 use esker_base::checksum::crc32c;
 use esker_base::sites;
+use esker_media::BlockDevice;
 use esker_media::sim::FaultKind;
 use esker_trt::sync::Mutex as TaskMutex;
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::sync::Arc;
 
 sites! {
     /// The superblock.
@@ -214,6 +216,7 @@ impl ToyStore {
 }
 
 impl Subject for Toy {
+    type Medium = Block;
     type Store = ToyStore;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<ToyStore> {
