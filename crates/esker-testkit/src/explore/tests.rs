@@ -12,6 +12,8 @@ use std::cell::RefCell;
 use std::io::IoSlice;
 use std::sync::Arc;
 
+mod memory;
+
 sites! {
     /// The superblock.
     pub FORMAT: DurableWrite = "toy.format.superblock";
