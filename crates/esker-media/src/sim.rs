@@ -22,7 +22,7 @@ pub use devices::SimDevices;
 pub use faults::{Fault, FaultKind, FaultPlan, Trigger};
 pub use image::{Image, Initial};
 pub use pm::{PmTrace, SimPm, SimPmOptions};
-pub use pm_replay::{PmCrashState, PmReplay};
+pub use pm_replay::{PmCrashState, PmReplay, pm_image_hash};
 pub use replay::Replay;
 pub use states::CrashState;
 pub use trace::{PowerClock, SiteVisits, Trace};

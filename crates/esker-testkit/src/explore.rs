@@ -18,24 +18,31 @@ use crate::generator::{Limits, Op, Weights};
 use crate::model::{Allowed, Map, Oracle, Reply};
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::BlockDevice;
-use esker_media::sim::{Image, Replay, Trace};
+use esker_media::sim::Image;
 use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+mod medium;
 mod report;
 mod run;
+mod sweep;
 
+pub use medium::{Block, CrashReplay, Crashed, Medium, Memory};
 pub use report::{Report, Violation};
 use run::{Recovery, Workload};
+pub use sweep::SweepReport;
+
+/// What a subject is given to stand on.
+pub type DeviceOf<S> = <<S as Subject>::Medium as Medium>::Device;
 
 /// A store under test: how to open it and what to do with it. All calls run inside a simulation,
 /// on one thread.
 pub trait Subject: Clone + Send + Sync + 'static {
+    /// What it stands on: [`Block`] or [`Memory`].
+    type Medium: Medium;
     /// The open store.
     type Store: 'static;
 
@@ -44,7 +51,7 @@ pub trait Subject: Clone + Send + Sync + 'static {
     /// # Errors
     /// The store's. On a device that holds the end of an acknowledged history an error counts as
     /// a violation.
-    fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Self::Store>;
+    fn open(&self, device: DeviceOf<Self>, fresh: bool) -> Result<Self::Store>;
 
     /// Does `op`. Several tasks call at once. [`Op::Reopen`] never comes here.
     ///
@@ -208,7 +215,9 @@ impl<S: Subject> Explorer<S> {
         if seed.is_multiple_of(64) {
             let again = run::workload(&self.subject, &self.config, seed);
             state.report.replays_compared += 1;
-            if (again.trace.hash(), again.sim_hash) != (workload.trace.hash(), workload.sim_hash) {
+            let hashes =
+                |one: &Workload<S::Medium>| (S::Medium::trace_hash(&one.trace), one.sim_hash);
+            if hashes(&again) != hashes(&workload) {
                 state.violation(&[], "the same seed ran differently a second time".to_owned());
             }
         }
@@ -226,11 +235,11 @@ impl<S: Subject> Seed<'_, S> {
         self.report.violations.len() >= self.explorer.config.violations_max
     }
 
-    fn explore(&mut self, workload: &Workload) {
+    fn explore(&mut self, workload: &Workload<S::Medium>) {
         self.report.seeds = 1;
         self.report.recycled = u64::from(workload.recycled);
         self.report.operations = workload.history.len() as u64;
-        self.report.visits.merge(workload.trace.visits());
+        self.report.visits.merge(&workload.visits);
         if let Err(words) = &workload.outcome {
             self.violation(&[], format!("without any crash: {words}"));
             return;
@@ -238,7 +247,7 @@ impl<S: Subject> Seed<'_, S> {
         let mut oracle = Oracle::new(&workload.history);
         let mut allowed: Option<(u64, Allowed)> = None;
         let mut judged = HashSet::new();
-        let mut replay = workload.trace.replay();
+        let mut replay = S::Medium::replay(&workload.trace);
         loop {
             let point = replay.position();
             if let Err(words) = oracle.advance_to(point) {
@@ -278,8 +287,8 @@ impl<S: Subject> Seed<'_, S> {
     /// nothing but a panic is wrong.
     fn point(
         &mut self,
-        replay: &Replay<'_>,
-        workload: &Workload,
+        replay: &<S::Medium as Medium>::Replay<'_>,
+        workload: &Workload<S::Medium>,
         allowed: Option<&Allowed>,
         version: u64,
         judged: &mut HashSet<(u128, u64)>,
@@ -287,10 +296,10 @@ impl<S: Subject> Seed<'_, S> {
         let config = &self.explorer.config;
         let point = replay.position();
         let sites = [replay.last_site(), replay.next_site()];
-        let states = replay.states(config.states_per_point, self.seed ^ point);
+        let (states, exhaustive) = replay.states(config.states_per_point, self.seed ^ point);
         self.report.points += 1;
-        self.report.exhaustive_points += u64::from(states.is_exhaustive());
-        for (state, number) in states.zip(0_u64..) {
+        self.report.exhaustive_points += u64::from(exhaustive);
+        for (state, number) in states.iter().zip(0_u64..) {
             self.report.states += 1;
             let hash = state.hash();
             let is_new = self.distinct.insert(hash);
@@ -333,7 +342,13 @@ impl<S: Subject> Seed<'_, S> {
         }
     }
 
-    fn recover(&mut self, image: Image, hash: u128, record: bool, follow_up: bool) -> Recovery {
+    fn recover(
+        &mut self,
+        image: Image,
+        hash: u128,
+        record: bool,
+        follow_up: bool,
+    ) -> Recovery<S::Medium> {
         self.report.recoveries += 1 + 2 * u64::from(follow_up);
         let low = u64::try_from(hash & u128::from(u64::MAX)).unwrap_or(0);
         let explorer = self.explorer;
@@ -347,27 +362,31 @@ impl<S: Subject> Seed<'_, S> {
     /// Crashes inside a recovery, at some of its points, each in some states.
     fn nested(
         &mut self,
-        trace: &Trace,
-        recovery: &Recovery,
+        trace: &<S::Medium as Medium>::Trace,
+        recovery: &Recovery<S::Medium>,
         allowed: Option<&Allowed>,
         path: &[(u64, u64)],
     ) {
         let config = &self.explorer.config;
         let tries = config.nested_points;
-        let stride = trace.len().div_ceil(tries.max(1)).max(1);
+        let (length, _) = S::Medium::trace_length(trace);
+        let stride = length.div_ceil(tries.max(1)).max(1);
         let offset = self.rng.index(stride);
-        let mut replay = trace.replay();
+        let mut replay = S::Medium::replay(trace);
         let mut index = 0;
         loop {
             let point = replay.position();
-            if index % stride == offset || index == trace.len() {
+            if index % stride == offset || index == length {
                 // Once the recovered content was seen, it is what every later recovery must find.
                 let seen = (point >= recovery.dumped_at)
                     .then(|| recovery.outcome.as_ref().ok().map(Allowed::exactly))
                     .flatten();
                 let judge_by = if allowed.is_some() { seen.as_ref().or(allowed) } else { None };
-                for (state, number) in replay.states(tries, self.seed ^ point).take(tries).zip(0..)
-                {
+                let (states, _) = replay.states(tries, self.seed ^ point);
+                // Spread over all of them: the first few are the plainest.
+                let step = states.len().div_ceil(tries.max(1)).max(1);
+                let first = self.rng.index(step);
+                for (state, number) in states.iter().zip(0_u64..).skip(first).step_by(step) {
                     self.report.nested_states += 1;
                     let deeper = path.len() + 1 < config.depth_max && self.rng.chance(1, 3);
                     let inner = self.recover(state.image(), state.hash(), deeper, false);

@@ -79,7 +79,9 @@ impl History {
     /// It returned.
     pub fn end(&mut self, position: u64, id: CallId, reply: Reply) {
         if let Some(call) = usize::try_from(id).ok().and_then(|id| self.calls.get_mut(id)) {
-            call.reply = Some(reply);
+            // A clear that gave up may have deleted some keys before.
+            let in_part = call.op == Op::Clear && reply == Reply::Refused;
+            call.reply = Some(if in_part { Reply::Unknown } else { reply });
             self.moments.push((position, Moment::End(id)));
         }
     }

@@ -191,6 +191,12 @@ impl SimBlock {
         self.state.lock().visits.clone()
     }
 
+    /// How many calls failed by plan since the faults were set.
+    #[must_use]
+    pub fn faults_fired(&self) -> u64 {
+        self.state.lock().faults.fired()
+    }
+
     /// Replaces the planned faults; their calls are counted from now.
     pub fn set_faults(&self, faults: FaultPlan) {
         self.state.lock().faults = faults;

@@ -87,6 +87,7 @@ pub struct Fault {
 #[derive(Clone, Debug, Default)]
 pub struct FaultPlan {
     faults: Vec<(Fault, u64)>,
+    fired: u64,
 }
 
 impl FaultPlan {
@@ -101,6 +102,18 @@ impl FaultPlan {
     pub fn with(mut self, kind: FaultKind, trigger: Trigger) -> Self {
         self.faults.push((Fault { kind, trigger }, 0));
         self
+    }
+
+    /// Whether nothing is planned.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.faults.is_empty()
+    }
+
+    /// How many calls failed by this plan so far.
+    #[must_use]
+    pub fn fired(&self) -> u64 {
+        self.fired
     }
 
     /// Counts a call and decides whether, and how, it fails: the first fault that applies.
@@ -120,6 +133,7 @@ impl FaultPlan {
                 chosen = Some(fault.kind);
             }
         }
+        self.fired += u64::from(chosen.is_some());
         chosen
     }
 }

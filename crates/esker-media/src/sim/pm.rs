@@ -19,7 +19,7 @@
 //! As planned in [`FaultPlan`], and `Corrupted` for poisoned ranges until they are overwritten.
 
 use super::faults::{Call, FaultKind, FaultPlan};
-use super::image::{Image, Initial};
+use super::image::{Image, Initial, place_hash};
 use super::trace::{PowerClock, SiteVisits};
 use crate::pmem::{AtomicPmemCounters, LINE_SIZE_BYTES, Pmem, PmemCounters, check};
 use esker_base::rng::Rng;
@@ -135,6 +135,27 @@ impl PmTrace {
     pub fn visits(&self) -> &SiteVisits {
         &self.visits
     }
+
+    /// A hash of everything that was recorded but the threads: the same seed must give the same.
+    #[must_use]
+    pub fn hash(&self) -> u128 {
+        self.events.iter().fold(super::pm_image_hash(&self.base), |hash, event| {
+            let site = event.site.map_or(0, Site::id);
+            let hash = place_hash(hash ^ u128::from(site), event.stamp);
+            let (tag, number, words): (u64, u64, &[WordStore]) = match &event.kind {
+                PmEventKind::Store(words) => (1, 0, words),
+                PmEventKind::NtStore(words, _) => (2, 0, words),
+                PmEventKind::Flush(first, count, _) => {
+                    (3, u64::from(*first) << 32 | u64::from(*count), &[])
+                }
+                PmEventKind::Fence(_) => (4, 0, &[]),
+                PmEventKind::Flip(offset, bit) => (5, offset << 3 | u64::from(*bit), &[]),
+            };
+            words.iter().fold(place_hash(hash ^ u128::from(number), tag), |hash, (word, value)| {
+                place_hash(hash ^ u128::from(*value), u64::from(*word))
+            })
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -226,6 +247,12 @@ impl SimPm {
     #[must_use]
     pub fn visits(&self) -> SiteVisits {
         self.state.lock().visits.clone()
+    }
+
+    /// How many calls failed by plan since the faults were set.
+    #[must_use]
+    pub fn faults_fired(&self) -> u64 {
+        self.state.lock().faults.fired()
     }
 
     /// Replaces the planned faults; their calls are counted from now.

@@ -165,6 +165,19 @@ impl<'t> PmReplay<'t> {
         PmCrashStates::new(self, budget, seed)
     }
 
+    /// A random state.
+    #[must_use]
+    pub fn random_state(&self, seed: u64) -> PmCrashState<'_, 't> {
+        let states = PmCrashStates::new(self, 1, seed);
+        let past_the_special_ones = 4 + 2 * states.lines.len() as u64;
+        let number = if states.exhaustive {
+            Rng::from_seed(seed).below(states.end)
+        } else {
+            past_the_special_ones
+        };
+        states.state(number)
+    }
+
     fn pend(&mut self, (word, value): WordStore) -> PendingWord {
         self.next_order += 1;
         PendingWord { word, value, order: self.next_order }

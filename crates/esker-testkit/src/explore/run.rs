@@ -1,12 +1,12 @@
 //! The simulations of an exploration: one workload, and one recovery.
 
+use super::medium::{CrashReplay, Medium};
 use super::{Config, Outcome, Subject, reply_of, wrong};
 use crate::generator::{Generator, Op};
 use crate::model::{Allowed, History, Map, Model, Reply};
 use esker_base::rng::Rng;
 use esker_base::{ErrorKind, Result};
-use esker_media::BlockDevice;
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions, SiteVisits, Trace};
+use esker_media::sim::{FaultPlan, Image, Initial, SiteVisits};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -17,33 +17,33 @@ pub(super) const PANICKED: &str = "panicked";
 const FOLLOW_UP_OPS: usize = 10;
 
 /// What a workload did.
-pub(super) struct Workload {
-    pub(super) trace: Trace,
+pub(super) struct Workload<M: Medium> {
+    pub(super) trace: M::Trace,
+    pub(super) visits: SiteVisits,
     pub(super) history: History,
     /// Position at which the fresh store was open.
     pub(super) opened_at: u64,
     pub(super) recycled: bool,
     pub(super) sim_hash: u64,
     pub(super) outcome: std::result::Result<(), String>,
+    /// Calls of the device that failed by plan.
+    pub(super) faults_fired: u64,
 }
 
 /// What a recovery did.
-pub(super) struct Recovery {
+pub(super) struct Recovery<M: Medium> {
     pub(super) outcome: Outcome,
     /// Position at which the content had been read.
     pub(super) dumped_at: u64,
     /// The recording up to there, if it was asked for.
-    pub(super) trace: Option<Trace>,
+    pub(super) trace: Option<M::Trace>,
     pub(super) follow_up: std::result::Result<(), String>,
     pub(super) visits: SiteVisits,
 }
 
-fn device_options(config: &Config, seed: u64) -> SimBlockOptions {
-    let mut options = SimBlockOptions::new(config.size_bytes, seed);
-    options.block_size_bytes = config.block_size_bytes;
-    options.tear_size_bytes = config.tear_size_bytes;
-    options
-}
+/// The simulated medium of a subject, and its recording.
+type SimOf<S> = <<S as Subject>::Medium as Medium>::Sim;
+type TraceOf<S> = <<S as Subject>::Medium as Medium>::Trace;
 
 fn words(error: &esker_base::Error) -> String {
     if error.kind() == ErrorKind::Panicked {
@@ -53,7 +53,7 @@ fn words(error: &esker_base::Error) -> String {
 }
 
 /// Runs the workload of `seed`. More than half of the seeds begin on what another left behind.
-pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> Workload {
+pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> Workload<S::Medium> {
     let mut rng = Rng::from_seed(seed ^ 0xBB67_AE85_84CA_A73B);
     let initial = match rng.below(10) {
         0 => Initial::Zeros,
@@ -61,27 +61,30 @@ pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> W
         2 => Initial::Random,
         number => {
             // What is left of another run: its content at a crash somewhere, or at its end.
-            let earlier = run_tasks(subject, config, rng.next_u64(), Initial::Zeros);
-            let mut replay = earlier.trace.replay();
-            let end = earlier.trace.points().last().unwrap_or(0);
+            let seed = rng.next_u64();
+            let earlier = run_tasks(subject, config, seed, Initial::Zeros, FaultPlan::none());
+            let mut replay = S::Medium::replay(&earlier.trace);
+            let (_, end) = S::Medium::trace_length(&earlier.trace);
             replay.advance_to(if number < 6 { rng.below(end + 1) } else { end });
-            Initial::Recycled(replay.random_state(rng.next_u64()).image())
+            Initial::Recycled(replay.random_image(rng.next_u64()))
         }
     };
-    run_tasks(subject, config, seed, initial)
+    run_tasks(subject, config, seed, initial, FaultPlan::none())
 }
 
 /// What the tasks of a workload share.
 struct Shared<S: Subject> {
     subject: S,
-    device: Arc<SimBlock>,
+    device: Arc<SimOf<S>>,
     store: RefCell<Option<Rc<S::Store>>>,
     history: RefCell<History>,
+    /// Faults are planned: the store's own check may fail.
+    tolerant: bool,
 }
 
 impl<S: Subject> Shared<S> {
     fn step(&self, op: Op) -> Result<()> {
-        let id = self.history.borrow_mut().begin(self.device.position(), op.clone());
+        let id = self.history.borrow_mut().begin(S::Medium::position(&self.device), op.clone());
         let reply = if op == Op::Reopen {
             self.reopen()?;
             Reply::Done
@@ -90,10 +93,10 @@ impl<S: Subject> Shared<S> {
             let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
             reply_of(self.subject.apply(&store, &op))
         };
-        if op == Op::Check && reply != Reply::Done {
+        if op == Op::Check && reply != Reply::Done && !self.tolerant {
             return Err(wrong("the store's own check failed".to_owned()));
         }
-        self.history.borrow_mut().end(self.device.position(), id, reply);
+        self.history.borrow_mut().end(S::Medium::position(&self.device), id, reply);
         Ok(())
     }
 
@@ -103,16 +106,24 @@ impl<S: Subject> Shared<S> {
             let store = store.map_err(|_| wrong("a reopen beside other tasks".to_owned()))?;
             self.subject.close(store)?;
         }
-        let device = Arc::clone(&self.device) as Arc<dyn BlockDevice>;
-        let store = self.subject.open(device, false)?;
+        let store = self.subject.open(S::Medium::device(&self.device), false)?;
         *self.store.borrow_mut() = Some(Rc::new(store));
         Ok(())
     }
 }
 
-fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initial) -> Workload {
+/// Runs the tasks of `seed` on a device with this content and these faults. With faults, calls may
+/// fail, and a task that cannot reopen its store ends there.
+pub(super) fn run_tasks<S: Subject>(
+    subject: &S,
+    config: &Config,
+    seed: u64,
+    initial: Initial,
+    faults: FaultPlan,
+) -> Workload<S::Medium> {
     let recycled = matches!(initial, Initial::Recycled(_));
-    let device = Arc::new(SimBlock::new(device_options(config, seed).initial(initial)));
+    let tolerant = !faults.is_empty();
+    let device = S::Medium::create(config, seed, initial, faults, true);
     let tasks = 1 + Rng::from_seed(seed).below(config.tasks_max.max(1));
     let shared_device = Arc::clone(&device);
     let subject = subject.clone();
@@ -125,14 +136,14 @@ fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initi
     let history = Arc::new(parking_lot::Mutex::new((History::default(), u64::MAX)));
     let kept = Arc::clone(&history);
     let report = esker_trt::sim::run(seed, move || -> Result<()> {
-        let device = Arc::clone(&shared_device) as Arc<dyn BlockDevice>;
-        let store = subject.open(device, true)?;
-        let opened_at = shared_device.position();
+        let store = subject.open(S::Medium::device(&shared_device), true)?;
+        let opened_at = S::Medium::position(&shared_device);
         let shared = Rc::new(Shared {
             subject,
             device: shared_device,
             store: RefCell::new(Some(Rc::new(store))),
             history: RefCell::default(),
+            tolerant,
         });
         let handles: Vec<_> = (0..tasks)
             .map(|stream| {
@@ -155,11 +166,13 @@ fn run_tasks<S: Subject>(subject: &S, config: &Config, seed: u64, initial: Initi
     });
     let (history, opened_at) = std::mem::take(&mut *history.lock());
     Workload {
-        trace: device.trace(),
+        trace: S::Medium::trace(&device),
+        visits: S::Medium::visits(&device),
         history,
         opened_at,
         recycled,
         sim_hash: report.trace_hash,
+        faults_fired: S::Medium::faults_fired(&device),
         outcome: report.outcome.flatten().map_err(|error| words(&error)),
     }
 }
@@ -173,22 +186,20 @@ pub(super) fn recover<S: Subject>(
     seed: u64,
     record: bool,
     follow_up: bool,
-) -> Recovery {
+) -> Recovery<S::Medium> {
     let attach = move |config: &Config, image: Image, seed: u64, record: bool| {
-        let mut options = device_options(config, seed).initial(Initial::Recycled(image));
-        options.record = record;
-        Arc::new(SimBlock::new(options))
+        S::Medium::create(config, seed, Initial::Recycled(image), FaultPlan::none(), record)
     };
     let device = attach(config, image, seed, record);
     let (subject, config) = (subject.clone(), config.clone());
     let inside = Arc::clone(&device);
-    let report = esker_trt::sim::run(seed, move || -> Result<(Map, u64, Option<Trace>, _)> {
+    let report = esker_trt::sim::run(seed, move || -> Result<(Map, u64, Option<TraceOf<S>>, _)> {
         let (map, store) = open_and_dump(&subject, &inside)?;
-        let dumped_at = inside.position();
-        let trace = record.then(|| inside.trace());
+        let dumped_at = S::Medium::position(&inside);
+        let trace = record.then(|| S::Medium::trace(&inside));
         drop(store);
         let follow_up = if follow_up {
-            let second = attach(&config, inside.image(), seed ^ 1, true);
+            let second = attach(&config, S::Medium::image(&inside), seed ^ 1, true);
             go_on(&subject, &config, &second, &map, seed).map(Some).map_err(|error| words(&error))
         } else {
             Ok(None)
@@ -205,7 +216,7 @@ pub(super) fn recover<S: Subject>(
         });
         Ok((map, dumped_at, trace, follow_up))
     });
-    let visits = device.visits();
+    let visits = S::Medium::visits(&device);
     match report.outcome.flatten() {
         Ok((map, dumped_at, trace, follow_up)) => {
             Recovery { outcome: Ok(map), dumped_at, trace, follow_up, visits }
@@ -213,15 +224,32 @@ pub(super) fn recover<S: Subject>(
         Err(error) => Recovery {
             outcome: Err(words(&error)),
             dumped_at: u64::MAX,
-            trace: record.then(|| device.trace()),
+            trace: record.then(|| S::Medium::trace(&device)),
             follow_up: Ok(()),
             visits,
         },
     }
 }
 
-fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimBlock>) -> Result<(Map, S::Store)> {
-    let store = subject.open(Arc::clone(device) as Arc<dyn BlockDevice>, false)?;
+/// A recovery from `image` on a device with faults: what came of it, the recording, and how many
+/// calls failed.
+pub(super) fn recover_with_faults<S: Subject>(
+    subject: &S,
+    config: &Config,
+    image: Image,
+    seed: u64,
+    faults: FaultPlan,
+) -> (Outcome, TraceOf<S>, u64) {
+    let device = S::Medium::create(config, seed, Initial::Recycled(image), faults, true);
+    let (subject, inside) = (subject.clone(), Arc::clone(&device));
+    let report =
+        esker_trt::sim::run(seed, move || open_and_dump(&subject, &inside).map(|(map, _)| map));
+    let outcome = report.outcome.flatten().map_err(|error| words(&error));
+    (outcome, S::Medium::trace(&device), S::Medium::faults_fired(&device))
+}
+
+fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimOf<S>>) -> Result<(Map, S::Store)> {
+    let store = subject.open(S::Medium::device(device), false)?;
     let map = subject.dump(&store)?;
     Ok((map, store))
 }
@@ -231,7 +259,7 @@ fn open_and_dump<S: Subject>(subject: &S, device: &Arc<SimBlock>) -> Result<(Map
 fn go_on<S: Subject>(
     subject: &S,
     config: &Config,
-    device: &Arc<SimBlock>,
+    device: &Arc<SimOf<S>>,
     map: &Map,
     seed: u64,
 ) -> Result<(Image, Map)> {
@@ -247,6 +275,8 @@ fn go_on<S: Subject>(
     for _ in 0..FOLLOW_UP_OPS {
         let op = generator.next_op();
         match reply_of(subject.apply(&store, &op)) {
+            // A clear that gave up may have deleted some keys before.
+            Reply::Refused if op == Op::Clear => model = Model(subject.dump(&store)?),
             Reply::Refused => {}
             reply => {
                 let expected = model.apply(&op);
@@ -257,8 +287,8 @@ fn go_on<S: Subject>(
             }
         }
     }
-    let trace = device.trace();
-    let mut replay = trace.replay();
+    let trace = S::Medium::trace(device);
+    let mut replay = S::Medium::replay(&trace);
     replay.advance_to(u64::MAX);
-    Ok((replay.random_state(seed).image(), model.0))
+    Ok((replay.random_image(seed), model.0))
 }

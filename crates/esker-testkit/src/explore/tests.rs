@@ -5,9 +5,14 @@ use crate::generator::{Entry, When};
 use crate::mutants;
 use esker_base::checksum::crc32c;
 use esker_base::sites;
+use esker_media::BlockDevice;
+use esker_media::sim::FaultKind;
 use esker_trt::sync::Mutex as TaskMutex;
 use std::cell::RefCell;
 use std::io::IoSlice;
+use std::sync::Arc;
+
+mod memory;
 
 sites! {
     /// The superblock.
@@ -39,6 +44,8 @@ enum Bug {
     DeleteNotLogged,
     RecoveryPanics,
     RecoveryWrites,
+    FlushErrorIgnored,
+    ReadErrorEndsRecovery,
 }
 
 /// A log of whole-block records behind a superblock; the map in memory answers reads.
@@ -193,7 +200,9 @@ impl ToyStore {
             self.device.write_at(APPEND, log.tail, &[IoSlice::new(&record)])?;
         } else if !forgotten {
             self.device.write_at(APPEND, log.tail, &[IoSlice::new(&record)])?;
-            if self.bug != Bug::NoFlush {
+            if self.bug == Bug::FlushErrorIgnored {
+                let _ = self.device.flush(COMMIT);
+            } else if self.bug != Bug::NoFlush {
                 self.device.flush(COMMIT)?;
             }
         }
@@ -209,6 +218,7 @@ impl ToyStore {
 }
 
 impl Subject for Toy {
+    type Medium = Block;
     type Store = ToyStore;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<ToyStore> {
@@ -232,7 +242,11 @@ impl Subject for Toy {
         };
         if !fresh {
             let mut log = store.log.lock();
-            while let Some((payload, length)) = store.read_record(log.tail, log.sequence)? {
+            loop {
+                let read = store.read_record(log.tail, log.sequence);
+                let read =
+                    if self.0 == Bug::ReadErrorEndsRecovery { read.or(Ok(None)) } else { read };
+                let Some((payload, length)) = read? else { break };
                 let changes = decode(&payload)
                     .ok_or_else(|| Error::corrupted("open toy", "a record does not parse"))?;
                 let mut map = store.map.borrow_mut();
@@ -392,6 +406,33 @@ fn reports_of_pieces_add_up_to_the_report_of_the_whole() {
     let mut pieces = explore(Bug::None, 0..3);
     pieces.merge(&explore(Bug::None, 3..8));
     assert_eq!(pieces.to_string(), whole.to_string());
+}
+
+#[test]
+fn sweeps_fail_every_call_and_pass_the_right_toy() {
+    let _turn = SWITCH.lock();
+    let explorer = Explorer::new(Toy(Bug::None), Config { op_count: 20, ..config() });
+    for lasting in [false, true] {
+        for kind in [FaultKind::AnyError, FaultKind::FlushError, FaultKind::NoSpace] {
+            let report = explorer.sweep_workload(3, kind, lasting, 500);
+            assert!(report.violations.is_empty(), "{kind:?} {report}");
+            assert!(report.complete && report.failures > 5, "{kind:?} {report}");
+        }
+        let report = explorer.sweep_recovery(3, FaultKind::AnyError, lasting, 500);
+        assert!(report.violations.is_empty(), "{report}");
+        assert!(report.complete && report.failures > 5, "{report}");
+    }
+}
+
+#[test]
+fn sweeps_catch_errors_that_are_swallowed() {
+    let _turn = SWITCH.lock();
+    let explorer = Explorer::new(Toy(Bug::FlushErrorIgnored), config());
+    let report = explorer.sweep_workload(3, FaultKind::FlushError, false, 500);
+    assert!(!report.violations.is_empty(), "{report}");
+    let explorer = Explorer::new(Toy(Bug::ReadErrorEndsRecovery), config());
+    let report = explorer.sweep_recovery(3, FaultKind::ReadError, false, 500);
+    assert!(!report.violations.is_empty(), "{report}");
 }
 
 #[cfg(feature = "mutants")]

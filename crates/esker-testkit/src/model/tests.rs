@@ -90,6 +90,15 @@ fn refused_calls_have_no_effect_and_unknown_ones_may_have_it_later() {
 }
 
 #[test]
+fn a_refused_clear_may_have_deleted_some_keys() {
+    let mut history = History::new(map(&[("a", 1), ("b", 1)]));
+    done(&mut history, 1, Op::Clear, Reply::Refused);
+    let now = allowed(&history, 9);
+    assert!(now.check(&map(&[("b", 1)])).is_ok() && now.check(&map(&[("a", 1), ("b", 1)])).is_ok());
+    assert!(now.check(&map(&[("a", 2)])).is_err());
+}
+
+#[test]
 fn a_wrong_reply_is_found_without_any_crash() {
     let mut history = History::default();
     done(&mut history, 1, put("a", 1), Reply::Done);
