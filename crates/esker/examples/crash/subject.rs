@@ -4,7 +4,7 @@ use esker::{Attributes, Condition, Options, Outcome, PutOptions, Result, Store};
 use esker_base::clock::ManualClock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
-use esker_testkit::explore::{Config, Subject};
+use esker_testkit::explore::{Block, Config, Subject};
 use esker_testkit::generator::{Entry, Limits, Op, When};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
@@ -62,6 +62,7 @@ fn entry(value: &esker::Value) -> Entry {
 }
 
 impl Subject for Depot {
+    type Medium = Block;
     type Store = Store;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
