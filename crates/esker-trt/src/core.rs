@@ -38,8 +38,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// Tasks run between two looks at the kernel, the clock and the mailbox.
-const ROUND_TASKS: usize = 64;
 /// Rounds of a busy core between two looks at the clock.
 const CLOCK_ROUNDS: u32 = 8;
 
@@ -329,7 +327,8 @@ impl Core {
     }
 
     fn run_round(&self) {
-        for _ in 0..ROUND_TASKS {
+        let most = self.driver.borrow().round_tasks();
+        for _ in 0..most {
             let Some(index) = self.ready.borrow_mut().pop_front() else { return };
             self.run_task(index);
         }
