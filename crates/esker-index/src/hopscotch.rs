@@ -43,11 +43,20 @@ const FREE: u64 = 0;
 #[derive(Debug)]
 pub struct Hopscotch {
     slots: Box<[AtomicU64]>,
-    regions: Box<[Mutex<()>]>,
+    regions: Box<[Region]>,
     home_mask: u64,
     entries: AtomicU64,
     overflow: Mutex<HashMap<u64, Vec<Link>>>,
     overflow_entries: AtomicU64,
+}
+
+/// A run of homes.
+#[derive(Debug, Default)]
+struct Region {
+    lock: Mutex<()>,
+    /// Entries whose home is here, wherever they stand: a walk leaves out the regions without any,
+    /// and so does not touch the memory of a table that is nearly empty.
+    entries: AtomicU64,
 }
 
 /// What a lookup found: links that may belong to the key, rarely more than one.
@@ -98,7 +107,7 @@ impl Hopscotch {
         let regions = slots.div_ceil(REGION) + 1;
         Hopscotch {
             slots: zeroed(slots),
-            regions: (0..regions).map(|_| Mutex::new(())).collect(),
+            regions: (0..regions).map(|_| Region::default()).collect(),
             home_mask: homes_usize as u64 - 1,
             entries: AtomicU64::new(0),
             overflow: Mutex::default(),
@@ -186,7 +195,12 @@ impl Hopscotch {
         if let Some(slot) = self.slots.get(spot.home + distance) {
             slot.store(entry_of(link, spot.tag, distance), Ordering::Release);
             self.entries.fetch_add(1, Ordering::Relaxed);
+            self.region(spot.home, |entries| entries.fetch_add(1, Ordering::Relaxed));
         }
+    }
+
+    fn region(&self, home: usize, change: impl FnOnce(&AtomicU64) -> u64) -> u64 {
+        self.regions.get(home / REGION).map_or(0, |region| change(&region.entries))
     }
 
     fn free_near(&self, home: usize) -> Option<usize> {
@@ -238,6 +252,7 @@ impl Hopscotch {
                 slot.store(entry, Ordering::Release);
                 if new.is_none() {
                     self.entries.fetch_sub(1, Ordering::Relaxed);
+                    self.region(spot.home, |entries| entries.fetch_sub(1, Ordering::Relaxed));
                 }
                 return true;
             }
@@ -268,11 +283,19 @@ impl Hopscotch {
 
     /// Removes everything.
     pub fn clear(&self) {
-        for (region, slots) in self.slots.chunks(REGION).enumerate() {
-            let _lock = self.regions.get(region).map(Mutex::lock);
-            for slot in slots.iter().filter(|slot| slot.load(Ordering::Relaxed) != FREE) {
-                slot.store(FREE, Ordering::Release);
-                self.entries.fetch_sub(1, Ordering::Relaxed);
+        for region in 0..self.regions.len() {
+            let homes = region * REGION..(region + 1) * REGION;
+            if self.region(homes.start, |entries| entries.load(Ordering::Relaxed)) == 0 {
+                continue;
+            }
+            let _locks = self.lock(homes.start, homes.end + NEIGHBOURHOOD - 1);
+            for (place, slot) in self.near(&homes) {
+                let entry = slot.load(Ordering::Relaxed);
+                if entry != FREE && homes.contains(&(place - distance_of(entry))) {
+                    slot.store(FREE, Ordering::Release);
+                    self.entries.fetch_sub(1, Ordering::Relaxed);
+                    self.region(homes.start, |entries| entries.fetch_sub(1, Ordering::Relaxed));
+                }
             }
         }
         let mut overflow = self.overflow.lock();
@@ -295,16 +318,22 @@ impl Hopscotch {
             return self.overflow.lock().values().flatten().copied().collect();
         }
         let homes = part * PART..(part + 1) * PART;
+        if self.region(homes.start, |entries| entries.load(Ordering::Relaxed)) == 0 {
+            return Vec::new();
+        }
         let _locks = self.lock(homes.start, homes.end + NEIGHBOURHOOD - 1);
-        let end = (homes.end + NEIGHBOURHOOD - 1).min(self.slots.len());
-        let slots = self.slots.get(homes.start..end).unwrap_or(&[]);
-        slots
-            .iter()
-            .enumerate()
-            .map(|(place, slot)| (homes.start + place, slot.load(Ordering::Relaxed)))
+        self.near(&homes)
+            .map(|(slot, entry)| (slot, entry.load(Ordering::Relaxed)))
             .filter(|(slot, entry)| *entry != FREE && homes.contains(&(slot - distance_of(*entry))))
             .map(|(_, entry)| link_of(entry))
             .collect()
+    }
+
+    /// The slots in which entries of these homes may stand, with their numbers.
+    fn near(&self, homes: &std::ops::Range<usize>) -> impl Iterator<Item = (usize, &AtomicU64)> {
+        let end = (homes.end + NEIGHBOURHOOD - 1).min(self.slots.len());
+        let slots = self.slots.get(homes.start..end).unwrap_or(&[]);
+        (homes.start..end).zip(slots)
     }
 
     fn neighbourhood(&self, home: usize) -> &[AtomicU64] {
@@ -314,8 +343,9 @@ impl Hopscotch {
     /// Locks the regions of the slots `first..=last`, which span two at most.
     fn lock(&self, first: usize, last: usize) -> [Option<MutexGuard<'_, ()>>; 2] {
         let (first, last) = (first / REGION, last / REGION);
-        let low = self.regions.get(first).map(Mutex::lock);
-        let high = if last > first { self.regions.get(last).map(Mutex::lock) } else { None };
+        let lock = |region: usize| self.regions.get(region).map(|region| region.lock.lock());
+        let low = lock(first);
+        let high = if last > first { lock(last) } else { None };
         [low, high]
     }
 }

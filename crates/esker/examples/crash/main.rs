@@ -16,6 +16,7 @@ mod subject;
 
 use clap::Parser;
 use esker_base::clock::{Clock, SystemClock};
+use esker_media::sim::FaultKind;
 use esker_testkit::explore::{Explorer, Report};
 use esker_testkit::mutants;
 use std::io::Write as _;
@@ -94,6 +95,9 @@ fn explore(arguments: &Arguments) -> ExitCode {
         println!("scenario failed: {words}");
         return ExitCode::FAILURE;
     }
+    if arguments.point.is_none() && !sweep(seed) {
+        return ExitCode::FAILURE;
+    }
     if arguments.point.is_some() {
         total = explorer(seed / PIECE, arguments.point).seed(seed);
     } else {
@@ -108,15 +112,15 @@ fn explore(arguments: &Arguments) -> ExitCode {
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
     println!("{total}");
     println!("seeds {}..{seed}, {seconds:.1} s; go on with --seed {seed}", arguments.seed);
-    let known: Vec<_> = esker::sites::depot::ALL
-        .iter()
-        .filter(|site| total.visits.count(site.name()) > 0 || !site.kind().is_media())
-        .collect();
+    let media = esker::sites::depot::ALL.iter().copied().filter(|site| site.kind().is_media());
+    let (seen, unseen): (Vec<esker_base::Site>, Vec<_>) =
+        media.partition(|site| total.visits.count(site.name()) > 0);
     println!(
-        "sites known {}, reached or decided in DRAM {}",
-        esker::sites::depot::ALL.len(),
-        known.len()
+        "media sites passed by the workloads: {} of {}",
+        seen.len(),
+        seen.len() + unseen.len()
     );
+    println!("left to scenarios and tests: {unseen:?}");
     if let Some(path) = &arguments.ledger
         && let Err(error) = append(path, &ledger_line(&total, arguments.seed, seed, seconds))
     {
@@ -129,6 +133,39 @@ fn explore(arguments: &Arguments) -> ExitCode {
         total.violations.len()
     );
     if total.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Fails the n-th call of a workload and of a recovery, for every n, once and from there on.
+fn sweep(seed: u64) -> bool {
+    const KINDS: [FaultKind; 6] = [
+        FaultKind::AnyError,
+        FaultKind::WriteError,
+        FaultKind::ShortWrite,
+        FaultKind::NoSpace,
+        FaultKind::FlushError,
+        FaultKind::ReadError,
+    ];
+    /// More calls than a workload makes.
+    const CALLS_MAX: u64 = 10_000;
+    let mut runs = 0;
+    for (kind, seed) in KINDS.into_iter().zip(seed..) {
+        for lasting in [false, true] {
+            let explorer = explorer(0, None);
+            let reports = [
+                explorer.sweep_workload(seed, kind, lasting, CALLS_MAX),
+                explorer.sweep_recovery(seed, kind, lasting, CALLS_MAX),
+            ];
+            for report in reports {
+                runs += report.failures;
+                if let Some(violation) = report.violations.first() {
+                    println!("{kind:?}, lasting {lasting}: {violation}");
+                    return false;
+                }
+            }
+        }
+    }
+    println!("failing calls: {runs} runs, each with one more call failing: no false promise");
+    runs > 0
 }
 
 fn run_mutants(arguments: &Arguments) -> ExitCode {

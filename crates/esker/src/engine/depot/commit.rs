@@ -36,6 +36,7 @@ use esker_media::{BufferPool, IoBuf};
 use esker_trt::sync::Gate;
 use parking_lot::Mutex;
 use std::io::IoSlice;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -181,6 +182,8 @@ struct Plan {
 #[derive(Debug)]
 pub(super) struct Log {
     state: Mutex<State>,
+    /// As in `state`, for readers, who do not take the lock.
+    closed: AtomicBool,
 }
 
 impl Log {
@@ -201,6 +204,7 @@ impl Log {
                 closed: false,
                 wrote: false,
             }),
+            closed: AtomicBool::new(false),
         }
     }
 
@@ -216,7 +220,7 @@ impl Log {
 
     /// Whether the store was closed.
     pub(super) fn is_closed(&self) -> bool {
-        self.state.lock().closed
+        self.closed.load(Ordering::Acquire)
     }
 }
 
@@ -605,6 +609,7 @@ impl Depot {
             let ticket = {
                 let mut state = self.log.state.lock();
                 state.closed = true;
+                self.log.closed.store(true, Ordering::Release);
                 if !state.leading {
                     break;
                 }

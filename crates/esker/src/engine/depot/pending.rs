@@ -38,6 +38,8 @@ pub(super) struct PendingKey {
     published: Option<Link>,
     pub(super) latest: Known,
     pub(super) ticket: Arc<Ticket>,
+    /// Another key with this hash has a value, or may get one while this key is pending.
+    pub(super) collides: bool,
     writes: u32,
 }
 
@@ -101,9 +103,15 @@ impl Stripe<'_> {
         self.0.get(self.position(hash, key)?)
     }
 
-    /// Whether another key with this hash has a write under way.
-    pub(super) fn collides(&self, hash: u64, key: &[u8]) -> bool {
-        self.0.iter().any(|pending| pending.hash == hash && *pending.key != *key)
+    /// Whether another key with this hash has a write under way. Marks the others: their later
+    /// writes meet this key.
+    pub(super) fn collides(&mut self, hash: u64, key: &[u8]) -> bool {
+        let mut others = false;
+        for other in self.0.iter_mut().filter(|other| other.hash == hash && *other.key != *key) {
+            other.collides = true;
+            others = true;
+        }
+        others
     }
 
     /// A record of the key was appended to the batch of `ticket`.
@@ -113,12 +121,14 @@ impl Stripe<'_> {
         key: &[u8],
         published: Option<Link>,
         latest: Known,
+        collides: bool,
         ticket: &Arc<Ticket>,
     ) {
         match self.position(hash, key).and_then(|place| self.0.get_mut(place)) {
             Some(pending) => {
                 pending.latest = latest;
                 pending.ticket = Arc::clone(ticket);
+                pending.collides |= collides;
                 pending.writes += 1;
             }
             None => self.0.push(PendingKey {
@@ -127,6 +137,7 @@ impl Stripe<'_> {
                 published,
                 latest,
                 ticket: Arc::clone(ticket),
+                collides,
                 writes: 1,
             }),
         }

@@ -73,10 +73,9 @@ impl Depot {
                 continue;
             }
             let (published, known, collides, ticket) = match (stripe.find(hash, key), resolved) {
-                (Some(pending), resolved) => {
-                    // The mark only ever errs towards comparing keys.
-                    let collides = resolved.is_none_or(|resolved| resolved.collides);
-                    (None, Some(pending.latest), collides, Some(Arc::clone(&pending.ticket)))
+                (Some(pending), _) => {
+                    let ticket = Some(Arc::clone(&pending.ticket));
+                    (None, Some(pending.latest), pending.collides, ticket)
                 }
                 (None, Some(resolved)) if self.still_holds(hash, &resolved) => {
                     (resolved.published, resolved.known, resolved.collides, None)
@@ -116,7 +115,7 @@ impl Depot {
                 exists: change.kind == RecordKind::Put,
                 expires_at: meta.expires_at,
             };
-            stripe.appended(hash, key, published, latest, &appended.ticket);
+            stripe.appended(hash, key, published, latest, meta.collides, &appended.ticket);
             drop(stripe);
             self.finish(&appended)?;
             return Ok(Outcome::Stored(appended.version));
