@@ -176,9 +176,15 @@ fn mutants(arguments: &[String]) -> Step {
 fn interleave() -> Vec<Step> {
     // A target folder of its own: another configuration of every dependency.
     vec![
-        cargo("loom", &["test", "--release", "--locked", "--lib", "-p", "esker-trt", "loom"])
+        cargo("loom", &["test", "--release", "--locked", "--lib", "-p", "esker-trt", "wake::"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
+        cargo(
+            "shuttle",
+            &["test", "--release", "--locked", "--lib", "-p", "esker-index", "interleave"],
+        )
+        .env("RUSTFLAGS", "--cfg shuttle")
+        .env("CARGO_TARGET_DIR", "target/shuttle"),
     ]
 }
 

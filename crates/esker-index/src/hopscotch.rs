@@ -390,5 +390,7 @@ impl std::fmt::Display for SizeHint {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, shuttle))]
+mod interleave;
+#[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
