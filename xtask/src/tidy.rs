@@ -27,7 +27,10 @@ impl Source {
     /// Whether the file holds tests only.
     pub(crate) fn is_test(&self) -> bool {
         let path = &self.path;
-        path.contains("/tests/") || path.ends_with("/tests.rs") || path.contains("testkit")
+        path.contains("/tests/")
+            || path.ends_with("/tests.rs")
+            || path.ends_with("/interleave.rs")
+            || path.contains("testkit")
     }
 }
 
