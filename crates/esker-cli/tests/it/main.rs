@@ -9,6 +9,8 @@
 #![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
 
 mod keys;
+mod kill;
+mod memory;
 mod program;
 mod serving;
 mod transfer;

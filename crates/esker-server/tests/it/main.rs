@@ -8,8 +8,11 @@
 )]
 #![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
 
+mod attackers;
+mod chunking;
 mod commands;
 mod differential;
+mod faults;
 mod harness;
 mod limits;
 mod pipelining;
