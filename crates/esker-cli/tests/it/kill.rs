@@ -7,7 +7,7 @@
 use crate::program::Scratch;
 use crate::serving::{Serving, stop_and_wait};
 use esker_base::rng::Rng;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::thread::sleep;
 use std::time::Duration;

@@ -131,6 +131,20 @@ impl Client {
         String::from_utf8_lossy(&line).trim_end().to_owned()
     }
 
+    /// The reply to `stats`, without changing anything.
+    pub(crate) fn stats(&mut self) -> String {
+        self.send(b"stats\r\n");
+        let mut stats = String::new();
+        loop {
+            let line = self.line();
+            if line == "END" {
+                return stats;
+            }
+            stats.push_str(&line);
+            stats.push_str("\r\n");
+        }
+    }
+
     /// Everything the server says to `bytes`, and whether it then closed.
     pub(crate) fn say(&mut self, bytes: &[u8]) -> (Vec<u8>, bool) {
         self.send(bytes);

@@ -224,8 +224,7 @@ fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
         })
         .collect();
     let free = |client: &mut Client| {
-        let (stats, _) = client.say(b"stats\r\n");
-        let stats = String::from_utf8_lossy(&stats).into_owned();
+        let stats = client.stats();
         let line =
             stats.lines().find_map(|line| line.strip_prefix("STAT memory_budget_free_bytes "));
         line.expect("a figure").parse::<u64>().expect("a number")
