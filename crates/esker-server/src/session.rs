@@ -418,40 +418,46 @@ impl Session {
             return;
         }
         self.work();
-        let wave = std::mem::take(&mut self.wave);
         self.wave_bytes = 0;
-        for (mut unit, answer) in self.answers(wave) {
-            let share = unit.share.take();
-            self.reply(&unit, answer, share);
+        let mut wave = std::mem::take(&mut self.wave);
+        let last = wave.pop();
+        let begun = self.begin_all(&mut wave);
+        // The only unit of most waves runs in the session's own task.
+        let last = last.map(|unit| self.run_here(unit));
+        for begun in begun {
+            let (unit, answer) = match begun {
+                Begun::Done(done) => done,
+                Begun::Task(blank, task) => task.join().unwrap_or_else(|error| {
+                    // It panicked, or never began.
+                    self.ground().report(&error);
+                    (blank, Answer::Failed(error))
+                }),
+            };
+            self.reply(unit, answer);
         }
+        if let Some((unit, answer)) = last {
+            self.reply(unit, answer);
+        }
+        // Its room serves the next wave.
+        self.wave = wave;
     }
 
-    /// The answers of all units, in order. The last one runs in the session's own task.
-    fn answers(&self, mut wave: Vec<Unit>) -> Vec<(Unit, Answer)> {
-        let here = |mut unit: Unit| {
-            let answer = self.ground().run(&mut unit, self.received.all());
-            (unit, answer)
-        };
-        let last = wave.pop();
+    fn run_here(&self, mut unit: Unit) -> (Unit, Answer) {
+        let answer = self.ground().run(&mut unit, self.received.all());
+        (unit, answer)
+    }
+
+    /// Starts all units of `wave` that take time as tasks beside this one.
+    fn begin_all(&self, wave: &mut Vec<Unit>) -> Vec<Begun> {
         let concurrent = esker_trt::in_task();
-        let begun: Vec<_> = wave
-            .into_iter()
+        let units = wave.drain(..);
+        units
             .map(|unit| match unit.action {
-                Action::Say(_) => Begun::Done(here(unit)),
-                _ if !concurrent => Begun::Done(here(unit)),
+                Action::Say(_) => Begun::Done(self.run_here(unit)),
+                _ if !concurrent => Begun::Done(self.run_here(unit)),
                 _ => Begun::Task(unit.blank(), self.begin(unit)),
             })
-            .collect();
-        let last = last.map(here);
-        let joined = begun.into_iter().map(|begun| match begun {
-            Begun::Done(done) => done,
-            Begun::Task(blank, task) => task.join().unwrap_or_else(|error| {
-                // It panicked, or never began.
-                self.ground().report(&error);
-                (blank, Answer::Failed(error))
-            }),
-        });
-        joined.chain(last).collect()
+            .collect()
     }
 
     /// Runs a unit in a task of its own.
@@ -464,13 +470,16 @@ impl Session {
     }
 
     /// Appends the reply of one unit.
-    fn reply(&mut self, unit: &Unit, answer: Answer, share: Option<Share>) {
+    fn reply(&mut self, mut unit: Unit, answer: Answer) {
         if unit.noreply || self.broken == Some(unit.request) {
             return;
         }
         match answer {
             Answer::Line(line) => self.output.push(line),
-            Answer::Number(number) => self.output.push_fmt(format_args!("{number}\r\n")),
+            Answer::Number(number) => {
+                self.output.push_number(number);
+                self.output.push(CRLF);
+            }
             Answer::Miss => {}
             Answer::Failed(error) => {
                 let starved = error.kind() == ErrorKind::OutOfMemory
@@ -483,15 +492,19 @@ impl Session {
             Answer::Value { value, cas } => {
                 self.output.push(b"VALUE ");
                 self.output.push(unit.key.of(self.received.all()));
-                let (flags, length) = (value.attributes().flags, value.len());
-                match cas {
-                    Some(cas) => self.output.push_fmt(format_args!(" {flags} {length} {cas}\r\n")),
-                    None => self.output.push_fmt(format_args!(" {flags} {length}\r\n")),
+                self.output.push(b" ");
+                self.output.push_number(value.attributes().flags.into());
+                self.output.push(b" ");
+                self.output.push_number(value.len() as u64);
+                if let Some(cas) = cas {
+                    self.output.push(b" ");
+                    self.output.push_number(cas.0);
                 }
+                self.output.push(CRLF);
                 if value.len() < ZERO_COPY_BYTES_MIN {
                     self.output.push(&value);
                 } else {
-                    let mut share = share;
+                    let mut share = unit.share.take();
                     if let Some(share) = &mut share {
                         share.shrink_to((value.len() as u64).saturating_add(VALUE_OVERHEAD_BYTES));
                     }
@@ -611,9 +624,8 @@ impl Session {
                 return self.refuse_memory(store, 0);
             }
         }
-        let answer = self.ground().run(&mut unit, self.received.all());
-        let values = unit.share.take();
-        self.reply(&unit, answer, values);
+        let (unit, answer) = self.run_here(unit);
+        self.reply(unit, answer);
         drop(share);
         Ok(())
     }

@@ -16,6 +16,10 @@ use std::time::Duration;
 
 /// A server that answers nothing for so long has failed the measurement.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// Longest time that is told apart, in microseconds.
+const TIME_MAX_MICROS: u64 = 60_000_000;
+/// Bits of the number of a new key that count the requests of one connection.
+const NUMBER_BITS: u32 = 26;
 const STORED: &[u8] = b"STORED\r\n";
 
 /// What is asked for.
@@ -26,6 +30,8 @@ pub(crate) struct Load {
     pub(crate) depth: usize,
     pub(crate) value_size: usize,
     pub(crate) keys: u64,
+    /// Whether each set has a key that was never used before.
+    pub(crate) new_keys: bool,
     /// How many of a hundred requests are `get`s.
     pub(crate) gets: u64,
     pub(crate) seconds: f64,
@@ -106,12 +112,16 @@ impl Client {
 
     fn run(&mut self, seed: u64, end: Duration) -> Result<Run> {
         let mut rng = Rng::from_seed(seed);
-        let times = Histogram::new(3).map_err(|error| Error::other(error.to_string()))?;
+        let times = Histogram::new_with_bounds(1, TIME_MAX_MICROS, 3)
+            .map_err(|error| Error::other(error.to_string()))?;
         let mut run = Run { per_second: 0.0, requests: 0, user_bytes: 0, times };
         let mut now = SystemClock.monotonic();
         while now < end {
-            for _ in 0..self.load.depth {
-                let number = rng.below(self.load.keys);
+            for place in 0..self.load.depth as u64 {
+                let number = match self.load.new_keys {
+                    true => seed << NUMBER_BITS | (run.requests + place),
+                    false => rng.below(self.load.keys),
+                };
                 if rng.below(100) < self.load.gets {
                     self.get(number);
                 } else {
@@ -120,7 +130,8 @@ impl Client {
             }
             self.exchange()?;
             let done = SystemClock.monotonic();
-            run.times.saturating_record((done - now).as_micros().try_into().unwrap_or(u64::MAX));
+            run.times
+                .saturating_record(u64::try_from((done - now).as_micros()).unwrap_or(u64::MAX));
             run.requests += self.load.depth as u64;
             now = done;
         }

@@ -201,7 +201,7 @@ fn main() -> Result<(), Failure> {
 
 fn load_of(arguments: &Arguments, gets: u64) -> Load {
     let Arguments { clients, depth, value_size, keys, seconds, .. } = *arguments;
-    Load { clients, depth, value_size, keys, gets, seconds }
+    Load { clients, depth, value_size, keys, gets, seconds, new_keys: false }
 }
 
 /// The same load on Esker (durability none) and memcached, A B A B.
@@ -267,6 +267,22 @@ fn compare(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Result<()
 fn share_flushes(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Result<(), Failure> {
     let esker = Esker::start(arguments, folder, Durability::Sync)?;
     println!("\nsets of {} bytes, durability sync", arguments.value_size);
+    for (new_keys, words) in [(true, "new keys"), (false, "overwrites")] {
+        if !new_keys {
+            load::fill(runtime, esker.address, load_of(arguments, 0))?;
+        }
+        share_of(arguments, runtime, &esker, new_keys, words)?;
+    }
+    esker.stop()
+}
+
+fn share_of(
+    arguments: &Arguments,
+    runtime: &Runtime,
+    esker: &Esker,
+    new_keys: bool,
+    words: &str,
+) -> Result<(), Failure> {
     println!(
         "{:>8} {:>12} {:>9} {:>9} {:>20} {:>13}",
         "clients", "sets/s", "p50 us", "p99 us", "device/user bytes", "sets a write"
@@ -275,9 +291,10 @@ fn share_flushes(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Res
     for round in 0..arguments.rounds {
         let mut rates = [0.0; 2];
         for (rate, clients) in rates.iter_mut().zip([1, arguments.clients]) {
-            let load = Load { clients, depth: 1, ..load_of(arguments, 0) };
+            let load = Load { clients, depth: 1, new_keys, ..load_of(arguments, 0) };
             let before = esker.store.stats().device;
-            let run = load::run(runtime, esker.address, load, round as u64)?;
+            let seed = round as u64 * 2 + u64::from(clients > 1);
+            let run = load::run(runtime, esker.address, load, seed)?;
             let after = esker.store.stats().device;
             let prepared = after.prepare_bytes - before.prepare_bytes;
             let written = after.write_bytes - before.write_bytes - prepared;
@@ -293,6 +310,6 @@ fn share_flushes(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Res
         }
         ratios.push(rates[1] / rates[0]);
     }
-    println!("{} clients beside one: median {:.1} x", arguments.clients, median(ratios));
-    esker.stop()
+    println!("{words}: {} clients beside one: median {:.1} x", arguments.clients, median(ratios));
+    Ok(())
 }
