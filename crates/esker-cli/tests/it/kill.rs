@@ -9,7 +9,6 @@ use crate::serving::{Serving, stop_and_wait};
 use esker_base::rng::Rng;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
-use std::thread::sleep;
 use std::time::Duration;
 
 const CYCLES: u64 = 3;
@@ -155,7 +154,7 @@ fn check_all(serving: &Serving, writers: &mut [Writer], context: &str) {
 /// Kills the server while it starts, at some moment of its recovery.
 fn kill_during_recovery(scratch: &Scratch, rng: &mut Rng) {
     let mut child = scratch.spawn(&["serve", "--listen", "memcache://127.0.0.1:0"]);
-    sleep(Duration::from_micros(rng.below(60_000)));
+    esker_trt::sleep(Duration::from_micros(rng.below(60_000)));
     child.kill().expect("kill");
     child.wait().expect("ends");
 }
@@ -189,7 +188,7 @@ fn acknowledged_items_survive_kill_9_and_a_second_one_during_recovery() {
                     assert!(!ended, "it writes until the server is gone");
                 });
             }
-            sleep(Duration::from_micros(rng.below(400_000)));
+            esker_trt::sleep(Duration::from_micros(rng.below(400_000)));
             serving.kill();
         });
         let items = writers.iter().flat_map(|writer| &writer.items);

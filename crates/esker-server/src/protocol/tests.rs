@@ -1,5 +1,4 @@
 //! Tests of the parser: golden lines, hostile numbers, and indifference to how bytes are cut.
-#![allow(clippy::arithmetic_side_effects, reason = "small numbers of tests")]
 
 use super::*;
 use esker_base::rng::Rng;

@@ -2,11 +2,11 @@
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
+    clippy::expect_used,
     clippy::cast_possible_truncation,
     missing_docs,
     reason = "tests and measurements fail by panicking"
 )]
-#![allow(clippy::indexing_slicing, clippy::expect_used, reason = "a test may panic")]
 
 mod attackers;
 mod chunking;
