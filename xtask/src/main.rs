@@ -76,6 +76,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The memcache server beside memcached, if that is installed, and group commit over sockets.
+    Server {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
     Depot {
         /// Arguments of the benchmark, `--help` among them.
@@ -206,6 +212,7 @@ fn benchmark(bench: Bench) -> Step {
     let (package, example, arguments) = match bench {
         Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
+        Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
     };
     let base = ["run", "--release", "--locked", "--package", package, "--example", example, "--"];

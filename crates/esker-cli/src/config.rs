@@ -6,7 +6,7 @@
 //!
 //! # Failure
 //! Unknown names and values without meaning are errors that say where: the option, or file and
-//! line.
+//! line. Unknown `ESKER_` variables are only warned of: a platform may set its own.
 
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
@@ -114,6 +114,20 @@ impl Config {
             )));
         }
         Ok(config)
+    }
+
+    /// Those of `names` of environment variables that look like options and are none.
+    pub(crate) fn unknown_variables(names: impl Iterator<Item = String>) -> Vec<String> {
+        let is_known = |option: &str| {
+            let name = option.to_lowercase().replace('_', "-");
+            ["log", "config"].contains(&name.as_str())
+                || SETTINGS.iter().any(|setting| setting.name == name)
+        };
+        let mut unknown: Vec<String> = names
+            .filter(|name| name.strip_prefix("ESKER_").is_some_and(|option| !is_known(option)))
+            .collect();
+        unknown.sort();
+        unknown
     }
 
     /// The defaults of the table.

@@ -38,6 +38,10 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
             .map_err(|source| Failure::io("standard output", &source));
     }
     let config = Config::of(arguments)?;
+    let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    for name in Config::unknown_variables(variables) {
+        say(&format!("warning: {name} is no option of esker serve and is ignored"));
+    }
     if arguments.check_config {
         eprintln!("the configuration is valid");
         return Ok(Done::Yes);

@@ -47,8 +47,11 @@ impl Budget {
         Budget { state: Arc::new(Mutex::new(state)), total_bytes }
     }
 
-    /// A share of `bytes`, if they are free and nobody waits.
+    /// A share of `bytes`, if they are free and nobody waits. Nothing is always free.
     pub fn try_take(&self, bytes: u64) -> Option<Share> {
+        if bytes == 0 {
+            return Some(Share { budget: self.clone(), bytes });
+        }
         let mut state = self.state.lock();
         if !state.waiting.is_empty() || state.free_bytes < bytes {
             return None;

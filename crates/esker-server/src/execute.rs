@@ -69,10 +69,16 @@ impl Action {
         !matches!(self, Action::Say(_) | Action::Get { exptime: None, .. })
     }
 
-    /// How many values of the largest size the action may hold besides its body.
+    /// Whether the action holds values besides its body.
+    pub(crate) fn holds_values(&self) -> bool {
+        matches!(self, Action::Get { .. }) || self.values_held() > 0
+    }
+
+    /// How many values of the largest size the action may hold besides its body. A plain `get`
+    /// counts what it reads instead.
     pub(crate) fn values_held(&self) -> u64 {
         match self {
-            Action::Say(_) | Action::Delete => 0,
+            Action::Say(_) | Action::Delete | Action::Get { exptime: None, .. } => 0,
             Action::Get { .. } | Action::Touch { .. } | Action::Step { .. } => 1,
             Action::Put { verb: StoreVerb::Append | StoreVerb::Prepend, .. } => 2,
             Action::Put { .. } => 0,
@@ -130,11 +136,11 @@ pub(crate) struct Ground<'a> {
 
 impl Ground<'_> {
     /// Runs `unit`, whose places are in `buffer`.
-    pub(crate) fn run(&self, unit: &Unit, buffer: &[u8]) -> Answer {
+    pub(crate) fn run(&self, unit: &mut Unit, buffer: &[u8]) -> Answer {
         let key = unit.key.of(buffer);
         let answer = match &unit.action {
             Action::Say(line) => Ok(Answer::Line(line)),
-            Action::Get { with_cas, exptime: None } => self.get(key, *with_cas),
+            Action::Get { with_cas, exptime: None } => self.get(key, *with_cas, &mut unit.share),
             Action::Get { with_cas, exptime: Some(exptime) } => {
                 self.get_and_touch(key, *exptime, *with_cas)
             }
@@ -157,21 +163,38 @@ impl Ground<'_> {
         })
     }
 
+    /// The value of `key`, unless it has expired by our clock. If it has grown since `share` was
+    /// taken, so does the share.
+    fn live_within(&self, key: &[u8], share: &mut Option<Share>) -> Result<Option<Value>> {
+        let value = self.store.get_with(key, |bytes| {
+            let Some(share) = share else { return Ok(()) };
+            let more = bytes.saturating_sub(share.bytes());
+            match more == 0 || share.try_grow(more) {
+                true => Ok(()),
+                false => Err(Error::new(ErrorKind::OutOfMemory, "read item")),
+            }
+        })?;
+        Ok(self.unexpired(value))
+    }
+
     /// The value of `key`, unless it has expired by our clock.
     fn live(&self, key: &[u8]) -> Result<Option<Value>> {
-        let value = self.store.get(key)?;
-        Ok(value.filter(|value| {
+        Ok(self.unexpired(self.store.get(key)?))
+    }
+
+    fn unexpired(&self, value: Option<Value>) -> Option<Value> {
+        value.filter(|value| {
             let expired = is_expired(value.attributes().expires_at, self.now);
             if expired {
                 self.counters.add(Counter::GetExpired, 1);
             }
             !expired
-        }))
+        })
     }
 
-    fn get(&self, key: &[u8], with_cas: bool) -> Result<Answer> {
+    fn get(&self, key: &[u8], with_cas: bool, share: &mut Option<Share>) -> Result<Answer> {
         self.counters.add(Counter::CmdGet, 1);
-        Ok(match self.live(key)? {
+        Ok(match self.live_within(key, share)? {
             Some(value) => {
                 self.counters.add(Counter::GetHits, 1);
                 let cas = with_cas.then(|| value.version());

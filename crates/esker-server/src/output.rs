@@ -13,6 +13,8 @@ use std::io::{IoSlice, Write};
 
 /// Most pieces of one write: what the kernel takes (`IOV_MAX`).
 const PIECES_MAX: usize = 1024;
+/// Decimal digits of the largest number.
+const DIGITS_MAX: usize = 20;
 /// Room for text that is kept between batches.
 const TEXT_BYTES_KEPT: usize = 16 << 10;
 
@@ -52,6 +54,22 @@ impl Output {
         self.text_grew();
     }
 
+    /// Appends a number in decimal digits: cheaper than formatting it.
+    pub fn push_number(&mut self, number: u64) {
+        let mut digits = [0; DIGITS_MAX];
+        let mut start = digits.len();
+        let mut rest = number;
+        for (place, digit) in digits.iter_mut().enumerate().rev() {
+            *digit = b'0' + u8::try_from(rest % 10).unwrap_or(0);
+            rest /= 10;
+            start = place;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.push(digits.get(start..).unwrap_or_default());
+    }
+
     /// Appends text by formatting it.
     pub fn push_fmt(&mut self, text: std::fmt::Arguments<'_>) {
         // Writing to a vector cannot fail.
@@ -80,6 +98,18 @@ impl Output {
         mut write: impl FnMut(&[IoSlice<'_>]) -> std::io::Result<usize>,
     ) -> std::io::Result<usize> {
         let total = self.len();
+        if let [Piece::Text(_)] = self.pieces[..] {
+            // Most batches: no list of pieces is made.
+            let mut rest = self.text.as_slice();
+            while !rest.is_empty() {
+                match write(&[IoSlice::new(rest)])? {
+                    0 => return Err(std::io::ErrorKind::WriteZero.into()),
+                    sent => rest = rest.get(sent..).unwrap_or_default(),
+                }
+            }
+            self.clear();
+            return Ok(total);
+        }
         let mut slices = Vec::with_capacity(self.pieces.len());
         let mut start = 0;
         for piece in &self.pieces {
@@ -149,6 +179,27 @@ mod tests {
             assert_eq!((seen.as_slice(), sent), (b"a12value\r\n".as_slice(), 10));
             assert!(output.is_empty());
         }
+    }
+
+    #[test]
+    fn text_alone_is_sent_whole_however_little_is_taken_at_a_time() {
+        let mut output = Output::default();
+        let numbers = [0, 7, 10, 99, 100, 1_234_567_890, u64::MAX];
+        let mut expected = String::new();
+        for number in numbers {
+            output.push_number(number);
+            output.push(b" ");
+            expected.push_str(&format!("{number} "));
+        }
+        let mut seen = Vec::new();
+        let sent = output.send(|slices| {
+            let taken = slices[0].len().min(3);
+            seen.extend_from_slice(&slices[0][..taken]);
+            Ok(taken)
+        });
+        assert_eq!(sent.expect("never fails"), expected.len());
+        assert_eq!(String::from_utf8(seen).expect("digits"), expected);
+        assert!(output.is_empty());
     }
 
     #[test]

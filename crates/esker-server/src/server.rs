@@ -201,8 +201,10 @@ impl Acceptor {
         let Some(place) = Place::take(&self.shared) else {
             self.shared.counters.shard(0).add(Counter::RejectedConnections, 1);
             stream.set_deadline(Some(Duration::ZERO));
-            // It may be gone already.
+            // It may be gone already. What it has sent is read, for a close with bytes unread takes
+            // the line back.
             let _ = stream.write(line::TOO_MANY);
+            let _ = stream.read(&mut [0; 4096]);
             return;
         };
         let Some(runtime) = self.runtime.upgrade() else { return };

@@ -37,6 +37,7 @@ use crate::protocol::{
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::Connection;
+use esker::ErrorKind;
 use esker_trt::JoinHandle;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
@@ -44,6 +45,20 @@ use std::time::Duration;
 
 /// Length of the end of line behind a data block.
 const CRLF_BYTES: usize = CRLF.len();
+
+/// How long a connection that the server ends waits for the client to see it.
+const LINGER: Duration = Duration::from_millis(500);
+/// How long a send or the rest of a request waits before it looks whether the server stops.
+const PATIENCE_SLICE: Duration = Duration::from_millis(200);
+/// What `request_timeout` shrinks to once the server stops.
+const STOP_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Who ended a connection, if it did not break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Client,
+    Server,
+}
 
 /// A `get` line whose keys are not all units yet.
 #[derive(Clone, Copy)]
@@ -87,8 +102,8 @@ pub(crate) struct Session {
     requests: u64,
     /// Number of a request whose reply has ended early, in an error.
     broken: Option<u64>,
-    /// Largest value of the last wave that read any: what the next values are taken to be like.
-    value_bytes: u64,
+    /// Memory for values that the wave's units have.
+    wave_bytes: u64,
     share: Share,
     partial_since: Option<Duration>,
     busy: bool,
@@ -102,7 +117,6 @@ impl Session {
         connection: Connection,
         share: Share,
     ) -> Self {
-        let value_bytes = shared.limits.item_size_max_bytes;
         Session {
             shared,
             core,
@@ -115,7 +129,7 @@ impl Session {
             listing: None,
             requests: 0,
             broken: None,
-            value_bytes,
+            wave_bytes: 0,
             share,
             partial_since: None,
             busy: false,
@@ -124,17 +138,22 @@ impl Session {
 
     /// Serves the connection until either side ends it.
     pub(crate) fn run(mut self) {
-        if let Err(error) = self.serve() {
-            if error.kind() == IoErrorKind::TimedOut {
-                let idle = self.received.pending().is_empty() && self.output.is_empty();
-                self.count(if idle { Counter::IdleKicks } else { Counter::RequestTimeouts }, 1);
-            }
-            tracing::debug!("connection ended: {error}");
-        }
+        let ended = self.serve();
         self.rest();
+        match ended {
+            Ok(End::Client) => {}
+            Ok(End::Server) => self.connection.linger(LINGER),
+            Err(error) => {
+                if error.kind() == IoErrorKind::TimedOut {
+                    let idle = self.received.pending().is_empty() && self.output.is_empty();
+                    self.count(if idle { Counter::IdleKicks } else { Counter::RequestTimeouts }, 1);
+                }
+                tracing::debug!("connection ended: {error}");
+            }
+        }
     }
 
-    fn serve(&mut self) -> IoResult<()> {
+    fn serve(&mut self) -> IoResult<End> {
         loop {
             match self.plan() {
                 Pause::Run => self.run_wave(),
@@ -148,14 +167,18 @@ impl Session {
                     self.run_wave();
                     self.flush()?;
                     self.rest();
-                    if self.shared.is_stopping() || !self.receive()? {
-                        return Ok(());
+                    if self.shared.is_stopping() {
+                        return Ok(End::Server);
+                    }
+                    if let Some(end) = self.receive()? {
+                        return Ok(end);
                     }
                 }
                 Pause::Alone(request) => {
                     self.run_wave();
                     if !self.run_alone(request)? {
-                        return self.flush();
+                        self.flush()?;
+                        return Ok(End::Server);
                     }
                 }
             }
@@ -333,18 +356,18 @@ impl Session {
                 return Err(unit);
             }
         }
-        let values = unit.action.values_held();
-        if values > 0 && unit.share.is_none() {
-            let held = self.wave.iter().map(|unit| unit.action.values_held()).sum::<u64>();
-            let expected = held.saturating_add(values).saturating_mul(self.value_bytes);
-            if held > 0 && expected > OUTPUT_BYTES_MAX {
+        if unit.share.is_none() && unit.action.holds_values() {
+            let bytes = self.bytes_held(&unit);
+            if self.wave_bytes > 0 && self.wave_bytes.saturating_add(bytes) > OUTPUT_BYTES_MAX {
                 return Err(unit);
             }
-            match self.shared.budget.try_take(self.bytes_held(&unit)) {
+            match self.shared.budget.try_take(bytes) {
                 Some(share) => unit.share = Some(share),
                 None => return Err(unit),
             }
         }
+        let bytes = unit.share.as_ref().map_or(0, Share::bytes);
+        self.wave_bytes = self.wave_bytes.saturating_add(bytes);
         self.wave.push(unit);
         Ok(())
     }
@@ -368,9 +391,19 @@ impl Session {
         self.broken = Some(unit.request);
     }
 
-    /// The most memory that `unit` may hold besides its body.
+    /// The most memory that `unit` may hold besides its body: of a plain `get` what the index says
+    /// that it reads.
     fn bytes_held(&self, unit: &Unit) -> u64 {
-        unit.action.values_held().saturating_mul(self.shared.limits.item_size_max_bytes)
+        let most = self.shared.limits.item_size_max_bytes;
+        match unit.action {
+            Action::Get { exptime: None, .. } => {
+                let key = unit.key.of(self.received.all());
+                let bytes = self.shared.store.read_size_bytes(key);
+                // The store may hold items from a time with another limit.
+                bytes.min(self.shared.limits.memory_max_bytes)
+            }
+            _ => unit.action.values_held().saturating_mul(most),
+        }
     }
 
     // Running
@@ -385,84 +418,93 @@ impl Session {
             return;
         }
         self.work();
-        let wave = std::mem::take(&mut self.wave);
-        let gets = wave.iter().any(|unit| matches!(unit.action, Action::Get { .. }));
-        let mut largest = 0;
-        for (mut unit, answer) in self.answers(wave) {
-            if let Answer::Value { value, .. } = &answer {
-                largest = largest.max(value.len() as u64);
-            }
-            let share = unit.share.take();
-            self.reply(&unit, answer, share);
+        self.wave_bytes = 0;
+        let mut wave = std::mem::take(&mut self.wave);
+        let last = wave.pop();
+        let begun = self.begin_all(&mut wave);
+        // The only unit of most waves runs in the session's own task.
+        let last = last.map(|unit| self.run_here(unit));
+        for begun in begun {
+            let (unit, answer) = match begun {
+                Begun::Done(done) => done,
+                Begun::Task(blank, task) => task.join().unwrap_or_else(|error| {
+                    // It panicked, or never began.
+                    self.ground().report(&error);
+                    (blank, Answer::Failed(error))
+                }),
+            };
+            self.reply(unit, answer);
         }
-        if gets {
-            self.value_bytes = largest;
+        if let Some((unit, answer)) = last {
+            self.reply(unit, answer);
         }
+        // Its room serves the next wave.
+        self.wave = wave;
     }
 
-    /// The answers of all units, in order. The last one runs in the session's own task.
-    fn answers(&self, mut wave: Vec<Unit>) -> Vec<(Unit, Answer)> {
-        let here = |unit: Unit| {
-            let answer = self.ground().run(&unit, self.received.all());
-            (unit, answer)
-        };
-        let last = wave.pop();
+    fn run_here(&self, mut unit: Unit) -> (Unit, Answer) {
+        let answer = self.ground().run(&mut unit, self.received.all());
+        (unit, answer)
+    }
+
+    /// Starts all units of `wave` that take time as tasks beside this one.
+    fn begin_all(&self, wave: &mut Vec<Unit>) -> Vec<Begun> {
         let concurrent = esker_trt::in_task();
-        let begun: Vec<_> = wave
-            .into_iter()
+        let units = wave.drain(..);
+        units
             .map(|unit| match unit.action {
-                Action::Say(_) => Begun::Done(here(unit)),
-                _ if !concurrent => Begun::Done(here(unit)),
+                Action::Say(_) => Begun::Done(self.run_here(unit)),
+                _ if !concurrent => Begun::Done(self.run_here(unit)),
                 _ => Begun::Task(unit.blank(), self.begin(unit)),
             })
-            .collect();
-        let last = last.map(here);
-        let joined = begun.into_iter().map(|begun| match begun {
-            Begun::Done(done) => done,
-            Begun::Task(blank, task) => task.join().unwrap_or_else(|error| {
-                // It panicked, or never began.
-                self.ground().report(&error);
-                (blank, Answer::Failed(error))
-            }),
-        });
-        joined.chain(last).collect()
+            .collect()
     }
 
     /// Runs a unit in a task of its own.
-    fn begin(&self, unit: Unit) -> JoinHandle<(Unit, Answer)> {
+    fn begin(&self, mut unit: Unit) -> JoinHandle<(Unit, Answer)> {
         let (shared, core, buffer) = (self.shared.clone(), self.core, self.received.share());
         esker_trt::spawn(move || {
-            let answer = shared.ground(core).run(&unit, &buffer);
+            let answer = shared.ground(core).run(&mut unit, &buffer);
             (unit, answer)
         })
     }
 
     /// Appends the reply of one unit.
-    fn reply(&mut self, unit: &Unit, answer: Answer, share: Option<Share>) {
+    fn reply(&mut self, mut unit: Unit, answer: Answer) {
         if unit.noreply || self.broken == Some(unit.request) {
             return;
         }
         match answer {
             Answer::Line(line) => self.output.push(line),
-            Answer::Number(number) => self.output.push_fmt(format_args!("{number}\r\n")),
+            Answer::Number(number) => {
+                self.output.push_number(number);
+                self.output.push(CRLF);
+            }
             Answer::Miss => {}
             Answer::Failed(error) => {
-                self.output.push(reply_line(error.kind()));
+                let starved = error.kind() == ErrorKind::OutOfMemory
+                    && matches!(unit.action, Action::Get { .. });
+                let line = if starved { line::NO_MEMORY_GET } else { reply_line(error.kind()) };
+                self.output.push(line);
                 self.broken = Some(unit.request);
                 return;
             }
             Answer::Value { value, cas } => {
                 self.output.push(b"VALUE ");
                 self.output.push(unit.key.of(self.received.all()));
-                let (flags, length) = (value.attributes().flags, value.len());
-                match cas {
-                    Some(cas) => self.output.push_fmt(format_args!(" {flags} {length} {cas}\r\n")),
-                    None => self.output.push_fmt(format_args!(" {flags} {length}\r\n")),
+                self.output.push(b" ");
+                self.output.push_number(value.attributes().flags.into());
+                self.output.push(b" ");
+                self.output.push_number(value.len() as u64);
+                if let Some(cas) = cas {
+                    self.output.push(b" ");
+                    self.output.push_number(cas.0);
                 }
+                self.output.push(CRLF);
                 if value.len() < ZERO_COPY_BYTES_MIN {
                     self.output.push(&value);
                 } else {
-                    let mut share = share;
+                    let mut share = unit.share.take();
                     if let Some(share) = &mut share {
                         share.shrink_to((value.len() as u64).saturating_add(VALUE_OVERHEAD_BYTES));
                     }
@@ -553,8 +595,9 @@ impl Session {
             let room = body.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
-                let timeout = remaining(&self.shared, since)?;
-                let taken = self.connection.read(room, Some(timeout))?;
+                let connection = &mut self.connection;
+                let taken =
+                    patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
                 self.count(Counter::BytesRead, taken as u64);
                 if taken == 0 {
                     return Err(IoErrorKind::UnexpectedEof.into());
@@ -581,9 +624,8 @@ impl Session {
                 return self.refuse_memory(store, 0);
             }
         }
-        let answer = self.ground().run(&unit, self.received.all());
-        let values = unit.share.take();
-        self.reply(&unit, answer, values);
+        let (unit, answer) = self.run_here(unit);
+        self.reply(unit, answer);
         drop(share);
         Ok(())
     }
@@ -598,8 +640,8 @@ impl Session {
 
     // Receiving and sending
 
-    /// Receives something. False when the client is done.
-    fn receive(&mut self) -> IoResult<bool> {
+    /// Receives something, or says who ended the connection.
+    fn receive(&mut self) -> IoResult<Option<End>> {
         let timeout = if self.received.pending().is_empty() {
             self.partial_since = None;
             if self.received.shrink() {
@@ -621,7 +663,7 @@ impl Session {
             } else if full {
                 self.output.push(line::NO_MEMORY_GET);
                 self.flush()?;
-                return Ok(false);
+                return Ok(Some(End::Server));
             }
         }
         let room = self.received.make_room(capacity);
@@ -631,7 +673,7 @@ impl Session {
         if count > 0 {
             self.work();
         }
-        Ok(count > 0)
+        Ok((count == 0).then_some(End::Client))
     }
 
     /// Takes `bytes` from the stream and drops them.
@@ -647,9 +689,9 @@ impl Session {
             if rest == 0 {
                 return Ok(());
             }
-            let timeout = remaining(&self.shared, since)?;
             let room = self.received.make_room(0);
-            let count = self.connection.read(room, Some(timeout))?;
+            let connection = &mut self.connection;
+            let count = patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
             if count == 0 {
                 return Err(IoErrorKind::UnexpectedEof.into());
             }
@@ -672,7 +714,8 @@ impl Session {
         let mut progress = 0_usize;
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
-            let taken = connection.write_vectored(slices, Some(remaining(shared, since)?))?;
+            let taken =
+                patiently(shared, since, |limit| connection.write_vectored(slices, Some(limit)))?;
             progress = progress.saturating_add(taken);
             if progress >= BODY_STEP_BYTES {
                 progress = 0;
@@ -688,6 +731,26 @@ impl Session {
 /// What is left of the time for a request, from `since`.
 fn remaining(shared: &Shared, since: Duration) -> IoResult<Duration> {
     let passed = shared.clock.monotonic().saturating_sub(since);
-    let left = shared.limits.request_timeout.saturating_sub(passed);
+    let mut limit = shared.limits.request_timeout;
+    if shared.is_stopping() {
+        limit = limit.min(STOP_TIMEOUT);
+    }
+    let left = limit.saturating_sub(passed);
     if left.is_zero() { Err(IoErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
+/// Runs `call`, which waits at most as long as it is told, until it succeeds or the time for a
+/// request, from `since`, is over; a stop of the server shortens it under way.
+fn patiently<T>(
+    shared: &Shared,
+    since: Duration,
+    mut call: impl FnMut(Duration) -> IoResult<T>,
+) -> IoResult<T> {
+    loop {
+        let left = remaining(shared, since)?;
+        match call(left.min(PATIENCE_SLICE)) {
+            Err(error) if error.kind() == IoErrorKind::TimedOut => {}
+            result => return result,
+        }
+    }
 }

@@ -54,6 +54,11 @@ impl Shared {
         stat(output, "curr_items", store.items);
         stat(output, "evictions", 0);
         stat(output, "reclaimed", 0);
+        stat(output, "read_only", u8::from(store.read_only.is_some()));
+        if let Some(reason) = &store.read_only {
+            // One line of the protocol, whatever the causes say.
+            stat(output, "read_only_reason", reason.replace(['\r', '\n'], " "));
+        }
         stat(output, "memory_budget_bytes", self.budget.total_bytes());
         stat(output, "memory_budget_free_bytes", self.budget.free_bytes());
     }

@@ -2,7 +2,11 @@
 
 use esker_trt::net::Stream;
 use std::io::{IoSlice, Result};
+use std::net::Shutdown;
 use std::time::Duration;
+
+/// What is read, and dropped, of a connection that the server has ended.
+const LINGER_BYTES_MAX: usize = 1 << 20;
 
 /// One connection.
 #[derive(Debug)]
@@ -27,6 +31,24 @@ impl Connection {
         self.0.read(into)
     }
 
+    /// Says that no more is sent, and waits until the client has closed, too, at most `limit`: bytes
+    /// that nobody has read would make the kernel reset the connection, and the client could lose
+    /// the last reply.
+    pub(crate) fn linger(&mut self, limit: Duration) {
+        let mut scrap = [0; 4096];
+        self.0.set_deadline(Some(limit));
+        // Any failure means that there is nothing left to wait for.
+        if self.0.shutdown(Shutdown::Write).is_ok() {
+            let mut left = LINGER_BYTES_MAX;
+            while let Ok(count) = self.0.read(&mut scrap)
+                && count > 0
+                && left > 0
+            {
+                left = left.saturating_sub(count);
+            }
+        }
+    }
+
     /// Writes what fits.
     pub(crate) fn write_vectored(
         &mut self,
@@ -34,6 +56,10 @@ impl Connection {
         timeout: Option<Duration>,
     ) -> Result<usize> {
         self.0.set_deadline(timeout);
-        self.0.write_vectored(slices)
+        match slices {
+            // The plain call is cheaper in the kernel.
+            [only] => self.0.write(only),
+            _ => self.0.write_vectored(slices),
+        }
     }
 }

@@ -80,7 +80,28 @@ impl Store {
     /// # Errors
     /// `InvalidArgument` for a key outside 1 B to 64 KiB, `Corrupted`, `Io`, `Closed`.
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.engine.get(key)
+        self.engine.get(key, &mut |_| Ok(()))
+    }
+
+    /// The value of `key`, for callers that count their memory: `admit` is asked before each device
+    /// read with the bytes that the read brings into memory, and its error ends the call. A value
+    /// keeps the bytes of the last read; those before it are given up first.
+    ///
+    /// # Errors
+    /// As [`Store::get`], and those of `admit`.
+    pub fn get_with(
+        &self,
+        key: &[u8],
+        mut admit: impl FnMut(u64) -> Result<()>,
+    ) -> Result<Option<Value>> {
+        self.engine.get(key, &mut admit)
+    }
+
+    /// The most bytes that reading `key` brings into memory, as far as the index knows: no device
+    /// read, and out of date once the key is written. 0 if the key has no value.
+    #[must_use]
+    pub fn read_size_bytes(&self, key: &[u8]) -> u64 {
+        self.engine.read_size(key)
     }
 
     /// Whether `key` has a value.

@@ -9,6 +9,8 @@
 )]
 
 mod keys;
+mod kill;
+mod memory;
 mod program;
 mod serving;
 mod transfer;

@@ -1,20 +1,20 @@
 //! `esker serve`: start, configuration, signals.
 
-use crate::program::Scratch;
+use crate::program::{Scratch, program};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command};
 use std::time::Duration;
 
 /// A server that runs until it is told to stop.
-struct Serving {
-    child: Child,
+pub(crate) struct Serving {
+    pub(crate) child: Child,
     lines: Vec<String>,
     address: String,
 }
 
 impl Serving {
-    fn start(scratch: &Scratch, more: &[&str]) -> Serving {
+    pub(crate) fn start(scratch: &Scratch, more: &[&str]) -> Serving {
         let mut arguments = vec!["serve", "--listen", "memcache://127.0.0.1:0"];
         arguments.extend(more);
         let mut child = scratch.spawn(&arguments);
@@ -32,19 +32,25 @@ impl Serving {
         Serving { child, lines, address }
     }
 
-    fn connect(&self) -> TcpStream {
+    pub(crate) fn connect(&self) -> TcpStream {
         let stream = TcpStream::connect(&self.address).expect("connect");
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
         stream
     }
 
-    fn talk(&self, words: &str) -> String {
+    pub(crate) fn talk(&self, words: &str) -> String {
         let mut stream = self.connect();
         stream.write_all(words.as_bytes()).expect("send");
         stream.write_all(b"quit\r\n").expect("send");
         let mut reply = String::new();
         stream.read_to_string(&mut reply).expect("receive");
         reply
+    }
+
+    /// Ends the process as a crash would.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("kill");
+        self.child.wait().expect("ends");
     }
 
     fn signal(&self, name: &str) {
@@ -62,7 +68,7 @@ impl Drop for Serving {
     }
 }
 
-fn stop_and_wait(mut serving: Serving, signal: &str) -> String {
+pub(crate) fn stop_and_wait(mut serving: Serving, signal: &str) -> String {
     serving.signal(signal);
     let status = serving.child.wait().expect("ends");
     assert_eq!(status.code(), Some(0));
@@ -155,4 +161,17 @@ fn the_configuration_comes_from_file_environment_and_command_line() {
     std::fs::write(scratch.path("bad.toml"), "cores = 1\n\nshape = \"round\"\n").expect("write");
     let ran = scratch.run(&["serve", "--config", "bad.toml"]).exits_with(2);
     assert!(ran.said.contains("bad.toml:3: shape: no such option"), "{ran:?}");
+}
+
+#[test]
+fn variables_that_are_no_options_are_named() {
+    let scratch = Scratch::new();
+    let mut program = program(scratch.path("").as_path());
+    program.args(["serve", "--check-config"]);
+    program.env("ESKER_MEMORYMAX", "1GiB").env("ESKER_MEMORY_MAX", "1GiB").env("ESKER_LOG", "info");
+    let done = program.output().expect("run");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{said}");
+    let warnings: Vec<&str> = said.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(warnings, ["warning: ESKER_MEMORYMAX is no option of esker serve and is ignored"]);
 }

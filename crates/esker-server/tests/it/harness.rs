@@ -1,6 +1,8 @@
 //! A server of its own for each test, and a client that speaks bytes.
 
 use esker::{Durability, Options, Store};
+use esker_media::BlockDevice;
+use esker_media::sim::SimBlock;
 use esker_server::{Limits, ListenAddress, Server, ServerConfig};
 use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind, Read, Write};
@@ -43,6 +45,25 @@ impl TestServer {
         options.clock = config.clock.clone();
         options.durability = Durability::None;
         let store = Store::open(&options).expect("store");
+        TestServer::of(runtime, store, config, folder)
+    }
+
+    /// A server of the store on a simulated device, which acknowledges what is durable.
+    pub(crate) fn on_device(device: &Arc<SimBlock>, limits: Limits) -> TestServer {
+        let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
+        let any = "memcache://127.0.0.1:0".parse().expect("address");
+        let config = ServerConfig { listen: vec![any], limits, ..ServerConfig::default() };
+        let store = open_on(device).expect("store");
+        let folder = tempfile::tempdir().expect("scratch folder");
+        TestServer::of(Arc::new(runtime), store, config, folder)
+    }
+
+    fn of(
+        runtime: Arc<Runtime>,
+        store: Store,
+        config: ServerConfig,
+        folder: TempDir,
+    ) -> TestServer {
         let server = Server::start(&runtime, store.clone(), config).expect("server");
         TestServer { server, store, runtime, _folder: folder }
     }
@@ -57,6 +78,15 @@ impl TestServer {
     pub(crate) fn client(&self) -> Client {
         Client::connect(self.address())
     }
+}
+
+/// Opens a store of small segments on a simulated device.
+fn open_on(device: &Arc<SimBlock>) -> esker::Result<Store> {
+    let mut options = Options::new("");
+    options.testing.seed = Some(1);
+    options.testing.segment_size_bytes = Some(256 << 10);
+    options.testing.background = false;
+    Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, &options)
 }
 
 pub(crate) struct Client(pub(crate) TcpStream);
@@ -88,6 +118,31 @@ impl Client {
             }
         }
         assert_eq!(String::from_utf8_lossy(&seen), String::from_utf8_lossy(expected));
+    }
+
+    /// One line of the server, without its end.
+    pub(crate) fn line(&mut self) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while !line.ends_with(b"\r\n") {
+            self.0.read_exact(&mut byte).expect("a line");
+            line.extend_from_slice(&byte);
+        }
+        String::from_utf8_lossy(&line).trim_end().to_owned()
+    }
+
+    /// The reply to `stats`, without changing anything.
+    pub(crate) fn stats(&mut self) -> String {
+        self.send(b"stats\r\n");
+        let mut stats = String::new();
+        loop {
+            let line = self.line();
+            if line == "END" {
+                return stats;
+            }
+            stats.push_str(&line);
+            stats.push_str("\r\n");
+        }
     }
 
     /// Everything the server says to `bytes`, and whether it then closed.

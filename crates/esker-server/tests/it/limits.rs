@@ -74,7 +74,7 @@ fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
             }
         });
         let mut rest = Vec::new();
-        // Closing with bytes unread resets the connection.
+        // A connection that is cut off with bytes unread is reset.
         let _ = slow.0.read_to_end(&mut rest);
     });
     server.client().check_chat(b"version\r\n", &version());
@@ -197,4 +197,57 @@ fn bodies_beyond_the_memory_budget_are_refused_and_swallowed() {
         holders.swap_remove(replies.iter().position(|reply| reply == "SERVER_E").expect("one"));
     refused.check_receive(b"RROR out of memory storing object\r\n");
     refused.check_chat(b"version\r\n", &version());
+}
+
+#[test]
+fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
+    // Four items of a mebibyte, and eight receive buffers.
+    let limits = Limits {
+        connections_max: 8,
+        memory_max_bytes: (4 << 20) + 8 * 4096,
+        request_timeout: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let server = TestServer::with_limits(limits);
+    let mut client = server.client();
+    client.check_chat(b"set small 0 0 5\r\nsmall\r\n", "STORED\r\n");
+    let body = "b".repeat(1 << 20);
+    let large = format!("set large 0 0 {}\r\n{body}\r\n", body.len());
+    client.check_chat(large.as_bytes(), "STORED\r\n");
+    // Bodies that do not end leave less than a mebibyte.
+    let holders: Vec<Client> = (0..4)
+        .map(|index| {
+            let mut holder = server.client();
+            let part = if index == 3 { 512 << 10 } else { body.len() - 1 };
+            holder.send(format!("set h 0 0 {}\r\n{}", body.len(), &body[..part]).as_bytes());
+            holder
+        })
+        .collect();
+    let free = |client: &mut Client| {
+        let stats = client.stats();
+        let line =
+            stats.lines().find_map(|line| line.strip_prefix("STAT memory_budget_free_bytes "));
+        line.expect("a figure").parse::<u64>().expect("a number")
+    };
+    while free(&mut client) > 700 << 10 {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+    client.0.set_read_timeout(Some(Duration::from_secs(5))).expect("timeout");
+    for _ in 0..100 {
+        client.check_chat(b"get small\r\n", "VALUE small 0 5\r\nsmall\r\nEND\r\n");
+    }
+    // Misses, and as many small items as a wave has, need no room for large ones.
+    let wave = b"get small none\r\n".repeat(32);
+    client.check_chat(&wave, &"VALUE small 0 5\r\nsmall\r\nEND\r\n".repeat(32));
+    let mut greedy = server.client();
+    greedy.send(b"get large\r\n");
+    greedy.0.set_read_timeout(Some(Duration::from_millis(300))).expect("timeout");
+    assert!(greedy.0.read(&mut [0; 1]).is_err(), "there was no room for the large one");
+    drop(holders);
+    greedy.0.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    greedy.check_receive(format!("VALUE large 0 {}\r\n{body}\r\nEND\r\n", body.len()).as_bytes());
+    drop(greedy);
+    while free(&mut client) < (4 << 20) - 4096 {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
 }

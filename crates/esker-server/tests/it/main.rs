@@ -8,8 +8,11 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod attackers;
+mod chunking;
 mod commands;
 mod differential;
+mod faults;
 mod harness;
 mod limits;
 mod pipelining;

@@ -33,7 +33,7 @@ pub mod sites;
 mod write;
 
 use crate::check::CheckReport;
-use crate::engine::{Engine, Items};
+use crate::engine::{Admit, Engine, Items};
 use crate::options::{Durability, Options};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -292,8 +292,12 @@ fn format(
 }
 
 impl Engine for Depot {
-    fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.get_record(key)
+    fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.get_record(key, admit)
+    }
+
+    fn read_size(&self, key: &[u8]) -> u64 {
+        Depot::read_size(self, key)
     }
 
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {

@@ -6,7 +6,7 @@
 
 use super::layout::KEY_SIZE_MAX_BYTES;
 use super::{Depot, sites};
-use crate::engine::Items;
+use crate::engine::{Admit, Items};
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::units::{round_down, round_up};
@@ -57,7 +57,7 @@ impl Depot {
         Ok(())
     }
 
-    pub(super) fn get_record(&self, key: &[u8]) -> Result<Option<Value>> {
+    pub(super) fn get_record(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.check_key(key)?;
         if self.log.is_closed() {
             return Err(Error::new(ErrorKind::Closed, "get"));
@@ -65,19 +65,34 @@ impl Depot {
         let hash = self.hasher.hash(key);
         loop {
             let generation = self.segments.generation();
-            let found = self.find(hash, key);
+            let found = self.find(hash, key, admit);
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
                 return found;
             }
         }
     }
 
-    fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Value>> {
+    /// The most bytes that a read of `key` takes, as far as the index knows.
+    pub(super) fn read_size(&self, key: &[u8]) -> u64 {
+        let links = self.index.lookup(self.hasher.hash(key));
+        let sizes = links.iter().map(|link| match link.size() {
+            SizeHint::Tombstone => 0,
+            SizeHint::Large => self.layout.segment_size,
+            SizeHint::Grains(grains) => {
+                let offset = link.grain() * GRAIN_SIZE_BYTES;
+                let end = round_up(offset + grains * GRAIN_SIZE_BYTES, self.layout.block);
+                end.map_or(0, |end| end - round_down(offset, self.layout.block))
+            }
+        });
+        sizes.max().unwrap_or(0)
+    }
+
+    fn find(&self, hash: u64, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         for link in self.index.lookup(hash).iter() {
             if link.is_tombstone() {
                 continue;
             }
-            let fetched = self.read_record(link)?;
+            let fetched = self.read_admitted(link, admit)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
                 let live =
@@ -91,9 +106,13 @@ impl Depot {
     /// Reads and checks the record that `link` points at; a bad checksum is read again, in case the
     /// bytes were damaged on their way.
     pub(super) fn read_record(&self, link: Link) -> Result<Fetched> {
+        self.read_admitted(link, &mut |_| Ok(()))
+    }
+
+    fn read_admitted(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
         let mut tries = 1;
         loop {
-            match self.read_record_once(link) {
+            match self.read_record_once(link, admit) {
                 Err(error)
                     if tries < READ_TRIES
                         && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) =>
@@ -105,7 +124,7 @@ impl Depot {
         }
     }
 
-    fn read_record_once(&self, link: Link) -> Result<Fetched> {
+    fn read_record_once(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
         let offset = link.grain() * GRAIN_SIZE_BYTES;
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
@@ -116,13 +135,13 @@ impl Depot {
             SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
             SizeHint::Tombstone | SizeHint::Large => PEEK_SIZE,
         };
-        let (mut buffer, mut start) = self.read_range(offset, expected, limit)?;
+        let (mut buffer, mut start) = self.read_range(offset, expected, limit, admit)?;
         let bytes = buffer.get(start..).unwrap_or(&[]);
         let size = Record::peek_size(bytes)
             .map_err(|flaw| self.corrupted(offset, expected, &flaw.to_string()))?;
         if size > bytes.len() {
             // Only where the index does not know the size: the second read.
-            (buffer, start) = self.read_range(offset, size as u64, limit)?;
+            (buffer, start) = self.read_range(offset, size as u64, limit, admit)?;
         }
         let bytes = buffer.get(start..).unwrap_or(&[]);
         let place = (!sites::RECORD_CHECKSUM.disabled()).then_some(Place { salt, offset });
@@ -137,13 +156,20 @@ impl Depot {
 
     /// Reads the blocks around `offset..offset + length`, which end at `limit` at the latest;
     /// returns them and where `offset` lies in them.
-    fn read_range(&self, offset: u64, length: u64, limit: u64) -> Result<(IoBuf, usize)> {
+    fn read_range(
+        &self,
+        offset: u64,
+        length: u64,
+        limit: u64,
+        admit: Admit<'_>,
+    ) -> Result<(IoBuf, usize)> {
         let first = round_down(offset, self.layout.block);
         let last = round_up(offset + length, self.layout.block).unwrap_or(limit).min(limit);
         let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
         let Some(size) = size else {
             return Err(self.corrupted(offset, length, "a record reaches past its segment"));
         };
+        admit(size as u64)?;
         let mut buffer = self.pool.get(size);
         self.device.read_at(sites::RECORD_READ, first, &mut buffer)?;
         Ok((buffer, usize::try_from(offset - first).unwrap_or(0)))
