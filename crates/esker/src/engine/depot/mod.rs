@@ -25,6 +25,7 @@ mod check;
 mod commit;
 mod layout;
 mod pending;
+mod place;
 mod read;
 mod recover;
 mod scan;
@@ -176,7 +177,7 @@ impl Depot {
     fn let_go(&self, old: Link, by: Version) {
         let offset = old.grain() * esker_format::depot::GRAIN_SIZE_BYTES;
         if let Some(segment) = self.layout.segment_of(offset) {
-            self.segments.remove(segment, commit::link_bytes(old), by);
+            self.segments.remove(segment, place::link_bytes(old), by);
         }
     }
 

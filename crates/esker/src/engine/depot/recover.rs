@@ -13,7 +13,8 @@
 //! - R4: two records are taken for one key's by equal hashes only if neither is marked: the writer
 //!   compared the keys and marked the record if another key with the hash had a value.
 
-use super::commit::{LogEnd, Tail, link_bytes};
+use super::commit::LogEnd;
+use super::place::{Tail, link_bytes};
 use super::scan::{SegmentEnd, Source};
 use super::segments::Use;
 use super::{Depot, sites};
