@@ -34,7 +34,6 @@ use parking_lot::Mutex;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// A batch takes no more records once it is this long, in bytes.
 const BATCH_SIZE_SOFT_MAX: usize = 1 << 20;
@@ -132,7 +131,6 @@ pub(super) struct State {
     published: Version,
     /// Records below are durable.
     durable: Version,
-    flushed_at: Duration,
     failure: Option<Error>,
     closed: bool,
     wrote: bool,
@@ -167,7 +165,6 @@ impl Log {
                 clear_version: end.clear_version,
                 published: end.next_version,
                 durable: end.next_version,
-                flushed_at: Duration::ZERO,
                 failure: None,
                 closed: false,
                 wrote: false,
@@ -369,7 +366,6 @@ impl Depot {
         self.device.flush(sites::SYNC_FLUSH).map_err(|error| self.poison(&error))?;
         let mut state = self.log.state.lock();
         state.durable = state.durable.max(published);
-        state.flushed_at = self.clock.monotonic();
         Ok(())
     }
 

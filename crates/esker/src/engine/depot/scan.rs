@@ -98,7 +98,7 @@ impl Source<'_> {
                 || sites::BATCH_SESSION.disabled();
             // A session may skip versions: those that the last one gave to writes that were lost.
             let continues = batch.header.first_version == end.next_version
-                || (batch.header.kind == BatchKind::Barrier
+                || (batch.header.kind != BatchKind::Records
                     && batch.header.first_version > end.next_version);
             if !of_session || !continues {
                 break;
