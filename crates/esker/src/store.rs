@@ -15,6 +15,7 @@ use crate::engine::depot::Depot;
 use crate::options::Options;
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{BlockDevice, Counters, FileDevice, OpenOptions};
 use std::collections::VecDeque;
@@ -311,5 +312,12 @@ impl Iterator for Iter {
 fn open_device(options: &Options) -> Result<FileDevice> {
     let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
     let create_size_bytes = (!found.exists).then_some(options.size_bytes);
-    FileDevice::open(&found.path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
+    let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
+    FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => {
+            let wanted = format_size_bytes(options.size_bytes);
+            error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+        }
+        _ => error,
+    })
 }
