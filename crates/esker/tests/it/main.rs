@@ -11,5 +11,6 @@ mod basics;
 mod damage;
 mod faults;
 mod model;
+mod prefix;
 mod support;
 mod threads;
