@@ -19,9 +19,14 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_media::{BlockDevice, Counters, FileDevice, OpenOptions};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Name of the data file in a store's folder.
 const DATA_FILE: &str = "depot.esker";
+
+/// How often, and after which rest, a store that another process has open is tried again.
+const LOCK_TRIES: u32 = 100;
+const LOCK_REST: Duration = Duration::from_millis(20);
 
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
@@ -60,7 +65,7 @@ impl Store {
     /// Opens the store at `options.path`, and creates it if there is none.
     ///
     /// # Errors
-    /// `Locked` if another process has it open, `UnsupportedFormat`, `Corrupted` naming the place,
+    /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
     /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
     pub fn open(options: &Options) -> Result<Store> {
         Self::open_on(Arc::new(open_device(options)?), options)
@@ -311,5 +316,16 @@ impl Iterator for Iter {
 fn open_device(options: &Options) -> Result<FileDevice> {
     let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
     let create_size_bytes = (!found.exists).then_some(options.size_bytes);
-    FileDevice::open(&found.path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
+    let open = || {
+        FileDevice::open(&found.path, OpenOptions { create_size_bytes, ..OpenOptions::default() })
+    };
+    // The requests of a process that was killed hold its lock until the kernel is done with them,
+    // which may be after the process is gone.
+    for _ in 0..LOCK_TRIES {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
+            opened => return opened,
+        }
+    }
+    open()
 }
