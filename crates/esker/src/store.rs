@@ -89,8 +89,8 @@ impl Store {
     }
 
     /// The value of `key`, for callers that count their memory: `admit` is asked before each device
-    /// read with the bytes that the read brings into memory, and its error ends the call. A value
-    /// keeps the bytes of the last read; those before it are given up first.
+    /// read with the memory that the read takes, in bytes, and its error ends the call. A value keeps
+    /// the memory of the last read; that of those before it is given up first.
     ///
     /// # Errors
     /// As [`Store::get`], and those of `admit`.
@@ -102,8 +102,8 @@ impl Store {
         self.engine.get(key, &mut admit)
     }
 
-    /// The most bytes that reading `key` brings into memory, as far as the index knows: no device
-    /// read, and out of date once the key is written. 0 if the key has no value.
+    /// The most memory that reading `key` takes, in bytes, as far as the index knows: no device read,
+    /// and out of date once the key is written. 0 if the key has no value.
     #[must_use]
     pub fn read_size_bytes(&self, key: &[u8]) -> u64 {
         self.engine.read_size(key)
