@@ -165,6 +165,15 @@ impl BufferPool {
         BufferPool { shards: shards.collect() }
     }
 
+    /// Memory that a buffer for `length` bytes takes, in bytes.
+    #[must_use]
+    pub fn capacity_for(length: usize) -> usize {
+        match class_of(length) {
+            Some(class) => ALIGNMENT << class,
+            None => length.next_multiple_of(ALIGNMENT),
+        }
+    }
+
     /// A buffer of exactly `length` bytes.
     ///
     /// Its content is unspecified: zeros, or what an earlier holder of the same pool left there.
@@ -173,7 +182,7 @@ impl BufferPool {
     #[must_use]
     pub fn get(&self, length: usize) -> IoBuf {
         let Some(class) = class_of(length) else {
-            let capacity = length.next_multiple_of(ALIGNMENT);
+            let capacity = Self::capacity_for(length);
             return IoBuf { memory: Some(Memory::zeroed(capacity)), length, home: None };
         };
         let index = thread_index() % self.shards.len().max(1);

@@ -138,6 +138,12 @@ impl Share {
         }
     }
 
+    /// Takes over the bytes of another share of the same budget.
+    pub fn absorb(&mut self, mut other: Share) {
+        debug_assert!(Arc::ptr_eq(&self.budget.state, &other.budget.state), "one budget");
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
     /// Takes `more` bytes if they are free; says whether.
     pub fn try_grow(&mut self, more: u64) -> bool {
         let Some(mut share) = self.budget.try_take(more) else { return false };
@@ -169,6 +175,8 @@ mod tests {
         assert!(!share.try_grow(1));
         share.shrink_to(10);
         assert_eq!((share.bytes(), budget.free_bytes()), (10, 90));
+        share.absorb(budget.try_take(5).expect("free"));
+        assert_eq!((share.bytes(), budget.free_bytes()), (15, 85));
         drop(share);
         assert_eq!(budget.free_bytes(), 100);
     }

@@ -57,12 +57,24 @@ counters! {
 pub struct Shard {
     cells: [AtomicU64; Counter::ALL.len()],
     busy: AtomicU64,
+    tasks: AtomicU64,
 }
 
 impl Shard {
     /// Counts `step`; returns what was counted before on this core.
     pub fn add(&self, counter: Counter, step: u64) -> u64 {
         self.cells.get(counter as usize).map_or(0, |cell| cell.fetch_add(step, Ordering::Relaxed))
+    }
+
+    /// One more task beside the sessions of this core, if there are not `max` of them.
+    pub(crate) fn try_begin_task(&self, max: u64) -> bool {
+        let more = |tasks: u64| (tasks < max).then(|| tasks.saturating_add(1));
+        self.tasks.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// One task less.
+    pub(crate) fn end_task(&self) {
+        self.tasks.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// One more session of this core has requests that are not answered yet.
@@ -84,8 +96,11 @@ impl Counters {
     /// Zeros, for `cores` cores.
     #[must_use]
     pub fn new(cores: usize) -> Self {
-        let shard =
-            || Shard { cells: std::array::from_fn(|_| AtomicU64::new(0)), busy: AtomicU64::new(0) };
+        let shard = || Shard {
+            cells: std::array::from_fn(|_| AtomicU64::new(0)),
+            busy: AtomicU64::new(0),
+            tasks: AtomicU64::new(0),
+        };
         Counters((0..cores.max(1)).map(|_| shard()).collect())
     }
 

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 /// Requests of one connection that run at the same time.
 pub const PIPELINE_DEPTH: usize = 32;
+/// Requests of one core, of all its connections, that run in tasks of their own; more run one after
+/// another in their sessions. Enough to keep a device busy.
+pub const TASKS_MAX: u64 = 256;
 /// Values at least this long are sent from the buffer they were read into; shorter ones are copied
 /// next to their header, which is cheaper than a second piece of a vectored write.
 pub const ZERO_COPY_BYTES_MIN: usize = 1024;
-/// What the buffer of a value holds besides the value, at most: the ends of its blocks.
-pub const VALUE_OVERHEAD_BYTES: u64 = 8 << 10;
 /// Receive buffer of a new connection.
 pub const RECEIVE_BYTES_MIN: usize = 4 << 10;
 /// Receive buffer of a connection that fills it; it may grow past this for one long `get` line.
@@ -21,6 +22,8 @@ pub const INLINE_BODY_BYTES_MAX: usize = 16 << 10;
 pub const BODY_STEP_BYTES: usize = 64 << 10;
 /// Replies are sent once this much has come together.
 pub const FLUSH_BYTES: usize = 64 << 10;
+/// Replies are sent once so much has come together for which no memory was taken: all but values.
+pub const UNCHARGED_BYTES_MAX: usize = 8 << 10;
 /// Bytes of values that one connection may have read and not yet sent, beyond the first value.
 pub const OUTPUT_BYTES_MAX: u64 = 4 << 20;
 /// Smallest limit for items.

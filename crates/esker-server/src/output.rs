@@ -16,7 +16,7 @@ const PIECES_MAX: usize = 1024;
 /// Decimal digits of the largest number.
 const DIGITS_MAX: usize = 20;
 /// Room for text that is kept between batches.
-const TEXT_BYTES_KEPT: usize = 16 << 10;
+const TEXT_BYTES_KEPT: usize = 4 << 10;
 
 enum Piece {
     /// Up to here in the text.
@@ -30,6 +30,9 @@ pub struct Output {
     text: Vec<u8>,
     pieces: Vec<Piece>,
     value_bytes: usize,
+    /// Memory that was taken for values in the text, and their length.
+    copied: Option<Share>,
+    copied_bytes: usize,
 }
 
 impl Output {
@@ -43,6 +46,24 @@ impl Output {
     #[must_use]
     pub fn len(&self) -> usize {
         self.text.len().saturating_add(self.value_bytes)
+    }
+
+    /// Bytes to send for which no memory was taken.
+    #[must_use]
+    pub fn uncharged_bytes(&self) -> usize {
+        self.text.len().saturating_sub(self.copied_bytes)
+    }
+
+    /// Appends a copy of a value; `share` is given back once it is sent.
+    pub fn push_copy(&mut self, value: &[u8], share: Option<Share>) {
+        if let Some(share) = share {
+            self.copied_bytes = self.copied_bytes.saturating_add(value.len());
+            match &mut self.copied {
+                Some(copied) => copied.absorb(share),
+                none => *none = Some(share),
+            }
+        }
+        self.push(value);
     }
 
     /// Appends text.
@@ -141,6 +162,8 @@ impl Output {
         self.text.clear();
         self.text.shrink_to(TEXT_BYTES_KEPT);
         self.value_bytes = 0;
+        self.copied = None;
+        self.copied_bytes = 0;
     }
 }
 

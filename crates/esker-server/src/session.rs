@@ -27,7 +27,7 @@ use crate::errors::reply_line;
 use crate::execute::{Action, Answer, Body, Ground, Unit};
 use crate::limits::{
     BODY_STEP_BYTES, FLUSH_BYTES, INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, PIPELINE_DEPTH,
-    RECEIVE_BYTES_MIN, VALUE_OVERHEAD_BYTES, ZERO_COPY_BYTES_MIN,
+    RECEIVE_BYTES_MIN, TASKS_MAX, UNCHARGED_BYTES_MAX, ZERO_COPY_BYTES_MIN,
 };
 use crate::output::Output;
 use crate::protocol::{
@@ -74,6 +74,26 @@ enum Begun {
     Done((Unit, Answer)),
     /// What is known of the unit, should its task fail, and the task.
     Task(Unit, JoinHandle<(Unit, Answer)>),
+}
+
+/// One of the tasks that a core may have beside its sessions: each has a stack, for which no memory
+/// is taken.
+struct TaskPlace {
+    shared: Arc<Shared>,
+    core: usize,
+}
+
+impl TaskPlace {
+    fn take(shared: &Arc<Shared>, core: usize) -> Option<TaskPlace> {
+        let taken = shared.counters.shard(core).try_begin_task(TASKS_MAX);
+        taken.then(|| TaskPlace { shared: shared.clone(), core })
+    }
+}
+
+impl Drop for TaskPlace {
+    fn drop(&mut self) {
+        self.shared.counters.shard(self.core).end_task();
+    }
 }
 
 /// Why planning stopped.
@@ -182,7 +202,9 @@ impl Session {
                     }
                 }
             }
-            if self.output.len() >= FLUSH_BYTES {
+            if self.output.len() >= FLUSH_BYTES
+                || self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX
+            {
                 self.flush()?;
             }
         }
@@ -455,16 +477,19 @@ impl Session {
             .map(|unit| match unit.action {
                 Action::Say(_) => Begun::Done(self.run_here(unit)),
                 _ if !concurrent => Begun::Done(self.run_here(unit)),
-                _ => Begun::Task(unit.blank(), self.begin(unit)),
+                _ => match TaskPlace::take(&self.shared, self.core) {
+                    Some(place) => Begun::Task(unit.blank(), self.begin(unit, place)),
+                    None => Begun::Done(self.run_here(unit)),
+                },
             })
             .collect()
     }
 
     /// Runs a unit in a task of its own.
-    fn begin(&self, mut unit: Unit) -> JoinHandle<(Unit, Answer)> {
-        let (shared, core, buffer) = (self.shared.clone(), self.core, self.received.share());
+    fn begin(&self, mut unit: Unit, place: TaskPlace) -> JoinHandle<(Unit, Answer)> {
+        let buffer = self.received.share();
         esker_trt::spawn(move || {
-            let answer = shared.ground(core).run(&mut unit, &buffer);
+            let answer = place.shared.ground(place.core).run(&mut unit, &buffer);
             (unit, answer)
         })
     }
@@ -501,13 +526,16 @@ impl Session {
                     self.output.push_number(cas.0);
                 }
                 self.output.push(CRLF);
-                if value.len() < ZERO_COPY_BYTES_MIN {
-                    self.output.push(&value);
+                let mut share = unit.share.take();
+                let copied = value.len() < ZERO_COPY_BYTES_MIN;
+                if let Some(share) = &mut share {
+                    // Text that grows takes up to twice its length.
+                    let twice = (value.len() as u64).saturating_mul(2);
+                    share.shrink_to(if copied { twice } else { value.memory_bytes() });
+                }
+                if copied {
+                    self.output.push_copy(&value, share);
                 } else {
-                    let mut share = unit.share.take();
-                    if let Some(share) = &mut share {
-                        share.shrink_to((value.len() as u64).saturating_add(VALUE_OVERHEAD_BYTES));
-                    }
                     self.output.push_value(value, share);
                 }
                 self.output.push(CRLF);

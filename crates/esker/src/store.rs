@@ -20,9 +20,14 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_media::{BlockDevice, Counters, FileDevice, OpenOptions};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Name of the data file in a store's folder.
 const DATA_FILE: &str = "depot.esker";
+
+/// How often, and after which rest, a store that another process has open is tried again.
+const LOCK_TRIES: u32 = 100;
+const LOCK_REST: Duration = Duration::from_millis(20);
 
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
@@ -61,7 +66,7 @@ impl Store {
     /// Opens the store at `options.path`, and creates it if there is none.
     ///
     /// # Errors
-    /// `Locked` if another process has it open, `UnsupportedFormat`, `Corrupted` naming the place,
+    /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
     /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
     pub fn open(options: &Options) -> Result<Store> {
         Self::open_on(Arc::new(open_device(options)?), options)
@@ -85,8 +90,8 @@ impl Store {
     }
 
     /// The value of `key`, for callers that count their memory: `admit` is asked before each device
-    /// read with the bytes that the read brings into memory, and its error ends the call. A value
-    /// keeps the bytes of the last read; those before it are given up first.
+    /// read with the memory that the read takes, in bytes, and its error ends the call. A value keeps
+    /// the memory of the last read; that of those before it is given up first.
     ///
     /// # Errors
     /// As [`Store::get`], and those of `admit`.
@@ -98,8 +103,8 @@ impl Store {
         self.engine.get(key, &mut admit)
     }
 
-    /// The most bytes that reading `key` brings into memory, as far as the index knows: no device
-    /// read, and out of date once the key is written. 0 if the key has no value.
+    /// The most memory that reading `key` takes, in bytes, as far as the index knows: no device read,
+    /// and out of date once the key is written. 0 if the key has no value.
     #[must_use]
     pub fn read_size_bytes(&self, key: &[u8]) -> u64 {
         self.engine.read_size(key)
@@ -313,11 +318,22 @@ fn open_device(options: &Options) -> Result<FileDevice> {
     let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
     let create_size_bytes = (!found.exists).then_some(options.size_bytes);
     let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
-    FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
-        ErrorKind::NoSpace => {
-            let wanted = format_size_bytes(options.size_bytes);
-            error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+    let open = || {
+        FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
+            ErrorKind::NoSpace => {
+                let wanted = format_size_bytes(options.size_bytes);
+                error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+            }
+            _ => error,
+        })
+    };
+    // The requests of a process that was killed hold its lock until the kernel is done with them,
+    // which may be after the process is gone.
+    for _ in 0..LOCK_TRIES {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
+            opened => return opened,
         }
-        _ => error,
-    })
+    }
+    open()
 }

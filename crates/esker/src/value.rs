@@ -1,7 +1,7 @@
 //! What a store keeps under a key, and on which condition it does.
 
 use esker_base::ids::Version;
-use esker_media::IoBuf;
+use esker_media::{BufferPool, IoBuf};
 use std::ops::{Deref, Range};
 
 /// What a record says besides key and value.
@@ -35,6 +35,12 @@ impl Value {
     #[must_use]
     pub fn version(&self) -> Version {
         self.version
+    }
+
+    /// Memory that the value keeps, in bytes: that of the buffer it was read into.
+    #[must_use]
+    pub fn memory_bytes(&self) -> u64 {
+        BufferPool::capacity_for(self.buffer.len()) as u64
     }
 
     /// Flags and expiry.

@@ -47,3 +47,36 @@ fn slow_readers_and_many_clients_stay_within_the_budget() {
     drop((greedy, clients));
     stop_and_wait(serving, "-TERM");
 }
+
+#[test]
+fn small_replies_that_nobody_reads_stay_within_a_small_budget() {
+    const BUDGET: u64 = 12 << 20;
+    // Stacks of tasks: 256 for each core.
+    const SLACK: u64 = 12 << 20;
+    let scratch = Scratch::new();
+    let more = ["--durability", "none", "--cores", "2", "--memory-max", "12MiB"];
+    let serving = Serving::start(&scratch, &more);
+    let value = "v".repeat(900);
+    assert_eq!(serving.talk(&format!("set k 0 0 900\r\n{value}\r\n")), "STORED\r\n");
+    for requests in [b"get k\r\n".repeat(4000), b"\n".repeat(60_000)] {
+        let mut clients: Vec<TcpStream> = (0..300).map(|_| serving.connect()).collect();
+        let mut reply = [0; 922];
+        for client in &mut clients {
+            client.write_all(b"get k\r\n").expect("send");
+            client.read_exact(&mut reply).expect("served");
+        }
+        let before = resident_bytes(&serving);
+        for client in &mut clients {
+            client.set_nonblocking(true).expect("a socket");
+            // What does not fit is not sent.
+            let _ = client.write(&requests);
+        }
+        let mut most = 0;
+        for _ in 0..20 {
+            esker_trt::sleep(std::time::Duration::from_millis(50));
+            most = most.max(resident_bytes(&serving));
+        }
+        assert!(most < before + BUDGET + SLACK, "{before} bytes before, {most} with the replies");
+    }
+    stop_and_wait(serving, "-TERM");
+}

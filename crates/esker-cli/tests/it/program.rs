@@ -62,7 +62,7 @@ pub(crate) fn program(folder: &Path) -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_esker"));
     program.current_dir(folder).env("ESKER_SIZE", "256MiB").env_remove("ESKER_LOG");
     // Those of the tests are none of the program.
-    program.env_remove("ESKER_KILL_CYCLES");
+    program.env_remove("ESKER_KILL_CYCLES").env_remove("ESKER_KILL_SEED");
     program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     program
 }

@@ -11,13 +11,13 @@ use esker_base::ids::Version;
 /// One part of a walk over all keys.
 pub(crate) type Items = Vec<(Vec<u8>, Value)>;
 
-/// Asked before a device read with the bytes that it brings into memory; its error ends the read.
+/// Asked before a device read with the memory that it takes, in bytes; its error ends the read.
 pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
 /// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
 pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
-    /// The most bytes that `get` of `key` would ask to be admitted, as far as DRAM knows.
+    /// The most memory that `get` of `key` would ask to be admitted, as far as DRAM knows.
     fn read_size(&self, key: &[u8]) -> u64;
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;

@@ -96,3 +96,18 @@ fn a_second_opener_is_refused_until_the_first_one_is_gone() {
     let again = Store::open(&options).unwrap();
     assert_eq!(again.get(b"k").unwrap().unwrap().to_vec(), b"v");
 }
+
+#[test]
+fn an_open_waits_for_a_process_that_is_about_to_let_go() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.size_bytes = 64 << 20;
+    let store = Store::open(&options).unwrap();
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| Store::open(&options).map(drop));
+        esker_trt::sleep(std::time::Duration::from_millis(300));
+        drop(store);
+        let opened = second.join().unwrap();
+        assert!(opened.is_ok(), "it came free in time: {opened:?}");
+    });
+}

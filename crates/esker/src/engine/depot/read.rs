@@ -13,7 +13,7 @@ use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{GRAIN_SIZE_BYTES, Place, Record, RecordKind, RecordMeta};
 use esker_index::{Link, SizeHint};
-use esker_media::IoBuf;
+use esker_media::{BufferPool, IoBuf};
 use std::ops::Range;
 
 /// How often a read that fails, or brings a bad checksum, is tried.
@@ -72,16 +72,16 @@ impl Depot {
         }
     }
 
-    /// The most bytes that a read of `key` takes, as far as the index knows.
+    /// The most memory that a read of `key` takes, as far as the index knows.
     pub(super) fn read_size(&self, key: &[u8]) -> u64 {
         let links = self.index.lookup(self.hasher.hash(key));
         let sizes = links.iter().map(|link| match link.size() {
             SizeHint::Tombstone => 0,
-            SizeHint::Large => self.layout.segment_size,
+            SizeHint::Large => memory_of(self.layout.segment_size),
             SizeHint::Grains(grains) => {
                 let offset = link.grain() * GRAIN_SIZE_BYTES;
                 let end = round_up(offset + grains * GRAIN_SIZE_BYTES, self.layout.block);
-                end.map_or(0, |end| end - round_down(offset, self.layout.block))
+                end.map_or(0, |end| memory_of(end - round_down(offset, self.layout.block)))
             }
         });
         sizes.max().unwrap_or(0)
@@ -169,7 +169,7 @@ impl Depot {
         let Some(size) = size else {
             return Err(self.corrupted(offset, length, "a record reaches past its segment"));
         };
-        admit(size as u64)?;
+        admit(memory_of(size as u64))?;
         let mut buffer = self.pool.get(size);
         self.device.read_at(sites::RECORD_READ, first, &mut buffer)?;
         Ok((buffer, usize::try_from(offset - first).unwrap_or(0)))
@@ -212,6 +212,12 @@ impl Depot {
     pub(super) fn last_version(&self) -> Version {
         Version(self.log.next_version().0.saturating_sub(1))
     }
+}
+
+/// Memory of a buffer for `length` bytes.
+fn memory_of(length: u64) -> u64 {
+    let capacity = usize::try_from(length).ok().map(BufferPool::capacity_for);
+    capacity.map_or(length, |capacity| capacity as u64)
 }
 
 /// Where key and value of a record that starts at `start` lie.
