@@ -151,32 +151,24 @@ fn doc() -> Step {
 
 fn tests(filter: Option<&str>) -> Vec<Step> {
     let mut debug = vec!["test", "--workspace", "--locked"];
-    let mut release = vec!["test", "--workspace", "--locked", "--release"];
+    let mut release = vec!["test", "--workspace", "--locked", "--profile", "checked"];
     debug.extend(filter);
     release.extend(filter);
     vec![cargo("tests with debug assertions", &debug), cargo("tests in release mode", &release)]
 }
 
 fn crash(arguments: &[String]) -> Step {
-    let base = ["run", "--release", "--locked", "--package", "esker", "--example", "crash", "--"];
-    cargo("crash exploration", &base).arguments(arguments)
+    explorer("crash exploration", &["--"]).arguments(arguments)
 }
 
 fn mutants(arguments: &[String]) -> Step {
-    let base = [
-        "run",
-        "--release",
-        "--locked",
-        "--package",
-        "esker",
-        "--features",
-        "mutants",
-        "--example",
-        "crash",
-        "--",
-        "--mutants",
-    ];
-    cargo("mutants of the sites", &base).arguments(arguments)
+    explorer("mutants of the sites", &["--features", "mutants", "--", "--mutants"])
+        .arguments(arguments)
+}
+
+fn explorer(title: &'static str, more: &[&str]) -> Step {
+    let base = ["run", "--profile", "checked", "--locked", "--package", "esker"];
+    cargo(title, &[&base[..], &["--example", "crash"], more].concat())
 }
 
 fn interleave() -> Vec<Step> {

@@ -93,8 +93,13 @@ fn a_large_misaligned_write_goes_through_the_bounce_buffer_whole() {
     assert!(back == data[1..]);
 }
 
+/// A process that is being started shares all files of this one until it runs its program, and with
+/// them their locks. Tests that start one take this for writing, tests of locks for reading.
+static PROCESSES: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
+
 #[test]
 fn a_second_opener_is_refused_and_readers_share() {
+    let _no_processes = PROCESSES.read();
     let (_folder, path) = folder();
     let first = FileDevice::open(&path, create(1 << 20)).unwrap();
     let error = FileDevice::open(&path, OpenOptions::default()).unwrap_err();
@@ -114,6 +119,7 @@ fn a_second_opener_is_refused_and_readers_share() {
 #[test]
 fn a_new_file_is_private_allocated_and_of_the_size_asked_for() {
     use std::os::unix::fs::MetadataExt;
+    let _no_processes = PROCESSES.read();
     let (_folder, path) = folder();
     drop(FileDevice::open(&path, create(1 << 20)).unwrap());
     let metadata = std::fs::metadata(&path).unwrap();
@@ -245,6 +251,7 @@ struct LoopDevice(PathBuf);
 impl LoopDevice {
     fn new(file: &Path) -> Option<LoopDevice> {
         let command = ["--find", "--show"];
+        let _alone = PROCESSES.write();
         let output = std::process::Command::new("losetup").args(command).arg(file).output().ok()?;
         let name = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| LoopDevice(PathBuf::from(name.trim())))
@@ -253,6 +260,7 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        let _alone = PROCESSES.write();
         let _ = std::process::Command::new("losetup").arg("-d").arg(&self.0).status();
     }
 }
@@ -291,6 +299,7 @@ struct SmallDisk(tempfile::TempDir);
 impl SmallDisk {
     fn new(size: &str) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
+        let _alone = PROCESSES.write();
         let status = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", size, "esker-test"])
             .arg(folder.path())
@@ -301,6 +310,7 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
+        let _alone = PROCESSES.write();
         let _ = std::process::Command::new("umount").arg(self.0.path()).status();
     }
 }
