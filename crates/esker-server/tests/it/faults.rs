@@ -171,11 +171,12 @@ fn a_full_store_refuses_items_and_still_reads_and_deletes() {
     // The oldest first, and many at once: what they free is more than their tombstones take.
     let mut keys: Vec<&String> = stored.keys().collect();
     keys.sort_by_key(|key| key.split_once('-').and_then(|(_, n)| n.parse::<u64>().ok()));
-    for keys in keys.chunks(16) {
-        let requests: String =
-            keys.iter().map(|key| format!("delete {key}\r\nget {key}\r\n")).collect();
-        client.send(requests.as_bytes());
-        client.check_receive("DELETED\r\nEND\r\n".repeat(keys.len()).as_bytes());
+    for keys in keys.chunks(32) {
+        for (verb, reply) in [("delete", "DELETED\r\n"), ("get", "END\r\n")] {
+            let requests: String = keys.iter().map(|key| format!("{verb} {key}\r\n")).collect();
+            client.send(requests.as_bytes());
+            client.check_receive(reply.repeat(keys.len()).as_bytes());
+        }
     }
     client.check_chat(b"set again 0 0 1\r\n1\r\n", "STORED\r\n");
     let stats = client.stats();

@@ -23,7 +23,6 @@
 
 use super::layout::Layout;
 use super::place::{Entry, Tail};
-use super::segments::RESERVE;
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -244,7 +243,7 @@ impl Depot {
         }
         if !state.fits(&self.layout, total) {
             // C3. Deletes may use the reserve.
-            let kept = if meta.kind == RecordKind::Put { RESERVE } else { 0 };
+            let kept = if meta.kind == RecordKind::Put { self.segments.reserve() } else { 0 };
             if self.segments.free_count() <= kept {
                 return Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
                     "all {} segments hold live records",

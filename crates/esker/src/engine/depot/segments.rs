@@ -28,8 +28,11 @@ pub(super) enum Use {
     Sealed = 2,
 }
 
-/// Segments that only deletes may use, so that a full store can be emptied.
-pub(super) const RESERVE: usize = 2;
+/// Fewest segments that only deletes may use, so that a full store can be emptied.
+const RESERVE_MIN: usize = 2;
+/// One segment of so many is kept for deletes: a lone tombstone takes a block, and frees a segment
+/// only with the last of the records there.
+const RESERVE_SHARE: usize = 20;
 
 #[derive(Debug, Default)]
 struct Segment {
@@ -95,6 +98,11 @@ impl Segments {
 
     pub(super) fn live_records(&self, id: SegmentId) -> u32 {
         self.get(id).map_or(0, |segment| segment.live_records.load(Ordering::Acquire))
+    }
+
+    /// Number of free segments that only deletes may use.
+    pub(super) fn reserve(&self) -> usize {
+        (self.segments.len() / RESERVE_SHARE).max(RESERVE_MIN)
     }
 
     pub(super) fn free_count(&self) -> usize {
@@ -184,7 +192,7 @@ impl Segments {
     pub(super) fn take_unprepared(&self, id: SegmentId) -> bool {
         let mut free = self.free.lock();
         let before = free.len();
-        if before <= RESERVE + 1 {
+        if before <= self.reserve() + 1 {
             return false;
         }
         free.retain(|free| free.id != id);
