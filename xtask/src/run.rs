@@ -60,3 +60,11 @@ pub(crate) fn all(steps: &[Step]) -> Result<()> {
 pub(crate) fn is_installed(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
+
+/// Whether this process may mount and make devices.
+pub(crate) fn is_root() -> bool {
+    Command::new("id")
+        .arg("-u")
+        .output()
+        .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == "0")
+}

@@ -54,7 +54,7 @@ pub struct RecordMeta {
     pub flags: u32,
     /// Wall time in seconds since 1970 from which the record is gone.
     pub expires_at: Option<u64>,
-    /// Another key with the same 64-bit hash had a value when this record was written. Without
+    /// Another key with the same 64-bit hash had a value or tombstone when this was written. Without
     /// this mark, recovery may take records with equal hashes for records of one key.
     pub collides: bool,
 }

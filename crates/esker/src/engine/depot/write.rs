@@ -170,7 +170,8 @@ impl Depot {
                     exists: record.meta.kind == RecordKind::Put,
                     expires_at: record.meta.expires_at,
                 });
-            } else if record.meta.kind == RecordKind::Put && self.hasher.hash(record.key) == hash {
+            } else if self.hasher.hash(record.key) == hash {
+                // A tombstone counts: it must outlive older records of its key.
                 resolved.collides = true;
             }
         }
