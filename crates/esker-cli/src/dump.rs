@@ -67,11 +67,12 @@ struct Item {
     flags: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     expires_at: Option<u64>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    state: u8,
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(flags: &u32) -> bool {
-    *flags == 0
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
 }
 
 /// Text if it is that, else Base64.
@@ -97,14 +98,18 @@ impl Item {
     fn new(key: &[u8], value: &[u8], attributes: Attributes) -> Item {
         let (key, key_base64) = encode(key);
         let (value, value_base64) = encode(value);
-        let Attributes { flags, expires_at } = attributes;
-        Item { key, key_base64, value, value_base64, flags, expires_at }
+        let Attributes { flags, expires_at, state } = attributes;
+        Item { key, key_base64, value, value_base64, flags, expires_at, state }
     }
 
     fn parts(self) -> Result<(Vec<u8>, Vec<u8>, Attributes), String> {
         let key = decode("key", self.key, self.key_base64)?;
         let value = decode("value", self.value, self.value_base64)?;
-        Ok((key, value, Attributes { flags: self.flags, expires_at: self.expires_at }))
+        Ok((
+            key,
+            value,
+            Attributes { flags: self.flags, expires_at: self.expires_at, state: self.state },
+        ))
     }
 }
 
@@ -257,7 +262,7 @@ mod tests {
 
     #[test]
     fn items_survive_the_way_through_a_line() {
-        let attributes = Attributes { flags: 7, expires_at: Some(1_767_225_600) };
+        let attributes = Attributes { flags: 7, expires_at: Some(1_767_225_600), state: 3 };
         for (key, value, attributes) in [
             (&b"text"[..], &b"more \"text\"\n"[..], attributes),
             (b"\xff", b"\x00\xfe", Attributes::default()),

@@ -150,7 +150,8 @@ impl Ground<'_> {
                     Body::Owned(bytes) => bytes,
                 };
                 let flags = *flags;
-                let attributes = Attributes { flags, expires_at: expires_at(*exptime, self.now) };
+                let attributes =
+                    Attributes { flags, expires_at: expires_at(*exptime, self.now), state: 0 };
                 self.put(*verb, key, value, attributes, Version(*cas))
             }
             Action::Delete => self.delete(key),

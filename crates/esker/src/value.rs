@@ -11,6 +11,9 @@ pub struct Attributes {
     pub flags: u32,
     /// Wall time in seconds since 1970 from which the record is gone; `None`: never.
     pub expires_at: Option<u64>,
+    /// Four bits for the layer above, 0 to 15; higher bits are not kept. The memcache server notes
+    /// here that an item is stale.
+    pub state: u8,
 }
 
 /// A value read from a store. Dereferences to its bytes; owns the buffer they were read into.

@@ -16,6 +16,8 @@ pub const RECORD_HEADER_SIZE: usize = 24;
 const EXPIRY_SIZE: usize = 8;
 const FLAG_EXPIRES: u8 = 1;
 const FLAG_COLLIDES: u8 = 2;
+const STATE_SHIFT: u32 = 4;
+const STATE_MASK: u8 = 0xF0;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -54,6 +56,8 @@ pub struct RecordMeta {
     pub flags: u32,
     /// Wall time in seconds since 1970 from which the record is gone.
     pub expires_at: Option<u64>,
+    /// Four opaque bits of the client.
+    pub state: u8,
     /// Another key with the same 64-bit hash had a value or tombstone when this was written. Without
     /// this mark, recovery may take records with equal hashes for records of one key.
     pub collides: bool,
@@ -86,7 +90,7 @@ impl RecordMeta {
 /// [`seal_record`] adds it once the place is known. The caller has checked that key and value are
 /// within the limits of the header's fields.
 pub fn encode_record(out: &mut [u8], meta: &RecordMeta, key: &[u8], value: &[u8]) {
-    let mut marks = 0;
+    let mut marks = meta.state << STATE_SHIFT;
     if meta.expires_at.is_some() {
         marks |= FLAG_EXPIRES;
     }
@@ -175,6 +179,7 @@ impl<'a> Record<'a> {
                 version: Version(raw.version.get()),
                 flags: raw.flags.get(),
                 expires_at,
+                state: raw.marks >> STATE_SHIFT,
                 collides: raw.marks & FLAG_COLLIDES != 0,
             },
             key,
@@ -201,7 +206,7 @@ impl Raw {
             3 => RecordKind::Clear,
             _ => return Err(Flaw::Field("kind")),
         };
-        if self.marks & !(FLAG_EXPIRES | FLAG_COLLIDES) != 0 {
+        if self.marks & !(FLAG_EXPIRES | FLAG_COLLIDES | STATE_MASK) != 0 {
             return Err(Flaw::Field("marks"));
         }
         if kind != RecordKind::Put && self.value_size.get() != 0 {

@@ -30,6 +30,7 @@ fn example() -> Vec<u8> {
         version: Version(1),
         flags: 7,
         expires_at: None,
+        state: 0,
         collides: false,
     };
     let mut batch = vec![0; 512];
@@ -228,6 +229,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
                 version: Version(u64::MAX),
                 flags: u32::MAX,
                 expires_at,
+                state: 15,
                 collides: true,
             };
             let mut bytes = vec![0xEE; meta.size_bytes(key_size, value_size)];

@@ -49,7 +49,7 @@ pub(crate) fn config() -> Config {
 
 fn attributes(entry: &Entry) -> Attributes {
     let expires_at = (entry.expires_at != 0).then_some(NOW + entry.expires_at);
-    Attributes { flags: entry.flags, expires_at }
+    Attributes { flags: entry.flags, expires_at, state: 0 }
 }
 
 fn entry(value: &esker::Value) -> Entry {

@@ -66,7 +66,7 @@ fn expired_items_are_gone_and_a_clock_that_jumps_back_does_not_bring_them_back()
     let mut options = options(5);
     options.clock = Arc::clone(&clock) as _;
     let store = open(&device(5), &options).unwrap();
-    let attributes = Attributes { flags: 42, expires_at: Some(START + 10) };
+    let attributes = Attributes { flags: 42, expires_at: Some(START + 10), state: 9 };
     let put = PutOptions { attributes, condition: Condition::Always };
     store.put_with(b"k", b"v", put).unwrap();
     assert_eq!(store.get(b"k").unwrap().unwrap().attributes(), attributes);

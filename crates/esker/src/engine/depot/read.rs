@@ -41,7 +41,11 @@ impl Fetched {
     }
 
     fn into_value(self) -> Value {
-        let attributes = Attributes { flags: self.meta.flags, expires_at: self.meta.expires_at };
+        let attributes = Attributes {
+            flags: self.meta.flags,
+            expires_at: self.meta.expires_at,
+            state: self.meta.state,
+        };
         Value::new(self.buffer, self.value, self.meta.version, attributes)
     }
 }

@@ -96,6 +96,7 @@ impl Depot {
                 version: Version(0),
                 flags: change.attributes.flags,
                 expires_at: change.attributes.expires_at,
+                state: change.attributes.state,
                 collides: collides || stripe.collides(hash, key),
             };
             if change.kind == RecordKind::Put && known.is_none() {
@@ -205,6 +206,7 @@ impl Depot {
             version: Version(0),
             flags: 0,
             expires_at: None,
+            state: 0,
             collides: false,
         };
         loop {
