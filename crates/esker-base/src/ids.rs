@@ -26,6 +26,10 @@ id!(
     Version(u64)
 );
 id!(
+    /// Place of a record in the log of one stream, counted from the store's first record there.
+    Sequence(u64)
+);
+id!(
     /// Incarnation of a segment: grows with every reuse of any segment of the store.
     SegmentEpoch(u64)
 );

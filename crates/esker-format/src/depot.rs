@@ -2,26 +2,34 @@
 //!
 //! ```text
 //! | superblock | superblock copy | .. | segment 0 | segment 1 | ...
-//! segment: | header | batch | batch | ... | seal | .. free .. | header copy |
+//! segment: | header | batch | batch | ... | summary | .. free .. | trailer | header copy |
 //! batch:   | batch header | record | record | ... | zeros to the block's end |
-//! record:  | record header | expiry? | key | value | zeros to the grain's end |
+//! record:  | record header | key | value | zeros to the grain's end |
 //! ```
 //!
 //! # Invariants
 //! - F1: whoever validates a batch validates all its records: the checksum covers every byte.
 //! - F2: a checksum binds its bytes to their place and time: the device offset and a salt drawn
 //!   for this incarnation are part of it, so that stale or misdirected blocks never validate.
-//! - F3: versions in the log are consecutive: a batch begins with the version after the last one of
-//!   the batch before.
+//! - F3: sequence numbers in a stream are consecutive: a batch begins with the number after the last
+//!   one of the batch before. In the stream of clients' writes they are the records' versions.
 
 mod batch;
 mod record;
 mod segment;
+mod summary;
 mod superblock;
+mod varint;
 
 pub use batch::{BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, encode_batch};
-pub use record::{RECORD_HEADER_SIZE, Record, RecordKind, RecordMeta, encode_record, seal_record};
-pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader};
+pub use record::{
+    KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record, RecordKind, RecordMeta,
+    VersionForm, encode_record, seal_record,
+};
+pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
+pub use summary::{
+    SUMMARY_BATCH_SIZE, SummaryRecord, push_batch, push_record, read_summary, summary_record_size,
+};
 pub use superblock::{FORMAT_VERSION, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
 
 /// Place of a record or batch: what its checksum binds it to.
@@ -44,6 +52,9 @@ impl Place {
         crc
     }
 }
+
+/// Bits of a key's hash that the store uses.
+pub const HASH_BITS: u32 = 48;
 
 /// Records start at multiples of this many bytes (uDepot's grain, here independent of the block).
 pub const GRAIN_SIZE_BYTES: u64 = 8;

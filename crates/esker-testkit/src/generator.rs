@@ -68,6 +68,8 @@ pub enum Op {
     Reopen,
     /// The store checks itself.
     Check,
+    /// The store moves records to make room. Nobody sees a difference.
+    Clean,
 }
 
 /// Odds of each operation; 0 leaves it out.
@@ -84,6 +86,7 @@ pub struct Weights {
     pub iterate: u64,
     pub reopen: u64,
     pub check: u64,
+    pub clean: u64,
 }
 
 impl Weights {
@@ -99,6 +102,7 @@ impl Weights {
         iterate: 1,
         reopen: 1,
         check: 1,
+        clean: 0,
     };
 
     /// These odds, each doubled, kept, quartered or dropped. Puts stay.
@@ -121,11 +125,12 @@ impl Weights {
         vary(&mut self.iterate);
         vary(&mut self.reopen);
         vary(&mut self.check);
+        vary(&mut self.clean);
         self.put = self.put.max(1);
         self
     }
 
-    fn all(self) -> [u64; 10] {
+    fn all(self) -> [u64; 11] {
         [
             self.put,
             self.put_if,
@@ -137,6 +142,7 @@ impl Weights {
             self.iterate,
             self.reopen,
             self.check,
+            self.clean,
         ]
     }
 }
@@ -231,6 +237,7 @@ impl Generator {
             7 => Op::Iterate,
             8 => Op::Reopen,
             9 => Op::Check,
+            10 => Op::Clean,
             _ => Op::Put(self.key(), self.entry()),
         }
     }

@@ -360,7 +360,7 @@ impl<'h> Oracle<'h> {
                     })
                     .collect()
             }
-            Op::Sync | Op::Reopen | Op::Check => Vec::new(),
+            Op::Sync | Op::Reopen | Op::Check | Op::Clean => Vec::new(),
         })
     }
 
@@ -442,7 +442,7 @@ impl Model {
                 Reply::Done
             }
             Op::Iterate => Reply::All(self.0.clone()),
-            Op::Sync | Op::Reopen | Op::Check => Reply::Done,
+            Op::Sync | Op::Reopen | Op::Check | Op::Clean => Reply::Done,
         }
     }
 }

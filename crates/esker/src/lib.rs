@@ -3,12 +3,14 @@
 //! [`Store`] is the whole interface: open one with [`Options`], use it from any thread or from a
 //! task of the run-time.
 
-pub mod check;
+mod batch;
+mod check;
 mod engine;
 pub mod options;
 pub mod store;
 pub mod value;
 
+pub use batch::Batch;
 pub use check::CheckReport;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};

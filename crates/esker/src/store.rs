@@ -9,6 +9,7 @@
 //! Errors are [`Error`]s; media content, input and the kernel never panic a store. After a failed
 //! write or flush the store is read-only and says why, until it is opened again.
 
+use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::Engine;
 use crate::engine::depot::Depot;
@@ -130,7 +131,8 @@ impl Store {
     ///
     /// # Errors
     /// `InvalidArgument` for a key or value over its limit, `NoSpace`, `ReadOnly` after a failure,
-    /// `DurabilityUnknown` if the failure hit this write, `Io`, `Corrupted`, `Closed`.
+    /// `DurabilityUnknown` if the failure hit this write; `Io` or `Corrupted` if the store cannot read
+    /// what the key holds, in which case nothing was written; `Closed`.
     pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Version> {
         match self.put_with(key, value, PutOptions::default())? {
             Outcome::Stored(version) => Ok(version),
@@ -214,6 +216,26 @@ impl Store {
         }
     }
 
+    /// Does all that `batch` says at once: readers of one key see its change when the write returns,
+    /// and after a crash all of it is there or nothing. Other writers may come between its keys, not
+    /// between the batch and its effect on one key. Returns the version of the last change.
+    ///
+    /// # Errors
+    /// As [`Store::put`]; `InvalidArgument` for a batch over [`Store::batch_size_max_bytes`].
+    pub fn write(&self, batch: &Batch) -> Result<Version> {
+        self.engine.write(batch)
+    }
+
+    /// Makes room now: moves live records out of up to `segments` segments so that these become
+    /// free, and drops tombstones that nothing older is left of. The store does so by itself when it
+    /// needs room. Returns the number of segments it cleaned.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `DurabilityUnknown`, `Io`.
+    pub fn clean(&self, segments: usize) -> Result<usize> {
+        self.engine.clean(segments)
+    }
+
     /// Deletes everything, with one durable record.
     ///
     /// # Errors
@@ -263,6 +285,12 @@ impl Store {
     #[must_use]
     pub fn report(&self) -> String {
         self.engine.report()
+    }
+
+    /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change.
+    #[must_use]
+    pub fn batch_size_max_bytes(&self) -> usize {
+        self.engine.limits().1
     }
 
     /// Largest key in bytes.

@@ -4,14 +4,14 @@
 //! (FlatStore §3.2 persists one with every batch). It is a whole number of blocks; its checksum
 //! covers all of them, padding included.
 //!
-//! Two kinds carry no records: a **barrier** starts a session (the first write after an open, or
-//! the last before a close): the batches after it carry its session number, so that a batch of an
-//! earlier session that happens to lie at the right place cannot follow it; a **seal** says that
-//! the segment is complete.
+//! The other kinds carry no records: a **barrier** starts a session (the first write after an open,
+//! or the last before a close): the batches after it carry its session number, so that a batch of an
+//! earlier session that happens to lie at the right place cannot follow it; a **summary** lists the
+//! segment's records and ends it; a **trailer** stands at a fixed place and says where the summary is.
 
 use super::Place;
 use crate::Flaw;
-use esker_base::ids::Version;
+use esker_base::ids::Sequence;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -28,8 +28,8 @@ pub(crate) struct Raw {
     pub(crate) payload_bytes: U32,
     pub(crate) record_count: U32,
     pub(crate) kind: U32,
-    pub(crate) first_version: U64,
-    pub(crate) durable_version: U64,
+    pub(crate) first_sequence: U64,
+    pub(crate) durable_sequence: U64,
     pub(crate) session: U64,
     pub(crate) reserved: [u8; 16],
 }
@@ -44,8 +44,10 @@ pub enum BatchKind {
     Records = 1,
     /// Start of a session: the batches after it carry the same session number.
     Barrier = 2,
-    /// End of the segment.
-    Seal = 3,
+    /// List of the segment's records: the segment is complete.
+    Summary = 3,
+    /// Where the summary of the segment stands.
+    Trailer = 4,
 }
 
 /// What stands before the records of a batch.
@@ -59,11 +61,11 @@ pub struct BatchHeader {
     pub payload_bytes: u32,
     /// Number of records.
     pub record_count: u32,
-    /// Version of the first record; the others follow it without a gap.
-    pub first_version: Version,
-    /// All records with lower versions were durable when this batch was written: the committed
+    /// Sequence number of the first record; the others follow it without a gap.
+    pub first_sequence: Sequence,
+    /// All records of the stream with lower numbers were durable when this batch was written: the committed
     /// point that separates a torn tail from corruption.
-    pub durable_version: Version,
+    pub durable_sequence: Sequence,
     /// Drawn at random by the barrier before, or the salt of the segment if there is none.
     pub session: u64,
 }
@@ -87,8 +89,8 @@ pub fn encode_batch(batch: &mut [u8], header: &BatchHeader, place: Place) {
         payload_bytes: header.payload_bytes.into(),
         record_count: header.record_count.into(),
         kind: (header.kind as u32).into(),
-        first_version: header.first_version.0.into(),
-        durable_version: header.durable_version.0.into(),
+        first_sequence: header.first_sequence.0.into(),
+        durable_sequence: header.durable_sequence.0.into(),
         session: header.session.into(),
         reserved: [0; 16],
     };
@@ -120,7 +122,8 @@ impl Raw {
         let kind = match self.kind.get() {
             1 => BatchKind::Records,
             2 => BatchKind::Barrier,
-            3 => BatchKind::Seal,
+            3 => BatchKind::Summary,
+            4 => BatchKind::Trailer,
             _ => return Err(Flaw::Field("kind")),
         };
         let header = BatchHeader {
@@ -128,8 +131,8 @@ impl Raw {
             total_bytes: self.total_bytes.get(),
             payload_bytes: self.payload_bytes.get(),
             record_count: self.record_count.get(),
-            first_version: Version(self.first_version.get()),
-            durable_version: Version(self.durable_version.get()),
+            first_sequence: Sequence(self.first_sequence.get()),
+            durable_sequence: Sequence(self.durable_sequence.get()),
             session: self.session.get(),
         };
         let used = u64::from(header.payload_bytes) + BATCH_HEADER_SIZE as u64;

@@ -3,32 +3,38 @@
 //! A record has a checksum of its own beside its batch's, because a GET reads one record, not a
 //! batch. uDepot's two-byte segment tag does not cover the data (uDepot §4.4); this one covers all
 //! of it, and the place.
+//!
+//! The header is short, 12 bytes for most records, since small records are what batches are for:
+//! sizes have variable length, and the version is told by its distance from the first one of the
+//! segment. A record that was moved to another segment carries its whole version.
 
+use super::varint::{self, VARINT_SIZE_MAX};
 use super::{GRAIN_SIZE_BYTES, Place};
 use crate::Flaw;
 use esker_base::ids::Version;
 use esker_base::units::round_up;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Size of a record header in bytes, without the optional expiry.
-pub const RECORD_HEADER_SIZE: usize = 24;
-const EXPIRY_SIZE: usize = 8;
-const FLAG_EXPIRES: u8 = 1;
-const FLAG_COLLIDES: u8 = 2;
+/// Size in bytes of the part of a record header that all records have.
+pub const RECORD_HEADER_SIZE: usize = 10;
+/// Largest size of a record's header in bytes, all optional fields included.
+pub const RECORD_HEADER_SIZE_MAX: usize = RECORD_HEADER_SIZE + 2 * VARINT_SIZE_MAX + 4 + 8 + 4;
+/// Longest key in bytes.
+pub const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
+const EXPIRES: u8 = 1;
+const COLLIDES: u8 = 2;
+const FLAGS: u8 = 4;
+const WHOLE_VERSION: u8 = 8;
 const STATE_SHIFT: u32 = 4;
-const STATE_MASK: u8 = 0xF0;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(crate) struct Raw {
     pub(crate) checksum: U32,
-    pub(crate) key_size_less_one: U16,
+    pub(crate) version_low: U32,
     pub(crate) kind: u8,
     pub(crate) marks: u8,
-    pub(crate) value_size: U32,
-    pub(crate) flags: U32,
-    pub(crate) version: U64,
 }
 
 const _: () = assert!(size_of::<Raw>() == RECORD_HEADER_SIZE);
@@ -45,6 +51,26 @@ pub enum RecordKind {
     Clear = 3,
 }
 
+impl RecordKind {
+    pub(crate) fn from_number(number: u8) -> Option<Self> {
+        match number {
+            1 => Some(RecordKind::Put),
+            2 => Some(RecordKind::Delete),
+            3 => Some(RecordKind::Clear),
+            _ => None,
+        }
+    }
+}
+
+/// How a record tells its version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VersionForm {
+    /// As its distance from the first version of its segment: records of clients.
+    Distance,
+    /// Whole: records that were moved here.
+    Whole,
+}
+
 /// Everything a record says besides key and value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordMeta {
@@ -58,7 +84,7 @@ pub struct RecordMeta {
     pub expires_at: Option<u64>,
     /// Four opaque bits of the client.
     pub state: u8,
-    /// Another key with the same 64-bit hash had a value or tombstone when this was written. Without
+    /// Another key with the same hash had a value or tombstone when this was written. Without
     /// this mark, recovery may take records with equal hashes for records of one key.
     pub collides: bool,
 }
@@ -72,39 +98,58 @@ pub struct Record<'a> {
     pub key: &'a [u8],
     /// The value; empty for tombstones.
     pub value: &'a [u8],
+    /// Offset of the key from the start of the record in bytes; the value follows it.
+    pub body_start: usize,
     /// Bytes of the record on media, padding included.
     pub size_bytes: usize,
 }
 
 impl RecordMeta {
+    fn body_start(&self, form: VersionForm, key_size: usize, value_size: usize) -> usize {
+        let optional = |present: bool, size: usize| if present { size } else { 0 };
+        RECORD_HEADER_SIZE
+            + varint::size(key_size as u64)
+            + varint::size(value_size as u64)
+            + optional(form == VersionForm::Whole, 4)
+            + optional(self.flags != 0, 4)
+            + optional(self.expires_at.is_some(), 8)
+    }
+
     /// Bytes that a record with this key and value takes, padding included.
     #[must_use]
-    pub fn size_bytes(&self, key_size: usize, value_size: usize) -> usize {
-        let expiry = if self.expires_at.is_some() { EXPIRY_SIZE } else { 0 };
+    pub fn size_bytes(&self, form: VersionForm, key_size: usize, value_size: usize) -> usize {
         let grain = usize::try_from(GRAIN_SIZE_BYTES).unwrap_or(usize::MAX);
-        (RECORD_HEADER_SIZE + expiry + key_size + value_size).next_multiple_of(grain)
+        (self.body_start(form, key_size, value_size) + key_size + value_size)
+            .next_multiple_of(grain)
     }
 }
 
-/// Writes a record into `out`, whose length is [`RecordMeta::size_bytes`], without its checksum:
-/// [`seal_record`] adds it once the place is known. The caller has checked that key and value are
-/// within the limits of the header's fields.
-pub fn encode_record(out: &mut [u8], meta: &RecordMeta, key: &[u8], value: &[u8]) {
+/// Writes a record into `out`, whose length is [`RecordMeta::size_bytes`], without its checksum and
+/// without a version that is told by distance: [`seal_record`] adds them once the place is known.
+/// The caller has checked that key and value are within their limits.
+pub fn encode_record(
+    out: &mut [u8],
+    meta: &RecordMeta,
+    form: VersionForm,
+    key: &[u8],
+    value: &[u8],
+) {
+    let whole = form == VersionForm::Whole;
+    let [low, high] = split(meta.version);
     let mut marks = meta.state << STATE_SHIFT;
-    if meta.expires_at.is_some() {
-        marks |= FLAG_EXPIRES;
-    }
-    if meta.collides {
-        marks |= FLAG_COLLIDES;
+    for (mark, set) in [
+        (EXPIRES, meta.expires_at.is_some()),
+        (COLLIDES, meta.collides),
+        (FLAGS, meta.flags != 0),
+        (WHOLE_VERSION, whole),
+    ] {
+        marks |= if set { mark } else { 0 };
     }
     let raw = Raw {
         checksum: 0.into(),
-        key_size_less_one: u16::try_from(key.len().saturating_sub(1)).unwrap_or(u16::MAX).into(),
+        version_low: if whole { low } else { 0 }.into(),
         kind: meta.kind as u8,
         marks,
-        value_size: u32::try_from(value.len()).unwrap_or(u32::MAX).into(),
-        flags: meta.flags.into(),
-        version: meta.version.0.into(),
     };
     let mut rest = out;
     let mut put = |bytes: &[u8]| {
@@ -114,6 +159,16 @@ pub fn encode_record(out: &mut [u8], meta: &RecordMeta, key: &[u8], value: &[u8]
         }
     };
     put(raw.as_bytes());
+    for size in [key.len(), value.len()] {
+        let (bytes, length) = varint::encode(size as u64);
+        put(bytes.get(..length).unwrap_or(&[]));
+    }
+    if whole {
+        put(&high.to_le_bytes());
+    }
+    if meta.flags != 0 {
+        put(&meta.flags.to_le_bytes());
+    }
     if let Some(expires_at) = meta.expires_at {
         put(&expires_at.to_le_bytes());
     }
@@ -122,101 +177,122 @@ pub fn encode_record(out: &mut [u8], meta: &RecordMeta, key: &[u8], value: &[u8]
     rest.fill(0);
 }
 
-/// Adds the checksum to the encoded `record`, which will stand at `place`.
-pub fn seal_record(record: &mut [u8], place: Place) {
+fn split(version: Version) -> [u32; 2] {
+    #[expect(clippy::cast_possible_truncation, reason = "the two halves of a word")]
+    [version.0 as u32, (version.0 >> 32) as u32]
+}
+
+/// Completes the encoded `record`, which will stand at `place`. `distance` is that of its version
+/// from the first one of the segment, for records that tell it so.
+pub fn seal_record(record: &mut [u8], distance: Option<u32>, place: Place) {
+    if let (Some(distance), Some(low)) = (distance, record.get_mut(4..8)) {
+        low.copy_from_slice(&distance.to_le_bytes());
+    }
     let Some((head, body)) = record.split_at_mut_checked(4) else { return };
     let mut crc = place.checksum();
     crc.update(body);
     head.copy_from_slice(&crc.finish().to_le_bytes());
 }
 
-impl<'a> Record<'a> {
-    /// Offset of the key from the start of the record in bytes; the value follows it.
-    #[must_use]
-    pub fn body_start(&self) -> usize {
-        RECORD_HEADER_SIZE + if self.meta.expires_at.is_some() { EXPIRY_SIZE } else { 0 }
-    }
+/// The fields of a header, and where they end.
+struct Fields {
+    meta: RecordMeta,
+    checksum: u32,
+    key_size: usize,
+    value_size: usize,
+    body_start: usize,
+    size_bytes: usize,
+}
 
-    /// Size in bytes of the record whose first bytes these are, unchecked: only good for learning
-    /// how many bytes to read.
-    ///
-    /// # Errors
-    /// `TooShort` or a field that no writer produces.
-    pub fn peek_size(bytes: &[u8]) -> Result<usize, Flaw> {
-        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        Ok(raw.sizes()?.2)
-    }
+/// Takes the first `N` bytes of `rest`.
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
+    let (head, tail) = rest.split_first_chunk::<N>().ok_or(Flaw::TooShort)?;
+    *rest = tail;
+    Ok(*head)
+}
 
-    /// Reads the record at the start of `bytes` and checks it against `place`, if there is one:
-    /// inside a checked batch the batch's checksum has spoken for it.
-    ///
-    /// # Errors
-    /// The first [`Flaw`] found.
-    pub fn decode(bytes: &'a [u8], place: Option<Place>) -> Result<Self, Flaw> {
-        let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        let (kind, body_start, size_bytes) = raw.sizes()?;
-        let whole = bytes.get(..size_bytes).ok_or(Flaw::TooShort)?;
-        if let Some(place) = place {
-            let mut crc = place.checksum();
-            crc.update(whole.get(4..).ok_or(Flaw::TooShort)?);
-            if crc.finish() != raw.checksum.get() {
-                return Err(Flaw::Checksum);
-            }
-        }
-        let expires_at = if raw.marks & FLAG_EXPIRES != 0 {
-            let bytes = whole.get(RECORD_HEADER_SIZE..body_start).ok_or(Flaw::TooShort)?;
-            Some(U64::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?.get())
-        } else {
-            None
+impl Fields {
+    /// Reads a header; `base` is the first version of the segment.
+    fn read(bytes: &[u8], base: Version) -> Result<Fields, Flaw> {
+        let (raw, mut rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        let kind = RecordKind::from_number(raw.kind).ok_or(Flaw::Field("kind"))?;
+        let mut size = |name| -> Result<usize, Flaw> {
+            let number = varint::decode(&mut rest)?;
+            usize::try_from(number).map_err(|_| Flaw::Field(name))
         };
-        let body = whole.get(body_start..).ok_or(Flaw::TooShort)?;
-        let (key, rest) = body.split_at_checked(raw.key_size(kind)).ok_or(Flaw::TooShort)?;
-        let value_size = usize::try_from(raw.value_size.get()).map_err(|_| Flaw::TooShort)?;
-        let value = rest.get(..value_size).ok_or(Flaw::TooShort)?;
-        Ok(Record {
+        let (key_size, value_size) = (size("key_size")?, size("value_size")?);
+        let low = raw.version_low.get();
+        let version = if raw.marks & WHOLE_VERSION == 0 {
+            Version(base.0.saturating_add(u64::from(low)))
+        } else {
+            let high = u32::from_le_bytes(take::<4>(&mut rest)?);
+            Version(u64::from(high) << 32 | u64::from(low))
+        };
+        let flags = match raw.marks & FLAGS {
+            0 => 0,
+            _ => u32::from_le_bytes(take::<4>(&mut rest)?),
+        };
+        let expires_at = match raw.marks & EXPIRES {
+            0 => None,
+            _ => Some(u64::from_le_bytes(take::<8>(&mut rest)?)),
+        };
+        if (kind == RecordKind::Clear) != (key_size == 0) || key_size > KEY_SIZE_MAX_BYTES {
+            return Err(Flaw::Field("key_size"));
+        }
+        if (kind != RecordKind::Put && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
+            return Err(Flaw::Field("value_size"));
+        }
+        let body_start = bytes.len() - rest.len();
+        let used = body_start as u64 + key_size as u64 + value_size as u64;
+        let size = round_up(used, GRAIN_SIZE_BYTES).ok_or(Flaw::Field("value_size"))?;
+        Ok(Fields {
             meta: RecordMeta {
                 kind,
-                version: Version(raw.version.get()),
-                flags: raw.flags.get(),
+                version,
+                flags,
                 expires_at,
                 state: raw.marks >> STATE_SHIFT,
-                collides: raw.marks & FLAG_COLLIDES != 0,
+                collides: raw.marks & COLLIDES != 0,
             },
-            key,
-            value,
-            size_bytes,
+            checksum: raw.checksum.get(),
+            key_size,
+            value_size,
+            body_start,
+            size_bytes: usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?,
         })
     }
 }
 
-impl Raw {
-    /// Keys have 1 byte to 64 KiB; only `Clear` has none.
-    fn key_size(&self, kind: RecordKind) -> usize {
-        match kind {
-            RecordKind::Clear => 0,
-            RecordKind::Put | RecordKind::Delete => usize::from(self.key_size_less_one.get()) + 1,
-        }
+impl<'a> Record<'a> {
+    /// Size in bytes of the record whose first bytes these are, unchecked: only good for learning
+    /// how many bytes to read. [`RECORD_HEADER_SIZE_MAX`] bytes suffice.
+    ///
+    /// # Errors
+    /// `TooShort` or a field that no writer produces.
+    pub fn peek_size(bytes: &[u8]) -> Result<usize, Flaw> {
+        Ok(Fields::read(bytes, Version(0))?.size_bytes)
     }
 
-    /// Kind, offset of the key and size of the record in bytes.
-    fn sizes(&self) -> Result<(RecordKind, usize, usize), Flaw> {
-        let kind = match self.kind {
-            1 => RecordKind::Put,
-            2 => RecordKind::Delete,
-            3 => RecordKind::Clear,
-            _ => return Err(Flaw::Field("kind")),
-        };
-        if self.marks & !(FLAG_EXPIRES | FLAG_COLLIDES | STATE_MASK) != 0 {
-            return Err(Flaw::Field("marks"));
+    /// Reads the record at the start of `bytes`, which lies in a segment whose first version is
+    /// `base`, and checks it against `place`, if there is one: inside a checked batch the batch's
+    /// checksum has spoken for it.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found.
+    pub fn decode(bytes: &'a [u8], base: Version, place: Option<Place>) -> Result<Self, Flaw> {
+        let fields = Fields::read(bytes, base)?;
+        let whole = bytes.get(..fields.size_bytes).ok_or(Flaw::TooShort)?;
+        if let Some(place) = place {
+            let mut crc = place.checksum();
+            crc.update(whole.get(4..).ok_or(Flaw::TooShort)?);
+            if crc.finish() != fields.checksum {
+                return Err(Flaw::Checksum);
+            }
         }
-        if kind != RecordKind::Put && self.value_size.get() != 0 {
-            return Err(Flaw::Field("value_size"));
-        }
-        let expiry = if self.marks & FLAG_EXPIRES != 0 { EXPIRY_SIZE } else { 0 };
-        let body_start = RECORD_HEADER_SIZE + expiry;
-        let used =
-            body_start as u64 + self.key_size(kind) as u64 + u64::from(self.value_size.get());
-        let size = round_up(used, GRAIN_SIZE_BYTES).ok_or(Flaw::Field("value_size"))?;
-        Ok((kind, body_start, usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?))
+        let body = whole.get(fields.body_start..).ok_or(Flaw::TooShort)?;
+        let (key, rest) = body.split_at_checked(fields.key_size).ok_or(Flaw::TooShort)?;
+        let value = rest.get(..fields.value_size).ok_or(Flaw::TooShort)?;
+        let Fields { meta, body_start, size_bytes, .. } = fields;
+        Ok(Record { meta, key, value, body_start, size_bytes })
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::Flaw;
 use esker_base::checksum::crc32c;
-use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -23,26 +23,60 @@ pub(crate) struct Raw {
     pub(crate) stream: U32,
     pub(crate) epoch: U64,
     pub(crate) salt: U64,
-    pub(crate) first_version: U64,
+    pub(crate) first_sequence: U64,
     pub(crate) clear_version: U64,
-    pub(crate) reserved: [u8; 64],
+    pub(crate) next_version: U64,
+    pub(crate) session_epoch: U64,
+    pub(crate) reserved: [u8; 48],
 }
 
 const _: () = assert!(size_of::<Raw>() == SEGMENT_HEADER_SIZE);
+
+/// What a segment is written for. Each stream is a log of its own, with its own sequence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u32)]
+pub enum Stream {
+    /// What clients write; sequence numbers are versions.
+    #[default]
+    Fresh = 0,
+    /// Records that the cleaner moved once.
+    Warm = 1,
+    /// Records that the cleaner moved more than once.
+    Cold = 2,
+    /// A checkpoint of the index.
+    Checkpoint = 3,
+}
+
+impl Stream {
+    fn from_number(number: u32) -> Option<Self> {
+        match number {
+            0 => Some(Stream::Fresh),
+            1 => Some(Stream::Warm),
+            2 => Some(Stream::Cold),
+            3 => Some(Stream::Checkpoint),
+            _ => None,
+        }
+    }
+}
 
 /// Header of a segment in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentHeader {
     /// Which segment this is; a header elsewhere is a misdirected write.
     pub segment_id: SegmentId,
-    /// Write stream; 0 is the only one of this version.
-    pub stream: u32,
+    /// What is written here.
+    pub stream: Stream,
     /// Incarnation: higher than that of every segment taken before.
     pub epoch: SegmentEpoch,
     /// Salt of the checksums of this incarnation.
     pub salt: u64,
-    /// Version of the first record that goes here.
-    pub first_version: Version,
+    /// Sequence number of the first record that goes here.
+    pub first_sequence: Sequence,
+    /// Versions below may have been given to records when the segment was taken into use; none is
+    /// given twice.
+    pub next_version: Version,
+    /// Epoch that was next when the store was opened: tells the sessions of a store apart.
+    pub session_epoch: SegmentEpoch,
     /// Records of the store with lower versions were cleared.
     pub clear_version: Version,
 }
@@ -56,12 +90,14 @@ impl SegmentHeader {
             checksum: 0.into(),
             store_id: store_id.0,
             segment_id: self.segment_id.0.into(),
-            stream: self.stream.into(),
+            stream: (self.stream as u32).into(),
             epoch: self.epoch.0.into(),
             salt: self.salt.into(),
-            first_version: self.first_version.0.into(),
+            first_sequence: self.first_sequence.0.into(),
+            next_version: self.next_version.0.into(),
+            session_epoch: self.session_epoch.0.into(),
             clear_version: self.clear_version.0.into(),
-            reserved: [0; 64],
+            reserved: [0; 48],
         };
         raw.checksum = crc32c(raw.as_bytes()).into();
         let mut bytes = [0; SEGMENT_HEADER_SIZE];
@@ -86,15 +122,15 @@ impl SegmentHeader {
         if raw.store_id != store_id.0 || raw.segment_id.get() != segment_id.0 {
             return Err(Flaw::Foreign);
         }
-        if raw.stream.get() != 0 {
-            return Err(Flaw::Field("stream"));
-        }
+        let stream = Stream::from_number(raw.stream.get()).ok_or(Flaw::Field("stream"))?;
         Ok(SegmentHeader {
             segment_id,
-            stream: raw.stream.get(),
+            stream,
             epoch: SegmentEpoch(raw.epoch.get()),
             salt: raw.salt.get(),
-            first_version: Version(raw.first_version.get()),
+            first_sequence: Sequence(raw.first_sequence.get()),
+            next_version: Version(raw.next_version.get()),
+            session_epoch: SegmentEpoch(raw.session_epoch.get()),
             clear_version: Version(raw.clear_version.get()),
         })
     }

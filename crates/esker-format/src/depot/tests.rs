@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Flaw;
-use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use esker_base::rng::Rng;
 use std::fmt::Write as _;
 use std::mem::offset_of;
@@ -34,17 +34,17 @@ fn example() -> Vec<u8> {
         collides: false,
     };
     let mut batch = vec![0; 512];
-    let end = BATCH_HEADER_SIZE + meta.size_bytes(1, 1);
-    encode_record(&mut batch[BATCH_HEADER_SIZE..end], &meta, b"k", b"v");
+    let end = BATCH_HEADER_SIZE + meta.size_bytes(VersionForm::Distance, 1, 1);
+    encode_record(&mut batch[BATCH_HEADER_SIZE..end], &meta, VersionForm::Distance, b"k", b"v");
     let place = Place { offset: PLACE.offset + BATCH_HEADER_SIZE as u64, ..PLACE };
-    seal_record(&mut batch[BATCH_HEADER_SIZE..end], place);
+    seal_record(&mut batch[BATCH_HEADER_SIZE..end], Some(0), place);
     let header = BatchHeader {
         kind: BatchKind::Records,
         total_bytes: 512,
         payload_bytes: u32::try_from(end - BATCH_HEADER_SIZE).unwrap(),
         record_count: 1,
-        first_version: Version(1),
-        durable_version: Version(1),
+        first_sequence: Sequence(1),
+        durable_sequence: Sequence(1),
         session: PLACE.salt,
     };
     encode_batch(&mut batch, &header, PLACE);
@@ -78,18 +78,17 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
             "table segment header",
             table!(segment::Raw: magic "ESKS", checksum "u32",
             store_id "16 bytes", segment_id "u32", stream "u32", epoch "u64", salt "u64",
-            first_version "u64", clear_version "u64", reserved "zeros"),
+            first_sequence "u64", clear_version "u64", next_version "u64", session_epoch "u64", reserved "zeros"),
         ),
         (
             "table batch header",
             table!(batch::Raw: magic "ESKB", checksum "u32",
             total_bytes "u32", payload_bytes "u32", record_count "u32", kind "u32",
-            first_version "u64", durable_version "u64", session "u64", reserved "zeros"),
+            first_sequence "u64", durable_sequence "u64", session "u64", reserved "zeros"),
         ),
         (
             "table record header",
-            table!(record::Raw: checksum "u32", key_size_less_one "u16",
-            kind "u8", marks "u8", value_size "u32", flags "u32", version "u64"),
+            table!(record::Raw: checksum "u32", version_low "u32", kind "u8", marks "u8"),
         ),
         ("example", hex(&example()[..112])),
     ];
@@ -110,9 +109,9 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
 fn a_batch_and_its_record_come_back() {
     let bytes = example();
     let batch = Batch::decode(&bytes, 512, PLACE, true).unwrap();
-    assert_eq!((batch.header.record_count, batch.header.first_version), (1, Version(1)));
+    assert_eq!((batch.header.record_count, batch.header.first_sequence), (1, Sequence(1)));
     let place = Place { offset: PLACE.offset + BATCH_HEADER_SIZE as u64, ..PLACE };
-    let record = Record::decode(batch.payload, Some(place)).unwrap();
+    let record = Record::decode(batch.payload, Version(1), Some(place)).unwrap();
     assert_eq!((record.key, record.value, record.meta.flags), (&b"k"[..], &b"v"[..], 7));
     assert_eq!(record.size_bytes, batch.payload.len());
 }
@@ -132,10 +131,12 @@ fn every_flipped_bit_of_superblock_and_segment_header_is_noticed() {
     let id = StoreId([3; 16]);
     let header = SegmentHeader {
         segment_id: SegmentId(5),
-        stream: 0,
+        stream: Stream::Fresh,
         epoch: SegmentEpoch(9),
         salt: 77,
-        first_version: Version(100),
+        first_sequence: Sequence(100),
+        next_version: Version(100),
+        session_epoch: SegmentEpoch(4),
         clear_version: Version(0),
     };
     let bytes = header.encode(id);
@@ -177,10 +178,12 @@ fn structures_of_other_places_stores_and_times_are_foreign() {
     }
     let header = SegmentHeader {
         segment_id: SegmentId(5),
-        stream: 0,
+        stream: Stream::Fresh,
         epoch: SegmentEpoch(9),
         salt: 77,
-        first_version: Version(1),
+        first_sequence: Sequence(1),
+        next_version: Version(1),
+        session_epoch: SegmentEpoch(1),
         clear_version: Version(0),
     };
     let bytes = header.encode(StoreId([3; 16]));
@@ -193,11 +196,11 @@ fn structures_of_other_places_stores_and_times_are_foreign() {
 #[test]
 fn a_newer_format_is_named() {
     let mut bytes = superblock().encode();
-    bytes[8] = 2;
+    bytes[8] = 3;
     bytes[12..16].fill(0);
     let crc = esker_base::checksum::crc32c(&bytes);
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(Superblock::decode(&bytes), Err(Flaw::Version(2)));
+    assert_eq!(Superblock::decode(&bytes), Err(Flaw::Version(3)));
 }
 
 #[test]
@@ -223,24 +226,83 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
         let (mut key, mut value) = (vec![0; key_size], vec![0; value_size]);
         rng.fill(&mut key);
         rng.fill(&mut value);
-        for expires_at in [None, Some(u64::MAX)] {
+        for (expires_at, flags, form) in [
+            (None, 0, VersionForm::Distance),
+            (Some(u64::MAX), u32::MAX, VersionForm::Distance),
+            (Some(1), 0, VersionForm::Whole),
+        ] {
             let meta = RecordMeta {
                 kind: RecordKind::Put,
-                version: Version(u64::MAX),
-                flags: u32::MAX,
+                version: Version(u64::MAX - 7),
+                flags,
                 expires_at,
                 state: 15,
                 collides: true,
             };
-            let mut bytes = vec![0xEE; meta.size_bytes(key_size, value_size)];
-            encode_record(&mut bytes, &meta, &key, &value);
-            seal_record(&mut bytes, PLACE);
-            let record = Record::decode(&bytes, Some(PLACE)).unwrap();
+            let mut bytes = vec![0xEE; meta.size_bytes(form, key_size, value_size)];
+            encode_record(&mut bytes, &meta, form, &key, &value);
+            let distance = (form == VersionForm::Distance).then_some(5);
+            seal_record(&mut bytes, distance, PLACE);
+            let base = Version(u64::MAX - 12);
+            let record = Record::decode(&bytes, base, Some(PLACE)).unwrap();
             assert_eq!((record.meta, record.key, record.value), (meta, &key[..], &value[..]));
-            let value_start = record.body_start() + key_size;
+            assert!(record.body_start <= RECORD_HEADER_SIZE_MAX);
+            let value_start = record.body_start + key_size;
             assert_eq!(&bytes[value_start..value_start + value_size], value);
-            assert_eq!(Record::decode(&bytes[..bytes.len() - 1], Some(PLACE)), Err(Flaw::TooShort));
+            let cut = Record::decode(&bytes[..bytes.len() - 1], base, Some(PLACE));
+            assert_eq!(cut, Err(Flaw::TooShort));
         }
+    }
+}
+
+#[test]
+fn a_common_record_has_a_header_of_twelve_bytes() {
+    let meta = RecordMeta {
+        kind: RecordKind::Put,
+        version: Version(9),
+        flags: 0,
+        expires_at: None,
+        state: 0,
+        collides: false,
+    };
+    assert_eq!(meta.size_bytes(VersionForm::Distance, 16, 100), 128);
+}
+
+#[test]
+fn summaries_come_back_and_hostile_ones_are_refused() {
+    let mut rng = Rng::from_seed(8);
+    for form in [VersionForm::Distance, VersionForm::Whole] {
+        let (mut bytes, mut expected) = (Vec::new(), Vec::new());
+        let mut first = 50;
+        for batch in 0..20_u32 {
+            push_batch(&mut bytes, 1 + batch * 40, 7, Sequence(first));
+            let mut offset = u64::from(1 + batch * 40) * 512 + BATCH_HEADER_SIZE as u64;
+            for place in 0..7 {
+                let record = SummaryRecord {
+                    hash: rng.next_u64() >> (64 - HASH_BITS),
+                    version: Version(match form {
+                        VersionForm::Distance => first + place,
+                        VersionForm::Whole => rng.next_u64(),
+                    }),
+                    offset,
+                    size_bytes: 8 * (1 + rng.next_u64() % 100),
+                    kind: [RecordKind::Put, RecordKind::Delete][rng.index(2)],
+                    collides: rng.chance(1, 2),
+                };
+                let before = bytes.len();
+                push_record(&mut bytes, form, &record);
+                assert_eq!(bytes.len() - before, summary_record_size(form, record.size_bytes));
+                offset += record.size_bytes;
+                expected.push(record);
+            }
+            first += 7;
+        }
+        let mut found = Vec::new();
+        let batches = read_summary(&bytes, form, 512, 1 << 20, |record| found.push(record));
+        assert_eq!(batches, Ok(20));
+        assert_eq!(found, expected);
+        assert!(read_summary(&bytes[..bytes.len() - 1], form, 512, 1 << 20, |_| ()).is_err());
+        assert!(read_summary(&bytes, form, 512, 1 << 16, |_| ()).is_err(), "past the segment");
     }
 }
 
@@ -256,11 +318,14 @@ fn random_bytes_never_panic_a_decoder() {
             bytes[..4].copy_from_slice([*b"ESKB", *b"ESKS"][rng.index(2)].as_slice());
         }
         accepted += usize::from(Batch::decode(&bytes, 512, PLACE, true).is_ok());
-        accepted += usize::from(Record::decode(&bytes, Some(PLACE)).is_ok());
+        accepted += usize::from(Record::decode(&bytes, Version(0), Some(PLACE)).is_ok());
+        let form = [VersionForm::Distance, VersionForm::Whole][rng.index(2)];
+        let read = read_summary(&bytes, form, 512, 1 << 20, |_| ());
+        accepted += usize::from(!bytes.is_empty() && read.is_ok());
         accepted += usize::from(Superblock::decode(&bytes).is_ok());
         accepted +=
             usize::from(SegmentHeader::decode(&bytes, StoreId([0; 16]), SegmentId(0)).is_ok());
-        let _ = (Record::decode(&bytes, None), Record::peek_size(&bytes));
+        let _ = (Record::decode(&bytes, Version(0), None), Record::peek_size(&bytes));
     }
     assert_eq!(accepted, 0);
 }

@@ -283,7 +283,7 @@ impl Subject for Toy {
         match op {
             Op::Get(key) => return Ok(Reply::Found(look(key))),
             Op::Iterate => return Ok(Reply::All(store.map.borrow().clone())),
-            Op::Sync | Op::Check | Op::Reopen => return Ok(Reply::Done),
+            Op::Sync | Op::Check | Op::Reopen | Op::Clean => return Ok(Reply::Done),
             _ => {}
         }
         let mut log = store.log.lock();

@@ -1,16 +1,16 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use esker::{Attributes, Condition, Options, Outcome, PutOptions, Result, Store};
+use esker::{Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store};
 use esker_base::clock::ManualClock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_testkit::explore::{Block, Config, Subject};
-use esker_testkit::generator::{Entry, Limits, Op, When};
+use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
 
-/// Size of a segment in bytes: eight blocks, so that a few writes fill it.
-pub(crate) const SEGMENT_SIZE: u64 = 4096;
+/// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
+pub(crate) const SEGMENT_SIZE: u64 = 8192;
 /// Wall time of the simulations, in seconds.
 const NOW: u64 = 1_800_000_000;
 
@@ -43,6 +43,7 @@ pub(crate) fn config() -> Config {
             segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
             ..Limits::default()
         },
+        weights: Weights { batch: 6, clean: 6, ..Weights::USUAL },
         ..Config::default()
     }
 }
@@ -70,6 +71,24 @@ impl Subject for Depot {
     }
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
+        match self.try_apply(store, op) {
+            // The store could not read what the key holds: it promises that nothing was written.
+            Err(error) if error.kind() == ErrorKind::Io => Ok(Reply::Refused),
+            reply => reply,
+        }
+    }
+
+    fn dump(&self, store: &Store) -> Result<Map> {
+        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+    }
+
+    fn close(&self, store: Store) -> Result<()> {
+        store.close()
+    }
+}
+
+impl Depot {
+    fn try_apply(&self, store: &Store, op: &Op) -> Result<Reply> {
         Ok(match op {
             Op::Put(key, value) => {
                 let attributes = attributes(value);
@@ -96,7 +115,7 @@ impl Subject for Depot {
                 store.sync()?;
                 Reply::Done
             }
-            Op::Iterate => Reply::All(self.dump(store)?),
+            Op::Iterate => Reply::All(Subject::dump(self, store)?),
             Op::Check => {
                 let report = store.check()?;
                 match report.problems.first() {
@@ -107,15 +126,22 @@ impl Subject for Depot {
                     }
                 }
             }
-            Op::Batch(_) | Op::Reopen => Reply::Refused,
+            Op::Clean => {
+                store.clean(1)?;
+                Reply::Done
+            }
+            Op::Batch(writes) => {
+                let mut batch = Batch::new();
+                for (key, write) in writes {
+                    match write {
+                        Some(value) => batch.put_with(key, &value.bytes, attributes(value)),
+                        None => batch.delete(key),
+                    };
+                }
+                store.write(&batch)?;
+                Reply::Done
+            }
+            Op::Reopen => Reply::Refused,
         })
-    }
-
-    fn dump(&self, store: &Store) -> Result<Map> {
-        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
-    }
-
-    fn close(&self, store: Store) -> Result<()> {
-        store.close()
     }
 }

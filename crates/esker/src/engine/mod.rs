@@ -2,6 +2,7 @@
 
 pub(crate) mod depot;
 
+use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::store::Stats;
 use crate::value::{Outcome, PutOptions, Value};
@@ -23,6 +24,11 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;
     fn clear(&self) -> Result<()>;
     /// Items of part `part` of the walk; `None` after the last part.
+    /// All or nothing, also after a crash.
+    fn write(&self, batch: &Batch) -> Result<Version>;
+    /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
+    /// segments it cleaned.
+    fn clean(&self, segments: usize) -> Result<usize>;
     fn walk(&self, part: usize) -> Result<Option<Items>>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;

@@ -71,7 +71,7 @@ fn no_flipped_bit_is_ever_returned_as_data_or_takes_a_key_away_in_silence() {
         }
         harmless += 1;
     }
-    assert!(refused > 1000 && harmless > 1000, "{refused} refused, {harmless} harmless");
+    assert!(refused > 500 && harmless > 1000, "{refused} refused, {harmless} harmless");
 }
 
 #[test]

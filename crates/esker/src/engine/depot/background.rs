@@ -1,4 +1,5 @@
-//! The background thread of a store: flushes for `periodic`, and free segments readied ahead.
+//! The background thread of a store: flushes for `periodic`, cleans ahead of the clients, and readies
+//! free segments.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
 //! has them written once before the log comes there: a few segments ahead of a busy log, many while
@@ -8,6 +9,7 @@
 //! One thread a store. While it waits it holds no reference to the store, so a dropped store ends
 //! it; a closed one waits until it ended, so that the device is free for the next opener.
 
+use super::segments::Free;
 use super::{Depot, sites};
 use crate::options::Durability;
 use esker_base::ids::Version;
@@ -54,6 +56,16 @@ impl Background {
     /// Asks the thread to look at the free segments.
     pub(super) fn wake(&self) {
         self.signal(Signal::Work);
+    }
+
+    /// Whether there is a thread.
+    pub(super) fn is_running(&self) -> bool {
+        *self.running.lock()
+    }
+
+    /// Whether the thread is to end.
+    fn is_stopping(&self) -> bool {
+        *self.signal.lock() == Signal::Stop
     }
 
     /// Asks the thread to end.
@@ -117,7 +129,12 @@ impl Depot {
             }
             let offset = self.layout.segment_offset(id);
             let prepared = self.device.prepare(sites::PREPARE, offset, self.layout.segment_size);
-            self.segments.put_back(id, prepared.is_ok());
+            self.segments.put_back(Free {
+                id,
+                prepared: prepared.is_ok(),
+                stale: false,
+                after: Version(0),
+            });
             prepared?;
             any = true;
         }
@@ -151,6 +168,12 @@ fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
     {
         tracing::error!(%error, "periodic flush failed");
         return false;
+    }
+    let background = Arc::clone(&store.background);
+    if store.log.failure().is_none()
+        && let Err(error) = store.clean_ahead(|| background.is_stopping())
+    {
+        tracing::error!(%error, "cleaning failed");
     }
     if let Err(error) = store.prepare_free(seen) {
         // Only speed is lost: unprepared segments work.

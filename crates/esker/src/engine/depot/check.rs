@@ -1,10 +1,12 @@
 //! `check`: everything on media against the index.
 
+use super::scan::Step;
+use super::segments::{Incarnation, Use};
 use super::{Depot, sites};
 use crate::check::CheckReport;
 use esker_base::Result;
 use esker_base::ids::SegmentId;
-use esker_format::depot::RecordKind;
+use esker_format::depot::{RecordKind, Stream};
 
 impl Depot {
     /// Reads all records that the index knows and all batches of all segments, while writes go on.
@@ -26,7 +28,7 @@ impl Depot {
         match self.read_record(link) {
             Ok(fetched) => {
                 let record = fetched.record();
-                let hash = self.hasher.hash(record.key);
+                let hash = self.hash(record.key);
                 let listed = self.index.lookup(hash).iter().any(|found| found == link);
                 let tombstone = record.meta.kind == RecordKind::Delete;
                 report.records += 1;
@@ -57,8 +59,10 @@ impl Depot {
         let generation = self.segments.generation();
         let Some(header) = source.header(self.superblock.store_id, id)? else { return Ok(()) };
         let epoch = self.segments.epoch(id);
-        let end = source.walk(&header, &mut |record, _| {
-            report.bytes += record.size_bytes as u64;
+        let end = source.walk(id, Incarnation::from(&header), &mut |step| {
+            if let Step::Record(record, _) = step {
+                report.bytes += record.size_bytes as u64;
+            }
             Ok(())
         });
         let undisturbed =
@@ -66,7 +70,8 @@ impl Depot {
         match end {
             Ok(end) => {
                 report.batches += end.batches;
-                let full = self.segments.state(id) == super::segments::Use::Sealed;
+                // The cleaner leaves its open segments as they are when a store closes or crashes.
+                let full = self.segments.state(id) == Use::Sealed && header.stream == Stream::Fresh;
                 if undisturbed && full && !end.sealed && self.live_in(id) {
                     let offset = self.layout.segment_offset(id) + end.position;
                     report.problem(format!("segment {id} is damaged at device offset {offset}"));

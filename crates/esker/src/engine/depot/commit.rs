@@ -21,23 +21,20 @@
 //! A crash leaves a prefix of the batches, of which the last may be torn. The writers of a failed
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
-use super::layout::Layout;
-use super::place::{Entry, Tail};
+use super::place::{Batch, Tail};
 use super::{Depot, sites};
-use esker_base::ids::{SegmentEpoch, Version};
+use esker_base::ids::{SegmentEpoch, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::depot::{BATCH_HEADER_SIZE, BatchKind, RecordKind, RecordMeta, encode_record};
-use esker_media::{BufferPool, IoBuf};
+use esker_format::depot::{BatchKind, RecordKind, RecordMeta, Stream, VersionForm};
+use esker_media::BufferPool;
 use esker_trt::sync::Gate;
 use parking_lot::Mutex;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A batch takes no more records once it is this long, in bytes.
-const BATCH_SIZE_SOFT_MAX: usize = 1 << 20;
-/// Room of a fresh batch buffer in bytes.
-const BATCH_BUFFER_SIZE: usize = 64 << 10;
+const BATCH_SIZE_SOFT_MAX: u64 = 1 << 20;
 
 /// What the writers of one batch wait for.
 #[derive(Debug, Default)]
@@ -69,9 +66,18 @@ enum Role {
 /// A writer's place in a batch.
 #[derive(Debug)]
 pub(super) struct Appended {
+    /// Version of the first record.
     pub(super) version: Version,
     pub(super) ticket: Arc<Ticket>,
     role: Role,
+}
+
+/// A record to append; its version is given then.
+pub(super) struct Item<'a> {
+    pub(super) hash: u64,
+    pub(super) meta: RecordMeta,
+    pub(super) key: &'a [u8],
+    pub(super) value: &'a [u8],
 }
 
 /// What became of an append.
@@ -79,41 +85,22 @@ pub(super) enum Append {
     Done(Appended),
     /// The batch is full: wait for it and come again.
     Full(Arc<Ticket>),
+    /// The segments are full: clean until more than so many are free, and come again.
+    NoRoom(usize),
 }
 
 /// The batch that forms.
 #[derive(Debug)]
 struct Filling {
-    buffer: IoBuf,
-    used: usize,
-    entries: Vec<Entry>,
-    first_version: Version,
+    batch: Batch,
     ticket: Arc<Ticket>,
 }
 
 impl Filling {
-    fn new(pool: &BufferPool, first_version: Version) -> Self {
-        let buffer = pool.get(BATCH_BUFFER_SIZE);
-        Filling {
-            buffer,
-            used: BATCH_HEADER_SIZE,
-            entries: Vec::new(),
-            first_version,
-            ticket: Arc::default(),
-        }
-    }
-
-    /// Makes the buffer at least `needed` bytes long.
-    fn reserve(&mut self, pool: &BufferPool, needed: usize) {
-        if self.buffer.len() < needed {
-            let mut larger = pool.get(needed.next_power_of_two());
-            if let (Some(to), Some(from)) =
-                (larger.get_mut(..self.used), self.buffer.get(..self.used))
-            {
-                to.copy_from_slice(from);
-            }
-            self.buffer = larger;
-        }
+    fn new(pool: &BufferPool, next: Version) -> Self {
+        // In the clients' stream, sequence numbers are versions.
+        let batch = Batch::new(pool, Sequence(next.0), VersionForm::Distance);
+        Filling { batch, ticket: Arc::default() }
     }
 }
 
@@ -122,8 +109,7 @@ pub(super) struct State {
     filling: Filling,
     leading: bool,
     in_flight: Option<Arc<Ticket>>,
-    pub(super) tail: Option<Tail>,
-    pub(super) next_epoch: SegmentEpoch,
+    tail: Option<Tail>,
     next_version: Version,
     clear_version: Version,
     /// Records below are published.
@@ -136,9 +122,11 @@ pub(super) struct State {
 }
 
 /// What recovery knows of the log's end.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LogEnd {
     pub(super) tail: Option<Tail>,
+    /// Summary of the segment of the tail.
+    pub(super) summary: Vec<u8>,
     pub(super) next_epoch: SegmentEpoch,
     pub(super) next_version: Version,
     pub(super) clear_version: Version,
@@ -147,8 +135,13 @@ pub(super) struct LogEnd {
 #[derive(Debug)]
 pub(super) struct Log {
     state: Mutex<State>,
+    /// Summary of the open segment; only the leader takes it.
+    summary: Mutex<Vec<u8>>,
+    next_epoch: AtomicU64,
     /// As in `state`, for readers, who do not take the lock.
     closed: AtomicBool,
+    /// Writes are refused, as `state` says why.
+    refusing: AtomicBool,
 }
 
 impl Log {
@@ -159,7 +152,6 @@ impl Log {
                 leading: false,
                 in_flight: None,
                 tail: end.tail,
-                next_epoch: end.next_epoch,
                 next_version: end.next_version,
                 clear_version: end.clear_version,
                 published: end.next_version,
@@ -168,13 +160,39 @@ impl Log {
                 closed: false,
                 wrote: false,
             }),
+            summary: Mutex::new(end.summary),
+            next_epoch: AtomicU64::new(end.next_epoch.0),
             closed: AtomicBool::new(false),
+            refusing: AtomicBool::new(false),
         }
     }
 
     /// Version of the next record.
     pub(super) fn next_version(&self) -> Version {
         self.state.lock().next_version
+    }
+
+    /// Epoch of the segment that is taken into use now.
+    pub(super) fn take_epoch(&self) -> SegmentEpoch {
+        SegmentEpoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Epoch of the segment that is taken into use next.
+    pub(super) fn next_epoch(&self) -> SegmentEpoch {
+        SegmentEpoch(self.next_epoch.load(Ordering::Relaxed))
+    }
+
+    /// Records of lower versions are durable.
+    pub(super) fn durable(&self) -> Version {
+        self.state.lock().durable
+    }
+
+    /// The error of a write now, if the store takes none.
+    pub(super) fn refuse(&self) -> Result<()> {
+        if !self.refusing.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.state.lock().refuse()
     }
 
     /// Why the store is read-only, if it is.
@@ -208,14 +226,6 @@ impl State {
             None => Ok(()),
         }
     }
-
-    /// Whether a batch of `total` bytes fits behind the tail.
-    pub(super) fn fits(&self, layout: &Layout, total: u64) -> bool {
-        self.tail.is_some_and(|tail| {
-            let barrier = if tail.barrier_due { layout.block } else { 0 };
-            tail.position + barrier + total <= layout.batches_end()
-        })
-    }
 }
 
 fn read_only(cause: &Error) -> Error {
@@ -223,55 +233,47 @@ fn read_only(cause: &Error) -> Error {
 }
 
 impl Depot {
-    /// Appends a record to the batch that forms. The caller holds the key's stripe.
-    pub(super) fn append(
-        &self,
-        hash: u64,
-        meta: RecordMeta,
-        key: &[u8],
-        value: &[u8],
-    ) -> Result<Append> {
+    /// Appends records to the batch that forms, side by side. The caller holds the keys' stripes.
+    pub(super) fn append(&self, items: &[Item<'_>]) -> Result<Append> {
         let mut guard = self.log.state.lock();
         let state = &mut *guard;
         state.refuse()?;
-        let size = meta.size_bytes(key.len(), value.len());
-        let used = state.filling.used + size;
-        let total = self.layout.blocks(used as u64);
-        let full = total > self.layout.batch_max() || used > BATCH_SIZE_SOFT_MAX;
-        if full && !state.filling.entries.is_empty() {
+        let batch = &state.filling.batch;
+        let need =
+            batch.need(items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value)));
+        let full = !self.fits_any(need) || need.used > BATCH_SIZE_SOFT_MAX;
+        if full && !batch.entries.is_empty() {
             return Ok(Append::Full(Arc::clone(&state.filling.ticket)));
         }
-        if !state.fits(&self.layout, total) {
-            // C3. Deletes may use the reserve.
-            let kept = if meta.kind == RecordKind::Put { self.segments.reserve() } else { 0 };
+        if !self.fits_any(need) {
+            let words = format!("{} bytes are more than a batch can hold", need.used);
+            return Err(Error::invalid("write store", words));
+        }
+        if !self.fits(state.tail.as_ref(), need, batch.first) {
+            // C3. Deletes may use more of the reserve.
+            let kept = if items.iter().any(|item| item.meta.kind == RecordKind::Put) {
+                self.segments.reserve_of_puts()
+            } else {
+                self.segments.reserve_of_deletes()
+            };
             if self.segments.free_count() <= kept {
-                return Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
-                    "all {} segments hold live records",
-                    self.layout.segment_count
-                )));
+                return Ok(Append::NoRoom(kept));
             }
         }
-        let meta = RecordMeta { version: state.next_version, ..meta };
-        state.filling.reserve(&self.pool, usize::try_from(total).unwrap_or(used));
-        let start = state.filling.used;
-        if let Some(out) = state.filling.buffer.get_mut(start..used) {
-            encode_record(out, &meta, key, value);
+        let first = batch.entries.is_empty();
+        let version = state.next_version;
+        for item in items {
+            let meta = RecordMeta { version: state.next_version, ..item.meta };
+            state.filling.batch.push(&self.pool, item.hash, &meta, item.key, item.value);
+            state.next_version.0 += 1;
         }
-        state.filling.used = used;
-        let first = state.filling.entries.is_empty();
-        state.filling.entries.push(Entry { hash, start, size });
-        state.next_version.0 += 1;
         let role = match (first, state.leading) {
             (true, false) => Role::Leader,
             (true, true) => Role::Heir,
             (false, _) => Role::Follower,
         };
         state.leading = true;
-        Ok(Append::Done(Appended {
-            version: meta.version,
-            ticket: Arc::clone(&state.filling.ticket),
-            role,
-        }))
+        Ok(Append::Done(Appended { version, ticket: Arc::clone(&state.filling.ticket), role }))
     }
 
     /// Does a writer's share of the commit and waits until its record is published.
@@ -290,31 +292,38 @@ impl Depot {
 
     /// Brings the batch that formed to media, publishes it, and hands the baton on.
     fn lead(&self) {
-        let (batch, plan, durable) = {
+        let forming = self.log.state.lock().filling.batch.used as u64;
+        self.pace(forming);
+        let (mut filling, plan, durable) = {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;
             let fresh = Filling::new(&self.pool, state.next_version);
-            let batch = std::mem::replace(&mut state.filling, fresh);
-            state.in_flight = Some(Arc::clone(&batch.ticket));
+            let filling = std::mem::replace(&mut state.filling, fresh);
+            state.in_flight = Some(Arc::clone(&filling.ticket));
             let plan = match &state.failure {
                 Some(cause) => Err(read_only(cause)),
-                None => self.place(state, batch.used),
+                None => self.place(&mut state.tail, &filling.batch),
             };
-            (batch, plan, state.durable)
+            (filling, plan, state.durable)
         };
-        let end = Version(batch.first_version.0 + batch.entries.len() as u64);
+        let batch = &mut filling.batch;
+        let end = Version(batch.end().0);
         let written = plan.and_then(|plan| {
-            let written = self.write_batch(
-                batch.buffer,
-                batch.used,
-                &batch.entries,
-                batch.first_version,
-                durable,
+            let mut durable = Sequence(durable.0);
+            // Only the leader is here, so nobody waits for this lock while the device works.
+            let mut summary = std::mem::take(&mut *self.log.summary.lock());
+            self.write_batch(
+                Stream::Fresh,
+                batch,
                 &plan,
-            );
-            let (buffer, durable) = written.map_err(|error| self.poison(&error))?;
-            self.publish(&buffer, &batch.entries, &plan);
-            Ok(durable)
+                &mut summary,
+                &mut durable,
+                self.commits_durably(),
+            )
+            .map_err(|error| self.poison(&error))?;
+            *self.log.summary.lock() = summary;
+            self.publish(batch, &plan);
+            Ok(Version(durable.0))
         });
         let next = {
             let mut guard = self.log.state.lock();
@@ -325,18 +334,18 @@ impl Depot {
                 state.wrote = true;
             }
             state.in_flight = None;
-            state.leading = !state.filling.entries.is_empty();
+            state.leading = !state.filling.batch.entries.is_empty();
             state.leading.then(|| Arc::clone(&state.filling.ticket))
         };
         if let Err(error) = written {
             // Its keys stay pending: nothing is decided on them any more (C4).
-            let _ = batch.ticket.failure.set(error);
+            let _ = filling.ticket.failure.set(error);
         }
         // The next leader first: its write goes out while the followers of this batch wake up.
         if let Some(next) = next {
             next.baton.open();
         }
-        batch.ticket.done.open();
+        filling.ticket.done.open();
     }
 
     /// Notes a failure: nothing is written any more. Returns what the writers concerned are told.
@@ -345,6 +354,7 @@ impl Depot {
         if state.failure.is_none() {
             tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
             state.failure = Some(cause.clone());
+            self.log.refusing.store(true, Ordering::Release);
         }
         Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
     }
@@ -375,6 +385,7 @@ impl Depot {
                 let mut state = self.log.state.lock();
                 state.closed = true;
                 self.log.closed.store(true, Ordering::Release);
+                self.log.refusing.store(true, Ordering::Release);
                 if !state.leading {
                     break;
                 }
@@ -392,12 +403,24 @@ impl Depot {
             }
             (state.tail, state.next_version)
         };
-        let Some(tail) = tail.filter(|tail| tail.position < self.layout.batches_end()) else {
-            return Ok(());
+        // B4: the barrier must leave room for the summary.
+        let room = |tail: &Tail| {
+            let behind = self.layout.block + self.layout.batch_with_summary(0, tail.summary);
+            tail.position + behind <= self.layout.trailer()
         };
+        let Some(tail) = tail else { return Ok(()) };
+        let next = Sequence(version.0);
+        if !room(&tail) {
+            // The summary vouches for the last batch as well as a barrier does.
+            let summary = std::mem::take(&mut *self.log.summary.lock());
+            let completed = self.complete(&tail, &summary, next);
+            return completed
+                .and_then(|()| self.device.flush(sites::SYNC_FLUSH))
+                .map_err(|error| self.poison(&error));
+        }
         let offset = self.layout.segment_offset(tail.segment) + tail.position;
         let end = Tail { session: self.random(), ..tail };
-        let barrier = self.marker(BatchKind::Barrier, &end, offset, version, version);
+        let barrier = self.marker(BatchKind::Barrier, &end, offset, &[], next, next);
         // PERSIST: everything before is durable; this says so to recovery.
         self.device
             .write_durable_at(sites::CLOSE_WRITE, offset, &[IoSlice::new(&barrier)])

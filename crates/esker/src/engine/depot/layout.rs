@@ -3,16 +3,23 @@
 use esker_base::ids::SegmentId;
 use esker_base::units::{MIB, round_down};
 use esker_base::{Error, Result};
-use esker_format::depot::{BATCH_HEADER_SIZE, GRAIN_SIZE_BYTES, RECORD_HEADER_SIZE, Superblock};
+use esker_format::depot::{
+    BATCH_HEADER_SIZE, GRAIN_SIZE_BYTES, RECORD_HEADER_SIZE_MAX, Superblock,
+};
 use esker_index::Link;
 use esker_media::BlockGeometry;
 
 /// Size of the segments of a new store that says nothing else, in bytes.
 pub(super) const DEFAULT_SEGMENT_SIZE_BYTES: u64 = 32 * MIB;
-/// Fewest segments of a store: one in use, two in reserve so that deletes always work, and one.
-pub(super) const SEGMENT_COUNT_MIN: u64 = 4;
-/// Longest key in bytes.
-pub(super) const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
+/// Size of the segments of a small store, in bytes: a value of a MiB fits well.
+const SEGMENT_SIZE_MIN_BYTES: u64 = 4 * MIB;
+/// Number of segments that a store has if their size allows it.
+const SEGMENT_COUNT_WANTED: u64 = 256;
+/// Fewest segments of a store: one in use for each of three streams, four in reserve so that cleaning
+/// and deletes always work, and one.
+pub(super) const SEGMENT_COUNT_MIN: u64 = 8;
+
+const SEGMENT_BLOCKS_MIN: u64 = 8;
 
 /// The arithmetic of a store's geometry. Everything in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -41,22 +48,24 @@ impl Layout {
         let block = u64::from(geometry.block_size_bytes);
         let wanted = segment_size.unwrap_or_else(|| {
             // Small stores get small segments, so that there are enough of them.
-            let sixteenth = (geometry.size_bytes / 16).max(1);
-            DEFAULT_SEGMENT_SIZE_BYTES.min(1 << (63 - sixteenth.leading_zeros()))
+            let power = |bytes: u64| 1 << (63 - bytes.max(1).leading_zeros());
+            power(geometry.size_bytes / SEGMENT_COUNT_WANTED)
+                .clamp(SEGMENT_SIZE_MIN_BYTES, DEFAULT_SEGMENT_SIZE_BYTES)
+                .min(power(geometry.size_bytes / 16))
         });
         let segment_size = round_down(wanted, block);
         let data_offset = if segment_size >= MIB { MIB } else { 8192_u64.max(2 * block) };
         let count = geometry.size_bytes.saturating_sub(data_offset) / segment_size.max(1);
         // Links address a limited number of grains.
         let count = count.min(Link::GRAIN_END * GRAIN_SIZE_BYTES / segment_size.max(1) - 1);
-        if segment_size < 8 * block || count < SEGMENT_COUNT_MIN {
+        if segment_size < SEGMENT_BLOCKS_MIN * block || count < SEGMENT_COUNT_MIN {
             return Err(Error::invalid(
                 "format store",
                 format!(
                     "{} bytes are too few: a store needs {SEGMENT_COUNT_MIN} segments of at least \
                      {} bytes and {data_offset} bytes before them",
                     geometry.size_bytes,
-                    8 * block
+                    SEGMENT_BLOCKS_MIN * block
                 ),
             ));
         }
@@ -78,8 +87,9 @@ impl Layout {
         self.block
     }
 
-    /// Where batches end in a segment: before the seal and the copy of the header.
-    pub(super) fn batches_end(&self) -> u64 {
+    /// Where batches and summary end in a segment: here stands the trailer, behind it the copy of the
+    /// header.
+    pub(super) fn trailer(&self) -> u64 {
         self.segment_size - 2 * self.block
     }
 
@@ -88,15 +98,21 @@ impl Layout {
         self.segment_size - self.block
     }
 
-    /// Largest batch in bytes: one block of the segment is kept for a barrier.
+    /// Largest batch in bytes, with what it adds to the summary: a block is kept for a barrier.
     pub(super) fn batch_max(&self) -> u64 {
-        self.batches_end() - self.first_batch() - self.block
+        self.trailer() - self.first_batch() - self.block
+    }
+
+    /// Bytes on media of a batch that uses `used` bytes, and of a summary of `summary` bytes.
+    pub(super) fn batch_with_summary(&self, used: u64, summary: u64) -> u64 {
+        self.blocks(used) + self.blocks(BATCH_HEADER_SIZE as u64 + summary)
     }
 
     /// Largest value in bytes: a record with the longest key still fits one batch.
     pub(super) fn value_max(&self, key_size: usize) -> u64 {
-        let overhead = BATCH_HEADER_SIZE + RECORD_HEADER_SIZE + 16 + key_size;
-        self.batch_max().saturating_sub(overhead as u64)
+        let overhead = BATCH_HEADER_SIZE + RECORD_HEADER_SIZE_MAX + 8 + key_size;
+        // The summary of a batch with one record fits a block.
+        (self.batch_max() - self.block).saturating_sub(overhead as u64)
     }
 
     /// `bytes` in whole blocks.

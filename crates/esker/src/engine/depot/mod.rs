@@ -11,17 +11,18 @@
 //!   place.
 //!
 //! # Concurrency
-//! Everything may be called from any number of threads and tasks. Lock order: the clearing gate,
-//! a key's stripe, the log's state, index regions, the free list.
+//! Everything may be called from any number of threads and tasks. Lock order: the cleaner, the clearing
+//! gate, a key's stripe, the log's state, index regions, the free list.
 //!
 //! # Failure
 //! A failed write or flush makes the store read-only until it is opened again; reads go on. Full:
 //! `NoSpace`; reads and deletes go on.
 //!
-//! Non-goals so far: moving live records to free a segment, growing the index, index checkpoints.
 
+mod atomic;
 mod background;
 mod check;
+mod clean;
 mod commit;
 mod layout;
 mod pending;
@@ -31,26 +32,31 @@ mod recover;
 mod scan;
 mod segments;
 pub mod sites;
+mod tombstones;
 mod write;
 
+use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::{Admit, Engine, Items};
 use crate::options::{Durability, Options};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use background::Background;
+use clean::{Cleaner, Pace};
 use commit::Log;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
-use esker_base::ids::{StoreId, Version};
+use esker_base::ids::{SegmentEpoch, StoreId, Version};
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::depot::{SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
+use esker_format::depot::{
+    HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
+};
 use esker_index::{Hopscotch, Link};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
-use esker_trt::sync::Gate;
-use layout::{KEY_SIZE_MAX_BYTES, Layout};
+use esker_trt::sync::{self, Gate};
+use layout::Layout;
 use parking_lot::Mutex;
 use pending::Pending;
 use recover::Recovered;
@@ -59,6 +65,22 @@ use segments::Segments;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The bits of a key's hash that summaries have room for.
+const HASH_MASK: u64 = (1 << HASH_BITS) - 1;
+/// An odd number and its inverse: multiplying by the one and then by the other changes nothing.
+const SPREAD: u64 = 0x9E37_79B9_7F4A_7C15;
+const GATHER: u64 = 0xF1DE_83E1_9937_733D;
+
+/// A hash of [`HASH_BITS`] bits spread over 64, as the index wants it; different ones stay different.
+fn spread(hash: u64) -> u64 {
+    hash.wrapping_mul(SPREAD)
+}
+
+/// The hash that [`spread`] spread.
+fn gather(hash: u64) -> u64 {
+    hash.wrapping_mul(GATHER)
+}
 
 /// Average record size that the index of a store is made for, if nothing else is said, in bytes.
 const INDEX_BYTES_PER_ENTRY: u64 = 128;
@@ -75,6 +97,10 @@ pub(crate) struct Depot {
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
     log: Log,
+    /// Epoch that was next when the store was opened.
+    session_epoch: SegmentEpoch,
+    cleaner: sync::Mutex<Cleaner>,
+    pace: Pace,
     durability: Durability,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -137,15 +163,22 @@ impl Depot {
         let data_bytes = layout.segment_size * u64::from(layout.segment_count);
         let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
         let end = log.log_end();
+        let new = end.next_version == Version(1);
         let depot = Arc::new(Depot {
             superblock,
             layout,
             hasher,
             index: Hopscotch::with_capacity(entries),
-            segments: Segments::new(superblock.segment_count),
+            segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
             pending: Pending::new(),
             clearing: Mutex::default(),
+            session_epoch: end.next_epoch,
             log: Log::new(&pool, end),
+            cleaner: sync::Mutex::new(Cleaner::new(
+                log.next_sequence(Stream::Warm),
+                log.next_sequence(Stream::Cold),
+            )),
+            pace: Pace::default(),
             durability: options.durability,
             pool,
             clock: Arc::clone(&options.clock),
@@ -155,11 +188,25 @@ impl Depot {
             background: Arc::default(),
             device,
         });
-        depot.adopt(log)?;
+        depot.adopt(&log)?;
+        drop(log);
         if options.testing.background {
-            depot.start_background(end.next_version == Version(1))?;
+            depot.start_background(new)?;
         }
         Ok(depot)
+    }
+
+    /// Hash of a key as the index takes it.
+    fn hash(&self, key: &[u8]) -> u64 {
+        spread(self.hasher.hash(key))
+    }
+
+    fn items(&self) -> u64 {
+        self.items.load(Ordering::Relaxed)
+    }
+
+    fn tombstones(&self) -> u64 {
+        self.segments.live().0.saturating_sub(self.items())
     }
 
     fn random(&self) -> u64 {
@@ -279,7 +326,7 @@ fn format(
     let superblock = Superblock {
         store_id: StoreId(store_id),
         hash_key,
-        hash_mask: options.testing.hash_mask,
+        hash_mask: options.testing.hash_mask & HASH_MASK,
         device_size_bytes: geometry.size_bytes,
         data_offset,
         segment_size_bytes,
@@ -308,6 +355,14 @@ impl Engine for Depot {
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
         let condition = version.map_or(Condition::Present, Condition::VersionIs);
         Ok(matches!(self.delete_record(key, condition)?, Outcome::Stored(_)))
+    }
+
+    fn write(&self, batch: &Batch) -> Result<Version> {
+        self.write_atomic(batch)
+    }
+
+    fn clean(&self, segments: usize) -> Result<usize> {
+        self.clean_now(segments)
     }
 
     fn clear(&self) -> Result<()> {

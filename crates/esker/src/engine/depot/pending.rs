@@ -6,7 +6,7 @@
 //!
 //! # Invariants
 //! - P1: while a key is pending, its index entry changes only through [`Pending::publish`], in the
-//!   order of the log; `published` is that entry.
+//!   order of the log, and [`Pending::relocate`]; `published` is that entry.
 //! - P2: a key is pending exactly while a batch that is not yet published holds a record of it.
 //!
 //! # Concurrency
@@ -46,6 +46,17 @@ pub(super) struct PendingKey {
 /// A locked stripe.
 pub(super) struct Stripe<'a>(MutexGuard<'a, Vec<PendingKey>>);
 
+/// Several locked stripes.
+pub(super) struct Stripes<'a>(Vec<(usize, Stripe<'a>)>);
+
+impl<'a> Stripes<'a> {
+    /// The stripe of a hash that was asked for.
+    pub(super) fn of(&mut self, hash: u64) -> Option<&mut Stripe<'a>> {
+        let index = Pending::stripe_of(hash);
+        self.0.iter_mut().find(|(stripe, _)| *stripe == index).map(|(_, stripe)| stripe)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Pending {
     stripes: Box<[Mutex<Vec<PendingKey>>]>,
@@ -56,10 +67,26 @@ impl Pending {
         Pending { stripes: (0..STRIPES).map(|_| Mutex::default()).collect() }
     }
 
+    fn stripe_of(hash: u64) -> usize {
+        usize::try_from((hash >> 20) % STRIPES as u64).unwrap_or(0)
+    }
+
     pub(super) fn lock(&self, hash: u64) -> Stripe<'_> {
-        let index = usize::try_from((hash >> 20) % STRIPES as u64).unwrap_or(0);
+        self.lock_stripe(Self::stripe_of(hash))
+    }
+
+    fn lock_stripe(&self, index: usize) -> Stripe<'_> {
         #[expect(clippy::indexing_slicing, reason = "a remainder is in range")]
         Stripe(self.stripes[index].lock())
+    }
+
+    /// Locks the stripes of several keys, in ascending order, so that two who do so never wait for
+    /// each other.
+    pub(super) fn lock_all(&self, hashes: impl Iterator<Item = u64>) -> Stripes<'_> {
+        let mut indexes: Vec<_> = hashes.map(Self::stripe_of).collect();
+        indexes.sort_unstable();
+        indexes.dedup();
+        Stripes(indexes.into_iter().map(|index| (index, self.lock_stripe(index))).collect())
     }
 
     /// Calls `change` with the published entry of a pending key, which gives the new one; called
@@ -79,6 +106,26 @@ impl Pending {
                 stripe.0.swap_remove(place);
             }
         }
+    }
+
+    /// The cleaner moves or drops the entry `old` of some key: `change` does it under the stripe.
+    pub(super) fn relocate(
+        &self,
+        hash: u64,
+        old: Link,
+        new: Option<Link>,
+        change: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut stripe = self.lock(hash);
+        let changed = change();
+        if changed {
+            let of_key =
+                |pending: &&mut PendingKey| pending.hash == hash && pending.published == Some(old);
+            if let Some(pending) = stripe.0.iter_mut().find(of_key) {
+                pending.published = new;
+            }
+        }
+        changed
     }
 
     /// The index was cleared: no pending key has an entry any more.

@@ -1,39 +1,141 @@
 //! Where a batch goes on media, and how it gets there.
 //!
-//! The part of the commit that touches the device: the leader places its batch behind the tail or in
-//! a new segment, gives records and batch their checksums, writes them, and makes the records
-//! visible. [`super::commit`] decides who leads and when.
+//! The part of a write that touches the device, for every stream: a batch is placed behind the
+//! stream's tail or in a new segment, gets its checksums and is written; a full segment is completed
+//! with a summary of its records. [`super::commit`] decides about clients' batches, [`super::clean`]
+//! about those of moved records.
 //!
 //! # Invariants
 //! - B1: a batch is written where no valid batch of this incarnation of the segment stands.
-//! - B2: seal and headers are durable before the first byte behind a new header is overwritten.
-//! - B3: records are published in the order of their versions, by one leader at a time.
+//! - B2: summary, trailer and headers are durable before the first byte behind a new header is
+//!   overwritten.
+//! - B3: one writer at a time for each stream; records are published in the order of their sequence.
+//! - B4: a segment always has room for the summary of what it holds.
 //!
 //! # Failure
 //! Each `PERSIST:` comment says what a crash before and after it leaves.
 
-use super::commit::State;
-use super::segments::Free;
-use super::{Depot, sites};
+use super::segments::{Free, Incarnation};
+use super::{Depot, gather, sites};
 use crate::options::Durability;
-use esker_base::ids::{SegmentEpoch, SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, Place, Record, RecordKind,
-    SegmentHeader, encode_batch, seal_record,
+    RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    encode_batch, encode_record, push_batch, push_record, seal_record, summary_record_size,
 };
 use esker_index::Link;
-use esker_media::IoBuf;
+use esker_media::{BufferPool, IoBuf};
 use std::io::IoSlice;
 
+/// A record of a batch.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) hash: u64,
-    pub(super) start: usize,
-    pub(super) size: usize,
+    pub(super) version: Version,
+    pub(super) kind: RecordKind,
+    collides: bool,
+    start: usize,
+    size: usize,
 }
 
-/// Where the next batch goes.
+/// Records that are written together.
+#[derive(Debug)]
+pub(super) struct Batch {
+    buffer: IoBuf,
+    pub(super) used: usize,
+    pub(super) entries: Vec<Entry>,
+    pub(super) first: Sequence,
+    form: VersionForm,
+    /// Bytes that the batch adds to the summary.
+    summary: u64,
+}
+
+/// Room of a fresh batch buffer in bytes.
+const BATCH_BUFFER_SIZE: usize = 64 << 10;
+
+impl Batch {
+    pub(super) fn new(pool: &BufferPool, first: Sequence, form: VersionForm) -> Self {
+        Batch {
+            buffer: pool.get(BATCH_BUFFER_SIZE),
+            used: BATCH_HEADER_SIZE,
+            entries: Vec::new(),
+            first,
+            form,
+            summary: SUMMARY_BATCH_SIZE as u64,
+        }
+    }
+
+    /// Bytes that a record would take here, and in the summary.
+    pub(super) fn sizes(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> (usize, u64) {
+        let size = meta.size_bytes(self.form, key.len(), value.len());
+        (size, summary_record_size(self.form, size as u64) as u64)
+    }
+
+    /// What the batch needs with records of these sizes added.
+    pub(super) fn need(&self, added: impl IntoIterator<Item = (usize, u64)>) -> Need {
+        let mut need = Need { used: self.used as u64, summary: self.summary };
+        for (size, summary) in added {
+            need.used += size as u64;
+            need.summary += summary;
+        }
+        need
+    }
+
+    /// Adds a record.
+    pub(super) fn push(
+        &mut self,
+        pool: &BufferPool,
+        hash: u64,
+        meta: &RecordMeta,
+        key: &[u8],
+        value: &[u8],
+    ) {
+        let (size, summary) = self.sizes(meta, key, value);
+        let (start, end) = (self.used, self.used + size);
+        // With room for the padding to whole blocks.
+        self.reserve(pool, end.next_multiple_of(64 << 10));
+        if let Some(out) = self.buffer.get_mut(start..end) {
+            encode_record(out, meta, self.form, key, value);
+        }
+        let RecordMeta { kind, version, collides, .. } = *meta;
+        self.entries.push(Entry { hash, version, kind, collides, start, size });
+        self.used = end;
+        self.summary += summary;
+    }
+
+    fn reserve(&mut self, pool: &BufferPool, needed: usize) {
+        if self.buffer.len() < needed {
+            let mut larger = pool.get(needed.next_power_of_two());
+            if let (Some(to), Some(from)) =
+                (larger.get_mut(..self.used), self.buffer.get(..self.used))
+            {
+                to.copy_from_slice(from);
+            }
+            self.buffer = larger;
+        }
+    }
+
+    /// Sequence number behind the last record.
+    pub(super) fn end(&self) -> Sequence {
+        Sequence(self.first.0 + self.entries.len() as u64)
+    }
+
+    fn record(&self, entry: &Entry, base: Sequence) -> Option<Record<'_>> {
+        let bytes = self.buffer.get(entry.start..entry.start + entry.size)?;
+        Record::decode(bytes, Version(base.0), None).ok()
+    }
+}
+
+/// What a batch needs of a segment, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    pub(super) used: u64,
+    pub(super) summary: u64,
+}
+
+/// The open segment of a stream: where the next batch goes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tail {
     pub(super) segment: SegmentId,
@@ -41,6 +143,10 @@ pub(super) struct Tail {
     pub(super) position: u64,
     pub(super) salt: u64,
     pub(super) session: u64,
+    /// Sequence number of the segment's first record.
+    pub(super) base: Sequence,
+    /// Bytes of the summary so far.
+    pub(super) summary: u64,
     /// The log continues after an open: the next batch starts a session.
     pub(super) barrier_due: bool,
 }
@@ -55,189 +161,268 @@ pub(super) struct Plan {
 }
 
 impl Depot {
-    /// Chooses the place of a batch, and takes a segment if it needs one.
-    pub(super) fn place(&self, state: &mut State, used: usize) -> Result<Plan> {
-        let total = self.layout.blocks(used as u64);
-        if state.fits(&self.layout, total)
-            && let Some(tail) = state.tail
+    /// Whether a batch that starts with `first` fits behind the tail (B4).
+    pub(super) fn fits(&self, tail: Option<&Tail>, need: Need, first: Sequence) -> bool {
+        tail.is_some_and(|tail| {
+            let barrier = if tail.barrier_due { self.layout.block } else { 0 };
+            let with = self.layout.batch_with_summary(need.used, tail.summary + need.summary);
+            // Records tell their versions by 32 bits of distance.
+            let far = first.0.saturating_sub(tail.base.0) > u64::from(u32::MAX / 2);
+            tail.position + barrier + with <= self.layout.trailer() && !far
+        })
+    }
+
+    /// Whether a batch fits any segment.
+    pub(super) fn fits_any(&self, need: Need) -> bool {
+        self.layout.batch_with_summary(need.used, need.summary) <= self.layout.batch_max()
+    }
+
+    /// Chooses the place of a batch behind the tail of its stream, and takes a segment if it needs
+    /// one.
+    pub(super) fn place(&self, tail: &mut Option<Tail>, batch: &Batch) -> Result<Plan> {
+        let total = self.layout.blocks(batch.used as u64);
+        let need = Need { used: batch.used as u64, summary: batch.summary };
+        if self.fits(tail.as_ref(), need, batch.first)
+            && let Some(open) = tail
         {
-            let barrier = tail.barrier_due;
-            let session = if barrier { self.random() } else { tail.session };
-            let position = tail.position + if barrier { self.layout.block } else { 0 };
-            let here = Tail { position, session, barrier_due: false, ..tail };
-            state.tail = Some(Tail { position: position + total, ..here });
+            let barrier = open.barrier_due;
+            let session = if barrier { self.random() } else { open.session };
+            let position = open.position + if barrier { self.layout.block } else { 0 };
+            let here = Tail { position, session, barrier_due: false, ..*open };
+            *open = here.behind(total, batch.summary);
             return Ok(Plan { seal: None, reuse: None, barrier, tail: here, total });
         }
         let Some(free) = self.segments.take() else {
             return Err(Error::new(ErrorKind::NoSpace, "write store"));
         };
-        let seal = state.tail.take();
-        let epoch = state.next_epoch;
-        state.next_epoch.0 += 1;
-        let salt = self.random();
+        let seal = tail.take();
+        let epoch = self.log.take_epoch();
+        // Of another incarnation also where, in tests, randomness repeats.
+        let salt = self.random() ^ super::spread(epoch.0);
         let here = Tail {
             segment: free.id,
             position: self.layout.first_batch(),
             salt,
             session: salt,
+            base: batch.first,
+            summary: 0,
             barrier_due: false,
         };
-        state.tail = Some(Tail { position: here.position + total, ..here });
+        *tail = Some(here.behind(total, batch.summary));
         Ok(Plan { seal, reuse: Some((free, epoch)), barrier: false, tail: here, total })
     }
 
-    /// Writes a batch to its place; returns the version below which everything is durable now.
+    /// Writes a batch to its place, `durably` or not; whatever the stream's earlier records are by
+    /// then, `durable` says so, and is raised. `summary` is that of the stream's open segment.
     pub(super) fn write_batch(
         &self,
-        mut buffer: IoBuf,
-        used: usize,
-        entries: &[Entry],
-        first_version: Version,
-        mut durable: Version,
+        stream: Stream,
+        batch: &mut Batch,
         plan: &Plan,
-    ) -> Result<(IoBuf, Version)> {
+        summary: &mut Vec<u8>,
+        durable: &mut Sequence,
+        durably: bool,
+    ) -> Result<()> {
         if let Some((free, epoch)) = &plan.reuse {
-            self.roll(plan, *free, *epoch, first_version, durable)?;
-            durable = first_version;
+            let complete = std::mem::take(summary);
+            self.roll(stream, plan, (*free, *epoch), &complete, batch.first, *durable)?;
+            *durable = batch.first;
         }
         let base = self.layout.segment_offset(plan.tail.segment);
         let offset = base + plan.tail.position;
         let total = usize::try_from(plan.total).map_err(|_| too_long())?;
-        if let Some(padding) = buffer.get_mut(used..total) {
+        if let Some(padding) = batch.buffer.get_mut(batch.used..total) {
             padding.fill(0);
         }
-        for entry in entries {
-            let place = Place { salt: plan.tail.salt, offset: offset + entry.start as u64 };
-            if let Some(record) = buffer.get_mut(entry.start..entry.start + entry.size) {
-                seal_record(record, place);
-            }
-        }
+        self.seal_records(batch, plan, offset, summary)?;
         let header = BatchHeader {
             kind: BatchKind::Records,
             total_bytes: u32::try_from(total).map_err(|_| too_long())?,
-            payload_bytes: u32::try_from(used - BATCH_HEADER_SIZE).map_err(|_| too_long())?,
-            record_count: u32::try_from(entries.len()).map_err(|_| too_long())?,
-            first_version,
-            durable_version: durable,
+            payload_bytes: u32::try_from(batch.used - BATCH_HEADER_SIZE).map_err(|_| too_long())?,
+            record_count: u32::try_from(batch.entries.len()).map_err(|_| too_long())?,
+            first_sequence: batch.first,
+            durable_sequence: *durable,
             session: plan.tail.session,
         };
-        buffer.truncate(total);
-        encode_batch(&mut buffer, &header, Place { salt: plan.tail.salt, offset });
+        batch.buffer.truncate(total);
+        encode_batch(&mut batch.buffer, &header, Place { salt: plan.tail.salt, offset });
         let barrier = plan.barrier.then(|| {
-            self.marker(
-                BatchKind::Barrier,
-                &plan.tail,
-                offset - self.layout.block,
-                first_version,
-                durable,
-            )
+            let at = offset - self.layout.block;
+            self.marker(BatchKind::Barrier, &plan.tail, at, &[], batch.first, *durable)
         });
-        let slices = [barrier.as_deref().unwrap_or(&[]), &buffer].map(IoSlice::new);
+        let slices = [barrier.as_deref().unwrap_or(&[]), &batch.buffer].map(IoSlice::new);
         let (at, slices) = match &barrier {
             Some(block) => (offset - block.len() as u64, &slices[..]),
             None => (offset, slices.get(1..).unwrap_or(&[])),
         };
         // PERSIST: the batch. Crash before: a torn tail, which recovery drops; nobody heard of it.
         //          Crash after: all of it is there.
-        let end = Version(first_version.0 + entries.len() as u64);
-        match self.durability {
-            Durability::Sync => {
-                self.device.write_durable_at(sites::COMMIT_WRITE, at, slices)?;
-                durable = end;
-            }
-            Durability::Periodic(_) | Durability::None => {
-                self.device.write_at(sites::COMMIT_PLAIN_WRITE, at, slices)?;
-            }
+        if durably {
+            self.device.write_durable_at(sites::COMMIT_WRITE, at, slices)?;
+            *durable = batch.end();
+            return Ok(());
         }
-        Ok((buffer, durable))
+        let site = match stream {
+            Stream::Fresh => sites::COMMIT_PLAIN_WRITE,
+            _ => sites::MOVE_WRITE,
+        };
+        self.device.write_at(site, at, slices)
     }
 
-    /// Completes the full segment and takes a new one into use.
+    /// Completes the records now that their place is known, and notes them in the summary.
+    fn seal_records(
+        &self,
+        batch: &mut Batch,
+        plan: &Plan,
+        offset: u64,
+        summary: &mut Vec<u8>,
+    ) -> Result<()> {
+        let blocks =
+            u32::try_from(plan.tail.position / self.layout.block).map_err(|_| too_long())?;
+        let count = u32::try_from(batch.entries.len()).map_err(|_| too_long())?;
+        push_batch(summary, blocks, count, batch.first);
+        for entry in &batch.entries {
+            let distance = match batch.form {
+                VersionForm::Whole => None,
+                VersionForm::Distance => {
+                    let distance = entry.version.0.saturating_sub(plan.tail.base.0);
+                    Some(u32::try_from(distance).map_err(|_| too_long())?)
+                }
+            };
+            let place = Place { salt: plan.tail.salt, offset: offset + entry.start as u64 };
+            if let Some(record) = batch.buffer.get_mut(entry.start..entry.start + entry.size) {
+                seal_record(record, distance, place);
+            }
+            let noted = SummaryRecord {
+                hash: gather(entry.hash),
+                version: entry.version,
+                offset: plan.tail.position + entry.start as u64,
+                size_bytes: entry.size as u64,
+                kind: entry.kind,
+                collides: entry.collides,
+            };
+            push_record(summary, batch.form, &noted);
+        }
+        Ok(())
+    }
+
+    /// Completes the full segment of a stream and takes a new one into use.
     fn roll(
         &self,
+        stream: Stream,
         plan: &Plan,
-        free: Free,
-        epoch: SegmentEpoch,
-        first_version: Version,
-        durable: Version,
+        (free, epoch): (Free, SegmentEpoch),
+        summary: &[u8],
+        first: Sequence,
+        durable: Sequence,
     ) -> Result<()> {
         if let Some(old) = &plan.seal {
-            let offset = self.layout.segment_offset(old.segment) + old.position;
-            let seal = self.marker(BatchKind::Seal, old, offset, first_version, durable);
-            self.device.write_at(sites::ROLL_WRITE, offset, &[IoSlice::new(&seal)])?;
+            if durable < first {
+                // PERSIST: a summary vouches for its records, so they are durable before it is.
+                self.device.flush(sites::SUMMARY_FLUSH)?;
+            }
+            self.complete(old, summary, first)?;
         }
-        if free.after >= durable {
+        if free.after >= self.log.durable() {
             // PERSIST: what made the segment free must be durable before its header goes.
             self.device.flush(sites::ROLL_FLUSH)?;
         }
-        self.segments.open(free.id, epoch, plan.tail.salt);
+        let tail = &plan.tail;
+        let incarnation = Incarnation { stream, epoch, salt: tail.salt, base: first };
+        self.segments.open(free.id, incarnation);
+        self.write_header(free.id, incarnation)?;
+        // PERSIST: summary, trailer and headers, before a byte behind the header is overwritten.
+        //          Crash before: the new segment still shows its old content, all of it dead, or is
+        //          empty; the old one ends without a summary, and no later one holds a batch.
+        self.device.flush(sites::ROLL_FLUSH)?;
+        if let Some(old) = &plan.seal {
+            self.segments.seal(old.segment);
+        }
+        self.background.wake();
+        Ok(())
+    }
+
+    /// Writes both copies of a segment's header.
+    pub(super) fn write_header(&self, id: SegmentId, incarnation: Incarnation) -> Result<()> {
         let header = SegmentHeader {
-            segment_id: free.id,
-            stream: 0,
-            epoch,
-            salt: plan.tail.salt,
-            first_version,
+            segment_id: id,
+            stream: incarnation.stream,
+            epoch: incarnation.epoch,
+            salt: incarnation.salt,
+            first_sequence: incarnation.base,
             clear_version: self.log.clear_version(),
+            next_version: self.log.next_version(),
+            session_epoch: self.session_epoch,
         };
         let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         let bytes = header.encode(self.superblock.store_id);
         if let Some(head) = block.get_mut(..bytes.len()) {
             head.copy_from_slice(&bytes);
         }
-        let base = self.layout.segment_offset(free.id);
+        let base = self.layout.segment_offset(id);
         for at in [base, base + self.layout.header_copy()] {
             self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&block)])?;
         }
-        // PERSIST: seal and headers, before a byte behind the header is overwritten. Crash before:
-        //          the new segment still shows its old content, all of it dead, or is empty; the
-        //          old one ends without a seal, and no later segment holds a batch.
-        self.device.flush(sites::ROLL_FLUSH)?;
-        if let Some(old) = &plan.seal {
-            self.segments.seal(old.segment, first_version);
-        }
-        self.background.wake();
         Ok(())
     }
 
-    /// A batch of one block without records.
+    /// Writes the summary of a segment, and the trailer that says where it is.
+    pub(super) fn complete(&self, old: &Tail, summary: &[u8], next: Sequence) -> Result<()> {
+        let base = self.layout.segment_offset(old.segment);
+        let offset = base + old.position;
+        let list = self.marker(BatchKind::Summary, old, offset, summary, next, next);
+        self.device.write_at(sites::ROLL_WRITE, offset, &[IoSlice::new(&list)])?;
+        let at = base + self.layout.trailer();
+        let position = old.position.to_le_bytes();
+        let trailer = self.marker(BatchKind::Trailer, old, at, &position, next, next);
+        self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&trailer)])
+    }
+
+    /// A batch without records.
     pub(super) fn marker(
         &self,
         kind: BatchKind,
         tail: &Tail,
         offset: u64,
-        first_version: Version,
-        durable_version: Version,
+        payload: &[u8],
+        first_sequence: Sequence,
+        durable_sequence: Sequence,
     ) -> IoBuf {
-        let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
+        let total = self.layout.blocks((BATCH_HEADER_SIZE + payload.len()) as u64);
+        let mut block = self.pool.get_zeroed(usize::try_from(total).unwrap_or(4096));
+        if let Some(body) = block.get_mut(BATCH_HEADER_SIZE..BATCH_HEADER_SIZE + payload.len()) {
+            body.copy_from_slice(payload);
+        }
         let header = BatchHeader {
             kind,
-            total_bytes: u32::try_from(self.layout.block).unwrap_or(4096),
-            payload_bytes: 0,
+            total_bytes: u32::try_from(total).unwrap_or(4096),
+            payload_bytes: u32::try_from(payload.len()).unwrap_or(0),
             record_count: 0,
-            first_version,
-            durable_version,
+            first_sequence,
+            durable_sequence,
             session: tail.session,
         };
         encode_batch(&mut block, &header, Place { salt: tail.salt, offset });
         block
     }
 
-    /// Makes the records of a written batch visible, in their order.
-    pub(super) fn publish(&self, buffer: &IoBuf, entries: &[Entry], plan: &Plan) {
+    /// The entry of the index for a record of a written batch.
+    pub(super) fn link_of(&self, plan: &Plan, entry: &Entry) -> Option<Link> {
         let offset = self.layout.segment_offset(plan.tail.segment) + plan.tail.position;
-        for entry in entries {
-            let Some(record) = decode(buffer, entry) else { continue };
-            let grain = (offset + entry.start as u64) / GRAIN_SIZE_BYTES;
-            let version = record.meta.version;
-            let link = match record.meta.kind {
-                RecordKind::Put => Link::record(grain, entry.size as u64 / GRAIN_SIZE_BYTES),
-                RecordKind::Delete => Link::tombstone(grain),
-                RecordKind::Clear => {
-                    self.publish_clear(version);
-                    continue;
-                }
+        link_to(entry.kind, offset + entry.start as u64, entry.size as u64)
+    }
+
+    /// Makes the records of a client's written batch visible, in their order.
+    pub(super) fn publish(&self, batch: &Batch, plan: &Plan) {
+        for entry in &batch.entries {
+            if entry.kind == RecordKind::Clear {
+                self.publish_clear(entry.version);
+                continue;
+            }
+            let link = self.link_of(plan, entry);
+            let (Some(link), Some(record)) = (link, batch.record(entry, plan.tail.base)) else {
+                continue;
             };
-            let Some(link) = link else { continue };
             self.pending.publish(entry.hash, record.key, |published| {
                 // The new record is counted before the old one is let go: S1 of the segments.
                 self.segments.add(plan.tail.segment, link_bytes(link));
@@ -245,7 +430,7 @@ impl Depot {
                     Some(old) => {
                         let replaced = self.index.replace(entry.hash, old, link);
                         debug_assert!(replaced, "P1: a pending key's entry stays");
-                        self.let_go(old, version);
+                        self.let_go(old, entry.version);
                     }
                     None => self.index.insert(entry.hash, link),
                 }
@@ -262,14 +447,37 @@ impl Depot {
         self.segments.clear(version);
         self.forget_items();
     }
+
+    /// Whether a client's batch is written durably, or only by a later flush.
+    pub(super) fn commits_durably(&self) -> bool {
+        self.durability == Durability::Sync
+    }
+}
+
+impl Tail {
+    fn behind(self, total: u64, summary: u64) -> Tail {
+        Tail { position: self.position + total, summary: self.summary + summary, ..self }
+    }
+}
+
+impl Plan {
+    /// Where the batch goes.
+    pub(super) fn segment(&self) -> SegmentId {
+        self.tail.segment
+    }
 }
 
 fn too_long() -> Error {
     Error::invalid("write store", "a batch is longer than a segment")
 }
 
-fn decode<'a>(buffer: &'a IoBuf, entry: &Entry) -> Option<Record<'a>> {
-    Record::decode(buffer.get(entry.start..entry.start + entry.size)?, None).ok()
+/// The entry of the index for a record at device offset `offset`.
+pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<Link> {
+    let grain = offset / GRAIN_SIZE_BYTES;
+    match kind {
+        RecordKind::Put => Link::record(grain, size_bytes / GRAIN_SIZE_BYTES),
+        RecordKind::Delete | RecordKind::Clear => Link::tombstone(grain),
+    }
 }
 
 /// Bytes that a link stands for in the segment table: its hint, so that what was added can be

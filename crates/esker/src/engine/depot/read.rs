@@ -4,14 +4,15 @@
 //! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
 //! and starts over; see S2 of the segment table.
 
-use super::layout::KEY_SIZE_MAX_BYTES;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::depot::{GRAIN_SIZE_BYTES, Place, Record, RecordKind, RecordMeta};
+use esker_format::depot::{
+    GRAIN_SIZE_BYTES, KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta,
+};
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
 use std::ops::Range;
@@ -66,7 +67,7 @@ impl Depot {
         if self.log.is_closed() {
             return Err(Error::new(ErrorKind::Closed, "get"));
         }
-        let hash = self.hasher.hash(key);
+        let hash = self.hash(key);
         loop {
             let generation = self.segments.generation();
             let found = self.find(hash, key, admit);
@@ -78,7 +79,7 @@ impl Depot {
 
     /// The most memory that a read of `key` takes, as far as the index knows.
     pub(super) fn read_size(&self, key: &[u8]) -> u64 {
-        let links = self.index.lookup(self.hasher.hash(key));
+        let links = self.index.lookup(self.hash(key));
         let sizes = links.iter().map(|link| match link.size() {
             SizeHint::Tombstone => 0,
             SizeHint::Large => memory_of(self.layout.segment_size),
@@ -133,7 +134,7 @@ impl Depot {
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
-        let salt = self.segments.salt(segment);
+        let (salt, base) = self.segments.place(segment);
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
             SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
@@ -149,7 +150,7 @@ impl Depot {
         }
         let bytes = buffer.get(start..).unwrap_or(&[]);
         let place = (!sites::RECORD_CHECKSUM.disabled()).then_some(Place { salt, offset });
-        let record = Record::decode(bytes, place)
+        let record = Record::decode(bytes, Version(base.0), place)
             .map_err(|flaw| self.corrupted(offset, size as u64, &flaw.to_string()))?;
         let meta = record.meta;
         let value_end = start + record.size_bytes;
@@ -226,7 +227,7 @@ fn memory_of(length: u64) -> u64 {
 
 /// Where key and value of a record that starts at `start` lie.
 fn ranges(start: usize, record: &Record<'_>) -> (Range<usize>, Range<usize>) {
-    let key_start = start + record.body_start();
+    let key_start = start + record.body_start;
     let key_end = key_start + record.key.len();
     (key_start..key_end, key_end..key_end + record.value.len())
 }

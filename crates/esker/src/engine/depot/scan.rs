@@ -1,16 +1,18 @@
-//! Reading one segment's log: its batches, where it ends, and whether it ends as it should.
+//! Reading one segment's log: its batches, where it ends, and whether it ends as it should; or its
+//! summary, which tells the same of a full segment with one read (uDepot §4.4).
 //!
-//! Used by recovery and by `check`. Reads in long pieces; a batch that does not validate is read
+//! Used by recovery, the cleaner and `check`. Reads in long pieces; a batch that does not validate is read
 //! again by itself before it is believed, in case it was damaged on its way.
 
 use super::layout::Layout;
+use super::segments::Incarnation;
 use super::{Depot, sites};
-use esker_base::ids::{SegmentId, StoreId, Version};
+use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
     BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, Place, Record, SEGMENT_HEADER_SIZE,
-    SegmentHeader,
+    SegmentHeader, Stream, SummaryRecord, VersionForm, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 
@@ -33,14 +35,34 @@ pub(super) struct Source<'a> {
 pub(super) struct SegmentEnd {
     /// Offset in the segment behind the last good batch.
     pub(super) position: u64,
-    /// Version of the record that would come next.
-    pub(super) next_version: Version,
-    /// All records below are known to have been durable.
-    pub(super) durable_version: Version,
+    /// Sequence number of the record that would come next.
+    pub(super) next: Sequence,
+    /// All records of the stream below are known to have been durable.
+    pub(super) durable: Sequence,
     pub(super) session: u64,
     pub(super) sealed: bool,
     /// Number of batches with records.
     pub(super) batches: u64,
+}
+
+/// What a walk meets.
+pub(super) enum Step<'a> {
+    /// A batch with records, at an offset in the segment.
+    Batch {
+        /// Offset in blocks.
+        blocks: u32,
+        header: BatchHeader,
+    },
+    /// A record of the last batch, at a device offset.
+    Record(&'a Record<'a>, u64),
+}
+
+/// How records of a stream tell their versions.
+pub(super) fn form_of(stream: Stream) -> VersionForm {
+    match stream {
+        Stream::Fresh | Stream::Checkpoint => VersionForm::Distance,
+        Stream::Warm | Stream::Cold => VersionForm::Whole,
+    }
 }
 
 impl Source<'_> {
@@ -55,71 +77,114 @@ impl Source<'_> {
         }
     }
 
-    /// The header of a segment: the newer of its two copies, or `None` if neither is valid.
+    /// The header of a segment: the first of its two copies that is valid, or `None` if neither is.
+    /// Both were durable before the segment's first batch, so the second only stands in for a first
+    /// one that was damaged.
     pub(super) fn header(&self, store_id: StoreId, id: SegmentId) -> Result<Option<SegmentHeader>> {
         let base = self.layout.segment_offset(id);
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
-        let mut newest: Option<SegmentHeader> = None;
         for offset in [base, base + self.layout.header_copy()] {
             let mut buffer = self.pool.get(block);
             self.read(offset, &mut buffer)?;
             let bytes = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
-            if let Ok(header) = SegmentHeader::decode(bytes, store_id, id)
-                && newest.is_none_or(|newest| newest.epoch < header.epoch)
-            {
-                newest = Some(header);
+            if let Ok(header) = SegmentHeader::decode(bytes, store_id, id) {
+                return Ok(Some(header));
             }
         }
-        Ok(newest)
+        Ok(None)
     }
 
-    /// Walks the batches of a segment from its start, and gives each record to `visit` with its
-    /// device offset.
+    /// The records of a full segment by its summary: `None` if trailer or summary are not there.
+    /// `visit` is given each record.
+    pub(super) fn summary(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        visit: &mut dyn FnMut(SummaryRecord),
+    ) -> Result<Option<SegmentEnd>> {
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        let Some(trailer) = window.marker(self.layout.trailer(), of.salt, BatchKind::Trailer)?
+        else {
+            return Ok(None);
+        };
+        let Some(position) = trailer.payload.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
+        else {
+            return Ok(None);
+        };
+        let inside = position < self.layout.trailer() && position >= self.layout.first_batch();
+        if !inside || !position.is_multiple_of(self.layout.block) {
+            return Ok(None);
+        }
+        let Some(list) = window.marker(position, of.salt, BatchKind::Summary)? else {
+            return Ok(None);
+        };
+        let (block, size) = (self.layout.block, self.layout.segment_size);
+        let mut records = Vec::new();
+        let batches = read_summary(list.payload, form_of(of.stream), block, size, |record| {
+            records.push(record);
+        });
+        let Ok(batches) = batches else { return Ok(None) };
+        let end = SegmentEnd {
+            position,
+            next: list.header.first_sequence,
+            durable: list.header.durable_sequence,
+            session: list.header.session,
+            sealed: true,
+            batches,
+        };
+        records.into_iter().for_each(visit);
+        Ok(Some(end))
+    }
+
+    /// Walks the batches of a segment from its start, and gives each step to `visit`.
     pub(super) fn walk(
         &self,
-        header: &SegmentHeader,
-        visit: &mut dyn FnMut(&Record<'_>, u64) -> Result<()>,
+        id: SegmentId,
+        of: Incarnation,
+        visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
-        let base = self.layout.segment_offset(header.segment_id);
+        let base = self.layout.segment_offset(id);
         let mut window = Window::new(*self, base);
         let mut end = SegmentEnd {
             position: self.layout.first_batch(),
-            next_version: header.first_version,
-            durable_version: Version(0),
-            session: header.salt,
+            next: of.base,
+            durable: Sequence(0),
+            session: of.salt,
             sealed: false,
             batches: 0,
         };
-        // The seal may stand in the block behind the last batch.
-        while end.position <= self.layout.batches_end() && !end.sealed {
-            let Some(batch) = window.batch(end.position, header.salt)? else { break };
-            let of_session = batch.header.kind == BatchKind::Barrier
-                || batch.header.session == end.session
+        while end.position < self.layout.trailer() && !end.sealed {
+            let Some(batch) = window.batch(end.position, of.salt)? else { break };
+            let header = batch.header;
+            let of_session = header.kind == BatchKind::Barrier
+                || header.session == end.session
                 || sites::BATCH_SESSION.disabled();
-            // A session may skip versions: those that the last one gave to writes that were lost.
-            let continues = batch.header.first_version == end.next_version
-                || (batch.header.kind != BatchKind::Records
-                    && batch.header.first_version > end.next_version);
+            // A session may skip numbers: those that the last one gave to writes that were lost.
+            let continues = header.first_sequence == end.next
+                || (header.kind != BatchKind::Records && header.first_sequence > end.next);
             if !of_session || !continues {
                 break;
             }
-            end.durable_version = end.durable_version.max(batch.header.durable_version);
-            end.session = batch.header.session;
-            end.sealed = batch.header.kind == BatchKind::Seal;
-            end.batches += u64::from(batch.header.kind == BatchKind::Records);
+            end.durable = end.durable.max(header.durable_sequence);
+            end.session = header.session;
+            end.sealed = header.kind == BatchKind::Summary;
+            if header.kind == BatchKind::Records {
+                end.batches += 1;
+                let blocks = u32::try_from(end.position / self.layout.block).unwrap_or(u32::MAX);
+                visit(Step::Batch { blocks, header })?;
+            }
             let start = base + end.position + BATCH_HEADER_SIZE as u64;
             let mut used = 0;
-            for _ in 0..batch.header.record_count {
+            for _ in 0..header.record_count {
                 let bytes = batch.payload.get(used..).unwrap_or(&[]);
-                let record = Record::decode(bytes, None)
+                let record = Record::decode(bytes, Version(of.base.0), None)
                     .map_err(|flaw| self.corrupted(start + used as u64, 0, &flaw))?;
-                visit(&record, start + used as u64)?;
+                visit(Step::Record(&record, start + used as u64))?;
                 used += record.size_bytes;
             }
-            end.next_version = Version(
-                batch.header.first_version.0.saturating_add(u64::from(batch.header.record_count)),
-            );
-            end.position += u64::from(batch.header.total_bytes);
+            let next = header.first_sequence.0.saturating_add(u64::from(header.record_count));
+            end.next = Sequence(next);
+            end.position += u64::from(header.total_bytes);
         }
         Ok(end)
     }
@@ -128,17 +193,18 @@ impl Source<'_> {
     /// then what stands at the end is damage, not a torn tail.
     pub(super) fn durable_behind(
         &self,
-        header: &SegmentHeader,
+        id: SegmentId,
+        salt: u64,
         end: &SegmentEnd,
-    ) -> Result<Version> {
-        let mut window = Window::new(*self, self.layout.segment_offset(header.segment_id));
-        let mut durable = Version(0);
+    ) -> Result<Sequence> {
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        let mut durable = Sequence(0);
         let mut position = end.position + self.layout.block;
-        while position <= self.layout.batches_end() {
+        while position <= self.layout.trailer() {
             if window.looks_like_batch(position)?
-                && let Some(batch) = window.batch(position, header.salt)?
+                && let Some(batch) = window.batch(position, salt)?
             {
-                durable = durable.max(batch.header.durable_version);
+                durable = durable.max(batch.header.durable_sequence);
                 position += u64::from(batch.header.total_bytes);
             } else {
                 position += self.layout.block;
@@ -192,6 +258,21 @@ impl<'a> Window<'a> {
         self.load(position, layout.block, false)?;
         let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
         Ok(BatchHeader::peek(self.bytes(position), block).is_ok())
+    }
+
+    /// The batch at `position` of the segment, if it is of this kind.
+    fn marker(&mut self, position: u64, salt: u64, kind: BatchKind) -> Result<Option<Batch<'_>>> {
+        // Its bytes and no more: nothing is read behind it.
+        let layout = self.source.layout;
+        self.load(position, layout.block, true)?;
+        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
+        if let Ok(header) = BatchHeader::peek(self.bytes(position), block) {
+            let total = u64::from(header.total_bytes);
+            if total > layout.block && position + total <= layout.trailer() {
+                self.load(position, total, true)?;
+            }
+        }
+        Ok(self.batch(position, salt)?.filter(|batch| batch.header.kind == kind))
     }
 
     /// The batch at `position` of the segment, or `None` if there is no valid one.

@@ -5,16 +5,18 @@
 //!   without live records is free.
 //! - S2: the generation grows before the first byte of a reused segment is overwritten. Who read a
 //!   record and finds the generation unchanged since it looked the record up has read that record.
-//! - S3: the newest record of a key, tombstone or not, is live; so what a free segment holds is
-//!   older than something that is durable, and overwriting it loses nothing.
+//! - S3: the newest record of a key, tombstone or not, is live, or has a durable copy that is; so what
+//!   a free segment holds is older than something that is durable, and overwriting it loses nothing.
 //!
 //! # Concurrency
-//! Counters are atomic; the free list has a short lock. Only the leader of the log takes segments.
+//! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
+//! segments.
 
-use esker_base::ids::{SegmentEpoch, SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
+use esker_format::depot::{SegmentHeader, Stream};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 /// What a segment is good for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,19 +30,30 @@ pub(super) enum Use {
     Sealed = 2,
 }
 
-/// Fewest segments that only deletes may use, so that a full store can be emptied.
-const RESERVE_MIN: usize = 2;
-/// One segment of so many is kept for deletes: a lone tombstone takes a block, and frees a segment
-/// only with the last of the records there.
-const RESERVE_SHARE: usize = 20;
+/// Fewest segments that puts leave alone: the cleaner's, so that it can always begin, and some for
+/// deletes, so that a full store can be emptied.
+const RESERVE_MIN: usize = 4;
+/// One segment of so many more is kept: the cleaner works best when it has some to choose from.
+const RESERVE_SHARE: usize = 64;
+/// Segments that deletes leave alone: one for each stream that the cleaner writes.
+const CLEANER_RESERVE: usize = 2;
 
 #[derive(Debug, Default)]
 struct Segment {
     state: AtomicU8,
+    stream: AtomicU8,
     live_records: AtomicU32,
     live_bytes: AtomicU64,
+    /// Bytes of all records that went live here.
+    written_bytes: AtomicU64,
     epoch: AtomicU64,
     salt: AtomicU64,
+    /// Sequence number of the first record.
+    base: AtomicU64,
+    /// Newest version that killed a record here.
+    killed_by: AtomicU64,
+    /// Not to be cleaned.
+    aside: AtomicBool,
 }
 
 /// A segment on the free list.
@@ -49,23 +62,43 @@ pub(super) struct Free {
     pub(super) id: SegmentId,
     /// All of its extents were written once: flushes into it cost no file-system metadata.
     pub(super) prepared: bool,
+    /// Its header on media is still valid: recovery would read its records, all of them dead.
+    pub(super) stale: bool,
     /// It may be overwritten once all records up to this version are durable: one of them made it
     /// free.
     pub(super) after: Version,
+}
+
+/// What identifies one incarnation of a segment to who reads its records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Incarnation {
+    pub(super) stream: Stream,
+    pub(super) epoch: SegmentEpoch,
+    pub(super) salt: u64,
+    pub(super) base: Sequence,
+}
+
+impl From<&SegmentHeader> for Incarnation {
+    fn from(header: &SegmentHeader) -> Self {
+        let SegmentHeader { stream, epoch, salt, first_sequence: base, .. } = *header;
+        Incarnation { stream, epoch, salt, base }
+    }
 }
 
 /// The table.
 #[derive(Debug)]
 pub(super) struct Segments {
     segments: Box<[Segment]>,
+    size_bytes: u64,
     free: Mutex<VecDeque<Free>>,
     generation: AtomicU64,
 }
 
 impl Segments {
-    pub(super) fn new(count: u32) -> Self {
+    pub(super) fn new(count: u32, size_bytes: u64) -> Self {
         Segments {
             segments: (0..count).map(|_| Segment::default()).collect(),
+            size_bytes,
             free: Mutex::default(),
             generation: AtomicU64::new(0),
         }
@@ -75,17 +108,43 @@ impl Segments {
         self.segments.get(usize::try_from(id.0).ok()?)
     }
 
+    fn all(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        (0..).map(SegmentId).zip(self.segments.iter())
+    }
+
     /// Counts reuses; see S2.
     pub(super) fn generation(&self) -> u64 {
         self.generation.load(Ordering::SeqCst)
     }
 
-    pub(super) fn salt(&self, id: SegmentId) -> u64 {
-        self.get(id).map_or(0, |segment| segment.salt.load(Ordering::Acquire))
+    /// Salt and first sequence number, for checking a record.
+    pub(super) fn place(&self, id: SegmentId) -> (u64, Sequence) {
+        self.get(id).map_or((0, Sequence(0)), |segment| {
+            let salt = segment.salt.load(Ordering::Acquire);
+            (salt, Sequence(segment.base.load(Ordering::Acquire)))
+        })
     }
 
     pub(super) fn epoch(&self, id: SegmentId) -> SegmentEpoch {
         SegmentEpoch(self.get(id).map_or(0, |segment| segment.epoch.load(Ordering::Acquire)))
+    }
+
+    pub(super) fn incarnation(&self, id: SegmentId) -> Incarnation {
+        let stream = match self.get(id).map_or(0, |s| s.stream.load(Ordering::Acquire)) {
+            1 => Stream::Warm,
+            2 => Stream::Cold,
+            3 => Stream::Checkpoint,
+            _ => Stream::Fresh,
+        };
+        let (salt, base) = self.place(id);
+        Incarnation { stream, epoch: self.epoch(id), salt, base }
+    }
+
+    /// Never cleans this incarnation of a segment: something in it cannot be read.
+    pub(super) fn set_aside(&self, id: SegmentId) {
+        if let Some(segment) = self.get(id) {
+            segment.aside.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn state(&self, id: SegmentId) -> Use {
@@ -100,26 +159,39 @@ impl Segments {
         self.get(id).map_or(0, |segment| segment.live_records.load(Ordering::Acquire))
     }
 
-    /// Number of free segments that only deletes may use.
-    pub(super) fn reserve(&self) -> usize {
-        (self.segments.len() / RESERVE_SHARE).max(RESERVE_MIN)
+    pub(super) fn sealed(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Sealed)
+    }
+
+    /// Number of free segments that puts leave alone.
+    pub(super) fn reserve_of_puts(&self) -> usize {
+        RESERVE_MIN + self.segments.len() / RESERVE_SHARE
+    }
+
+    /// Number of free segments that deletes leave alone.
+    pub(super) fn reserve_of_deletes(&self) -> usize {
+        CLEANER_RESERVE
     }
 
     pub(super) fn free_count(&self) -> usize {
         self.free.lock().len()
     }
 
-    /// Puts a segment on the free list that never held anything of this store, or whose content
-    /// recovery found dead.
+    /// Puts a segment on the free list that holds nothing of this store.
     pub(super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.free.lock().push_back(Free { id, prepared, after: Version(0) });
+        self.free.lock().push_back(Free { id, prepared, stale: false, after: Version(0) });
     }
 
-    /// Puts the log's segment back in place at recovery.
-    pub(super) fn restore(&self, id: SegmentId, state: Use, epoch: SegmentEpoch, salt: u64) {
+    /// Says what a segment is: at recovery, and when it is taken into use.
+    pub(super) fn restore(&self, id: SegmentId, state: Use, incarnation: Incarnation) {
         if let Some(segment) = self.get(id) {
-            segment.epoch.store(epoch.0, Ordering::Release);
-            segment.salt.store(salt, Ordering::Release);
+            segment.epoch.store(incarnation.epoch.0, Ordering::Release);
+            segment.salt.store(incarnation.salt, Ordering::Release);
+            segment.base.store(incarnation.base.0, Ordering::Release);
+            segment.stream.store(incarnation.stream as u8, Ordering::Release);
+            segment.written_bytes.store(0, Ordering::Relaxed);
+            segment.killed_by.store(0, Ordering::Relaxed);
+            segment.aside.store(false, Ordering::Relaxed);
             segment.state.store(state as u8, Ordering::Release);
         }
     }
@@ -130,17 +202,17 @@ impl Segments {
     }
 
     /// Starts the reuse of a segment that was taken.
-    pub(super) fn open(&self, id: SegmentId, epoch: SegmentEpoch, salt: u64) {
+    pub(super) fn open(&self, id: SegmentId, incarnation: Incarnation) {
         // S2: before the caller writes the first byte.
         self.generation.fetch_add(1, Ordering::SeqCst);
-        self.restore(id, Use::Open, epoch, salt);
+        self.restore(id, Use::Open, incarnation);
     }
 
     /// Marks a full segment; frees it if all its records are dead already.
-    pub(super) fn seal(&self, id: SegmentId, now: Version) {
+    pub(super) fn seal(&self, id: SegmentId) {
         if let Some(segment) = self.get(id) {
             segment.state.store(Use::Sealed as u8, Ordering::SeqCst);
-            self.free_if_dead(id, segment, now);
+            self.free_if_dead(id, segment, Version(0));
         }
     }
 
@@ -149,6 +221,22 @@ impl Segments {
         if let Some(segment) = self.get(id) {
             segment.live_records.fetch_add(1, Ordering::SeqCst);
             segment.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+            segment.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Recovery found a record live whose bytes are counted as written.
+    pub(super) fn restore_live(&self, id: SegmentId, bytes: u64) {
+        if let Some(segment) = self.get(id) {
+            segment.live_records.fetch_add(1, Ordering::SeqCst);
+            segment.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Recovery found records in the segment, dead or not.
+    pub(super) fn add_written(&self, id: SegmentId, bytes: u64) {
+        if let Some(segment) = self.get(id) {
+            segment.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
     }
 
@@ -156,6 +244,7 @@ impl Segments {
     pub(super) fn remove(&self, id: SegmentId, bytes: u64, by: Version) {
         let Some(segment) = self.get(id) else { return };
         segment.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        segment.killed_by.fetch_max(by.0, Ordering::SeqCst);
         if segment.live_records.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.free_if_dead(id, segment, by);
         }
@@ -163,10 +252,10 @@ impl Segments {
 
     /// Everything up to version `by` is dead.
     pub(super) fn clear(&self, by: Version) {
-        for (index, segment) in self.segments.iter().enumerate() {
+        for (id, segment) in self.all() {
             segment.live_bytes.store(0, Ordering::Relaxed);
             segment.live_records.store(0, Ordering::SeqCst);
-            let id = SegmentId(u32::try_from(index).unwrap_or(u32::MAX));
+            segment.killed_by.fetch_max(by.0, Ordering::SeqCst);
             self.free_if_dead(id, segment, by);
         }
     }
@@ -179,7 +268,8 @@ impl Segments {
         let (sealed, free) = (Use::Sealed as u8, Use::Free as u8);
         let order = Ordering::SeqCst;
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
-            self.free.lock().push_back(Free { id, prepared: true, after: by });
+            let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
+            self.free.lock().push_back(Free { id, prepared: true, stale: true, after });
         }
     }
 
@@ -192,19 +282,26 @@ impl Segments {
     pub(super) fn take_unprepared(&self, id: SegmentId) -> bool {
         let mut free = self.free.lock();
         let before = free.len();
-        if before <= self.reserve() + 1 {
+        if before <= self.reserve_of_puts() + 1 {
             return false;
         }
         free.retain(|free| free.id != id);
         free.len() < before
     }
 
+    /// Takes a free segment off the list whose header is still valid on media.
+    pub(super) fn take_stale(&self) -> Option<Free> {
+        let mut free = self.free.lock();
+        let place = free.iter().position(|free| free.stale)?;
+        free.remove(place)
+    }
+
     /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
-    pub(super) fn put_back(&self, id: SegmentId, prepared: bool) {
+    pub(super) fn put_back(&self, back: Free) {
         let mut free = self.free.lock();
         let ready = free.iter().take_while(|free| free.prepared).count();
-        let place = if prepared { ready } else { free.len() };
-        free.insert(place, Free { id, prepared, after: Version(0) });
+        let place = if back.prepared { ready } else { free.len() };
+        free.insert(place, back);
     }
 
     /// Live records and bytes of all segments.
@@ -214,4 +311,32 @@ impl Segments {
             (records + live, bytes + segment.live_bytes.load(Ordering::Relaxed))
         })
     }
+
+    /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
+    /// been left alone, over the cost of moving the rest (PACMAN §3.3; uDepot §4.1 has greedy with
+    /// age). `greedy`: the one with most to gain. `None` if there is nothing to gain.
+    pub(super) fn victim(&self, now: SegmentEpoch, greedy: bool) -> Option<SegmentId> {
+        let score = |segment: &Segment| {
+            let live = segment.live_bytes.load(Ordering::Relaxed);
+            // A segment that a crash cut short holds little: what was never written is free as well.
+            let written =
+                segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes / 4 * 3);
+            let dead = written.saturating_sub(live);
+            if dead < written / GAIN_MIN_SHARE || segment.aside.load(Ordering::Relaxed) {
+                return None;
+            }
+            if greedy {
+                return Some(u128::from(dead));
+            }
+            let age = now.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
+            let benefit = u128::from(dead) * u128::from(age) * 1024;
+            Some(benefit / u128::from(written - dead + 1))
+        };
+        let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);
+        let scored = sealed.filter_map(|(id, segment)| Some((score(segment)?, id)));
+        scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
+    }
 }
+
+/// A segment with less than this share of dead bytes is not cleaned.
+const GAIN_MIN_SHARE: u64 = 64;

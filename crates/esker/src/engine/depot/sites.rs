@@ -13,8 +13,24 @@ esker_base::sites! {
     pub COMMIT_PLAIN_WRITE: Write = "depot.commit.plain_write";
     /// Writes the seal of a full segment and the headers of the next one.
     pub ROLL_WRITE: Write = "depot.roll.write";
-    /// Makes seal and headers durable before a byte of the reused segment is overwritten.
+    /// Makes the records of a full segment durable before its summary vouches for them.
+    pub SUMMARY_FLUSH: Flush = "depot.summary.flush";
+    /// Makes summary and headers durable before a byte of the reused segment is overwritten.
     pub ROLL_FLUSH: Flush = "depot.roll.flush";
+    /// Writes copies of records that are moved; a flush makes them durable.
+    pub MOVE_WRITE: Write = "depot.move.write";
+    /// Makes copies durable before the index follows them.
+    pub MOVE_FLUSH: Flush = "depot.move.flush";
+    /// An index entry follows its record only in the incarnation of the segment that was read.
+    pub MOVE_EPOCH: Compare = "depot.move.epoch";
+    /// Reads segments for cleaning.
+    pub CLEAN_READ: Read = "depot.clean.read";
+    /// A tombstone stays while an older record with its hash is on media.
+    pub TOMBSTONE_NEEDED: Compare = "depot.tombstone.needed";
+    /// Takes the validity from the headers of free segments.
+    pub BLANK_WRITE: Write = "depot.blank.write";
+    /// Makes that durable before tombstones go.
+    pub BLANK_FLUSH: Flush = "depot.blank.flush";
     /// Makes everything durable that was written without, for `sync`, `periodic` and `close`.
     pub SYNC_FLUSH: Flush = "depot.sync.flush";
     /// Marks a clean end of the log.

@@ -5,7 +5,7 @@
 //! after making sure that what it learnt still holds, and appends before it lets go of the stripe:
 //! the order of decisions on a key is the order of its records in the log.
 
-use super::commit::Append;
+use super::commit::{Append, Item};
 use super::pending::Known;
 use super::{Depot, sites};
 use crate::value::{Attributes, Condition, Outcome};
@@ -16,13 +16,16 @@ use esker_index::{Candidates, Link};
 use esker_trt::sync::Gate;
 use std::sync::Arc;
 
+/// Bits of a record's state.
+pub(super) const STATE_MASK: u8 = 0xF;
+
 /// What the index and the media say of a key.
-struct Resolved {
+pub(super) struct Resolved {
     generation: u64,
     candidates: Candidates,
-    published: Option<Link>,
-    known: Option<Known>,
-    collides: bool,
+    pub(super) published: Option<Link>,
+    pub(super) known: Option<Known>,
+    pub(super) collides: bool,
 }
 
 /// What to write.
@@ -41,6 +44,11 @@ impl Depot {
         attributes: Attributes,
         condition: Condition,
     ) -> Result<Outcome> {
+        self.check_sizes(key, value)?;
+        self.write(key, &Change { kind: RecordKind::Put, value, attributes, condition })
+    }
+
+    pub(super) fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_key(key)?;
         let limit = self.layout.value_max(key.len());
         if value.len() as u64 > limit {
@@ -49,7 +57,7 @@ impl Depot {
                 format!("a value of {} bytes is over the limit of {limit} bytes", value.len()),
             ));
         }
-        self.write(key, &Change { kind: RecordKind::Put, value, attributes, condition })
+        Ok(())
     }
 
     pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
@@ -59,7 +67,8 @@ impl Depot {
     }
 
     fn write(&self, key: &[u8], change: &Change<'_>) -> Result<Outcome> {
-        let hash = self.hasher.hash(key);
+        let hash = self.hash(key);
+        self.log.refuse()?;
         loop {
             let resolved = if self.pending.lock(hash).find(hash, key).is_some() {
                 None
@@ -96,18 +105,23 @@ impl Depot {
                 version: Version(0),
                 flags: change.attributes.flags,
                 expires_at: change.attributes.expires_at,
-                state: change.attributes.state,
+                state: change.attributes.state & STATE_MASK,
                 collides: collides || stripe.collides(hash, key),
             };
             if change.kind == RecordKind::Put && known.is_none() {
                 self.check_index_room()?;
             }
-            let appended = match self.append(hash, meta, key, change.value)? {
+            let appended = match self.append(&[Item { hash, meta, key, value: change.value }])? {
                 Append::Done(appended) => appended,
                 Append::Full(ticket) => {
                     drop(stripe);
                     // Its writers are told what became of it; this one just comes again.
                     let _ = ticket.wait();
+                    continue;
+                }
+                Append::NoRoom(kept) => {
+                    drop(stripe);
+                    self.make_room(kept)?;
                     continue;
                 }
             };
@@ -124,7 +138,7 @@ impl Depot {
     }
 
     /// Whether what `resolve` learnt is still so. The caller holds the stripe.
-    fn still_holds(&self, hash: u64, resolved: &Resolved) -> bool {
+    pub(super) fn still_holds(&self, hash: u64, resolved: &Resolved) -> bool {
         sites::WRITE_RESOLVED.disabled()
             || (self.segments.generation() == resolved.generation
                 && self.index.lookup(hash) == resolved.candidates)
@@ -146,7 +160,7 @@ impl Depot {
     }
 
     /// Finds the index entry of `key` by reading the records of its candidates.
-    fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
+    pub(super) fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
         loop {
             let generation = self.segments.generation();
             let candidates = self.index.lookup(hash);
@@ -171,7 +185,7 @@ impl Depot {
                     exists: record.meta.kind == RecordKind::Put,
                     expires_at: record.meta.expires_at,
                 });
-            } else if self.hasher.hash(record.key) == hash {
+            } else if self.hash(record.key) == hash {
                 // A tombstone counts: it must outlive older records of its key.
                 resolved.collides = true;
             }
@@ -210,16 +224,17 @@ impl Depot {
             collides: false,
         };
         loop {
-            match self.append(0, meta, &[], &[])? {
+            match self.append(&[Item { hash: 0, meta, key: &[], value: &[] }])? {
                 Append::Done(appended) => return self.finish(&appended),
                 Append::Full(ticket) => {
                     let _ = ticket.wait();
                 }
+                Append::NoRoom(kept) => self.make_room(kept)?,
             }
         }
     }
 
-    fn clearing(&self) -> Option<Arc<Gate>> {
+    pub(super) fn clearing(&self) -> Option<Arc<Gate>> {
         self.clearing.lock().clone()
     }
 }

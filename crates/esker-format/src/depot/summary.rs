@@ -1,0 +1,134 @@
+//! Summaries: what recovery needs to know of a sealed segment's records, without reading them.
+//!
+//! ```text
+//! per batch:  | offset in blocks 4 | records 4 | first sequence 8 |
+//! per record: | hash 6 | size, kind, mark 1 | size if large? varint | version if moved? 8 |
+//! ```
+//!
+//! The payload of a batch of kind `Summary`, which a checksum covers as any batch. A record's
+//! place follows from the sizes of those before it; a client's record's version from its place in
+//! the order. Small records take 7 bytes (uDepot §4.4 reads keys and headers of all records).
+
+use super::batch::BATCH_HEADER_SIZE;
+use super::record::RecordKind;
+use super::varint;
+use super::{GRAIN_SIZE_BYTES, HASH_BITS, VersionForm};
+use crate::Flaw;
+use esker_base::ids::{Sequence, Version};
+
+const HASH_SIZE: usize = 6;
+const _: () = assert!(HASH_SIZE * 8 == HASH_BITS as usize);
+/// Size of a batch's entry in bytes.
+pub const SUMMARY_BATCH_SIZE: usize = 16;
+/// Sizes in grains below this stand in the byte that has kind and mark; it itself says that the
+/// size follows.
+const SIZE_FOLLOWS: u8 = 31;
+const KIND_MASK: u8 = 3;
+const COLLIDES: u8 = 4;
+const SIZE_SHIFT: u32 = 3;
+
+/// What a summary says of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SummaryRecord {
+    /// Hash of the key, [`HASH_BITS`] bits.
+    pub hash: u64,
+    /// Order of the write.
+    pub version: Version,
+    /// Offset in the segment in bytes.
+    pub offset: u64,
+    /// Size in bytes, padding included.
+    pub size_bytes: u64,
+    /// What the record says.
+    pub kind: RecordKind,
+    /// As in the record.
+    pub collides: bool,
+}
+
+/// Bytes that a record takes in a summary.
+#[must_use]
+pub fn summary_record_size(form: VersionForm, size_bytes: u64) -> usize {
+    let grains = size_bytes / GRAIN_SIZE_BYTES;
+    let large = if grains >= u64::from(SIZE_FOLLOWS) { varint::size(grains) } else { 0 };
+    HASH_SIZE + 1 + large + if form == VersionForm::Whole { 8 } else { 0 }
+}
+
+/// Starts a batch in the summary `out`.
+pub fn push_batch(out: &mut Vec<u8>, offset_blocks: u32, records: u32, first: Sequence) {
+    out.extend_from_slice(&offset_blocks.to_le_bytes());
+    out.extend_from_slice(&records.to_le_bytes());
+    out.extend_from_slice(&first.0.to_le_bytes());
+}
+
+/// Adds a record of the last batch to the summary `out`; its offset is not written.
+pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord) {
+    out.extend_from_slice(record.hash.to_le_bytes().get(..HASH_SIZE).unwrap_or(&[]));
+    let grains = record.size_bytes / GRAIN_SIZE_BYTES;
+    let small = u8::try_from(grains).ok().filter(|grains| *grains < SIZE_FOLLOWS);
+    let mark = if record.collides { COLLIDES } else { 0 };
+    out.push(small.unwrap_or(SIZE_FOLLOWS) << SIZE_SHIFT | mark | record.kind as u8);
+    if small.is_none() {
+        let (bytes, length) = varint::encode(grains);
+        out.extend_from_slice(bytes.get(..length).unwrap_or(&[]));
+    }
+    if form == VersionForm::Whole {
+        out.extend_from_slice(&record.version.0.to_le_bytes());
+    }
+}
+
+/// Reads a summary of a segment of `segment_size` bytes and gives each record to `visit`; returns
+/// the number of batches.
+///
+/// # Errors
+/// The first [`Flaw`] found; `visit` may have been called before.
+pub fn read_summary(
+    mut rest: &[u8],
+    form: VersionForm,
+    block_size: u64,
+    segment_size: u64,
+    mut visit: impl FnMut(SummaryRecord),
+) -> Result<u64, Flaw> {
+    let mut batches = 0;
+    while !rest.is_empty() {
+        let blocks = u64::from(u32::from_le_bytes(take(&mut rest)?));
+        let records = u32::from_le_bytes(take(&mut rest)?);
+        let first = u64::from_le_bytes(take(&mut rest)?);
+        let mut offset = blocks.saturating_mul(block_size) + BATCH_HEADER_SIZE as u64;
+        for place in 0..u64::from(records) {
+            let mut hash = [0; 8];
+            let bytes: [u8; HASH_SIZE] = take(&mut rest)?;
+            hash.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
+            let [byte] = take(&mut rest)?;
+            let small = byte >> SIZE_SHIFT;
+            let grains = match small {
+                SIZE_FOLLOWS => varint::decode(&mut rest)?,
+                small => u64::from(small),
+            };
+            let version = match form {
+                VersionForm::Distance => first.saturating_add(place),
+                VersionForm::Whole => u64::from_le_bytes(take(&mut rest)?),
+            };
+            let size_bytes = grains.saturating_mul(GRAIN_SIZE_BYTES);
+            let end = offset.saturating_add(size_bytes);
+            if grains == 0 || end > segment_size {
+                return Err(Flaw::Field("size"));
+            }
+            visit(SummaryRecord {
+                hash: u64::from_le_bytes(hash),
+                version: Version(version),
+                offset,
+                size_bytes,
+                kind: RecordKind::from_number(byte & KIND_MASK).ok_or(Flaw::Field("kind"))?,
+                collides: byte & COLLIDES != 0,
+            });
+            offset = end;
+        }
+        batches += 1;
+    }
+    Ok(batches)
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
+    let (head, tail) = rest.split_first_chunk::<N>().ok_or(Flaw::TooShort)?;
+    *rest = tail;
+    Ok(*head)
+}

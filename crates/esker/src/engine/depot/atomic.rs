@@ -1,0 +1,143 @@
+//! Atomic batches: several keys in one batch of the log.
+//!
+//! A batch of the log is whole after a crash or not there, so records that stand side by side in one
+//! are all or nothing. The writer learns what it must know of every key, locks the stripes of all of
+//! them in order, and appends.
+
+use super::Depot;
+use super::commit::{Append, Item};
+use super::pending::{Known, Stripes};
+use super::write::{Resolved, STATE_MASK};
+use crate::batch::{Batch, Change};
+use esker_base::Result;
+use esker_base::ids::Version;
+use esker_format::depot::{RecordKind, RecordMeta};
+use esker_index::Link;
+use std::collections::HashMap;
+
+/// One key of the batch.
+struct Part<'a> {
+    hash: u64,
+    key: &'a [u8],
+    change: Change<'a>,
+}
+
+impl Depot {
+    pub(super) fn write_atomic(&self, batch: &Batch) -> Result<Version> {
+        let mut parts: Vec<Part<'_>> = Vec::with_capacity(batch.len());
+        let mut places: HashMap<&[u8], usize> = HashMap::with_capacity(batch.len());
+        for (key, change) in batch.changes() {
+            let value = if let Change::Put(value, _) = change { value } else { &[] };
+            self.check_sizes(key, value)?;
+            match places.get(key).and_then(|place| parts.get_mut(*place)) {
+                Some(earlier) => earlier.change = change,
+                None => {
+                    places.insert(key, parts.len());
+                    parts.push(Part { hash: self.hash(key), key, change });
+                }
+            }
+        }
+        self.log.refuse()?;
+        loop {
+            if let Some(version) = self.try_write_atomic(&parts)? {
+                return Ok(version);
+            }
+        }
+    }
+
+    /// `None`: something changed meanwhile, come again.
+    fn try_write_atomic(&self, parts: &[Part<'_>]) -> Result<Option<Version>> {
+        let mut resolved = Vec::with_capacity(parts.len());
+        for part in parts {
+            let pending = self.pending.lock(part.hash).find(part.hash, part.key).is_some();
+            resolved.push(if pending { None } else { Some(self.resolve(part.hash, part.key)?) });
+        }
+        let mut stripes = self.pending.lock_all(parts.iter().map(|part| part.hash));
+        if let Some(gate) = self.clearing() {
+            drop(stripes);
+            gate.wait();
+            return Ok(None);
+        }
+        let mut alike: HashMap<u64, u32> = HashMap::with_capacity(parts.len());
+        parts.iter().for_each(|part| *alike.entry(part.hash).or_default() += 1);
+        let mut items = Vec::with_capacity(parts.len());
+        let mut published: Vec<Option<Link>> = Vec::with_capacity(parts.len());
+        for (part, resolved) in parts.iter().zip(&resolved) {
+            let Some((entry, known, mut collides)) = known_of(self, &mut stripes, part, resolved)
+            else {
+                return Ok(None);
+            };
+            let same = alike.get(&part.hash).copied().unwrap_or(0);
+            let stripe = stripes.of(part.hash);
+            collides |= same > 1 || stripe.is_some_and(|s| s.collides(part.hash, part.key));
+            let (kind, value, attributes) = match part.change {
+                Change::Put(value, attributes) => (RecordKind::Put, value, attributes),
+                // Nothing there, durably: nothing to delete.
+                Change::Delete if known.is_none_or(|known| !known.exists) && resolved.is_some() => {
+                    continue;
+                }
+                Change::Delete => (RecordKind::Delete, &[][..], crate::Attributes::default()),
+            };
+            let meta = RecordMeta {
+                kind,
+                version: Version(0),
+                flags: attributes.flags,
+                expires_at: attributes.expires_at,
+                state: attributes.state & STATE_MASK,
+                collides,
+            };
+            items.push(Item { hash: part.hash, meta, key: part.key, value });
+            published.push(entry);
+        }
+        if items.is_empty() {
+            return Ok(Some(self.last_version()));
+        }
+        let appended = match self.append(&items)? {
+            Append::Done(appended) => appended,
+            Append::Full(ticket) => {
+                drop(stripes);
+                // Its writers are told what became of it; this one just comes again.
+                let _ = ticket.wait();
+                return Ok(None);
+            }
+            Append::NoRoom(kept) => {
+                drop(stripes);
+                self.make_room(kept)?;
+                return Ok(None);
+            }
+        };
+        let mut version = appended.version;
+        for (item, entry) in items.iter().zip(published) {
+            let latest = Known {
+                version,
+                exists: item.meta.kind == RecordKind::Put,
+                expires_at: item.meta.expires_at,
+            };
+            let (hash, ticket) = (item.hash, &appended.ticket);
+            if let Some(stripe) = stripes.of(hash) {
+                stripe.appended(hash, item.key, entry, latest, item.meta.collides, ticket);
+            }
+            version.0 += 1;
+        }
+        drop(stripes);
+        self.finish(&appended)?;
+        Ok(Some(Version(version.0 - 1)))
+    }
+}
+
+/// Entry, state and collision mark of a key; `None` if what was learnt holds no more.
+fn known_of(
+    depot: &Depot,
+    stripes: &mut Stripes<'_>,
+    part: &Part<'_>,
+    resolved: &Option<Resolved>,
+) -> Option<(Option<Link>, Option<Known>, bool)> {
+    let stripe = stripes.of(part.hash)?;
+    match (stripe.find(part.hash, part.key), resolved) {
+        (Some(pending), None) => Some((None, Some(pending.latest), pending.collides)),
+        (None, Some(resolved)) if depot.still_holds(part.hash, resolved) => {
+            Some((resolved.published, resolved.known, resolved.collides))
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,412 @@
+//! The cleaner: moves live records out of segments so that these become free (uDepot §4.1).
+//!
+//! Records that were moved go to streams of their own, apart from what clients write: those that
+//! survived once to one, those that survived again to another, so that segments fill with records
+//! of one temperature (PACMAN §3.4). The victim is the segment with the best benefit for its cost
+//! (PACMAN §3.3). Clients' writes slow down smoothly with the debt of free segments.
+//!
+//! # Invariants
+//! - K1: an index entry moves to a copy only after the copy is durable, and only if it still points
+//!   at the original. So a segment is free only when all its live records have durable copies.
+//! - K2: a copy has the version of its original: recovery may take either.
+//! - K3: an expired record is moved as a tombstone: older records of its key may be on media.
+//!
+//! # Concurrency
+//! One cleaner at a time, under a lock that tasks may hold across I/O: the background thread, or a
+//! writer that finds no room. Reads and writes of clients go on; an entry changes under its key's
+//! stripe.
+//!
+//! # Failure
+//! A crash leaves originals, copies or both. A record that cannot be read stays where it is, and its
+//! segment is not cleaned again. A failed write or flush makes the store read-only.
+
+use super::place::{Batch, Entry, Tail, link_bytes, link_to};
+use super::scan::{Source, Step};
+use super::segments::{Incarnation, Use};
+use super::{Depot, sites, spread};
+use esker_base::ids::{SegmentId, Sequence, Version};
+use esker_base::units::{round_down, round_up};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::depot::{
+    Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
+};
+use esker_index::Link;
+use std::time::Duration;
+
+/// A batch of moved records takes no more once it is this long, in bytes.
+const BATCH_SIZE_SOFT_MAX: u64 = 1 << 20;
+/// Bytes read at once, and the gap between live records that is read over.
+const READ_SIZE: u64 = 1 << 20;
+const READ_GAP: u64 = 32 << 10;
+/// Free segments, beyond those that puts leave alone, below which the cleaner works: their number
+/// and their share of the store.
+const AHEAD_MIN: usize = 4;
+const AHEAD_SHARE: usize = 16;
+/// Most that a batch is held back, and the slowest cleaner that it is held back for, in bytes a
+/// second.
+const PACE_MAX: Duration = Duration::from_millis(20);
+const CLEANING_RATE_MIN: f64 = 4e6;
+
+/// The cleaner's place in its two streams.
+#[derive(Debug)]
+pub(super) struct Cleaner {
+    warm: Mover,
+    cold: Mover,
+    /// Bytes a second that cleaning makes free.
+    rate: f64,
+    /// Tombstones there were after the last purge.
+    pub(super) tombstones_kept: u64,
+}
+
+/// One stream of moved records.
+#[derive(Debug)]
+struct Mover {
+    stream: Stream,
+    tail: Option<Tail>,
+    summary: Vec<u8>,
+    next: Sequence,
+    durable: Sequence,
+}
+
+impl Mover {
+    fn new(stream: Stream, next: Sequence) -> Self {
+        Mover { stream, tail: None, summary: Vec::new(), next, durable: next }
+    }
+}
+
+/// A record with a copy.
+struct Moved {
+    hash: u64,
+    old: Link,
+    new: Link,
+    to: SegmentId,
+}
+
+/// The records of one victim on their way.
+struct Move<'a> {
+    mover: &'a mut Mover,
+    batch: Batch,
+    /// The originals of the batch's records.
+    originals: Vec<Link>,
+    moved: Vec<Moved>,
+}
+
+impl Cleaner {
+    pub(super) fn new(warm: Sequence, cold: Sequence) -> Self {
+        Cleaner {
+            warm: Mover::new(Stream::Warm, warm),
+            cold: Mover::new(Stream::Cold, cold),
+            rate: 64e6,
+            tombstones_kept: 0,
+        }
+    }
+
+    /// Segments that are open for moved records, with the summaries of what they hold.
+    pub(super) fn open(&self) -> impl Iterator<Item = (SegmentId, Stream, &[u8])> {
+        [&self.warm, &self.cold].into_iter().filter_map(|mover| {
+            let tail = mover.tail?;
+            Some((tail.segment, mover.stream, mover.summary.as_slice()))
+        })
+    }
+}
+
+impl Depot {
+    /// Cleans until more than `kept` segments are free, for a writer that found no room.
+    ///
+    /// # Errors
+    /// `NoSpace` if all the rest is live; what a failing device says.
+    pub(super) fn make_room(&self, kept: usize) -> Result<()> {
+        self.background.wake();
+        let mut cleaner = self.cleaner.lock();
+        let limit = 2 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX);
+        for _ in 0..limit {
+            if self.segments.free_count() > kept {
+                return Ok(());
+            }
+            self.log.refuse()?;
+            if !self.clean_one(&mut cleaner, true)? && self.purge_tombstones(&mut cleaner)? == 0 {
+                break;
+            }
+        }
+        if self.segments.free_count() > kept {
+            return Ok(());
+        }
+        Err(Error::new(ErrorKind::NoSpace, "write store")
+            .context(format!("all {} segments hold live records", self.layout.segment_count)))
+    }
+
+    /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
+    pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
+        self.log.refuse()?;
+        let mut cleaner = self.cleaner.lock();
+        let mut cleaned = 0;
+        while cleaned < limit && self.clean_one(&mut cleaner, true)? {
+            cleaned += 1;
+        }
+        self.purge_tombstones(&mut cleaner)?;
+        Ok(cleaned)
+    }
+
+    /// Number of free segments below which the cleaner works ahead of clients.
+    fn clean_below(&self) -> usize {
+        let count = usize::try_from(self.layout.segment_count).unwrap_or(0);
+        self.segments.reserve_of_puts() + AHEAD_MIN.max(count / AHEAD_SHARE)
+    }
+
+    /// Cleans ahead of the clients, until enough is free or `stop` says so.
+    pub(super) fn clean_ahead(&self, mut stop: impl FnMut() -> bool) -> Result<()> {
+        while self.segments.free_count() < self.clean_below() && !stop() {
+            let mut cleaner = self.cleaner.lock();
+            let began = self.clock.monotonic();
+            let before = self.segments.free_count();
+            if !self.clean_one(&mut cleaner, false)? {
+                break;
+            }
+            let freed = self.segments.free_count().saturating_sub(before).max(1) as u64;
+            let took = self.clock.monotonic().saturating_sub(began);
+            let seconds = took.as_secs_f64().max(1e-6);
+            let rate = (freed * self.layout.segment_size) as f64 / seconds;
+            cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
+            self.pace.set(cleaner.rate);
+        }
+        let mut cleaner = self.cleaner.lock();
+        if self.purge_due(&cleaner) {
+            self.purge_tombstones(&mut cleaner)?;
+        }
+        Ok(())
+    }
+
+    /// Holds a batch of `bytes` back by what the debt of free segments asks for: nothing while half
+    /// of the cleaner's lead is there, the cleaner's own pace when none is left.
+    pub(super) fn pace(&self, bytes: u64) {
+        if !self.background.is_running() {
+            return;
+        }
+        let lead = self.clean_below() - self.segments.reserve_of_puts();
+        let free = self.segments.free_count().saturating_sub(self.segments.reserve_of_puts());
+        if 2 * free >= lead {
+            return;
+        }
+        let debt = (lead - 2 * free) as f64 / lead as f64;
+        let delay = Duration::from_secs_f64(2.0 * debt * bytes as f64 / self.pace.get());
+        let delay = delay.min(PACE_MAX);
+        if delay > Duration::from_micros(20) {
+            esker_trt::sleep(delay);
+        }
+    }
+
+    /// Cleans the best victim; false if there is none.
+    pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<bool> {
+        let Some(victim) = self.segments.victim(self.log.next_epoch(), greedy) else {
+            return Ok(false);
+        };
+        match self.clean_segment(cleaner, victim) {
+            Ok(()) => Ok(true),
+            // The reserve is for this; if it is used up, what is free now must do.
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
+                tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
+                self.segments.set_aside(victim);
+                Ok(true)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<()> {
+        let of = self.segments.incarnation(victim);
+        if self.segments.state(victim) != Use::Sealed {
+            return Ok(());
+        }
+        let records = self.live_records(victim, of)?;
+        let mover = match of.stream {
+            Stream::Fresh => &mut cleaner.warm,
+            _ => &mut cleaner.cold,
+        };
+        let batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
+        let mut moving = Move { mover, batch, originals: Vec::new(), moved: Vec::new() };
+        let copied = self
+            .copy_records(&mut moving, victim, of, &records)
+            .and_then(|()| self.write_moved(&mut moving));
+        let Move { mover, moved, .. } = moving;
+        let durable = match copied {
+            Ok(()) if moved.is_empty() || sites::MOVE_FLUSH.disabled() => Ok(()),
+            // PERSIST: the copies. Crash before: the originals count. Crash after: either.
+            Ok(()) => self.device.flush(sites::MOVE_FLUSH).map_err(|error| self.poison(&error)),
+            Err(error) => Err(error),
+        };
+        if durable.is_ok() {
+            mover.durable = mover.next;
+        }
+        for moved in moved {
+            if durable.is_err() || !self.follow(victim, of, &moved) {
+                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+            }
+        }
+        durable
+    }
+
+    /// The live records of a segment, by place.
+    fn live_records(&self, id: SegmentId, of: Incarnation) -> Result<Vec<(SummaryRecord, Link)>> {
+        let base = self.layout.segment_offset(id);
+        let mut live = Vec::new();
+        self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
+            if let Some(link) = link_to(record.kind, base + record.offset, record.size_bytes)
+                && record.kind != RecordKind::Clear
+                && self.index.lookup(spread(record.hash)).iter().any(|found| found == link)
+            {
+                live.push((record, link));
+            }
+        })?;
+        Ok(live)
+    }
+
+    /// What the summary of a segment says, or a walk through it if it has none.
+    pub(super) fn each_record(
+        &self,
+        source: &Source<'_>,
+        id: SegmentId,
+        of: Incarnation,
+        visit: &mut dyn FnMut(SummaryRecord),
+    ) -> Result<()> {
+        if source.summary(id, of, visit)?.is_some() {
+            return Ok(());
+        }
+        let base = self.layout.segment_offset(id);
+        source.walk(id, of, &mut |step| {
+            if let Step::Record(record, offset) = step {
+                let RecordMeta { kind, version, collides, .. } = record.meta;
+                visit(SummaryRecord {
+                    hash: self.hasher.hash(record.key),
+                    version,
+                    offset: offset - base,
+                    size_bytes: record.size_bytes as u64,
+                    kind,
+                    collides,
+                });
+            }
+            Ok(())
+        })?;
+        Ok(())
+    }
+
+    /// Reads the records in long pieces and copies them into batches.
+    fn copy_records(
+        &self,
+        moving: &mut Move<'_>,
+        victim: SegmentId,
+        of: Incarnation,
+        records: &[(SummaryRecord, Link)],
+    ) -> Result<()> {
+        let block = self.layout.block;
+        let base = self.layout.segment_offset(victim);
+        let source = self.source(sites::CLEAN_READ);
+        let mut rest = records;
+        while let Some(((first, _), _)) = rest.split_first() {
+            let start = round_down(first.offset, block);
+            let mut end = first.offset + first.size_bytes;
+            let joined = rest.iter().skip(1).take_while(|(record, _)| {
+                let reach = record.offset + record.size_bytes;
+                let near = record.offset <= end + READ_GAP && reach <= start + READ_SIZE;
+                end = if near { reach } else { end };
+                near
+            });
+            let (piece, others) = rest.split_at(joined.count() + 1);
+            rest = others;
+            let size = round_up(end, block).unwrap_or(end) - start;
+            let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
+            source.read(base + start, &mut buffer)?;
+            for (record, link) in piece {
+                let skip = usize::try_from(record.offset - start).unwrap_or(usize::MAX);
+                let bytes = buffer.get(skip..).unwrap_or(&[]);
+                let place = Place { salt: of.salt, offset: base + record.offset };
+                let decoded = Record::decode(bytes, Version(of.base.0), Some(place));
+                match decoded {
+                    Ok(decoded) => self.copy_record(moving, record.hash, &decoded, *link)?,
+                    // Overwritten meanwhile: not live any more. Else damaged.
+                    Err(_) if self.segments.epoch(victim) != of.epoch => return Ok(()),
+                    Err(flaw) => {
+                        return Err(source.corrupted(place.offset, record.size_bytes, &flaw));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_record(
+        &self,
+        moving: &mut Move<'_>,
+        hash: u64,
+        record: &Record<'_>,
+        link: Link,
+    ) -> Result<()> {
+        let mut meta = record.meta;
+        let mut value = record.value;
+        if self.is_expired(meta.expires_at) {
+            // K3.
+            meta = RecordMeta { kind: RecordKind::Delete, flags: 0, expires_at: None, ..meta };
+            value = &[];
+        }
+        let need = moving.batch.need([moving.batch.sizes(&meta, record.key, value)]);
+        if !moving.originals.is_empty() && (need.used > BATCH_SIZE_SOFT_MAX || !self.fits_any(need))
+        {
+            self.write_moved(moving)?;
+        }
+        moving.batch.push(&self.pool, spread(hash), &meta, record.key, value);
+        moving.originals.push(link);
+        Ok(())
+    }
+
+    /// Writes the batch of copies that formed.
+    fn write_moved(&self, moving: &mut Move<'_>) -> Result<()> {
+        if moving.originals.is_empty() {
+            return Ok(());
+        }
+        let mover = &mut *moving.mover;
+        let batch = &mut moving.batch;
+        let plan = self.place(&mut mover.tail, batch)?;
+        let durable = &mut mover.durable;
+        self.write_batch(mover.stream, batch, &plan, &mut mover.summary, durable, false)
+            .map_err(|error| self.poison(&error))?;
+        mover.next = batch.end();
+        for (entry, old) in batch.entries.iter().zip(moving.originals.drain(..)) {
+            let Entry { hash, .. } = *entry;
+            let Some(new) = self.link_of(&plan, entry) else { continue };
+            // Counted as live from here on, so that a segment which fills up is not taken for free.
+            self.segments.add(plan.segment(), link_bytes(new));
+            moving.moved.push(Moved { hash, old, new, to: plan.segment() });
+        }
+        *batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
+        Ok(())
+    }
+
+    /// K1: lets the index entry follow its record; false if it points elsewhere by now.
+    fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
+        let Moved { hash, old, new, .. } = *moved;
+        let followed = self.pending.relocate(hash, old, Some(new), || {
+            // Not an entry of the segment's next incarnation, which may look the same.
+            let same = self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
+            same && self.index.replace(hash, old, new)
+        });
+        if followed {
+            self.let_go(old, Version(0));
+            self.count_items(Some(old), new);
+        }
+        followed
+    }
+}
+
+/// Bytes a second that cleaning makes free, for writers.
+#[derive(Debug, Default)]
+pub(super) struct Pace(std::sync::atomic::AtomicU64);
+
+impl Pace {
+    fn set(&self, rate: f64) {
+        self.0.store(rate.to_bits(), std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn get(&self) -> f64 {
+        f64::from_bits(self.0.load(std::sync::atomic::Ordering::Relaxed)).max(CLEANING_RATE_MIN)
+    }
+}

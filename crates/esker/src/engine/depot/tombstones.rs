@@ -1,0 +1,152 @@
+//! Which tombstones may go (uDepot §4.5 recycles them in its GC; some came back to life there).
+//!
+//! A tombstone stands for its key's older records on media: while there is one, a crash without the
+//! tombstone would bring it back. The cleaner moves tombstones like records. A purge finds those
+//! that nothing older is left of: it notes the live tombstones of full segments, reads the summaries
+//! of all segments, and drops those whose hash nobody has under a lower version.
+//!
+//! # Invariants
+//! - T1: a tombstone is dropped only if no segment that recovery would read has a put with its hash
+//!   and a lower version. Free segments whose headers recovery would accept lose them durably first.
+//!
+//! # Concurrency
+//! Under the cleaner's lock, so nothing is moved meanwhile; what clients write meanwhile is newer than
+//! any tombstone that was noted.
+//!
+//! # Failure
+//! Dropping changes DRAM only: after a crash the tombstone is back, until its segment is reused.
+
+use super::clean::Cleaner;
+use super::place::link_to;
+use super::scan::form_of;
+use super::{Depot, sites, spread};
+use esker_base::Result;
+use esker_base::ids::Version;
+use esker_format::depot::{GRAIN_SIZE_BYTES, RecordKind, Stream, SummaryRecord, read_summary};
+use esker_index::Link;
+use std::collections::HashMap;
+use std::io::IoSlice;
+
+/// Most tombstones that one purge looks at; each takes some 50 bytes of memory for its time.
+const PURGE_MAX: usize = 1 << 20;
+/// A purge is due when tombstones are more than this many, and this share of the items.
+const DUE_MIN: u64 = 4096;
+const DUE_SHARE: u64 = 16;
+
+/// A live tombstone.
+#[derive(Clone, Copy, Debug)]
+struct Tombstone {
+    version: Version,
+    link: Link,
+    needed: bool,
+}
+
+impl Depot {
+    /// Whether tombstones are many, and more by a quarter than the last purge left.
+    pub(super) fn purge_due(&self, cleaner: &Cleaner) -> bool {
+        let tombstones = self.tombstones();
+        tombstones > DUE_MIN.max(self.items() / DUE_SHARE)
+            && tombstones > cleaner.tombstones_kept / 4 * 5
+    }
+
+    /// Drops the tombstones that nothing older is left of; returns how many.
+    pub(super) fn purge_tombstones(&self, cleaner: &mut Cleaner) -> Result<usize> {
+        if self.tombstones() == 0 {
+            return Ok(0);
+        }
+        self.blank_stale()?;
+        let mut noted: HashMap<u64, Vec<Tombstone>> = HashMap::new();
+        let mut count = 0;
+        self.each_sealed(|record, base| {
+            if record.kind != RecordKind::Delete || count >= PURGE_MAX {
+                return;
+            }
+            let Some(link) = link_to(record.kind, base + record.offset, 0) else { return };
+            let hash = spread(record.hash);
+            if self.index.lookup(hash).iter().any(|found| found == link) {
+                let tombstone = Tombstone { version: record.version, link, needed: false };
+                noted.entry(hash).or_default().push(tombstone);
+                count += 1;
+            }
+        })?;
+        let mut meet = |record: SummaryRecord| {
+            if record.kind == RecordKind::Put
+                && let Some(tombstones) = noted.get_mut(&spread(record.hash))
+            {
+                for tombstone in tombstones {
+                    tombstone.needed |=
+                        record.version < tombstone.version && !sites::TOMBSTONE_NEEDED.disabled();
+                }
+            }
+        };
+        self.each_sealed(|record, _| meet(record))?;
+        for (_, stream, summary) in cleaner.open() {
+            let (block, size) = (self.layout.block, self.layout.segment_size);
+            // Of our own making, in memory.
+            let _ = read_summary(summary, form_of(stream), block, size, &mut meet);
+        }
+        let mut dropped = 0;
+        for (hash, tombstones) in noted {
+            for tombstone in tombstones.iter().filter(|tombstone| !tombstone.needed) {
+                dropped += usize::from(self.drop_tombstone(hash, tombstone.link));
+            }
+        }
+        cleaner.tombstones_kept = self.tombstones();
+        Ok(dropped)
+    }
+
+    /// Gives the records of all full segments to `visit`, with their segment's device offset.
+    fn each_sealed(&self, mut visit: impl FnMut(SummaryRecord, u64)) -> Result<()> {
+        let source = self.source(sites::CLEAN_READ);
+        let sealed: Vec<_> = self.segments.sealed().collect();
+        for id in sealed {
+            let of = self.segments.incarnation(id);
+            if of.stream == Stream::Checkpoint {
+                continue;
+            }
+            let base = self.layout.segment_offset(id);
+            self.each_record(&source, id, of, &mut |record| visit(record, base))?;
+        }
+        Ok(())
+    }
+
+    fn drop_tombstone(&self, hash: u64, link: Link) -> bool {
+        let gone = self.pending.relocate(hash, link, None, || self.index.remove(hash, link));
+        if gone {
+            let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+            let bytes = super::place::link_bytes(link);
+            self.segments.remove(segment.unwrap_or_default(), bytes, Version(0));
+        }
+        gone
+    }
+
+    /// Takes the validity from the headers of free segments, so that recovery does not read them.
+    fn blank_stale(&self) -> Result<()> {
+        let mut blanked = Vec::new();
+        let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
+        let mut written = Ok(());
+        let mut flushed = false;
+        while let Some(free) = self.segments.take_stale() {
+            if written.is_ok() && !flushed && free.after >= self.log.durable() {
+                // PERSIST: what made the segment free must be durable before its header goes.
+                written = self.device.flush(sites::BLANK_FLUSH);
+                flushed = true;
+            }
+            let base = self.layout.segment_offset(free.id);
+            for at in [base, base + self.layout.header_copy()] {
+                written = written.and_then(|()| {
+                    self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)])
+                });
+            }
+            blanked.push(free);
+        }
+        if !blanked.is_empty() && written.is_ok() {
+            // PERSIST: T1. Crash before: the tombstones are still there.
+            written = self.device.flush(sites::BLANK_FLUSH);
+        }
+        for free in blanked {
+            self.segments.put_back(super::segments::Free { stale: written.is_err(), ..free });
+        }
+        written.map_err(|error| self.poison(&error))
+    }
+}
