@@ -117,14 +117,18 @@ impl Depot {
     /// `NoSpace` if all the rest is live; what a failing device says.
     pub(super) fn make_room(&self, kept: usize) -> Result<()> {
         self.background.wake();
-        let mut cleaner = self.cleaner.lock();
+        self.make_room_with(&mut self.cleaner.lock(), kept)
+    }
+
+    /// As [`Depot::make_room`], for who has the cleaner's lock.
+    pub(super) fn make_room_with(&self, cleaner: &mut Cleaner, kept: usize) -> Result<()> {
         let limit = 2 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX);
         for _ in 0..limit {
             if self.segments.free_count() > kept {
                 return Ok(());
             }
             self.log.refuse()?;
-            if !self.clean_one(&mut cleaner, true)? && self.purge_tombstones(&mut cleaner)? == 0 {
+            if !self.clean_one(cleaner, true)? && self.purge_tombstones(cleaner)? == 0 {
                 break;
             }
         }

@@ -5,6 +5,7 @@
 //! after making sure that what it learnt still holds, and appends before it lets go of the stripe:
 //! the order of decisions on a key is the order of its records in the log.
 
+use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::pending::Known;
 use super::{Depot, sites};
@@ -195,6 +196,8 @@ impl Depot {
 
     /// Deletes everything: one record that says so (`flush_all` of memcache).
     pub(super) fn clear_records(&self) -> Result<()> {
+        // Copies on their way are counted as live; nothing may be, once all is cleared.
+        let mut cleaner = self.cleaner.lock();
         let gate = loop {
             let mut clearing = self.clearing.lock();
             match &*clearing {
@@ -208,13 +211,13 @@ impl Depot {
         };
         // From here on nobody decides on what is about to go; who did has appended.
         self.pending.pass_all();
-        let result = self.append_clear();
+        let result = self.append_clear(&mut cleaner);
         *self.clearing.lock() = None;
         gate.open();
         result
     }
 
-    fn append_clear(&self) -> Result<()> {
+    fn append_clear(&self, cleaner: &mut Cleaner) -> Result<()> {
         let meta = RecordMeta {
             kind: RecordKind::Clear,
             version: Version(0),
@@ -229,7 +232,7 @@ impl Depot {
                 Append::Full(ticket) => {
                     let _ = ticket.wait();
                 }
-                Append::NoRoom(kept) => self.make_room(kept)?,
+                Append::NoRoom(kept) => self.make_room_with(cleaner, kept)?,
             }
         }
     }
