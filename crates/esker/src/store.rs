@@ -236,6 +236,15 @@ impl Store {
         self.engine.clean(segments)
     }
 
+    /// Tells the device which segments are free: holes in a file, discards on a device. Returns their
+    /// bytes. Their first use afterwards is slower, so this is for space that stays free.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Io`.
+    pub fn trim(&self) -> Result<u64> {
+        self.engine.trim()
+    }
+
     /// Deletes everything, with one durable record.
     ///
     /// # Errors

@@ -29,6 +29,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
     /// segments it cleaned.
     fn clean(&self, segments: usize) -> Result<usize>;
+    /// Tells the device which space is free; returns its bytes.
+    fn trim(&self) -> Result<u64>;
     fn walk(&self, part: usize) -> Result<Option<Items>>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;

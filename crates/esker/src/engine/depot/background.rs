@@ -133,6 +133,7 @@ impl Depot {
                 id,
                 prepared: prepared.is_ok(),
                 stale: false,
+                trimmed: false,
                 after: Version(0),
             });
             prepared?;

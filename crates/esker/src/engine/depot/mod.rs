@@ -361,6 +361,10 @@ impl Engine for Depot {
         self.write_atomic(batch)
     }
 
+    fn trim(&self) -> Result<u64> {
+        self.trim_free()
+    }
+
     fn clean(&self, segments: usize) -> Result<usize> {
         self.clean_now(segments)
     }

@@ -64,6 +64,8 @@ pub(super) struct Free {
     pub(super) prepared: bool,
     /// Its header on media is still valid: recovery would read its records, all of them dead.
     pub(super) stale: bool,
+    /// The device was told that it is not needed.
+    pub(super) trimmed: bool,
     /// It may be overwritten once all records up to this version are durable: one of them made it
     /// free.
     pub(super) after: Version,
@@ -179,7 +181,13 @@ impl Segments {
 
     /// Puts a segment on the free list that holds nothing of this store.
     pub(super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.free.lock().push_back(Free { id, prepared, stale: false, after: Version(0) });
+        self.free.lock().push_back(Free {
+            id,
+            prepared,
+            stale: false,
+            trimmed: false,
+            after: Version(0),
+        });
     }
 
     /// Says what a segment is: at recovery, and when it is taken into use.
@@ -269,7 +277,13 @@ impl Segments {
         let order = Ordering::SeqCst;
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
-            self.free.lock().push_back(Free { id, prepared: true, stale: true, after });
+            self.free.lock().push_back(Free {
+                id,
+                prepared: true,
+                stale: true,
+                trimmed: false,
+                after,
+            });
         }
     }
 
@@ -293,6 +307,13 @@ impl Segments {
     pub(super) fn take_stale(&self) -> Option<Free> {
         let mut free = self.free.lock();
         let place = free.iter().position(|free| free.stale)?;
+        free.remove(place)
+    }
+
+    /// Takes a free segment off the list that the device was not told of.
+    pub(super) fn take_untrimmed(&self) -> Option<Free> {
+        let mut free = self.free.lock();
+        let place = free.iter().rposition(|free| !free.trimmed)?;
         free.remove(place)
     }
 
