@@ -82,6 +82,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `depot`: overwrites of a store that is nearly full.
+    Churn {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
     Depot {
         /// Arguments of the benchmark, `--help` among them.
@@ -223,6 +229,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Churn { arguments } => ("esker", "churn", arguments),
     };
     let base = ["run", "--release", "--locked", "--package", package, "--example", example, "--"];
     cargo("benchmark", &base).arguments(&arguments)

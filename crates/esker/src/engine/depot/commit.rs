@@ -241,7 +241,9 @@ impl Depot {
         let batch = &state.filling.batch;
         let need =
             batch.need(items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value)));
-        let full = !self.fits_any(need) || need.used > BATCH_SIZE_SOFT_MAX;
+        let full = !self.fits_any(need)
+            || need.used > BATCH_SIZE_SOFT_MAX
+            || self.ends_segment(state.tail.as_ref(), batch, need);
         if full && !batch.entries.is_empty() {
             return Ok(Append::Full(Arc::clone(&state.filling.ticket)));
         }
@@ -292,8 +294,13 @@ impl Depot {
 
     /// Brings the batch that formed to media, publishes it, and hands the baton on.
     fn lead(&self) {
-        let forming = self.log.state.lock().filling.batch.used as u64;
-        self.pace(forming);
+        let (forming, room) = {
+            let state = self.log.state.lock();
+            let end = self.layout.trailer();
+            let room = state.tail.map_or(0, |tail| end.saturating_sub(tail.position));
+            (state.filling.batch.used as u64, room)
+        };
+        self.pace(forming, room);
         let (mut filling, plan, durable) = {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;

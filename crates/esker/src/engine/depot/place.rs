@@ -23,7 +23,8 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, Place, Record, RecordKind,
     RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
-    encode_batch, encode_record, push_batch, push_record, seal_record, summary_record_size,
+    encode_batch, encode_record, encode_trailer, push_batch, push_record, seal_record,
+    summary_record_size,
 };
 use esker_index::Link;
 use esker_media::{BufferPool, IoBuf};
@@ -170,6 +171,12 @@ impl Depot {
             let far = first.0.saturating_sub(tail.base.0) > u64::from(u32::MAX / 2);
             tail.position + barrier + with <= self.layout.trailer() && !far
         })
+    }
+
+    /// Whether the batch should go as it is, since it fits behind the tail and with more would not: so
+    /// segments get full.
+    pub(super) fn ends_segment(&self, tail: Option<&Tail>, batch: &Batch, need: Need) -> bool {
+        self.fits(tail, batch.need([]), batch.first) && !self.fits(tail, need, batch.first)
     }
 
     /// Whether a batch fits any segment.
@@ -373,7 +380,7 @@ impl Depot {
         let list = self.marker(BatchKind::Summary, old, offset, summary, next, next);
         self.device.write_at(sites::ROLL_WRITE, offset, &[IoSlice::new(&list)])?;
         let at = base + self.layout.trailer();
-        let position = old.position.to_le_bytes();
+        let position = encode_trailer(old.position);
         let trailer = self.marker(BatchKind::Trailer, old, at, &position, next, next);
         self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&trailer)])
     }
@@ -481,11 +488,13 @@ pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<
 }
 
 /// Bytes that a link stands for in the segment table: its hint, so that what was added can be
-/// taken away again without reading the record.
+/// taken away again without reading the record, and what the record takes in a summary.
 pub(super) fn link_bytes(link: Link) -> u64 {
-    match link.size() {
+    const IN_SUMMARY: u64 = 16;
+    let record = match link.size() {
         esker_index::SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
         esker_index::SizeHint::Tombstone => 32,
         esker_index::SizeHint::Large => 32 << 20,
-    }
+    };
+    record + IN_SUMMARY
 }

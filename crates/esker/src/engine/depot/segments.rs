@@ -161,6 +161,10 @@ impl Segments {
         self.get(id).map_or(0, |segment| segment.live_records.load(Ordering::Acquire))
     }
 
+    pub(super) fn live_bytes(&self, id: SegmentId) -> u64 {
+        self.get(id).map_or(0, |segment| segment.live_bytes.load(Ordering::Relaxed))
+    }
+
     pub(super) fn sealed(&self) -> impl Iterator<Item = SegmentId> + '_ {
         self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Sealed)
     }
@@ -350,7 +354,8 @@ impl Segments {
                 return Some(u128::from(dead));
             }
             let age = now.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
-            let benefit = u128::from(dead) * u128::from(age) * 1024;
+            // The root of it: old segments with little garbage are not worth their moves.
+            let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
         };
         let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);
