@@ -82,6 +82,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `depot`: time to open after a crash and after a clean stop.
+    Restart {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: overwrites of a store that is nearly full.
     Churn {
         /// Arguments of the benchmark, `--help` among them.
@@ -229,6 +235,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),
     };
     let base = ["run", "--release", "--locked", "--package", package, "--example", example, "--"];
