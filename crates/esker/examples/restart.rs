@@ -61,7 +61,6 @@ fn load(a: &Arguments, options: &Options) {
 
 fn resident_bytes() -> f64 {
     let field = |name: &str| -> f64 {
-        #[expect(clippy::disallowed_methods, reason = "the kernel's count, not a medium")]
         let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default().to_owned();
         line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or(0.0)

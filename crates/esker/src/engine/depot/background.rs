@@ -170,6 +170,12 @@ fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
         tracing::error!(%error, "periodic flush failed");
         return false;
     }
+    if store.durability == Durability::None
+        && let Err(error) = store.write_out()
+    {
+        tracing::error!(%error, "writing out failed");
+        return false;
+    }
     let background = Arc::clone(&store.background);
     if store.log.failure().is_none()
         && let Err(error) = store.clean_ahead(|| background.is_stopping())

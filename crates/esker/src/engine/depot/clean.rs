@@ -372,7 +372,7 @@ impl Depot {
         }
         let mover = &mut *moving.mover;
         let batch = &mut moving.batch;
-        let plan = self.place(&mut mover.tail, batch)?;
+        let plan = self.place(mover.stream, &mut mover.tail, batch)?;
         let durable = &mut mover.durable;
         self.write_batch(mover.stream, batch, &plan, &mut mover.summary, durable, false)
             .map_err(|error| self.poison(&error))?;

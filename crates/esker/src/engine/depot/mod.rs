@@ -24,6 +24,7 @@ mod background;
 mod check;
 mod clean;
 mod commit;
+mod later;
 mod layout;
 mod pending;
 mod place;

@@ -160,7 +160,7 @@ impl Depot {
         while let Some(free) = self.segments.take_stale() {
             if written.is_ok() && !flushed && free.after >= self.log.durable() {
                 // PERSIST: what made the segment free must be durable before its header goes.
-                written = self.device.flush(sites::BLANK_FLUSH);
+                written = self.write_out().and_then(|()| self.device.flush(sites::BLANK_FLUSH));
                 flushed = true;
             }
             let base = self.layout.segment_offset(free.id);
