@@ -259,6 +259,13 @@ impl Store {
         Iter { store: self.clone(), part: 0, items: VecDeque::new(), ended: false }
     }
 
+    /// Brings to the device what is in memory only, without making it durable: it survives the end of
+    /// the process, not that of the power. For tests of crashes between the two.
+    #[doc(hidden)]
+    pub fn write_out(&self) -> Result<()> {
+        self.engine.write_out()
+    }
+
     /// Makes everything durable that was acknowledged.
     ///
     /// # Errors

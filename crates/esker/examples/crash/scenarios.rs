@@ -127,6 +127,7 @@ fn recovery_makes_durable_what_it_shows() -> Verdict {
     let device = device(Initial::Zeros);
     let ended = open(&device, &without_flushes())?;
     put(&ended, "a", b"1")?;
+    ended.write_out().map_err(words)?;
     let store = open(&device, &options(u64::MAX, false))?;
     expect(&store, "a", Some(b"1"))?;
     let survived = self::device(Initial::Recycled(cut(&device)));
@@ -142,7 +143,9 @@ fn a_lost_session_cannot_come_back() -> Verdict {
     store.sync().map_err(words)?;
     let before = device.image();
     put(&store, "lost", &[1; 600])?;
+    store.write_out().map_err(words)?;
     put(&store, "stale", b"2")?;
+    store.write_out().map_err(words)?;
     // The first batch (two blocks) is lost, the second one is kept.
     let mut survived = device.image();
     let lost = find(&device, &[1; 600])? / 512 * 512;

@@ -4,7 +4,7 @@ use super::scenarios::{
     Slow, Verdict, cut, device, expect, find, open, put, without_flushes, words,
 };
 use super::subject::options;
-use esker::{Durability, Store};
+use esker::Store;
 use esker_media::BlockDevice;
 use esker_media::sim::{Initial, SimBlock};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ fn readable(store: &Store) -> Verdict {
 pub(super) fn a_summary_vouches_for_durable_records() -> Verdict {
     let device = device(Initial::Zeros);
     let store = open(&device, &without_flushes())?;
-    for number in 0..16_u8 {
+    for number in 0..40_u8 {
         put(&store, &format!("key{number}"), &[number; 700])?;
     }
     each_crash(&device, 0, readable)
@@ -77,6 +77,10 @@ fn overwritten() -> std::result::Result<(Arc<SimBlock>, Store, u64), String> {
     let store = open(&device, &without_flushes())?;
     put(&store, "gone", b"1")?;
     put(&store, "a", b"old")?;
+    for _ in 0..12 {
+        put(&store, "filler", &[1; 900])?;
+    }
+    // In another segment than the record that it stands for.
     store.delete(b"gone").map_err(words)?;
     for _ in 0..12 {
         put(&store, "filler", &[1; 900])?;
@@ -115,8 +119,7 @@ pub(super) fn a_move_follows_no_later_record() -> Verdict {
         site: esker::sites::depot::MOVE_FLUSH,
         armed: AtomicBool::new(false),
     });
-    let mut options = options(u64::MAX, false);
-    options.durability = Durability::None;
+    let options = options(u64::MAX, false);
     let store =
         Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options).map_err(words)?;
     let value = |round: u32| format!("value {round:06} of a");

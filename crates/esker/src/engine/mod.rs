@@ -32,6 +32,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
     fn walk(&self, part: usize) -> Result<Option<Items>>;
+    /// Brings to the device what is in memory only, to stay or not.
+    fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;
     fn stats(&self) -> Stats;

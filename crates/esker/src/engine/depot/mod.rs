@@ -378,6 +378,10 @@ impl Engine for Depot {
         self.walk_part(part)
     }
 
+    fn write_out(&self) -> Result<()> {
+        Depot::write_out(self)
+    }
+
     fn sync(&self) -> Result<()> {
         self.flush_published()
     }
