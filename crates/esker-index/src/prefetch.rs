@@ -1,0 +1,21 @@
+//! Asks the processor to fetch memory that is about to be read.
+//!
+//! # Safety invariants
+//! 1. A prefetch is a hint: it reads nothing that the program can see and faults on no address.
+
+#![expect(unsafe_code, reason = "the prefetch instruction")]
+
+use esker_base::sync::atomic::AtomicU64;
+
+/// Starts to fetch the cache lines of `slots`. Does nothing on processors other than x86-64.
+#[inline]
+pub(crate) fn read(slots: &[AtomicU64]) {
+    #[cfg(target_arch = "x86_64")]
+    for line in slots.chunks(8) {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: 1; every x86-64 processor has the instruction.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.as_ptr().cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = slots;
+}
