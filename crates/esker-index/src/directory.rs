@@ -33,8 +33,8 @@ use crate::locks::Mutex;
 use crate::overflow::Overflow;
 use crate::pool::Pool;
 use crate::reclaim::{Cell, Pin, pin};
-use crate::table::{GEOMETRY, Geometry, Inserted, Shape, Table};
-use esker_base::sync::atomic::AtomicU64;
+use crate::table::{GEOMETRY, Geometry, Hint, Inserted, Shape, Table};
+use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Lookups of a batch whose memory is fetched at once.
@@ -54,8 +54,27 @@ pub struct Directory {
 struct Root {
     /// Bits of a hash that index it.
     bits: u32,
-    tables: Box<[Cell<Table>]>,
+    tables: Box<[Place]>,
     contents: Arc<Contents>,
+}
+
+/// A place of the array.
+#[derive(Debug)]
+struct Place {
+    table: Cell<Table>,
+    /// A [`Hint`] for that table.
+    hint: AtomicU64,
+}
+
+impl Place {
+    fn new(table: Arc<Table>) -> Place {
+        Place { hint: AtomicU64::new(table.hint().0), table: Cell::new(table) }
+    }
+
+    fn store(&self, table: Arc<Table>, pin: &Pin) {
+        self.hint.store(table.hint().0, Ordering::Relaxed);
+        self.table.store(table, pin);
+    }
 }
 
 /// What stays when the array doubles, and goes when the directory is cleared.
@@ -67,15 +86,16 @@ struct Contents {
 
 impl Root {
     fn new(geometry: Geometry, entries: u64, pool: &Arc<Pool>) -> Root {
-        let tables: Box<[Cell<Table>]> = Shape::for_entries(geometry, entries)
-            .map(|shape| Cell::new(Arc::new(Table::new(shape, pool))))
+        let tables: Box<[Place]> = Shape::for_entries(geometry, entries)
+            .map(|shape| Place::new(Arc::new(Table::new(shape, pool))))
             .collect();
         let count = tables.len() as u64;
         let contents = Contents { overflow: Overflow::new(), tables: AtomicU64::new(count) };
         Root { bits: count.ilog2(), tables, contents: Arc::new(contents) }
     }
 
-    fn cell(&self, hash: u64) -> Option<&Cell<Table>> {
+    #[inline]
+    fn place(&self, hash: u64) -> Option<&Place> {
         let number = hash.checked_shr(64 - self.bits).unwrap_or(0);
         self.tables.get(usize::try_from(number).unwrap_or(usize::MAX))
     }
@@ -83,7 +103,18 @@ impl Root {
     /// The table of a hash. `None` never happens: the array has a place for each.
     #[inline]
     fn table<'a>(&'a self, hash: u64, pin: &'a Pin) -> Option<&'a Table> {
-        Some(self.cell(hash)?.load(pin))
+        let place = self.place(hash)?;
+        // The slots are fetched together with the table.
+        Hint(place.hint.load(Ordering::Relaxed)).prefetch(hash);
+        Some(place.table.load(pin))
+    }
+
+    /// Starts to fetch what a lookup of this hash will read.
+    #[inline]
+    fn prefetch(&self, hash: u64) {
+        if let Some(place) = self.place(hash) {
+            Hint(place.hint.load(Ordering::Relaxed)).prefetch(hash);
+        }
     }
 
     fn overflow(&self) -> &Overflow {
@@ -94,7 +125,7 @@ impl Root {
     fn each<'a>(&'a self, pin: &'a Pin) -> impl Iterator<Item = &'a Table> {
         let mut place = 0;
         std::iter::from_fn(move || {
-            let table = self.tables.get(place)?.load(pin);
+            let table = self.tables.get(place)?.table.load(pin);
             place += 1usize.checked_shl(self.bits.saturating_sub(table.shape().depth()))?;
             Some(table)
         })
@@ -152,7 +183,8 @@ impl Directory {
     pub fn len(&self) -> u64 {
         let pin = pin();
         let root = self.root.load(&pin);
-        root.each(&pin).map(Table::entries).sum::<u64>() + root.overflow().len()
+        let entries = root.each(&pin).map(Table::entries).sum::<i64>();
+        u64::try_from(entries).unwrap_or(0) + root.overflow().len()
     }
 
     /// Whether there is no entry.
@@ -195,9 +227,7 @@ impl Directory {
             let pin = pin();
             let root = self.root.load(&pin);
             for hash in hashes {
-                if let Some(table) = root.table(*hash, &pin) {
-                    table.prefetch(*hash);
-                }
+                root.prefetch(*hash);
             }
             for (place, hash) in hashes.iter().enumerate() {
                 visit(group * GROUP + place, root.lookup(*hash, &pin));

@@ -35,7 +35,7 @@ impl Tag {
     /// The tag of a whole hash in a table of this level.
     #[inline]
     pub(crate) fn of(hash: u64, level: u32) -> Tag {
-        Tag((hash << level) >> (64 - FIELD_BITS) | 1)
+        Tag(hash.wrapping_shl(level) >> (64 - FIELD_BITS) | 1)
     }
 
     /// The tag of what is known of a hash; `None` if that does not even say where it belongs.
@@ -81,6 +81,18 @@ impl Tag {
 pub(crate) fn matches(entry: u64, pattern: u64) -> bool {
     let entry = entry & low(LINK_SHIFT);
     (entry ^ pattern) >> 1 < entry & entry.wrapping_neg()
+}
+
+/// A distance as it stands in an entry.
+#[inline]
+pub(crate) fn spread(distance: usize) -> u64 {
+    (distance as u64) << FIELD_BITS
+}
+
+/// Whether an entry has this distance, counted from one that is spread. Free slots have distance 0.
+#[inline]
+pub(crate) fn is_at(entry: u64, first: u64, more: usize) -> bool {
+    entry & low(LINK_SHIFT) & !low(FIELD_BITS) == first.wrapping_add(spread(more))
 }
 
 /// The word of an entry.

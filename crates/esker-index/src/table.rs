@@ -27,17 +27,17 @@ mod migrate;
 mod shape;
 
 pub(crate) use migrate::Growth;
-pub(crate) use shape::{GEOMETRY, Geometry, LEVEL_MIN, Shape};
+pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
 use crate::entry::{
-    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, link_of,
-    matches,
+    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, is_at, link_of,
+    matches, spread,
 };
 use crate::link::Link;
 use crate::locks::{Mutex, MutexGuard};
 use crate::overflow::Overflow;
 use crate::pool::{Pool, Slots};
-use esker_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use esker_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -60,7 +60,8 @@ pub(crate) struct Table {
 #[repr(align(64))]
 struct Counters {
     /// Entries in slots, without those that have migrated.
-    entries: AtomicU64,
+    /// Below 0 for a moment where an entry is removed that is not counted yet.
+    entries: AtomicI64,
     /// Regions that have not migrated.
     unmigrated: AtomicUsize,
     /// The next region that inserts migrate unasked.
@@ -90,6 +91,13 @@ pub(crate) enum Inserted {
     Unplaced,
 }
 
+#[inline(never)]
+fn consider(entry: u64, pattern: u64, found: &mut Candidates) {
+    if matches(entry, pattern) {
+        found.push(link_of(entry));
+    }
+}
+
 impl Table {
     pub(crate) fn new(shape: Shape, pool: &Arc<Pool>) -> Self {
         let table = Table {
@@ -99,7 +107,7 @@ impl Table {
             growth: OnceLock::new(),
             overflowed: AtomicBool::new(false),
             counters: Counters {
-                entries: AtomicU64::new(0),
+                entries: AtomicI64::new(0),
                 unmigrated: AtomicUsize::new(shape.regions()),
                 next_region: AtomicUsize::new(0),
             },
@@ -122,7 +130,7 @@ impl Table {
     }
 
     /// Entries in slots, here and in what the table becomes.
-    pub(crate) fn entries(&self) -> u64 {
+    pub(crate) fn entries(&self) -> i64 {
         let grown = self.growth().map_or(0, |growth| growth.tables().map(|t| t.entries()).sum());
         self.counters.entries.load(Ordering::Relaxed) + grown
     }
@@ -134,16 +142,19 @@ impl Table {
     /// The table that has this hash now, if its region has migrated.
     #[inline]
     pub(crate) fn moved(&self, hash: u64) -> Option<&Table> {
-        let growth = self.growth.get()?;
+        self.moved_in(self.growth.get()?, hash)
+    }
+
+    #[cold]
+    fn moved_in<'a>(&'a self, growth: &'a Growth, hash: u64) -> Option<&'a Table> {
         let region = self.region(self.shape.home(hash))?;
         // Acquire: the entries were copied before.
         region.migrated.load(Ordering::Acquire).then(|| growth.table(hash))
     }
 
-    /// Starts to fetch what [`Table::lookup`] will read.
-    #[inline]
-    pub(crate) fn prefetch(&self, hash: u64) {
-        crate::prefetch::read(self.neighbourhood(self.shape.home(hash)));
+    /// What a [`Hint`] must know to find the slots of this table.
+    pub(crate) fn hint(&self) -> Hint {
+        Hint::new(self.shape, self.slots.as_ptr().addr())
     }
 
     /// Links that may belong to the hash, in this table. They count only if [`Table::moved`] says
@@ -151,13 +162,20 @@ impl Table {
     #[inline]
     pub(crate) fn lookup(&self, hash: u64, overflow: &Overflow) -> Candidates {
         let home = self.shape.home(hash);
+        let neighbourhood = self.neighbourhood(home);
         let mut found = Candidates::default();
         let tag = Tag::of(hash, self.shape.level);
-        for (distance, slot) in self.neighbourhood(home).iter().enumerate() {
-            // Acquire: whoever sees an entry sees what was done before it was published; and H2.
-            let entry = slot.load(Ordering::Acquire);
-            if matches(entry, tag.at(distance)) {
-                found.push(link_of(entry));
+        let (eights, _) = neighbourhood.as_chunks::<8>();
+        for (number, slots) in eights.iter().enumerate() {
+            // Only the distance in this loop, which costs as much as it has instructions: it rules
+            // out nearly every slot.
+            let first = spread(8 * number);
+            for (place, slot) in slots.iter().enumerate() {
+                // Acquire: whoever sees an entry sees what was done before it was published; and H2.
+                let entry = slot.load(Ordering::Acquire);
+                if is_at(entry, first, place) {
+                    consider(entry, tag.at(8 * number + place), &mut found);
+                }
             }
         }
         if self.overflowed.load(Ordering::Acquire) && self.overflows(home) {
@@ -219,9 +237,44 @@ impl Table {
         }
     }
 
+    /// Adds entries of one region, from the first one on, as long as that is simple; gives how many.
+    pub(crate) fn insert_run(&self, run: &[(Known, Link)]) -> usize {
+        let Some((first, _)) = run.first() else { return 0 };
+        let region = self.shape.region_of(self.shape.home(first.hash));
+        let _locks = self.lock(region, region + 1);
+        if self.has_migrated(region) || self.growth.get().is_some() {
+            return 0;
+        }
+        let (_, last) = self.shape.hashes(&self.shape.homes_of_region(region));
+        let mut done = 0;
+        for (known, link) in run {
+            let home = self.shape.home(known.hash);
+            let Some(tag) = Tag::of_known(*known, self.shape.level) else { break };
+            let Some(distance) = self.free_near(home) else { break };
+            if known.hash < first.hash || known.hash > last {
+                break;
+            }
+            self.publish(home, distance, tag, *link);
+            done += 1;
+        }
+        let added = i64::try_from(done).unwrap_or(0);
+        self.counters.entries.fetch_add(added, Ordering::Relaxed);
+        done
+    }
+
+    /// Whether one insert more makes the table grow.
+    pub(crate) fn is_full(&self) -> bool {
+        let entries = self.counters.entries.load(Ordering::Relaxed);
+        u64::try_from(entries).is_ok_and(|entries| entries + 1 >= self.shape.entries_max())
+    }
+
     fn counted(&self) -> Inserted {
         let entries = self.counters.entries.fetch_add(1, Ordering::Relaxed) + 1;
-        if entries >= self.shape.entries_max() { Inserted::Full } else { Inserted::Done }
+        if u64::try_from(entries).is_ok_and(|entries| entries >= self.shape.entries_max()) {
+            Inserted::Full
+        } else {
+            Inserted::Done
+        }
     }
 
     fn has_migrated(&self, region: usize) -> bool {
@@ -348,6 +401,7 @@ impl Table {
         Some(last.checked_add(1).filter(|next| *next <= known.last()))
     }
 
+    #[inline]
     fn neighbourhood(&self, home: usize) -> &[AtomicU64] {
         let first = self.shape.first_slot(home);
         self.slots.get(first..first + NEIGHBOURHOOD).unwrap_or(&[])

@@ -58,8 +58,15 @@ impl Directory {
         let mut entries = Vec::new();
         read(part, &mut entries)?;
         let pin = pin();
-        for (known, link) in &entries {
-            self.insert_known(*known, *link, &pin);
+        let mut rest = &entries[..];
+        while let [(known, link), others @ ..] = rest {
+            let table = self.root.load(&pin).table(known.hash, &pin);
+            let run = table.filter(|table| !table.is_full()).map_or(0, |table| table.insert_run(rest));
+            rest = rest.get(run..).unwrap_or(&[]);
+            if run == 0 {
+                self.insert_known(*known, *link, &pin);
+                rest = others;
+            }
         }
         Ok(entries.len() as u64)
     }

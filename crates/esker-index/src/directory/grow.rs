@@ -1,9 +1,9 @@
 //! Beginning and ending the growth of a table; the array doubles where it has no place for a split.
 
-use super::{Directory, Root};
+use super::{Directory, Place, Root};
 use crate::entry::Known;
 use crate::link::Link;
-use crate::reclaim::{Cell, Pin};
+use crate::reclaim::Pin;
 use crate::table::Table;
 use esker_base::sync::atomic::Ordering;
 use std::sync::Arc;
@@ -25,8 +25,8 @@ impl Directory {
         let Some(_turn) = self.grow.try_lock() else { return };
         // Only tables in the array grow, so that they end in the order in which they began.
         let current = self.root.load(pin);
-        let linked = current.cell(table.shape().first_hash());
-        if linked.is_none_or(|cell| !std::ptr::eq(cell.load(pin), table)) {
+        let linked = current.place(table.shape().first_hash());
+        if linked.is_none_or(|place| !std::ptr::eq(place.table.load(pin), table)) {
             return;
         }
         table.grow();
@@ -54,9 +54,9 @@ impl Directory {
             let first = shape.first_hash().checked_shr(shift).unwrap_or(0);
             let count = 1u64 << (current.bits - shape.depth().min(current.bits));
             for number in first..first + count {
-                let cell = usize::try_from(number).ok().and_then(|n| current.tables.get(n));
-                if let Some(cell) = cell {
-                    cell.store(Arc::clone(next), pin);
+                let place = usize::try_from(number).ok().and_then(|n| current.tables.get(n));
+                if let Some(place) = place {
+                    place.store(Arc::clone(next), pin);
                 }
             }
         }
@@ -67,7 +67,8 @@ impl Directory {
 impl Root {
     /// The same tables with two places for each place.
     fn doubled(&self, pin: &Pin) -> Root {
-        let twice = |cell: &Cell<Table>| [Cell::new(cell.share(pin)), Cell::new(cell.share(pin))];
+        let again = |place: &Place| Place::new(place.table.share(pin));
+        let twice = |place| [again(place), again(place)];
         Root {
             bits: self.bits + 1,
             tables: self.tables.iter().flat_map(twice).collect(),

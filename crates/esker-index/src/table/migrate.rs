@@ -129,13 +129,14 @@ impl Table {
         } else {
             new.take_back((first, last), (from, to), overflow)
         };
+        let back_count = i64::try_from(back.len()).unwrap_or(0);
+        new.counters.entries.fetch_add(taken + back_count, Ordering::Relaxed);
+        self.counters.entries.fetch_sub(gone, Ordering::Relaxed);
         // Release: whoever sees the flag sees the copies.
         region.migrated.store(true, Ordering::Release);
         for (known, link) in &back {
             overflow.remove(*known, *link);
         }
-        new.counters.entries.fetch_add(taken + back.len() as u64, Ordering::Relaxed);
-        self.counters.entries.fetch_sub(gone, Ordering::Relaxed);
     }
 
     /// Takes in an entry of the old table; gives how many slots that took. The caller holds the
@@ -147,7 +148,7 @@ impl Table {
         link: Link,
         (from, to): (usize, usize),
         overflow: &Overflow,
-    ) -> u64 {
+    ) -> i64 {
         let known = tag.known(position, self.shape.level);
         let home = self.shape.home(known.hash);
         if let Some(distance) = self.room(home, from, to) {

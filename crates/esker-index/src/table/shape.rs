@@ -28,6 +28,8 @@ pub(crate) struct Shape {
     /// Bits of a hash that say its table and home.
     pub(crate) level: u32,
     home_bits: u32,
+    /// `1 << home_bits` minus one.
+    home_mask: u64,
     region_bits: u32,
     /// Slots for two homes: 2 or 3.
     halves: usize,
@@ -44,7 +46,8 @@ impl Shape {
 
     fn new(geometry: Geometry, level: u32, home_bits: u32, halves: usize, prefix: u64) -> Shape {
         let region_bits = geometry.region_bits.min(home_bits);
-        Shape { level, home_bits, region_bits, halves, prefix, geometry }
+        let home_mask = (1 << home_bits) - 1;
+        Shape { level, home_bits, home_mask, region_bits, halves, prefix, geometry }
     }
 
     /// The tables of a directory with room for `entries`: their number is a power of two.
@@ -101,8 +104,8 @@ impl Shape {
     /// The home of a hash of this table.
     #[inline]
     pub(crate) fn home(self, hash: u64) -> usize {
-        let position = hash >> (64 - self.level);
-        usize::try_from(position & ((1 << self.home_bits) - 1)).unwrap_or(0)
+        let position = hash.wrapping_shr(64 - self.level);
+        usize::try_from(position & self.home_mask).unwrap_or(0)
     }
 
     /// The first bits of the hashes of a home, as a number.
@@ -119,7 +122,7 @@ impl Shape {
 
     #[inline]
     pub(crate) fn first_slot(self, home: usize) -> usize {
-        home * self.halves / 2
+        home.wrapping_mul(self.halves) / 2
     }
 
     /// The home whose first slot this is.
@@ -187,5 +190,56 @@ impl Shape {
         (self.home_bits == self.geometry.home_bits).then(|| {
             [2, 3].map(|halves| Shape { halves, ..self }.slots())
         })
+    }
+}
+
+/// Where the slots of a table lie, in one word beside the pointer to the table: so that they can be
+/// fetched before the table's own memory has come. It may be out of date, and is never relied on.
+///
+/// ```text
+/// | address / 8: 45 | halves - 2: 1 | home bits: 6 | 64 - level: 6 |
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hint(pub(crate) u64);
+
+impl Hint {
+    pub(crate) fn new(shape: Shape, address: usize) -> Hint {
+        let sizes = u64::from(shape.home_bits) << 6 | u64::from(64 - shape.level);
+        Hint((address as u64) >> 3 << 13 | (shape.halves as u64 - 2) << 12 | sizes)
+    }
+
+    /// Starts to fetch the neighbourhood of a hash.
+    #[inline]
+    pub(crate) fn prefetch(self, hash: u64) {
+        let mask = !(u64::MAX << (self.0 >> 6 & 63));
+        let home = hash >> (self.0 & 63) & mask;
+        let first = home + (home >> 1) * (self.0 >> 12 & 1);
+        let address = (self.0 >> 13).wrapping_add(first) << 3;
+        crate::prefetch::lines(
+            usize::try_from(address).unwrap_or(0),
+            NEIGHBOURHOOD * size_of::<u64>(),
+        );
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn homes_and_slots_are_inverse_and_in_order() {
+        let mut shape = Shape::smallest(GEOMETRY);
+        while let Some(next) = shape.stretched().or_else(|| shape.doubled()) {
+            let slots: Vec<usize> = (0..shape.homes()).map(|home| shape.first_slot(home)).collect();
+            assert!(slots.is_sorted_by(|a, b| a < b));
+            assert!(slots.iter().enumerate().all(|(home, slot)| shape.home_of_slot(*slot) == home));
+            assert!(slots.iter().enumerate().all(|(home, slot)| {
+                shape.region_of_slot(*slot) == shape.region_of(home)
+                    && shape.slots_of_region(shape.region_of(home)).contains(slot)
+            }));
+            assert!(slots.last().is_some_and(|last| last + NEIGHBOURHOOD <= shape.slots()));
+            shape = next;
+        }
+        assert_eq!(shape.homes(), 1 << 16);
     }
 }
