@@ -94,6 +94,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The index beside memory and concurrent maps: lookups, inserts, growth.
+    Index {
+        /// Number of entries, and of those in the comparison.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
     Depot {
         /// Arguments of the benchmark, `--help` among them.
@@ -234,6 +240,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
+        Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),

@@ -47,8 +47,10 @@ pub struct Stats {
     pub free_segments: u64,
     /// Entries of the index.
     pub index_entries: u64,
-    /// Entries that the index was made for.
+    /// Slots of the index; it grows with its entries.
     pub index_capacity: u64,
+    /// DRAM of the index in bytes.
+    pub index_bytes: u64,
     /// Version of the newest write.
     pub last_version: Version,
     /// What the device did since it was opened.
@@ -256,7 +258,7 @@ impl Store {
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
     pub fn iter(&self) -> Iter {
-        Iter { store: self.clone(), part: 0, items: VecDeque::new(), ended: false }
+        Iter { store: self.clone(), cursor: 0, items: VecDeque::new(), ended: false }
     }
 
     /// Brings to the device what is in memory only, without making it durable: it survives the end of
@@ -326,7 +328,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Iter {
     store: Store,
-    part: usize,
+    cursor: u64,
     items: VecDeque<(Vec<u8>, Value)>,
     ended: bool,
 }
@@ -342,9 +344,9 @@ impl Iterator for Iter {
             if self.ended {
                 return None;
             }
-            match self.store.engine.walk(self.part) {
-                Ok(Some(items)) => {
-                    self.part += 1;
+            match self.store.engine.walk(self.cursor) {
+                Ok(Some((items, next))) => {
+                    self.cursor = next;
                     self.items = items.into();
                 }
                 Ok(None) => self.ended = true,

@@ -110,9 +110,6 @@ impl Depot {
                 state: change.attributes.state & STATE_MASK,
                 collides: collides || stripe.collides(hash, key),
             };
-            if change.kind == RecordKind::Put && known.is_none() {
-                self.check_index_room()?;
-            }
             let item = [Item { hash, meta, key, value: change.value }];
             if self.writes_later() {
                 let later = self.write_later(&item, &[published])?;
