@@ -15,6 +15,7 @@
 //!   one of the batch before. In the stream of clients' writes they are the records' versions.
 
 mod batch;
+mod checkpoint;
 mod record;
 mod segment;
 mod summary;
@@ -22,6 +23,7 @@ mod superblock;
 mod varint;
 
 pub use batch::{BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, encode_batch};
+pub use checkpoint::{CheckpointEnd, CheckpointSegment, part_size, push_part, take_part};
 pub use record::{
     KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record, RecordKind, RecordMeta,
     VersionForm, encode_record, seal_record,

@@ -91,7 +91,11 @@ fn main() {
     let before = resident_bytes();
     let store = open(&options, "a crash", a.records);
     let bytes = resident_bytes() - before;
-    println!("DRAM: {:.1} bytes a record once open", bytes / a.records as f64);
+    println!(
+        "DRAM: {:.1} bytes a record once open, {:.1} of them the index",
+        bytes / a.records as f64,
+        store.stats().index_bytes as f64 / a.records as f64
+    );
     store.close().unwrap();
     drop(store);
     let store = open(&options, "a clean stop", a.records);

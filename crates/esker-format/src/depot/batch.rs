@@ -48,6 +48,10 @@ pub enum BatchKind {
     Summary = 3,
     /// Where the summary of the segment stands.
     Trailer = 4,
+    /// Parts of the index.
+    Checkpoint = 5,
+    /// The last batch of a checkpoint.
+    CheckpointEnd = 6,
 }
 
 /// What stands before the records of a batch.
@@ -124,6 +128,8 @@ impl Raw {
             2 => BatchKind::Barrier,
             3 => BatchKind::Summary,
             4 => BatchKind::Trailer,
+            5 => BatchKind::Checkpoint,
+            6 => BatchKind::CheckpointEnd,
             _ => return Err(Flaw::Field("kind")),
         };
         let header = BatchHeader {

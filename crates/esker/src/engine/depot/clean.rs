@@ -104,6 +104,11 @@ impl Cleaner {
         }
     }
 
+    /// Where the two streams go on.
+    pub(super) fn next_sequences(&self) -> [Sequence; 2] {
+        [self.warm.next, self.cold.next]
+    }
+
     /// Segments that are open for moved records, with the summaries of what they hold.
     pub(super) fn open(&self) -> impl Iterator<Item = (SegmentId, Stream, &[u8])> {
         [&self.warm, &self.cold].into_iter().filter_map(|mover| {

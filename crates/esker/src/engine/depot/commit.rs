@@ -436,7 +436,8 @@ impl Depot {
         Ok(())
     }
 
-    /// Waits for the writers under way, refuses others, and marks the end of the log.
+    /// Waits for the writers under way, refuses others, and marks the end of the log; a flush must
+    /// follow.
     pub(super) fn close_log(&self) -> Result<()> {
         loop {
             let ticket = {
@@ -471,17 +472,19 @@ impl Depot {
         if !room(&tail) {
             // The summary vouches for the last batch as well as a barrier does.
             let summary = self.log.take_summary();
+            self.log.lock().tail = None;
             let completed = self.complete(&tail, &summary, next);
-            return completed
-                .and_then(|()| self.device.flush(sites::SYNC_FLUSH))
-                .map_err(|error| self.poison(&error));
+            return completed.map_err(|error| self.poison(&error));
         }
         let offset = self.layout.segment_offset(tail.segment) + tail.position;
         let end = Tail { session: self.random(), ..tail };
         let barrier = self.marker(BatchKind::Barrier, &end, offset, &[], next, next);
-        // PERSIST: everything before is durable; this says so to recovery.
+        // PERSIST: everything before is durable; this says so to recovery, once it is durable itself.
         self.device
-            .write_durable_at(sites::CLOSE_WRITE, offset, &[IoSlice::new(&barrier)])
-            .map_err(|error| self.poison(&error))
+            .write_at(sites::CLOSE_WRITE, offset, &[IoSlice::new(&barrier)])
+            .map_err(|error| self.poison(&error))?;
+        let position = tail.position + self.layout.block;
+        self.log.lock().tail = Some(Tail { position, ..end });
+        Ok(())
     }
 }

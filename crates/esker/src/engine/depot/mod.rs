@@ -22,6 +22,7 @@
 mod atomic;
 mod background;
 mod check;
+mod checkpoint;
 mod clean;
 mod commit;
 mod later;
@@ -65,7 +66,7 @@ use scan::Source;
 use segments::Segments;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// The bits of a key's hash that summaries have room for.
 const HASH_MASK: u64 = (1 << HASH_BITS) - 1;
@@ -97,6 +98,10 @@ pub(crate) struct Depot {
     log: Log,
     /// Epoch that was next when the store was opened.
     session_epoch: SegmentEpoch,
+    /// Version of the next record when the store was opened from a checkpoint.
+    from_checkpoint: Option<Version>,
+    /// The index was written beside the log.
+    checkpointed: AtomicBool,
     cleaner: sync::Mutex<Cleaner>,
     pace: Pace,
     durability: Durability,
@@ -154,7 +159,7 @@ impl Depot {
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
         let source =
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
-        let log = Recovered::scan(&source, &superblock, &hasher, &options.progress)?;
+        let (log, index) = Recovered::scan(&source, &superblock, &hasher, &options.progress)?;
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
@@ -165,10 +170,12 @@ impl Depot {
             superblock,
             layout,
             hasher,
-            index: Directory::with_capacity(entries),
+            index: index.unwrap_or_else(|| Directory::with_capacity(entries)),
             segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
             pending: Pending::new(),
             clearing: Mutex::default(),
+            from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
+            checkpointed: AtomicBool::new(false),
             session_epoch: end.next_epoch,
             log: Log::new(&pool, end),
             cleaner: sync::Mutex::new(Cleaner::new(
@@ -233,6 +240,12 @@ impl Depot {
             (true, false) => self.items.fetch_sub(1, Ordering::Relaxed),
             _ => 0,
         };
+    }
+
+    /// Makes durable what closing wrote.
+    fn end_close(&self) -> Result<()> {
+        // PERSIST: the mark of a clean end.
+        self.device.flush(sites::CLOSE_FLUSH).map_err(|error| self.poison(&error))
     }
 
     fn forget_items(&self) {
@@ -374,9 +387,21 @@ impl Engine for Depot {
 
     fn close(&self) -> Result<()> {
         self.background.stop();
-        let closed = self.close_log();
+        // The end of the log is durable before a checkpoint can say that there is nothing behind it.
+        let closed = self.close_log().and_then(|()| self.end_close());
         self.background.join();
-        closed
+        closed?;
+        let unchanged = self.log.next_epoch() == self.session_epoch
+            && self.from_checkpoint == Some(self.log.next_version());
+        if self.log.failure().is_none()
+            && !self.checkpointed.swap(true, Ordering::AcqRel)
+            && !unchanged
+            && let Err(error) = self.write_checkpoint()
+        {
+            // The log is whole: the next open reads that.
+            tracing::warn!(%error, "writing a checkpoint failed");
+        }
+        Ok(())
     }
 
     fn stats(&self) -> Stats {
@@ -417,7 +442,7 @@ impl Drop for Depot {
         // Without waiting: this may be the background thread itself.
         self.background.stop();
         if !self.log.is_closed()
-            && let Err(error) = self.close_log()
+            && let Err(error) = self.close_log().and_then(|()| self.end_close())
         {
             tracing::warn!(%error, "closing the store failed");
         }

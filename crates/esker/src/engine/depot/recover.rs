@@ -20,6 +20,7 @@
 //! Threads take segments from a counter, then shares of the hash space; in a simulation there is
 //! one. Nothing is shared with clients until the end.
 
+use super::checkpoint;
 use super::commit::LogEnd;
 use super::place::{Tail, link_bytes, link_to};
 use super::scan::{SegmentEnd, Source, Step};
@@ -30,15 +31,15 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    GRAIN_SIZE_BYTES, RecordKind, RecordMeta, SegmentHeader, Stream, SummaryRecord, Superblock,
-    push_batch, push_record,
+    CheckpointEnd, GRAIN_SIZE_BYTES, RecordKind, RecordMeta, SegmentHeader, Stream, SummaryRecord,
+    Superblock, push_batch, push_record,
 };
-use esker_index::Link;
-use parking_lot::Mutex;
+use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Shares of the hash space, each sorted by itself.
-const SHARES: usize = 64;
+/// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
+const SHARE_BITS: u32 = 6;
+const SHARES: u32 = 1 << SHARE_BITS;
 /// Most threads of a recovery.
 const THREADS_MAX: usize = 8;
 
@@ -63,9 +64,9 @@ impl Found {
 
 /// A segment with a valid header.
 #[derive(Clone, Debug)]
-struct Scanned {
+pub(super) struct Scanned {
     header: SegmentHeader,
-    end: SegmentEnd,
+    pub(super) end: SegmentEnd,
     /// Bytes of records, as the segment table counts them.
     written_bytes: u64,
     /// The summary that a segment without one would get.
@@ -75,11 +76,16 @@ struct Scanned {
 /// What the log holds.
 #[derive(Debug)]
 pub(super) struct Recovered {
-    /// By share of the hash space.
-    found: Vec<Mutex<Vec<Found>>>,
+    /// Valid headers.
+    pub(super) headers: Vec<SegmentHeader>,
+    /// The checkpoint that says all there is to say, if there is one: then nothing was found in the
+    /// log, and of the segments only the open one was read.
+    pub(super) checkpoint: Option<CheckpointEnd>,
+    /// What each thread found, by hash. A few long vectors: their memory goes back to the system.
+    found: Vec<Vec<Found>>,
     /// Segments in use, by epoch.
     segments: Vec<Scanned>,
-    blank: Vec<SegmentId>,
+    pub(super) blank: Vec<SegmentId>,
     clear_version: Version,
     threads: usize,
 }
@@ -87,23 +93,23 @@ pub(super) struct Recovered {
 /// What one thread gathers.
 #[derive(Default)]
 struct Gathered {
+    found: Vec<Found>,
     segments: Vec<Scanned>,
-    blank: Vec<SegmentId>,
     clear_version: Version,
 }
 
 /// What a scan works with.
 struct Scan<'a> {
     source: &'a Source<'a>,
-    superblock: &'a Superblock,
     hasher: &'a KeyHasher,
     progress: &'a Progress,
+    /// Headers of the log's segments.
+    headers: Vec<SegmentHeader>,
     next: AtomicU32,
-    found: Vec<Mutex<Vec<Found>>>,
 }
 
 impl Recovered {
-    /// Reads the whole log.
+    /// Reads the log, or the checkpoint that makes it unnecessary; that one's index comes with it.
     ///
     /// # Errors
     /// `Corrupted` if something below the committed point is missing, `Io` if the device fails.
@@ -112,42 +118,57 @@ impl Recovered {
         superblock: &Superblock,
         hasher: &KeyHasher,
         progress: &Progress,
-    ) -> Result<Recovered> {
+    ) -> Result<(Recovered, Option<Directory>)> {
         let threads = match std::thread::available_parallelism() {
             _ if esker_trt::sim::is_active() => 1,
             Ok(cores) => cores.get().min(THREADS_MAX),
             Err(_) => 1,
         };
+        let (headers, blank) = headers(source, superblock, threads)?;
+        let of_log = headers.iter().filter(|header| header.stream != Stream::Checkpoint);
         let scan = Scan {
             source,
-            superblock,
             hasher,
             progress,
+            headers: of_log.copied().collect(),
             next: AtomicU32::new(0),
-            found: (0..SHARES).map(|_| Mutex::default()).collect(),
         };
+        if let Some((end, index, segments)) = scan.checkpoint(&headers)? {
+            let log = Recovered {
+                headers,
+                clear_version: end.clear_version,
+                checkpoint: Some(end),
+                found: Vec::new(),
+                segments,
+                blank,
+                threads,
+            };
+            return Ok((log, Some(index)));
+        }
         let mut all = Gathered::default();
+        let mut found = Vec::new();
         for gathered in on_threads(threads, || scan.gather())? {
+            found.push(gathered.found);
             all.segments.extend(gathered.segments);
-            all.blank.extend(gathered.blank);
             all.clear_version = all.clear_version.max(gathered.clear_version);
         }
         all.segments.sort_by_key(|segment| segment.header.epoch);
-        all.blank.sort();
         let log = Recovered {
-            found: scan.found,
+            headers,
+            checkpoint: None,
+            found,
             segments: all.segments,
-            blank: all.blank,
+            blank,
             clear_version: all.clear_version,
             threads,
         };
         log.check_ends(source)?;
-        Ok(log)
+        Ok((log, None))
     }
 
     /// Number of records that were found, dead ones among them.
     pub(super) fn records(&self) -> u64 {
-        self.found.iter().map(|share| share.lock().len() as u64).sum()
+        self.found.iter().map(|found| found.len() as u64).sum()
     }
 
     fn of_stream(&self, stream: Stream) -> impl DoubleEndedIterator<Item = &Scanned> {
@@ -195,9 +216,10 @@ impl Recovered {
     /// Where the clients' log goes on.
     pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
-        let highest = self.segments.last().map_or(0, |segment| segment.header.epoch.0);
+        let highest = self.headers.iter().map(|header| header.epoch.0).max().unwrap_or(0);
         let open = last.filter(|last| !last.end.sealed);
-        let given = self.segments.iter().map(|segment| segment.header.next_version).max();
+        let given = self.headers.iter().map(|header| header.next_version);
+        let given = given.chain(self.checkpoint.as_ref().map(|end| end.next_version)).max();
         LogEnd {
             tail: open.map(|last| Tail {
                 segment: last.header.segment_id,
@@ -219,42 +241,58 @@ impl Recovered {
 
     /// Where a stream of the cleaner goes on.
     pub(super) fn next_sequence(&self, stream: Stream) -> Sequence {
-        self.of_stream(stream).map(|segment| segment.end.next).max().unwrap_or_default()
+        match (&self.checkpoint, stream) {
+            (Some(end), Stream::Warm) => end.moved[0],
+            (Some(end), Stream::Cold) => end.moved[1],
+            _ => self.of_stream(stream).map(|segment| segment.end.next).max().unwrap_or_default(),
+        }
     }
 }
 
 impl Scan<'_> {
+    /// The newest checkpoint with its index and the open segment, if nothing happened after it.
+    fn checkpoint(
+        &self,
+        headers: &[SegmentHeader],
+    ) -> Result<Option<(CheckpointEnd, Directory, Vec<Scanned>)>> {
+        let Some(loaded) = checkpoint::load(self.source, headers)? else { return Ok(None) };
+        let mut found = Vec::new();
+        let mut clear = Version(0);
+        let open = loaded.end.tail.map(|(id, _)| id);
+        let header = self.headers.iter().find(|header| Some(header.segment_id) == open);
+        let tail = match header {
+            Some(header) => Some(self.segment(*header, &mut found, &mut clear)?),
+            None => None,
+        };
+        if !loaded.ends_at(tail.as_ref()) {
+            return Ok(None);
+        }
+        Ok(Some((loaded.end, loaded.index, tail.into_iter().collect())))
+    }
+
     /// One thread's share of the segments.
     fn gather(&self) -> Result<Gathered> {
         let mut gathered = Gathered::default();
-        let count = self.superblock.segment_count;
-        let mut found: Vec<Vec<Found>> = vec![Vec::new(); SHARES];
+        let count = self.headers.len() as u64;
         loop {
             let index = self.next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
+            let Some(header) = self.headers.get(usize::try_from(index).unwrap_or(usize::MAX))
+            else {
                 break;
-            }
-            self.progress.report(u64::from(index), u64::from(count));
-            let id = SegmentId(index);
-            match self.source.header(self.superblock.store_id, id)? {
-                Some(header) if header.stream != Stream::Checkpoint => {
-                    gathered.clear_version = gathered.clear_version.max(header.clear_version);
-                    let clear = &mut gathered.clear_version;
-                    gathered.segments.push(self.segment(header, &mut found, clear)?);
-                }
-                _ => gathered.blank.push(id),
-            }
+            };
+            self.progress.report(u64::from(index), count);
+            gathered.clear_version = gathered.clear_version.max(header.clear_version);
+            let (found, clear) = (&mut gathered.found, &mut gathered.clear_version);
+            gathered.segments.push(self.segment(*header, found, clear)?);
         }
-        for (share, found) in self.found.iter().zip(found) {
-            share.lock().extend(found);
-        }
+        gathered.found.sort_unstable_by_key(|record| record.hash);
         Ok(gathered)
     }
 
     fn segment(
         &self,
         header: SegmentHeader,
-        found: &mut [Vec<Found>],
+        found: &mut Vec<Found>,
         clear: &mut Version,
     ) -> Result<Scanned> {
         let (id, of) = (header.segment_id, Incarnation::from(&header));
@@ -301,11 +339,38 @@ impl Scan<'_> {
     }
 }
 
+/// The headers of all segments, and which segments have none.
+fn headers(
+    source: &Source<'_>,
+    superblock: &Superblock,
+    threads: usize,
+) -> Result<(Vec<SegmentHeader>, Vec<SegmentId>)> {
+    let next = AtomicU32::new(0);
+    let parts = on_threads(threads, || {
+        let (mut headers, mut blank) = (Vec::new(), Vec::new());
+        loop {
+            let id = SegmentId(next.fetch_add(1, Ordering::Relaxed));
+            if id.0 >= superblock.segment_count {
+                return Ok((headers, blank));
+            }
+            match source.header(superblock.store_id, id)? {
+                Some(header) => headers.push(header),
+                None => blank.push(id),
+            }
+        }
+    })?;
+    let (headers, blank): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+    let (mut headers, mut blank) = (headers.concat(), blank.concat());
+    headers.sort_by_key(|header| header.segment_id);
+    blank.sort();
+    Ok((headers, blank))
+}
+
 /// The segment that a thread reads.
 struct Segment<'a> {
     source: &'a Source<'a>,
     base: u64,
-    found: &'a mut [Vec<Found>],
+    found: &'a mut Vec<Found>,
     clear: &'a mut Version,
     written_bytes: u64,
     failure: Option<Error>,
@@ -331,19 +396,12 @@ impl Segment<'_> {
         self.written_bytes += link_bytes(link);
         let collides = record.collides && !sites::RECOVER_COLLIDES.disabled();
         let hash = spread(record.hash);
-        let found = Found { hash, order: record.version.0 << 1 | u64::from(collides), link };
-        if let Some(share) = self.found.get_mut(share_of(hash)) {
-            share.push(found);
-        }
+        self.found.push(Found { hash, order: record.version.0 << 1 | u64::from(collides), link });
     }
 
     fn done(self) -> Result<()> {
         self.failure.map_or(Ok(()), Err)
     }
-}
-
-fn share_of(hash: u64) -> usize {
-    usize::try_from(hash >> 32).unwrap_or(0) % SHARES
 }
 
 /// Runs `work` on several threads, or here if one is enough, and gathers what it returns.
@@ -365,6 +423,10 @@ fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Result<T> + Sync) -> R
 impl Depot {
     /// Fills index and segment table from the log.
     pub(super) fn adopt(&self, log: &Recovered) -> Result<()> {
+        if let Some(end) = &log.checkpoint {
+            self.adopt_checkpoint(log, end);
+            return Ok(());
+        }
         let tail = log.log_end().tail.map(|tail| tail.segment);
         for Scanned { header, written_bytes, .. } in &log.segments {
             let id = header.segment_id;
@@ -376,10 +438,16 @@ impl Depot {
         on_threads(log.threads, || {
             loop {
                 let share = next.fetch_add(1, Ordering::Relaxed);
-                let Some(found) = log.found.get(usize::try_from(share).unwrap_or(SHARES)) else {
+                if share >= SHARES {
                     return Ok(());
-                };
-                let found = std::mem::take(&mut *found.lock());
+                }
+                let share_of = |record: &Found| record.hash >> (64 - SHARE_BITS);
+                let mut found = Vec::new();
+                for of_thread in &log.found {
+                    let start = of_thread.partition_point(|r| share_of(r) < u64::from(share));
+                    let end = of_thread.partition_point(|r| share_of(r) <= u64::from(share));
+                    found.extend_from_slice(of_thread.get(start..end).unwrap_or(&[]));
+                }
                 self.fold(found, log.clear_version)?;
             }
         })?;
@@ -390,6 +458,9 @@ impl Depot {
             }
         }
         log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
+        for header in log.headers.iter().filter(|header| header.stream == Stream::Checkpoint) {
+            self.segments.add_stale(header.segment_id);
+        }
         Ok(())
     }
 

@@ -186,6 +186,23 @@ impl Source<'_> {
         Ok(end)
     }
 
+    /// Gives the batches of a segment of a checkpoint to `visit`.
+    pub(super) fn batches(
+        &self,
+        id: SegmentId,
+        salt: u64,
+        visit: &mut dyn FnMut(&Batch<'_>),
+    ) -> Result<()> {
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        let mut position = self.layout.first_batch();
+        while position < self.layout.trailer() {
+            let Some(batch) = window.batch(position, salt)? else { break };
+            position += u64::from(batch.header.total_bytes);
+            visit(&batch);
+        }
+        Ok(())
+    }
+
     /// Looks behind the end of an unsealed segment for proof that more was durable than `end` shows:
     /// then what stands at the end is damage, not a torn tail.
     pub(super) fn durable_behind(

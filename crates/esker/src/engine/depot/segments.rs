@@ -13,7 +13,7 @@
 //! segments.
 
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
-use esker_format::depot::{SegmentHeader, Stream};
+use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -192,6 +192,34 @@ impl Segments {
             trimmed: false,
             after: Version(0),
         });
+    }
+
+    /// Puts a segment on the free list whose header is valid, and whose records are all dead.
+    pub(super) fn add_stale(&self, id: SegmentId) {
+        let after = Version(0);
+        let free = Free { id, prepared: true, stale: true, trimmed: false, after };
+        self.free.lock().push_back(free);
+    }
+
+    /// Segments in use, for a checkpoint.
+    pub(super) fn used(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
+        let used = self.all().filter(|(id, _)| self.state(*id) != Use::Free);
+        used.map(|(id, segment)| CheckpointSegment {
+            id,
+            epoch: self.epoch(id),
+            live_records: segment.live_records.load(Ordering::SeqCst),
+            live_bytes: segment.live_bytes.load(Ordering::Relaxed),
+            written_bytes: segment.written_bytes.load(Ordering::Relaxed),
+        })
+    }
+
+    /// Takes the counts of a segment from a checkpoint.
+    pub(super) fn restore_counts(&self, from: &CheckpointSegment) {
+        if let Some(segment) = self.get(from.id) {
+            segment.live_records.store(from.live_records, Ordering::SeqCst);
+            segment.live_bytes.store(from.live_bytes, Ordering::Relaxed);
+            segment.written_bytes.store(from.written_bytes, Ordering::Relaxed);
+        }
     }
 
     /// Says what a segment is: at recovery, and when it is taken into use.

@@ -31,12 +31,18 @@ esker_base::sites! {
     pub BLANK_WRITE: Write = "depot.blank.write";
     /// Makes that durable before tombstones go.
     pub BLANK_FLUSH: Flush = "depot.blank.flush";
+    /// Writes the index beside the log at a clean stop.
+    pub CHECKPOINT_WRITE: Write = "depot.checkpoint.write";
+    /// Nothing happened after a checkpoint that counts.
+    pub CHECKPOINT_CURRENT: Compare = "depot.checkpoint.current";
     /// Tells the device of free segments.
     pub TRIM: Write = "depot.trim";
     /// Makes everything durable that was written without, for `sync`, `periodic` and `close`.
     pub SYNC_FLUSH: Flush = "depot.sync.flush";
     /// Marks a clean end of the log.
-    pub CLOSE_WRITE: DurableWrite = "depot.close.write";
+    pub CLOSE_WRITE: Write = "depot.close.write";
+    /// Makes that durable, and a checkpoint with it.
+    pub CLOSE_FLUSH: Flush = "depot.close.flush";
     /// Readies free segments ahead of their use.
     pub PREPARE: Write = "depot.prepare";
     /// Reads a record.

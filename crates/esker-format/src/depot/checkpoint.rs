@@ -1,0 +1,194 @@
+//! Checkpoints: the index as bytes, so that an open after a clean stop need not read summaries.
+//!
+//! A checkpoint stands in segments of a stream of its own: batches of kind `Checkpoint`, each with
+//! parts of the index (a length of 4 bytes before each), and one of kind `CheckpointEnd` with what is
+//! described here. Whether it is current shows when the segments are compared with it.
+
+use crate::Flaw;
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
+
+/// What a checkpoint says of a segment in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckpointSegment {
+    /// Which.
+    pub id: SegmentId,
+    /// Its incarnation.
+    pub epoch: SegmentEpoch,
+    /// Records that the index points at.
+    pub live_records: u32,
+    /// Their bytes, as the segment table counts them.
+    pub live_bytes: u64,
+    /// Bytes of all records.
+    pub written_bytes: u64,
+}
+
+/// The end of a checkpoint: what the index does not say.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointEnd {
+    /// Number of batches with parts before this one.
+    pub batches: u64,
+    /// Number of entries in all parts.
+    pub entries: u64,
+    /// Keys with a value.
+    pub items: u64,
+    /// Version of the next record.
+    pub next_version: Version,
+    /// Records of lower versions were cleared.
+    pub clear_version: Version,
+    /// Highest epoch in use, those of the checkpoint aside.
+    pub last_epoch: SegmentEpoch,
+    /// Where the streams of moved records go on: warm, cold.
+    pub moved: [Sequence; 2],
+    /// The open segment of the clients' stream, and the end of its log there in bytes.
+    pub tail: Option<(SegmentId, u64)>,
+    /// Segments in use.
+    pub segments: Vec<CheckpointSegment>,
+}
+
+const NO_TAIL: u32 = u32::MAX;
+const SEGMENT_SIZE: usize = 32;
+
+impl CheckpointEnd {
+    /// The payload of the batch.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(80 + SEGMENT_SIZE * self.segments.len());
+        let (tail, position) = self.tail.map_or((NO_TAIL, 0), |(id, position)| (id.0, position));
+        for number in [
+            self.batches,
+            self.entries,
+            self.items,
+            self.next_version.0,
+            self.clear_version.0,
+            self.last_epoch.0,
+            self.moved[0].0,
+            self.moved[1].0,
+            u64::from(tail),
+            position,
+        ] {
+            out.extend_from_slice(&number.to_le_bytes());
+        }
+        for segment in &self.segments {
+            out.extend_from_slice(&segment.id.0.to_le_bytes());
+            out.extend_from_slice(&segment.live_records.to_le_bytes());
+            for number in [segment.epoch.0, segment.live_bytes, segment.written_bytes] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// Reads a payload.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found.
+    pub fn decode(mut rest: &[u8]) -> Result<Self, Flaw> {
+        let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
+        let [batches, entries, items] = [number()?, number()?, number()?];
+        let [next, clear, last] = [number()?, number()?, number()?];
+        let moved = [Sequence(number()?), Sequence(number()?)];
+        let tail = u32::try_from(number()?).map_err(|_| Flaw::Field("tail"))?;
+        let position = number()?;
+        let mut segments = Vec::with_capacity(rest.len() / SEGMENT_SIZE);
+        while !rest.is_empty() {
+            let id = SegmentId(u32::from_le_bytes(take(&mut rest)?));
+            let live_records = u32::from_le_bytes(take(&mut rest)?);
+            let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
+            let [epoch, live_bytes, written_bytes] = [number()?, number()?, number()?];
+            let epoch = SegmentEpoch(epoch);
+            segments.push(CheckpointSegment { id, epoch, live_records, live_bytes, written_bytes });
+        }
+        Ok(CheckpointEnd {
+            batches,
+            entries,
+            items,
+            next_version: Version(next),
+            clear_version: Version(clear),
+            last_epoch: SegmentEpoch(last),
+            moved,
+            tail: (tail != NO_TAIL).then_some((SegmentId(tail), position)),
+            segments,
+        })
+    }
+}
+
+/// Adds a part of the index to the payload of a batch.
+pub fn push_part(out: &mut Vec<u8>, part: &[u8]) {
+    out.extend_from_slice(&u32::try_from(part.len()).unwrap_or(u32::MAX).to_le_bytes());
+    out.extend_from_slice(part);
+}
+
+/// Bytes that a part takes in a payload.
+#[must_use]
+pub fn part_size(part: &[u8]) -> usize {
+    4 + part.len()
+}
+
+/// Takes the next part from a payload; `None` at its end.
+///
+/// # Errors
+/// `TooShort`.
+pub fn take_part<'a>(rest: &mut &'a [u8]) -> Result<Option<&'a [u8]>, Flaw> {
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    let size = u32::from_le_bytes(take(rest)?);
+    let size = usize::try_from(size).map_err(|_| Flaw::TooShort)?;
+    let (part, tail) = rest.split_at_checked(size).ok_or(Flaw::TooShort)?;
+    *rest = tail;
+    Ok(Some(part))
+}
+
+fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
+    let (head, tail) = rest.split_first_chunk::<N>().ok_or(Flaw::TooShort)?;
+    *rest = tail;
+    Ok(*head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_end_comes_back_and_a_cut_one_does_not() {
+        let segment = CheckpointSegment {
+            id: SegmentId(3),
+            epoch: SegmentEpoch(9),
+            live_records: 4,
+            live_bytes: 500,
+            written_bytes: 700,
+        };
+        let end = CheckpointEnd {
+            batches: 2,
+            entries: 5,
+            items: 4,
+            next_version: Version(77),
+            clear_version: Version(6),
+            last_epoch: SegmentEpoch(10),
+            moved: [Sequence(1), Sequence(2)],
+            tail: Some((SegmentId(3), 8192)),
+            segments: vec![segment, CheckpointSegment { id: SegmentId(7), ..segment }],
+        };
+        let bytes = end.encode();
+        assert_eq!(CheckpointEnd::decode(&bytes), Ok(end.clone()));
+        assert_eq!(CheckpointEnd::decode(&bytes[..bytes.len() - 1]), Err(Flaw::TooShort));
+        let without = CheckpointEnd { tail: None, segments: Vec::new(), ..end };
+        assert_eq!(CheckpointEnd::decode(&without.encode()), Ok(without));
+    }
+
+    #[test]
+    fn parts_come_back_and_a_cut_one_does_not() {
+        let mut payload = Vec::new();
+        for part in [&b"one"[..], b"", b"three"] {
+            let before = payload.len();
+            push_part(&mut payload, part);
+            assert_eq!(payload.len() - before, part_size(part));
+        }
+        let mut rest = &payload[..];
+        assert_eq!(take_part(&mut rest), Ok(Some(&b"one"[..])));
+        assert_eq!(take_part(&mut rest), Ok(Some(&b""[..])));
+        assert_eq!(take_part(&mut &rest[..rest.len() - 1]), Err(Flaw::TooShort));
+        assert_eq!(take_part(&mut rest), Ok(Some(&b"three"[..])));
+        assert_eq!(take_part(&mut rest), Ok(None));
+    }
+}
