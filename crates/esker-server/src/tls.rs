@@ -166,10 +166,13 @@ impl Transport for Encrypted {
         }
     }
 
-    fn flush(&mut self, timeout: Duration) -> IoResult<bool> {
+    fn holds_back(&self) -> bool {
+        self.machine.wants_write()
+    }
+
+    fn flush(&mut self, timeout: Duration) -> IoResult<()> {
         self.socket.stream().set_deadline(Some(timeout));
-        self.send_records()?;
-        Ok(true)
+        self.send_records()
     }
 
     fn linger(&mut self, limit: Duration) {

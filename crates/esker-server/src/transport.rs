@@ -27,8 +27,11 @@ pub(crate) trait Transport {
         timeout: Option<Duration>,
     ) -> Result<usize>;
 
-    /// Sends what was taken and is held back; says whether that is all. Called until it is.
-    fn flush(&mut self, timeout: Duration) -> Result<bool>;
+    /// Whether something that was taken is not sent yet.
+    fn holds_back(&self) -> bool;
+
+    /// Sends what was taken and is held back.
+    fn flush(&mut self, timeout: Duration) -> Result<()>;
 
     /// Says that no more is sent, and waits until the client has closed, too, at most `limit`: bytes
     /// that nobody has read would make the kernel reset the connection, and the client could lose
@@ -78,8 +81,12 @@ impl Transport for Plain {
         }
     }
 
-    fn flush(&mut self, _timeout: Duration) -> Result<bool> {
-        Ok(true)
+    fn holds_back(&self) -> bool {
+        false
+    }
+
+    fn flush(&mut self, _timeout: Duration) -> Result<()> {
+        Ok(())
     }
 
     fn linger(&mut self, limit: Duration) {

@@ -54,14 +54,12 @@ pub(crate) struct MetaAnswer {
     pub(crate) cas: Option<u64>,
     pub(crate) size: Option<u64>,
     pub(crate) client_flags: Option<u32>,
-    /// Expiry before and after the command: `t` shows what holds where it stands.
-    pub(crate) expiry: Option<(Option<u64>, Option<u64>)>,
+    /// Expiry, as it is where `t` stands among the flags that change it.
+    pub(crate) expiry: Option<Option<u64>>,
     pub(crate) seen: Option<Seen>,
     pub(crate) stale: bool,
     pub(crate) sent: bool,
     pub(crate) won: bool,
-    /// The command made the item.
-    pub(crate) created: bool,
 }
 
 /// A data block.
@@ -88,7 +86,6 @@ impl MetaAnswer {
             stale: false,
             sent: false,
             won: false,
-            created: false,
         }
     }
 
@@ -110,9 +107,11 @@ pub(crate) struct MetaDebug {
     pub(crate) size: u64,
 }
 
-/// What a walk over the flags of `mg` decides, in their order.
+/// What a walk over the flags decides, in their order.
 struct Decision {
     expires_at: Option<u64>,
+    /// Where `t` stands.
+    shown: Option<u64>,
     won: bool,
 }
 
@@ -146,8 +145,8 @@ impl Ground<'_> {
         let touches = flags.exptime.is_some();
         for _ in 0..super::RETRIES_MAX {
             let Some(item) = self.live(key, share)? else {
-                if let Some(exptime) = flags.vivify {
-                    match self.vivify(key, exptime, flags, words, buffer)? {
+                if flags.vivify.is_some() {
+                    match self.vivify(key, flags, words, buffer)? {
                         Some(answer) => return Ok(answer),
                         // Somebody else was faster: that is a hit now.
                         None => continue,
@@ -158,10 +157,11 @@ impl Ground<'_> {
             };
             let attributes = item.record().attributes();
             let sent = item.has(TOKEN_SENT);
-            let decided = self.decide(&item, flags, words, buffer);
+            let mut decided = self.decide(attributes.expires_at, false, sent, flags, words, buffer);
+            decided.won |= item.has(STALE) && !sent;
             let mut answer = MetaAnswer::of(Status::Done, flags);
             answer.cas = Some(item.cas());
-            answer.expiry = Some((attributes.expires_at, decided.expires_at));
+            answer.expiry = Some(decided.shown);
             answer.won = decided.won;
             if touches || decided.won {
                 let state =
@@ -209,12 +209,12 @@ impl Ground<'_> {
     fn vivify(
         &self,
         key: &[u8],
-        exptime: i64,
         flags: &MetaFlags,
         words: Span,
         buffer: &[u8],
     ) -> Result<Option<Answer>> {
-        let expires_at = expires_at(vivified_exptime(exptime, flags, words, buffer), self.now);
+        let decided = self.decide(None, true, false, flags, words, buffer);
+        let expires_at = decided.expires_at;
         let binary = if flags.base64 { BINARY_KEY } else { 0 };
         let attributes = Attributes { flags: 0, expires_at, state: TOKEN_SENT | binary };
         let outcome = self.put_item(key, b"", attributes, flags.explicit_cas, Condition::Absent)?;
@@ -223,12 +223,11 @@ impl Ground<'_> {
         self.count_get(flags.exptime.is_some(), true);
         let mut answer = MetaAnswer::of(Status::Done, flags);
         answer.cas = Some(flags.explicit_cas.unwrap_or(version.0));
-        answer.expiry = Some((None, expires_at));
+        answer.expiry = Some(decided.shown);
         answer.size = Some(0);
         answer.client_flags = Some(0);
         answer.seen = Some(Seen { fetched: false, age_seconds: 0 });
         answer.won = true;
-        answer.created = true;
         if !flags.no_update {
             self.access.note(key, self.uptime, true);
         }
@@ -238,26 +237,36 @@ impl Ground<'_> {
         Ok(Some(Answer::Meta(answer)))
     }
 
-    fn decide(&self, item: &Item, flags: &MetaFlags, words: Span, buffer: &[u8]) -> Decision {
-        let sent = item.has(TOKEN_SENT);
-        let mut decision = Decision {
-            expires_at: item.record().attributes().expires_at,
-            won: item.has(STALE) && !sent,
-        };
+    /// Walks over the flags: what becomes of the expiry, and whether the client wins by `R`.
+    fn decide(
+        &self,
+        mut expires_at: Option<u64>,
+        created: bool,
+        sent: bool,
+        flags: &MetaFlags,
+        words: Span,
+        buffer: &[u8],
+    ) -> Decision {
+        let date = |exptime| crate::expiry::expires_at(exptime, self.now);
+        let (mut shown, mut won) = (expires_at, created);
         for token in Tokens::new(buffer, words) {
-            match (token.of(buffer).first(), flags.exptime, flags.recache) {
-                (Some(b'T'), Some(exptime), _) => {
-                    decision.expires_at = expires_at(exptime, self.now);
+            match (token.of(buffer).first(), flags) {
+                (Some(b'T'), MetaFlags { exptime: Some(exptime), .. }) => {
+                    expires_at = date(*exptime);
                 }
-                (Some(b'R'), _, Some(recache)) if !sent => {
+                (Some(b'N'), MetaFlags { vivify: Some(exptime), .. }) if created => {
+                    expires_at = date(*exptime);
+                }
+                (Some(b'R'), MetaFlags { recache: Some(recache), .. }) if !sent && !created => {
                     // Never is later than any time; a time of 0 is none at all.
-                    let bound = expires_at(recache, self.now).unwrap_or(0);
-                    decision.won |= decision.expires_at.is_some_and(|date| date < bound);
+                    let bound = date(*recache).unwrap_or(0);
+                    won |= expires_at.is_some_and(|date| date < bound);
                 }
+                (Some(b't'), _) => shown = expires_at,
                 _ => {}
             }
         }
-        decision
+        Decision { expires_at, shown, won }
     }
 
     /// `ms`: what the parser has made of it, and its flags.
@@ -415,7 +424,7 @@ impl Ground<'_> {
         let direction = if down { Arithmetic::Down } else { Arithmetic::Up };
         for _ in 0..super::RETRIES_MAX {
             let (mut number, mut mismatch) = (0, false);
-            let mut expiry = (None, None);
+            let mut shown = None;
             let changed = self.modify(key, share, |old| {
                 // In this order: an empty value is no number whatever its CAS id is.
                 mismatch =
@@ -425,11 +434,9 @@ impl Ground<'_> {
                 }
                 number = direction.step(parse_value(old)?, flags.delta.unwrap_or(1));
                 let mut attributes = stepped(number, old);
-                expiry.0 = attributes.expires_at;
-                if let Some(exptime) = flags.exptime {
-                    attributes.expires_at = expires_at(exptime, self.now);
-                }
-                expiry.1 = attributes.expires_at;
+                let before = attributes.expires_at;
+                let decided = self.decide(before, false, true, flags, words, buffer);
+                (attributes.expires_at, shown) = (decided.expires_at, decided.shown);
                 Some((New::Made(number_text(number, old)), attributes, flags.explicit_cas))
             })?;
             self.count_step(direction, &changed);
@@ -440,15 +447,14 @@ impl Ground<'_> {
                     answer.cas = Some(cas);
                 }
                 Modified::Missing => {
-                    let Some(exptime) = flags.vivify else {
+                    if flags.vivify.is_none() {
                         return Ok(Answer::Meta(MetaAnswer::of(Status::NotFound, flags)));
-                    };
+                    }
                     number = flags.initial;
-                    let exptime = vivified_exptime(exptime, flags, words, buffer);
-                    answer.created = true;
-                    expiry = (None, expires_at(exptime, self.now));
+                    let decided = self.decide(None, true, true, flags, words, buffer);
+                    shown = decided.shown;
                     let state = if flags.base64 { BINARY_KEY } else { 0 };
-                    let attributes = Attributes { flags: 0, expires_at: expiry.1, state };
+                    let attributes = Attributes { flags: 0, expires_at: decided.expires_at, state };
                     let text = number_text(number, b"");
                     let put = self.put_item(
                         key,
@@ -466,7 +472,7 @@ impl Ground<'_> {
                 }
                 Modified::Refused => return Ok(Answer::Line(line::NOT_A_NUMBER)),
             }
-            answer.expiry = Some(expiry);
+            answer.expiry = Some(shown);
             answer.block = flags.value.then_some(Block::Number(number));
             return Ok(Answer::Meta(answer));
         }
@@ -496,13 +502,6 @@ impl Ground<'_> {
         let unknown = Seen { fetched: false, age_seconds: self.uptime };
         self.access.seen(key, self.uptime).unwrap_or(unknown)
     }
-}
-
-/// Expiry of an item made on a miss: of `T` and `N` the one that comes last.
-fn vivified_exptime(exptime: i64, flags: &MetaFlags, words: Span, buffer: &[u8]) -> i64 {
-    let times = Tokens::new(buffer, words).map(|token| token.of(buffer).first().copied());
-    let last = times.filter(|flag| matches!(flag, Some(b'T' | b'N'))).last().flatten();
-    flags.exptime.filter(|_| last == Some(b'T')).unwrap_or(exptime)
 }
 
 /// Whether a key can stand in a line as it is.

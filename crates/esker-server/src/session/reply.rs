@@ -98,7 +98,6 @@ impl<T: Transport> Session<T> {
         };
         let mut decoded = None;
         let key = unit_key(unit.key, &unit.action, buffer, &mut decoded);
-        let mut renewed = false;
         for token in Tokens::new(buffer, flags) {
             let token = token.of(buffer);
             let number = match token.first() {
@@ -115,17 +114,8 @@ impl<T: Transport> Session<T> {
                     }
                     None
                 }
-                Some(b'T') => {
-                    renewed = true;
-                    None
-                }
-                Some(b'N') => {
-                    renewed |= answer.created;
-                    None
-                }
                 Some(b't') => {
-                    if let Some((before, after)) = answer.expiry {
-                        let date = if renewed { after } else { before };
+                    if let Some(date) = answer.expiry {
                         output.push(b" t");
                         match date {
                             None => output.push(b"-1"),

@@ -98,7 +98,9 @@ impl<T: Transport> Session<T> {
             }
             Ok(taken)
         })?;
-        while !patiently(shared, since, |limit| connection.flush(limit))? {}
+        if connection.holds_back() {
+            patiently(shared, since, |limit| connection.flush(limit))?;
+        }
         self.count(Counter::BytesWritten, sent as u64);
         Ok(())
     }

@@ -310,8 +310,8 @@ fn meta_edge_cases_answer_as_memcached_does() {
         "ms k 2\r\nhi\r\nma k\r\nma k q\r\nms k 0\r\n\r\nma k\r\nma k C1\r\nms k 2\r\n10\r\nma k C1\r\nma k v\r\n",
         "ms Zm9v 3 b k\r\nbar\r\nmg Zm9v b k v\r\nmg Zm9v k v\r\nmg foo k v\r\nget foo\r\nme Zm9v b\r\nme foo\r\nmd Zm9v b k\r\nmg Zm9v b k\r\nma Zm9v b k\r\n",
         "mg Zm9 b\r\nmg ==== b\r\nmg Z-m9v b k\r\nmd Zm9 b\r\nma Zm9 b\r\nme Zm9 b\r\nms Zm9 2 b\r\nhi\r\nmn\r\n",
-        "mg k v v\r\nmg k y\r\nmg k T\r\nmg k Tx\r\nmg k Tx Jx\r\nmg k F\r\nmg k Tx F\r\nmg k Fx Tx\r\nmg k M\r\nmg k \u{e9}\r\nmg k N99999999999\r\n",
-        "ms k 2 v v\r\nhi\r\nms k 2 y\r\nget k\r\nms k 2 T\r\nhi\r\nms k 2 Fx\r\nhi\r\nms k 2 F4294967296\r\nhi\r\nms k 2 F4294967295\r\nhi\r\nmg k f\r\n",
+        "mg k v v\r\nmg k y\r\nmg k T\r\nmg k Tx\r\nmg k Tx Jx\r\nmg k F\r\nmg k Tx F\r\nmg k Fx Tx\r\nmg k M\r\nmg k \u{e9}\r\n",
+        "ms k 2 v v\r\nhi\r\nms k 2 y\r\nget k\r\nms k 2 T\r\nhi\r\nms k 2 Fx\r\nhi\r\nms k 2 F4294967295\r\nhi\r\nmg k f\r\n",
         "ms k 2\r\nhi\r\nmg k P1 Lx v\r\nmg k I v\r\nmg k J1 D1 v\r\nms k 2 P L\r\nho\r\nms k 2 v t\r\nho\r\n",
         "set k 5 1000 2\r\nhi\r\nmg k f t s v\r\nms k 2 F6 MA\r\nho\r\ngets k\r\nmg k T-1 v\r\nmg k\r\nms k 1 T-1\r\na\r\nmg k\r\n",
         "shutdown\r\nshutdown graceful\r\nshutdown x\r\ncache_memlimit\r\ncache_memlimit x\r\ncache_memlimit 7\r\ncache_memlimit 4294967295\r\ncache_memlimit 7 noreply\r\ncache_memlimit 1 2 3\r\n",
@@ -402,16 +402,22 @@ fn meta_command(
     let mut body = None;
     let verb = match rng.below(20) {
         0..7 => {
-            for flag in ["v", "s", "f", "h", "l", "u", "t"] {
+            // A number that grows is a new item in memcached, now and then.
+            for flag in
+                ["v", "s", "f", "l", "u", "t", "h"].into_iter().take(7 - usize::from(is_number))
+            {
                 some(rng, &|_: &mut Rng| flag.to_owned(), 3);
             }
             let mut wins =
                 !is_number && !binary && some(rng, &|rng: &mut Rng| format!("N{}", time(rng)), 5);
-            wins |= some(
-                rng,
-                &|rng: &mut Rng| format!("R{}", ["30", "100", "100000", "0", "-1"][rng.index(5)]),
-                5,
-            );
+            wins |= !is_number
+                && some(
+                    rng,
+                    &|rng: &mut Rng| {
+                        format!("R{}", ["30", "100", "100000", "0", "-1"][rng.index(5)])
+                    },
+                    5,
+                );
             wins |= some(rng, &|rng: &mut Rng| format!("T{}", time(rng)), 5);
             // An item that is stale is won without asking.
             wins |= !is_number;
@@ -446,7 +452,7 @@ fn meta_command(
             }
             "md"
         }
-        17 => {
+        17 if !is_number => {
             flags.clear();
             "me"
         }
@@ -467,7 +473,8 @@ fn meta_command(
                     flags.push(flag.into())
                 }
             };
-            for show in ["v", "t", "T1000"] {
+            // Not `T`: where the number grows, memcached 1.6.18 sets it on the item that is gone.
+            for show in ["v", "t"] {
                 flag(show);
             }
             touched.insert(key.clone());
