@@ -436,7 +436,7 @@ fn meta_command(
             let moded = plain && some(rng, &|_: &mut Rng| mode.to_owned(), 2);
             if !touched.contains(&key) && !(moded && mode == "ME") {
                 some(rng, &|_: &mut Rng| format!("C@{key}@"), 3);
-                some(rng, &|_: &mut Rng| "I".to_owned(), 2);
+                let _ = !is_number && some(rng, &|_: &mut Rng| "I".to_owned(), 2);
             }
             let text = if is_number { rng.below(1000).to_string() } else { value(rng) };
             let wrong = if rng.chance(1, 40) { 1 } else { 0 };
@@ -482,16 +482,16 @@ fn meta_command(
             "ma"
         }
     };
-    if shown && verb != "me" && !flags.iter().any(|flag| flag == "q") {
-        forgotten.remove(&key);
-    }
     for index in (1..flags.len()).rev() {
         flags.swap(index, rng.index(index + 1));
     }
     if binary {
         flags.insert(0, "b".into());
     }
-    if rng.chance(1, 60) {
+    let tells = matches!(verb, "mg" | "ma") && shown && !flags.iter().any(|flag| flag == "q");
+    if tells {
+        forgotten.remove(&key);
+    } else if rng.chance(1, 60) {
         flags.push(["v v", "y", "T", "Jx", "Cx", "!"][rng.index(6)].into());
     }
     let flags: String = flags.iter().map(|flag| format!(" {flag}")).collect();
