@@ -5,7 +5,7 @@
 //!
 //! # Failure
 //! An address that others on the network can reach is refused unless allowed by name: the protocol
-//! has no authentication. A socket file is replaced only if nobody answers on it.
+//! asks for no password by itself. A socket file is replaced only if nobody answers on it.
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode};
@@ -95,9 +95,7 @@ impl ListenAddress {
         if !allow_remote && !self.is_local() {
             return Err(Error::invalid(
                 "listen",
-                format!(
-                    "{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
-                ),
+                format!("{self} can be reached from other machines; --allow-remote permits it"),
             ));
         }
         let failed = |source| {

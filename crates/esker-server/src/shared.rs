@@ -46,7 +46,7 @@ pub(crate) struct Shared {
     pub(crate) auth: Option<Credentials>,
     /// What `shutdown` does; refused if `None`.
     pub(crate) on_shutdown: Option<ShutdownHook>,
-    flush_enabled: bool,
+    pub(crate) flush_enabled: bool,
     pub(crate) tls: Option<Tls>,
     /// Wall time at which a delayed `flush_all` is due.
     flush_at: Mutex<Option<u64>>,
