@@ -19,7 +19,11 @@
 //! | line over 2,048 bytes, not a `get` | closed, or not, as its bytes happen to arrive | `CLIENT_ERROR line too long`, then closed |
 //! | `get` line without end | read without bound | as above, past 1 MiB |
 //! | `cas` after `touch` or `gat` | the CAS id is still the old one | a new expiry is a new version: `EXISTS` |
+//! | `ms`, malformed, its length in order | error, payload parsed as commands, or swallowed | error, payload swallowed |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
+//!
+//! `docs/memcache.md` has all that differs, commands and flags included. `classic` and `meta` have a
+//! function for each shape of line, `parse` the table that leads to them.
 //!
 //! # Invariants
 //! - P1: the requests of a byte stream do not depend on how it was cut into pieces.
