@@ -91,6 +91,7 @@ impl Shared {
         Ground {
             store: &self.store,
             access: &self.access,
+            budget: &self.budget,
             counters: self.counters.shard(core),
             item_size_max_bytes: self.limits.item_size_max_bytes,
             now,

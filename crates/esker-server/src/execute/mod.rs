@@ -22,7 +22,7 @@ mod meta;
 pub(crate) use meta::{Block, MetaAnswer, MetaDebug};
 
 use crate::access::Access;
-use crate::budget::Share;
+use crate::budget::{Budget, Share};
 use crate::counters::{Counter, Shard};
 use crate::errors::reply_line;
 use crate::expiry::{expires_at, is_expired};
@@ -119,7 +119,9 @@ impl Action {
         use StoreVerb::{Append, Prepend};
         match self {
             Action::Put { verb: Append | Prepend, .. }
-            | Action::MetaPut { verb: Append | Prepend, .. } => 1,
+            | Action::MetaPut { verb: Append | Prepend, .. }
+            | Action::Step { .. }
+            | Action::Meta { verb: MetaVerb::Arithmetic, .. } => 1,
             _ => 0,
         }
     }
@@ -171,6 +173,7 @@ pub(crate) struct Ground<'a> {
     pub(crate) store: &'a Store,
     pub(crate) counters: &'a Shard,
     pub(crate) access: &'a Access,
+    pub(crate) budget: &'a Budget,
     pub(crate) item_size_max_bytes: u64,
     /// Seconds since 1970.
     pub(crate) now: u64,
@@ -244,7 +247,10 @@ impl Ground<'_> {
             let attributes = Attributes { state, ..attributes };
             return self.store.put_with(key, value, PutOptions { attributes, condition });
         };
-        let mut longer = Vec::with_capacity(value.len().saturating_add(CAS_BYTES));
+        let length = value.len().saturating_add(CAS_BYTES);
+        let room = self.budget.try_take(length as u64);
+        let Some(_room) = room else { return Err(Error::new(ErrorKind::OutOfMemory, "put item")) };
+        let mut longer = Vec::with_capacity(length);
         longer.extend_from_slice(value);
         longer.extend_from_slice(&cas.to_be_bytes());
         let attributes = Attributes { state: state | EXPLICIT_CAS, ..attributes };

@@ -9,6 +9,7 @@
 
 use super::{CRLF_BYTES, Pause, Session};
 use crate::counters::Counter;
+use crate::limits::UNCHARGED_BYTES_MAX;
 use crate::protocol::{CRLF, LINE_BYTES_MAX, Span, Tokens, line, parse_unsigned};
 use crate::transport::Transport;
 
@@ -19,6 +20,10 @@ impl<T: Transport> Session<T> {
     /// Takes lines until the client has said who it is; says why not yet.
     pub(super) fn authenticate(&mut self) -> Option<Pause> {
         loop {
+            if self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX {
+                // What was said is sent first: a client that guesses fills nobody's memory.
+                return Some(Pause::Run);
+            }
             let pending = self.received.pending();
             let Some(end) = pending.iter().position(|byte| *byte == b'\n') else {
                 let endless = pending.len() > LINE_BYTES_MAX;

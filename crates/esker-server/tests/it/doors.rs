@@ -56,6 +56,14 @@ fn wrong_credentials_may_be_corrected_and_come_in_any_pieces() {
 }
 
 #[test]
+fn a_client_that_guesses_is_answered_line_by_line() {
+    let server = with_credentials();
+    let mut client = server.client();
+    client.send(&b"\n".repeat(30_000));
+    client.check_receive(&b"CLIENT_ERROR unauthenticated\r\n".repeat(30_000));
+}
+
+#[test]
 fn credentials_as_long_as_a_client_likes_are_not_waited_for() {
     let server = with_credentials();
     for line in ["set a 0 0 1025\r\n".to_owned(), "x".repeat(4000)] {
