@@ -3,9 +3,9 @@
 use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
-use crate::service::{Service, say};
+use crate::service::{Service, read_credentials, read_tls, say};
 use esker::Options;
-use esker_server::{Credentials, ServerConfig, Tls};
+use esker_server::ServerConfig;
 use std::io::Write;
 
 /// `esker serve`.
@@ -22,8 +22,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         say(&format!("warning: {name} is no option of esker serve and is ignored"));
     }
     let key = config.tls_key.as_ref().or(config.tls_cert.as_ref());
-    let tls = config.tls_cert.as_ref().zip(key).map(|(chain, key)| Tls::from_files(chain, key));
-    let auth = config.auth_file.as_ref().map(|path| Credentials::from_file(path));
+    let tls = config.tls_cert.as_ref().zip(key).map(|(chain, key)| read_tls(chain, key));
+    let auth = config.auth_file.as_ref().map(|path| read_credentials(path));
     let (tls, auth) = (tls.transpose()?, auth.transpose()?);
     if arguments.check_config {
         eprintln!("the configuration is valid");

@@ -13,12 +13,13 @@ use crate::failure::{Done, Failure};
 use crate::store::open_with;
 use esker::Options;
 use esker_base::units::format_size_bytes;
-use esker_server::{Server, ServerConfig};
+use esker_server::{Credentials, Server, ServerConfig, Tls};
 use esker_trt::{Facility, Runtime};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
-use std::io::{IsTerminal, Write};
+use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -27,6 +28,9 @@ use std::time::Duration;
 const STOP_LIMIT: Duration = Duration::from_secs(5);
 /// Descriptors beyond those of connections: data, rings, listeners, standard streams.
 const DESCRIPTORS_RESERVED: u64 = 128;
+
+/// Most that is read of a file with credentials or certificates.
+const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// What a server process is asked for.
 pub(crate) struct Service {
@@ -89,6 +93,29 @@ impl Service {
         say("stopped");
         Ok(Done::Yes)
     }
+}
+
+/// Credentials from a file of lines `user:password`.
+pub(crate) fn read_credentials(path: &Path) -> Result<Credentials, Failure> {
+    Credentials::parse(&read_file(path)?).map_err(|error| in_file(path, &error))
+}
+
+/// Certificates and private key from PEM files, which may be one.
+pub(crate) fn read_tls(chain: &Path, key: &Path) -> Result<Tls, Failure> {
+    Tls::from_pem(&read_file(chain)?, &read_file(key)?).map_err(|error| in_file(chain, &error))
+}
+
+fn in_file(path: &Path, error: &esker::Error) -> Failure {
+    Failure::usage(format!("{}: {error}", path.display()))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
+    let file = std::fs::File::open(path);
+    file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
+    Ok(bytes)
 }
 
 /// Says a line on standard error. Nobody may listen there any more, which is no reason to stop.

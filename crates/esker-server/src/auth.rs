@@ -4,35 +4,19 @@
 //! allow.
 
 use esker::{Error, Result};
-use std::path::Path;
-
-/// Largest file that is read.
-const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Names with their passwords.
 #[derive(Clone)]
 pub struct Credentials(Vec<(Vec<u8>, Vec<u8>)>);
 
 impl Credentials {
-    /// Reads a file.
+    /// Reads the text of a file.
     ///
     /// # Errors
-    /// `InvalidArgument` for a file that cannot be read, is empty, or has a line that is something
-    /// else; the line's number is told, not what it says.
-    pub fn from_file(path: &Path) -> Result<Credentials> {
-        let wrong = |why: &dyn std::fmt::Display| {
-            Error::invalid("read authentication file", format!("{}: {why}", path.display()))
-        };
-        let mut text = Vec::new();
-        #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
-        let file = std::fs::File::open(path).map_err(|error| wrong(&error))?;
-        std::io::Read::read_to_end(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut text)
-            .map_err(|error| wrong(&error))?;
-        Credentials::parse(&text).map_err(|why| wrong(&why))
-    }
-
-    /// Reads the text of a file.
-    fn parse(text: &[u8]) -> std::result::Result<Credentials, String> {
+    /// `InvalidArgument` for a text that names nobody, or has a line that is something else; the
+    /// line's number is told, not what it says.
+    pub fn parse(text: &[u8]) -> Result<Credentials> {
+        let wrong = |why: String| Error::invalid("read credentials", why);
         let mut known = Vec::new();
         for (index, line) in text.split(|byte| *byte == b'\n').enumerate() {
             let line = line.strip_suffix(b"\r").unwrap_or(line);
@@ -45,10 +29,10 @@ impl Credentials {
                 Some((user, password)) if !user.is_empty() && !password.is_empty() => {
                     known.push((user.to_vec(), password.to_vec()));
                 }
-                _ => return Err(format!("line {} is not user:password", index + 1)),
+                _ => return Err(wrong(format!("line {} is not user:password", index + 1))),
             }
         }
-        if known.is_empty() { Err("nobody is in it".into()) } else { Ok(Credentials(known)) }
+        if known.is_empty() { Err(wrong("nobody is in it".into())) } else { Ok(Credentials(known)) }
     }
 
     /// Whether that is one of the names with its password.
@@ -91,7 +75,7 @@ mod tests {
     #[test]
     fn files_of_something_else_are_refused_without_showing_them() {
         for text in ["", "\n", "secret", ":secret", "ann:", "ann:secret\nsecret"] {
-            let error = Credentials::parse(text.as_bytes()).expect_err(text);
+            let error = Credentials::parse(text.as_bytes()).expect_err(text).to_string();
             assert!(!error.contains("secret"), "{error}");
         }
     }

@@ -20,7 +20,6 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Read, Result as IoResult, Write};
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,26 +33,27 @@ const SEND_BYTES_MAX: usize = 32 << 10;
 pub struct Tls(Arc<ServerConfig>);
 
 impl Tls {
-    /// Reads the chain of certificates and the private key, both in PEM; they may stand in one file.
+    /// Reads the chain of certificates and the private key, both in PEM; one text may have both.
     ///
     /// # Errors
-    /// `InvalidArgument` for files that are not there, or hold something else, or do not fit.
-    pub fn from_files(certificates: &Path, key: &Path) -> Result<Tls> {
-        let wrong = |path: &Path, error: &dyn std::fmt::Display| {
-            Error::invalid("read TLS files", format!("{}: {error}", path.display()))
+    /// `InvalidArgument` for texts that are something else, or do not fit.
+    pub fn from_pem(certificates: &[u8], key: &[u8]) -> Result<Tls> {
+        let wrong = |what: &str, error: &dyn std::fmt::Display| {
+            Error::invalid("read TLS files", format!("{what}: {error}"))
         };
-        let chain: Vec<_> = CertificateDer::pem_file_iter(certificates)
-            .and_then(Iterator::collect)
-            .map_err(|error| wrong(certificates, &error))?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(certificates)
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|error| wrong("certificates", &error))?;
         if chain.is_empty() {
-            return Err(wrong(certificates, &"no certificate in it"));
+            return Err(wrong("certificates", &"there is none"));
         }
-        let key_der = PrivateKeyDer::from_pem_file(key).map_err(|error| wrong(key, &error))?;
+        let key_der =
+            PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong("private key", &error))?;
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let config = ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key_der))
-            .map_err(|error| wrong(key, &error))?;
+            .map_err(|error| wrong("certificates and key", &error))?;
         Ok(Tls(Arc::new(config)))
     }
 }

@@ -11,9 +11,9 @@ mod plan;
 mod process;
 
 use crate::failure::{Done, Failure};
-use crate::service::{Service, say};
+use crate::service::{Service, read_credentials, read_tls, say};
 use esker::{Durability, Options};
-use esker_server::{Credentials, ServerConfig, ShutdownHook, Tls};
+use esker_server::{ServerConfig, ShutdownHook};
 use esker_trt::Facility;
 use plan::Plan;
 use rustix::fs::Mode;
@@ -90,8 +90,8 @@ fn print(text: &str) -> Result<Done, Failure> {
 
 fn run(plan: Plan) -> Result<Done, Failure> {
     // What only root may read is read before.
-    let tls = plan.tls.as_ref().map(|(chain, key)| Tls::from_files(chain, key)).transpose()?;
-    let auth = plan.auth_file.as_ref().map(|path| Credentials::from_file(path)).transpose()?;
+    let tls = plan.tls.as_ref().map(|(chain, key)| read_tls(chain, key)).transpose()?;
+    let auth = plan.auth_file.as_ref().map(|path| read_credentials(path)).transpose()?;
     let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {

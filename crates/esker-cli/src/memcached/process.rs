@@ -68,7 +68,6 @@ pub(super) struct PidFile<'p>(&'p Path);
 impl<'p> PidFile<'p> {
     pub(super) fn write(path: &'p Path) -> Result<PidFile<'p>, Failure> {
         let failed = |source: std::io::Error| Failure::io(path.display(), &source);
-        #[expect(clippy::disallowed_methods, reason = "no data of the store")]
         let mut file = std::fs::File::create(path).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
         Ok(PidFile(path))

@@ -147,7 +147,7 @@ fn in_the_background_it_serves_until_it_is_told_to_stop() {
         if !scratch.path("pid").exists() {
             return;
         }
-        std::thread::sleep(Duration::from_millis(10));
+        esker_trt::sleep(Duration::from_millis(10));
     }
     panic!("process {pid} is still there");
 }

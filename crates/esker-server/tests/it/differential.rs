@@ -434,7 +434,8 @@ fn meta_command(
                 ["MS", "ME", "MA", "MP", "MR", "MX"][rng.index(if is_number { 2 } else { 6 })];
             let plain = !(binary && matches!(mode, "MA" | "MP"));
             let moded = plain && some(rng, &|_: &mut Rng| mode.to_owned(), 2);
-            if !touched.contains(&key) && !(moded && mode == "ME") {
+            let adds = moded && mode == "ME";
+            if !touched.contains(&key) && !adds {
                 some(rng, &|_: &mut Rng| format!("C@{key}@"), 3);
                 let _ = !is_number && some(rng, &|_: &mut Rng| "I".to_owned(), 2);
             }

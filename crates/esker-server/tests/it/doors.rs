@@ -11,13 +11,9 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tempfile::TempDir;
 
 fn with_credentials() -> TestServer {
-    let folder = tempfile::tempdir().expect("scratch folder");
-    let path = folder.path().join("users");
-    std::fs::write(&path, "ann:secret\nbob:other\n").expect("write");
-    let known = Credentials::from_file(&path).expect("valid");
+    let known = Credentials::parse(b"ann:secret\nbob:other\n").expect("valid");
     TestServer::with(|config| config.auth = Some(known))
 }
 
@@ -75,14 +71,11 @@ fn credentials_as_long_as_a_client_likes_are_not_waited_for() {
 }
 
 /// A server with a certificate of its own, and a client's idea of it.
-fn with_tls() -> (TestServer, Arc<ClientConfig>, TempDir) {
-    let folder = tempfile::tempdir().expect("scratch folder");
+fn with_tls() -> (TestServer, Arc<ClientConfig>) {
     let names = vec!["localhost".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).expect("certificate");
-    let (chain, key) = (folder.path().join("chain.pem"), folder.path().join("key.pem"));
-    std::fs::write(&chain, made.cert.pem()).expect("write");
-    std::fs::write(&key, made.signing_key.serialize_pem()).expect("write");
-    let tls = Tls::from_files(&chain, &key).expect("valid");
+    let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let tls = Tls::from_pem(chain.as_bytes(), key.as_bytes()).expect("valid");
     let server = TestServer::with(|config| config.tls = Some(tls));
     let mut roots = RootCertStore::empty();
     roots.add(made.cert.der().clone()).expect("root");
@@ -92,7 +85,7 @@ fn with_tls() -> (TestServer, Arc<ClientConfig>, TempDir) {
         .expect("versions")
         .with_root_certificates(roots)
         .with_no_client_auth();
-    (server, Arc::new(config), folder)
+    (server, Arc::new(config))
 }
 
 fn encrypted(
@@ -108,7 +101,7 @@ fn encrypted(
 
 #[test]
 fn small_and_large_values_pass_through_tls() {
-    let (server, config, _folder) = with_tls();
+    let (server, config) = with_tls();
     let mut client = encrypted(&server, &config);
     let value = "v".repeat(1 << 20);
     write!(client, "set k 0 0 1\r\n1\r\nms big {}\r\n{value}\r\nget k big\r\n", value.len())
@@ -134,7 +127,7 @@ fn small_and_large_values_pass_through_tls() {
 
 #[test]
 fn a_client_that_does_not_speak_tls_is_told_nothing_and_done_nothing() {
-    let (server, config, _folder) = with_tls();
+    let (server, config) = with_tls();
     server.store.put(b"k", b"1").expect("put");
     let mut plain = Client::connect(server.address());
     plain.send(b"delete k\r\nget k\r\nversion\r\n");
@@ -156,9 +149,7 @@ fn a_client_that_does_not_speak_tls_is_told_nothing_and_done_nothing() {
 
 #[test]
 fn a_reader_over_tls_that_takes_nothing_is_cut_off() {
-    let folder = tempfile::tempdir().expect("scratch folder");
-    let (server, config, _files) = with_tls();
-    drop(folder);
+    let (server, config) = with_tls();
     server.store.put(b"big", &vec![b'v'; 1 << 20]).expect("put");
     let mut client = encrypted(&server, &config);
     client.write_all(&b"get big\r\n".repeat(64)).expect("send");
