@@ -10,7 +10,7 @@ pub const PIPELINE_DEPTH: usize = 32;
 pub const TASKS_MAX: u64 = 256;
 /// Values at least this long are sent from the buffer they were read into; shorter ones are copied
 /// next to their header, which is cheaper than a second piece of a vectored write.
-pub const ZERO_COPY_BYTES_MIN: usize = 4 << 10;
+pub const ZERO_COPY_BYTES_MIN: usize = 1024;
 /// Receive buffer of a new connection.
 pub const RECEIVE_BYTES_MIN: usize = 4 << 10;
 /// Receive buffer of a connection that fills it; it may grow past this for one long `get` line.
