@@ -1,7 +1,7 @@
 //! Who gets in, and how: credentials, TLS, socket files, `shutdown` and what an operator forbids.
 
 use crate::harness::{Client, TestServer};
-use esker_server::{Credentials, ListenAddress, ShutdownHook, Tls};
+use esker_server::{Credentials, Limits, ListenAddress, ShutdownHook, Tls};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
@@ -72,11 +72,18 @@ fn credentials_as_long_as_a_client_likes_are_not_waited_for() {
 
 /// A server with a certificate of its own, and a client's idea of it.
 fn with_tls() -> (TestServer, Arc<ClientConfig>) {
+    with_tls_and(Limits::default())
+}
+
+fn with_tls_and(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
     let names = vec!["localhost".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).expect("certificate");
     let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let tls = Tls::from_pem(chain.as_bytes(), key.as_bytes()).expect("valid");
-    let server = TestServer::with(|config| config.tls = Some(tls));
+    let server = TestServer::with(|config| {
+        config.tls = Some(tls);
+        config.limits = limits;
+    });
     let mut roots = RootCertStore::empty();
     roots.add(made.cert.der().clone()).expect("root");
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -145,6 +152,28 @@ fn a_client_that_does_not_speak_tls_is_told_nothing_and_done_nothing() {
     }
     let stats = String::from_utf8_lossy(&seen).into_owned();
     assert!(stats.contains("STAT ssl_handshake_errors 1\r\n"), "{stats}");
+}
+
+#[test]
+fn a_handshake_that_does_not_go_on_ends() {
+    let limits = Limits { request_timeout: Duration::from_millis(300), ..Limits::default() };
+    let (server, config) = with_tls_and(limits);
+    let mut silent = Client::connect(server.address());
+    let mut begun = Client::connect(server.address());
+    // The first bytes of a record of the handshake.
+    begun.send(&[22, 3, 1, 2, 0, 1]);
+    for client in [&mut silent, &mut begun] {
+        client.0.read_to_end(&mut Vec::new()).expect("closed in time");
+    }
+    // A connection that got through may stay silent.
+    let mut client = encrypted(&server, &config);
+    client.write_all(b"mn\r\n").expect("send");
+    let mut seen = [0; 4];
+    client.read_exact(&mut seen).expect("receive");
+    esker_trt::sleep(Duration::from_millis(600));
+    client.write_all(b"mn\r\n").expect("send");
+    client.read_exact(&mut seen).expect("receive");
+    assert_eq!(&seen, b"MN\r\n");
 }
 
 #[test]
