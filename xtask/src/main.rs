@@ -82,6 +82,24 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `depot`: time to open after a crash and after a clean stop.
+    Restart {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// `depot`: overwrites of a store that is nearly full.
+    Churn {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// The index beside memory and concurrent maps: lookups, inserts, growth.
+    Index {
+        /// Number of entries, and of those in the comparison.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
     Depot {
         /// Arguments of the benchmark, `--help` among them.
@@ -222,7 +240,10 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
+        Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Restart { arguments } => ("esker", "restart", arguments),
+        Bench::Churn { arguments } => ("esker", "churn", arguments),
     };
     let base = ["run", "--release", "--locked", "--package", package, "--example", example, "--"];
     cargo("benchmark", &base).arguments(&arguments)

@@ -28,7 +28,8 @@ pub use record::{
 };
 pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
 pub use summary::{
-    SUMMARY_BATCH_SIZE, SummaryRecord, push_batch, push_record, read_summary, summary_record_size,
+    SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch, push_record,
+    read_summary, summary_record_size,
 };
 pub use superblock::{FORMAT_VERSION, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
 

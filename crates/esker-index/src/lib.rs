@@ -1,11 +1,20 @@
-//! DRAM indexes of Esker: pure data structures, no I/O, no unsafe.
+//! DRAM indexes of Esker: pure data structures, no I/O.
 //!
-//! An index maps the hash of a key to candidates; the full key in the record decides.
+//! An index maps the hash of a key to candidates; the full key in the record decides. [`Directory`]
+//! is the index of `depot`: hopscotch tables that grow one by one (uDepot §4.2, §4.3).
+//!
+//! Unsafe code stands in two leaves: `reclaim` (memory that lookups may still read) and `prefetch`.
 
-#![forbid(unsafe_code)]
-
-pub mod hopscotch;
+pub mod directory;
+mod entry;
 pub mod link;
+mod locks;
+mod overflow;
+mod pool;
+mod prefetch;
+mod reclaim;
+mod table;
 
-pub use hopscotch::{Candidates, Hopscotch};
+pub use directory::Directory;
+pub use entry::Candidates;
 pub use link::{Link, SizeHint};

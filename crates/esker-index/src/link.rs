@@ -1,22 +1,27 @@
 //! What an index keeps of a record: where it lies and how much to read (uDepot §4.2).
 //!
 //! ```text
-//! 50            11 10        0
-//! | grain address | size hint |     51 bits, so that an index entry of 64 has 13 left
+//! 47             8 7         0
+//! | grain address | size hint |     48 bits, so that an index entry of 64 has 16 left
 //! ```
 
 /// Bits of a size hint.
-pub(crate) const HINT_BITS: u32 = 11;
+pub(crate) const HINT_BITS: u32 = 8;
 /// Bits of a grain address: with grains of 8 bytes, 8 TiB.
 pub(crate) const GRAIN_BITS: u32 = 40;
-const MANTISSA_BITS: u32 = 7;
+/// Bits of a link.
+pub(crate) const LINK_BITS: u32 = GRAIN_BITS + HINT_BITS;
+const MANTISSA_BITS: u32 = 4;
+/// The leading bit of a mantissa, which is not stored.
+const LEADING: u64 = 1 << MANTISSA_BITS;
 
-/// An upper bound of a record's size in 11 bits.
+/// An upper bound of a record's size in 8 bits.
 ///
-/// uDepot keeps the size in grains of 4 KiB; here grains are small so that records can be packed,
-/// and the hint is a floating-point number: 7 bits of mantissa, 4 of exponent. It bounds the size
-/// from above by less than 1.6 %, up to 32 MiB with grains of 8 bytes. Larger records say so and
-/// take a second read.
+/// uDepot keeps the size in 11 bits, in grains of 4 KiB; here grains are small so that records can
+/// be packed, and the hint is a floating-point number as those of IEEE 754: 4 bits of exponent, 4
+/// of mantissa after a leading one. It is exact up to 32 grains and bounds larger sizes from above
+/// by less than 6.3 %, up to 480 Ki grains (3.75 MiB with grains of 8 bytes). Larger records say so
+/// and take a second read. The three bits that uDepot spends more go to the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeHint {
     /// The record is a tombstone: no read can find a value there.
@@ -27,7 +32,7 @@ pub enum SizeHint {
     Large,
 }
 
-/// Place and size of a record, or of a tombstone, in 51 bits.
+/// Place and size of a record, or of a tombstone, in 48 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Link(pub(crate) u64);
 
@@ -66,7 +71,10 @@ impl Link {
         match self.0 & Self::LARGE {
             0 => SizeHint::Tombstone,
             Self::LARGE => SizeHint::Large,
-            hint => SizeHint::Grains((hint & 0x7F) << (hint >> MANTISSA_BITS)),
+            hint => SizeHint::Grains(match (hint >> MANTISSA_BITS, hint & (LEADING - 1)) {
+                (0, mantissa) => mantissa,
+                (exponent, mantissa) => (LEADING | mantissa) << (exponent - 1),
+            }),
         }
     }
 
@@ -80,14 +88,26 @@ impl Link {
 /// The smallest hint that is not below `size`; `None` if there is none short of `LARGE`.
 fn encode(size: u64) -> Option<u64> {
     let bits = u64::BITS - size.leading_zeros();
-    let mut exponent = bits.saturating_sub(MANTISSA_BITS);
-    let mut mantissa = size.div_ceil(1 << exponent);
-    if mantissa >> MANTISSA_BITS != 0 {
-        exponent += 1;
-        mantissa = size.div_ceil(1 << exponent);
+    let mut shift = bits.saturating_sub(MANTISSA_BITS + 1);
+    let mut mantissa = size.div_ceil(1 << shift);
+    if mantissa >= 2 * LEADING {
+        shift += 1;
+        mantissa = LEADING;
     }
-    let hint = u64::from(exponent) << MANTISSA_BITS | mantissa;
+    // Below the leading bit the exponent is 0, and the mantissa is the size; above, the leading bit
+    // carries into the exponent.
+    let hint = (u64::from(shift) << MANTISSA_BITS) + mantissa;
     (hint < Link::LARGE).then_some(hint)
+}
+
+impl std::fmt::Display for SizeHint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            SizeHint::Tombstone => f.write_str("tombstone"),
+            SizeHint::Grains(grains) => write!(f, "{grains} grains"),
+            SizeHint::Large => f.write_str("large"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -101,9 +121,9 @@ mod tests {
             match Link::record(1, size).unwrap().size() {
                 SizeHint::Grains(bound) => {
                     assert!(bound >= size, "{size} is cut to {bound}");
-                    assert!(bound * 64 <= size * 65 + 64, "{size} reads {bound}");
+                    assert!(bound * 16 <= size * 17, "{size} reads {bound}");
                 }
-                other => assert!(size > 126 << 15, "{size} is {other:?}"),
+                other => assert!(size > 30 << 14, "{size} is {other:?}"),
             }
         }
         assert_eq!(Link::record(1, 1 << 40).unwrap().size(), SizeHint::Large);
@@ -111,7 +131,7 @@ mod tests {
 
     #[test]
     fn small_sizes_are_exact() {
-        for size in 1..128 {
+        for size in 1..=32 {
             assert_eq!(Link::record(7, size).unwrap().size(), SizeHint::Grains(size));
         }
     }

@@ -47,8 +47,10 @@ pub struct Stats {
     pub free_segments: u64,
     /// Entries of the index.
     pub index_entries: u64,
-    /// Entries that the index was made for.
+    /// Slots of the index; it grows with its entries.
     pub index_capacity: u64,
+    /// DRAM of the index in bytes.
+    pub index_bytes: u64,
     /// Version of the newest write.
     pub last_version: Version,
     /// What the device did since it was opened.
@@ -236,6 +238,15 @@ impl Store {
         self.engine.clean(segments)
     }
 
+    /// Tells the device which segments are free: holes in a file, discards on a device. Returns their
+    /// bytes. Their first use afterwards is slower, so this is for space that stays free.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Io`.
+    pub fn trim(&self) -> Result<u64> {
+        self.engine.trim()
+    }
+
     /// Deletes everything, with one durable record.
     ///
     /// # Errors
@@ -247,7 +258,14 @@ impl Store {
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
     pub fn iter(&self) -> Iter {
-        Iter { store: self.clone(), part: 0, items: VecDeque::new(), ended: false }
+        Iter { store: self.clone(), cursor: 0, items: VecDeque::new(), ended: false }
+    }
+
+    /// Brings to the device what is in memory only, without making it durable: it survives the end of
+    /// the process, not that of the power. For tests of crashes between the two.
+    #[doc(hidden)]
+    pub fn write_out(&self) -> Result<()> {
+        self.engine.write_out()
     }
 
     /// Makes everything durable that was acknowledged.
@@ -310,7 +328,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Iter {
     store: Store,
-    part: usize,
+    cursor: u64,
     items: VecDeque<(Vec<u8>, Value)>,
     ended: bool,
 }
@@ -326,9 +344,9 @@ impl Iterator for Iter {
             if self.ended {
                 return None;
             }
-            match self.store.engine.walk(self.part) {
-                Ok(Some(items)) => {
-                    self.part += 1;
+            match self.store.engine.walk(self.cursor) {
+                Ok(Some((items, next))) => {
+                    self.cursor = next;
                     self.items = items.into();
                 }
                 Ok(None) => self.ended = true,

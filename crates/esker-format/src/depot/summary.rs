@@ -127,6 +127,18 @@ pub fn read_summary(
     Ok(batches)
 }
 
+/// The payload of a trailer: where in the segment the summary starts, in bytes.
+#[must_use]
+pub fn encode_trailer(summary_offset: u64) -> [u8; 8] {
+    summary_offset.to_le_bytes()
+}
+
+/// What [`encode_trailer`] wrote; `None` if there are too few bytes.
+#[must_use]
+pub fn decode_trailer(payload: &[u8]) -> Option<u64> {
+    payload.first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
 fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
     let (head, tail) = rest.split_first_chunk::<N>().ok_or(Flaw::TooShort)?;
     *rest = tail;

@@ -12,6 +12,7 @@
 )]
 
 mod scenarios;
+mod stories;
 mod subject;
 
 use clap::Parser;

@@ -3,6 +3,7 @@
 //! Each builds the state that the rule is for and says in words what went wrong. They run with every
 //! crash exploration and with every mutant.
 
+use super::stories;
 use super::subject::{SEGMENT_SIZE, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
@@ -15,13 +16,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-const SIZE: u64 = 8192 + 12 * SEGMENT_SIZE;
-type Verdict = std::result::Result<(), String>;
+const SIZE: u64 = 8192 + 16 * SEGMENT_SIZE;
+pub(super) type Verdict = std::result::Result<(), String>;
 type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 11] = [
+    let scenarios: [Scenario; 16] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -33,6 +34,11 @@ pub(crate) fn all() -> Verdict {
         ("a slow read survives the reuse of its segment", a_slow_read_survives_reuse),
         ("a slow write survives the reuse of its segment", a_slow_write_survives_reuse),
         ("cleared records stay gone", cleared_records_stay_gone),
+        ("a summary vouches for durable records", stories::a_summary_vouches_for_durable_records),
+        ("a tombstone outlives older records", stories::a_tombstone_outlives_older_records),
+        ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
+        ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
+        ("a move follows no later record", stories::a_move_follows_no_later_record),
     ];
     for (name, scenario) in scenarios {
         let report = esker_trt::sim::run(7, scenario);
@@ -44,17 +50,20 @@ pub(crate) fn all() -> Verdict {
     Ok(())
 }
 
-fn device(initial: Initial) -> Arc<SimBlock> {
+pub(super) fn device(initial: Initial) -> Arc<SimBlock> {
     Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 7).initial(initial)))
 }
 
-fn open(device: &Arc<SimBlock>, options: &Options) -> std::result::Result<Store, String> {
+pub(super) fn open(
+    device: &Arc<SimBlock>,
+    options: &Options,
+) -> std::result::Result<Store, String> {
     Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, options)
         .map_err(|error| format!("open: {error}"))
 }
 
 /// What is on the medium if the power fails now and nothing survives that need not.
-fn cut(device: &SimBlock) -> Image {
+pub(super) fn cut(device: &SimBlock) -> Image {
     let trace = device.trace();
     let mut replay = trace.replay();
     replay.advance_to(u64::MAX);
@@ -63,7 +72,7 @@ fn cut(device: &SimBlock) -> Image {
     image.unwrap_or_else(|| device.image())
 }
 
-fn expect(store: &Store, key: &str, value: Option<&[u8]>) -> Verdict {
+pub(super) fn expect(store: &Store, key: &str, value: Option<&[u8]>) -> Verdict {
     match store.get(key.as_bytes()) {
         Ok(found) if found.as_deref() == value => Ok(()),
         Ok(found) => Err(format!(
@@ -75,11 +84,11 @@ fn expect(store: &Store, key: &str, value: Option<&[u8]>) -> Verdict {
     }
 }
 
-fn put(store: &Store, key: &str, value: &[u8]) -> Verdict {
+pub(super) fn put(store: &Store, key: &str, value: &[u8]) -> Verdict {
     store.put(key.as_bytes(), value).map(drop).map_err(|error| format!("put {key}: {error}"))
 }
 
-fn words(error: esker::Error) -> String {
+pub(super) fn words(error: esker::Error) -> String {
     error.to_string()
 }
 
@@ -92,13 +101,13 @@ fn flip(device: &SimBlock, offset: u64) -> Verdict {
 }
 
 /// Device offset of a value's bytes.
-fn find(device: &SimBlock, value: &[u8]) -> std::result::Result<u64, String> {
+pub(super) fn find(device: &SimBlock, value: &[u8]) -> std::result::Result<u64, String> {
     let bytes = device.image().to_vec();
     let place = bytes.windows(value.len()).position(|window| window == value);
     place.map(|place| place as u64).ok_or_else(|| "the value is not on the device".to_owned())
 }
 
-fn without_flushes() -> Options {
+pub(super) fn without_flushes() -> Options {
     let mut options = options(u64::MAX, false);
     options.durability = Durability::None;
     options
@@ -118,6 +127,7 @@ fn recovery_makes_durable_what_it_shows() -> Verdict {
     let device = device(Initial::Zeros);
     let ended = open(&device, &without_flushes())?;
     put(&ended, "a", b"1")?;
+    ended.write_out().map_err(words)?;
     let store = open(&device, &options(u64::MAX, false))?;
     expect(&store, "a", Some(b"1"))?;
     let survived = self::device(Initial::Recycled(cut(&device)));
@@ -133,7 +143,9 @@ fn a_lost_session_cannot_come_back() -> Verdict {
     store.sync().map_err(words)?;
     let before = device.image();
     put(&store, "lost", &[1; 600])?;
+    store.write_out().map_err(words)?;
     put(&store, "stale", b"2")?;
+    store.write_out().map_err(words)?;
     // The first batch (two blocks) is lost, the second one is kept.
     let mut survived = device.image();
     let lost = find(&device, &[1; 600])? / 512 * 512;
@@ -247,11 +259,20 @@ fn deleted_stays_gone_beside_equal_hashes() -> Verdict {
     expect(&store, &c, Some(b"3"))
 }
 
-/// A device whose next read of a record takes long.
+/// A device whose next call at one site takes long.
 #[derive(Debug)]
-struct Slow {
-    inner: Arc<SimBlock>,
-    armed: AtomicBool,
+pub(super) struct Slow {
+    pub(super) inner: Arc<SimBlock>,
+    pub(super) site: Site,
+    pub(super) armed: AtomicBool,
+}
+
+impl Slow {
+    fn rest(&self, site: Site) {
+        if site == self.site && self.armed.swap(false, Ordering::SeqCst) {
+            esker_trt::sleep(Duration::from_secs(10));
+        }
+    }
 }
 
 impl BlockDevice for Slow {
@@ -268,11 +289,7 @@ impl BlockDevice for Slow {
         self.inner.counters()
     }
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let slow =
-            site == esker::sites::depot::RECORD_READ && self.armed.swap(false, Ordering::SeqCst);
-        if slow {
-            esker_trt::sleep(Duration::from_secs(10));
-        }
+        self.rest(site);
         self.inner.read_at(site, offset, buf)
     }
     fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
@@ -282,6 +299,7 @@ impl BlockDevice for Slow {
         self.inner.write_durable_at(site, offset, bufs)
     }
     fn flush(&self, site: Site) -> Result<()> {
+        self.rest(site);
         self.inner.flush(site)
     }
     fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
@@ -297,7 +315,11 @@ impl BlockDevice for Slow {
 fn beside_reuse<T: 'static>(
     slow: impl FnOnce(&Store) -> std::result::Result<T, String> + 'static,
 ) -> std::result::Result<(T, Store), String> {
-    let device = Arc::new(Slow { inner: device(Initial::Zeros), armed: AtomicBool::new(false) });
+    let device = Arc::new(Slow {
+        inner: device(Initial::Zeros),
+        site: esker::sites::depot::RECORD_READ,
+        armed: AtomicBool::new(false),
+    });
     let store =
         Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options(u64::MAX, false))
             .map_err(words)?;

@@ -23,13 +23,18 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;
     fn clear(&self) -> Result<()>;
-    /// Items of part `part` of the walk; `None` after the last part.
+    /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
+    /// one; `None` at the end.
     /// All or nothing, also after a crash.
     fn write(&self, batch: &Batch) -> Result<Version>;
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
     /// segments it cleaned.
     fn clean(&self, segments: usize) -> Result<usize>;
-    fn walk(&self, part: usize) -> Result<Option<Items>>;
+    /// Tells the device which space is free; returns its bytes.
+    fn trim(&self) -> Result<u64>;
+    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
+    /// Brings to the device what is in memory only, to stay or not.
+    fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;
     fn stats(&self) -> Stats;

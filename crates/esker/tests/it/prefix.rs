@@ -31,7 +31,7 @@ fn check_prefixes(seed: u64, earlier: Initial) -> usize {
     // After each write: the device's position, and what the store held.
     let mut history = vec![(device.position(), model.clone())];
     let mut synced = vec![(device.position(), 0)];
-    for n in 0..40u8 {
+    for n in 0..60u8 {
         let key = format!("key{}", rng.below(6)).into_bytes();
         if rng.chance(1, 5) {
             store.delete(&key).unwrap();
@@ -42,6 +42,12 @@ fn check_prefixes(seed: u64, earlier: Initial) -> usize {
             model.insert(key, value);
         }
         history.push((device.position(), model.clone()));
+        if rng.chance(1, 10) {
+            store.clean(rng.index(3)).unwrap();
+        }
+        if rng.chance(1, 20) {
+            store.trim().unwrap();
+        }
         if rng.chance(1, 8) {
             store.sync().unwrap();
             synced.push((device.position(), history.len() - 1));

@@ -92,6 +92,11 @@ impl Depot {
         if items.is_empty() {
             return Ok(Some(self.last_version()));
         }
+        if self.writes_later() {
+            let later = self.write_later(&items, &published)?;
+            drop(stripes);
+            return self.after_later(later);
+        }
         let appended = match self.append(&items)? {
             Append::Done(appended) => appended,
             Append::Full(ticket) => {

@@ -133,6 +133,7 @@ impl Depot {
                 id,
                 prepared: prepared.is_ok(),
                 stale: false,
+                trimmed: false,
                 after: Version(0),
             });
             prepared?;
@@ -167,6 +168,12 @@ fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
         && let Err(error) = store.flush_published()
     {
         tracing::error!(%error, "periodic flush failed");
+        return false;
+    }
+    if store.durability == Durability::None
+        && let Err(error) = store.write_out()
+    {
+        tracing::error!(%error, "writing out failed");
         return false;
     }
     let background = Arc::clone(&store.background);

@@ -31,6 +31,7 @@ use esker_format::depot::{
     Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
 };
 use esker_index::Link;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// A batch of moved records takes no more once it is this long, in bytes.
@@ -39,12 +40,14 @@ const BATCH_SIZE_SOFT_MAX: u64 = 1 << 20;
 const READ_SIZE: u64 = 1 << 20;
 const READ_GAP: u64 = 32 << 10;
 /// Free segments, beyond those that puts leave alone, below which the cleaner works: their number
-/// and their share of the store.
-const AHEAD_MIN: usize = 4;
-const AHEAD_SHARE: usize = 16;
+/// and their share of the store. What is kept free does not dilute the garbage, so it is little.
+const AHEAD_MIN: usize = 3;
+const AHEAD_SHARE: usize = 64;
 /// Most that a batch is held back, and the slowest cleaner that it is held back for, in bytes a
 /// second.
 const PACE_MAX: Duration = Duration::from_millis(20);
+/// Least that a batch is held back; less is owed until it is enough.
+const PACE_MIN: Duration = Duration::from_micros(100);
 const CLEANING_RATE_MIN: f64 = 4e6;
 
 /// The cleaner's place in its two streams.
@@ -128,7 +131,7 @@ impl Depot {
                 return Ok(());
             }
             self.log.refuse()?;
-            if !self.clean_one(cleaner, true)? && self.purge_tombstones(cleaner)? == 0 {
+            if self.clean_one(cleaner, true)?.is_none() && self.purge_tombstones(cleaner)? == 0 {
                 break;
             }
         }
@@ -144,7 +147,9 @@ impl Depot {
         self.log.refuse()?;
         let mut cleaner = self.cleaner.lock();
         let mut cleaned = 0;
-        while cleaned < limit && self.clean_one(&mut cleaner, true)? {
+        // Every segment is worth it once; what the moves fill up is full.
+        let limit = limit.min(self.segments.sealed().count());
+        while cleaned < limit && self.clean_one(&mut cleaner, true)?.is_some() {
             cleaned += 1;
         }
         self.purge_tombstones(&mut cleaner)?;
@@ -162,14 +167,9 @@ impl Depot {
         while self.segments.free_count() < self.clean_below() && !stop() {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
-            let before = self.segments.free_count();
-            if !self.clean_one(&mut cleaner, false)? {
-                break;
-            }
-            let freed = self.segments.free_count().saturating_sub(before).max(1) as u64;
-            let took = self.clock.monotonic().saturating_sub(began);
-            let seconds = took.as_secs_f64().max(1e-6);
-            let rate = (freed * self.layout.segment_size) as f64 / seconds;
+            let Some(gain) = self.clean_one(&mut cleaner, false)? else { break };
+            let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
+            let rate = gain as f64 / seconds.max(1e-6);
             cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
             self.pace.set(cleaner.rate);
         }
@@ -180,38 +180,39 @@ impl Depot {
         Ok(())
     }
 
-    /// Holds a batch of `bytes` back by what the debt of free segments asks for: nothing while half
-    /// of the cleaner's lead is there, the cleaner's own pace when none is left.
-    pub(super) fn pace(&self, bytes: u64) {
-        if !self.background.is_running() {
+    /// Holds a batch of `bytes` back by what the debt of free space asks for: not at all while the
+    /// cleaner's lead is whole, at the cleaner's own pace when a third of it is left, slower below.
+    /// `room` is what is left of the open segment.
+    pub(super) fn pace(&self, bytes: u64, room: u64) {
+        let kept = self.segments.reserve_of_puts();
+        let (free, below) = (self.segments.free_count(), self.clean_below());
+        if free >= below || !self.background.is_running() {
             return;
         }
-        let lead = self.clean_below() - self.segments.reserve_of_puts();
-        let free = self.segments.free_count().saturating_sub(self.segments.reserve_of_puts());
-        if 2 * free >= lead {
-            return;
-        }
-        let debt = (lead - 2 * free) as f64 / lead as f64;
-        let delay = Duration::from_secs_f64(2.0 * debt * bytes as f64 / self.pace.get());
-        let delay = delay.min(PACE_MAX);
-        if delay > Duration::from_micros(20) {
-            esker_trt::sleep(delay);
+        let size = self.layout.segment_size as f64;
+        let lead = (below - kept) as f64 * size;
+        let left = (free.saturating_sub(kept)) as f64 * size + room as f64;
+        let debt = (1.5 * (1.0 - left / lead)).max(0.0);
+        let owed = self.pace.owe(debt * bytes as f64 / self.pace.rate());
+        if owed > PACE_MIN {
+            esker_trt::sleep(owed.min(PACE_MAX));
         }
     }
 
-    /// Cleans the best victim; false if there is none.
-    pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<bool> {
+    /// Cleans the best victim; says how many bytes that gained, `None` if there is no victim.
+    pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
         let Some(victim) = self.segments.victim(self.log.next_epoch(), greedy) else {
-            return Ok(false);
+            return Ok(None);
         };
+        let gain = self.layout.segment_size.saturating_sub(self.segments.live_bytes(victim));
         match self.clean_segment(cleaner, victim) {
-            Ok(()) => Ok(true),
+            Ok(()) => Ok(Some(gain)),
             // The reserve is for this; if it is used up, what is free now must do.
-            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
                 tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
                 self.segments.set_aside(victim);
-                Ok(true)
+                Ok(Some(0))
             }
             Err(error) => Err(error),
         }
@@ -353,8 +354,10 @@ impl Depot {
             value = &[];
         }
         let need = moving.batch.need([moving.batch.sizes(&meta, record.key, value)]);
-        if !moving.originals.is_empty() && (need.used > BATCH_SIZE_SOFT_MAX || !self.fits_any(need))
-        {
+        let full = need.used > BATCH_SIZE_SOFT_MAX
+            || !self.fits_any(need)
+            || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need);
+        if full && !moving.originals.is_empty() {
             self.write_moved(moving)?;
         }
         moving.batch.push(&self.pool, spread(hash), &meta, record.key, value);
@@ -369,7 +372,7 @@ impl Depot {
         }
         let mover = &mut *moving.mover;
         let batch = &mut moving.batch;
-        let plan = self.place(&mut mover.tail, batch)?;
+        let plan = self.place(mover.stream, &mut mover.tail, batch)?;
         let durable = &mut mover.durable;
         self.write_batch(mover.stream, batch, &plan, &mut mover.summary, durable, false)
             .map_err(|error| self.poison(&error))?;
@@ -401,16 +404,31 @@ impl Depot {
     }
 }
 
-/// Bytes a second that cleaning makes free, for writers.
+/// What writers owe the cleaner.
 #[derive(Debug, Default)]
-pub(super) struct Pace(std::sync::atomic::AtomicU64);
+pub(super) struct Pace {
+    /// Bytes a second that cleaning makes free, as the bits of a number.
+    rate: AtomicU64,
+    /// Nanoseconds that batches were not held back, since each was too short.
+    owed: AtomicU64,
+}
 
 impl Pace {
     fn set(&self, rate: f64) {
-        self.0.store(rate.to_bits(), std::sync::atomic::Ordering::Relaxed);
+        self.rate.store(rate.to_bits(), Ordering::Relaxed);
     }
 
-    fn get(&self) -> f64 {
-        f64::from_bits(self.0.load(std::sync::atomic::Ordering::Relaxed)).max(CLEANING_RATE_MIN)
+    fn rate(&self) -> f64 {
+        f64::from_bits(self.rate.load(Ordering::Relaxed)).max(CLEANING_RATE_MIN)
+    }
+
+    /// Adds `seconds`; returns what is owed, and forgets it if it is enough to be paid. Only the
+    /// leader of the log comes here.
+    fn owe(&self, seconds: f64) -> Duration {
+        let owed = Duration::from_nanos(self.owed.load(Ordering::Relaxed));
+        let owed = owed + Duration::try_from_secs_f64(seconds).unwrap_or(PACE_MAX);
+        let kept = if owed > PACE_MIN { 0 } else { owed.as_nanos() };
+        self.owed.store(u64::try_from(kept).unwrap_or(0), Ordering::Relaxed);
+        owed
     }
 }

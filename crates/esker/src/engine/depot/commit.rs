@@ -21,6 +21,7 @@
 //! A crash leaves a prefix of the batches, of which the last may be torn. The writers of a failed
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
+use super::later::{Pieces, Unwritten};
 use super::place::{Batch, Tail};
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, Sequence, Version};
@@ -28,7 +29,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{BatchKind, RecordKind, RecordMeta, Stream, VersionForm};
 use esker_media::BufferPool;
 use esker_trt::sync::Gate;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -109,7 +110,7 @@ pub(super) struct State {
     filling: Filling,
     leading: bool,
     in_flight: Option<Arc<Ticket>>,
-    tail: Option<Tail>,
+    pub(super) tail: Option<Tail>,
     next_version: Version,
     clear_version: Version,
     /// Records below are published.
@@ -119,6 +120,8 @@ pub(super) struct State {
     failure: Option<Error>,
     closed: bool,
     wrote: bool,
+    /// For durability `periodic` and `none`.
+    pub(super) pieces: Pieces,
 }
 
 /// What recovery knows of the log's end.
@@ -137,6 +140,7 @@ pub(super) struct Log {
     state: Mutex<State>,
     /// Summary of the open segment; only the leader takes it.
     summary: Mutex<Vec<u8>>,
+    pub(super) unwritten: Unwritten,
     next_epoch: AtomicU64,
     /// As in `state`, for readers, who do not take the lock.
     closed: AtomicBool,
@@ -159,12 +163,27 @@ impl Log {
                 failure: None,
                 closed: false,
                 wrote: false,
+                pieces: Pieces::default(),
             }),
             summary: Mutex::new(end.summary),
+            unwritten: Unwritten::default(),
             next_epoch: AtomicU64::new(end.next_epoch.0),
             closed: AtomicBool::new(false),
             refusing: AtomicBool::new(false),
         }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// The summary of the open segment, for its one writer, who gives it back.
+    pub(super) fn take_summary(&self) -> Vec<u8> {
+        std::mem::take(&mut *self.summary.lock())
+    }
+
+    pub(super) fn put_summary(&self, summary: Vec<u8>) {
+        *self.summary.lock() = summary;
     }
 
     /// Version of the next record.
@@ -217,10 +236,38 @@ impl Log {
 }
 
 impl State {
-    fn refuse(&self) -> Result<()> {
+    pub(super) fn next_version(&self) -> Version {
+        self.next_version
+    }
+
+    /// Records below are durable.
+    pub(super) fn durable(&self) -> Version {
+        self.durable
+    }
+
+    /// The version of a record that is appended now.
+    pub(super) fn take_version(&mut self) -> Version {
+        let version = self.next_version;
+        self.next_version.0 += 1;
+        version
+    }
+
+    /// Records below `end` are on the device, those below `durable` to stay.
+    pub(super) fn wrote_until(&mut self, end: Version, durable: Version) {
+        self.durable = self.durable.max(durable);
+        self.published = end;
+        self.wrote = true;
+    }
+
+    pub(super) fn refuse(&self) -> Result<()> {
         if self.closed {
             return Err(Error::new(ErrorKind::Closed, "write store"));
         }
+        self.check_failure()
+    }
+
+    /// C4.
+    pub(super) fn check_failure(&self) -> Result<()> {
         match &self.failure {
             Some(cause) => Err(read_only(cause)),
             None => Ok(()),
@@ -241,7 +288,9 @@ impl Depot {
         let batch = &state.filling.batch;
         let need =
             batch.need(items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value)));
-        let full = !self.fits_any(need) || need.used > BATCH_SIZE_SOFT_MAX;
+        let full = !self.fits_any(need)
+            || need.used > BATCH_SIZE_SOFT_MAX
+            || self.ends_segment(state.tail.as_ref(), batch, need);
         if full && !batch.entries.is_empty() {
             return Ok(Append::Full(Arc::clone(&state.filling.ticket)));
         }
@@ -250,12 +299,8 @@ impl Depot {
             return Err(Error::invalid("write store", words));
         }
         if !self.fits(state.tail.as_ref(), need, batch.first) {
-            // C3. Deletes may use more of the reserve.
-            let kept = if items.iter().any(|item| item.meta.kind == RecordKind::Put) {
-                self.segments.reserve_of_puts()
-            } else {
-                self.segments.reserve_of_deletes()
-            };
+            // C3.
+            let kept = self.kept_for(items);
             if self.segments.free_count() <= kept {
                 return Ok(Append::NoRoom(kept));
             }
@@ -276,6 +321,15 @@ impl Depot {
         Ok(Append::Done(Appended { version, ticket: Arc::clone(&state.filling.ticket), role }))
     }
 
+    /// Free segments that these records leave alone: deletes may use more of the reserve than puts.
+    pub(super) fn kept_for(&self, items: &[Item<'_>]) -> usize {
+        if items.iter().any(|item| item.meta.kind == RecordKind::Put) {
+            self.segments.reserve_of_puts()
+        } else {
+            self.segments.reserve_of_deletes()
+        }
+    }
+
     /// Does a writer's share of the commit and waits until its record is published.
     pub(super) fn finish(&self, appended: &Appended) -> Result<()> {
         match appended.role {
@@ -292,8 +346,13 @@ impl Depot {
 
     /// Brings the batch that formed to media, publishes it, and hands the baton on.
     fn lead(&self) {
-        let forming = self.log.state.lock().filling.batch.used as u64;
-        self.pace(forming);
+        let (forming, room) = {
+            let state = self.log.state.lock();
+            let end = self.layout.trailer();
+            let room = state.tail.map_or(0, |tail| end.saturating_sub(tail.position));
+            (state.filling.batch.used as u64, room)
+        };
+        self.pace(forming, room);
         let (mut filling, plan, durable) = {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;
@@ -302,7 +361,7 @@ impl Depot {
             state.in_flight = Some(Arc::clone(&filling.ticket));
             let plan = match &state.failure {
                 Some(cause) => Err(read_only(cause)),
-                None => self.place(&mut state.tail, &filling.batch),
+                None => self.place(Stream::Fresh, &mut state.tail, &filling.batch),
             };
             (filling, plan, state.durable)
         };
@@ -311,7 +370,7 @@ impl Depot {
         let written = plan.and_then(|plan| {
             let mut durable = Sequence(durable.0);
             // Only the leader is here, so nobody waits for this lock while the device works.
-            let mut summary = std::mem::take(&mut *self.log.summary.lock());
+            let mut summary = self.log.take_summary();
             self.write_batch(
                 Stream::Fresh,
                 batch,
@@ -321,7 +380,7 @@ impl Depot {
                 self.commits_durably(),
             )
             .map_err(|error| self.poison(&error))?;
-            *self.log.summary.lock() = summary;
+            self.log.put_summary(summary);
             self.publish(batch, &plan);
             Ok(Version(durable.0))
         });
@@ -329,9 +388,7 @@ impl Depot {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;
             if let Ok(durable) = written {
-                state.durable = state.durable.max(durable);
-                state.published = end;
-                state.wrote = true;
+                state.wrote_until(end, durable);
             }
             state.in_flight = None;
             state.leading = !state.filling.batch.entries.is_empty();
@@ -361,6 +418,7 @@ impl Depot {
 
     /// Makes everything durable that was published.
     pub(super) fn flush_published(&self) -> Result<()> {
+        self.write_out()?;
         let published = {
             let state = self.log.state.lock();
             if let Some(cause) = &state.failure {
@@ -412,7 +470,7 @@ impl Depot {
         let next = Sequence(version.0);
         if !room(&tail) {
             // The summary vouches for the last batch as well as a barrier does.
-            let summary = std::mem::take(&mut *self.log.summary.lock());
+            let summary = self.log.take_summary();
             let completed = self.complete(&tail, &summary, next);
             return completed
                 .and_then(|()| self.device.flush(sites::SYNC_FLUSH))

@@ -24,6 +24,7 @@ mod background;
 mod check;
 mod clean;
 mod commit;
+mod later;
 mod layout;
 mod pending;
 mod place;
@@ -53,7 +54,7 @@ use esker_format::Flaw;
 use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
-use esker_index::{Hopscotch, Link};
+use esker_index::{Directory, Link};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use layout::Layout;
@@ -82,9 +83,6 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
-/// Average record size that the index of a store is made for, if nothing else is said, in bytes.
-const INDEX_BYTES_PER_ENTRY: u64 = 128;
-
 /// An open store. See the module's text.
 #[derive(Debug)]
 pub(crate) struct Depot {
@@ -92,7 +90,7 @@ pub(crate) struct Depot {
     superblock: Superblock,
     layout: Layout,
     hasher: KeyHasher,
-    index: Hopscotch,
+    index: Directory,
     segments: Segments,
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
@@ -160,15 +158,14 @@ impl Depot {
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
-        let data_bytes = layout.segment_size * u64::from(layout.segment_count);
-        let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
+        let entries = options.index_entries.unwrap_or(0).max(log.records() / 8 * 5);
         let end = log.log_end();
         let new = end.next_version == Version(1);
         let depot = Arc::new(Depot {
             superblock,
             layout,
             hasher,
-            index: Hopscotch::with_capacity(entries),
+            index: Directory::with_capacity(entries),
             segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
             pending: Pending::new(),
             clearing: Mutex::default(),
@@ -191,6 +188,7 @@ impl Depot {
         depot.adopt(&log)?;
         drop(log);
         if options.testing.background {
+            depot.index.allow_helper();
             depot.start_background(new)?;
         }
         Ok(depot)
@@ -239,17 +237,6 @@ impl Depot {
 
     fn forget_items(&self) {
         self.items.store(0, Ordering::Relaxed);
-    }
-
-    fn check_index_room(&self) -> Result<()> {
-        let capacity = self.index.capacity();
-        if self.index.len() < capacity - capacity / 16 {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
-            "the index holds {} entries, as many as it was opened for",
-            self.index.len()
-        )))
     }
 }
 
@@ -361,6 +348,10 @@ impl Engine for Depot {
         self.write_atomic(batch)
     }
 
+    fn trim(&self) -> Result<u64> {
+        self.trim_free()
+    }
+
     fn clean(&self, segments: usize) -> Result<usize> {
         self.clean_now(segments)
     }
@@ -369,8 +360,12 @@ impl Engine for Depot {
         self.clear_records()
     }
 
-    fn walk(&self, part: usize) -> Result<Option<Items>> {
-        self.walk_part(part)
+    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+        self.walk_part(cursor)
+    }
+
+    fn write_out(&self) -> Result<()> {
+        Depot::write_out(self)
     }
 
     fn sync(&self) -> Result<()> {
@@ -395,6 +390,7 @@ impl Engine for Depot {
             free_segments: self.segments.free_count() as u64,
             index_entries: self.index.len(),
             index_capacity: self.index.capacity(),
+            index_bytes: self.index.memory_bytes() as u64,
             last_version: self.last_version(),
             device: self.device.counters(),
             read_only: self.log.failure().map(|error| error.to_string()),

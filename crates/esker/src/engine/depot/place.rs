@@ -23,7 +23,8 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, Place, Record, RecordKind,
     RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
-    encode_batch, encode_record, push_batch, push_record, seal_record, summary_record_size,
+    encode_batch, encode_record, encode_trailer, push_batch, push_record, seal_record,
+    summary_record_size,
 };
 use esker_index::Link;
 use esker_media::{BufferPool, IoBuf};
@@ -38,6 +39,18 @@ pub(super) struct Entry {
     collides: bool,
     start: usize,
     size: usize,
+}
+
+impl Entry {
+    /// Offset in the batch in bytes.
+    pub(super) fn start(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// Bytes of the record.
+    pub(super) fn size(&self) -> u64 {
+        self.size as u64
+    }
 }
 
 /// Records that are written together.
@@ -122,6 +135,28 @@ impl Batch {
         Sequence(self.first.0 + self.entries.len() as u64)
     }
 
+    /// The bytes of a record.
+    pub(super) fn bytes(&self, entry: &Entry) -> &[u8] {
+        self.buffer.get(entry.start..entry.start + entry.size).unwrap_or(&[])
+    }
+
+    /// The record that starts at `start`.
+    pub(super) fn entry_at(&self, start: u64) -> Option<&Entry> {
+        let place = self.entries.binary_search_by_key(&start, |entry| entry.start as u64).ok()?;
+        self.entries.get(place)
+    }
+
+    /// The same records in memory of their own.
+    pub(super) fn copy(&self, pool: &BufferPool) -> Self {
+        let mut buffer = pool.get(self.buffer.len());
+        if let (Some(to), Some(from)) = (buffer.get_mut(..self.used), self.buffer.get(..self.used))
+        {
+            to.copy_from_slice(from);
+        }
+        let Batch { used, first, form, summary, .. } = *self;
+        Batch { buffer, used, entries: self.entries.clone(), first, form, summary }
+    }
+
     fn record(&self, entry: &Entry, base: Sequence) -> Option<Record<'_>> {
         let bytes = self.buffer.get(entry.start..entry.start + entry.size)?;
         Record::decode(bytes, Version(base.0), None).ok()
@@ -152,6 +187,7 @@ pub(super) struct Tail {
 }
 
 /// Where a batch goes, and what comes before it.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     seal: Option<Tail>,
     reuse: Option<(Free, SegmentEpoch)>,
@@ -172,6 +208,12 @@ impl Depot {
         })
     }
 
+    /// Whether the batch should go as it is, since it fits behind the tail and with more would not: so
+    /// segments get full.
+    pub(super) fn ends_segment(&self, tail: Option<&Tail>, batch: &Batch, need: Need) -> bool {
+        self.fits(tail, batch.need([]), batch.first) && !self.fits(tail, need, batch.first)
+    }
+
     /// Whether a batch fits any segment.
     pub(super) fn fits_any(&self, need: Need) -> bool {
         self.layout.batch_with_summary(need.used, need.summary) <= self.layout.batch_max()
@@ -179,18 +221,34 @@ impl Depot {
 
     /// Chooses the place of a batch behind the tail of its stream, and takes a segment if it needs
     /// one.
-    pub(super) fn place(&self, tail: &mut Option<Tail>, batch: &Batch) -> Result<Plan> {
-        let total = self.layout.blocks(batch.used as u64);
-        let need = Need { used: batch.used as u64, summary: batch.summary };
-        if self.fits(tail.as_ref(), need, batch.first)
+    pub(super) fn place(
+        &self,
+        stream: Stream,
+        tail: &mut Option<Tail>,
+        batch: &Batch,
+    ) -> Result<Plan> {
+        let mut plan = self.begin_place(stream, tail, batch.need([]), batch.first)?;
+        self.end_place(&mut plan, tail, batch);
+        Ok(plan)
+    }
+
+    /// Chooses where a batch starts that has this need at least, and may grow while it fits. Nothing
+    /// else of the stream has a place until [`Depot::end_place`].
+    pub(super) fn begin_place(
+        &self,
+        stream: Stream,
+        tail: &mut Option<Tail>,
+        need: Need,
+        first: Sequence,
+    ) -> Result<Plan> {
+        if self.fits(tail.as_ref(), need, first)
             && let Some(open) = tail
         {
             let barrier = open.barrier_due;
             let session = if barrier { self.random() } else { open.session };
             let position = open.position + if barrier { self.layout.block } else { 0 };
             let here = Tail { position, session, barrier_due: false, ..*open };
-            *open = here.behind(total, batch.summary);
-            return Ok(Plan { seal: None, reuse: None, barrier, tail: here, total });
+            return Ok(Plan { seal: None, reuse: None, barrier, tail: here, total: 0 });
         }
         let Some(free) = self.segments.take() else {
             return Err(Error::new(ErrorKind::NoSpace, "write store"));
@@ -199,17 +257,23 @@ impl Depot {
         let epoch = self.log.take_epoch();
         // Of another incarnation also where, in tests, randomness repeats.
         let salt = self.random() ^ super::spread(epoch.0);
+        self.segments.open(free.id, Incarnation { stream, epoch, salt, base: first });
         let here = Tail {
             segment: free.id,
             position: self.layout.first_batch(),
             salt,
             session: salt,
-            base: batch.first,
+            base: first,
             summary: 0,
             barrier_due: false,
         };
-        *tail = Some(here.behind(total, batch.summary));
-        Ok(Plan { seal, reuse: Some((free, epoch)), barrier: false, tail: here, total })
+        Ok(Plan { seal, reuse: Some((free, epoch)), barrier: false, tail: here, total: 0 })
+    }
+
+    /// The batch will not grow any more: the next one goes behind it.
+    pub(super) fn end_place(&self, plan: &mut Plan, tail: &mut Option<Tail>, batch: &Batch) {
+        plan.total = self.layout.blocks(batch.used as u64);
+        *tail = Some(plan.tail.behind(plan.total, batch.summary));
     }
 
     /// Writes a batch to its place, `durably` or not; whatever the stream's earlier records are by
@@ -324,12 +388,15 @@ impl Depot {
             self.complete(old, summary, first)?;
         }
         if free.after >= self.log.durable() {
-            // PERSIST: what made the segment free must be durable before its header goes.
+            // PERSIST: what made the segment free must be durable before its header goes. It stands
+            //          in the clients' stream before the batch that takes the segment there.
+            if stream != Stream::Fresh {
+                self.write_out()?;
+            }
             self.device.flush(sites::ROLL_FLUSH)?;
         }
         let tail = &plan.tail;
         let incarnation = Incarnation { stream, epoch, salt: tail.salt, base: first };
-        self.segments.open(free.id, incarnation);
         self.write_header(free.id, incarnation)?;
         // PERSIST: summary, trailer and headers, before a byte behind the header is overwritten.
         //          Crash before: the new segment still shows its old content, all of it dead, or is
@@ -373,7 +440,7 @@ impl Depot {
         let list = self.marker(BatchKind::Summary, old, offset, summary, next, next);
         self.device.write_at(sites::ROLL_WRITE, offset, &[IoSlice::new(&list)])?;
         let at = base + self.layout.trailer();
-        let position = old.position.to_le_bytes();
+        let position = encode_trailer(old.position);
         let trailer = self.marker(BatchKind::Trailer, old, at, &position, next, next);
         self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&trailer)])
     }
@@ -412,6 +479,28 @@ impl Depot {
         link_to(entry.kind, offset + entry.start as u64, entry.size as u64)
     }
 
+    /// Puts a client's record in its key's place in index and segment table. `published` is the entry
+    /// that the key had. The caller holds the key's stripe.
+    pub(super) fn enter(
+        &self,
+        entry: &Entry,
+        segment: SegmentId,
+        link: Link,
+        published: Option<Link>,
+    ) {
+        // The new record is counted before the old one is let go: S1 of the segments.
+        self.segments.add(segment, link_bytes(link));
+        match published {
+            Some(old) => {
+                let replaced = self.index.replace(entry.hash, old, link);
+                debug_assert!(replaced, "P1: a pending key's entry stays");
+                self.let_go(old, entry.version);
+            }
+            None => self.index.insert(entry.hash, link),
+        }
+        self.count_items(published, link);
+    }
+
     /// Makes the records of a client's written batch visible, in their order.
     pub(super) fn publish(&self, batch: &Batch, plan: &Plan) {
         for entry in &batch.entries {
@@ -424,23 +513,13 @@ impl Depot {
                 continue;
             };
             self.pending.publish(entry.hash, record.key, |published| {
-                // The new record is counted before the old one is let go: S1 of the segments.
-                self.segments.add(plan.tail.segment, link_bytes(link));
-                match published {
-                    Some(old) => {
-                        let replaced = self.index.replace(entry.hash, old, link);
-                        debug_assert!(replaced, "P1: a pending key's entry stays");
-                        self.let_go(old, entry.version);
-                    }
-                    None => self.index.insert(entry.hash, link),
-                }
-                self.count_items(published, link);
+                self.enter(entry, plan.tail.segment, link, published);
                 Some(link)
             });
         }
     }
 
-    fn publish_clear(&self, version: Version) {
+    pub(super) fn publish_clear(&self, version: Version) {
         self.log.cleared(version);
         self.pending.forget_published();
         self.index.clear();
@@ -465,6 +544,11 @@ impl Plan {
     pub(super) fn segment(&self) -> SegmentId {
         self.tail.segment
     }
+
+    /// The stream's tail as the batch finds it.
+    pub(super) fn tail(&self) -> &Tail {
+        &self.tail
+    }
 }
 
 fn too_long() -> Error {
@@ -481,11 +565,13 @@ pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<
 }
 
 /// Bytes that a link stands for in the segment table: its hint, so that what was added can be
-/// taken away again without reading the record.
+/// taken away again without reading the record, and what the record takes in a summary.
 pub(super) fn link_bytes(link: Link) -> u64 {
-    match link.size() {
+    const IN_SUMMARY: u64 = 16;
+    let record = match link.size() {
         esker_index::SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
         esker_index::SizeHint::Tombstone => 32,
         esker_index::SizeHint::Large => 32 << 20,
-    }
+    };
+    record + IN_SUMMARY
 }

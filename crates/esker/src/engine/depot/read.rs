@@ -37,6 +37,14 @@ pub(super) struct FetchedRecord<'a> {
 }
 
 impl Fetched {
+    pub(super) fn new(
+        buffer: IoBuf,
+        meta: RecordMeta,
+        (key, value): (Range<usize>, Range<usize>),
+    ) -> Self {
+        Fetched { buffer, meta, key, value }
+    }
+
     pub(super) fn record(&self) -> FetchedRecord<'_> {
         FetchedRecord { meta: self.meta, key: self.buffer.get(self.key.clone()).unwrap_or(&[]) }
     }
@@ -134,6 +142,9 @@ impl Depot {
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
+        if let Some(fetched) = self.unwritten_record(offset) {
+            return Ok(fetched);
+        }
         let (salt, base) = self.segments.place(segment);
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
@@ -185,23 +196,21 @@ impl Depot {
     }
 
     /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
-    /// the part is read again.
-    pub(super) fn walk_part(&self, part: usize) -> Result<Option<Items>> {
-        if part >= self.index.parts() {
-            return Ok(None);
-        }
+    /// the part is read again; with the cursor of the next part.
+    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
         loop {
             let generation = self.segments.generation();
-            let items = self.read_part(part);
+            let Some((links, next)) = self.index.walk(cursor) else { return Ok(None) };
+            let items = self.read_items(&links);
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return items.map(Some);
+                return items.map(|items| Some((items, next)));
             }
         }
     }
 
-    fn read_part(&self, part: usize) -> Result<Items> {
+    fn read_items(&self, links: &[Link]) -> Result<Items> {
         let mut items = Vec::new();
-        for link in self.index.part(part) {
+        for link in links.iter().copied() {
             if link.is_tombstone() {
                 continue;
             }
@@ -226,7 +235,7 @@ fn memory_of(length: u64) -> u64 {
 }
 
 /// Where key and value of a record that starts at `start` lie.
-fn ranges(start: usize, record: &Record<'_>) -> (Range<usize>, Range<usize>) {
+pub(super) fn ranges(start: usize, record: &Record<'_>) -> (Range<usize>, Range<usize>) {
     let key_start = start + record.body_start;
     let key_end = key_start + record.key.len();
     (key_start..key_end, key_end..key_end + record.value.len())

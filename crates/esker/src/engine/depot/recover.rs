@@ -145,6 +145,11 @@ impl Recovered {
         Ok(log)
     }
 
+    /// Number of records that were found, dead ones among them.
+    pub(super) fn records(&self) -> u64 {
+        self.found.iter().map(|share| share.lock().len() as u64).sum()
+    }
+
     fn of_stream(&self, stream: Stream) -> impl DoubleEndedIterator<Item = &Scanned> {
         self.segments.iter().filter(move |segment| segment.header.stream == stream)
     }

@@ -12,7 +12,7 @@ use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
     BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, Place, Record, SEGMENT_HEADER_SIZE,
-    SegmentHeader, Stream, SummaryRecord, VersionForm, read_summary,
+    SegmentHeader, Stream, SummaryRecord, VersionForm, decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 
@@ -107,10 +107,7 @@ impl Source<'_> {
         else {
             return Ok(None);
         };
-        let Some(position) = trailer.payload.first_chunk::<8>().map(|b| u64::from_le_bytes(*b))
-        else {
-            return Ok(None);
-        };
+        let Some(position) = decode_trailer(trailer.payload) else { return Ok(None) };
         let inside = position < self.layout.trailer() && position >= self.layout.first_batch();
         if !inside || !position.is_multiple_of(self.layout.block) {
             return Ok(None);

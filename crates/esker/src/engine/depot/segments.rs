@@ -64,6 +64,8 @@ pub(super) struct Free {
     pub(super) prepared: bool,
     /// Its header on media is still valid: recovery would read its records, all of them dead.
     pub(super) stale: bool,
+    /// The device was told that it is not needed.
+    pub(super) trimmed: bool,
     /// It may be overwritten once all records up to this version are durable: one of them made it
     /// free.
     pub(super) after: Version,
@@ -159,6 +161,10 @@ impl Segments {
         self.get(id).map_or(0, |segment| segment.live_records.load(Ordering::Acquire))
     }
 
+    pub(super) fn live_bytes(&self, id: SegmentId) -> u64 {
+        self.get(id).map_or(0, |segment| segment.live_bytes.load(Ordering::Relaxed))
+    }
+
     pub(super) fn sealed(&self) -> impl Iterator<Item = SegmentId> + '_ {
         self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Sealed)
     }
@@ -179,7 +185,13 @@ impl Segments {
 
     /// Puts a segment on the free list that holds nothing of this store.
     pub(super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.free.lock().push_back(Free { id, prepared, stale: false, after: Version(0) });
+        self.free.lock().push_back(Free {
+            id,
+            prepared,
+            stale: false,
+            trimmed: false,
+            after: Version(0),
+        });
     }
 
     /// Says what a segment is: at recovery, and when it is taken into use.
@@ -269,7 +281,13 @@ impl Segments {
         let order = Ordering::SeqCst;
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
-            self.free.lock().push_back(Free { id, prepared: true, stale: true, after });
+            self.free.lock().push_back(Free {
+                id,
+                prepared: true,
+                stale: true,
+                trimmed: false,
+                after,
+            });
         }
     }
 
@@ -293,6 +311,13 @@ impl Segments {
     pub(super) fn take_stale(&self) -> Option<Free> {
         let mut free = self.free.lock();
         let place = free.iter().position(|free| free.stale)?;
+        free.remove(place)
+    }
+
+    /// Takes a free segment off the list that the device was not told of.
+    pub(super) fn take_untrimmed(&self) -> Option<Free> {
+        let mut free = self.free.lock();
+        let place = free.iter().rposition(|free| !free.trimmed)?;
         free.remove(place)
     }
 
@@ -329,7 +354,8 @@ impl Segments {
                 return Some(u128::from(dead));
             }
             let age = now.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
-            let benefit = u128::from(dead) * u128::from(age) * 1024;
+            // The root of it: old segments with little garbage are not worth their moves.
+            let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
         };
         let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);

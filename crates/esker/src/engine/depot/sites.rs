@@ -31,6 +31,8 @@ esker_base::sites! {
     pub BLANK_WRITE: Write = "depot.blank.write";
     /// Makes that durable before tombstones go.
     pub BLANK_FLUSH: Flush = "depot.blank.flush";
+    /// Tells the device of free segments.
+    pub TRIM: Write = "depot.trim";
     /// Makes everything durable that was written without, for `sync`, `periodic` and `close`.
     pub SYNC_FLUSH: Flush = "depot.sync.flush";
     /// Marks a clean end of the log.

@@ -120,6 +120,37 @@ impl Depot {
         gone
     }
 
+    /// Tells the device which segments are free; returns their bytes. A file gives the space back to
+    /// its file system.
+    pub(super) fn trim_free(&self) -> Result<u64> {
+        self.log.refuse()?;
+        let _cleaner = self.cleaner.lock();
+        // A discarded segment may lose any part of its content at once: nobody may look for records
+        // there, and whatever made them dead must be durable.
+        self.blank_stale()?;
+        let mut free = Vec::new();
+        while let Some(next) = self.segments.take_untrimmed() {
+            free.push(next);
+        }
+        let mut done = Ok(());
+        let mut bytes = 0;
+        for free in free {
+            let size = self.layout.segment_size;
+            done = done.and_then(|()| {
+                if free.stale {
+                    // Free since a moment ago; the next time.
+                    return Ok(());
+                }
+                self.device.discard(sites::TRIM, self.layout.segment_offset(free.id), size)
+            });
+            let trimmed = done.is_ok() && !free.stale;
+            bytes += if trimmed { size } else { 0 };
+            let prepared = free.prepared && !trimmed;
+            self.segments.put_back(super::segments::Free { trimmed, prepared, ..free });
+        }
+        done.map(|()| bytes)
+    }
+
     /// Takes the validity from the headers of free segments, so that recovery does not read them.
     fn blank_stale(&self) -> Result<()> {
         let mut blanked = Vec::new();
@@ -129,7 +160,7 @@ impl Depot {
         while let Some(free) = self.segments.take_stale() {
             if written.is_ok() && !flushed && free.after >= self.log.durable() {
                 // PERSIST: what made the segment free must be durable before its header goes.
-                written = self.device.flush(sites::BLANK_FLUSH);
+                written = self.write_out().and_then(|()| self.device.flush(sites::BLANK_FLUSH));
                 flushed = true;
             }
             let base = self.layout.segment_offset(free.id);

@@ -7,6 +7,7 @@
 
 use super::clean::Cleaner;
 use super::commit::{Append, Item};
+use super::later::Later;
 use super::pending::Known;
 use super::{Depot, sites};
 use crate::value::{Attributes, Condition, Outcome};
@@ -109,10 +110,16 @@ impl Depot {
                 state: change.attributes.state & STATE_MASK,
                 collides: collides || stripe.collides(hash, key),
             };
-            if change.kind == RecordKind::Put && known.is_none() {
-                self.check_index_room()?;
+            let item = [Item { hash, meta, key, value: change.value }];
+            if self.writes_later() {
+                let later = self.write_later(&item, &[published])?;
+                drop(stripe);
+                match self.after_later(later)? {
+                    Some(version) => return Ok(Outcome::Stored(version)),
+                    None => continue,
+                }
             }
-            let appended = match self.append(&[Item { hash, meta, key, value: change.value }])? {
+            let appended = match self.append(&item)? {
                 Append::Done(appended) => appended,
                 Append::Full(ticket) => {
                     drop(stripe);
@@ -136,6 +143,21 @@ impl Depot {
             self.finish(&appended)?;
             return Ok(Outcome::Stored(appended.version));
         }
+    }
+
+    /// What a write to memory leaves to do, without any stripe: `None` to come again.
+    pub(super) fn after_later(&self, later: Later) -> Result<Option<Version>> {
+        match later {
+            Later::Done(version, closed) => {
+                if closed {
+                    self.write_full(false)?;
+                }
+                return Ok(Some(version));
+            }
+            Later::Busy => self.write_full(true)?,
+            Later::NoRoom(kept) => self.make_room(kept)?,
+        }
+        Ok(None)
     }
 
     /// Whether what `resolve` learnt is still so. The caller holds the stripe.
@@ -226,8 +248,16 @@ impl Depot {
             state: 0,
             collides: false,
         };
+        let item = [Item { hash: 0, meta, key: &[], value: &[] }];
+        while self.writes_later() {
+            match self.write_later(&item, &[None])? {
+                Later::Done(..) => return self.write_full(false),
+                Later::Busy => self.write_full(true)?,
+                Later::NoRoom(kept) => self.make_room_with(cleaner, kept)?,
+            }
+        }
         loop {
-            match self.append(&[Item { hash: 0, meta, key: &[], value: &[] }])? {
+            match self.append(&item)? {
                 Append::Done(appended) => return self.finish(&appended),
                 Append::Full(ticket) => {
                     let _ = ticket.wait();

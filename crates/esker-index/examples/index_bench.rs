@@ -1,0 +1,320 @@
+//! The index beside the memory it lies in and beside concurrent maps.
+//!
+//! One run prints what one random access to memory costs, what lookups, inserts and batches cost at
+//! a size, two-thread throughput against three maps of the same content, bytes per entry over
+//! the growth, and the latency of inserts during it. `cargo xtask bench index [ENTRIES]`.
+
+#![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a benchmark prints figures")]
+
+use esker_base::clock::{Clock, SystemClock};
+use esker_index::{Directory, Link};
+use hdrhistogram::Histogram;
+use std::hint::black_box;
+
+/// Entries at which the average over the growth begins.
+const GROWTH_START: u64 = 1_000_000;
+/// Operations of each measurement.
+const OPERATIONS: u64 = 10_000_000;
+
+/// The hash of the n-th key: a bijection of numbers that mixes well.
+fn hash(n: u64) -> u64 {
+    let n = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    n ^ n >> 31
+}
+
+fn link(n: u64) -> Link {
+    Link::record(n % (Link::GRAIN_END - 1) + 1, 3).unwrap_or_else(|| unreachable!("it is in range"))
+}
+
+struct Watch(SystemClock);
+
+impl Watch {
+    fn now(&self) -> u64 {
+        u64::try_from(self.0.monotonic().as_nanos()).unwrap_or(u64::MAX)
+    }
+
+    /// Nanoseconds per operation.
+    fn time(&self, operations: u64, work: impl FnOnce()) -> f64 {
+        let start = self.now();
+        work();
+        (self.now() - start) as f64 / operations as f64
+    }
+}
+
+/// A random number below `bound` for each n.
+fn pick(n: u64, bound: u64) -> u64 {
+    u64::try_from(u128::from(hash(n ^ 0x5555_5555_0000_0000)) * u128::from(bound) >> 64)
+        .unwrap_or(0)
+}
+
+/// One dependent access after another, over as many bytes as the index has.
+fn random_access(watch: &Watch, bytes: usize) -> f64 {
+    // One cycle through all places, in random order (Sattolo).
+    let places = u32::try_from(bytes / 8).unwrap_or(u32::MAX);
+    let mut next: Vec<u64> = (0..u64::from(places)).collect();
+    for n in (1..next.len()).rev() {
+        next.swap(n, usize::try_from(pick(n as u64, n as u64)).unwrap_or(0));
+    }
+    let mut place = 0usize;
+    let mut walk = |steps: u64| {
+        for _ in 0..steps {
+            place = next.get(place).and_then(|n| usize::try_from(*n).ok()).unwrap_or(0);
+        }
+        black_box(place);
+    };
+    walk(OPERATIONS / 10);
+    watch.time(OPERATIONS, || walk(OPERATIONS))
+}
+
+fn grow(watch: &Watch, directory: &Directory, entries: u64) {
+    let mut latencies = Histogram::<u64>::new(3).unwrap_or_else(|e| unreachable!("{e}"));
+    let (mut sum, mut samples, mut worst) = (0.0, 0u64, 0.0f64);
+    let start = watch.now();
+    let mut last = start;
+    for n in 0..entries {
+        directory.insert(hash(n), link(n));
+        let now = watch.now();
+        let _ = latencies.record(now - last);
+        last = now;
+        if n >= GROWTH_START.min(entries / 2) && n % 10_000 == 0 {
+            let bytes = directory.memory_bytes() as f64 / (n + 1) as f64;
+            sum += bytes;
+            worst = worst.max(bytes);
+            samples += 1;
+            last = watch.now();
+        }
+    }
+    println!(
+        "growth to {entries}: {:.0} ns per insert with its clock reading",
+        (watch.now() - start) as f64 / entries as f64
+    );
+    println!(
+        "  bytes per entry from {} on: {:.2} on average, {worst:.2} at most (goal 12)",
+        GROWTH_START.min(entries / 2),
+        sum / samples.max(1) as f64
+    );
+    let us = |quantile| latencies.value_at_quantile(quantile) as f64 / 1000.0;
+    println!(
+        "  insert latency: p50 {:.2} us, p99 {:.2}, p99.9 {:.2}, p99.99 {:.1} (goal 100), max {:.1}",
+        us(0.5),
+        us(0.99),
+        us(0.999),
+        us(0.9999),
+        latencies.max() as f64 / 1000.0
+    );
+    println!("  overflow: {} entries", directory.overflow_len());
+}
+
+fn costs(watch: &Watch, directory: &Directory, entries: u64) {
+    let access = random_access(watch, directory.memory_bytes());
+    println!("one random access to as much memory: {access:.1} ns");
+    let found = |n: u64| directory.lookup(hash(pick(n, entries))).iter().count();
+    let cost = watch.time(OPERATIONS, || {
+        let total: usize = (0..OPERATIONS).map(found).sum();
+        println!("  {:.4} candidates per lookup", total as f64 / OPERATIONS as f64);
+    });
+    println!("lookup: {cost:.1} ns, {:.2} accesses (goal 1.3)", cost / access);
+    let cost = watch.time(OPERATIONS, || {
+        let misses: usize =
+            (0..OPERATIONS).map(|n| directory.lookup(hash(entries + n)).iter().count()).sum();
+        println!("  {:.4} candidates per absent key", misses as f64 / OPERATIONS as f64);
+    });
+    println!("lookup of absent keys: {cost:.1} ns, {:.2} accesses", cost / access);
+    let mut batch = Vec::with_capacity(64);
+    let cost = watch.time(OPERATIONS, || {
+        for start in (0..OPERATIONS).step_by(64) {
+            batch.clear();
+            batch.extend((start..start + 64).map(|n| hash(pick(n, entries))));
+            directory.lookup_many(&batch, |_, found| {
+                black_box(found);
+            });
+        }
+    });
+    println!("batched lookup: {cost:.1} ns, {:.2} accesses", cost / access);
+    let inserts = (entries / 20).max(1);
+    let cost = watch.time(inserts, || {
+        for n in entries..entries + inserts {
+            directory.insert(hash(n), link(n));
+        }
+    });
+    println!("insert: {cost:.1} ns, {:.2} accesses (goal 2)", cost / access);
+    let cost = watch.time(inserts, || {
+        for n in entries..entries + inserts {
+            directory.replace(hash(n), link(n), link(n + 1));
+        }
+    });
+    println!("replace: {cost:.1} ns, {:.2} accesses", cost / access);
+    let cost = watch.time(inserts, || {
+        for n in entries..entries + inserts {
+            directory.remove(hash(n), link(n + 1));
+        }
+    });
+    println!("remove: {cost:.1} ns, {:.2} accesses", cost / access);
+}
+
+/// Export and import of everything.
+fn parts(watch: &Watch, directory: &Directory, entries: u64) {
+    let mut all = Vec::new();
+    let cost = watch.time(entries, || {
+        let mut cursor = 0;
+        while let Some((part, next)) = directory.export(cursor) {
+            all.push(part);
+            cursor = next;
+        }
+    });
+    let bytes: usize = all.iter().map(Vec::len).sum();
+    println!("export: {cost:.1} ns and {:.2} bytes per entry", bytes as f64 / entries as f64);
+    for threads in [1, 2] {
+        let again = Directory::with_capacity(directory.len());
+        let cost = watch.time(entries, || {
+            std::thread::scope(|scope| {
+                for half in all.chunks(all.len().div_ceil(threads)) {
+                    let again = &again;
+                    scope.spawn(move || half.iter().all(|part| again.import(part).is_ok()));
+                }
+            });
+        });
+        println!(
+            "import with {threads} threads: {cost:.1} ns per entry, {:.2} s for 10 million ({})",
+            cost / 100.0,
+            if again.len() == directory.len() { "complete" } else { "INCOMPLETE" }
+        );
+    }
+}
+
+/// A map that can be compared.
+trait Peer: Sync {
+    fn put(&self, key: u64, value: u64);
+    fn has(&self, key: u64) -> bool;
+}
+
+impl Peer for Directory {
+    fn put(&self, key: u64, value: u64) {
+        self.insert(key, link(value));
+    }
+    fn has(&self, key: u64) -> bool {
+        !self.lookup(key).is_empty()
+    }
+}
+
+/// Keys are hashes already: all maps take them as they are.
+#[derive(Clone, Copy, Default)]
+struct AsIs(u64);
+
+impl std::hash::Hasher for AsIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {}
+    fn write_u64(&mut self, key: u64) {
+        self.0 = key;
+    }
+}
+
+type BuildAsIs = std::hash::BuildHasherDefault<AsIs>;
+
+impl Peer for papaya::HashMap<u64, u64, BuildAsIs> {
+    fn put(&self, key: u64, value: u64) {
+        self.pin().insert(key, value);
+    }
+    fn has(&self, key: u64) -> bool {
+        self.pin().get(&key).is_some()
+    }
+}
+
+impl Peer for scc::HashMap<u64, u64, BuildAsIs> {
+    fn put(&self, key: u64, value: u64) {
+        let _ = self.insert_sync(key, value);
+    }
+    fn has(&self, key: u64) -> bool {
+        self.read_sync(&key, |_, value| *value).is_some()
+    }
+}
+
+impl Peer for dashmap::DashMap<u64, u64, BuildAsIs> {
+    fn put(&self, key: u64, value: u64) {
+        self.insert(key, value);
+    }
+    fn has(&self, key: u64) -> bool {
+        self.get(&key).is_some()
+    }
+}
+
+/// Million operations per second of two threads: inserts from nothing, lookups, and both mixed.
+fn two_threads(watch: &Watch, name: &str, map: &dyn Peer, entries: u64) -> [f64; 3] {
+    let both = |operations: u64, work: &(dyn Fn(u64, u64) + Sync)| {
+        let cost = watch.time(2 * operations, || {
+            std::thread::scope(|scope| {
+                for thread in 0..2 {
+                    scope.spawn(move || (0..operations).for_each(|n| work(thread, n)));
+                }
+            });
+        });
+        1000.0 / cost
+    };
+    let half = entries / 2;
+    let insert = both(half, &|thread, n| map.put(hash(2 * n + thread), n));
+    let read = both(OPERATIONS / 2, &|thread, n| {
+        assert!(map.has(hash(pick(thread << 40 | n, 2 * half))), "a key is missing");
+    });
+    let mixed = both(OPERATIONS / 2, &|thread, n| {
+        if n % 20 == 0 {
+            map.put(hash(entries + 2 * n + thread), n);
+        } else {
+            black_box(map.has(hash(pick(thread << 41 | n, 2 * half))));
+        }
+    });
+    println!("  {name:10} insert {insert:6.2}   lookup {read:6.2}   95 % lookups {mixed:6.2}");
+    [insert, read, mixed]
+}
+
+fn compare(watch: &Watch, entries: u64) {
+    println!("two threads, {entries} entries, million operations per second:");
+    let ours = {
+        let directory = Directory::with_capacity(0);
+        directory.allow_helper();
+        two_threads(watch, "directory", &directory, entries)
+    };
+    let mut best = [("", 0.0f64); 3];
+    let mut note = |name: &'static str, figures: [f64; 3]| {
+        for (best, figure) in best.iter_mut().zip(figures) {
+            if figure > best.1 {
+                *best = (name, figure);
+            }
+        }
+    };
+    let papaya = papaya::HashMap::with_hasher(BuildAsIs::default());
+    note("papaya", two_threads(watch, "papaya", &papaya, entries));
+    drop(papaya);
+    let scc = scc::HashMap::with_hasher(BuildAsIs::default());
+    note("scc", two_threads(watch, "scc", &scc, entries));
+    drop(scc);
+    let dashmap = dashmap::DashMap::with_hasher(BuildAsIs::default());
+    note("dashmap", two_threads(watch, "dashmap", &dashmap, entries));
+    for (what, (ours, (name, best))) in
+        ["insert", "lookup", "95 % lookups"].iter().zip(ours.iter().zip(best))
+    {
+        println!("  {what}: {:.2} times the best map, {name} (goal 2)", ours / best);
+    }
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let number = |place: usize| arguments.get(place).and_then(|n| n.replace('_', "").parse().ok());
+    if arguments.iter().any(|argument| number(0).is_none() || argument.starts_with('-')) {
+        println!("index_bench [ENTRIES [ENTRIES-OF-THE-COMPARISON]]: 50 million, or as many");
+        return;
+    }
+    let entries: u64 = number(0).unwrap_or(50_000_000).max(1000);
+    let watch = Watch(SystemClock);
+    {
+        let directory = Directory::with_capacity(0);
+        directory.allow_helper();
+        grow(&watch, &directory, entries);
+        costs(&watch, &directory, entries);
+        parts(&watch, &directory, entries);
+    }
+    compare(&watch, number(1).unwrap_or(entries));
+}

@@ -1,0 +1,216 @@
+//! Entries of a table: 8 bytes, and what they know of their key's hash.
+//!
+//! ```text
+//! entry: 63          16 15      11 10       0
+//!        | link 48     | distance | tag + 1  |        0: free
+//! hash:  | table | home | tag 10 | rest |             from the top; level = bits of table and home
+//! tag:   | bits that are known, most significant first | 1 | 0 ... |
+//! ```
+//!
+//! A tag ends with a sentinel bit, so that an entry says itself how many bits of its hash it still
+//! knows: 10 when it is written, one less after each doubling of its table, which spends the first
+//! one on the choice of the new home. Entries that are written later have all ten again, whatever
+//! the depth (uDepot's tags are bits that the directory takes away for good, §4.2; the sentinel is
+//! the one of `InfiniFilter`). An entry without a bit left cannot say where it belongs after the
+//! next doubling: it goes to the overflow with what it knows. At most one entry in 1024 is that old.
+
+use crate::link::{LINK_BITS, Link};
+
+/// Slots of a neighbourhood.
+pub(crate) const NEIGHBOURHOOD: usize = 32;
+/// A slot without an entry.
+pub(crate) const FREE: u64 = 0;
+const TAG_BITS: u32 = 10;
+/// Tag and sentinel.
+const FIELD_BITS: u32 = TAG_BITS + 1;
+const DISTANCE_BITS: u32 = 5;
+const LINK_SHIFT: u32 = FIELD_BITS + DISTANCE_BITS;
+const _: () = assert!(LINK_SHIFT + LINK_BITS == 64 && 1 << DISTANCE_BITS == NEIGHBOURHOOD);
+
+/// Known bits of a hash beyond the level of its table, with the sentinel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag(u64);
+
+impl Tag {
+    /// The tag of a whole hash in a table of this level.
+    #[inline]
+    pub(crate) fn of(hash: u64, level: u32) -> Tag {
+        Tag(hash.wrapping_shl(level) >> (64 - FIELD_BITS) | 1)
+    }
+
+    /// The tag of what is known of a hash; `None` if that does not even say where it belongs.
+    pub(crate) fn of_known(known: Known, level: u32) -> Option<Tag> {
+        let bits = known.bits.checked_sub(level)?.min(TAG_BITS);
+        let whole = Self::of(known.hash, level).0;
+        let sentinel = 1 << (TAG_BITS - bits);
+        Some(Tag(whole & !(2 * sentinel - 1) | sentinel))
+    }
+
+    /// Spends the first bit; `None` if there is none.
+    #[inline]
+    pub(crate) fn spend(self) -> Option<(usize, Tag)> {
+        let first = usize::from(self.0 >> TAG_BITS != 0);
+        let rest = self.0 << 1 & low(FIELD_BITS);
+        (rest != 0).then_some((first, Tag(rest)))
+    }
+
+    /// What is known of the hash of an entry with this tag at a home.
+    pub(crate) fn known(self, position: u64, level: u32) -> Known {
+        let bits = TAG_BITS - self.0.trailing_zeros();
+        let tag = self.0 >> (FIELD_BITS - bits);
+        Known { hash: (position << bits | tag) << (64 - level - bits), bits: level + bits }
+    }
+
+    /// The tag of an entry; `None` for a word that is none.
+    pub(crate) fn of_entry(entry: u64) -> Option<Tag> {
+        let tag = entry & low(FIELD_BITS);
+        (tag != 0).then_some(Tag(tag))
+    }
+
+    /// What an entry with this tag and distance has in common with the tag's key; see [`matches`].
+    #[inline]
+    pub(crate) fn at(self, distance: usize) -> u64 {
+        (distance as u64) << FIELD_BITS | self.0
+    }
+}
+
+/// Whether an entry may belong to the key of the whole tag in `pattern` (from [`Tag::at`]): the
+/// distance and all bits above the entry's sentinel agree. A free slot has no lowest bit, and so
+/// never does.
+#[inline]
+pub(crate) fn matches(entry: u64, pattern: u64) -> bool {
+    let entry = entry & low(LINK_SHIFT);
+    (entry ^ pattern) >> 1 < entry & entry.wrapping_neg()
+}
+
+/// A distance as it stands in an entry.
+#[inline]
+pub(crate) fn spread(distance: usize) -> u64 {
+    (distance as u64) << FIELD_BITS
+}
+
+/// Whether an entry has this distance, counted from one that is spread. Free slots have distance 0.
+#[inline]
+pub(crate) fn is_at(entry: u64, first: u64, more: usize) -> bool {
+    entry & low(LINK_SHIFT) & !low(FIELD_BITS) == first.wrapping_add(spread(more))
+}
+
+/// The word of an entry.
+#[inline]
+pub(crate) fn entry_of(link: Link, tag: Tag, distance: usize) -> u64 {
+    link.0 << LINK_SHIFT | tag.at(distance)
+}
+
+#[inline]
+pub(crate) fn link_of(entry: u64) -> Link {
+    Link(entry >> LINK_SHIFT)
+}
+
+#[inline]
+pub(crate) fn distance_of(entry: u64) -> usize {
+    usize::try_from(entry >> FIELD_BITS & low(DISTANCE_BITS)).unwrap_or(0)
+}
+
+/// The same entry at another distance.
+#[inline]
+pub(crate) fn at_distance(entry: u64, distance: usize) -> u64 {
+    entry & !(low(DISTANCE_BITS) << FIELD_BITS) | (distance as u64) << FIELD_BITS
+}
+
+const fn low(bits: u32) -> u64 {
+    (1 << bits) - 1
+}
+
+/// The first bits of a hash; the others are 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Known {
+    pub(crate) hash: u64,
+    /// 1 to 64.
+    pub(crate) bits: u32,
+}
+
+impl Known {
+    /// A whole hash.
+    pub(crate) fn whole(hash: u64) -> Known {
+        Known { hash, bits: 64 }
+    }
+
+    /// The first `bits` of a hash, of which there must be some.
+    pub(crate) fn first(hash: u64, bits: u32) -> Known {
+        Known { hash: hash >> (64 - bits) << (64 - bits), bits }
+    }
+
+    /// The greatest hash that begins so.
+    pub(crate) fn last(self) -> u64 {
+        self.hash | u64::MAX.checked_shr(self.bits).unwrap_or(0)
+    }
+}
+
+/// What a lookup found: links that may belong to the key, rarely more than one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Candidates {
+    first: Option<Link>,
+    rest: Vec<Link>,
+}
+
+impl Candidates {
+    pub(crate) fn push(&mut self, link: Link) {
+        match self.first {
+            None => self.first = Some(link),
+            // An entry that moved during the lookup may be seen twice.
+            Some(first) if first == link || self.rest.contains(&link) => {}
+            Some(_) => self.rest.push(link),
+        }
+    }
+
+    /// The links.
+    pub fn iter(&self) -> impl Iterator<Item = Link> + '_ {
+        self.first.into_iter().chain(self.rest.iter().copied())
+    }
+
+    /// Whether nothing was found.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use esker_base::rng::Rng;
+
+    #[test]
+    fn a_tag_matches_on_the_bits_it_knows_and_on_no_others() {
+        let mut rng = Rng::from_seed(1);
+        for _ in 0..20_000 {
+            let (hash, other, level) = (rng.next_u64(), rng.next_u64(), 6 + rng.index(36) as u32);
+            let bits = level + rng.index(11) as u32;
+            let tag = Tag::of_known(Known::first(hash, bits), level).unwrap();
+            let entry = entry_of(Link::record(5, 5).unwrap(), tag, 7);
+            assert!(matches(entry, Tag::of(hash, level).at(7)));
+            assert!(!matches(entry, Tag::of(hash, level).at(6)), "another distance");
+            let same_home = hash >> (64 - level) << (64 - level) | other >> level;
+            let agrees = (hash ^ same_home) >> (64 - bits) == 0;
+            assert_eq!(matches(entry, Tag::of(same_home, level).at(7)), agrees);
+            assert_eq!(tag.known(hash >> (64 - level), level), Known::first(hash, bits));
+        }
+        assert!(!matches(FREE, Tag::of(0, 6).at(0)));
+    }
+
+    #[test]
+    fn spending_bits_follows_the_hash_until_none_is_left() {
+        let mut rng = Rng::from_seed(2);
+        for _ in 0..1000 {
+            let hash = rng.next_u64();
+            let (mut tag, mut position, mut level) = (Tag::of(hash, 20), hash >> 44, 20);
+            while let Some((bit, rest)) = tag.spend() {
+                (tag, position, level) = (rest, position * 2 + bit as u64, level + 1);
+                assert_eq!(position, hash >> (64 - level));
+            }
+            assert_eq!(level, 30);
+            assert_eq!(tag.known(position, level), Known::first(hash, 30));
+            assert_eq!(Tag::of_known(Known::first(hash, 30), 31), None);
+        }
+    }
+}
