@@ -32,6 +32,12 @@ pub(crate) struct Size {
 pub(crate) enum Command {
     /// Serve the data over the network until SIGTERM or SIGINT
     Serve(Box<ServeArguments>),
+    /// Serve as memcached does, with memcached's own options: esker memcached -h
+    #[command(disable_help_flag = true)]
+    Memcached {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
     /// Write the value of KEY to standard output; exit code 1 if it has none
     Get {
         #[command(flatten)]
@@ -99,12 +105,21 @@ pub(crate) enum Command {
 /// environment variable. All are text here; `config` gives them meaning.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArguments {
-    /// Where to listen: memcache://HOST:PORT or memcache+unix:///PATH; repeatable
+    /// Where to listen: memcache://HOST:PORT or unix:///PATH; repeatable
     #[arg(long, value_name = "URL", env = "ESKER_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
-    /// Permit addresses that other machines can reach; there is no authentication
+    /// Permit addresses that other machines can reach
     #[arg(long, env = "ESKER_ALLOW_REMOTE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) allow_remote: Option<String>,
+    /// Certificate chain in PEM: TCP connections are encrypted
+    #[arg(long, value_name = "FILE", env = "ESKER_TLS_CERT")]
+    pub(crate) tls_cert: Option<String>,
+    /// Private key of the certificate in PEM; may stand in the same file
+    #[arg(long, value_name = "FILE", env = "ESKER_TLS_KEY")]
+    pub(crate) tls_key: Option<String>,
+    /// File with lines of user:password; clients have to say who they are
+    #[arg(long, value_name = "FILE", env = "ESKER_AUTH_FILE")]
+    pub(crate) auth_file: Option<String>,
     /// Folder or device with the data; created if missing
     #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
     pub(crate) data: Option<String>,
@@ -158,6 +173,9 @@ impl ServeArguments {
         }
         let single = [
             ("allow-remote", &self.allow_remote),
+            ("tls-cert", &self.tls_cert),
+            ("tls-key", &self.tls_key),
+            ("auth-file", &self.auth_file),
             ("data", &self.data),
             ("engine", &self.engine),
             ("size", &self.size),

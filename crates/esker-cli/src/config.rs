@@ -38,13 +38,16 @@ const SETTINGS: &[Setting] = &[
     setting(
         "listen",
         r#"["memcache://127.0.0.1:11211"]"#,
-        "where to listen: memcache://HOST:PORT, memcache+unix:///PATH",
+        "where to listen: memcache://HOST:PORT, unix:///PATH",
     ),
     setting(
         "allow-remote",
         "false",
-        "permit addresses that other machines can reach; there is no authentication",
+        "permit addresses that other machines can reach; auth-file or TLS keep strangers out",
     ),
+    setting("tls-cert", r#""""#, "certificate chain in PEM: TCP connections are encrypted"),
+    setting("tls-key", r#""""#, "private key in PEM; where tls-cert is if not given"),
+    setting("auth-file", r#""""#, "lines of user:password; clients have to say who they are"),
     setting("data", r#""./esker-data""#, "folder or device with the data; created if missing"),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
@@ -75,6 +78,9 @@ const SETTINGS: &[Setting] = &[
 pub(crate) struct Config {
     pub(crate) listen: Vec<ListenAddress>,
     pub(crate) allow_remote: bool,
+    pub(crate) tls_cert: Option<PathBuf>,
+    pub(crate) tls_key: Option<PathBuf>,
+    pub(crate) auth_file: Option<PathBuf>,
     pub(crate) data: PathBuf,
     pub(crate) engine: String,
     pub(crate) size_bytes: u64,
@@ -106,11 +112,14 @@ impl Config {
                 .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
         }
         config.limits.check().map_err(Failure::usage)?;
+        if config.tls_key.is_some() && config.tls_cert.is_none() {
+            return Err(Failure::usage("tls-key needs tls-cert"));
+        }
         if !config.allow_remote
             && let Some(address) = config.listen.iter().find(|address| !address.is_local())
         {
             return Err(Failure::usage(format!(
-                "{address} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
+                "{address} can be reached from other machines; --allow-remote permits it"
             )));
         }
         Ok(config)
@@ -135,6 +144,9 @@ impl Config {
         let mut config = Config {
             listen: Vec::new(),
             allow_remote: false,
+            tls_cert: None,
+            tls_key: None,
+            auth_file: None,
             data: PathBuf::new(),
             engine: String::new(),
             size_bytes: 0,
@@ -196,6 +208,9 @@ impl Config {
                 self.allow_remote =
                     text.parse().map_err(|_| format!("{text:?} is neither true nor false"))?
             }
+            "tls-cert" => self.tls_cert = optional_path(text),
+            "tls-key" => self.tls_key = optional_path(text),
+            "auth-file" => self.auth_file = optional_path(text),
             "data" => self.data = Path::new(text).to_owned(),
             "engine" => self.engine = parse_engine(text)?,
             "size" => self.size_bytes = parse_size(text)?,
@@ -210,6 +225,11 @@ impl Config {
         }
         Ok(())
     }
+}
+
+/// A path, if there is one.
+fn optional_path(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| text.into())
 }
 
 fn texts(value: &toml::Value) -> Result<Vec<String>, String> {

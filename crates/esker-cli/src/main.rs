@@ -9,8 +9,10 @@ mod config;
 mod dump;
 mod failure;
 mod figures;
+mod memcached;
 mod progress;
 mod serve;
+mod service;
 mod store;
 
 use arguments::{Arguments, Command};
@@ -33,6 +35,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> Result<Done, Failure> {
     match command {
         Command::Serve(arguments) => serve::serve(&arguments),
+        Command::Memcached { arguments } => memcached::memcached(&arguments),
         Command::Get { data, key } => commands::get(&data, &key),
         Command::Put { data, size, key, value } => commands::put(&data, size, &key, value),
         Command::Delete { data, key } => commands::delete(&data, &key),

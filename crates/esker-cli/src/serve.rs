@@ -1,33 +1,12 @@
-//! `esker serve`: from the configuration to a clean end.
-//!
-//! Lines on standard error say what runs where; their first words are stable, so that scripts can
-//! wait for `ready` and read the address behind `listening on`.
-//!
-//! # Failure
-//! The first SIGTERM or SIGINT stops accepting, finishes what was received, closes the store and
-//! exits with 0. A second one ends the process at once, which the store survives as it survives a
-//! crash.
+//! `esker serve`: from the configuration to a server.
 
 use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
-use crate::store::open_with;
+use crate::service::{Service, read_credentials, read_tls, say};
 use esker::Options;
-use esker_base::units::format_size_bytes;
-use esker_server::{Server, ServerConfig};
-use esker_trt::Runtime;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::iterator::Signals;
-use std::io::{IsTerminal, Write};
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
-
-/// How long requests that were received may take after the first signal.
-const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Descriptors beyond those of connections: data, rings, listeners, standard streams.
-const DESCRIPTORS_RESERVED: u64 = 128;
+use esker_server::ServerConfig;
+use std::io::Write;
 
 /// `esker serve`.
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
@@ -42,109 +21,33 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     for name in Config::unknown_variables(variables) {
         say(&format!("warning: {name} is no option of esker serve and is ignored"));
     }
+    let key = config.tls_key.as_ref().or(config.tls_cert.as_ref());
+    let tls = config.tls_cert.as_ref().zip(key).map(|(chain, key)| read_tls(chain, key));
+    let auth = config.auth_file.as_ref().map(|path| read_credentials(path));
+    let (tls, auth) = (tls.transpose()?, auth.transpose()?);
     if arguments.check_config {
         eprintln!("the configuration is valid");
         return Ok(Done::Yes);
     }
-    start_log();
-    let mut signals = catch_signals()?;
-    raise_descriptors(u64::from(config.limits.connections_max))?;
-    let runtime = Runtime::start(esker_trt::Config {
+    let mut store = Options::new(&config.data);
+    store.size_bytes = config.size_bytes;
+    store.durability = config.durability;
+    let server = ServerConfig {
+        listen: config.listen,
+        allow_remote: config.allow_remote,
+        limits: config.limits,
+        tls,
+        auth,
+        ..ServerConfig::default()
+    };
+    let service = Service {
+        store,
+        engine: config.engine,
+        server,
         cores: config.cores,
-        facilities: config.io.clone(),
-        ..esker_trt::Config::default()
-    })?;
-    let runtime = Arc::new(runtime);
-    let mut options = Options::new(&config.data);
-    options.size_bytes = config.size_bytes;
-    options.durability = config.durability;
-    let store = open_with(options)?;
-    let server = Server::start(
-        &runtime,
-        store.clone(),
-        ServerConfig {
-            listen: config.listen.clone(),
-            allow_remote: config.allow_remote,
-            limits: config.limits.clone(),
-            ..ServerConfig::default()
-        },
-    )?;
-    let stats = store.stats();
-    let (live, capacity) =
-        (format_size_bytes(stats.live_bytes), format_size_bytes(stats.capacity_bytes));
-    say(&format!("esker {}", env!("CARGO_PKG_VERSION")));
-    say(&format!(
-        "data in {}: engine {}, {} items, {live} of {capacity}; {}",
-        config.data.display(),
-        config.engine,
-        stats.items,
-        store.report()
-    ));
-    say(&format!("durability {}", config.durability));
-    say(&format!("I/O by {}", runtime.report()));
-    for address in server.addresses() {
-        say(&format!("listening on {address}"));
-    }
-    say("ready");
-
-    if let Some(signal) = signals.forever().next() {
-        let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
-        say(&format!("stopping on {name}"));
-    }
-    if !server.stop(STOP_LIMIT) {
-        say(&format!("some requests were not answered within {STOP_LIMIT:?}"));
-    }
-    if let Err(error) = runtime.shutdown() {
-        say(&error.to_string());
-    }
-    store.close()?;
-    say("stopped");
-    Ok(Done::Yes)
-}
-
-/// Says a line on standard error. Nobody may listen there any more, which is no reason to stop.
-fn say(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
-}
-
-/// Log events go to standard error, those from `info` on unless `ESKER_LOG` says otherwise.
-fn start_log() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ESKER_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    // Fails only if there is a log already.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr)
-        .try_init();
-}
-
-/// From here on the first signal is told by the iterator, and the second ends the process.
-fn catch_signals() -> Result<Signals, Failure> {
-    let failed = |source: std::io::Error| Failure::io("catch signals", &source);
-    let again = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        // In this order: the first signal finds the flag down, and raises it.
-        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, again.clone())
-            .map_err(failed)?;
-        signal_hook::flag::register(signal, again.clone()).map_err(failed)?;
-    }
-    Signals::new([SIGTERM, SIGINT]).map_err(failed)
-}
-
-/// Makes room for the descriptors of all connections, as far as the system permits.
-fn raise_descriptors(connections_max: u64) -> Result<(), Failure> {
-    let wanted = connections_max.saturating_add(DESCRIPTORS_RESERVED);
-    let limit = getrlimit(Resource::Nofile);
-    if limit.current.is_none_or(|current| current >= wanted) {
-        return Ok(());
-    }
-    if let Some(most) = limit.maximum.filter(|most| *most < wanted) {
-        return Err(Failure::usage(format!(
-            "connections-max {connections_max} needs {wanted} open files and the system permits {most}; lower it, or raise the limit (ulimit -n)"
-        )));
-    }
-    let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
-    setrlimit(Resource::Nofile, raised)
-        .map_err(|source| Failure::io("raise the limit of open files", &source.into()))
+        io: config.io,
+        log: "info",
+        ends_on_usr1: false,
+    };
+    service.run(|| Ok(()))
 }

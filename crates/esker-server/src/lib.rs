@@ -9,13 +9,17 @@
 //! the record, which the store never repeats. Expiry is lazy.
 //!
 //! Commands: `get`, `gets`, `gat`, `gats`, `bget`, `set`, `add`, `replace`, `append`, `prepend`,
-//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `version`, `verbosity`, `quit`.
+//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `cache_memlimit`, `version`,
+//! `verbosity`, `shutdown`, `quit`, and the meta commands `mg`, `ms`, `md`, `ma`, `mn`, `me`.
 
+mod access;
+mod auth;
 pub mod budget;
 pub mod counters;
 pub mod errors;
 mod execute;
 pub mod expiry;
+mod item;
 pub mod limits;
 pub mod listen;
 pub mod output;
@@ -25,11 +29,14 @@ mod server;
 mod session;
 mod shared;
 mod stats;
+mod tls;
 mod transport;
 
+pub use auth::Credentials;
 pub use limits::Limits;
 pub use listen::ListenAddress;
-pub use server::{Server, ServerConfig};
+pub use server::{Server, ServerConfig, ShutdownHook, UNIX_MODE};
+pub use tls::Tls;
 
 /// What `version` answers. Clients read the digits up to the first other character: the memcached
 /// whose protocol this is; what follows is our own.

@@ -1,11 +1,11 @@
 //! Where a server listens: addresses as people write them, and sockets bound to them.
 //!
 //! `memcache://HOST:PORT`, where the host is an address or `localhost`, and
-//! `memcache+unix:///absolute/path`. Port 0 lets the system choose.
+//! `memcache+unix:///absolute/path`, or shorter `unix:///absolute/path`. Port 0 lets the system choose.
 //!
 //! # Failure
 //! An address that others on the network can reach is refused unless allowed by name: the protocol
-//! has no authentication. A socket file is replaced only if nobody answers on it.
+//! asks for no password by itself. A socket file is replaced only if nobody answers on it.
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode};
@@ -50,7 +50,8 @@ impl FromStr for ListenAddress {
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid("parse listen address", format!("{text:?} {why}"));
-        if let Some(path) = text.strip_prefix("memcache+unix://") {
+        let unix = ["memcache+unix://", "unix://"];
+        if let Some(path) = unix.iter().find_map(|scheme| text.strip_prefix(scheme)) {
             return match path.starts_with('/') {
                 true => Ok(ListenAddress::Unix(path.into())),
                 false => Err(wrong("needs an absolute path: memcache+unix:///run/esker.sock")),
@@ -90,13 +91,11 @@ impl ListenAddress {
     }
 
     /// A socket that listens here, and the address with the port that it really has.
-    pub fn bind(&self, allow_remote: bool) -> Result<(OwnedFd, ListenAddress)> {
+    pub fn bind(&self, allow_remote: bool, unix_mode: u32) -> Result<(OwnedFd, ListenAddress)> {
         if !allow_remote && !self.is_local() {
             return Err(Error::invalid(
                 "listen",
-                format!(
-                    "{self} can be reached from other machines and there is no authentication yet; --allow-remote permits it"
-                ),
+                format!("{self} can be reached from other machines; --allow-remote permits it"),
             ));
         }
         let failed = |source| {
@@ -110,7 +109,7 @@ impl ListenAddress {
         };
         let socket = match self {
             ListenAddress::Tcp(address) => listen_tcp(*address),
-            ListenAddress::Unix(path) => listen_unix(path),
+            ListenAddress::Unix(path) => listen_unix(path, unix_mode),
         }
         .map_err(failed)?;
         let bound = match self {
@@ -132,7 +131,7 @@ fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn listen_unix(path: &Path) -> std::io::Result<Socket> {
+fn listen_unix(path: &Path, mode: u32) -> std::io::Result<Socket> {
     let address = SockAddr::unix(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     let is_socket =
@@ -145,7 +144,7 @@ fn listen_unix(path: &Path) -> std::io::Result<Socket> {
         rustix::fs::unlink(path)?;
     }
     socket.bind(&address)?;
-    rustix::fs::chmod(path, Mode::RWXU)?;
+    rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
     socket.listen(BACKLOG)?;
     Ok(socket)
 }
@@ -185,18 +184,18 @@ mod tests {
     #[test]
     fn an_address_that_others_reach_is_refused_unless_allowed() {
         let open: ListenAddress = "memcache://0.0.0.0:0".parse().expect("address");
-        let error = open.bind(false).expect_err("refused");
+        let error = open.bind(false, 0o700).expect_err("refused");
         assert!(error.to_string().contains("--allow-remote"), "{error}");
-        assert!(open.bind(true).is_ok());
+        assert!(open.bind(true, 0o700).is_ok());
     }
 
     #[test]
     fn a_stale_socket_file_is_replaced_and_a_live_one_is_not() {
         let folder = tempfile::tempdir().expect("scratch folder");
         let address = ListenAddress::Unix(folder.path().join("socket"));
-        let first = address.bind(false).expect("bind");
-        assert!(address.bind(false).is_err(), "somebody listens");
+        let first = address.bind(false, 0o700).expect("bind");
+        assert!(address.bind(false, 0o700).is_err(), "somebody listens");
         drop(first);
-        assert!(address.bind(false).is_ok());
+        assert!(address.bind(false, 0o700).is_ok());
     }
 }

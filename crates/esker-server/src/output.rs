@@ -21,7 +21,8 @@ const TEXT_BYTES_KEPT: usize = 4 << 10;
 enum Piece {
     /// Up to here in the text.
     Text(usize),
-    Value(Value, #[expect(dead_code, reason = "held for its memory")] Option<Share>),
+    /// So many bytes of the value.
+    Value(Value, usize, #[expect(dead_code, reason = "held for its memory")] Option<Share>),
 }
 
 /// Replies to be sent.
@@ -98,10 +99,12 @@ impl Output {
         self.text_grew();
     }
 
-    /// Appends a value without copying it; `share` is given back once it is sent.
-    pub fn push_value(&mut self, value: Value, share: Option<Share>) {
-        self.value_bytes = self.value_bytes.saturating_add(value.len());
-        self.pieces.push(Piece::Value(value, share));
+    /// Appends the first `length` bytes of a value without copying them; `share` is given back once
+    /// they are sent.
+    pub fn push_value(&mut self, value: Value, length: usize, share: Option<Share>) {
+        let length = length.min(value.len());
+        self.value_bytes = self.value_bytes.saturating_add(length);
+        self.pieces.push(Piece::Value(value, length, share));
     }
 
     fn text_grew(&mut self) {
@@ -140,7 +143,9 @@ impl Output {
                     start = *end;
                     IoSlice::new(text)
                 }
-                Piece::Value(value, _) => IoSlice::new(value),
+                Piece::Value(value, length, _) => {
+                    IoSlice::new(value.get(..*length).unwrap_or_default())
+                }
             });
         }
         let mut rest = slices.as_mut_slice();
@@ -186,8 +191,8 @@ mod tests {
             let mut output = Output::default();
             output.push(b"a");
             output.push_fmt(format_args!("{}", 12));
-            output.push_value(value(b"value"), None);
-            output.push_value(value(b""), None);
+            output.push_value(value(b"value and more"), 5, None);
+            output.push_value(value(b""), 0, None);
             output.push(b"\r\n");
             let mut seen = Vec::new();
             let sent = output

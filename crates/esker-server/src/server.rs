@@ -11,13 +11,15 @@
 //! # Failure
 //! What accepting can run out of (descriptors, memory) is waited out; existing sessions go on.
 
+use crate::auth::Credentials;
 use crate::counters::Counter;
 use crate::limits::{Limits, RECEIVE_BYTES_MIN};
 use crate::listen::ListenAddress;
 use crate::protocol::line;
 use crate::session::Session;
 use crate::shared::Shared;
-use crate::transport::Connection;
+use crate::tls::{CONNECTION_BYTES, Encrypted, Tls};
+use crate::transport::Plain;
 use esker::{Error, Result, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
@@ -38,6 +40,30 @@ const FLUSH_SLICE: Duration = Duration::from_millis(250);
 /// How often [`Server::stop`] looks whether everything is answered.
 const STOP_SLICE: Duration = Duration::from_millis(2);
 
+/// Permissions of a socket file that nothing is said about.
+pub const UNIX_MODE: u32 = 0o700;
+
+/// What a client's `shutdown` calls. It must return soon: a session waits for it.
+#[derive(Clone)]
+pub struct ShutdownHook(Arc<dyn Fn() + Send + Sync>);
+
+impl ShutdownHook {
+    /// A hook that runs `call`.
+    pub fn new(call: impl Fn() + Send + Sync + 'static) -> Self {
+        ShutdownHook(Arc::new(call))
+    }
+
+    pub(crate) fn call(&self) {
+        (self.0)();
+    }
+}
+
+impl std::fmt::Debug for ShutdownHook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ShutdownHook")
+    }
+}
+
 /// What a server is asked for.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -45,6 +71,18 @@ pub struct ServerConfig {
     pub listen: Vec<ListenAddress>,
     /// Whether addresses that other machines can reach are permitted.
     pub allow_remote: bool,
+    /// Where to listen without TLS although there is [`ServerConfig::tls`].
+    pub listen_plain: Vec<ListenAddress>,
+    /// Permissions of socket files.
+    pub unix_mode: u32,
+    /// Certificate and key: TCP connections are encrypted.
+    pub tls: Option<Tls>,
+    /// Who may use the server; everybody if `None`.
+    pub auth: Option<Credentials>,
+    /// What `shutdown` does; refused if `None`.
+    pub on_shutdown: Option<ShutdownHook>,
+    /// Whether `flush_all` is permitted.
+    pub flush_enabled: bool,
     /// Limits.
     pub limits: Limits,
     /// Time.
@@ -56,6 +94,12 @@ impl Default for ServerConfig {
         ServerConfig {
             listen: vec![ListenAddress::default()],
             allow_remote: false,
+            listen_plain: Vec::new(),
+            unix_mode: UNIX_MODE,
+            tls: None,
+            auth: None,
+            on_shutdown: None,
+            flush_enabled: true,
             limits: Limits::default(),
             clock: Arc::new(SystemClock),
         }
@@ -76,26 +120,28 @@ impl Server {
     /// `InvalidArgument` for limits that cannot be kept, or an address that is not permitted; the
     /// kernel's for one that cannot be bound.
     pub fn start(runtime: &Arc<Runtime>, store: Store, config: ServerConfig) -> Result<Server> {
-        let ServerConfig { listen, allow_remote, limits, clock } = config;
-        limits.check().map_err(|words| Error::invalid("start server", words))?;
+        config.limits.check().map_err(|words| Error::invalid("start server", words))?;
         let value_max = store.value_size_max_bytes() as u64;
-        if limits.item_size_max_bytes > value_max {
+        if config.limits.item_size_max_bytes > value_max {
             let words = format!("item-size-max is above what this store takes: {value_max} bytes");
             return Err(Error::invalid("start server", words));
         }
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
-        for address in listen {
-            let (fd, bound) = address.bind(allow_remote)?;
+        let plain = config.listen_plain.iter().map(|address| (address, false));
+        for (address, tls) in config.listen.iter().map(|address| (address, true)).chain(plain) {
+            let (fd, bound) = address.bind(config.allow_remote, config.unix_mode)?;
             let listener = Listener::from_fd(fd).map_err(|source| Error::io("listen", source))?;
-            listeners.push(listener);
+            let encrypted = tls && config.tls.is_some() && matches!(bound, ListenAddress::Tcp(_));
+            listeners.push((listener, encrypted));
             addresses.push(bound);
         }
-        let shared = Arc::new(Shared::new(store, clock, limits, runtime.cores(), addresses));
+        let shared = Arc::new(Shared::new(store, config, runtime.cores(), addresses));
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = Vec::new();
-        for listener in listeners {
+        for (listener, encrypted) in listeners {
             let acceptor = Acceptor {
+                encrypted,
                 shared: shared.clone(),
                 runtime: Arc::downgrade(runtime),
                 turn: turn.clone(),
@@ -174,6 +220,7 @@ struct Acceptor {
     shared: Arc<Shared>,
     runtime: Weak<Runtime>,
     turn: Arc<AtomicUsize>,
+    encrypted: bool,
 }
 
 impl Acceptor {
@@ -209,14 +256,26 @@ impl Acceptor {
         };
         let Some(runtime) = self.runtime.upgrade() else { return };
         let core = self.turn.fetch_add(1, Ordering::Relaxed) % runtime.cores().max(1);
-        let shared = self.shared.clone();
+        let (shared, encrypted) = (self.shared.clone(), self.encrypted);
         shared.counters.shard(0).add(Counter::TotalConnections, 1);
         // Nobody joins a session: it ends with its connection, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
             let _place = place;
             let limit = shared.limits.request_timeout;
             let Some(share) = shared.budget.take(RECEIVE_BYTES_MIN as u64, limit) else { return };
-            Session::new(shared, core, Connection::new(stream), share).run();
+            let socket = Plain::new(stream);
+            if !encrypted {
+                return Session::new(shared, core, socket, share).run();
+            }
+            let more = shared.budget.take(CONNECTION_BYTES, limit);
+            let (Some(tls), Some(more)) = (&shared.tls, more) else { return };
+            match Encrypted::accept(socket, tls, more, limit) {
+                Ok(connection) => Session::new(shared, core, connection, share).run(),
+                Err(error) => {
+                    shared.counters.shard(core).add(Counter::TlsHandshakeErrors, 1);
+                    tracing::debug!("handshake failed: {error}");
+                }
+            }
         });
     }
 }

@@ -3,6 +3,8 @@
 //! # Concurrency
 //! Read by every core. Counters are sharded; the rest hardly ever changes.
 
+use crate::access::Access;
+use crate::auth::Credentials;
 use crate::budget::Budget;
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
@@ -10,12 +12,20 @@ use crate::expiry::expires_at;
 use crate::limits::Limits;
 use crate::listen::ListenAddress;
 use crate::protocol::line;
+use crate::server::{ServerConfig, ShutdownHook};
+use crate::tls::Tls;
 use esker::Store;
 use esker_base::clock::Clock;
+use esker_base::units::MIB;
 use parking_lot::Mutex;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+
+/// What `cache_memlimit` takes for a number of mebibytes, as in memcached.
+const LIMIT_MIB_MIN: u64 = 8;
+const LIMIT_MIB_MAX: u64 = 1_000_000_000;
 
 /// Store, limits, counters and state of a server.
 #[derive(Debug)]
@@ -29,6 +39,15 @@ pub(crate) struct Shared {
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) connections: AtomicU32,
     pub(crate) started: Duration,
+    /// When the server began, in seconds since 1970.
+    started_at: u64,
+    pub(crate) access: Access,
+    /// Who may use the server; nobody is asked if `None`.
+    pub(crate) auth: Option<Credentials>,
+    /// What `shutdown` does; refused if `None`.
+    pub(crate) on_shutdown: Option<ShutdownHook>,
+    pub(crate) flush_enabled: bool,
+    pub(crate) tls: Option<Tls>,
     /// Wall time at which a delayed `flush_all` is due.
     flush_at: Mutex<Option<u64>>,
     stopping: AtomicBool,
@@ -37,11 +56,14 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(
         store: Store,
-        clock: Arc<dyn Clock>,
-        limits: Limits,
+        config: ServerConfig,
         cores: usize,
         addresses: Vec<ListenAddress>,
     ) -> Self {
+        let ServerConfig { limits, clock, auth, on_shutdown, flush_enabled, tls, .. } = config;
+        // Only outsiders must not know it.
+        let seed = RandomState::new();
+        let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
         Shared {
             store,
             budget: Budget::new(limits.memory_max_bytes),
@@ -50,6 +72,12 @@ impl Shared {
             addresses,
             connections: AtomicU32::new(0),
             started: clock.monotonic(),
+            started_at: clock.unix_seconds(),
+            access: Access::new(seed.to_be_bytes()),
+            auth,
+            on_shutdown,
+            flush_enabled,
+            tls,
             flush_at: Mutex::new(None),
             stopping: AtomicBool::new(false),
             clock,
@@ -59,11 +87,15 @@ impl Shared {
 
     /// What units of `core` run on.
     pub(crate) fn ground(&self, core: usize) -> Ground<'_> {
+        let now = self.clock.unix_seconds();
         Ground {
             store: &self.store,
+            access: &self.access,
+            budget: &self.budget,
             counters: self.counters.shard(core),
             item_size_max_bytes: self.limits.item_size_max_bytes,
-            now: self.clock.unix_seconds(),
+            now,
+            uptime: now.saturating_sub(self.started_at),
         }
     }
 
@@ -80,12 +112,27 @@ impl Shared {
     pub(crate) fn flush_all(&self, core: usize, delay: i64) -> &'static [u8] {
         let now = self.clock.unix_seconds();
         self.counters.shard(core).add(Counter::CmdFlush, 1);
+        if !self.flush_enabled {
+            return line::FLUSH_DISABLED;
+        }
         let due = expires_at(delay, now).filter(|due| *due > now);
         *self.flush_at.lock() = due;
         if due.is_some() {
             return line::OK;
         }
         self.clear(core).map_or_else(crate::errors::reply_line, |()| line::OK)
+    }
+
+    /// `cache_memlimit`: a store keeps the capacity that it was made with.
+    pub(crate) fn memory_limit(&self, mebibytes: u64) -> &'static [u8] {
+        match mebibytes {
+            0..LIMIT_MIB_MIN => line::LIMIT_TOO_SMALL,
+            LIMIT_MIB_MIN..=LIMIT_MIB_MAX => {
+                let same = self.store.stats().capacity_bytes / MIB == mebibytes;
+                if same { line::OK } else { line::LIMIT_FIXED }
+            }
+            _ => line::LIMIT_TOO_LARGE,
+        }
     }
 
     /// Runs a delayed `flush_all` whose time has come.

@@ -23,7 +23,12 @@ impl Shared {
             }
             b"sizes" => stat(output, "sizes_status", "disabled"),
             // There are no slab classes to tell of.
-            b"items" | b"slabs" | b"conns" | b"extstore" => {}
+            b"items" | b"extstore" => {}
+            b"slabs" => {
+                stat(output, "active_slabs", 0);
+                stat(output, "total_malloced", self.store.stats().capacity_bytes);
+            }
+            b"conns" => self.connections_told(output),
             b"detail" => return output.push(line::BAD_DETAIL),
             b"cachedump" => return output.push(line::NO_CACHEDUMP),
             _ => return output.push(line::ERROR),
@@ -63,6 +68,20 @@ impl Shared {
         stat(output, "memory_budget_free_bytes", self.budget.free_bytes());
     }
 
+    /// Listeners by their number; of connections only how many there are.
+    fn connections_told(&self, output: &mut Output) {
+        for (index, address) in self.addresses.iter().enumerate() {
+            let (family, address) = match address {
+                ListenAddress::Tcp(address) if address.is_ipv6() => ("tcp6", address.to_string()),
+                ListenAddress::Tcp(address) => ("tcp", address.to_string()),
+                ListenAddress::Unix(path) => ("unix", path.display().to_string()),
+            };
+            stat(output, &format!("{index}:addr"), format_args!("{family}:{address}"));
+            stat(output, &format!("{index}:state"), "conn_listening");
+        }
+        stat(output, "curr_connections", self.connections.load(Ordering::Relaxed));
+    }
+
     fn settings(&self, output: &mut Output) {
         let tcp = self.addresses.iter().find_map(|address| match address {
             ListenAddress::Tcp(address) => Some(address),
@@ -85,10 +104,13 @@ impl Shared {
         stat(output, "cas_enabled", "yes");
         stat(output, "binding_protocol", "ascii");
         stat(output, "auth_enabled_sasl", "no");
-        stat(output, "auth_enabled_ascii", "no");
+        let yes = |on: bool| if on { "yes" } else { "no" };
+        stat(output, "auth_enabled_ascii", yes(self.auth.is_some()));
         stat(output, "item_size_max", self.limits.item_size_max_bytes);
         stat(output, "maxconns_fast", "yes");
-        stat(output, "flush_enabled", "yes");
+        stat(output, "flush_enabled", yes(self.flush_enabled));
+        stat(output, "shutdown_command", yes(self.on_shutdown.is_some()));
+        stat(output, "ssl_enabled", yes(self.tls.is_some()));
         stat(output, "dump_enabled", "no");
         stat(output, "idle_timeout", self.limits.idle_timeout.as_secs());
         stat(output, "request_timeout", self.limits.request_timeout.as_secs());

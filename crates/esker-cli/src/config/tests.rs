@@ -90,6 +90,9 @@ fn every_option_of_the_command_line_is_in_the_table() {
     let all = ServeArguments {
         listen: vec![String::new()],
         allow_remote: some(),
+        tls_cert: some(),
+        tls_key: some(),
+        auth_file: some(),
         data: some(),
         engine: some(),
         size: some(),

@@ -10,6 +10,7 @@
 
 mod keys;
 mod kill;
+mod memcached;
 mod memory;
 mod program;
 mod serving;

@@ -64,6 +64,26 @@ pub enum Request {
     },
     /// `quit`.
     Quit,
+    /// `mg`, `md`, `ma` and `me`: the flags are valid ones of the verb.
+    Meta {
+        /// Which one.
+        verb: MetaVerb,
+        /// The key as the client wrote it, perhaps in base64.
+        key: Span,
+        /// The part of the line that lists the flags; may be blank.
+        flags: Span,
+    },
+    /// `mn`.
+    MetaNoop,
+    /// `shutdown`.
+    Shutdown(ShutdownMode),
+    /// `cache_memlimit`.
+    MemoryLimit {
+        /// What the client wants.
+        mebibytes: u64,
+        /// Whether the client wants no reply.
+        noreply: bool,
+    },
     /// Nothing that can be done.
     Refused(Refusal),
 }
@@ -83,8 +103,34 @@ pub struct StoreRequest {
     pub length: u64,
     /// Expected CAS id, for `cas`.
     pub cas: u64,
-    /// Whether the client wants no reply.
+    /// Whether the client wants no reply. Never set for `ms`: its errors are always told.
     pub noreply: bool,
+    /// For `ms`, the part of the line that lists the flags.
+    pub meta: Option<Span>,
+}
+
+/// Meta commands with flags, but for `ms`, which is a [`StoreRequest`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MetaVerb {
+    /// `mg`.
+    Get,
+    /// `md`.
+    Delete,
+    /// `ma`.
+    Arithmetic,
+    /// `me`.
+    Debug,
+}
+
+/// How `shutdown` is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ShutdownMode {
+    /// As by a signal.
+    Now,
+    /// `graceful`.
+    Graceful,
+    /// Neither.
+    Invalid,
 }
 
 /// Commands with a data block.

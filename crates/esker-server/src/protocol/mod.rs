@@ -19,7 +19,11 @@
 //! | line over 2,048 bytes, not a `get` | closed, or not, as its bytes happen to arrive | `CLIENT_ERROR line too long`, then closed |
 //! | `get` line without end | read without bound | as above, past 1 MiB |
 //! | `cas` after `touch` or `gat` | the CAS id is still the old one | a new expiry is a new version: `EXISTS` |
+//! | `ms`, malformed, its length in order | error, payload parsed as commands, or swallowed | error, payload swallowed |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
+//!
+//! `docs/memcache.md` has all that differs, commands and flags included. `classic` and `meta` have a
+//! function for each shape of line, `parse` the table that leads to them.
 //!
 //! # Invariants
 //! - P1: the requests of a byte stream do not depend on how it was cut into pieces.
@@ -41,12 +45,18 @@
     clippy::string_slice
 )]
 
+pub mod base64;
+mod classic;
 mod command;
+pub mod meta;
 mod number;
 mod parse;
 mod span;
 
-pub use command::{Arithmetic, Refusal, Request, StoreRequest, StoreVerb, Then};
+pub use command::{
+    Arithmetic, MetaVerb, Refusal, Request, ShutdownMode, StoreRequest, StoreVerb, Then,
+};
+pub use meta::MetaFlags;
 pub use number::{parse_signed, parse_unsigned, parse_value};
 pub use parse::{Parsed, Parser};
 pub use span::{Span, Tokens};
@@ -110,6 +120,58 @@ pub mod line {
     pub const END: &[u8] = b"END\r\n";
     /// Done.
     pub const OK: &[u8] = b"OK\r\n";
+    /// More flags than `mg` takes.
+    pub const FLAGS_TOO_LONG_GET: &[u8] = b"CLIENT_ERROR options flags are too long\r\n";
+    /// The same of the other meta commands.
+    pub const FLAGS_TOO_LONG: &[u8] = b"CLIENT_ERROR options flags too long\r\n";
+    /// A flag twice, or one that is no character.
+    pub const DUPLICATE_FLAG: &[u8] = b"CLIENT_ERROR duplicate flag\r\n";
+    /// No such flag.
+    pub const INVALID_FLAG: &[u8] = b"CLIENT_ERROR invalid flag\r\n";
+    /// Any of that in `md` and `ma`.
+    pub const INVALID_OR_DUPLICATE_FLAG: &[u8] = b"CLIENT_ERROR invalid or duplicate flag\r\n";
+    /// A flag's argument is malformed.
+    pub const BAD_TOKEN: &[u8] = b"CLIENT_ERROR bad token in command line format\r\n";
+    /// The key is not base64.
+    pub const BAD_BASE64: &[u8] = b"CLIENT_ERROR error decoding key\r\n";
+    /// The mode is not one character.
+    pub const BAD_MODE_LENGTH: &[u8] = b"CLIENT_ERROR incorrect length for M token\r\n";
+    /// No such mode of `ms`.
+    pub const BAD_SET_MODE: &[u8] = b"CLIENT_ERROR invalid mode for ms M token\r\n";
+    /// No such mode of `ma`.
+    pub const BAD_ARITHMETIC_MODE: &[u8] = b"CLIENT_ERROR invalid mode for ma M token\r\n";
+    /// Malformed initial value of `ma`.
+    pub const BAD_INITIAL: &[u8] = b"CLIENT_ERROR invalid numeric initial value\r\n";
+    /// Malformed step of `ma`.
+    pub const BAD_META_DELTA: &[u8] = b"CLIENT_ERROR invalid numeric delta value\r\n";
+    /// An opaque over its limit.
+    pub const OPAQUE_TOO_LONG: &[u8] = b"CLIENT_ERROR opaque token too long\r\n";
+    /// Answer to `mn`.
+    pub const META_NOOP: &[u8] = b"MN\r\n";
+    /// Miss of `me`.
+    pub const META_MISS: &[u8] = b"EN\r\n";
+    /// `shutdown` that the operator has not permitted.
+    pub const SHUTDOWN_DISABLED: &[u8] = b"ERROR: shutdown not enabled\r\n";
+    /// `shutdown` in another way than there is.
+    pub const BAD_SHUTDOWN: &[u8] = b"CLIENT_ERROR invalid shutdown mode\r\n";
+    /// `flush_all` that the operator has forbidden.
+    pub const FLUSH_DISABLED: &[u8] = b"CLIENT_ERROR flush_all not allowed\r\n";
+    /// `cache_memlimit` below any sense.
+    pub const LIMIT_TOO_SMALL: &[u8] =
+        b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n";
+    /// `cache_memlimit` in bytes.
+    pub const LIMIT_TOO_LARGE: &[u8] =
+        b"MEMLIMIT_ADJUST_FAILED input value is megabytes not bytes\r\n";
+    /// `cache_memlimit` that is not what the store has.
+    pub const LIMIT_FIXED: &[u8] = b"MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n";
+    /// A command before the client has said who it is.
+    pub const UNAUTHENTICATED: &[u8] = b"CLIENT_ERROR unauthenticated\r\n";
+    /// Credentials that do not end a line.
+    pub const BAD_TERMINATION: &[u8] = b"CLIENT_ERROR bad command line termination\r\n";
+    /// Credentials that are not two words.
+    pub const BAD_CREDENTIALS: &[u8] = b"CLIENT_ERROR bad authentication token format\r\n";
+    /// Credentials of nobody.
+    pub const AUTH_FAILED: &[u8] = b"CLIENT_ERROR authentication failure\r\n";
     /// Counters are zero again.
     pub const RESET: &[u8] = b"RESET\r\n";
 }

@@ -1,9 +1,14 @@
 //! From bytes to the next request: a table of commands and one function for each shape of line.
 
-use super::command::{Arithmetic, Refusal, Request, StoreRequest, StoreVerb, Then};
+use super::classic::{
+    parse_arithmetic, parse_delete, parse_flush_all, parse_get, parse_memory_limit, parse_shutdown,
+    parse_store, parse_touch,
+};
+use super::command::{Arithmetic, MetaVerb, Refusal, Request, StoreVerb, Then};
+use super::meta::{parse_meta, parse_meta_debug, parse_meta_set};
 use super::number::{parse_signed, parse_unsigned};
 use super::span::{Span, Tokens};
-use super::{CRLF, DATA_BYTES_MAX, GET_LINE_BYTES_MAX, KEY_BYTES_MAX, LINE_BYTES_MAX, line};
+use super::{GET_LINE_BYTES_MAX, LINE_BYTES_MAX, line};
 
 /// What [`Parser::next`] found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +40,12 @@ enum Shape {
     Verbosity,
     FlushAll,
     Quit,
+    Meta(MetaVerb),
+    MetaSet,
+    MetaDebug,
+    MetaNoop,
+    Shutdown,
+    MemoryLimit,
 }
 
 struct Row {
@@ -57,6 +68,8 @@ const ANY: usize = usize::MAX;
 const COMMANDS: &[Row] = &[
     row(b"get", Shape::Get { with_cas: false }, 1, ANY),
     row(b"set", Shape::Store(StoreVerb::Set), 4, 5),
+    row(b"mg", Shape::Meta(MetaVerb::Get), 1, ANY),
+    row(b"ms", Shape::MetaSet, 1, ANY),
     row(b"gets", Shape::Get { with_cas: true }, 1, ANY),
     row(b"add", Shape::Store(StoreVerb::Add), 4, 5),
     row(b"replace", Shape::Store(StoreVerb::Replace), 4, 5),
@@ -75,6 +88,12 @@ const COMMANDS: &[Row] = &[
     row(b"verbosity", Shape::Verbosity, 1, 2),
     row(b"flush_all", Shape::FlushAll, 0, 2),
     row(b"quit", Shape::Quit, 0, ANY),
+    row(b"md", Shape::Meta(MetaVerb::Delete), 1, ANY),
+    row(b"ma", Shape::Meta(MetaVerb::Arithmetic), 1, ANY),
+    row(b"mn", Shape::MetaNoop, 0, ANY),
+    row(b"me", Shape::MetaDebug, 0, ANY),
+    row(b"shutdown", Shape::Shutdown, 0, ANY),
+    row(b"cache_memlimit", Shape::MemoryLimit, 1, 2),
 ];
 
 impl Parser {
@@ -120,17 +139,19 @@ impl Parser {
 fn line_bytes_max(input: &[u8]) -> usize {
     let word = Tokens::new(input, Span::new(0, LINE_BYTES_MAX.min(input.len()))).next();
     match COMMANDS.iter().find(|row| word.is_some_and(|word| word.of(input) == row.name)) {
-        Some(row) if row.arguments_max == ANY && row.arguments_min > 0 => GET_LINE_BYTES_MAX,
+        Some(Row { shape: Shape::Get { .. } | Shape::GetAndTouch { .. }, .. }) => {
+            GET_LINE_BYTES_MAX
+        }
         _ => LINE_BYTES_MAX,
     }
 }
 
-fn refuse(line: &'static [u8], then: Then) -> Request {
+pub(super) fn refuse(line: &'static [u8], then: Then) -> Request {
     Request::Refused(Refusal { line, then })
 }
 
 /// A refusal of which a client that wants no reply hears nothing.
-fn refuse_unless(noreply: bool, line: &'static [u8], then: Then) -> Request {
+pub(super) fn refuse_unless(noreply: bool, line: &'static [u8], then: Then) -> Request {
     refuse(if noreply { b"" } else { line }, then)
 }
 
@@ -143,7 +164,11 @@ fn parse_line(input: &[u8], whole: Span) -> Request {
     };
     let arguments = Arguments::of(&tokens);
     if arguments.count < row.arguments_min || arguments.count > row.arguments_max {
-        let then = if matches!(row.shape, Shape::Store(_)) { Then::Close } else { Then::Continue };
+        let then = if matches!(row.shape, Shape::Store(_) | Shape::MetaSet) {
+            Then::Close
+        } else {
+            Then::Continue
+        };
         return refuse(line::ERROR, then);
     }
     match row.shape {
@@ -170,6 +195,12 @@ fn parse_line(input: &[u8], whole: Span) -> Request {
         }
         Shape::FlushAll => parse_flush_all(input, &arguments),
         Shape::Quit => Request::Quit,
+        Shape::Meta(verb) => parse_meta(input, verb, tokens),
+        Shape::MetaSet => parse_meta_set(input, tokens),
+        Shape::MetaDebug => parse_meta_debug(input, tokens),
+        Shape::MetaNoop => Request::MetaNoop,
+        Shape::Shutdown => parse_shutdown(input, &arguments),
+        Shape::MemoryLimit => parse_memory_limit(input, &arguments),
     }
 }
 
@@ -184,15 +215,15 @@ fn unknown(input: &[u8], name: &[u8], tokens: Tokens<'_>) -> Request {
 
 /// The first arguments of a line, and how many there are: at most one more than any bounded
 /// command takes is looked at.
-struct Arguments {
+pub(super) struct Arguments {
     spans: [Span; Arguments::COUNT_MAX],
-    count: usize,
+    pub(super) count: usize,
 }
 
 impl Arguments {
-    const COUNT_MAX: usize = 7;
+    pub(super) const COUNT_MAX: usize = 7;
 
-    fn of(tokens: &Tokens<'_>) -> Self {
+    pub(super) fn of(tokens: &Tokens<'_>) -> Self {
         let mut spans = [Span::default(); Arguments::COUNT_MAX];
         let mut count = 0_usize;
         for (slot, token) in spans.iter_mut().zip(tokens.clone()) {
@@ -202,101 +233,12 @@ impl Arguments {
         Arguments { spans, count }
     }
 
-    fn get(&self, index: usize) -> Span {
+    pub(super) fn get(&self, index: usize) -> Span {
         self.spans.get(index).copied().unwrap_or_default()
     }
 
     /// Whether the last argument says that the client wants no reply.
-    fn noreply(&self, input: &[u8]) -> bool {
+    pub(super) fn noreply(&self, input: &[u8]) -> bool {
         self.count > 0 && self.get(self.count.saturating_sub(1)).of(input) == b"noreply"
-    }
-}
-
-fn parse_get(input: &[u8], with_cas: bool, exptime: Option<i64>, keys: Span) -> Request {
-    if Tokens::new(input, keys).any(|key| key.len() > KEY_BYTES_MAX) {
-        return refuse(line::BAD_FORMAT, Then::Continue);
-    }
-    Request::Get { with_cas, exptime, keys }
-}
-
-fn parse_store(input: &[u8], verb: StoreVerb, arguments: &Arguments) -> Request {
-    let noreply = arguments.noreply(input);
-    let plain = if verb == StoreVerb::Cas { 5 } else { 4 };
-    let key = arguments.get(0);
-    let cas = match verb {
-        StoreVerb::Cas => parse_unsigned(arguments.get(4).of(input), u64::MAX),
-        _ => Some(0),
-    };
-    let numbers = (
-        parse_unsigned(arguments.get(1).of(input), u64::from(u32::MAX)).map(u32::try_from),
-        parse_signed(arguments.get(2).of(input)),
-        parse_unsigned(arguments.get(3).of(input), DATA_BYTES_MAX),
-        cas,
-    );
-    let (Some(Ok(flags)), Some(exptime), Some(length), Some(cas)) = numbers else {
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Close);
-    };
-    if arguments.count > plain && !noreply {
-        return refuse(line::BAD_FORMAT, Then::Close);
-    }
-    if key.len() > KEY_BYTES_MAX {
-        let block = length.saturating_add(CRLF.len() as u64);
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Swallow(block));
-    }
-    Request::Store(StoreRequest { verb, key, flags, exptime, length, cas, noreply })
-}
-
-fn parse_delete(input: &[u8], arguments: &Arguments) -> Request {
-    let noreply = arguments.noreply(input);
-    let key = arguments.get(0);
-    // A time of 0 is what old clients send.
-    let zero = arguments.get(1).of(input) == b"0";
-    let valid = match arguments.count {
-        1 => true,
-        2 => zero || noreply,
-        _ => zero && noreply,
-    };
-    if !valid {
-        return refuse_unless(noreply, line::BAD_DELETE, Then::Continue);
-    }
-    if key.len() > KEY_BYTES_MAX {
-        return refuse_unless(noreply && arguments.count > 1, line::BAD_FORMAT, Then::Continue);
-    }
-    Request::Delete { key, noreply: noreply && arguments.count > 1 }
-}
-
-fn parse_touch(input: &[u8], arguments: &Arguments) -> Request {
-    let noreply = arguments.noreply(input);
-    let key = arguments.get(0);
-    if key.len() > KEY_BYTES_MAX {
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Continue);
-    }
-    match parse_signed(arguments.get(1).of(input)) {
-        Some(exptime) => Request::Touch { key, exptime, noreply },
-        None => refuse_unless(noreply, line::BAD_EXPTIME, Then::Continue),
-    }
-}
-
-fn parse_arithmetic(input: &[u8], direction: Arithmetic, arguments: &Arguments) -> Request {
-    let noreply = arguments.noreply(input);
-    let key = arguments.get(0);
-    if key.len() > KEY_BYTES_MAX {
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Continue);
-    }
-    match parse_unsigned(arguments.get(1).of(input), u64::MAX) {
-        Some(delta) => Request::Arithmetic { direction, key, delta, noreply },
-        None => refuse_unless(noreply, line::BAD_DELTA, Then::Continue),
-    }
-}
-
-fn parse_flush_all(input: &[u8], arguments: &Arguments) -> Request {
-    let noreply = arguments.noreply(input);
-    let given = arguments.count.saturating_sub(usize::from(noreply));
-    if given == 0 {
-        return Request::FlushAll { delay: 0, noreply };
-    }
-    match parse_signed(arguments.get(0).of(input)) {
-        Some(delay) => Request::FlushAll { delay, noreply },
-        None => refuse_unless(noreply, line::BAD_EXPTIME, Then::Continue),
     }
 }

@@ -61,6 +61,12 @@ fn show(request: &Request, input: &[u8]) -> String {
         Request::Verbosity { noreply } => format!("verbosity {noreply}"),
         Request::FlushAll { delay, noreply } => format!("flush_all {delay} {noreply}"),
         Request::Quit => "quit".into(),
+        Request::Meta { verb, key, flags } => {
+            format!("meta {verb:?} {} [{}]", text(*key), text(*flags).trim())
+        }
+        Request::MetaNoop => "mn".into(),
+        Request::Shutdown(mode) => format!("shutdown {mode:?}"),
+        Request::MemoryLimit { mebibytes, noreply } => format!("limit {mebibytes} {noreply}"),
         Request::Refused(Refusal { line, then }) => {
             format!("{} {then:?}", String::from_utf8_lossy(line).trim())
         }
@@ -301,4 +307,85 @@ fn numbers_have_no_sign_and_no_overflow() {
     ] {
         assert_eq!(parse_value(value), number, "{value:?}");
     }
+}
+
+#[test]
+fn meta_lines_mean_what_memcached_reads_in_them() {
+    for (line, expected) in [
+        ("mg k", "meta Get k []"),
+        ("mg  k  v  t c ", "meta Get k [v  t c]"),
+        ("mg Zm9v b k Oabc", "meta Get Zm9v [b k Oabc]"),
+        (
+            "mg k N30 R10 T-1 E5 C7 P1 Lx u h l s f q",
+            "meta Get k [N30 R10 T-1 E5 C7 P1 Lx u h l s f q]",
+        ),
+        ("md k I T30 x q", "meta Delete k [I T30 x q]"),
+        ("ma k N0 J13 D7 M- v", "meta Arithmetic k [N0 J13 D7 M- v]"),
+        ("me k", "meta Debug k []"),
+        ("me Zm9v b what ever", "meta Debug Zm9v [b]"),
+        ("mn what ever", "mn"),
+        ("ms k 5", "Set k 0 0 5 0 false"),
+        ("ms k 5 F7 T30 ME q", "Add k 7 30 5 0 false"),
+        ("ms k 5 MA", "Append k 0 0 5 0 false"),
+        ("ms k 5 MP", "Prepend k 0 0 5 0 false"),
+        ("ms k 5 MR", "Replace k 0 0 5 0 false"),
+        ("ms k 5 MS C9", "Cas k 0 0 5 9 false"),
+        ("ms k 5 MR C9", "Cas k 0 0 5 9 false"),
+        ("ms k 5 ME C9", "Add k 0 0 5 9 false"),
+        ("shutdown", "shutdown Now"),
+        ("shutdown graceful", "shutdown Graceful"),
+        ("shutdown x", "shutdown Invalid"),
+        ("cache_memlimit 64 noreply", "limit 64 true"),
+    ] {
+        assert_eq!(parse_one(line), expected, "{line:?}");
+    }
+}
+
+#[test]
+fn malformed_meta_lines_are_refused_and_their_data_never_run() {
+    let long = "k".repeat(251);
+    let many = " k".repeat(18);
+    let opaque = format!("O{}", "x".repeat(32));
+    for (line, expected) in [
+        ("mg", "ERROR Continue"),
+        ("md", "ERROR Continue"),
+        ("ms", "ERROR Close"),
+        ("me", "CLIENT_ERROR bad command line format Continue"),
+        ("mx k", "ERROR Continue"),
+        ("mg k v v", "CLIENT_ERROR duplicate flag Continue"),
+        ("mg k \u{7f}", "CLIENT_ERROR duplicate flag Continue"),
+        ("mg k y", "CLIENT_ERROR invalid flag Continue"),
+        ("mg k T", "CLIENT_ERROR bad token in command line format Continue"),
+        ("mg k Tx J", "CLIENT_ERROR invalid numeric initial value Continue"),
+        ("mg k Tx F", "CLIENT_ERROR bad token in command line format Continue"),
+        ("mg k F", "CLIENT_ERROR bad command line format Continue"),
+        ("mg k T2147483648", "CLIENT_ERROR bad token in command line format Continue"),
+        ("mg !!!! b", "CLIENT_ERROR error decoding key Continue"),
+        ("me !!!! b", "CLIENT_ERROR bad command line format Continue"),
+        ("md k v v", "CLIENT_ERROR invalid or duplicate flag Continue"),
+        ("ma k MX", "CLIENT_ERROR invalid mode for ma M token Continue"),
+        ("ma k D", "CLIENT_ERROR invalid or duplicate flag Continue"),
+        ("ms k", "CLIENT_ERROR bad command line format Close"),
+        ("ms k x", "CLIENT_ERROR bad command line format Close"),
+        ("ms k -1", "CLIENT_ERROR bad command line format Close"),
+        ("ms k 4294967297", "CLIENT_ERROR bad command line format Close"),
+        ("ms k 5 y", "CLIENT_ERROR invalid flag Swallow(7)"),
+        ("ms k 5 MX", "CLIENT_ERROR invalid mode for ms M token Swallow(7)"),
+        ("ms k 5 MXX", "CLIENT_ERROR incorrect length for M token Swallow(7)"),
+        (&format!("mg k{many}"), "CLIENT_ERROR options flags are too long Continue"),
+        (&format!("md k{many}"), "CLIENT_ERROR options flags too long Continue"),
+        (&format!("ms k 5{}", " k".repeat(17)), "CLIENT_ERROR options flags too long Swallow(7)"),
+        (&format!("mg {long}"), "CLIENT_ERROR bad command line format Continue"),
+        (&format!("ms {long} 5"), "CLIENT_ERROR bad command line format Swallow(7)"),
+        (&format!("mg k {opaque}"), "CLIENT_ERROR opaque token too long Continue"),
+        (&format!("ms k 5 {opaque}"), "CLIENT_ERROR opaque token too long Swallow(7)"),
+    ] {
+        assert_eq!(parse_one(line), expected, "{line:?}");
+    }
+    // One less is permitted of each.
+    assert!(parse_one(&format!("mg k O{}", "x".repeat(31))).starts_with("meta Get"));
+    let flags: Vec<String> = "vkcsfthlqubIx".chars().map(String::from).collect();
+    let most = format!("mg Zm9v {} T1 N1 R1 F1", flags.join(" "));
+    assert!(parse_one(&most).starts_with("meta Get"), "{}", parse_one(&most));
+    assert!(parse_one(&format!("{most} C1")).contains("too long"));
 }

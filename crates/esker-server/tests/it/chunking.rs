@@ -29,7 +29,30 @@ fn stream(rng: &mut Rng, thread: u64) -> Vec<u8> {
             2 => 0,
             _ => rng.below(60),
         };
-        let line = match rng.below(12) {
+        let line = match rng.below(20) {
+            12..15 => {
+                let mut body = b"md t0-0\r\nms 7".repeat(1 + length as usize / 13);
+                body.truncate(length as usize);
+                let flags =
+                    ["", " q", " k Oab", " ME", " MA", " MP q", " MR s", " y", " v v", " MX"];
+                let head =
+                    format!("ms {} {length}{}{end}", key(rng), flags[rng.index(flags.len())]);
+                stream.extend_from_slice(head.as_bytes());
+                stream.extend_from_slice(&body);
+                if rng.below(6) == 0 { "xx".into() } else { "\r\n".into() }
+            }
+            15 | 16 => {
+                let flags =
+                    ["", " v", " v q", " k s f O7", " N0 v", " T0", " h u", " k k", " T", " v t"];
+                format!("mg {}{}{end}", key(rng), flags[rng.index(flags.len())])
+            }
+            17 => format!("md {}{}{end}", key(rng), ["", " q", " I", " k", " x"][rng.index(5)]),
+            18 => format!(
+                "ma {}{}{end}",
+                key(rng),
+                ["", " v", " N0 J9 v", " MD D3", " q"][rng.index(5)]
+            ),
+            19 => format!("mn{end}"),
             0..6 => {
                 let mut body = b"get t0-0\r\nset 7".repeat(1 + length as usize / 13);
                 body.truncate(length as usize);

@@ -98,11 +98,63 @@ impl Side {
                     self.cas.insert((*key).to_owned(), (*cas).to_owned());
                     alike.push_str(&format!("VALUE {key} {flags} {length} #\r\n"));
                 }
+                ["ME", key, told @ ..] => alike.push_str(&format!("ME {key} {}\r\n", debug(told))),
+                ["HD" | "VA" | "EN" | "NF" | "NS" | "EX", ..] => {
+                    let (line, seen) = meta(&words);
+                    if let Some((key, cas)) = seen {
+                        self.cas.insert(key, cas);
+                    }
+                    alike.push_str(&line);
+                }
                 ["VERSION", _] => alike.push_str("VERSION #\r\n"),
                 _ => alike.push_str(line),
             }
         }
         (alike, closed)
+    }
+}
+
+/// The first line of a reply to a meta command, with times and CAS ids made alike; and the CAS id of
+/// a key, if it tells both.
+fn meta(words: &[&str]) -> (String, Option<(String, String)>) {
+    let (mut key, mut cas) = (None, None);
+    let mut alike: Vec<String> = vec![words[0].into()];
+    for word in &words[1..] {
+        let (flag, argument) = word.split_at(1);
+        alike.push(match flag {
+            "t" => format!("t{}", about(argument)),
+            "l" => "l#".into(),
+            "c" if argument != "0" => {
+                cas = Some(argument.to_owned());
+                "c#".into()
+            }
+            "k" => {
+                key = Some(argument.to_owned());
+                (*word).to_owned()
+            }
+            _ => (*word).to_owned(),
+        });
+    }
+    (alike.join(" ") + "\r\n", key.zip(cas))
+}
+
+/// What `me` tells, as far as it is the same.
+fn debug(words: &[&str]) -> String {
+    let alike = words.iter().map(|word| match word.split_once('=') {
+        Some(("exp", time)) => format!("exp={}", about(time.trim_start_matches('-'))),
+        Some(("la" | "cas" | "cls" | "size", _)) => "#".into(),
+        _ => (*word).to_owned(),
+    });
+    alike.collect::<Vec<_>>().join(" ")
+}
+
+/// A time that may be some seconds off.
+fn about(seconds: &str) -> String {
+    match seconds.parse::<i64>() {
+        Ok(900..=1000) => "thousand".into(),
+        Ok(40..=50) => "fifty".into(),
+        Ok(1_000_000..) => "years".into(),
+        _ => seconds.to_owned(),
     }
 }
 
@@ -228,6 +280,227 @@ fn random_commands_answer_as_memcached_does() {
             sides.1.cas.remove(&key);
         }
     }
+}
+
+#[test]
+fn meta_edge_cases_answer_as_memcached_does() {
+    let Some(memcached) = Memcached::start() else { return };
+    let server = TestServer::start();
+    let key = "k".repeat(250);
+    let long = "k".repeat(251);
+    let many = " k".repeat(18);
+    let large = format!("{}\r\n", "x".repeat(1_048_577));
+    let mut cases: Vec<String> = [
+        "mg\r\nmd\r\nma\r\nme\r\nmn\r\nmn x\r\nmx\r\nmx k\r\nm\r\nmgg k\r\nMG k\r\n",
+        "mg k\r\nmg k v\r\nmg k k Oabc\r\nmg k q\r\nmg k q k O1\r\nmn\r\n",
+        "ms k 2\r\nhi\r\nmg k\r\nmg k v\r\nmg k s v f t c h l k Ox\r\nmg k h\r\nmg k q\r\nmg k v q\r\n",
+        "ms k 2 F9 T1000 k c Oa\r\nhi\r\nmg k f t v\r\nmg k t T50 t\r\nmg k t\r\nmg k T0 t\r\nme k\r\nme nope\r\n",
+        "ms k 2 q\r\nhi\r\nms k 2 q ME\r\nho\r\nms k 2 ME k Ozz c\r\nho\r\nms k 2 MR\r\nho\r\nms nn 2 MR\r\nho\r\nms nn 2 MA\r\nho\r\nms nn 1 MP q\r\nh\r\n",
+        "ms k 1\r\na\r\nms k 1 MA\r\nb\r\nms k 1 MP\r\nc\r\nmg k v f t\r\nms k 1 MX\r\nd\r\nms k 1 MAA\r\nd\r\nms k 1 M\r\nd\r\nmg k v\r\n",
+        "ms k 0\r\n\r\nmg k v s\r\nms k 3\r\nab\r\nmg k v\r\nms k 1 q\r\nabc\r\nmn\r\n",
+        "ms k 2\r\nhi\r\nms k 2 C0\r\nho\r\nms k 2 C1\r\nho\r\nms nn 2 C1\r\nho\r\nms k 2 MA C1\r\nho\r\nms k 2 MA C0\r\nho\r\nms nn 2 ME C5\r\nho\r\nmd nn\r\n",
+        "ms k 2 k c\r\nhi\r\n", "ms k 2 C@k@ c k\r\nho\r\nms k 2 C@k@ c\r\nha\r\nms k 2 C@k@ I c\r\nhu\r\nmg k v\r\nmg k v\r\n",
+        "ms k 2\r\nhi\r\nmd k I T50 k Oq\r\nmg k v t\r\nmg k v\r\nget k\r\nmg k v R30\r\nms k 2\r\nho\r\nmg k v\r\n",
+        "ms k 2 T50\r\nhi\r\nmg k R30\r\nmg k R1000\r\nmg k R1000\r\nmg k\r\nmg k R0\r\nmg k R-1\r\nms k 1\r\na\r\nmg k R1000\r\n",
+        "md vv q\r\nmg vv N50 v t s f\r\nmg vv N50 v t\r\nmg vv\r\nmd vv\r\nmg vv N50 t T1000 t\r\nmg vv t\r\nmd vv\r\nmg vv T1000 N50\r\nmg vv t h\r\n",
+        "md vv q\r\nmg vv N50 q\r\nmg vv q\r\nmg vv N50 q\r\nmd vv q\r\nmd vv q\r\nmd vv k Ox\r\n",
+        "ms k 2\r\nhi\r\nmd k C1\r\nmd k C1 q k O4\r\nmd k\r\nmd k\r\nmd k I\r\nmd k v v\r\nmd k y\r\nmd k Cx\r\n",
+        "md nn q\r\nma nn\r\nma nn q\r\nma nn k O9\r\nma nn N0\r\nma nn v\r\nma nn v D10\r\nma nn MD D3 v\r\nma nn M- v\r\nma nn M+ v\r\nma nn MI v c t k Oa\r\nma nn MD D1000 v\r\nma nn q\r\nma nn q v\r\n",
+        "md nn q\r\nma nn N50 J13 v t k\r\nma nn N50 J13 v t T1000 t\r\nma nn t\r\nma nn C1\r\nma nn C0 v\r\nma nn Mi\r\nma nn D\r\nma nn Jx\r\n",
+        "ms k 2\r\nhi\r\nma k\r\nma k q\r\nms k 0\r\n\r\nma k\r\nma k C1\r\nms k 2\r\n10\r\nma k C1\r\nma k v\r\n",
+        "ms Zm9v 3 b k\r\nbar\r\nmg Zm9v b k v\r\nmg Zm9v k v\r\nmg foo k v\r\nget foo\r\nme Zm9v b\r\nme foo\r\nmd Zm9v b k\r\nmg Zm9v b k\r\nma Zm9v b k\r\n",
+        "mg Zm9 b\r\nmg ==== b\r\nmg Z-m9v b k\r\nmd Zm9 b\r\nma Zm9 b\r\nme Zm9 b\r\nms Zm9 2 b\r\nhi\r\nmn\r\n",
+        "mg k v v\r\nmg k y\r\nmg k T\r\nmg k Tx\r\nmg k Tx Jx\r\nmg k F\r\nmg k Tx F\r\nmg k Fx Tx\r\nmg k M\r\nmg k \u{e9}\r\n",
+        "ms k 2 v v\r\nhi\r\nms k 2 y\r\nget k\r\nms k 2 T\r\nhi\r\nms k 2 Fx\r\nhi\r\nms k 2 F4294967295\r\nhi\r\nmg k f\r\n",
+        "ms k 2\r\nhi\r\nmg k P1 Lx v\r\nmg k I v\r\nmg k J1 D1 v\r\nms k 2 P L\r\nho\r\nms k 2 v t\r\nho\r\n",
+        "set k 5 1000 2\r\nhi\r\nmg k f t s v\r\nms k 2 F6 MA\r\nho\r\ngets k\r\nmg k T-1 v\r\nmg k\r\nms k 1 T-1\r\na\r\nmg k\r\n",
+        "shutdown\r\nshutdown graceful\r\nshutdown x\r\ncache_memlimit\r\ncache_memlimit x\r\ncache_memlimit 7\r\ncache_memlimit 4294967295\r\ncache_memlimit 7 noreply\r\ncache_memlimit 1 2 3\r\n",
+        "ms k 1 MR T1000\r\na\r\ntouch k 50\r\nmg k t h\r\ngat 1000 k\r\nmg k t h u\r\nmg k h\r\n",
+        "ms u 1\r\na\r\nmg u u h\r\nmg u u h\r\nmg u h\r\nmg u h\r\nms u 1\r\nb\r\nmg u h\r\n",
+    ]
+    .map(str::to_owned)
+    .to_vec();
+    cases.extend([
+        format!("ms {key} 1 k\r\n1\r\nmg {key} k v\r\nma {key} k v\r\nmd {key} k\r\n"),
+        format!("mg {long}\r\nmd {long}\r\nma {long}\r\nme {long}\r\n"),
+        format!("mg k{many}\r\nmd k{many}\r\nma k{many}\r\nmg k{}\r\n", " x".repeat(40)),
+        format!("mg k O{0}\r\nmg nope O{0}\r\nms k 2 O{0}\r\nhi\r\nmd k O{0}\r\n", "x".repeat(32)),
+        format!("ms k 2 O{0}\r\nhi\r\nmg k O{0}\r\nma k O{0}\r\n", "x".repeat(31)),
+        format!("ms k 2\r\nhi\r\nms k 1048577\r\n{large}mg k\r\n"),
+        format!("ms k 2\r\nhi\r\nms k 1048577 ME q\r\n{large}mg k\r\n"),
+        format!(
+            "ms big 1048000 k\r\n{}\r\nmg big v s\r\nms big 1000 MA\r\n{}\r\n",
+            "y".repeat(1_048_000),
+            "z".repeat(1000)
+        ),
+    ]);
+    let mut sides = (Side::new(memcached.address), Side::new(server.address()));
+    for case in &cases {
+        compare(&mut sides.0, &mut sides.1, case.as_bytes(), "meta edge case");
+    }
+}
+
+#[test]
+fn random_meta_commands_answer_as_memcached_does() {
+    let Some(memcached) = Memcached::start() else { return };
+    let server = TestServer::start();
+    let seed =
+        std::env::var("ESKER_TEST_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0x3E7A);
+    let mut rng = Rng::from_seed(seed);
+    let mut sides = (Side::new(memcached.address), Side::new(server.address()));
+    for batch in 0..COMMANDS / BATCH {
+        let (mut touched, mut forgotten) = (BTreeSet::new(), BTreeSet::new());
+        let mut stream = Vec::new();
+        for _ in 0..BATCH {
+            let command = match rng.below(5) {
+                0 => command(&mut rng, &mut touched),
+                _ => meta_command(&mut rng, &mut touched, &mut forgotten),
+            };
+            stream.extend_from_slice(&command);
+        }
+        compare(&mut sides.0, &mut sides.1, &stream, &format!("seed {seed}, batch {batch}"));
+        touched.retain(|key| key.starts_with("key"));
+        for key in touched.into_iter().chain(forgotten) {
+            sides.0.cas.remove(&key);
+            sides.1.cas.remove(&key);
+        }
+    }
+}
+
+/// A random meta command. What changes a CAS id here and not in memcached (a new expiry, and being
+/// told to make an item anew) puts the key in `touched`: no CAS id from before this batch is
+/// compared behind it. In `forgotten` are keys whose CAS id is not told again afterwards.
+fn meta_command(
+    rng: &mut Rng,
+    touched: &mut BTreeSet<String>,
+    forgotten: &mut BTreeSet<String>,
+) -> Vec<u8> {
+    let number = rng.index(8);
+    let (key, binary) = match number {
+        // Numbers, keys in base64, and others.
+        0..2 => (format!("n{number}"), false),
+        2 => ("Zm9vAA==".to_owned(), true),
+        3 => ("/w0K".to_owned(), true),
+        _ => (format!("m{number}"), false),
+    };
+    let is_number = number < 2;
+    let mut flags: Vec<String> = Vec::new();
+    let mut some = |rng: &mut Rng, flag: &dyn Fn(&mut Rng) -> String, of: u64| {
+        let chosen = rng.chance(1, of);
+        if chosen {
+            flags.push(flag(rng));
+        }
+        chosen
+    };
+    let time = |rng: &mut Rng| ["0", "0", "50", "1000", "1000", "2000000000"][rng.index(6)];
+    some(rng, &|_: &mut Rng| "q".to_owned(), 5);
+    some(rng, &|_: &mut Rng| "P1".to_owned(), 40);
+    some(rng, &|_: &mut Rng| "L/x".to_owned(), 40);
+    some(rng, &|rng: &mut Rng| format!("O{}", rng.below(1000)), 4);
+    let shown =
+        some(rng, &|_: &mut Rng| "k".to_owned(), 2) & some(rng, &|_: &mut Rng| "c".to_owned(), 2);
+    let mut body = None;
+    let verb = match rng.below(20) {
+        0..7 => {
+            // A number that grows is a new item in memcached, now and then.
+            for flag in
+                ["v", "s", "f", "l", "u", "t", "h"].into_iter().take(7 - usize::from(is_number))
+            {
+                some(rng, &|_: &mut Rng| flag.to_owned(), 3);
+            }
+            let mut wins =
+                !is_number && !binary && some(rng, &|rng: &mut Rng| format!("N{}", time(rng)), 5);
+            wins |= !is_number
+                && some(
+                    rng,
+                    &|rng: &mut Rng| {
+                        format!("R{}", ["30", "100", "100000", "0", "-1"][rng.index(5)])
+                    },
+                    5,
+                );
+            wins |= some(rng, &|rng: &mut Rng| format!("T{}", time(rng)), 5);
+            // An item that is stale is won without asking.
+            wins |= !is_number;
+            if wins {
+                touched.insert(key.clone());
+                forgotten.insert(key.clone());
+            }
+            "mg"
+        }
+        7..14 => {
+            some(rng, &|rng: &mut Rng| format!("F{}", rng.below(1 << 32)), 3);
+            some(rng, &|rng: &mut Rng| format!("T{}", ["0", "50", "1000", "-1"][rng.index(4)]), 3);
+            let mode =
+                ["MS", "ME", "MA", "MP", "MR", "MX"][rng.index(if is_number { 2 } else { 6 })];
+            let plain = !(binary && matches!(mode, "MA" | "MP"));
+            let moded = plain && some(rng, &|_: &mut Rng| mode.to_owned(), 2);
+            let adds = moded && mode == "ME";
+            if !touched.contains(&key) && !adds {
+                some(rng, &|_: &mut Rng| format!("C@{key}@"), 3);
+                let _ = !is_number && some(rng, &|_: &mut Rng| "I".to_owned(), 2);
+            }
+            let text = if is_number { rng.below(1000).to_string() } else { value(rng) };
+            let wrong = if rng.chance(1, 40) { 1 } else { 0 };
+            body = Some((text.len().saturating_sub(wrong), text));
+            "ms"
+        }
+        14..17 => {
+            if !is_number && some(rng, &|_: &mut Rng| "I".to_owned(), 2) {
+                some(rng, &|rng: &mut Rng| format!("T{}", time(rng)), 3);
+            }
+            if !touched.contains(&key) {
+                some(rng, &|_: &mut Rng| format!("C@{key}@"), 4);
+            }
+            "md"
+        }
+        17 if !is_number => {
+            flags.clear();
+            "me"
+        }
+        _ if !is_number => {
+            return [&b"mn\r\n"[..], b"mg\r\n", b"mg k v v\r\n"][rng.index(3)].to_vec();
+        }
+        _ => {
+            some(rng, &|rng: &mut Rng| format!("N{}", time(rng)), 2);
+            some(rng, &|rng: &mut Rng| format!("J{}", rng.below(1000)), 2);
+            // Nothing that makes a number shorter.
+            if some(rng, &|_: &mut Rng| "MD".to_owned(), 5) {
+                flags.push("D0".into());
+            } else {
+                some(rng, &|rng: &mut Rng| format!("D{}", [0, 1, 7, 1_u64 << 40][rng.index(4)]), 2);
+            }
+            let mut flag = |flag: &str| {
+                if rng.chance(1, 3) {
+                    flags.push(flag.into())
+                }
+            };
+            // Not `T`: where the number grows, memcached 1.6.18 sets it on the item that is gone.
+            for show in ["v", "t"] {
+                flag(show);
+            }
+            touched.insert(key.clone());
+            forgotten.insert(key.clone());
+            "ma"
+        }
+    };
+    for index in (1..flags.len()).rev() {
+        flags.swap(index, rng.index(index + 1));
+    }
+    if binary {
+        flags.insert(0, "b".into());
+    }
+    let tells = matches!(verb, "mg" | "ma") && shown && !flags.iter().any(|flag| flag == "q");
+    if tells {
+        forgotten.remove(&key);
+    } else if rng.chance(1, 60) {
+        flags.push(["v v", "y", "T", "Jx", "Cx", "!"][rng.index(6)].into());
+    }
+    let flags: String = flags.iter().map(|flag| format!(" {flag}")).collect();
+    match body {
+        None => format!("{verb} {key}{flags}\r\n"),
+        Some((length, text)) => format!("{verb} {key} {length}{flags}\r\n{text}\r\n"),
+    }
+    .into_bytes()
 }
 
 /// A random command, now and then malformed where both servers agree what that means. A new expiry

@@ -168,7 +168,8 @@ fn a_close_vouches_for_the_last_batch() -> Verdict {
     let store = open(&device, &options(u64::MAX, false))?;
     put(&store, "a", b"first value")?;
     put(&store, "a", b"second value")?;
-    store.close().map_err(words)?;
+    // Nobody writes a checkpoint then, which would vouch as well.
+    drop(store);
     let device = self::device(Initial::Recycled(cut(&device)));
     flip(&device, find(&device, b"second value")?)?;
     match open(&device, &options(u64::MAX, false)) {

@@ -56,7 +56,8 @@ impl Writer<'_> {
             let incarnation = Incarnation { stream: Stream::Checkpoint, epoch, salt, base };
             depot.segments.open(free.id, incarnation);
             depot.write_header(free.id, incarnation)?;
-            // PERSIST: the header, before what it declares dead is overwritten.
+            // PERSIST: the header, before what it declares dead is overwritten; and the end of the log,
+            //          before a checkpoint can say that there is nothing behind it.
             depot.device.flush(sites::ROLL_FLUSH)?;
             let tail = Tail {
                 segment: free.id,
@@ -118,10 +119,8 @@ impl Depot {
         }
         end.batches = writer.batches;
         end.entries = self.index.len();
-        if writer.write(BatchKind::CheckpointEnd, &end.encode())? {
-            // PERSIST: the checkpoint. Crash before: the log is read instead.
-            self.device.flush(sites::CLOSE_FLUSH)?;
-        }
+        // A flush follows. Crash before: the log is read instead.
+        writer.write(BatchKind::CheckpointEnd, &end.encode())?;
         Ok(())
     }
 

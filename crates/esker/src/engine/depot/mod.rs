@@ -387,8 +387,7 @@ impl Engine for Depot {
 
     fn close(&self) -> Result<()> {
         self.background.stop();
-        // The end of the log is durable before a checkpoint can say that there is nothing behind it.
-        let closed = self.close_log().and_then(|()| self.end_close());
+        let closed = self.close_log();
         self.background.join();
         closed?;
         let unchanged = self.log.next_epoch() == self.session_epoch
@@ -401,7 +400,7 @@ impl Engine for Depot {
             // The log is whole: the next open reads that.
             tracing::warn!(%error, "writing a checkpoint failed");
         }
-        Ok(())
+        self.end_close()
     }
 
     fn stats(&self) -> Stats {

@@ -1,0 +1,179 @@
+//! `esker memcached`: a server that is started as memcached is.
+//!
+//! It takes memcached's own options, so that a unit or script that starts memcached starts Esker.
+//! The data lie on storage: at `-e FILE` or `-o data=PATH`, else in the folder `memcached-PORT` of
+//! the folder that the service manager gives (`STATE_DIRECTORY`), else in
+//! `/var/tmp/esker-memcached-UID-PORT`. Nothing is promised to survive a crash of the system
+//! (durability `none`): it is a cache.
+
+mod options;
+mod plan;
+mod process;
+
+use crate::failure::{Done, Failure};
+use crate::service::{Service, read_credentials, read_tls, say};
+use esker::{Durability, Options};
+use esker_server::{ServerConfig, ShutdownHook};
+use esker_trt::Facility;
+use plan::Plan;
+use rustix::fs::Mode;
+use rustix::process::geteuid;
+use std::ffi::OsString;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+/// Folder for the data of those who name none.
+const SHARED_FOLDER: &str = "/var/tmp";
+
+const HELP: &str = "\
+usage: esker memcached [OPTIONS]
+
+-p, --port=<num>          TCP port to listen on (default: 11211)
+-s, --unix-socket=<file>  socket file to listen on, instead of TCP
+-a, --unix-mask=<mask>    permissions of the socket file, in octal (default: 700)
+-l, --listen=<addr,...>   addresses to listen on (default: all); notls:<addr> without TLS
+-A, --enable-shutdown     permit the command \"shutdown\"
+-d, --daemon              run in the background
+-P, --pidfile=<file>      write the process id to <file>
+-u, --user=<user>         run as <user>; root has to say as whom
+-m, --memory-limit=<num>  size of a new store in MiB (default: 64)
+-M, --disable-evictions   refuse new items when the store is full, instead of dropping old ones
+-c, --conn-limit=<num>    connections at the same time (default: 1024)
+-t, --threads=<num>       scheduler threads (default: 4)
+-I, --max-item-size=<num> longest value, with k or m (default: 1m)
+-F, --disable-flush-all   refuse the command \"flush_all\"
+-Y, --auth-file=<file>    clients say who they are; lines of user:password
+-Z, --enable-ssl          TLS, with -o ssl_chain_cert=<file>[,ssl_key=<file>]
+-e, --memory-file=<file>  where the data lie: folder or device
+-o, --extended=<list>     data=<path>, idle_timeout=<seconds>, ssl_...
+-v, -vv, -vvv             say more
+-V, --version   -h, --help   -i, --license
+
+Accepted without effect: -b -C -D -f -k -L -n -N -R -r -U 0 -W -X, and memcached's other -o.
+Not supported: -B binary, -S, UDP.
+";
+
+/// `esker memcached`.
+pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
+    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let given = options::read(&words)?;
+    for (letter, _) in &given {
+        match letter {
+            'h' => return print(HELP),
+            'V' => return print(&format!("memcached {}\n", esker_server::VERSION)),
+            'i' => return print("Esker is licensed under MIT or Apache-2.0, as you choose.\n"),
+            _ => {}
+        }
+    }
+    let plan = Plan::of(&given)?;
+    if plan.daemon && !process::in_background() {
+        return process::start_in_background();
+    }
+    for note in &plan.notes {
+        say(note);
+    }
+    if plan.listen.iter().any(|address| !address.is_local()) && plan.auth_file.is_none() {
+        say(
+            "warning: other machines can reach this server and need no password; -l 127.0.0.1 or -Y FILE changes that",
+        );
+    }
+    if plan.daemon {
+        process::leave_session()?;
+    }
+    run(plan)
+}
+
+fn print(text: &str) -> Result<Done, Failure> {
+    let printed = std::io::stdout().write_all(text.as_bytes());
+    printed.map(|()| Done::Yes).map_err(|source| Failure::io("standard output", &source))
+}
+
+fn run(plan: Plan) -> Result<Done, Failure> {
+    // What only root may read is read before.
+    let tls = plan.tls.as_ref().map(|(chain, key)| read_tls(chain, key)).transpose()?;
+    let auth = plan.auth_file.as_ref().map(|path| read_credentials(path)).transpose()?;
+    let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
+    process::become_user(plan.user.as_deref())?;
+    let data = match &plan.data {
+        Some(path) => path.clone(),
+        None => default_data(plan.port)?,
+    };
+    let mut store = Options::new(&data);
+    store.size_bytes = plan.size_bytes;
+    store.durability = Durability::None;
+    select_eviction(&mut store, plan.evict);
+    let on_shutdown = plan.shutdown.then(|| {
+        ShutdownHook::new(|| {
+            if let Err(error) = signal_hook::low_level::raise(signal_hook::consts::SIGINT) {
+                tracing::warn!("shutdown failed: {error}");
+            }
+        })
+    });
+    let server = ServerConfig {
+        listen: plan.listen,
+        listen_plain: plan.listen_plain,
+        allow_remote: true,
+        unix_mode: plan.unix_mode,
+        limits: plan.limits,
+        tls,
+        auth,
+        on_shutdown,
+        flush_enabled: plan.flush,
+        ..ServerConfig::default()
+    };
+    let log = match plan.verbose {
+        0 => "warn",
+        1 => "info",
+        2 => "debug",
+        _ => "trace",
+    };
+    let service = Service {
+        store,
+        engine: "depot".into(),
+        server,
+        cores: plan.cores,
+        io: Facility::ALL.to_vec(),
+        log,
+        ends_on_usr1: true,
+    };
+    let daemon = plan.daemon;
+    let done = service.run(|| if daemon { process::fall_silent() } else { Ok(()) });
+    drop(pid_file);
+    done
+}
+
+/// The one place that decides what a full store does: with `evict` it drops the oldest items, as a
+/// cache does, and without (`-M`) it refuses new ones. The store cannot evict yet: this is where
+/// `Options.cache` will be set.
+fn select_eviction(_store: &mut Options, evict: bool) {
+    if evict {
+        say("a full store refuses new items: eviction is not in this version");
+    }
+}
+
+/// Where the data of the server at `port` lie if nobody says.
+fn default_data(port: u16) -> Result<PathBuf, Failure> {
+    if let Some(folder) = std::env::var_os("STATE_DIRECTORY") {
+        // The first of several.
+        let folder = folder.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
+        return Ok(Path::new(&folder).join(format!("memcached-{port}")));
+    }
+    let user = geteuid();
+    let path = Path::new(SHARED_FOLDER).join(format!("esker-memcached-{}-{port}", user.as_raw()));
+    let failed = |source: rustix::io::Errno| Failure::io(path.display(), &source.into());
+    match rustix::fs::mkdir(&path, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(error) => return Err(failed(error)),
+    }
+    // Anybody may make names there: only a folder of our own will do.
+    let found = rustix::fs::lstat(&path).map_err(failed)?;
+    let is_folder =
+        rustix::fs::FileType::from_raw_mode(found.st_mode) == rustix::fs::FileType::Directory;
+    if !is_folder || found.st_uid != user.as_raw() {
+        return Err(Failure::usage(format!(
+            "{} belongs to somebody else; say where the data lie with -o data=PATH",
+            path.display()
+        )));
+    }
+    Ok(path)
+}

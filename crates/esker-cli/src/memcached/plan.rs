@@ -1,0 +1,454 @@
+//! What memcached's options mean here.
+//!
+//! Each option sets something, or is accepted with one line that says why it changes nothing, or is
+//! refused in words. An option is refused where ignoring it would break what whoever gave it relies
+//! on: authentication, a protocol, a port.
+
+use super::options::{self, Given};
+use crate::failure::Failure;
+use esker_base::units::{KIB, MIB};
+use esker_server::{Limits, ListenAddress, UNIX_MODE};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Port of memcached.
+const PORT: u16 = 11211;
+/// `-m` without an argument of its own, in MiB.
+const MEMORY_MIB: u64 = 64;
+/// Least size of a store in MiB; a smaller `-m` is raised to it.
+const STORE_MIB_MIN: u64 = 64;
+const THREADS: usize = 4;
+/// Memory for buffers and values in flight; more if so many connections need it.
+const BUDGET_BYTES: u64 = 256 * MIB;
+
+/// Options of `-o` that say something about memory, threads or logs that Esker has in another way.
+const EXTENDED_IGNORED: &[&str] = &[
+    "maxconns_fast",
+    "hashpower",
+    "tail_repair_time",
+    "hash_algorithm",
+    "lru_crawler",
+    "lru_crawler_sleep",
+    "lru_crawler_tocrawl",
+    "read_buf_mem_limit",
+    "resp_obj_mem_limit",
+    "lru_maintainer",
+    "hot_lru_pct",
+    "warm_lru_pct",
+    "hot_max_factor",
+    "warm_max_factor",
+    "temporary_ttl",
+    "slab_chunk_max",
+    "slab_reassign",
+    "slab_automove",
+    "slab_automove_ratio",
+    "slab_automove_window",
+    "watcher_logbuf_size",
+    "worker_logbuf_size",
+    "track_sizes",
+    "hashexpand",
+    "modern",
+    "sock_cookie_id",
+    "ext_page_size",
+    "ext_wbuf_size",
+    "ext_threads",
+    "ext_item_size",
+    "ext_item_age",
+    "ext_low_ttl",
+    "ext_drop_unread",
+    "ext_recache_rate",
+    "ext_compact_under",
+    "ext_drop_under",
+    "ext_max_frag",
+    "ext_max_sleep",
+    "ext_io_depth",
+    "slab_automove_freeratio",
+    "inline_ascii_resp",
+    "ssl_wbuf_size",
+    "ssl_session_cache",
+    "drop_privileges",
+];
+
+/// What a command line asks for.
+#[derive(Debug)]
+pub(super) struct Plan {
+    pub(super) listen: Vec<ListenAddress>,
+    pub(super) listen_plain: Vec<ListenAddress>,
+    pub(super) unix_mode: u32,
+    pub(super) shutdown: bool,
+    pub(super) flush: bool,
+    pub(super) daemon: bool,
+    pub(super) pid_file: Option<PathBuf>,
+    pub(super) user: Option<String>,
+    pub(super) size_bytes: u64,
+    pub(super) evict: bool,
+    pub(super) cores: usize,
+    pub(super) verbose: usize,
+    pub(super) limits: Limits,
+    pub(super) auth_file: Option<PathBuf>,
+    pub(super) tls: Option<(PathBuf, PathBuf)>,
+    /// Where the data lie; the default depends on who runs it.
+    pub(super) data: Option<PathBuf>,
+    pub(super) port: u16,
+    /// What has no meaning here, one line each.
+    pub(super) notes: Vec<String>,
+}
+
+/// Numbers and words before they are put together.
+#[derive(Default)]
+struct Draft {
+    port: Option<u16>,
+    interfaces: Vec<String>,
+    socket: Option<PathBuf>,
+    tls: bool,
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+}
+
+fn wrong(words: impl std::fmt::Display) -> Failure {
+    Failure::usage(format!("memcached: {words}"))
+}
+
+fn number<N: std::str::FromStr>(option: &str, text: &str) -> Result<N, Failure> {
+    text.parse().map_err(|_| wrong(format!("{option}: {text:?} is no number")))
+}
+
+fn positive(option: &str, text: &str) -> Result<u64, Failure> {
+    match number(option, text)? {
+        0 => Err(wrong(format!("{option} must be greater than 0"))),
+        number => Ok(number),
+    }
+}
+
+/// Reads `-I`: bytes, or with a suffix.
+fn item_size(text: &str) -> Result<u64, Failure> {
+    let (digits, unit) = match text.char_indices().last() {
+        Some((at, 'k' | 'K')) => (text.get(..at).unwrap_or_default(), KIB),
+        Some((at, 'm' | 'M')) => (text.get(..at).unwrap_or_default(), MIB),
+        _ => (text, 1),
+    };
+    let bytes = number::<u64>("-I", digits)?.saturating_mul(unit);
+    match bytes {
+        0..KIB => Err(wrong("-I: the item size limit cannot be less than 1024 bytes")),
+        bytes if bytes > 1024 * MIB => {
+            Err(wrong("-I: the item size limit cannot be more than 1024m"))
+        }
+        bytes => Ok(bytes),
+    }
+}
+
+impl Plan {
+    /// What `given` asks for.
+    pub(super) fn of(given: &[Given]) -> Result<Plan, Failure> {
+        let mut plan = Plan {
+            listen: Vec::new(),
+            listen_plain: Vec::new(),
+            unix_mode: UNIX_MODE,
+            shutdown: false,
+            flush: true,
+            daemon: false,
+            pid_file: None,
+            user: None,
+            size_bytes: MEMORY_MIB * MIB,
+            evict: true,
+            cores: THREADS,
+            verbose: 0,
+            limits: Limits::default(),
+            auth_file: None,
+            tls: None,
+            data: None,
+            port: PORT,
+            notes: Vec::new(),
+        };
+        let mut draft = Draft::default();
+        for (letter, argument) in given {
+            plan.set(&mut draft, *letter, argument)?;
+        }
+        plan.finish(draft)?;
+        Ok(plan)
+    }
+
+    fn set(&mut self, draft: &mut Draft, letter: char, text: &str) -> Result<(), Failure> {
+        match letter {
+            'p' => draft.port = Some(number("-p", text)?),
+            'U' if number::<u16>("-U", text)? != 0 => {
+                return Err(wrong("-U: UDP is not supported; leave it out, or give 0"));
+            }
+            'U' => {}
+            's' => draft.socket = Some(text.into()),
+            'a' => {
+                self.unix_mode = u32::from_str_radix(text, 8)
+                    .ok()
+                    .filter(|mode| *mode <= 0o777)
+                    .ok_or_else(|| wrong(format!("-a: {text:?} is no access mask in octal")))?;
+            }
+            'A' => self.shutdown = true,
+            'l' => draft.interfaces.extend(text.split(',').map(str::to_owned)),
+            'd' => self.daemon = true,
+            'u' => self.user = Some(text.to_owned()),
+            'm' => self.set_size(positive("-m", text)?),
+            'M' => self.evict = false,
+            'c' => {
+                self.limits.connections_max = u32::try_from(positive("-c", text)?)
+                    .map_err(|_| wrong(format!("-c: {text} are too many")))?;
+            }
+            'v' => self.verbose += text.parse::<usize>().unwrap_or(1),
+            'P' => self.pid_file = Some(text.into()),
+            't' => {
+                self.cores = usize::try_from(positive("-t", text)?).unwrap_or(usize::MAX);
+            }
+            'I' => self.limits.item_size_max_bytes = item_size(text)?,
+            'F' => self.flush = false,
+            'Y' => self.auth_file = Some(text.into()),
+            'Z' => draft.tls = true,
+            'e' => self.data = Some(text.into()),
+            'o' => {
+                for (name, value) in options::extended(text) {
+                    self.set_extended(draft, &name, value.as_deref())?;
+                }
+            }
+            'B' => match text {
+                "auto" | "ascii" => {}
+                "binary" => {
+                    return Err(wrong("-B: the binary protocol is not supported; use ascii"));
+                }
+                _ => return Err(wrong(format!("-B: {text:?} is none of auto, ascii, binary"))),
+            },
+            'S' => {
+                return Err(wrong(
+                    "-S: SASL needs the binary protocol, which is not supported; -Y FILE asks for user and password",
+                ));
+            }
+            'f' | 'n' | 'R' | 'b' | 'N' => {
+                let valid = text.parse::<f64>().is_ok_and(|number| number > 0.0);
+                let factor = letter != 'f' || text.parse::<f64>().is_ok_and(|number| number > 1.0);
+                if !valid || !factor {
+                    return Err(wrong(format!("-{letter}: {text:?} is out of range")));
+                }
+                self.ignored(&format!("-{letter}"));
+            }
+            'k' | 'L' | 'D' | 'C' | 'X' | 'W' | 'r' => self.ignored(&format!("-{letter}")),
+            other => return Err(wrong(format!("there is no option -{other}"))),
+        }
+        Ok(())
+    }
+
+    fn ignored(&mut self, option: &str) {
+        let why = match option {
+            "-k" | "-L" => "values are kept on storage, not in memory that could be locked",
+            "-C" => "CAS ids cost nothing here and stay",
+            "-b" => "the backlog is what the system permits",
+            "-D" => "there are no statistics by prefix",
+            "-X" | "-W" => "there are no such commands",
+            "-r" => "the limit of core files is the system's",
+            "-f" | "-n" => "there are no slab classes",
+            "-R" | "-N" => "connections share their core by themselves",
+            _ => "it says how memcached works inside",
+        };
+        self.notes.push(format!("{option} has no effect: {why}"));
+    }
+
+    fn set_size(&mut self, mebibytes: u64) {
+        if mebibytes < STORE_MIB_MIN {
+            self.notes.push(format!(
+                "-m {mebibytes} is raised to {STORE_MIB_MIN}, the least size of a store"
+            ));
+        }
+        self.size_bytes = mebibytes.max(STORE_MIB_MIN).saturating_mul(MIB);
+    }
+
+    fn set_extended(
+        &mut self,
+        draft: &mut Draft,
+        name: &str,
+        value: Option<&str>,
+    ) -> Result<(), Failure> {
+        let needed = || value.ok_or_else(|| wrong(format!("-o {name} needs a value")));
+        match name {
+            "data" => self.data = Some(needed()?.into()),
+            "idle_timeout" => {
+                self.limits.idle_timeout =
+                    Duration::from_secs(number("-o idle_timeout", needed()?)?);
+            }
+            "ssl_chain_cert" => draft.certificate = Some(needed()?.into()),
+            "ssl_key" => draft.key = Some(needed()?.into()),
+            "ssl_keyformat" if !needed()?.eq_ignore_ascii_case("pem") => {
+                return Err(wrong("-o ssl_keyformat: only PEM is supported"));
+            }
+            "ssl_verify_mode" if needed()? != "0" => {
+                return Err(wrong(
+                    "-o ssl_verify_mode: certificates of clients are not checked; only 0 is supported",
+                ));
+            }
+            "ssl_min_version" if !["0", "1", "2"].contains(&needed()?) => {
+                return Err(wrong(
+                    "-o ssl_min_version: TLS 1.2 and 1.3 are served; a higher bound is not supported",
+                ));
+            }
+            "ssl_keyformat" | "ssl_verify_mode" | "ssl_min_version" => {}
+            "ssl_ciphers" | "ssl_ca_cert" | "ssl_kernel_tls" => {
+                return Err(wrong(format!("-o {name} is not supported")));
+            }
+            "ext_path" => {
+                let path = needed()?.rsplit_once(':').map_or(needed()?, |(path, _)| path);
+                self.notes.push(format!("-o ext_path has no effect: all values are on storage; -o data=PATH says where ({path} is not used)"));
+            }
+            _ => {
+                let positive = name.strip_prefix("no_").unwrap_or(name);
+                if !EXTENDED_IGNORED.contains(&positive) {
+                    return Err(wrong(format!("-o: there is no option {name:?}")));
+                }
+                self.ignored(&format!("-o {name}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, draft: Draft) -> Result<(), Failure> {
+        let buffers = u64::from(self.limits.connections_max).saturating_mul(8 * KIB);
+        let items = self.limits.item_size_max_bytes.saturating_mul(8);
+        self.limits.memory_max_bytes = BUDGET_BYTES.max(buffers.saturating_add(items));
+        if self.limits.item_size_max_bytes > self.size_bytes / 2 {
+            return Err(wrong("-I: an item cannot be more than half of the memory (-m)"));
+        }
+        self.port = draft.port.unwrap_or(PORT);
+        self.listen_at(&draft)?;
+        match (draft.tls, draft.certificate, draft.key) {
+            (false, None, None) => {}
+            (false, ..) => return Err(wrong("-o ssl_...: only together with -Z")),
+            (true, ..) if draft.socket.is_some() => {
+                return Err(wrong("-Z: TLS needs a TCP port, not -s"));
+            }
+            (true, None, _) => return Err(wrong("-Z: needs -o ssl_chain_cert=FILE")),
+            // The key may stand in the file of the chain.
+            (true, Some(chain), key) => self.tls = Some((chain.clone(), key.unwrap_or(chain))),
+        }
+        self.limits.check().map_err(wrong)
+    }
+
+    fn listen_at(&mut self, draft: &Draft) -> Result<(), Failure> {
+        if let Some(path) = &draft.socket {
+            self.listen.push(ListenAddress::Unix(path.clone()));
+            return Ok(());
+        }
+        if draft.interfaces.is_empty() {
+            // Unlike memcached: other hosts are served only when somebody says so.
+            let host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+            self.listen.push(ListenAddress::Tcp(SocketAddr::new(host, self.port)));
+        }
+        for interface in &draft.interfaces {
+            let (text, plain) = match interface.strip_prefix("notls:") {
+                Some(rest) => (rest, true),
+                None => (interface.as_str(), false),
+            };
+            let addresses = resolve(text, self.port)?;
+            let list = if plain { &mut self.listen_plain } else { &mut self.listen };
+            list.extend(addresses.into_iter().map(ListenAddress::Tcp));
+        }
+        Ok(())
+    }
+}
+
+/// Addresses of `HOST`, `HOST:PORT`, `[HOST]` or `[HOST]:PORT`.
+fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
+    let failed = |why: &dyn std::fmt::Display| wrong(format!("-l {text}: {why}"));
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        return Ok(vec![address]);
+    }
+    let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    if let Ok(ip) = bare.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let (host, port) = match text.rsplit_once(':') {
+        Some((host, port)) => (host, number("-l", port)?),
+        None => (text, port),
+    };
+    let found: Vec<SocketAddr> =
+        (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
+    match found.first() {
+        // A name may have addresses of both kinds; one is what memcached's users mean.
+        Some(first) => Ok(vec![*first]),
+        None => Err(failed(&"no address")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(line: &str) -> Result<Plan, String> {
+        let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+        let given = options::read(&words).map_err(|failure| failure.to_string())?;
+        Plan::of(&given).map_err(|failure| failure.to_string())
+    }
+
+    #[test]
+    fn defaults_are_those_of_memcached_but_for_the_address() {
+        let plan = plan("").expect("valid");
+        let host = ListenAddress::Tcp("127.0.0.1:11211".parse().expect("address"));
+        assert_eq!(plan.listen, [host]);
+        assert_eq!((plan.size_bytes, plan.cores, plan.evict), (64 * MIB, 4, true));
+        assert_eq!(plan.limits.connections_max, 1024);
+        assert_eq!(plan.limits.item_size_max_bytes, MIB);
+        assert_eq!((plan.unix_mode, plan.shutdown, plan.flush), (0o700, false, true));
+    }
+
+    #[test]
+    fn a_line_of_a_distribution_is_understood() {
+        let plan = plan("-m 128 -p 11300 -u memcache -l 127.0.0.1,[::1]:5 -P /run/m.pid -c 2048 -I 2m -t 2 -vv -M -F -A -o modern,idle_timeout=30,no_lru_crawler").expect("valid");
+        let shown: Vec<String> = plan.listen.iter().map(ToString::to_string).collect();
+        assert_eq!(shown, ["memcache://127.0.0.1:11300", "memcache://[::1]:5"]);
+        assert_eq!((plan.size_bytes, plan.cores, plan.verbose), (128 * MIB, 2, 2));
+        assert_eq!((plan.evict, plan.flush, plan.shutdown), (false, false, true));
+        assert_eq!(plan.limits.item_size_max_bytes, 2 * MIB);
+        assert_eq!(plan.limits.idle_timeout, Duration::from_secs(30));
+        assert_eq!(plan.notes.len(), 2, "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn options_without_a_meaning_are_told_and_change_nothing() {
+        let plan = plan("-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii")
+            .expect("valid");
+        assert_eq!(plan.notes.len(), 11, "{:?}", plan.notes);
+        assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
+    }
+
+    #[test]
+    fn wrong_options_are_refused_in_words() {
+        for (line, words) in [
+            ("-p abc", "no number"),
+            ("-p 65536", "no number"),
+            ("-c 0", "greater than 0"),
+            ("-t 0", "greater than 0"),
+            ("-m 0", "greater than 0"),
+            ("-I 100", "less than 1024"),
+            ("-I 2000m", "more than 1024m"),
+            ("-I 40m", "half of the memory"),
+            ("-a 999", "octal"),
+            ("-f 1", "out of range"),
+            ("-R 0", "out of range"),
+            ("-B foo", "none of"),
+            ("-B binary", "not supported"),
+            ("-S", "-Y FILE"),
+            ("-U 11211", "UDP"),
+            ("-o bogus", "\"bogus\""),
+            ("-o data", "needs a value"),
+            ("-Z", "ssl_chain_cert"),
+            ("-o ssl_key=x", "together with -Z"),
+            ("-Z -s /x -o ssl_chain_cert=x", "TCP port"),
+            ("-o ssl_verify_mode=2", "not checked"),
+            ("-l no.such.host.invalid", "-l no.such.host.invalid"),
+        ] {
+            let error = plan(line).expect_err(line);
+            assert!(error.contains(words), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn small_stores_are_raised_and_it_is_told() {
+        let plan = plan("-m 1").expect("valid");
+        assert_eq!(plan.size_bytes, 64 * MIB);
+        assert!(plan.notes[0].contains("raised to 64"), "{:?}", plan.notes);
+    }
+}

@@ -1,0 +1,149 @@
+//! What memcached does with its process: into the background, to another user, a file with its id.
+//!
+//! The background is a second run of the program: the first one starts it with the same words,
+//! repeats what it says until it is ready, and ends. So no process is ever cut in two, and whoever
+//! started it hears of a failure and gets its exit code.
+
+use crate::failure::{Done, Failure};
+use crate::service::say;
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Gid, Uid, geteuid};
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// Says to a second run that it is one.
+const MARK: &str = "ESKER_IN_BACKGROUND";
+/// A name of the system's users, as it is written in the files.
+const PASSWD: &str = "/etc/passwd";
+const GROUP: &str = "/etc/group";
+
+/// Whether this run is the one in the background.
+pub(super) fn in_background() -> bool {
+    std::env::var_os(MARK).is_some()
+}
+
+/// Starts this program again, in the background, and waits until it serves.
+pub(super) fn start_in_background() -> Result<Done, Failure> {
+    let failed = |source: std::io::Error| Failure::io("start in the background", &source);
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut child = Command::new(program)
+        .args(std::env::args_os().skip(1))
+        .env(MARK, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(failed)?;
+    let said = child.stderr.take().map(BufReader::new);
+    for line in said.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+        say(&line);
+        if line == "ready" {
+            return Ok(Done::Yes);
+        }
+    }
+    let code = child.wait().map_err(failed)?.code();
+    Err(Failure::broken(match code {
+        Some(code) => format!("memcached: it ended before it was ready, with exit code {code}"),
+        None => "memcached: it was killed before it was ready".into(),
+    }))
+}
+
+/// Leaves the session of whoever started us; called first in the background.
+pub(super) fn leave_session() -> Result<(), Failure> {
+    let failed = |source: rustix::io::Errno| Failure::io("leave the session", &source.into());
+    rustix::process::setsid().map(drop).map_err(failed)
+}
+
+/// Nobody reads what is said from here on.
+pub(super) fn fall_silent() -> Result<(), Failure> {
+    let failed = |source: rustix::io::Errno| Failure::io("/dev/null", &source.into());
+    let nowhere = rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()).map_err(failed)?;
+    rustix::stdio::dup2_stderr(&nowhere).map_err(failed)
+}
+
+/// A file with the id of this process; goes away with it.
+pub(super) struct PidFile<'p>(&'p Path);
+
+impl<'p> PidFile<'p> {
+    pub(super) fn write(path: &'p Path) -> Result<PidFile<'p>, Failure> {
+        let failed = |source: std::io::Error| Failure::io(path.display(), &source);
+        let mut file = std::fs::File::create(path).map_err(failed)?;
+        writeln!(file, "{}", std::process::id()).map_err(failed)?;
+        Ok(PidFile(path))
+    }
+}
+
+impl Drop for PidFile<'_> {
+    fn drop(&mut self) {
+        // Another user may own the folder now; then the file stays, as memcached's does.
+        let _ = rustix::fs::unlink(self.0);
+    }
+}
+
+/// Becomes `user`, if this is root's process; called while it has one thread, whose rights the later
+/// ones inherit.
+pub(super) fn become_user(user: Option<&str>) -> Result<(), Failure> {
+    if !geteuid().is_root() {
+        return Ok(());
+    }
+    let Some(name) = user else {
+        return Err(Failure::usage("memcached: can't run as root without the -u switch"));
+    };
+    let entry = find_user(&read(PASSWD)?, name)
+        .ok_or_else(|| Failure::usage(format!("memcached: -u: there is no user {name:?}")))?;
+    if entry.0 == 0 {
+        return Ok(());
+    }
+    let groups = find_groups(&read(GROUP)?, name);
+    let groups: Vec<Gid> = groups.into_iter().chain([entry.1]).map(Gid::from_raw).collect();
+    let (uid, gid) = (Uid::from_raw(entry.0), Gid::from_raw(entry.1));
+    rustix::thread::set_thread_groups(&groups)
+        .and_then(|()| rustix::thread::set_thread_res_gid(gid, gid, gid))
+        .and_then(|()| rustix::thread::set_thread_res_uid(uid, uid, uid))
+        .map_err(|source| Failure::io(format!("become the user {name}"), &source.into()))
+}
+
+fn read(path: &str) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    #[expect(clippy::disallowed_methods, reason = "no data of the store")]
+    let file = std::fs::File::open(path);
+    file.and_then(|mut file| std::io::Read::read_to_end(&mut file, &mut bytes))
+        .map_err(|source| Failure::io(path, &source))?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// User and group of a name.
+fn find_user(passwd: &str, name: &str) -> Option<(u32, u32)> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let known = fields.next()? == name && fields.next().is_some();
+        let ids = known.then(|| Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?)));
+        ids.flatten()
+    })
+}
+
+/// Groups that a name is in.
+fn find_groups(group: &str, name: &str) -> Vec<u32> {
+    let of_line = |line: &str| {
+        let mut fields = line.split(':').skip(2);
+        let id = fields.next()?.parse().ok()?;
+        fields.next()?.split(',').any(|member| member == name).then_some(id)
+    };
+    group.lines().filter_map(of_line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_and_their_groups_are_found_by_name() {
+        let passwd = "root:x:0:0:root:/root:/bin/sh\nmem:x:107:111::/nonexistent:/bin/false\n";
+        assert_eq!(find_user(passwd, "mem"), Some((107, 111)));
+        assert_eq!(find_user(passwd, "me"), None);
+        assert_eq!(find_user("broken", "broken"), None);
+        let group = "root:x:0:\nssl:x:109:web,mem\nmem:x:111:\nmemx:x:5:memx\n";
+        assert_eq!(find_groups(group, "mem"), [109]);
+    }
+}

@@ -1,0 +1,167 @@
+//! One server process, from its options to a clean end; `serve` and `memcached` differ in how they
+//! are asked.
+//!
+//! Lines on standard error say what runs where; their first words are stable, so that scripts can
+//! wait for `ready` and read the address behind `listening on`.
+//!
+//! # Failure
+//! The first SIGTERM or SIGINT stops accepting, finishes what was received, closes the store and
+//! exits with 0. A second one ends the process at once, which the store survives as it survives a
+//! crash.
+
+use crate::failure::{Done, Failure};
+use crate::store::open_with;
+use esker::Options;
+use esker_base::units::format_size_bytes;
+use esker_server::{Credentials, Server, ServerConfig, Tls};
+use esker_trt::{Facility, Runtime};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
+use std::io::{IsTerminal, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// How long requests that were received may take after the first signal.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
+/// Descriptors beyond those of connections: data, rings, listeners, standard streams.
+const DESCRIPTORS_RESERVED: u64 = 128;
+
+/// Most that is read of a file with credentials or certificates.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// What a server process is asked for.
+pub(crate) struct Service {
+    pub(crate) store: Options,
+    pub(crate) engine: String,
+    pub(crate) server: ServerConfig,
+    pub(crate) cores: usize,
+    pub(crate) io: Vec<Facility>,
+    /// Least level of the log, unless `ESKER_LOG` says otherwise.
+    pub(crate) log: &'static str,
+    /// Whether SIGUSR1 is a wish to end, too, as for memcached.
+    pub(crate) ends_on_usr1: bool,
+}
+
+impl Service {
+    /// Serves until a signal; `ready` is called once clients are served.
+    pub(crate) fn run(self, ready: impl FnOnce() -> Result<(), Failure>) -> Result<Done, Failure> {
+        start_log(self.log);
+        let mut signals = catch_signals(self.ends_on_usr1)?;
+        raise_descriptors(u64::from(self.server.limits.connections_max))?;
+        let runtime = Runtime::start(esker_trt::Config {
+            cores: self.cores,
+            facilities: self.io,
+            ..esker_trt::Config::default()
+        })?;
+        let runtime = Arc::new(runtime);
+        let (path, durability) = (self.store.path.clone(), self.store.durability);
+        let store = open_with(self.store)?;
+        let server = Server::start(&runtime, store.clone(), self.server)?;
+        let stats = store.stats();
+        let (live, capacity) =
+            (format_size_bytes(stats.live_bytes), format_size_bytes(stats.capacity_bytes));
+        say(&format!("esker {}", env!("CARGO_PKG_VERSION")));
+        say(&format!(
+            "data in {}: engine {}, {} items, {live} of {capacity}; {}",
+            path.display(),
+            self.engine,
+            stats.items,
+            store.report()
+        ));
+        say(&format!("durability {durability}"));
+        say(&format!("I/O by {}", runtime.report()));
+        for address in server.addresses() {
+            say(&format!("listening on {address}"));
+        }
+        say("ready");
+        ready()?;
+
+        if let Some(signal) = signals.forever().next() {
+            let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
+            say(&format!("stopping on {name}"));
+        }
+        if !server.stop(STOP_LIMIT) {
+            say(&format!("some requests were not answered within {STOP_LIMIT:?}"));
+        }
+        if let Err(error) = runtime.shutdown() {
+            say(&error.to_string());
+        }
+        store.close()?;
+        say("stopped");
+        Ok(Done::Yes)
+    }
+}
+
+/// Credentials from a file of lines `user:password`.
+pub(crate) fn read_credentials(path: &Path) -> Result<Credentials, Failure> {
+    Credentials::parse(&read_file(path)?).map_err(|error| in_file(path, &error))
+}
+
+/// Certificates and private key from PEM files, which may be one.
+pub(crate) fn read_tls(chain: &Path, key: &Path) -> Result<Tls, Failure> {
+    Tls::from_pem(&read_file(chain)?, &read_file(key)?).map_err(|error| in_file(chain, &error))
+}
+
+fn in_file(path: &Path, error: &esker::Error) -> Failure {
+    Failure::usage(format!("{}: {error}", path.display()))
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+    let mut bytes = Vec::new();
+    #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
+    let file = std::fs::File::open(path);
+    file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+        .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
+    Ok(bytes)
+}
+
+/// Says a line on standard error. Nobody may listen there any more, which is no reason to stop.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
+
+/// Log events go to standard error, those from `level` on unless `ESKER_LOG` says otherwise.
+fn start_log(level: &str) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ESKER_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    // Fails only if there is a log already.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_writer(std::io::stderr)
+        .try_init();
+}
+
+/// From here on the first signal is told by the iterator, and the second ends the process.
+fn catch_signals(usr1: bool) -> Result<Signals, Failure> {
+    let failed = |source: std::io::Error| Failure::io("catch signals", &source);
+    let again = Arc::new(AtomicBool::new(false));
+    let ending = if usr1 { &[SIGTERM, SIGINT, SIGUSR1][..] } else { &[SIGTERM, SIGINT] };
+    for signal in ending {
+        // In this order: the first signal finds the flag down, and raises it.
+        signal_hook::flag::register_conditional_shutdown(*signal, 128 + signal, again.clone())
+            .map_err(failed)?;
+        signal_hook::flag::register(*signal, again.clone()).map_err(failed)?;
+    }
+    Signals::new(ending).map_err(failed)
+}
+
+/// Makes room for the descriptors of all connections, as far as the system permits.
+fn raise_descriptors(connections_max: u64) -> Result<(), Failure> {
+    let wanted = connections_max.saturating_add(DESCRIPTORS_RESERVED);
+    let limit = getrlimit(Resource::Nofile);
+    if limit.current.is_none_or(|current| current >= wanted) {
+        return Ok(());
+    }
+    if let Some(most) = limit.maximum.filter(|most| *most < wanted) {
+        return Err(Failure::usage(format!(
+            "connections-max {connections_max} needs {wanted} open files and the system permits {most}; lower it, or raise the limit (ulimit -n)"
+        )));
+    }
+    let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
+    setrlimit(Resource::Nofile, raised)
+        .map_err(|source| Failure::io("raise the limit of open files", &source.into()))
+}

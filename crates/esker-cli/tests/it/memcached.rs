@@ -1,0 +1,240 @@
+//! `esker memcached`: started as memcached is, with its options.
+
+use crate::program::{Scratch, program};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+/// A free port, as far as one can know.
+fn port() -> String {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    free.local_addr().expect("bound").port().to_string()
+}
+
+/// Whether these tests run as root, who has to name a user.
+fn user() -> &'static [&'static str] {
+    let root = Command::new("id").arg("-u").output().is_ok_and(|done| done.stdout == b"0\n");
+    if root { &["-u", "root"] } else { &[] }
+}
+
+struct Running(Child, Vec<String>);
+
+impl Running {
+    fn start(scratch: &Scratch, options: &[&str]) -> Running {
+        let mut arguments = vec!["memcached"];
+        arguments.extend(user());
+        arguments.extend(options);
+        let mut child = scratch.spawn(&arguments);
+        let mut said = BufReader::new(child.stderr.take().expect("piped"));
+        let mut lines: Vec<String> = Vec::new();
+        while lines.last().is_none_or(|line| line != "ready") {
+            let mut line = String::new();
+            assert!(said.read_line(&mut line).expect("text") > 0, "it ended: {lines:?}");
+            lines.push(line.trim_end().to_owned());
+        }
+        child.stderr = Some(said.into_inner());
+        Running(child, lines)
+    }
+
+    fn ends(mut self) {
+        assert_eq!(self.0.wait().expect("ends").code(), Some(0));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It has ended, unless a test failed.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn chat(mut stream: impl Read + Write, words: &str) -> String {
+    stream.write_all(words.as_bytes()).expect("send");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("receive");
+    reply
+}
+
+fn talk(port: &str, words: &str) -> String {
+    let stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    chat(stream, words)
+}
+
+#[test]
+fn the_options_of_memcached_have_their_effect() {
+    let (scratch, port) = (Scratch::new(), port());
+    std::fs::write(scratch.path("users"), "ann:secret\n").expect("write");
+    let options =
+        ["-p", &port, "-l", "127.0.0.1", "-m", "100", "-c", "77", "-t2", "-I", "2k", "-FA"];
+    let more = [
+        "-o",
+        "data=here,no_lru_crawler,idle_timeout=60",
+        "-k",
+        "-P",
+        "pid",
+        "--auth-file=users",
+        "-vv",
+    ];
+    let running = Running::start(&scratch, &[&options[..], &more].concat());
+    let notes = running.1.join("\n");
+    assert!(
+        notes.contains("-k has no effect: ") && notes.contains("-o no_lru_crawler has no effect: "),
+        "{notes}"
+    );
+    assert!(!notes.contains("warning"), "{notes}");
+    let pid = std::fs::read_to_string(scratch.path("pid")).expect("written");
+    assert_eq!(pid.trim(), running.0.id().to_string());
+    assert!(scratch.path("here").exists());
+    let login = "set a 0 0 10\r\nann secret\r\n";
+    let settings = talk(&port, &format!("{login}stats settings\r\nflush_all\r\nquit\r\n"));
+    for words in [
+        "STAT maxconns 77\r\n",
+        "STAT num_threads 2\r\n",
+        "STAT item_size_max 2048\r\n",
+        "STAT idle_timeout 60\r\n",
+        "STAT auth_enabled_ascii yes\r\n",
+        "STAT flush_enabled no\r\n",
+        "CLIENT_ERROR flush_all not allowed\r\n",
+        &format!("STAT tcpport {port}\r\n"),
+    ] {
+        assert!(settings.contains(words), "{words:?} in {settings}");
+    }
+    assert_eq!(talk(&port, &format!("{login}shutdown\r\n")), "STORED\r\n");
+    running.ends();
+    assert!(!scratch.path("pid").exists());
+}
+
+#[test]
+fn a_socket_file_takes_the_place_of_the_port() {
+    let scratch = Scratch::new();
+    let path = scratch.path("socket");
+    let running =
+        Running::start(&scratch, &["-s", "socket", "-a", "0777", "-o", "data=here", "-A"]);
+    let stream = UnixStream::connect(&path).expect("connect");
+    assert_eq!(chat(stream, "ms k 2\r\nhi\r\nmg k v\r\nshutdown\r\n"), "HD\r\nVA 2\r\nhi\r\n");
+    running.ends();
+}
+
+#[test]
+fn in_the_background_it_serves_until_it_is_told_to_stop() {
+    let (scratch, port) = (Scratch::new(), port());
+    let mut arguments = vec![
+        "memcached",
+        "-d",
+        "-P",
+        "pid",
+        "-A",
+        "-l",
+        "127.0.0.1",
+        "-p",
+        &port,
+        "-o",
+        "data=here",
+    ];
+    arguments.extend(user());
+    let ran = scratch.run(&arguments).exits_with(0);
+    assert!(ran.said.contains("ready"), "{ran:?}");
+    let pid = std::fs::read_to_string(scratch.path("pid")).expect("written");
+    assert_eq!(
+        talk(&port, "set k 0 0 1\r\n1\r\nget k\r\nshutdown\r\n"),
+        "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\n"
+    );
+    for _ in 0..1000 {
+        if !scratch.path("pid").exists() {
+            return;
+        }
+        esker_trt::sleep(Duration::from_millis(10));
+    }
+    panic!("process {pid} is still there");
+}
+
+#[test]
+fn what_goes_wrong_in_the_background_is_told_in_front() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("file"), "no folder").expect("write");
+    let mut arguments =
+        vec!["memcached", "-d", "-l", "127.0.0.1", "-p", "0", "-o", "data=file/sub"];
+    arguments.extend(user());
+    let ran = scratch.run(&arguments);
+    assert_ne!(ran.code, Some(0));
+    assert!(ran.said.contains("file/sub") && ran.said.contains("before it was ready"), "{ran:?}");
+}
+
+#[test]
+fn help_and_version_are_told_and_mistakes_refused() {
+    let scratch = Scratch::new();
+    assert!(scratch.run(&["memcached", "-h"]).exits_with(0).text().contains("--memory-limit"));
+    assert!(
+        scratch
+            .run(&["memcached", "-V"])
+            .exits_with(0)
+            .text()
+            .starts_with("memcached 1.6.18-esker")
+    );
+    for (options, words) in [
+        (&["-z"][..], "no option -z"),
+        (&["-S"], "SASL"),
+        (&["-U", "11211"], "UDP"),
+        (&["-l", "127.0.0.1", "-u", "no-such-user"], "no-such-user"),
+        (&["-Z", "-o", "ssl_chain_cert=nowhere.pem"], "nowhere.pem"),
+        (&["-Y", "nowhere"], "nowhere"),
+    ] {
+        if options.contains(&"no-such-user") && user().is_empty() {
+            eprintln!("skipped: only root changes the user");
+            continue;
+        }
+        let ran = scratch.run(&[&["memcached"], options].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.said.contains(words), "{ran:?}");
+    }
+}
+
+#[test]
+fn root_becomes_the_user_it_names() {
+    if user().is_empty() {
+        eprintln!("skipped: only root changes the user");
+        return;
+    }
+    let (scratch, port) = (Scratch::new(), port());
+    let open = |path: &std::path::Path| {
+        use std::os::unix::fs::PermissionsExt;
+        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o777)).expect("chmod");
+    };
+    open(scratch.path("").as_path());
+    let mut child = program(scratch.path("").as_path())
+        .args([
+            "memcached",
+            "-u",
+            "nobody",
+            "-l",
+            "127.0.0.1",
+            "-p",
+            &port,
+            "-A",
+            "-o",
+            "data=here",
+        ])
+        .spawn()
+        .expect("start");
+    let mut said = BufReader::new(child.stderr.take().expect("piped"));
+    let mut line = String::new();
+    while line.trim_end() != "ready" {
+        line.clear();
+        assert!(said.read_line(&mut line).expect("text") > 0, "it ended");
+    }
+    let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).expect("status");
+    let uid = status.lines().find(|line| line.starts_with("Uid:")).expect("a line");
+    assert!(uid.split_whitespace().skip(1).all(|id| id == "65534"), "{uid}");
+    // Every thread, not only the first.
+    for task in std::fs::read_dir(format!("/proc/{}/task", child.id())).expect("tasks") {
+        let path = task.expect("task").path().join("status");
+        let status = std::fs::read_to_string(path).expect("status");
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+    }
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
+    assert!(child.wait().expect("ends").success());
+}

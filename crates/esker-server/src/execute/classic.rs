@@ -1,0 +1,195 @@
+//! The classic commands on one key.
+
+use super::{Answer, Arithmetic, Ground, Modified, New, Written};
+use crate::budget::Share;
+use crate::counters::Counter;
+use crate::item::{BINARY_KEY, STALE, TOKEN_SENT};
+use crate::protocol::{StoreVerb, line, parse_value};
+use esker::{Attributes, Condition, Outcome, PutOptions, Result};
+
+impl Ground<'_> {
+    pub(super) fn get(
+        &self,
+        key: &[u8],
+        with_cas: bool,
+        share: &mut Option<Share>,
+    ) -> Result<Answer> {
+        self.counters.add(Counter::CmdGet, 1);
+        Ok(match self.live(key, share)? {
+            Some(item) => {
+                self.counters.add(Counter::GetHits, 1);
+                self.access.note(key, self.uptime, true);
+                let cas = with_cas.then(|| item.cas());
+                Answer::Value { item, cas }
+            }
+            None => {
+                self.counters.add(Counter::GetMisses, 1);
+                Answer::Miss
+            }
+        })
+    }
+
+    pub(super) fn get_and_touch(
+        &self,
+        key: &[u8],
+        exptime: i64,
+        with_cas: bool,
+        share: &mut Option<Share>,
+    ) -> Result<Answer> {
+        self.counters.add(Counter::CmdTouch, 1);
+        self.counters.add(Counter::CmdGet, 1);
+        Ok(match self.rewrite_expiry(key, exptime, share)? {
+            Modified::Written(item, cas) => {
+                self.counters.add(Counter::TouchHits, 1);
+                self.counters.add(Counter::GetHits, 1);
+                self.access.note(key, self.uptime, true);
+                Answer::Value { item, cas: with_cas.then_some(cas) }
+            }
+            Modified::Missing | Modified::Refused => {
+                self.counters.add(Counter::TouchMisses, 1);
+                self.counters.add(Counter::GetMisses, 1);
+                Answer::Miss
+            }
+        })
+    }
+
+    pub(super) fn touch(
+        &self,
+        key: &[u8],
+        exptime: i64,
+        share: &mut Option<Share>,
+    ) -> Result<Answer> {
+        self.counters.add(Counter::CmdTouch, 1);
+        Ok(match self.rewrite_expiry(key, exptime, share)? {
+            Modified::Written(..) => {
+                self.counters.add(Counter::TouchHits, 1);
+                self.access.note(key, self.uptime, true);
+                Answer::Line(line::TOUCHED)
+            }
+            Modified::Missing | Modified::Refused => {
+                self.counters.add(Counter::TouchMisses, 1);
+                Answer::Line(line::NOT_FOUND)
+            }
+        })
+    }
+
+    pub(super) fn delete(&self, key: &[u8]) -> Result<Answer> {
+        let (counter, answer) = match self.store.delete(key)? {
+            true => (Counter::DeleteHits, line::DELETED),
+            false => (Counter::DeleteMisses, line::NOT_FOUND),
+        };
+        self.counters.add(counter, 1);
+        Ok(Answer::Line(answer))
+    }
+
+    pub(super) fn put(
+        &self,
+        verb: StoreVerb,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        cas: u64,
+        share: &mut Option<Share>,
+    ) -> Result<Answer> {
+        self.counters.add(Counter::CmdSet, 1);
+        let condition = match verb {
+            StoreVerb::Set => Condition::Always,
+            StoreVerb::Add => Condition::Absent,
+            StoreVerb::Replace => Condition::Present,
+            StoreVerb::Cas => {
+                let done = self.compare_and_put(key, cas, false, attributes, value, None, share)?;
+                return Ok(Answer::Line(match done {
+                    Modified::Written(..) => line::STORED,
+                    Modified::Missing => line::NOT_FOUND,
+                    Modified::Refused => line::EXISTS,
+                }));
+            }
+            StoreVerb::Append | StoreVerb::Prepend => {
+                return Ok(Answer::Line(
+                    match self.concatenate(verb, key, value, None, share)? {
+                        Written::Item(..) => line::STORED,
+                        // memcached says so, too, when the result is too large.
+                        _ => line::NOT_STORED,
+                    },
+                ));
+            }
+        };
+        let outcome = self.store.put_with(key, value, PutOptions { attributes, condition })?;
+        Ok(Answer::Line(match outcome {
+            Outcome::Stored(_) => {
+                self.stored(key);
+                line::STORED
+            }
+            _ => line::NOT_STORED,
+        }))
+    }
+
+    pub(super) fn step(
+        &self,
+        key: &[u8],
+        direction: Arithmetic,
+        delta: u64,
+        share: &mut Option<Share>,
+    ) -> Result<Answer> {
+        let mut number = 0;
+        let changed = self.modify(key, share, |old| {
+            number = direction.step(parse_value(old)?, delta);
+            Some((New::Made(number_text(number, old)), stepped(number, old), None))
+        })?;
+        self.count_step(direction, &changed);
+        Ok(match changed {
+            Modified::Written(..) => Answer::Number(number),
+            Modified::Missing => Answer::Line(line::NOT_FOUND),
+            Modified::Refused => Answer::Line(line::NOT_A_NUMBER),
+        })
+    }
+
+    pub(super) fn count_step(&self, direction: Arithmetic, changed: &Modified) {
+        let (hits, misses) = match direction {
+            Arithmetic::Up => (Counter::IncrHits, Counter::IncrMisses),
+            Arithmetic::Down => (Counter::DecrHits, Counter::DecrMisses),
+        };
+        match changed {
+            Modified::Written(..) => self.counters.add(hits, 1),
+            Modified::Missing => self.counters.add(misses, 1),
+            Modified::Refused => 0,
+        };
+    }
+
+    fn rewrite_expiry(
+        &self,
+        key: &[u8],
+        exptime: i64,
+        share: &mut Option<Share>,
+    ) -> Result<Modified> {
+        let expires_at = crate::expiry::expires_at(exptime, self.now);
+        self.modify(key, share, |old| {
+            let attributes = Attributes { expires_at, ..old.record().attributes() };
+            Some((New::Same, attributes, old.explicit_cas()))
+        })
+    }
+}
+
+impl Arithmetic {
+    /// Up wraps around, down stops at zero.
+    pub(super) fn step(self, present: u64, delta: u64) -> u64 {
+        match self {
+            Arithmetic::Up => present.wrapping_add(delta),
+            Arithmetic::Down => present.saturating_sub(delta),
+        }
+    }
+}
+
+/// A number as a value. As in memcached, the value never gets shorter: blanks fill it up.
+pub(super) fn number_text(number: u64, old: &[u8]) -> Vec<u8> {
+    let width = old.len();
+    format!("{number:<width$}").into_bytes()
+}
+
+/// What a number keeps of its item: one that grows is a new item, which is not stale.
+pub(super) fn stepped(number: u64, old: &crate::item::Item) -> Attributes {
+    let attributes = old.record().attributes();
+    let grows = number.checked_ilog10().unwrap_or(0) as usize >= old.len();
+    let state = if grows { attributes.state & BINARY_KEY } else { attributes.state };
+    Attributes { state: state & (STALE | TOKEN_SENT | BINARY_KEY), ..attributes }
+}

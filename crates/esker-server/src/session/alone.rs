@@ -1,0 +1,153 @@
+//! Requests that are no units of a wave: they go alone, after everything before them.
+
+use super::transfer::patiently;
+use super::{CRLF_BYTES, Session};
+use crate::counters::Counter;
+use crate::execute::{Body, unit_key};
+use crate::limits::BODY_STEP_BYTES;
+use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, StoreVerb, Then, line};
+use crate::transport::Transport;
+use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
+
+impl<T: Transport> Session<T> {
+    /// Runs a request that goes alone; says whether the connection goes on.
+    pub(super) fn run_alone(&mut self, request: Request) -> IoResult<bool> {
+        self.work();
+        match request {
+            Request::Store(store) if store.length > self.shared.limits.item_size_max_bytes => {
+                self.refuse_large(&store)?;
+            }
+            Request::Store(store) => self.store_large(&store)?,
+            Request::Stats { section } => {
+                let section = section.of(self.received.all()).to_vec();
+                self.shared.stats(&section, &mut self.output);
+            }
+            Request::FlushAll { delay, noreply } => {
+                let line = self.shared.flush_all(self.core, delay);
+                if !noreply {
+                    self.output.push(line);
+                }
+            }
+            Request::Refused(refusal) => {
+                self.output.push(refusal.line);
+                match refusal.then {
+                    Then::Continue => {}
+                    Then::Swallow(bytes) => self.swallow(bytes)?,
+                    Then::Close => return Ok(false),
+                }
+            }
+            Request::Quit => return Ok(false),
+            Request::Shutdown(mode) => return Ok(self.shut_down(mode)),
+            Request::Get { .. }
+            | Request::Delete { .. }
+            | Request::Touch { .. }
+            | Request::Arithmetic { .. }
+            | Request::Meta { .. }
+            | Request::MetaNoop
+            | Request::MemoryLimit { .. }
+            | Request::Version
+            | Request::Verbosity { .. } => {}
+        }
+        Ok(true)
+    }
+
+    /// An item above the limit. As in memcached, a `set` leaves no older value behind, and
+    /// no `ms` does.
+    fn refuse_large(&mut self, store: &StoreRequest) -> IoResult<()> {
+        self.count(Counter::StoreTooLarge, 1);
+        if store.verb == StoreVerb::Set || store.meta.is_some() {
+            let unit = self.store_unit(store, Some(Body::Owned(Vec::new())));
+            let mut decoded = None;
+            let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
+            if let Err(error) = self.shared.store.delete(key) {
+                self.ground().report(&error);
+            }
+        }
+        if !store.noreply {
+            self.output.push(line::TOO_LARGE);
+        }
+        self.swallow(store.length.saturating_add(CRLF_BYTES as u64))
+    }
+
+    /// A data block that did not come whole with its command: it is received into a buffer of its
+    /// own, which grows by what came (N3).
+    fn store_large(&mut self, store: &StoreRequest) -> IoResult<()> {
+        self.flush()?;
+        let length = usize::try_from(store.length).unwrap_or(usize::MAX);
+        let whole = length.saturating_add(CRLF_BYTES);
+        let Some(mut share) = self.shared.budget.try_take(0) else {
+            return self.refuse_memory(store, whole);
+        };
+        let mut body = Vec::new();
+        let mut since = self.shared.clock.monotonic();
+        let mut received = 0;
+        while received < whole {
+            if received == body.len() {
+                let step = BODY_STEP_BYTES.min(whole - received);
+                if !share.try_grow(step as u64) {
+                    drop((body, share));
+                    return self.refuse_memory(store, whole - received);
+                }
+                body.resize(received + step, 0);
+                since = self.shared.clock.monotonic();
+            }
+            let room = body.get_mut(received..).unwrap_or_default();
+            let pending = self.received.pending();
+            let taken = if pending.is_empty() {
+                let connection = &mut self.connection;
+                let taken =
+                    patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
+                self.count(Counter::BytesRead, taken as u64);
+                if taken == 0 {
+                    return Err(IoErrorKind::UnexpectedEof.into());
+                }
+                taken
+            } else {
+                let taken = pending.len().min(room.len());
+                for (to, from) in room.iter_mut().zip(pending) {
+                    *to = *from;
+                }
+                self.received.consume(taken);
+                taken
+            };
+            received += taken;
+        }
+        let ends_well = body.ends_with(CRLF);
+        body.truncate(length);
+        let mut unit = self.store_unit(store, ends_well.then_some(Body::Owned(body)));
+        if unit.action.reads() {
+            // No waiting here: the body's own share is held.
+            unit.share = self.shared.budget.try_take(self.bytes_held(&unit));
+            if unit.share.is_none() {
+                drop((unit, share));
+                return self.refuse_memory(store, 0);
+            }
+        }
+        let (unit, answer) = self.run_here(unit);
+        self.reply(unit, answer);
+        drop(share);
+        Ok(())
+    }
+
+    fn refuse_memory(&mut self, store: &StoreRequest, rest: usize) -> IoResult<()> {
+        self.count(Counter::StoreNoMemory, 1);
+        if !store.noreply {
+            self.output.push(line::NO_MEMORY);
+        }
+        self.swallow(rest as u64)
+    }
+
+    /// `shutdown`; says whether the connection goes on.
+    fn shut_down(&mut self, mode: ShutdownMode) -> bool {
+        match (&self.shared.on_shutdown, mode) {
+            (None, _) => self.output.push(line::SHUTDOWN_DISABLED),
+            (Some(_), ShutdownMode::Invalid) => self.output.push(line::BAD_SHUTDOWN),
+            (Some(hook), ShutdownMode::Now | ShutdownMode::Graceful) => {
+                tracing::info!("a client asks for the end of the server");
+                hook.call();
+                return false;
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,213 @@
+//! One connection: requests in, replies out, in order.
+//!
+//! The session parses what it received into units (`execute`), runs as many of them at once as the
+//! protocol and the limits allow (a wave), and sends the replies of a whole batch in one write. So
+//! pipelined `set`s share one group commit of the store, and pipelined `get`s overlap their I/O.
+//!
+//! # Invariants
+//! - N1: replies leave in the order of the requests.
+//! - N2: in one wave no unit writes a key that another unit reads or writes: requests of one
+//!   connection on one key take effect in their order.
+//! - N3: no memory is held because of a number that a client named: buffers grow by what arrived,
+//!   each step charged to the budget.
+//! - N4: the session never waits for the budget while it holds replies (B2).
+//! - N5: a data block is never parsed as a command, unless the client declared it too short, which
+//!   no server can tell from the next command (memcached resumes behind the declared length, too).
+//!
+//! `plan` makes units of requests, `wave` runs them, `reply` writes what they answer, `alone` has the
+//! requests that are no units, `transfer` the bytes of the connection, `auth` what comes before the
+//! first command where clients must say who they are.
+//!
+//! # Concurrency
+//! One task of one core; its units run as tasks of the same core.
+//!
+//! # Failure
+//! An error of the connection ends the session. Requests that were whole when the connection broke
+//! may have taken effect; a request that was not never has.
+
+mod alone;
+mod auth;
+mod plan;
+mod reply;
+mod transfer;
+mod wave;
+
+use crate::budget::Share;
+use crate::counters::{Counter, Shard};
+use crate::execute::{Ground, Unit};
+use crate::limits::{FLUSH_BYTES, UNCHARGED_BYTES_MAX};
+use crate::output::Output;
+use crate::protocol::{CRLF, Parser, Request, Span};
+use crate::receive::Received;
+use crate::shared::Shared;
+use crate::transport::Transport;
+use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Length of the end of line behind a data block.
+const CRLF_BYTES: usize = CRLF.len();
+
+/// How long a connection that the server ends waits for the client to see it.
+const LINGER: Duration = Duration::from_millis(500);
+/// Who ended a connection, if it did not break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Client,
+    Server,
+}
+
+/// A `get` line whose keys are not all units yet.
+#[derive(Clone, Copy)]
+struct Listing {
+    keys: Span,
+    with_cas: bool,
+    exptime: Option<i64>,
+    request: u64,
+}
+
+/// Why planning stopped.
+enum Pause {
+    /// The wave is full, or the next unit does not fit in.
+    Run,
+    /// No whole request is left in the receive buffer.
+    Receive,
+    /// The held unit needs memory that is not free.
+    Starve,
+    /// This request goes alone, after the wave.
+    Alone(Request),
+    /// The client has to go.
+    Close,
+}
+
+/// One connection and what it is doing.
+pub(crate) struct Session<T> {
+    shared: Arc<Shared>,
+    core: usize,
+    connection: T,
+    received: Received,
+    parser: Parser,
+    output: Output,
+    wave: Vec<Unit>,
+    held: Option<Unit>,
+    listing: Option<Listing>,
+    requests: u64,
+    /// Number of a request whose reply has ended early, in an error.
+    broken: Option<u64>,
+    /// Memory for values that the wave's units have.
+    wave_bytes: u64,
+    share: Share,
+    partial_since: Option<Duration>,
+    busy: bool,
+    /// Whether the client may give commands.
+    admitted: bool,
+}
+
+impl<T: Transport> Session<T> {
+    /// A session of `connection` on `core`; `share` is for its receive buffer.
+    pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
+        let admitted = shared.auth.is_none();
+        Session {
+            shared,
+            core,
+            connection,
+            received: Received::new(),
+            parser: Parser::new(),
+            output: Output::default(),
+            wave: Vec::new(),
+            held: None,
+            listing: None,
+            requests: 0,
+            broken: None,
+            wave_bytes: 0,
+            share,
+            partial_since: None,
+            busy: false,
+            admitted,
+        }
+    }
+
+    /// Serves the connection until either side ends it.
+    pub(crate) fn run(mut self) {
+        let ended = self.serve();
+        self.rest();
+        match ended {
+            Ok(End::Client) => {}
+            Ok(End::Server) => self.connection.linger(LINGER),
+            Err(error) => {
+                if error.kind() == IoErrorKind::TimedOut {
+                    let idle = self.received.pending().is_empty() && self.output.is_empty();
+                    self.count(if idle { Counter::IdleKicks } else { Counter::RequestTimeouts }, 1);
+                }
+                tracing::debug!("connection ended: {error}");
+            }
+        }
+    }
+
+    fn serve(&mut self) -> IoResult<End> {
+        loop {
+            match self.plan() {
+                Pause::Run => self.run_wave(),
+                Pause::Starve => {
+                    self.flush()?;
+                    if let Some(unit) = self.held.take() {
+                        self.endow_waiting(unit);
+                    }
+                }
+                Pause::Receive => {
+                    self.run_wave();
+                    self.flush()?;
+                    self.rest();
+                    if self.shared.is_stopping() {
+                        return Ok(End::Server);
+                    }
+                    if let Some(end) = self.receive()? {
+                        return Ok(end);
+                    }
+                }
+                Pause::Close => {
+                    self.flush()?;
+                    return Ok(End::Server);
+                }
+                Pause::Alone(request) => {
+                    self.run_wave();
+                    if !self.run_alone(request)? {
+                        self.flush()?;
+                        return Ok(End::Server);
+                    }
+                }
+            }
+            if self.output.len() >= FLUSH_BYTES
+                || self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX
+            {
+                self.flush()?;
+            }
+        }
+    }
+
+    fn ground(&self) -> Ground<'_> {
+        self.shared.ground(self.core)
+    }
+
+    fn shard(&self) -> &Shard {
+        self.shared.counters.shard(self.core)
+    }
+
+    fn count(&self, counter: Counter, step: u64) {
+        self.shard().add(counter, step);
+    }
+
+    fn work(&mut self) {
+        if !self.busy {
+            self.busy = true;
+            self.shard().enter();
+        }
+    }
+
+    fn rest(&mut self) {
+        if self.busy {
+            self.busy = false;
+            self.shard().leave();
+        }
+    }
+}

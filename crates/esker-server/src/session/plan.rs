@@ -1,0 +1,232 @@
+//! From received bytes to units: what runs next, and whether it may run beside the others.
+
+use super::{CRLF_BYTES, Listing, Pause, Session};
+use crate::budget::Share;
+use crate::counters::Counter;
+use crate::execute::{Action, Body, Unit, unit_key};
+use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, PIPELINE_DEPTH};
+use crate::protocol::{
+    CRLF, MetaFlags, MetaVerb, Parsed, Request, Span, StoreRequest, Then, Tokens, line,
+};
+use crate::transport::Transport;
+
+impl<T: Transport> Session<T> {
+    /// Fills the wave from the receive buffer.
+    pub(super) fn plan(&mut self) -> Pause {
+        if !self.admitted
+            && let Some(pause) = self.authenticate()
+        {
+            return pause;
+        }
+        loop {
+            if self.wave.len() >= PIPELINE_DEPTH {
+                return Pause::Run;
+            }
+            let unit = if let Some(unit) = self.held.take() {
+                unit
+            } else if let Some(listing) = self.listing.take() {
+                self.next_of(listing)
+            } else {
+                match self.parser.next(self.received.pending()) {
+                    Parsed::Incomplete => return Pause::Receive,
+                    Parsed::Request(request, consumed) => match self.accept(request, consumed) {
+                        Ok(unit) => unit,
+                        Err(pause) => return pause,
+                    },
+                }
+            };
+            if let Err(unit) = self.admit(unit) {
+                self.held = Some(unit);
+                // In an empty wave there is nothing to wait for but memory.
+                return if self.wave.is_empty() { Pause::Starve } else { Pause::Run };
+            }
+        }
+    }
+
+    /// Turns a request into its first unit.
+    fn accept(&mut self, request: Request, consumed: usize) -> Result<Unit, Pause> {
+        let base = self.received.position();
+        if let Request::Store(store) = request {
+            return self.accept_store(store, consumed);
+        }
+        self.received.consume(consumed);
+        let number = self.begin_request();
+        let unit = |key: Span, action, noreply| Unit {
+            key: key.shifted(base),
+            action,
+            noreply,
+            request: number,
+            ends: false,
+            share: None,
+        };
+        let say = |line, noreply| unit(Span::default(), Action::Say(line), noreply);
+        Ok(match request {
+            Request::Get { with_cas, exptime, keys } => {
+                let keys = keys.shifted(base);
+                self.next_of(Listing { keys, with_cas, exptime, request: number })
+            }
+            Request::Delete { key, noreply } => unit(key, Action::Delete, noreply),
+            Request::Touch { key, exptime, noreply } => {
+                unit(key, Action::Touch { exptime }, noreply)
+            }
+            Request::Arithmetic { direction, key, delta, noreply } => {
+                unit(key, Action::Step { direction, delta }, noreply)
+            }
+            Request::Meta { verb, key, flags } => {
+                let base64 = MetaFlags::read(self.received.all(), flags.shifted(base)).base64;
+                let action = Action::Meta { verb, flags: flags.shifted(base), base64 };
+                unit(key, action, false)
+            }
+            Request::MetaNoop => say(line::META_NOOP, false),
+            Request::MemoryLimit { mebibytes, noreply } => {
+                say(self.shared.memory_limit(mebibytes), noreply)
+            }
+            Request::Version => say(crate::VERSION_LINE, false),
+            Request::Verbosity { noreply } => say(line::OK, noreply),
+            Request::Refused(refusal) if refusal.then == Then::Continue => say(refusal.line, false),
+            Request::Stats { section } => {
+                return Err(Pause::Alone(Request::Stats { section: section.shifted(base) }));
+            }
+            other => return Err(Pause::Alone(other)),
+        })
+    }
+
+    /// Numbers the request that begins here: the client made progress.
+    pub(super) fn begin_request(&mut self) -> u64 {
+        self.partial_since = None;
+        self.requests = self.requests.wrapping_add(1);
+        self.requests
+    }
+
+    /// A storage command whose data block came with it; anything else goes alone.
+    fn accept_store(&mut self, store: StoreRequest, consumed: usize) -> Result<Unit, Pause> {
+        let base = self.received.position();
+        let meta = store.meta.map(|flags| flags.shifted(base));
+        let alone = StoreRequest { key: store.key.shifted(base), meta, ..store };
+        let length = usize::try_from(store.length).unwrap_or(usize::MAX);
+        let block = self.received.pending().get(consumed..).unwrap_or_default();
+        let complete = block.len() >= length.saturating_add(CRLF_BYTES);
+        let ends_well = block.get(length..).is_some_and(|rest| rest.starts_with(CRLF));
+        let fits = store.length <= self.shared.limits.item_size_max_bytes;
+        if fits && !complete && length <= INLINE_BODY_BYTES_MAX {
+            return Err(Pause::Receive);
+        }
+        self.begin_request();
+        if !fits || !complete {
+            self.received.consume(consumed);
+            return Err(Pause::Alone(Request::Store(alone)));
+        }
+        let start = base.saturating_add(consumed);
+        let body = Body::Inline(Span::new(start, start.saturating_add(length)));
+        self.received.consume(consumed.saturating_add(length).saturating_add(CRLF_BYTES));
+        Ok(self.store_unit(&alone, ends_well.then_some(body)))
+    }
+
+    /// The unit of a storage command; without a body, its data block was malformed.
+    pub(super) fn store_unit(&self, store: &StoreRequest, body: Option<Body>) -> Unit {
+        let StoreRequest { verb, key, flags, exptime, cas, noreply, .. } = *store;
+        let action = match (body, store.meta) {
+            (Some(body), None) => Action::Put { verb, flags, exptime, cas, body },
+            (Some(body), Some(flags)) => {
+                let base64 = MetaFlags::read(self.received.all(), flags).base64;
+                Action::MetaPut { verb, flags, base64, body }
+            }
+            (None, _) => Action::Say(line::BAD_CHUNK),
+        };
+        Unit { key, action, noreply, request: self.requests, ends: false, share: None }
+    }
+
+    /// The unit of the next key of a `get` line.
+    fn next_of(&mut self, listing: Listing) -> Unit {
+        let Listing { keys, with_cas, exptime, request } = listing;
+        let (key, rest, ends) = {
+            let mut tokens = Tokens::new(self.received.all(), keys);
+            let key = tokens.next();
+            (key, tokens.rest(), tokens.next().is_none())
+        };
+        if !ends {
+            self.listing = Some(Listing { keys: rest, ..listing });
+        }
+        match key {
+            Some(key) => {
+                let action = Action::Get { with_cas, exptime };
+                Unit { key, action, noreply: false, request, ends, share: None }
+            }
+            // `gat` with a time and nothing else.
+            None => {
+                let (key, action) = (Span::default(), Action::Say(b""));
+                Unit { key, action, noreply: false, request, ends, share: None }
+            }
+        }
+    }
+
+    /// Takes the unit into the wave, or gives it back if it has to wait for the wave to end.
+    fn admit(&mut self, mut unit: Unit) -> Result<(), Unit> {
+        if !matches!(unit.action, Action::Say(_)) {
+            let key = unit.key.of(self.received.all());
+            let conflicts = self.wave.iter().any(|other| {
+                // Bytes in base64 tell nothing about the key.
+                let encoded = unit.action.is_encoded() || other.action.is_encoded();
+                (unit.action.writes() || other.action.writes())
+                    && !matches!(other.action, Action::Say(_))
+                    && (encoded || other.key.of(self.received.all()) == key)
+            });
+            if conflicts {
+                // Keeps its share, if it has one: it runs next.
+                return Err(unit);
+            }
+        }
+        if unit.share.is_none() && unit.action.reads() {
+            let bytes = self.bytes_held(&unit);
+            if self.wave_bytes > 0 && self.wave_bytes.saturating_add(bytes) > OUTPUT_BYTES_MAX {
+                return Err(unit);
+            }
+            match self.shared.budget.try_take(bytes) {
+                Some(share) => unit.share = Some(share),
+                None => return Err(unit),
+            }
+        }
+        let bytes = unit.share.as_ref().map_or(0, Share::bytes);
+        self.wave_bytes = self.wave_bytes.saturating_add(bytes);
+        self.wave.push(unit);
+        Ok(())
+    }
+
+    /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).
+    pub(super) fn endow_waiting(&mut self, mut unit: Unit) {
+        let bytes = self.bytes_held(&unit);
+        unit.share = self.shared.budget.take(bytes, self.shared.limits.request_timeout);
+        if unit.share.is_some() {
+            self.held = Some(unit);
+            return;
+        }
+        self.count(Counter::StoreNoMemory, 1);
+        let line = no_memory_line(&unit.action);
+        if !unit.noreply && self.broken != Some(unit.request) {
+            self.output.push(line);
+        }
+        self.broken = Some(unit.request);
+    }
+
+    /// The most memory that `unit` may hold besides its body: what the index says that it reads, and
+    /// what it makes of that.
+    pub(super) fn bytes_held(&self, unit: &Unit) -> u64 {
+        let mut decoded = None;
+        let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
+        let read = self.shared.store.read_size_bytes(key);
+        let most = self.shared.limits.item_size_max_bytes;
+        let made = unit.action.values_made().saturating_mul(most);
+        // The store may hold items from a time with another limit.
+        read.saturating_add(made).min(self.shared.limits.memory_max_bytes)
+    }
+}
+
+/// What a client hears that has waited too long for memory.
+pub(super) fn no_memory_line(action: &Action) -> &'static [u8] {
+    match action {
+        Action::Get { .. } | Action::Meta { verb: MetaVerb::Get | MetaVerb::Debug, .. } => {
+            line::NO_MEMORY_GET
+        }
+        _ => line::NO_MEMORY,
+    }
+}
