@@ -30,8 +30,8 @@ pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
 use crate::entry::{
-    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, is_at, link_of,
-    matches, spread,
+    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, is_at,
+    link_of, matches, spread,
 };
 use crate::link::Link;
 use crate::locks::{Mutex, MutexGuard};

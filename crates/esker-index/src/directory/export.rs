@@ -61,7 +61,8 @@ impl Directory {
         let mut rest = &entries[..];
         while let [(known, link), others @ ..] = rest {
             let table = self.root.load(&pin).table(known.hash, &pin);
-            let run = table.filter(|table| !table.is_full()).map_or(0, |table| table.insert_run(rest));
+            let run =
+                table.filter(|table| !table.is_full()).map_or(0, |table| table.insert_run(rest));
             rest = rest.get(run..).unwrap_or(&[]);
             if run == 0 {
                 self.insert_known(*known, *link, &pin);
@@ -129,7 +130,9 @@ fn read(part: &[u8], found: &mut Vec<(Known, Link)>) -> Result<()> {
     found.reserve(words.len());
     for group in 0..groups {
         for entry in words.by_ref().take(usize::try_from(count(group)).unwrap_or(0)) {
-            let Some(tag) = Tag::of_entry(entry) else { return Err(bad("has an entry without tag")) };
+            let Some(tag) = Tag::of_entry(entry) else {
+                return Err(bad("has an entry without tag"));
+            };
             let home = position + group * GROUP as u64 + distance_of(entry) as u64;
             if link_of(entry).grain() == 0 || entry == FREE || home >> level != 0 {
                 return Err(bad("has an entry that points nowhere"));

@@ -3,8 +3,9 @@
 //! It holds the pool weakly between two pieces of work only through the desk's lock, and ends when
 //! the directory does. If it cannot be started, everything is done in line.
 
-use super::{PAGE_SLOTS, Pool, Slots, zeroed};
+use super::{PAGE_SLOTS, Pool, Slots};
 use crate::entry::FREE;
+use crate::pages::zeroed;
 use esker_base::sync::atomic::Ordering;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;
@@ -119,7 +120,10 @@ impl Pool {
                 let slots = zeroed(length);
                 self.count(length * size_of::<u64>());
                 // Writing is what makes the kernel provide the page.
-                slots.iter().step_by(PAGE_SLOTS).for_each(|slot| slot.store(FREE, Ordering::Relaxed));
+                slots
+                    .iter()
+                    .step_by(PAGE_SLOTS)
+                    .for_each(|slot| slot.store(FREE, Ordering::Relaxed));
                 state = self.desk.state.lock();
                 state.spares.push(slots);
             } else {
