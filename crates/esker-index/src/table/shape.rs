@@ -130,7 +130,7 @@ impl Shape {
     /// The home whose first slot this is.
     #[inline]
     pub(crate) fn home_of_slot(self, slot: usize) -> usize {
-        if self.halves == 2 { slot } else { (2 * slot + 2) / 3 }
+        if self.halves == 2 { slot } else { (2 * slot).div_ceil(3) }
     }
 
     /// Slots that homes begin at. The last neighbourhoods do not wrap around, which keeps locks in
