@@ -194,6 +194,9 @@ impl Shape {
     }
 }
 
+/// Bytes that every lookup reads.
+const NEAR_BYTES: usize = 64;
+
 /// Where the slots of a table lie, in one word beside the pointer to the table: so that they can be
 /// fetched before the table's own memory has come. It may be out of date, and is never relied on.
 ///
@@ -209,17 +212,14 @@ impl Hint {
         Hint((address as u64) >> 3 << 13 | (shape.halves as u64 - 2) << 12 | sizes)
     }
 
-    /// Starts to fetch the neighbourhood of a hash.
+    /// Starts to fetch the first slots of the neighbourhood of a hash.
     #[inline]
     pub(crate) fn prefetch(self, hash: u64) {
         let mask = !(u64::MAX << (self.0 >> 6 & 63));
         let home = hash >> (self.0 & 63) & mask;
         let first = home + (home >> 1) * (self.0 >> 12 & 1);
         let address = (self.0 >> 13).wrapping_add(first) << 3;
-        crate::prefetch::lines(
-            usize::try_from(address).unwrap_or(0),
-            NEIGHBOURHOOD * size_of::<u64>(),
-        );
+        crate::prefetch::lines(usize::try_from(address).unwrap_or(0), NEAR_BYTES);
     }
 }
 
