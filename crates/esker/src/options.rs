@@ -69,8 +69,8 @@ pub struct Options {
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
     /// false.
     pub format: bool,
-    /// Number of items that the index is made for, 8 bytes of DRAM each once they are used.
-    /// Default: one for each 128 bytes of capacity.
+    /// Number of items that the index has room for from the start; it grows with the items beyond
+    /// that, at 8.5 to 13 bytes of DRAM each. Default: none.
     pub index_entries: Option<u64>,
     /// Told how far recovery is.
     pub progress: Progress,

@@ -47,7 +47,7 @@ pub struct Stats {
     pub free_segments: u64,
     /// Entries of the index.
     pub index_entries: u64,
-    /// Entries that the index was made for.
+    /// Slots of the index, which grows before all of them are taken.
     pub index_capacity: u64,
     /// Version of the newest write.
     pub last_version: Version,
@@ -256,7 +256,7 @@ impl Store {
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
     pub fn iter(&self) -> Iter {
-        Iter { store: self.clone(), part: 0, items: VecDeque::new(), ended: false }
+        Iter { store: self.clone(), cursor: 0, items: VecDeque::new(), ended: false }
     }
 
     /// Makes everything durable that was acknowledged.
@@ -319,7 +319,7 @@ impl Store {
 #[derive(Debug)]
 pub struct Iter {
     store: Store,
-    part: usize,
+    cursor: u64,
     items: VecDeque<(Vec<u8>, Value)>,
     ended: bool,
 }
@@ -335,9 +335,9 @@ impl Iterator for Iter {
             if self.ended {
                 return None;
             }
-            match self.store.engine.walk(self.part) {
-                Ok(Some(items)) => {
-                    self.part += 1;
+            match self.store.engine.walk(self.cursor) {
+                Ok(Some((items, next))) => {
+                    self.cursor = next;
                     self.items = items.into();
                 }
                 Ok(None) => self.ended = true,

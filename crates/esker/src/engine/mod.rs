@@ -23,7 +23,6 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;
     fn clear(&self) -> Result<()>;
-    /// Items of part `part` of the walk; `None` after the last part.
     /// All or nothing, also after a crash.
     fn write(&self, batch: &Batch) -> Result<Version>;
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
@@ -31,7 +30,9 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn clean(&self, segments: usize) -> Result<usize>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
-    fn walk(&self, part: usize) -> Result<Option<Items>>;
+    /// Items of the part of the walk that begins at `cursor` (0 to begin with), and the next cursor;
+    /// `None` at the end.
+    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;
     fn stats(&self) -> Stats;

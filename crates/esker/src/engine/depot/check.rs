@@ -12,10 +12,10 @@ impl Depot {
     /// Reads all records that the index knows and all batches of all segments, while writes go on.
     pub(super) fn check_store(&self) -> Result<CheckReport> {
         let mut report = CheckReport::default();
-        for part in 0..self.index.parts() {
-            for link in self.index.part(part) {
-                self.check_link(link, &mut report);
-            }
+        let mut cursor = 0;
+        while let Some((links, next)) = self.index.walk(cursor) {
+            links.into_iter().for_each(|link| self.check_link(link, &mut report));
+            cursor = next;
         }
         for index in 0..self.layout.segment_count {
             self.check_segment(SegmentId(index), &mut report)?;
@@ -51,7 +51,14 @@ impl Depot {
 
     /// Whether a link that its own hash does not find is in the index all the same.
     fn is_indexed(&self, link: esker_index::Link) -> bool {
-        (0..self.index.parts()).any(|part| self.index.part(part).contains(&link))
+        let mut cursor = 0;
+        while let Some((links, next)) = self.index.walk(cursor) {
+            if links.contains(&link) {
+                return true;
+            }
+            cursor = next;
+        }
+        false
     }
 
     fn check_segment(&self, id: SegmentId, report: &mut CheckReport) -> Result<()> {

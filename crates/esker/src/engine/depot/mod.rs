@@ -53,7 +53,7 @@ use esker_format::Flaw;
 use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
-use esker_index::{Hopscotch, Link};
+use esker_index::{Directory, Link};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use layout::Layout;
@@ -82,9 +82,6 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
-/// Average record size that the index of a store is made for, if nothing else is said, in bytes.
-const INDEX_BYTES_PER_ENTRY: u64 = 128;
-
 /// An open store. See the module's text.
 #[derive(Debug)]
 pub(crate) struct Depot {
@@ -92,7 +89,7 @@ pub(crate) struct Depot {
     superblock: Superblock,
     layout: Layout,
     hasher: KeyHasher,
-    index: Hopscotch,
+    index: Directory,
     segments: Segments,
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
@@ -160,15 +157,13 @@ impl Depot {
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
-        let data_bytes = layout.segment_size * u64::from(layout.segment_count);
-        let entries = options.index_entries.unwrap_or(data_bytes / INDEX_BYTES_PER_ENTRY);
         let end = log.log_end();
         let new = end.next_version == Version(1);
         let depot = Arc::new(Depot {
             superblock,
             layout,
             hasher,
-            index: Hopscotch::with_capacity(entries),
+            index: Directory::with_capacity(options.index_entries.unwrap_or(0)),
             segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
             pending: Pending::new(),
             clearing: Mutex::default(),
@@ -191,6 +186,7 @@ impl Depot {
         depot.adopt(&log)?;
         drop(log);
         if options.testing.background {
+            depot.index.allow_helper();
             depot.start_background(new)?;
         }
         Ok(depot)
@@ -239,17 +235,6 @@ impl Depot {
 
     fn forget_items(&self) {
         self.items.store(0, Ordering::Relaxed);
-    }
-
-    fn check_index_room(&self) -> Result<()> {
-        let capacity = self.index.capacity();
-        if self.index.len() < capacity - capacity / 16 {
-            return Ok(());
-        }
-        Err(Error::new(ErrorKind::NoSpace, "write store").context(format!(
-            "the index holds {} entries, as many as it was opened for",
-            self.index.len()
-        )))
     }
 }
 
@@ -373,8 +358,8 @@ impl Engine for Depot {
         self.clear_records()
     }
 
-    fn walk(&self, part: usize) -> Result<Option<Items>> {
-        self.walk_part(part)
+    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+        self.walk_part(cursor)
     }
 
     fn sync(&self) -> Result<()> {

@@ -186,22 +186,20 @@ impl Depot {
 
     /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
     /// the part is read again.
-    pub(super) fn walk_part(&self, part: usize) -> Result<Option<Items>> {
-        if part >= self.index.parts() {
-            return Ok(None);
-        }
+    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
         loop {
             let generation = self.segments.generation();
-            let items = self.read_part(part);
+            let Some((links, next)) = self.index.walk(cursor) else { return Ok(None) };
+            let items = self.read_part(links);
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return items.map(Some);
+                return items.map(|items| Some((items, next)));
             }
         }
     }
 
-    fn read_part(&self, part: usize) -> Result<Items> {
+    fn read_part(&self, links: Vec<Link>) -> Result<Items> {
         let mut items = Vec::new();
-        for link in self.index.part(part) {
+        for link in links {
             if link.is_tombstone() {
                 continue;
             }

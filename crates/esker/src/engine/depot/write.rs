@@ -109,9 +109,6 @@ impl Depot {
                 state: change.attributes.state & STATE_MASK,
                 collides: collides || stripe.collides(hash, key),
             };
-            if change.kind == RecordKind::Put && known.is_none() {
-                self.check_index_room()?;
-            }
             let appended = match self.append(&[Item { hash, meta, key, value: change.value }])? {
                 Append::Done(appended) => appended,
                 Append::Full(ticket) => {
