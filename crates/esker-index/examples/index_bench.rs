@@ -45,7 +45,7 @@ impl Watch {
 
 /// A random number below `bound` for each n.
 fn pick(n: u64, bound: u64) -> u64 {
-    u64::try_from(u128::from(hash(n ^ 0x5555_5555_0000_0000)) * u128::from(bound) >> 64)
+    u64::try_from((u128::from(hash(n ^ 0x5555_5555_0000_0000)) * u128::from(bound)) >> 64)
         .unwrap_or(0)
 }
 

@@ -1,7 +1,7 @@
 //! The directory: hopscotch tables that grow one by one with what they hold (uDepot §4.2, §4.3).
 //!
 //! An array of pointers, indexed by the first bits of a hash, to tables (see `table`), which are
-//! small: 65536 homes. A table that is full to 90-94 % grows by half, then splits in two; the array
+//! small: 262144 homes, 2 or 3 MiB. A table that is full to 90-94 % grows by half, then splits in two; the array
 //! doubles when a table splits that has but one place in it. So the memory follows the data in
 //! small steps, at 8.5 to 13 bytes per entry, and each step moves few entries. A directory begins
 //! with one table of 64 homes that doubles until it is as large as the others.

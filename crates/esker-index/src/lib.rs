@@ -3,13 +3,15 @@
 //! An index maps the hash of a key to candidates; the full key in the record decides. [`Directory`]
 //! is the index of `depot`: hopscotch tables that grow one by one (uDepot §4.2, §4.3).
 //!
-//! Unsafe code stands in two leaves: `reclaim` (memory that lookups may still read) and `prefetch`.
+//! Unsafe code stands in three leaves: `reclaim` (memory that lookups may still read), `pages` (memory
+//! in huge pages) and `prefetch`.
 
 pub mod directory;
 mod entry;
 pub mod link;
 mod locks;
 mod overflow;
+mod pages;
 mod pool;
 mod prefetch;
 mod reclaim;

@@ -10,7 +10,10 @@
 //! One lock, held for a few instructions; nothing else is taken under it.
 
 use crate::entry::FREE;
-use esker_base::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use crate::pages::{Words, zeroed};
+use esker_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+const _: () = assert!(FREE == 0);
 use std::sync::Arc;
 
 #[cfg(not(any(loom, shuttle)))]
@@ -20,12 +23,12 @@ mod helper;
 #[cfg(not(any(loom, shuttle)))]
 const PAGE_SLOTS: usize = 4096 / 8;
 /// Tables of the largest size from which on the helper keeps spare ones.
-const TABLES_MIN: u64 = 8;
+const TABLES_MIN: u64 = 24;
 /// Spare tables of each size, at most.
-const SPARES_MAX: u64 = 8;
+const SPARES_MAX: u64 = 3;
 
 /// The slots of one table.
-pub(crate) type Slots = Box<[AtomicU64]>;
+pub(crate) type Slots = Words;
 
 /// The pool of a directory.
 #[derive(Debug, Default)]
@@ -91,15 +94,4 @@ impl Pool {
         #[cfg(not(any(loom, shuttle)))]
         self.desk.stop();
     }
-}
-
-#[cfg(not(any(loom, shuttle)))]
-fn zeroed(length: usize) -> Slots {
-    const { assert!(FREE == 0) };
-    bytemuck::allocation::zeroed_slice_box(length)
-}
-
-#[cfg(any(loom, shuttle))]
-fn zeroed(length: usize) -> Slots {
-    (0..length).map(|_| AtomicU64::new(FREE)).collect()
 }

@@ -5,18 +5,11 @@
 
 #![expect(unsafe_code, reason = "the prefetch instruction")]
 
-use esker_base::sync::atomic::AtomicU64;
-
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Starts to fetch the cache lines of `slots`. Does nothing on processors other than x86-64.
-#[inline]
-pub(crate) fn read(slots: &[AtomicU64]) {
-    lines(slots.as_ptr().addr(), size_of_val(slots));
-}
-
-/// Starts to fetch the cache lines of `bytes` from an address on, whether anything is there or not.
+/// Starts to fetch the cache lines of `bytes` from an address on, whether anything
+/// is there or not. Does nothing on processors other than x86-64.
 #[inline]
 pub(crate) fn lines(address: usize, bytes: usize) {
     #[cfg(target_arch = "x86_64")]

@@ -16,6 +16,9 @@
 //! - H3: entries of a home change only under the lock of the home's region.
 //! - H4: what finds no slot lies in the overflow, and the region's bit for its home is set:
 //!   inserting never fails. Lookups look there only where a bit is set.
+//! - H6: the region's bits for a home say how far from it its entries may be. They are set before
+//!   an entry is put there, and never cleared; a lookup that finds them changed reads on. Most need
+//!   one line or two of the four or five.
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
 //!
@@ -49,8 +52,6 @@ pub(crate) struct Table {
     regions: Box<[Region]>,
     /// What this table becomes, once that has begun.
     growth: OnceLock<Growth>,
-    /// Whether any region has an overflow bit.
-    overflowed: AtomicBool,
     counters: Counters,
     pool: Arc<Pool>,
 }
@@ -76,7 +77,35 @@ struct Region {
     migrated: AtomicBool,
     /// A bit for each 64th of the homes: set if the overflow may have an entry of theirs.
     overflow: AtomicU64,
+    /// A bit for each 64th of the homes: set if an entry of theirs may be 8 slots away, or 16.
+    far: [AtomicU64; 2],
 }
+
+impl Region {
+    /// How many slots of the neighbourhoods of these homes hold all their entries: H6.
+    #[inline]
+    fn reach(&self, bit: u64) -> usize {
+        // Acquire: with the entries' Release it is at least what their writers made it.
+        match &self.far {
+            [_, far] if far.load(Ordering::Acquire) & bit != 0 => NEIGHBOURHOOD,
+            [far, _] if far.load(Ordering::Acquire) & bit != 0 => 2 * NEAR,
+            _ => NEAR,
+        }
+    }
+
+    /// Says that an entry is about to stand at this distance.
+    #[inline]
+    fn reach_to(&self, bit: u64, distance: usize) {
+        for (far, start) in self.far.iter().zip([NEAR, 2 * NEAR]) {
+            if distance >= start && far.load(Ordering::Relaxed) & bit == 0 {
+                far.fetch_or(bit, Ordering::Release);
+            }
+        }
+    }
+}
+
+/// Slots that every lookup reads: a line, and the one that it may begin in.
+const NEAR: usize = 8;
 
 /// What an attempt to insert came to.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,7 +134,6 @@ impl Table {
             slots: pool.take(shape.slots()),
             regions: (0..shape.regions()).map(|_| Region::default()).collect(),
             growth: OnceLock::new(),
-            overflowed: AtomicBool::new(false),
             counters: Counters {
                 entries: AtomicI64::new(0),
                 unmigrated: AtomicUsize::new(shape.regions()),
@@ -162,26 +190,39 @@ impl Table {
     #[inline]
     pub(crate) fn lookup(&self, hash: u64, overflow: &Overflow) -> Candidates {
         let home = self.shape.home(hash);
-        let neighbourhood = self.neighbourhood(home);
         let mut found = Candidates::default();
+        let Some(region) = self.region(home) else { return found };
+        let bit = self.shape.overflow_bit(home);
         let tag = Tag::of(hash, self.shape.level);
-        let (eights, _) = neighbourhood.as_chunks::<8>();
-        for (number, slots) in eights.iter().enumerate() {
-            // Only the distance in this loop, which costs as much as it has instructions: it rules
-            // out nearly every slot.
-            let first = spread(8 * number);
-            for (place, slot) in slots.iter().enumerate() {
-                // Acquire: whoever sees an entry sees what was done before it was published; and H2.
-                let entry = slot.load(Ordering::Acquire);
-                if is_at(entry, first, place) {
-                    consider(entry, tag.at(8 * number + place), &mut found);
-                }
-            }
+        let (eights, _) = self.neighbourhood(home).as_chunks::<NEAR>();
+        let (mut reach, mut read) = (NEAR, 0);
+        while read < reach {
+            self.scan(eights.get(read / NEAR..reach / NEAR).unwrap_or(&[]), read, tag, &mut found);
+            read = reach;
+            reach = reach.max(region.reach(bit));
         }
-        if self.overflowed.load(Ordering::Acquire) && self.overflows(home) {
+        if region.overflow.load(Ordering::Acquire) & bit != 0 {
             overflow.find(hash, &mut found);
         }
         found
+    }
+
+    /// Looks for entries with this tag in some slots, the first of which is at distance `start`.
+    #[inline]
+    fn scan(&self, eights: &[[AtomicU64; NEAR]], start: usize, tag: Tag, found: &mut Candidates) {
+        for (number, slots) in eights.iter().enumerate() {
+            // Only the distance in this loop, which costs as much as it has instructions: it rules
+            // out nearly every slot.
+            let first = start + NEAR * number;
+            let spread = spread(first);
+            for (place, slot) in slots.iter().enumerate() {
+                // Acquire: whoever sees an entry sees what was done before it was published; and H2.
+                let entry = slot.load(Ordering::Acquire);
+                if is_at(entry, spread, place) {
+                    consider(entry, tag.at(first + place), found);
+                }
+            }
+        }
     }
 
     fn overflows(&self, home: usize) -> bool {
@@ -198,7 +239,6 @@ impl Table {
                 region.overflow.fetch_or(self.shape.overflow_bit(home), Ordering::Release);
             }
         }
-        self.overflowed.store(true, Ordering::Release);
     }
 
     /// Adds an entry.
@@ -283,8 +323,18 @@ impl Table {
     }
 
     fn publish(&self, home: usize, distance: usize, tag: Tag, link: Link) {
+        self.reach_to(home, distance);
         if let Some(slot) = self.slots.get(self.shape.first_slot(home) + distance) {
             slot.store(entry_of(link, tag, distance), Ordering::Release);
+        }
+    }
+
+    #[inline]
+    fn reach_to(&self, home: usize, distance: usize) {
+        if distance >= NEAR
+            && let Some(region) = self.region(home)
+        {
+            region.reach_to(self.shape.overflow_bit(home), distance);
         }
     }
 
@@ -316,7 +366,8 @@ impl Table {
             let (source, target) = (self.slots.get(from)?, self.slots.get(free)?);
             let entry = source.load(Ordering::Relaxed);
             let distance = free - (from - distance_of(entry));
-            // H2: copy, then clear. Release on both: whoever sees the slot free sees the copy.
+            // H6, then H2: copy, then clear. Release on both: whoever sees the slot free sees the copy.
+            self.reach_to(self.shape.home_of_slot(free - distance), distance);
             target.store(at_distance(entry, distance), Ordering::Release);
             source.store(FREE, Ordering::Release);
             free = from;
@@ -350,7 +401,8 @@ impl Table {
             return None;
         }
         let tag = Tag::of(hash, self.shape.level);
-        for (distance, slot) in self.neighbourhood(home).iter().enumerate() {
+        let reach = self.regions.get(region)?.reach(self.shape.overflow_bit(home));
+        for (distance, slot) in self.neighbourhood(home).iter().take(reach).enumerate() {
             let entry = slot.load(Ordering::Relaxed);
             if matches(entry, tag.at(distance)) && link_of(entry) == old {
                 let entry = new.map_or(FREE, |link| entry_of(link, tag, distance));

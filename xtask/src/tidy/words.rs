@@ -21,6 +21,7 @@ const RULES: [Rule; 8] = [
             "crates/esker-media/src/file/discard",
             "crates/esker-index/src/reclaim",
             "crates/esker-index/src/prefetch",
+            "crates/esker-index/src/pages",
         ],
         tests: false,
         reason: "unsafe code lives in the run-time and the media; docs/unsafe.md lists the modules",

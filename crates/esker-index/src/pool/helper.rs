@@ -3,8 +3,9 @@
 //! It holds the pool weakly between two pieces of work only through the desk's lock, and ends when
 //! the directory does. If it cannot be started, everything is done in line.
 
-use super::{PAGE_SLOTS, Pool, Slots, zeroed};
+use super::{PAGE_SLOTS, Pool, Slots};
 use crate::entry::FREE;
+use crate::pages::zeroed;
 use esker_base::sync::atomic::Ordering;
 use parking_lot::{Condvar, Mutex};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //!
 //! A table becomes one of the same homes and half as many slots again, one of twice the homes, or
 //! two tables. From then on each insert that comes to the table moves the region of its home, and
-//! two more, so that a table of 128 regions is through after some 43 inserts; each region has a
+//! two more, so that a table of 512 regions is through after some 170 inserts; each region has a
 //! flag that says where its entries are.
 //!
 //! # Concurrency

@@ -19,8 +19,9 @@ pub(crate) struct Geometry {
     pub(crate) region_bits: u32,
 }
 
-/// A table of 65536 homes takes 512 or 768 KiB. A region of 512 homes moves in a few microseconds.
-pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 16, region_bits: 9 };
+/// A table of 262144 homes takes 2 or 3 MiB: at least one huge page. A region of 512 homes moves in
+/// a few microseconds.
+pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 18, region_bits: 9 };
 
 /// The shape of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +130,7 @@ impl Shape {
     /// The home whose first slot this is.
     #[inline]
     pub(crate) fn home_of_slot(self, slot: usize) -> usize {
-        if self.halves == 2 { slot } else { (2 * slot + 2) / 3 }
+        if self.halves == 2 { slot } else { (2 * slot).div_ceil(3) }
     }
 
     /// Slots that homes begin at. The last neighbourhoods do not wrap around, which keeps locks in
@@ -193,6 +194,9 @@ impl Shape {
     }
 }
 
+/// Bytes that every lookup reads.
+const NEAR_BYTES: usize = 64;
+
 /// Where the slots of a table lie, in one word beside the pointer to the table: so that they can be
 /// fetched before the table's own memory has come. It may be out of date, and is never relied on.
 ///
@@ -208,17 +212,14 @@ impl Hint {
         Hint((address as u64) >> 3 << 13 | (shape.halves as u64 - 2) << 12 | sizes)
     }
 
-    /// Starts to fetch the neighbourhood of a hash.
+    /// Starts to fetch the first slots of the neighbourhood of a hash.
     #[inline]
     pub(crate) fn prefetch(self, hash: u64) {
         let mask = !(u64::MAX << (self.0 >> 6 & 63));
         let home = hash >> (self.0 & 63) & mask;
         let first = home + (home >> 1) * (self.0 >> 12 & 1);
         let address = (self.0 >> 13).wrapping_add(first) << 3;
-        crate::prefetch::lines(
-            usize::try_from(address).unwrap_or(0),
-            NEIGHBOURHOOD * size_of::<u64>(),
-        );
+        crate::prefetch::lines(usize::try_from(address).unwrap_or(0), NEAR_BYTES);
     }
 }
 
@@ -240,6 +241,6 @@ mod tests {
             assert!(slots.last().is_some_and(|last| last + NEIGHBOURHOOD <= shape.slots()));
             shape = next;
         }
-        assert_eq!(shape.homes(), 1 << 16);
+        assert_eq!(shape.homes(), 1 << 18);
     }
 }

@@ -110,7 +110,7 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
                 0 => 0xFF,
                 1 => 0,
                 2 => part[place] ^ 1 << rng.index(8),
-                _ => rng.next_u64() as u8,
+                _ => rng.below(256).to_le_bytes()[0],
             };
         }
         let before = target.len();
