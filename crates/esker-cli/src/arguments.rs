@@ -83,6 +83,14 @@ pub(crate) enum Command {
         #[command(flatten)]
         data: Data,
     },
+    /// Move live records together, so that as much space as possible is free
+    Compact {
+        #[command(flatten)]
+        data: Data,
+        /// Give the free space back to the file system or device
+        #[arg(long)]
+        trim: bool,
+    },
     /// Write all items to FILE, or standard output, as JSON lines
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Dump {

@@ -4,6 +4,7 @@ use crate::arguments::{Data, Size};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::store::{new_options, open, open_with};
+use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -129,4 +130,23 @@ mod tests {
         assert_eq!(show_key(b"a\nb"), "a\\nb");
         assert_eq!(show_key(b"\xff\\"), "\\xff\\\\");
     }
+}
+
+/// `esker compact`.
+pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
+    let store = open(data)?;
+    let cleaned = store.clean(usize::MAX)?;
+    let trimmed = if trim { store.trim()? } else { 0 };
+    let stats = store.stats();
+    let mut output = std::io::stdout().lock();
+    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
+    say(format!(
+        "{cleaned} segments cleaned, {} of {} free, {} tombstones kept",
+        stats.free_segments, stats.segments, stats.tombstones
+    ))?;
+    if trim {
+        say(format!("{} given back", format_size_bytes(trimmed)))?;
+    }
+    store.close()?;
+    Ok(Done::Yes)
 }

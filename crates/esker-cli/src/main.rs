@@ -42,6 +42,7 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
         Command::Stat { data, json } => figures::stat(&data, json),
         Command::Check { data } => commands::check(&data),
+        Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
         Command::Load { data, size, file } => dump::load(&data, size, file.as_deref()),
     }

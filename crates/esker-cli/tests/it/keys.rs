@@ -49,6 +49,18 @@ fn stat_and_check_tell_of_a_sound_store() {
 }
 
 #[test]
+fn compacting_frees_segments_and_loses_nothing() {
+    let scratch = Scratch::new();
+    for value in ["1", "2", "3"] {
+        scratch.run(&["put", "k", value]).exits_with(0);
+    }
+    let text = scratch.run(&["compact", "--trim"]).exits_with(0).text();
+    assert!(text.contains("segments cleaned") && text.contains("given back"), "{text}");
+    assert!(scratch.run(&["get", "k"]).exits_with(0).text().contains('3'));
+    assert!(scratch.run(&["check"]).exits_with(0).text().contains("sound"));
+}
+
+#[test]
 fn mistakes_exit_with_2_and_say_so_in_one_line() {
     let scratch = Scratch::new();
     scratch.run(&["get"]).exits_with(2);
