@@ -120,18 +120,6 @@ pub(crate) fn check(data: &Data) -> Result<Done, Failure> {
     Ok(if report.is_sound() { Done::Yes } else { Done::No })
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_shown_on_one_line_each() {
-        assert_eq!(show_key("schlüssel:1".as_bytes()), "schlüssel:1");
-        assert_eq!(show_key(b"a\nb"), "a\\nb");
-        assert_eq!(show_key(b"\xff\\"), "\\xff\\\\");
-    }
-}
-
 /// `esker compact`.
 pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
     let store = open(data)?;
@@ -149,4 +137,16 @@ pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
     }
     store.close()?;
     Ok(Done::Yes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_shown_on_one_line_each() {
+        assert_eq!(show_key("schlüssel:1".as_bytes()), "schlüssel:1");
+        assert_eq!(show_key(b"a\nb"), "a\\nb");
+        assert_eq!(show_key(b"\xff\\"), "\\xff\\\\");
+    }
 }
