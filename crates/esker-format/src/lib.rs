@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::indexing_slicing, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+pub mod backup;
 pub mod depot;
 
 /// Why bytes are not what they should be. The reader adds device and offset.

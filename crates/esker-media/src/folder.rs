@@ -50,7 +50,7 @@ pub fn locate(path: &Path, file_name: &str, create: bool) -> Result<Located> {
 }
 
 /// Makes a folder and the missing ones above it, and makes each durable in the one above.
-fn make_folders(path: &Path) -> Result<()> {
+pub(crate) fn make_folders(path: &Path) -> Result<()> {
     let failed = |source: rustix::io::Errno| {
         Error::io("make folder", source.into()).device(path.display().to_string())
     };

@@ -4,6 +4,7 @@
 //! [`BlockDevice`] and, for memory, [`Pmem`]; each has a real implementation and a simulated one
 //! that yields every state which a crash may leave.
 
+pub mod archive;
 pub mod block;
 pub mod buffer;
 pub mod file;
@@ -11,6 +12,7 @@ pub mod folder;
 pub mod pmem;
 pub mod sim;
 
+pub use archive::{Archive, ArchiveWriter, FolderArchive};
 pub use block::{BlockDevice, BlockGeometry, Counters};
 pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};

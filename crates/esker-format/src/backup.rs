@@ -1,0 +1,269 @@
+//! What a backup of a `depot` says of itself (`docs/format/backup.md`).
+//!
+//! A backup is a folder: one file for each segment with that segment's bytes as they stood on the
+//! device, and a manifest that names them. The manifest is the backup: files that it does not name
+//! are none of it.
+//!
+//! ```text
+//! manifest: | header, 128 | superblock, 512 | entry, 64 | entry, 64 | ...
+//! ```
+//!
+//! # Invariants
+//! - M1: the checksum of the manifest covers every byte of it, and each entry has the checksum of
+//!   its file's content; so no damage to a backup goes unnoticed.
+//! - M2: an entry names its file by segment, epoch and the number of the backup that wrote it: a
+//!   later backup never writes to a file that an earlier manifest names.
+
+use crate::Flaw;
+use crate::depot::{SUPERBLOCK_SIZE, Superblock};
+use esker_base::checksum::{Crc32c, crc32c};
+use esker_base::ids::{SegmentEpoch, SegmentId, Version};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Name of the manifest in its folder.
+pub const MANIFEST_NAME: &str = "MANIFEST";
+/// Name of a manifest that is being written: none until it has its own name.
+pub const MANIFEST_NEW_NAME: &str = "MANIFEST.new";
+/// The format that this build writes. Others are refused by number.
+pub const BACKUP_FORMAT_VERSION: u32 = 1;
+/// Size of what comes before the entries, in bytes.
+pub const MANIFEST_HEADER_SIZE: usize = HEADER_SIZE + SUPERBLOCK_SIZE;
+/// Size of an entry in bytes.
+pub const MANIFEST_ENTRY_SIZE: usize = 64;
+
+const HEADER_SIZE: usize = 128;
+const MAGIC: [u8; 8] = *b"ESKBACKU";
+/// What stands in place of both superblocks while a store is restored, padded with zeros.
+const RESTORING: &[u8] = b"ESKRESTR a restore of this store did not end; restore again";
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct Raw {
+    pub(crate) magic: [u8; 8],
+    pub(crate) format_version: U32,
+    pub(crate) checksum: U32,
+    pub(crate) number: U64,
+    pub(crate) next_version: U64,
+    pub(crate) clear_version: U64,
+    pub(crate) created_unix_seconds: U64,
+    pub(crate) entry_count: U32,
+    pub(crate) reserved: [u8; 76],
+}
+
+const _: () = assert!(size_of::<Raw>() == HEADER_SIZE);
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct RawEntry {
+    pub(crate) segment_id: U32,
+    pub(crate) form: U32,
+    pub(crate) epoch: U64,
+    pub(crate) salt: U64,
+    pub(crate) length_bytes: U64,
+    pub(crate) number: U64,
+    pub(crate) checksum: U32,
+    pub(crate) reserved: [u8; 20],
+}
+
+const _: () = assert!(size_of::<RawEntry>() == MANIFEST_ENTRY_SIZE);
+
+/// How much of a segment a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum SegmentForm {
+    /// All of it: it was full, and no byte of this incarnation changes any more.
+    Whole = 1,
+    /// Its start, up to the end of the last batch that the backup covers.
+    Cut = 2,
+}
+
+/// One segment of a backup.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ManifestEntry {
+    /// Which segment.
+    pub id: SegmentId,
+    /// Its incarnation.
+    pub epoch: SegmentEpoch,
+    /// The salt of the incarnation, which tells two of one epoch apart that a restore made.
+    pub salt: u64,
+    /// How much of it the file holds.
+    pub form: SegmentForm,
+    /// Bytes of the file, at most those of a segment.
+    pub length_bytes: u64,
+    /// Number of the backup that wrote the file.
+    pub number: u64,
+    /// CRC32C of the file.
+    pub checksum: u32,
+}
+
+impl ManifestEntry {
+    /// Name of the file.
+    #[must_use]
+    pub fn file_name(&self) -> String {
+        format!("segment-{:08}-{:016x}-{:08}", self.id.0, self.epoch.0, self.number)
+    }
+}
+
+/// Whether a backup may have made a file with this name.
+#[must_use]
+pub fn is_backup_name(name: &str) -> bool {
+    name == MANIFEST_NAME || name == MANIFEST_NEW_NAME || name.starts_with("segment-")
+}
+
+/// A backup: which files it is made of, and what they cover.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Manifest {
+    /// Counts the backups of a folder, from 1.
+    pub number: u64,
+    /// Every record with a lower version is covered, and none with this or a higher one.
+    pub next_version: Version,
+    /// Records of lower versions were cleared.
+    pub clear_version: Version,
+    /// Wall time of the backup, for people.
+    pub created_unix_seconds: u64,
+    /// Root of the store that was backed up.
+    pub superblock: Superblock,
+    /// The segments, by id.
+    pub segments: Vec<ManifestEntry>,
+}
+
+impl Manifest {
+    /// The bytes of the file.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let mut raw = Raw {
+            magic: MAGIC,
+            format_version: BACKUP_FORMAT_VERSION.into(),
+            checksum: 0.into(),
+            number: self.number.into(),
+            next_version: self.next_version.0.into(),
+            clear_version: self.clear_version.0.into(),
+            created_unix_seconds: self.created_unix_seconds.into(),
+            entry_count: u32::try_from(self.segments.len()).unwrap_or(u32::MAX).into(),
+            reserved: [0; 76],
+        };
+        let mut rest = self.superblock.encode().to_vec();
+        for entry in &self.segments {
+            let raw = RawEntry {
+                segment_id: entry.id.0.into(),
+                form: (entry.form as u32).into(),
+                epoch: entry.epoch.0.into(),
+                salt: entry.salt.into(),
+                length_bytes: entry.length_bytes.into(),
+                number: entry.number.into(),
+                checksum: entry.checksum.into(),
+                reserved: [0; 20],
+            };
+            rest.extend_from_slice(raw.as_bytes());
+        }
+        raw.checksum = checksum(&raw, &rest).into();
+        [raw.as_bytes(), &rest].concat()
+    }
+
+    /// Reads and checks a manifest.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found; a newer version is named before its checksum is looked at.
+    pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
+        let (mut raw, rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        if raw.magic != MAGIC {
+            return Err(Flaw::Magic);
+        }
+        if raw.format_version.get() != BACKUP_FORMAT_VERSION {
+            return Err(Flaw::Version(raw.format_version.get()));
+        }
+        let expected = raw.checksum.get();
+        raw.checksum = 0.into();
+        if checksum(&raw, rest) != expected {
+            return Err(Flaw::Checksum);
+        }
+        let (superblock, entries) =
+            rest.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
+        let superblock = Superblock::decode(superblock)?;
+        let count = usize::try_from(raw.entry_count.get()).map_err(|_| Flaw::TooShort)?;
+        if entries.len() != count.saturating_mul(MANIFEST_ENTRY_SIZE) {
+            return Err(Flaw::TooShort);
+        }
+        let mut segments: Vec<ManifestEntry> = Vec::with_capacity(count);
+        for bytes in entries.chunks_exact(MANIFEST_ENTRY_SIZE) {
+            let entry = decode_entry(bytes, &superblock)?;
+            if segments.last().is_some_and(|last| last.id >= entry.id) {
+                return Err(Flaw::Field("segment_id"));
+            }
+            segments.push(entry);
+        }
+        Ok(Manifest {
+            number: raw.number.get(),
+            next_version: Version(raw.next_version.get()),
+            clear_version: Version(raw.clear_version.get()),
+            created_unix_seconds: raw.created_unix_seconds.get(),
+            superblock,
+            segments,
+        })
+    }
+}
+
+fn decode_entry(bytes: &[u8], superblock: &Superblock) -> Result<ManifestEntry, Flaw> {
+    let raw = RawEntry::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
+    let form = match raw.form.get() {
+        1 => SegmentForm::Whole,
+        2 => SegmentForm::Cut,
+        _ => return Err(Flaw::Field("form")),
+    };
+    let (size, block) = (superblock.segment_size_bytes, u64::from(superblock.block_size_bytes));
+    let length_bytes = raw.length_bytes.get();
+    // A cut segment ends before the trailer.
+    let fits = match form {
+        SegmentForm::Whole => length_bytes == size,
+        SegmentForm::Cut => {
+            length_bytes >= block
+                && length_bytes.is_multiple_of(block)
+                && length_bytes <= size - 2 * block
+        }
+    };
+    if !fits {
+        return Err(Flaw::Field("length_bytes"));
+    }
+    if raw.segment_id.get() >= superblock.segment_count {
+        return Err(Flaw::Field("segment_id"));
+    }
+    Ok(ManifestEntry {
+        id: SegmentId(raw.segment_id.get()),
+        epoch: SegmentEpoch(raw.epoch.get()),
+        salt: raw.salt.get(),
+        form,
+        length_bytes,
+        number: raw.number.get(),
+        checksum: raw.checksum.get(),
+    })
+}
+
+fn checksum(raw: &Raw, rest: &[u8]) -> u32 {
+    if rest.is_empty() {
+        return crc32c(raw.as_bytes());
+    }
+    let mut crc = Crc32c::new();
+    crc.update(raw.as_bytes());
+    crc.update(rest);
+    crc.finish()
+}
+
+/// What stands in place of a superblock until a restore is complete: no store.
+#[must_use]
+pub fn encode_restoring() -> [u8; SUPERBLOCK_SIZE] {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    for (to, from) in bytes.iter_mut().zip(RESTORING) {
+        *to = *from;
+    }
+    bytes
+}
+
+/// Whether a superblock's place says that a restore did not end.
+#[must_use]
+pub fn is_restoring(bytes: &[u8]) -> bool {
+    bytes.starts_with(RESTORING.get(..8).unwrap_or(RESTORING))
+}
+
+#[cfg(test)]
+mod tests;

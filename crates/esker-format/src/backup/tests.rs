@@ -1,0 +1,154 @@
+//! The manifest against its documentation, its limits, and damage.
+
+use super::*;
+use esker_base::ids::StoreId;
+use esker_base::rng::Rng;
+use std::fmt::Write as _;
+use std::mem::offset_of;
+
+macro_rules! table {
+    ($raw:ty: $($field:ident $kind:literal),* $(,)?) => {{
+        let mut rows: Vec<(&str, usize, &str)> =
+            vec![$((stringify!($field), offset_of!($raw, $field), $kind)),*];
+        rows.push(("", size_of::<$raw>(), ""));
+        let mut text = String::from("| offset | bytes | type | field |\n|---:|---:|---|---|\n");
+        for pair in rows.windows(2) {
+            let ((name, offset, kind), (_, end, _)) = (pair[0], pair[1]);
+            writeln!(text, "| {offset} | {} | {kind} | `{name}` |", end - offset).unwrap();
+        }
+        writeln!(text, "\n{} bytes.", size_of::<$raw>()).unwrap();
+        text
+    }};
+}
+
+/// Run with `REWRITE=1` to bring the page up to date after a change of the format.
+#[test]
+fn the_normative_page_has_the_tables_of_the_code() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/backup.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let parts = [
+        (
+            "table manifest header",
+            table!(Raw: magic "ESKBACKU", format_version "u32", checksum "u32", number "u64",
+                next_version "u64", clear_version "u64", created_unix_seconds "u64",
+                entry_count "u32", reserved "zeros"),
+        ),
+        (
+            "table manifest entry",
+            table!(RawEntry: segment_id "u32", form "u32", epoch "u64", salt "u64",
+                length_bytes "u64", number "u64", checksum "u32", reserved "zeros"),
+        ),
+    ];
+    let mut expected = page.clone();
+    for (name, text) in parts {
+        let start = format!("<!-- {name} -->\n");
+        let (before, rest) = expected.split_once(&start).expect(name);
+        let (_, after) = rest.split_once("<!-- end -->").expect(name);
+        expected = format!("{before}{start}{text}<!-- end -->{after}");
+    }
+    if std::env::var_os("REWRITE").is_some() {
+        std::fs::write(path, &expected).unwrap();
+    }
+    assert!(page == expected, "docs/format/backup.md is stale: run this test with REWRITE=1");
+}
+
+fn manifest() -> Manifest {
+    let superblock = Superblock {
+        store_id: StoreId([1; 16]),
+        hash_key: [2; 16],
+        hash_mask: u64::MAX,
+        device_size_bytes: 1 << 20,
+        data_offset: 8192,
+        segment_size_bytes: 65_536,
+        segment_count: 15,
+        block_size_bytes: 512,
+        generation: 1,
+        created_unix_seconds: 0,
+    };
+    let entry = |id, form, length_bytes| ManifestEntry {
+        id: SegmentId(id),
+        epoch: SegmentEpoch(u64::from(id) + 7),
+        salt: 99,
+        form,
+        length_bytes,
+        number: 3,
+        checksum: 0xABCD,
+    };
+    Manifest {
+        number: 4,
+        next_version: Version(1000),
+        clear_version: Version(5),
+        created_unix_seconds: 1_800_000_000,
+        superblock,
+        segments: vec![
+            entry(2, SegmentForm::Whole, 65_536),
+            entry(3, SegmentForm::Cut, 512),
+            entry(14, SegmentForm::Cut, 65_536 - 1024),
+        ],
+    }
+}
+
+#[test]
+fn a_manifest_comes_back_and_no_flipped_bit_or_cut_goes_unnoticed() {
+    let bytes = manifest().encode();
+    assert_eq!(bytes.len(), MANIFEST_HEADER_SIZE + 3 * MANIFEST_ENTRY_SIZE);
+    assert_eq!(Manifest::decode(&bytes), Ok(manifest()));
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(Manifest::decode(&damaged).is_err(), "bit {bit}");
+    }
+    for length in 0..bytes.len() {
+        assert!(Manifest::decode(&bytes[..length]).is_err(), "{length} bytes");
+    }
+    let longer = [&bytes[..], &[0; 64]].concat();
+    assert_eq!(Manifest::decode(&longer), Err(Flaw::Checksum));
+}
+
+#[test]
+fn entries_that_no_backup_writes_are_refused() {
+    let good = manifest();
+    let with = |change: &dyn Fn(&mut ManifestEntry)| {
+        let mut manifest = good.clone();
+        change(&mut manifest.segments[1]);
+        Manifest::decode(&manifest.encode())
+    };
+    let length = Err(Flaw::Field("length_bytes"));
+    assert_eq!(with(&|entry| entry.length_bytes = 0), length);
+    assert_eq!(with(&|entry| entry.length_bytes = 513), length);
+    assert_eq!(with(&|entry| entry.length_bytes = 65_536 - 512), length);
+    assert_eq!(with(&|entry| entry.form = SegmentForm::Whole), length);
+    assert_eq!(with(&|entry| entry.id = SegmentId(2)), Err(Flaw::Field("segment_id")));
+    let mut beyond = good.clone();
+    beyond.segments[2].id = SegmentId(15);
+    assert_eq!(Manifest::decode(&beyond.encode()), Err(Flaw::Field("segment_id")));
+}
+
+#[test]
+fn a_newer_manifest_is_named() {
+    let mut bytes = manifest().encode();
+    bytes[8] = 2;
+    assert_eq!(Manifest::decode(&bytes), Err(Flaw::Version(2)));
+}
+
+#[test]
+fn a_restore_that_did_not_end_is_no_store() {
+    let bytes = encode_restoring();
+    assert!(is_restoring(&bytes));
+    assert_eq!(Superblock::decode(&bytes), Err(Flaw::Magic));
+    assert!(!is_restoring(&manifest().superblock.encode()) && !is_restoring(&[0; 512]));
+}
+
+#[test]
+fn random_bytes_never_panic_the_decoder() {
+    let mut rng = Rng::from_seed(6);
+    for _ in 0..50_000 {
+        let mut bytes = vec![0; rng.index(1000)];
+        rng.fill(&mut bytes);
+        if bytes.len() > 12 {
+            bytes[..8].copy_from_slice(b"ESKBACKU");
+            bytes[8..12].copy_from_slice(&[1, 0, 0, 0]);
+        }
+        assert!(Manifest::decode(&bytes).is_err());
+    }
+}
