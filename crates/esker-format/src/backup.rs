@@ -178,8 +178,7 @@ impl Manifest {
         if checksum(&raw, rest) != expected {
             return Err(Flaw::Checksum);
         }
-        let (superblock, entries) =
-            rest.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
+        let (superblock, entries) = rest.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
         let superblock = Superblock::decode(superblock)?;
         let count = usize::try_from(raw.entry_count.get()).map_err(|_| Flaw::TooShort)?;
         if entries.len() != count.saturating_mul(MANIFEST_ENTRY_SIZE) {

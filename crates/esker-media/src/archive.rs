@@ -279,9 +279,8 @@ impl ArchiveWriter for FileWriter {
             match rustix::fs::fsync(&self.fd) {
                 Err(Errno::INTR) => {}
                 result => {
-                    return result.map_err(|errno| {
-                        Error::io("flush file", errno.into()).device(&self.name)
-                    });
+                    return result
+                        .map_err(|errno| Error::io("flush file", errno.into()).device(&self.name));
                 }
             }
         }

@@ -3,6 +3,7 @@
 //! [`Store`] is the whole interface: open one with [`Options`], use it from any thread or from a
 //! task of the run-time.
 
+mod backup;
 mod batch;
 mod check;
 mod engine;
@@ -10,6 +11,9 @@ pub mod options;
 pub mod store;
 pub mod value;
 
+#[doc(hidden)]
+pub use backup::restore_on;
+pub use backup::{BackupReport, RestoreReport, restore};
 pub use batch::Batch;
 pub use check::CheckReport;
 pub use esker_base::ids::Version;

@@ -9,17 +9,19 @@
 //! Errors are [`Error`]s; media content, input and the kernel never panic a store. After a failed
 //! write or flush the store is read-only and says why, until it is opened again.
 
+use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::Engine;
 use crate::engine::depot::Depot;
-use crate::options::Options;
+use crate::options::{Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::{BlockDevice, Counters, FileDevice, OpenOptions};
+use esker_media::{Archive, BlockDevice, Counters, FileDevice, FolderArchive, OpenOptions};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -299,6 +301,37 @@ impl Store {
         self.engine.check()
     }
 
+    /// Copies the store to the folder `target`, made if it is missing, while other calls go on. The
+    /// copy holds every write that was acknowledged before, and if it holds a later one, all before
+    /// that. A folder that has an earlier backup of this store gets what changed since: full segments
+    /// are copied once.
+    ///
+    /// While it runs, segments that are not copied yet are not cleaned and not reused. If a write finds
+    /// no room because of that, it gets the room, and the backup fails with `NoSpace`.
+    ///
+    /// # Errors
+    /// `NoSpace` as said, or where the folder's file system is full; `InvalidArgument` if the folder
+    /// holds something else; `Locked` if another backup is under way; `Corrupted` naming the earlier
+    /// manifest or the place on the device; `ReadOnly`, `Closed`, `Io`. The earlier backup is as it was
+    /// then.
+    pub fn backup(&self, target: &Path) -> Result<BackupReport> {
+        self.backup_with(target, &Progress::default())
+    }
+
+    /// As [`Store::backup`]; `progress` is told the segments copied and those to copy.
+    ///
+    /// # Errors
+    /// As [`Store::backup`].
+    pub fn backup_with(&self, target: &Path, progress: &Progress) -> Result<BackupReport> {
+        self.backup_to(&FolderArchive::create(target)?, progress)
+    }
+
+    /// As [`Store::backup_with`], to an archive that the caller opened.
+    #[doc(hidden)]
+    pub fn backup_to(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.engine.backup(archive, progress)
+    }
+
     /// What the data lie on and what makes a write durable there, in words.
     #[must_use]
     pub fn report(&self) -> String {
@@ -360,7 +393,7 @@ impl Iterator for Iter {
 }
 
 /// Opens the device that holds, or will hold, the store.
-fn open_device(options: &Options) -> Result<FileDevice> {
+pub(crate) fn open_device(options: &Options) -> Result<FileDevice> {
     let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
     let create_size_bytes = (!found.exists).then_some(options.size_bytes);
     let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };

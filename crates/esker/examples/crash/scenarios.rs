@@ -3,6 +3,7 @@
 //! Each builds the state that the rule is for and says in words what went wrong. They run with every
 //! crash exploration and with every mutant.
 
+use super::backups;
 use super::stories;
 use super::subject::{SEGMENT_SIZE, options};
 use esker::{Durability, ErrorKind, Options, Store};
@@ -22,7 +23,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 16] = [
+    let scenarios: [Scenario; 20] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -39,6 +40,10 @@ pub(crate) fn all() -> Verdict {
         ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
+        ("a backup is a prefix", backups::a_backup_is_a_prefix),
+        ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),
+        ("a damaged backup is refused", backups::a_damaged_backup_is_refused),
+        ("a restore is whole or none", backups::a_restore_is_whole_or_none),
     ];
     for (name, scenario) in scenarios {
         let report = esker_trt::sim::run(7, scenario);

@@ -2,12 +2,15 @@
 
 pub(crate) mod depot;
 
+use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
+use crate::options::Progress;
 use crate::store::Stats;
 use crate::value::{Outcome, PutOptions, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
+use esker_media::Archive;
 
 /// One part of a walk over all keys.
 pub(crate) type Items = Vec<(Vec<u8>, Value)>;
@@ -39,6 +42,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn close(&self) -> Result<()>;
     fn stats(&self) -> Stats;
     fn check(&self) -> Result<CheckReport>;
+    /// Copies the store to `archive` while other calls go on.
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport>;
     fn report(&self) -> String;
     /// Largest key and value in bytes.
     fn limits(&self) -> (usize, usize);

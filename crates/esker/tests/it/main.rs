@@ -7,6 +7,7 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod backup;
 mod basics;
 mod damage;
 mod faults;

@@ -12,6 +12,7 @@
 //! - K3: an expired record is moved as a tombstone: older records of its key may be on media.
 //!
 //! # Concurrency
+//! A backup that holds segments keeps them from being victims, until a writer finds no room.
 //! One cleaner at a time, under a lock that tasks may hold across I/O: the background thread, or a
 //! writer that finds no room. Reads and writes of clients go on; an entry changes under its key's
 //! stripe.
@@ -136,7 +137,10 @@ impl Depot {
                 return Ok(());
             }
             self.log.refuse()?;
-            if self.clean_one(cleaner, true)?.is_none() && self.purge_tombstones(cleaner)? == 0 {
+            if self.clean_one(cleaner, true)?.is_none()
+                && self.purge_tombstones(cleaner)? == 0
+                && !self.segments.break_hold()
+            {
                 break;
             }
         }

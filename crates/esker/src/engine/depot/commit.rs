@@ -191,6 +191,11 @@ impl Log {
         self.state.lock().next_version
     }
 
+    /// The batch that is being written, if one is.
+    pub(super) fn in_flight(&self) -> Option<Arc<Ticket>> {
+        self.state.lock().in_flight.clone()
+    }
+
     /// Epoch of the segment that is taken into use now.
     pub(super) fn take_epoch(&self) -> SegmentEpoch {
         SegmentEpoch(self.next_epoch.fetch_add(1, Ordering::Relaxed))
@@ -243,6 +248,11 @@ impl State {
     /// Records below are durable.
     pub(super) fn durable(&self) -> Version {
         self.durable
+    }
+
+    /// Records of lower versions were cleared.
+    pub(super) fn clear_version(&self) -> Version {
+        self.clear_version
     }
 
     /// The version of a record that is appended now.

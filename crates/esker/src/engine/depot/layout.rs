@@ -55,9 +55,7 @@ impl Layout {
         });
         let segment_size = round_down(wanted, block);
         let data_offset = if segment_size >= MIB { MIB } else { 8192_u64.max(2 * block) };
-        let count = geometry.size_bytes.saturating_sub(data_offset) / segment_size.max(1);
-        // Links address a limited number of grains.
-        let count = count.min(Link::GRAIN_END * GRAIN_SIZE_BYTES / segment_size.max(1) - 1);
+        let count = Self::segments_in(geometry.size_bytes, data_offset, segment_size);
         if segment_size < SEGMENT_BLOCKS_MIN * block || count < SEGMENT_COUNT_MIN {
             return Err(Error::invalid(
                 "format store",
@@ -70,6 +68,13 @@ impl Layout {
             ));
         }
         Ok((data_offset, segment_size, u32::try_from(count).unwrap_or(u32::MAX)))
+    }
+
+    /// Number of segments of a store with this geometry on a device of `size_bytes`.
+    pub(super) fn segments_in(size_bytes: u64, data_offset: u64, segment_size: u64) -> u64 {
+        let count = size_bytes.saturating_sub(data_offset) / segment_size.max(1);
+        // Links address a limited number of grains.
+        count.min(Link::GRAIN_END * GRAIN_SIZE_BYTES / segment_size.max(1) - 1)
     }
 
     pub(super) fn segment_offset(&self, id: SegmentId) -> u64 {

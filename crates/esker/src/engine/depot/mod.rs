@@ -21,26 +21,30 @@
 
 mod atomic;
 mod background;
+mod backup;
 mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod hold;
 mod later;
 mod layout;
 mod pending;
 mod place;
 mod read;
 mod recover;
+pub(crate) mod restore;
 mod scan;
 mod segments;
 pub mod sites;
 mod tombstones;
 mod write;
 
+use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::{Admit, Engine, Items};
-use crate::options::{Durability, Options};
+use crate::options::{Durability, Options, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use background::Background;
@@ -56,7 +60,7 @@ use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
 use esker_index::{Directory, Link};
-use esker_media::{BlockDevice, BufferPool, IoBuf};
+use esker_media::{Archive, BlockDevice, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use layout::Layout;
 use parking_lot::Mutex;
@@ -423,6 +427,10 @@ impl Engine for Depot {
 
     fn check(&self) -> Result<CheckReport> {
         self.check_store()
+    }
+
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.backup_store(archive, progress)
     }
 
     fn report(&self) -> String {

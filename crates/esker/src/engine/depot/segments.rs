@@ -10,8 +10,9 @@
 //!
 //! # Concurrency
 //! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
-//! segments.
+//! segments. A backup may hold segments back that went free ([`super::hold`]).
 
+use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
@@ -93,6 +94,7 @@ pub(super) struct Segments {
     segments: Box<[Segment]>,
     size_bytes: u64,
     free: Mutex<VecDeque<Free>>,
+    pub(super) hold: Hold,
     generation: AtomicU64,
 }
 
@@ -102,6 +104,7 @@ impl Segments {
             segments: (0..count).map(|_| Segment::default()).collect(),
             size_bytes,
             free: Mutex::default(),
+            hold: Hold::default(),
             generation: AtomicU64::new(0),
         }
     }
@@ -307,16 +310,34 @@ impl Segments {
         // Whoever turns the state wins; seal and remove may both come here.
         let (sealed, free) = (Use::Sealed as u8, Use::Free as u8);
         let order = Ordering::SeqCst;
+        let mut held = self.hold.lock();
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
-            self.free.lock().push_back(Free {
-                id,
-                prepared: true,
-                stale: true,
-                trimmed: false,
-                after,
-            });
+            let free = Free { id, prepared: true, stale: true, trimmed: false, after };
+            if let Some(free) = held.pass(free) {
+                self.push_free(free);
+            }
         }
+    }
+
+    /// Puts a segment at the end of the free list.
+    pub(super) fn push_free(&self, free: Free) {
+        self.free.lock().push_back(free);
+    }
+
+    /// Full segments, and those that are free but held: recovery reads what is in them.
+    pub(super) fn full_or_held(&self) -> Vec<SegmentId> {
+        let held = self.hold.lock();
+        self.sealed().chain(held.parked()).collect()
+    }
+
+    /// Segments in use, those that are free but held among them; with whether each is full.
+    pub(super) fn in_use_or_held(&self) -> Vec<(SegmentId, bool)> {
+        let held = self.hold.lock();
+        let used = self.all().map(|(id, _)| (id, self.state(id)));
+        let used = used.filter(|(_, state)| *state != Use::Free);
+        let used = used.map(|(id, state)| (id, state == Use::Sealed));
+        used.chain(held.parked().map(|id| (id, true))).collect()
     }
 
     /// The first segments of the free list that are not prepared yet and come up soon.
@@ -386,7 +407,10 @@ impl Segments {
             let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
         };
+        // Cleaning a segment that is held frees nothing.
+        let held = self.hold.lock();
         let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);
+        let sealed = sealed.filter(|(id, _)| !held.holds(*id));
         let scored = sealed.filter_map(|(id, segment)| Some((score(segment)?, id)));
         scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
     }

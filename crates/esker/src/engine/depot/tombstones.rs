@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //! - T1: a tombstone is dropped only if no segment that recovery would read has a put with its hash
-//!   and a lower version. Free segments whose headers recovery would accept lose them durably first.
+//!   and a lower version. Free segments whose headers recovery would accept lose them durably first;
+//!   those that a backup holds back are read like full ones.
 //!
 //! # Concurrency
 //! Under the cleaner's lock, so nothing is moved meanwhile; what clients write meanwhile is newer than
@@ -21,7 +22,7 @@ use super::place::link_to;
 use super::scan::form_of;
 use super::{Depot, sites, spread};
 use esker_base::Result;
-use esker_base::ids::Version;
+use esker_base::ids::{SegmentId, Version};
 use esker_format::depot::{GRAIN_SIZE_BYTES, RecordKind, Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::collections::HashMap;
@@ -54,10 +55,12 @@ impl Depot {
         if self.tombstones() == 0 {
             return Ok(0);
         }
+        // Before the free segments are blanked: one that goes free meanwhile was listed.
+        let full = self.segments.full_or_held();
         self.blank_stale()?;
         let mut noted: HashMap<u64, Vec<Tombstone>> = HashMap::new();
         let mut count = 0;
-        self.each_sealed(|record, base| {
+        self.each_of(&full, |record, base| {
             if record.kind != RecordKind::Delete || count >= PURGE_MAX {
                 return;
             }
@@ -79,7 +82,10 @@ impl Depot {
                 }
             }
         };
-        self.each_sealed(|record, _| meet(record))?;
+        let mut full = [full, self.segments.full_or_held()].concat();
+        full.sort_unstable();
+        full.dedup();
+        self.each_of(&full, |record, _| meet(record))?;
         for (_, stream, summary) in cleaner.open() {
             let (block, size) = (self.layout.block, self.layout.segment_size);
             // Of our own making, in memory.
@@ -95,11 +101,14 @@ impl Depot {
         Ok(dropped)
     }
 
-    /// Gives the records of all full segments to `visit`, with their segment's device offset.
-    fn each_sealed(&self, mut visit: impl FnMut(SummaryRecord, u64)) -> Result<()> {
+    /// Gives the records of these segments to `visit`, with their segment's device offset.
+    fn each_of(
+        &self,
+        segments: &[SegmentId],
+        mut visit: impl FnMut(SummaryRecord, u64),
+    ) -> Result<()> {
         let source = self.source(sites::CLEAN_READ);
-        let sealed: Vec<_> = self.segments.sealed().collect();
-        for id in sealed {
+        for id in segments.iter().copied() {
             let of = self.segments.incarnation(id);
             if of.stream == Stream::Checkpoint {
                 continue;

@@ -1,0 +1,73 @@
+//! Backups of a store, and stores from backups.
+//!
+//! [`Store::backup`](crate::Store::backup) copies an open store to a folder while everything goes on;
+//! [`restore`] makes a store of it elsewhere. Format: `docs/format/backup.md`.
+//!
+//! # Failure
+//! A backup that fails leaves the earlier one in the folder as it was. A restore that fails leaves
+//! a place that no open takes for a store; restore again.
+
+use crate::engine::depot::restore::{Backup, restore as restore_depot};
+use crate::options::Options;
+use crate::store;
+use esker_base::Result;
+use esker_base::ids::Version;
+use esker_media::{Archive, BlockDevice, FolderArchive};
+use std::path::Path;
+
+/// What a backup did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackupReport {
+    /// Segments that were copied.
+    pub segments_copied: u64,
+    /// Segments that an earlier backup in the folder had already.
+    pub segments_reused: u64,
+    /// Bytes that were copied.
+    pub bytes_copied: u64,
+    /// The backup holds every write up to this version, and none after it.
+    pub last_version: Version,
+}
+
+/// What a restore did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RestoreReport {
+    /// Segments that were written.
+    pub segments: u64,
+    /// Bytes of theirs in the backup.
+    pub bytes: u64,
+    /// The store holds every write up to this version, and none after it.
+    pub last_version: Version,
+}
+
+/// Makes a store at `options.path` from the backup in the folder `source`; it is opened as any other
+/// afterwards. Its size is `options.size_bytes`, or that of the store that was backed up if it is 0;
+/// segments keep their places, so a smaller one must still reach to the last one in use. It has the
+/// identity of that store: do not use both as one.
+///
+/// Every checksum is compared. `options.format` replaces what is at the path, after the whole backup
+/// was found sound. `options.progress` is told the segments done and in all.
+///
+/// # Errors
+/// `InvalidArgument` if there is no backup, if there is something at the path, or if it is too small;
+/// `Corrupted` naming the file of the backup that is damaged or missing; `UnsupportedFormat`;
+/// `Locked`; `NoSpace`; `Io`.
+pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
+    let archive = FolderArchive::open(source)?;
+    let backup = Backup::open(&archive)?;
+    let mut sized = options.clone();
+    if sized.size_bytes == 0 {
+        sized.size_bytes = backup.device_size_bytes();
+    }
+    let device = store::open_device(&sized)?;
+    restore_depot(&backup, &device, options.format, &options.progress)
+}
+
+/// As [`restore`], from an archive to a device that the caller opened.
+#[doc(hidden)]
+pub fn restore_on(
+    archive: &dyn Archive,
+    device: &dyn BlockDevice,
+    options: &Options,
+) -> Result<RestoreReport> {
+    restore_depot(&Backup::open(archive)?, device, options.format, &options.progress)
+}

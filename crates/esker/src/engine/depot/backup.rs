@@ -1,0 +1,367 @@
+//! Backups: a copy of the log as it stood at one moment, taken while everything goes on.
+//!
+//! A backup is what a power cut at one moment, the *cut*, could have left of a store that had just
+//! told its device of all free space: the segments in use, each up to the last batch that was durable
+//! by then. So restoring is recovery, and what recovery guarantees holds for backups.
+//!
+//! # Why it is right
+//! The cut is made under the cleaner's lock, in this order: everything in use is held from now on;
+//! the batch in flight is waited for, and what was published is flushed; then, under the log's lock,
+//! `next_version` becomes the version below which everything is durable, and the segments in use are
+//! listed.
+//!
+//! - *Nothing acknowledged is missing.* What was acknowledged before is published, so it is flushed
+//!   and has a lower version. A segment that is not listed was free before the hold began; what
+//!   killed its last record was published before, in a batch that was waited for or flushed. So each
+//!   of its records is older than a record below `next_version`, whose segment is listed in turn: the
+//!   newest record below the cut of each key is in the backup.
+//! - *Order and batches.* The clients' stream is cut between two batches, by number, and complete
+//!   below: versions below `next_version` and no others. Atomic batches are one batch of the log.
+//! - *Moves.* The cleaner is between two segments at the cut: what it moved is in its streams as far
+//!   as their next numbers, which are cut the same way, durable, and followed by the index. Originals
+//!   that died of that are in a held segment or were free before. It may move anything afterwards:
+//!   the listed segments keep their bytes.
+//! - *Bytes.* A listed segment that is to be copied is held (H1 of [`super::hold`]) until its copy was
+//!   read, so its bytes below the cut are those of the cut, and its epoch is checked as well. Full
+//!   segments do not change in one incarnation, so those that an earlier backup has, by id, epoch and
+//!   salt, are not read again and not held.
+//! - *Deleted keys stay deleted.* A tombstone was dropped before the cut only if no segment that
+//!   recovery would read had an older record; the listed ones are among those. Dropping one later
+//!   changes no listed byte. What headers of free segments said of cleared records, the manifest says.
+//!
+//! # Concurrency
+//! One backup at a time. The cleaner's lock is held for the cut: one batch and one flush at most. Then
+//! nothing is held across a copy that anybody waits for; if a writer finds no room, the hold is broken
+//! and the backup fails.
+//!
+//! # Failure
+//! Files are durable before the manifest names them, and it gets its name at once; older files go
+//! last. A crash or an error leaves the earlier backup and files that the next one removes.
+
+use super::commit::Ticket;
+use super::hold::Holding;
+use super::scan::Step;
+use super::segments::Incarnation;
+use super::{Depot, sites};
+use crate::backup::BackupReport;
+use crate::options::Progress;
+use esker_base::checksum::Crc32c;
+use esker_base::ids::{SegmentId, Sequence, Version};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::backup::{
+    MANIFEST_NAME, MANIFEST_NEW_NAME, Manifest, ManifestEntry, SegmentForm, is_backup_name,
+};
+use esker_format::depot::{SEGMENT_HEADER_SIZE, Stream};
+use esker_media::Archive;
+use std::collections::{HashMap, HashSet};
+
+/// Bytes read and written at once.
+const COPY_SIZE: u64 = 1 << 20;
+
+/// A segment of the cut.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    id: SegmentId,
+    of: Incarnation,
+    end: End,
+}
+
+/// Where the copy of a segment ends.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// At the segment's end.
+    Whole,
+    /// Before the first batch with this number or a higher one. All lower ones are there.
+    Before(Sequence),
+    /// At this offset: the log ended here when the store was opened, and did not go on since.
+    At(u64),
+}
+
+/// What a backup covers.
+struct Cut {
+    next_version: Version,
+    clear_version: Version,
+    /// Segments to copy.
+    missing: Vec<Part>,
+    /// Segments that an earlier backup has.
+    entries: Vec<ManifestEntry>,
+}
+
+/// Full segments that an earlier backup has.
+type Copied = HashMap<(SegmentId, u64, u64), ManifestEntry>;
+
+impl Depot {
+    /// Copies the store to `archive`.
+    pub(super) fn backup_store(
+        &self,
+        archive: &dyn Archive,
+        progress: &Progress,
+    ) -> Result<BackupReport> {
+        self.log.refuse()?;
+        let earlier = read_manifest(archive)?;
+        if let Some(earlier) = &earlier
+            && earlier.superblock.store_id != self.superblock.store_id
+        {
+            let words = format!(
+                "the folder has backups of store {}, this one is {}",
+                earlier.superblock.store_id, self.superblock.store_id
+            );
+            return Err(Error::invalid("back up", words).device(archive.name()));
+        }
+        let copied = copied(archive, earlier.as_ref())?;
+        let number = earlier.map_or(1, |earlier| earlier.number + 1);
+        let (holding, cut) = self.cut(&copied)?;
+        let Cut { next_version, clear_version, mut missing, mut entries } = cut;
+        // Those with little that lives first: they are what the cleaner wants next.
+        missing.sort_by_key(|part| self.segments.live_bytes(part.id));
+        let reused = entries.len() as u64;
+        let mut bytes = 0;
+        for (done, part) in (0..).zip(&missing) {
+            progress.report(done, missing.len() as u64);
+            let entry = self.copy_part(archive, &holding, part, number)?;
+            bytes += entry.length_bytes;
+            entries.push(entry);
+        }
+        progress.report(missing.len() as u64, missing.len() as u64);
+        drop(holding);
+        entries.sort_by_key(|entry| entry.id);
+        let manifest = Manifest {
+            number,
+            next_version,
+            clear_version,
+            created_unix_seconds: self.clock.unix_seconds(),
+            superblock: self.superblock,
+            segments: entries,
+        };
+        publish(archive, &manifest)?;
+        Ok(BackupReport {
+            segments_copied: missing.len() as u64,
+            segments_reused: reused,
+            bytes_copied: bytes,
+            last_version: Version(next_version.0.saturating_sub(1)),
+        })
+    }
+
+    /// Chooses what the backup covers, and begins to hold what is not copied yet.
+    fn cut(&self, copied: &Copied) -> Result<(Holding<'_>, Cut)> {
+        let cleaner = self.cleaner.lock();
+        let Some(holding) = self.segments.begin_hold() else {
+            return Err(Error::new(ErrorKind::Locked, "back up")
+                .context("another backup of this store is under way"));
+        };
+        // What the batch in flight kills may have died before the hold began.
+        if let Some(ticket) = self.log.in_flight().filter(|_| !sites::BACKUP_WAIT.disabled()) {
+            // A failure shows below.
+            let _ = Ticket::wait(&ticket);
+        }
+        self.flush_published()?;
+        let (used, tail, next_version, clear_version) = {
+            let state = self.log.lock();
+            state.refuse()?;
+            let used = self.segments.in_use_or_held().into_iter();
+            let used: Vec<_> =
+                used.map(|(id, full)| (self.segments.incarnation(id), id, full)).collect();
+            (used, state.tail, state.durable(), state.clear_version())
+        };
+        let [warm, cold] = cleaner.next_sequences();
+        let fresh = used.iter().filter(|(of, ..)| of.stream == Stream::Fresh);
+        let mut bases: Vec<Sequence> = fresh.map(|(of, ..)| of.base).collect();
+        bases.sort_unstable();
+        let mut cut = Cut { next_version, clear_version, missing: Vec::new(), entries: Vec::new() };
+        for (of, id, full) in used {
+            let until = match of.stream {
+                Stream::Fresh => Sequence(next_version.0),
+                Stream::Warm => warm,
+                Stream::Cold => cold,
+                Stream::Checkpoint => continue,
+            };
+            if of.base >= until {
+                // Taken into use after the cut.
+                continue;
+            }
+            // Of the clients' stream, full and complete below the cut: the next one begins there.
+            let next_base = bases.get(bases.partition_point(|base| *base <= of.base));
+            let below = of.stream != Stream::Fresh || next_base.is_none_or(|base| *base <= until);
+            let end = match tail {
+                _ if full && below => End::Whole,
+                Some(tail) if tail.segment == id && tail.barrier_due => End::At(tail.position),
+                _ => End::Before(until),
+            };
+            let earlier = copied.get(&(id, of.epoch.0, of.salt));
+            match earlier.filter(|_| matches!(end, End::Whole)) {
+                Some(entry) => cut.entries.push(*entry),
+                None => cut.missing.push(Part { id, of, end }),
+            }
+        }
+        holding.keep(cut.missing.iter().map(|part| part.id).collect());
+        Ok((holding, cut))
+    }
+
+    /// Copies one segment to a file of its own.
+    fn copy_part(
+        &self,
+        archive: &dyn Archive,
+        holding: &Holding<'_>,
+        part: &Part,
+        number: u64,
+    ) -> Result<ManifestEntry> {
+        let mut entry = ManifestEntry {
+            id: part.id,
+            epoch: part.of.epoch,
+            salt: part.of.salt,
+            form: if matches!(part.end, End::Whole) {
+                SegmentForm::Whole
+            } else {
+                SegmentForm::Cut
+            },
+            length_bytes: 0,
+            number,
+            checksum: 0,
+        };
+        let mut writer = archive.create(&entry.file_name())?;
+        let copied = self.copy_bytes(part, holding, &mut |bytes| writer.write(bytes));
+        let released = holding.release(part.id);
+        if !released && holding.is_broken() && !sites::BACKUP_HOLD.disabled() {
+            return Err(Error::new(ErrorKind::NoSpace, "back up").context(
+                "the store ran short of free segments while they were copied, and went on without \
+                 the backup; the earlier backup is as it was",
+            ));
+        }
+        (entry.length_bytes, entry.checksum) = copied?;
+        writer.finish(sites::BACKUP_FILE_FLUSH)?;
+        Ok(entry)
+    }
+
+    /// Gives the bytes of a segment to `write`; returns their number and checksum.
+    fn copy_bytes(
+        &self,
+        part: &Part,
+        holding: &Holding<'_>,
+        write: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<(u64, u32)> {
+        let source = self.source(sites::BACKUP_READ);
+        let store_id = self.superblock.store_id;
+        let base = self.layout.segment_offset(part.id);
+        let header = source.header(store_id, part.id)?;
+        let Some(header) = header.filter(|header| Incarnation::from(header) == part.of) else {
+            let words = format!("segment {} has not the header that it was given", part.id);
+            return Err(Error::corrupted("back up", words)
+                .device(self.device.name())
+                .at(base, self.layout.block));
+        };
+        let length = match part.end {
+            End::Whole => self.layout.segment_size,
+            End::At(position) => position,
+            End::Before(until) => self.cut_position(part, until)?,
+        };
+        let mut crc = Crc32c::new();
+        let mut done = 0;
+        while done < length {
+            if self.log.is_closed() {
+                return Err(Error::new(ErrorKind::Closed, "back up"));
+            }
+            if holding.is_broken() && !sites::BACKUP_HOLD.disabled() {
+                // Told by the caller.
+                return Ok((0, 0));
+            }
+            let size = COPY_SIZE.min(length - done);
+            let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
+            source.read(base + done, &mut buffer)?;
+            if done == 0
+                && let Some(head) = buffer.get_mut(..SEGMENT_HEADER_SIZE)
+            {
+                // Of two copies the one that is sound.
+                head.copy_from_slice(&header.encode(store_id));
+            }
+            crc.update(&buffer);
+            write(&buffer)?;
+            done += size;
+        }
+        Ok((length, crc.finish()))
+    }
+
+    /// Offset in the segment behind the last batch with records below `until`.
+    fn cut_position(&self, part: &Part, until: Sequence) -> Result<u64> {
+        let source = self.source(sites::BACKUP_READ);
+        let mut position = self.layout.first_batch();
+        let end = source.walk(part.id, part.of, &mut |step| {
+            if let Step::Batch { blocks, header } = step
+                && (header.first_sequence < until || sites::BACKUP_CUT.disabled())
+            {
+                let start = u64::from(blocks) * self.layout.block;
+                position = start + u64::from(header.total_bytes);
+            }
+            Ok(())
+        })?;
+        if !end.sealed && end.next < until {
+            let words = format!("records from number {} on are missing", end.next);
+            let base = self.layout.segment_offset(part.id);
+            return Err(Error::corrupted("back up", words)
+                .device(self.device.name())
+                .at(base + end.position, self.layout.block));
+        }
+        Ok(position)
+    }
+}
+
+/// The manifest of an archive, if there is one.
+///
+/// # Errors
+/// `Corrupted` naming the file, `UnsupportedFormat`, `Io`; `InvalidArgument` if the folder holds
+/// something else.
+pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<Manifest>> {
+    let named = |error: Error| error.device(format!("{}/{MANIFEST_NAME}", archive.name()));
+    let Some(size) = archive.size_bytes_of(MANIFEST_NAME)? else {
+        if let Some(other) = archive.list()?.into_iter().find(|name| !is_backup_name(name)) {
+            let words = format!("the folder holds {other:?}, which is no part of a backup");
+            return Err(Error::invalid("read backup", words).device(archive.name()));
+        }
+        return Ok(None);
+    };
+    // No more than a manifest of the largest store takes.
+    const SIZE_MAX: u64 = 1 << 30;
+    let size = usize::try_from(size.min(SIZE_MAX)).unwrap_or(0);
+    let mut bytes = vec![0; size];
+    let read = archive.read_at(MANIFEST_NAME, 0, &mut bytes)?;
+    let decoded = Manifest::decode(bytes.get(..read).unwrap_or(&[]));
+    decoded.map(Some).map_err(|flaw| match flaw {
+        esker_format::Flaw::Version(version) => {
+            let words = format!("format version {version} is not known to this build");
+            named(Error::new(ErrorKind::UnsupportedFormat, "read backup").context(words))
+        }
+        flaw => named(Error::corrupted("read backup", flaw.to_string())),
+    })
+}
+
+/// Full segments of an earlier backup whose files are there.
+fn copied(archive: &dyn Archive, earlier: Option<&Manifest>) -> Result<Copied> {
+    let mut copied = HashMap::new();
+    for entry in earlier.into_iter().flat_map(|manifest| &manifest.segments) {
+        if entry.form == SegmentForm::Whole
+            && archive.size_bytes_of(&entry.file_name())? == Some(entry.length_bytes)
+        {
+            copied.insert((entry.id, entry.epoch.0, entry.salt), *entry);
+        }
+    }
+    Ok(copied)
+}
+
+/// Makes the manifest the one of the archive, and removes what it does not name.
+fn publish(archive: &dyn Archive, manifest: &Manifest) -> Result<()> {
+    // PERSIST: the files and their names, before a manifest names them. Crash before: the earlier
+    //          manifest, and files that nobody names.
+    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
+    let mut writer = archive.create(MANIFEST_NEW_NAME)?;
+    writer.write(&manifest.encode())?;
+    writer.finish(sites::BACKUP_FILE_FLUSH)?;
+    archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
+    // PERSIST: the new manifest's name, before files go that only the earlier one names.
+    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
+    let named: HashSet<String> = manifest.segments.iter().map(ManifestEntry::file_name).collect();
+    for name in archive.list()? {
+        if is_backup_name(&name) && name != MANIFEST_NAME && !named.contains(&name) {
+            archive.remove(&name)?;
+        }
+    }
+    Ok(())
+}

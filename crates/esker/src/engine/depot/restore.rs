@@ -1,0 +1,303 @@
+//! Restoring: a store from a backup, on a device that holds none.
+//!
+//! Batches and records are bound to their place, so every segment goes back to where it was; the rest
+//! of the device becomes such that recovery finds nothing there. What stands on the device then is
+//! what a power cut at the moment of the backup could have left, and the next open recovers it.
+//!
+//! # Invariants
+//! - Z1: until everything is durable, the device holds no store, and says that a restore did not
+//!   end.
+//! - Z2: no byte of the backup is believed before its checksum was compared.
+//! - Z3: nothing that stood on the device before can be taken for a part of the store, also if it was
+//!   the same store: every segment's header places are written, and all of a segment that is cut.
+//!
+//! # Concurrency
+//! One caller, who has the device to himself.
+//!
+//! # Failure
+//! A crash or an error leaves a device that is refused by an open, until it is restored again.
+
+use super::backup::read_manifest;
+use super::layout::{Layout, SEGMENT_COUNT_MIN};
+use super::sites;
+use crate::backup::RestoreReport;
+use crate::options::Progress;
+use esker_base::checksum::Crc32c;
+use esker_base::ids::{SegmentId, Version};
+use esker_base::units::format_size_bytes;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restoring, is_restoring};
+use esker_format::depot::{
+    SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Superblock,
+};
+use esker_media::{Archive, BlockDevice, BufferPool, IoBuf};
+use std::io::IoSlice;
+
+/// Bytes read and written at once.
+const COPY_SIZE: u64 = 1 << 20;
+
+/// A backup that is there.
+#[derive(Debug)]
+pub(crate) struct Backup<'a> {
+    archive: &'a dyn Archive,
+    manifest: Manifest,
+}
+
+impl<'a> Backup<'a> {
+    /// Reads the manifest of an archive.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if there is no backup, `Corrupted` naming the file, `UnsupportedFormat`,
+    /// `Io`.
+    pub(crate) fn open(archive: &'a dyn Archive) -> Result<Self> {
+        let Some(manifest) = read_manifest(archive)? else {
+            let words = "there is no backup in this folder";
+            return Err(Error::invalid("read backup", words).device(archive.name()));
+        };
+        let backup = Backup { archive, manifest };
+        for entry in &backup.manifest.segments {
+            let size = archive.size_bytes_of(&entry.file_name())?;
+            if size != Some(entry.length_bytes) {
+                let words = match size {
+                    None => "the file is missing".to_owned(),
+                    Some(size) => {
+                        format!("the file has {size} bytes instead of {}", entry.length_bytes)
+                    }
+                };
+                return Err(backup.damaged(entry, &words));
+            }
+        }
+        Ok(backup)
+    }
+
+    /// Size of the device that was backed up, in bytes.
+    pub(crate) fn device_size_bytes(&self) -> u64 {
+        self.manifest.superblock.device_size_bytes
+    }
+
+    fn damaged(&self, entry: &ManifestEntry, words: &str) -> Error {
+        let device = format!("{}/{}", self.archive.name(), entry.file_name());
+        Error::corrupted("read backup", words).device(device)
+    }
+
+    /// Compares all checksums.
+    ///
+    /// # Errors
+    /// `Corrupted` naming the file, `Io`.
+    pub(crate) fn verify(&self, pool: &BufferPool) -> Result<()> {
+        let each = |entry| self.each_piece(pool, entry, &mut |_, _| Ok(()));
+        self.manifest.segments.iter().try_for_each(each)
+    }
+
+    /// Gives the content of a file to `visit`, piece by piece with offsets; then compares the
+    /// checksum.
+    fn each_piece(
+        &self,
+        pool: &BufferPool,
+        entry: &ManifestEntry,
+        visit: &mut dyn FnMut(u64, &mut IoBuf) -> Result<()>,
+    ) -> Result<()> {
+        let name = entry.file_name();
+        let mut crc = Crc32c::new();
+        let mut done = 0;
+        while done < entry.length_bytes {
+            let size = COPY_SIZE.min(entry.length_bytes - done);
+            let mut buffer = pool.get(usize::try_from(size).unwrap_or(0));
+            if self.archive.read_at(&name, done, &mut buffer)? < buffer.len() {
+                return Err(self.damaged(entry, "the file is cut short"));
+            }
+            crc.update(&buffer);
+            visit(done, &mut buffer)?;
+            done += size;
+        }
+        if crc.finish() != entry.checksum && !sites::RESTORE_CHECKSUM.disabled() {
+            return Err(self.damaged(entry, "checksum does not match"));
+        }
+        Ok(())
+    }
+
+    /// The superblock of the new store on `device`.
+    fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
+        let old = &self.manifest.superblock;
+        let geometry = device.geometry();
+        let invalid = |words: String| Error::invalid("restore", words).device(device.name());
+        if geometry.block_size_bytes > old.block_size_bytes {
+            return Err(invalid(format!(
+                "the store has blocks of {} bytes, the device writes {}",
+                old.block_size_bytes, geometry.block_size_bytes
+            )));
+        }
+        let size = geometry.size_bytes;
+        let count = Layout::segments_in(size, old.data_offset, old.segment_size_bytes);
+        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
+        let least = last.max(SEGMENT_COUNT_MIN);
+        if count < least {
+            let needed = old.data_offset + least * old.segment_size_bytes;
+            return Err(invalid(format!(
+                "{} are too few: segments keep their places, and the last one in use ends at {} ({needed} bytes)",
+                format_size_bytes(size),
+                format_size_bytes(needed)
+            )));
+        }
+        Ok(Superblock {
+            device_size_bytes: size,
+            segment_count: u32::try_from(count).unwrap_or(u32::MAX),
+            generation: old.generation.saturating_add(1),
+            ..*old
+        })
+    }
+}
+
+/// A device that becomes a store.
+struct Target<'a> {
+    device: &'a dyn BlockDevice,
+    layout: Layout,
+    pool: BufferPool,
+}
+
+impl Target<'_> {
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.device.write_at(sites::RESTORE_WRITE, offset, &[IoSlice::new(bytes)])
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.device.flush(sites::RESTORE_FLUSH)
+    }
+
+    /// Whether there is anything where a superblock stands, but for the mark of a restore.
+    fn is_taken(&self) -> Result<bool> {
+        let block = self.device.geometry().block_size_bytes as usize;
+        for offset in [0, SUPERBLOCK_COPY_OFFSET] {
+            let mut buffer = self.pool.get(block.max(SUPERBLOCK_SIZE));
+            self.device.read_at(sites::BACKUP_READ, offset, &mut buffer)?;
+            let head = buffer.get(..SUPERBLOCK_SIZE).unwrap_or(&[]);
+            if !is_restoring(head) && head.iter().any(|byte| *byte != 0) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Writes what stands at both places of the superblock.
+    fn write_roots(&self, bytes: &[u8]) -> Result<()> {
+        let mut block = self.pool.get_zeroed(self.device.geometry().block_size_bytes as usize);
+        if let Some(head) = block.get_mut(..bytes.len()) {
+            head.copy_from_slice(bytes);
+        }
+        self.write(0, &block)?;
+        self.write(SUPERBLOCK_COPY_OFFSET, &block)
+    }
+
+    fn write_zeros(&self, mut offset: u64, end: u64) -> Result<()> {
+        let zeros = self.pool.get_zeroed(usize::try_from(COPY_SIZE).unwrap_or(0));
+        while offset < end {
+            let size = COPY_SIZE.min(end - offset);
+            let zeros = zeros.get(..usize::try_from(size).unwrap_or(0)).unwrap_or(&zeros);
+            self.write(offset, zeros)?;
+            offset += size;
+        }
+        Ok(())
+    }
+
+    /// Writes one segment from its file, and zeros behind it. `newest`: its header is to say what
+    /// those of free segments said.
+    fn write_segment(
+        &self,
+        backup: &Backup<'_>,
+        entry: &ManifestEntry,
+        newest: bool,
+    ) -> Result<()> {
+        let base = self.layout.segment_offset(entry.id);
+        let store_id = backup.manifest.superblock.store_id;
+        let mut raised = None;
+        backup.each_piece(&self.pool, entry, &mut |offset, buffer| {
+            if offset == 0 && newest {
+                let head = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
+                let mut header = SegmentHeader::decode(head, store_id, entry.id)
+                    .map_err(|flaw| backup.damaged(entry, &flaw.to_string()))?;
+                let Manifest { next_version, clear_version, .. } = backup.manifest;
+                header.next_version = header.next_version.max(next_version);
+                header.clear_version = header.clear_version.max(clear_version);
+                let bytes = header.encode(store_id);
+                if let Some(head) = buffer.get_mut(..SEGMENT_HEADER_SIZE) {
+                    head.copy_from_slice(&bytes);
+                }
+                raised = Some(bytes);
+            }
+            self.write(base + offset, buffer)
+        })?;
+        self.write_zeros(base + entry.length_bytes, base + self.layout.segment_size)?;
+        if let Some(bytes) = raised
+            && entry.form == SegmentForm::Whole
+        {
+            let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(0));
+            if let Some(head) = block.get_mut(..bytes.len()) {
+                head.copy_from_slice(&bytes);
+            }
+            self.write(base + self.layout.header_copy(), &block)?;
+        }
+        Ok(())
+    }
+
+    /// Takes any header from a segment that holds nothing.
+    fn write_blank(&self, id: SegmentId) -> Result<()> {
+        let base = self.layout.segment_offset(id);
+        self.write_zeros(base, base + self.layout.first_batch())?;
+        self.write_zeros(base + self.layout.trailer(), base + self.layout.segment_size)
+    }
+}
+
+/// Makes the store of a backup on `device`; `format` overwrites what is there.
+///
+/// # Errors
+/// `InvalidArgument` if the device holds something or is too small, `Corrupted` naming the file of
+/// the backup, `Io`.
+pub(crate) fn restore(
+    backup: &Backup<'_>,
+    device: &dyn BlockDevice,
+    format: bool,
+    progress: &Progress,
+) -> Result<RestoreReport> {
+    let superblock = backup.superblock(device)?;
+    let pool = BufferPool::default();
+    let target = Target { device, layout: Layout::of(&superblock), pool };
+    if target.is_taken()? {
+        if !format {
+            let words = "there is something here already; a backup is restored to an empty place";
+            return Err(Error::invalid("restore", words).device(device.name()));
+        }
+        backup.verify(&target.pool)?;
+    }
+    // PERSIST: Z1. Crash before: what was here; after: no store.
+    target.write_roots(&encode_restoring())?;
+    target.flush()?;
+    let entries = &backup.manifest.segments;
+    let newest = entries.iter().max_by_key(|entry| entry.epoch).map(|entry| entry.id);
+    let mut named = entries.iter().peekable();
+    let mut report = RestoreReport {
+        last_version: Version(backup.manifest.next_version.0.saturating_sub(1)),
+        ..RestoreReport::default()
+    };
+    for id in (0..superblock.segment_count).map(SegmentId) {
+        match named.next_if(|entry| entry.id == id) {
+            Some(entry) => {
+                progress.report(report.segments, entries.len() as u64);
+                target.write_segment(backup, entry, newest == Some(id))?;
+                report.segments += 1;
+                report.bytes += entry.length_bytes;
+            }
+            None => target.write_blank(id)?,
+        }
+    }
+    progress.report(report.segments, entries.len() as u64);
+    // PERSIST: all segments, before a superblock says that there is a store; then that.
+    target.flush()?;
+    target.write_roots(&superblock.encode())?;
+    target.flush()?;
+    if report.segments != entries.len() as u64 {
+        return Err(
+            Error::new(ErrorKind::Corrupted, "restore").context("segments are out of order")
+        );
+    }
+    Ok(report)
+}
