@@ -19,6 +19,8 @@ use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result, Site};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 type FileId = usize;
 
@@ -47,10 +49,19 @@ struct State {
     written_bytes: u64,
 }
 
+type Work = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// A simulated archive. See the module's text.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct SimArchive {
     state: Mutex<State>,
+    before_create: Mutex<Option<Work>>,
+}
+
+impl fmt::Debug for SimArchive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimArchive").field("names", &self.state.lock().names).finish()
+    }
 }
 
 impl SimArchive {
@@ -68,7 +79,13 @@ impl SimArchive {
         state.changes.clear();
         state.files.iter_mut().for_each(|file| file.finished = true);
         (state.fails_from, state.calls, state.written_bytes) = (None, 0, 0);
-        SimArchive { state: Mutex::new(state) }
+        SimArchive { state: Mutex::new(state), before_create: Mutex::default() }
+    }
+
+    /// Calls `work` with the name of each file before it is created: something that happens in the
+    /// middle of a backup. A copy forgets it.
+    pub fn before_create(&self, work: impl Fn(&str) + Send + Sync + 'static) {
+        *self.before_create.lock() = Some(Arc::new(work));
     }
 
     /// Lets every call fail that changes something, from the `call`-th on, counted from 1 and from
@@ -125,7 +142,7 @@ impl SimArchive {
             }
         }
         state.names = names;
-        SimArchive { state: Mutex::new(state) }.copy()
+        SimArchive { state: Mutex::new(state), before_create: Mutex::default() }.copy()
     }
 
     /// Flips a bit of a file; false if the file has no such byte.
@@ -176,6 +193,10 @@ impl Archive for SimArchive {
     }
 
     fn create(&self, file: &str) -> Result<Box<dyn ArchiveWriter + '_>> {
+        let work = self.before_create.lock().clone();
+        if let Some(work) = work {
+            work(file);
+        }
         let mut state = self.state.lock();
         state.call("create file")?;
         let id = match state.names.get(file) {

@@ -107,6 +107,34 @@ fn judge(noted: &Receiver<(u64, String, String)>, done: &[(u64, SimArchive)]) ->
     Ok(())
 }
 
+/// Everything dies and segments are reused while a backup copies them.
+pub(super) fn what_is_copied_is_not_overwritten() -> Verdict {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(u64::MAX, false))?;
+    for number in 0..40_u8 {
+        put(&store, &format!("key{number}"), &[number; 500])?;
+    }
+    let old = held(&store)?;
+    let archive = SimArchive::new();
+    let beside = store.clone();
+    archive.before_create(move |file| {
+        if file.starts_with("segment") {
+            for number in 0..40_u8 {
+                let _ = beside.delete(format!("key{number}").as_bytes());
+            }
+            for number in 0..200_u8 {
+                let _ = beside.put(b"filler", &[number; 900]);
+            }
+        }
+    });
+    store.backup_to(&archive, &Progress::default()).map_err(words)?;
+    let (store, _) = restored(&archive, Initial::Zeros)?;
+    if held(&store)? != old {
+        return Err("a segment was overwritten before its copy was read".to_owned());
+    }
+    Ok(())
+}
+
 /// A backup and a changed store's second one, which may stop anywhere: one of both is there.
 pub(super) fn a_backup_is_there_or_the_one_before() -> Verdict {
     for call in 1.. {

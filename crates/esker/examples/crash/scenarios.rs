@@ -23,7 +23,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 20] = [
+    let scenarios: [Scenario; 21] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -41,6 +41,7 @@ pub(crate) fn all() -> Verdict {
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
         ("a backup is a prefix", backups::a_backup_is_a_prefix),
+        ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),
         ("a damaged backup is refused", backups::a_damaged_backup_is_refused),
         ("a restore is whole or none", backups::a_restore_is_whole_or_none),

@@ -57,8 +57,6 @@ esker_base::sites! {
     pub BACKUP_READ: Read = "depot.backup.read";
     /// A segment that is being copied is not overwritten.
     pub BACKUP_HOLD: Compare = "depot.backup.hold";
-    /// A backup waits for the batch that was in flight when its hold began.
-    pub BACKUP_WAIT: Wait = "depot.backup.wait";
     /// The copy of an open segment ends where the backup does.
     pub BACKUP_CUT: Compare = "depot.backup.cut";
     /// Makes a file of a backup durable before the manifest names it.
