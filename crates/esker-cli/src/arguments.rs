@@ -91,6 +91,23 @@ pub(crate) enum Command {
         #[arg(long)]
         trim: bool,
     },
+    /// Copy the store to the folder DIR; what an earlier backup there has is not copied again
+    Backup {
+        #[command(flatten)]
+        data: Data,
+        #[arg(value_name = "DIR")]
+        target: PathBuf,
+    },
+    /// Make a store from the backup in the folder DIR, where there is none
+    Restore {
+        #[command(flatten)]
+        data: Data,
+        /// Capacity of the new store; as large as the old one if missing
+        #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
+        size: Option<String>,
+        #[arg(value_name = "DIR")]
+        source: PathBuf,
+    },
     /// Write all items to FILE, or standard output, as JSON lines
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Dump {

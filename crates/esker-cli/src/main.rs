@@ -4,6 +4,7 @@
 //! asked for goes to standard output; everything said to people goes to standard error.
 
 mod arguments;
+mod backup;
 mod commands;
 mod config;
 mod dump;
@@ -15,7 +16,7 @@ mod serve;
 mod service;
 mod store;
 
-use arguments::{Arguments, Command};
+use arguments::{Arguments, Command, Size};
 use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
@@ -43,6 +44,10 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Stat { data, json } => figures::stat(&data, json),
         Command::Check { data } => commands::check(&data),
         Command::Compact { data, trim } => commands::compact(&data, trim),
+        Command::Backup { data, target } => backup::backup(&data, &target),
+        Command::Restore { data, size, source } => {
+            backup::restore(&data, Size { text: size }, &source)
+        }
         Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
         Command::Load { data, size, file } => dump::load(&data, size, file.as_deref()),
     }

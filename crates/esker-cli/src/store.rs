@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::progress::progress;
 use esker::options::Progress;
 use esker::{Options, Store};
+use indicatif::ProgressBar;
 
 /// Opens the store that is there.
 pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
@@ -24,14 +25,19 @@ pub(crate) fn new_options(data: &Data, size: &Size) -> Result<Options, Failure> 
     Ok(options)
 }
 
+/// Progress that is shown on `bar`.
+pub(crate) fn shown_on(bar: &ProgressBar) -> Progress {
+    let shown = bar.clone();
+    Progress::new(move |done, all| {
+        shown.set_length(all);
+        shown.set_position(done);
+    })
+}
+
 /// Opens a store and shows how far recovery is.
 pub(crate) fn open_with(mut options: Options) -> Result<Store, Failure> {
     let bar = progress("recovering", 0);
-    let shown = bar.clone();
-    options.progress = Progress::new(move |done, all| {
-        shown.set_length(all);
-        shown.set_position(done);
-    });
+    options.progress = shown_on(&bar);
     let store = Store::open(&options);
     bar.finish_and_clear();
     Ok(store?)

@@ -57,3 +57,40 @@ fn a_dump_that_is_cut_short_is_noticed() {
     scratch.run_with(&["load"], b"something else\n").exits_with(3);
     scratch.run(&["load", "nowhere.jsonl"]).exits_with(3);
 }
+
+#[test]
+fn a_backup_makes_an_equal_store_elsewhere_and_a_second_one_copies_what_changed() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "colour", "blue"]).exits_with(0);
+    scratch.run(&["put", "shape", "round"]).exits_with(0);
+    let first = scratch.run(&["backup", "copies/of-it"]).exits_with(0);
+    assert!(first.said.contains("1 segments copied"), "{first:?}");
+    scratch.run(&["delete", "shape"]).exits_with(0);
+    scratch.run(&["backup", "copies/of-it"]).exits_with(0);
+    let restored = scratch.run(&["restore", "copies/of-it", "--data", "new"]).exits_with(0);
+    assert!(restored.said.contains("1 segments restored"), "{restored:?}");
+    assert_eq!(scratch.run(&["get", "colour", "--data", "new"]).exits_with(0).text(), "blue");
+    scratch.run(&["get", "shape", "--data", "new"]).exits_with(1);
+    scratch.run(&["check", "--data", "new"]).exits_with(0);
+    // Not over what is there, and not from nowhere.
+    let refused = scratch.run(&["restore", "copies/of-it", "--data", "new"]).exits_with(2);
+    assert!(refused.said.contains("something here already"), "{refused:?}");
+    scratch.run(&["restore", "nowhere", "--data", "other"]).exits_with(2);
+    scratch.run(&["backup", "new"]).exits_with(2);
+}
+
+#[test]
+fn a_damaged_backup_is_refused_and_the_file_is_named() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    scratch.run(&["backup", "copy"]).exits_with(0);
+    let mut files = std::fs::read_dir(scratch.path("copy")).unwrap().map(|entry| entry.unwrap());
+    let file = files.find(|entry| entry.file_name() != "MANIFEST").unwrap();
+    let mut bytes = std::fs::read(file.path()).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(file.path(), bytes).unwrap();
+    let refused = scratch.run(&["restore", "copy", "--data", "new"]).exits_with(3);
+    assert!(refused.said.contains(file.file_name().to_str().unwrap()), "{refused:?}");
+    // What is there now is no store, and another restore may follow.
+    scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
+}

@@ -676,3 +676,24 @@ fn a_restore_that_is_cut_off_leaves_no_store_or_all_of_it() {
     }
     assert!(none > 100 && all > 4, "{none} without a store, {all} with all of it");
 }
+
+/// What only the headers of free segments said, the manifest says: the restored store knows it.
+#[test]
+fn versions_and_clears_of_the_manifest_hold_in_the_restored_store() {
+    use esker_format::backup::{MANIFEST_NAME, Manifest};
+    let (_, store, model) = filled(22, 60);
+    let archive = SimArchive::new();
+    let last = backup(&store, &archive).unwrap().last_version;
+    let size = archive.size_bytes_of(MANIFEST_NAME).unwrap().unwrap();
+    let mut bytes = vec![0; usize::try_from(size).unwrap()];
+    archive.read_at(MANIFEST_NAME, 0, &mut bytes).unwrap();
+    let mut manifest = Manifest::decode(&bytes).unwrap();
+    manifest.next_version = Version(last.0 + 1000);
+    manifest.clear_version = Version(31);
+    archive.create(MANIFEST_NAME).unwrap().write(&manifest.encode()).unwrap();
+    let (device, store) = restored_on(&archive, DEVICE_SIZE, Initial::Zeros).unwrap();
+    assert_eq!(held(&store).len(), model.len() - 30, "thirty records were cleared");
+    assert_eq!(store.put(b"new", b"1").unwrap(), Version(last.0 + 1000));
+    drop(store);
+    assert_eq!(held(&open(&device, &options(1)).unwrap()).len(), model.len() - 29);
+}
