@@ -11,6 +11,15 @@
 
 pub mod backup;
 pub mod depot;
+#[cfg(test)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests fail by panicking"
+)]
+mod page;
+pub mod stripe;
 
 /// Why bytes are not what they should be. The reader adds device and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

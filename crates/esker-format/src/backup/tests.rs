@@ -1,31 +1,13 @@
 //! The manifest against its documentation, its limits, and damage.
 
 use super::*;
+use crate::page::table;
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
-use std::fmt::Write as _;
-use std::mem::offset_of;
-
-macro_rules! table {
-    ($raw:ty: $($field:ident $kind:literal),* $(,)?) => {{
-        let mut rows: Vec<(&str, usize, &str)> =
-            vec![$((stringify!($field), offset_of!($raw, $field), $kind)),*];
-        rows.push(("", size_of::<$raw>(), ""));
-        let mut text = String::from("| offset | bytes | type | field |\n|---:|---:|---|---|\n");
-        for pair in rows.windows(2) {
-            let ((name, offset, kind), (_, end, _)) = (pair[0], pair[1]);
-            writeln!(text, "| {offset} | {} | {kind} | `{name}` |", end - offset).unwrap();
-        }
-        writeln!(text, "\n{} bytes.", size_of::<$raw>()).unwrap();
-        text
-    }};
-}
 
 /// Run with `REWRITE=1` to bring the page up to date after a change of the format.
 #[test]
 fn the_normative_page_has_the_tables_of_the_code() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/backup.md");
-    let page = std::fs::read_to_string(path).unwrap();
     let parts = [
         (
             "table manifest header",
@@ -39,17 +21,7 @@ fn the_normative_page_has_the_tables_of_the_code() {
                 length_bytes "u64", number "u64", checksum "u32", reserved "zeros"),
         ),
     ];
-    let mut expected = page.clone();
-    for (name, text) in parts {
-        let start = format!("<!-- {name} -->\n");
-        let (before, rest) = expected.split_once(&start).expect(name);
-        let (_, after) = rest.split_once("<!-- end -->").expect(name);
-        expected = format!("{before}{start}{text}<!-- end -->{after}");
-    }
-    if std::env::var_os("REWRITE").is_some() {
-        std::fs::write(path, &expected).unwrap();
-    }
-    assert!(page == expected, "docs/format/backup.md is stale: run this test with REWRITE=1");
+    crate::page::assert_has("backup.md", &parts);
 }
 
 fn manifest() -> Manifest {

@@ -2,27 +2,12 @@
 
 use super::*;
 use crate::Flaw;
+use crate::page::table;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use esker_base::rng::Rng;
 use std::fmt::Write as _;
-use std::mem::offset_of;
 
 const PLACE: Place = Place { salt: 0x1122_3344_5566_7788, offset: 1_048_576 };
-
-macro_rules! table {
-    ($raw:ty: $($field:ident $kind:literal),* $(,)?) => {{
-        let mut rows: Vec<(&str, usize, &str)> =
-            vec![$((stringify!($field), offset_of!($raw, $field), $kind)),*];
-        rows.push(("", size_of::<$raw>(), ""));
-        let mut text = String::from("| offset | bytes | type | field |\n|---:|---:|---|---|\n");
-        for pair in rows.windows(2) {
-            let ((name, offset, kind), (_, end, _)) = (pair[0], pair[1]);
-            writeln!(text, "| {offset} | {} | {kind} | `{name}` |", end - offset).unwrap();
-        }
-        writeln!(text, "\n{} bytes.", size_of::<$raw>()).unwrap();
-        text
-    }};
-}
 
 fn example() -> Vec<u8> {
     let meta = RecordMeta {
@@ -63,8 +48,6 @@ fn hex(bytes: &[u8]) -> String {
 /// Run with `REWRITE=1` to bring the page up to date after a change of the format.
 #[test]
 fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/depot.md");
-    let page = std::fs::read_to_string(path).unwrap();
     let parts = [
         (
             "table superblock",
@@ -92,17 +75,7 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
         ),
         ("example", hex(&example()[..112])),
     ];
-    let mut expected = page.clone();
-    for (name, text) in parts {
-        let start = format!("<!-- {name} -->\n");
-        let (before, rest) = expected.split_once(&start).expect(name);
-        let (_, after) = rest.split_once("<!-- end -->").expect(name);
-        expected = format!("{before}{start}{text}<!-- end -->{after}");
-    }
-    if std::env::var_os("REWRITE").is_some() {
-        std::fs::write(path, &expected).unwrap();
-    }
-    assert!(page == expected, "docs/format/depot.md is stale: run this test with REWRITE=1");
+    crate::page::assert_has("depot.md", &parts);
 }
 
 #[test]
