@@ -11,9 +11,11 @@ pub mod file;
 pub mod folder;
 pub mod pmem;
 pub mod sim;
+pub mod striped;
 
 pub use archive::{Archive, ArchiveWriter, FolderArchive};
 pub use block::{BlockDevice, BlockGeometry, Counters};
 pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};
 pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};
+pub use striped::{NewSet, StripedDevice};
