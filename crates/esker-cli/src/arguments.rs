@@ -15,9 +15,9 @@ pub(crate) struct Arguments {
 /// Where the store is.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Data {
-    /// Folder or device with the data
+    /// Folder or device with the data; repeated for a store that is striped over several
     #[arg(long = "data", value_name = "PATH", env = "ESKER_DATA", default_value = crate::config::DEFAULT_DATA)]
-    pub(crate) path: PathBuf,
+    pub(crate) paths: Vec<PathBuf>,
 }
 
 /// How large a store is that does not exist yet.
@@ -145,9 +145,9 @@ pub(crate) struct ServeArguments {
     /// File with lines of user:password; clients have to say who they are
     #[arg(long, value_name = "FILE", env = "ESKER_AUTH_FILE")]
     pub(crate) auth_file: Option<String>,
-    /// Folder or device with the data; created if missing
+    /// Folder or device with the data, created if missing; repeatable: the store is striped over all
     #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
-    pub(crate) data: Option<String>,
+    pub(crate) data: Vec<String>,
     /// Storage engine: depot
     #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
     pub(crate) engine: Option<String>,
@@ -192,30 +192,25 @@ pub(crate) struct ServeArguments {
 impl ServeArguments {
     /// What was given, by name.
     pub(crate) fn given(&self) -> Vec<(&'static str, Vec<String>)> {
-        let mut given = Vec::new();
-        if !self.listen.is_empty() {
-            given.push(("listen", self.listen.clone()));
-        }
-        let single = [
-            ("allow-remote", &self.allow_remote),
-            ("tls-cert", &self.tls_cert),
-            ("tls-key", &self.tls_key),
-            ("auth-file", &self.auth_file),
-            ("data", &self.data),
-            ("engine", &self.engine),
-            ("size", &self.size),
-            ("durability", &self.durability),
-            ("cores", &self.cores),
-            ("io", &self.io),
-            ("connections-max", &self.connections_max),
-            ("item-size-max", &self.item_size_max),
-            ("memory-max", &self.memory_max),
-            ("idle-timeout", &self.idle_timeout),
-            ("request-timeout", &self.request_timeout),
+        let one = |text: &Option<String>| text.iter().cloned().collect::<Vec<_>>();
+        let all = [
+            ("listen", self.listen.clone()),
+            ("allow-remote", one(&self.allow_remote)),
+            ("tls-cert", one(&self.tls_cert)),
+            ("tls-key", one(&self.tls_key)),
+            ("auth-file", one(&self.auth_file)),
+            ("data", self.data.clone()),
+            ("engine", one(&self.engine)),
+            ("size", one(&self.size)),
+            ("durability", one(&self.durability)),
+            ("cores", one(&self.cores)),
+            ("io", one(&self.io)),
+            ("connections-max", one(&self.connections_max)),
+            ("item-size-max", one(&self.item_size_max)),
+            ("memory-max", one(&self.memory_max)),
+            ("idle-timeout", one(&self.idle_timeout)),
+            ("request-timeout", one(&self.request_timeout)),
         ];
-        given.extend(
-            single.into_iter().filter_map(|(name, text)| Some((name, vec![text.clone()?]))),
-        );
-        given
+        all.into_iter().filter(|(_, values)| !values.is_empty()).collect()
     }
 }

@@ -15,7 +15,7 @@ use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Where data lie unless told otherwise.
@@ -48,7 +48,11 @@ const SETTINGS: &[Setting] = &[
     setting("tls-cert", r#""""#, "certificate chain in PEM: TCP connections are encrypted"),
     setting("tls-key", r#""""#, "private key in PEM; where tls-cert is if not given"),
     setting("auth-file", r#""""#, "lines of user:password; clients have to say who they are"),
-    setting("data", r#""./esker-data""#, "folder or device with the data; created if missing"),
+    setting(
+        "data",
+        r#""./esker-data""#,
+        "folder or device with the data, created if missing; several: striped over them",
+    ),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
     setting(
@@ -81,7 +85,7 @@ pub(crate) struct Config {
     pub(crate) tls_cert: Option<PathBuf>,
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) auth_file: Option<PathBuf>,
-    pub(crate) data: PathBuf,
+    pub(crate) data: Vec<PathBuf>,
     pub(crate) engine: String,
     pub(crate) size_bytes: u64,
     pub(crate) durability: Durability,
@@ -147,7 +151,7 @@ impl Config {
             tls_cert: None,
             tls_key: None,
             auth_file: None,
-            data: PathBuf::new(),
+            data: Vec::new(),
             engine: String::new(),
             size_bytes: 0,
             durability: Durability::Sync,
@@ -195,6 +199,10 @@ impl Config {
             self.listen = addresses.map_err(|error: esker::Error| error.to_string())?;
             return if self.listen.is_empty() { Err("needs an address".into()) } else { Ok(()) };
         }
+        if name == "data" {
+            self.data = values.iter().map(PathBuf::from).collect();
+            return if self.data.is_empty() { Err("needs a path".into()) } else { Ok(()) };
+        }
         if name == "io" {
             let words = values.iter().flat_map(|text| text.split(','));
             let facilities: Result<Vec<Facility>, _> =
@@ -211,7 +219,6 @@ impl Config {
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),
-            "data" => self.data = Path::new(text).to_owned(),
             "engine" => self.engine = parse_engine(text)?,
             "size" => self.size_bytes = parse_size(text)?,
             "durability" => self.durability = parse_durability(text)?,

@@ -4,7 +4,7 @@ use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
 use crate::service::{Service, read_credentials, read_tls, say};
-use esker::Options;
+use crate::store::options_at;
 use esker_server::ServerConfig;
 use std::io::Write;
 
@@ -29,7 +29,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         eprintln!("the configuration is valid");
         return Ok(Done::Yes);
     }
-    let mut store = Options::new(&config.data);
+    let mut store = options_at(&config.data);
     store.size_bytes = config.size_bytes;
     store.durability = config.durability;
     let server = ServerConfig {

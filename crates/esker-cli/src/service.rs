@@ -57,7 +57,9 @@ impl Service {
             ..esker_trt::Config::default()
         })?;
         let runtime = Arc::new(runtime);
-        let (path, durability) = (self.store.path.clone(), self.store.durability);
+        let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
+        let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+        let durability = self.store.durability;
         let store = open_with(self.store)?;
         let server = Server::start(&runtime, store.clone(), self.server)?;
         let stats = store.stats();
@@ -66,7 +68,7 @@ impl Service {
         say(&format!("esker {}", env!("CARGO_PKG_VERSION")));
         say(&format!(
             "data in {}: engine {}, {} items, {live} of {capacity}; {}",
-            path.display(),
+            paths.join(", "),
             self.engine,
             stats.items,
             store.report()

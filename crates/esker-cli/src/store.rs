@@ -1,23 +1,35 @@
 //! Opening the store of a command.
 
 use crate::arguments::{Data, Size};
-use crate::config::parse_size;
+use crate::config::{DEFAULT_DATA, parse_size};
 use crate::failure::Failure;
 use crate::progress::progress;
 use esker::options::Progress;
 use esker::{Options, Store};
 use indicatif::ProgressBar;
+use std::path::PathBuf;
+
+/// Options of the store at `paths`: the first is its path, further ones are striped with it.
+pub(crate) fn options_at(paths: &[PathBuf]) -> Options {
+    let (first, others) = match paths.split_first() {
+        Some((first, others)) => (first.clone(), others.to_vec()),
+        None => (PathBuf::from(DEFAULT_DATA), Vec::new()),
+    };
+    let mut options = Options::new(first);
+    options.devices = others;
+    options
+}
 
 /// Opens the store that is there.
 pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
-    let mut options = Options::new(&data.path);
+    let mut options = options_at(&data.paths);
     options.create = false;
     open_with(options)
 }
 
 /// Options of a store that is created if there is none.
 pub(crate) fn new_options(data: &Data, size: &Size) -> Result<Options, Failure> {
-    let mut options = Options::new(&data.path);
+    let mut options = options_at(&data.paths);
     if let Some(text) = &size.text {
         options.size_bytes =
             parse_size(text).map_err(|words| Failure::usage(format!("--size: {words}")))?;

@@ -7,9 +7,9 @@
 //! A backup that fails leaves the earlier one in the folder as it was. A restore that fails leaves
 //! a place that no open takes for a store; restore again.
 
+use crate::devices;
 use crate::engine::depot::restore::{Backup, restore as restore_depot};
 use crate::options::Options;
-use crate::store;
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_media::{Archive, BlockDevice, FolderArchive};
@@ -39,7 +39,7 @@ pub struct RestoreReport {
     pub last_version: Version,
 }
 
-/// Makes a store at `options.path` from the backup in the folder `source`; it is opened as any other
+/// Makes a store at `options.path` (and `options.devices`) from the backup in the folder `source`; it is opened as any other
 /// afterwards. Its size is `options.size_bytes`, or that of the store that was backed up if it is 0;
 /// segments keep their places, so a smaller one must still reach to the last one in use. It has the
 /// identity of that store: do not use both as one.
@@ -58,8 +58,8 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     if sized.size_bytes == 0 {
         sized.size_bytes = backup.device_size_bytes();
     }
-    let device = store::open_device(&sized)?;
-    restore_depot(&backup, &device, options.format, &options.progress)
+    let device = devices::open(&sized, Some(backup.shape()))?;
+    restore_depot(&backup, &*device, options.format, &options.progress)
 }
 
 /// As [`restore`], from an archive to a device that the caller opened.

@@ -6,6 +6,7 @@
 mod backup;
 mod batch;
 mod check;
+mod devices;
 mod engine;
 pub mod options;
 pub mod store;
@@ -26,4 +27,5 @@ pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
+    pub use esker_media::striped::sites as striped;
 }

@@ -60,7 +60,12 @@ impl fmt::Debug for Progress {
 pub struct Options {
     /// A folder, created if missing, or a raw block device.
     pub path: PathBuf,
-    /// Capacity of a new store in bytes; an existing store keeps its own.
+    /// More folders or raw block devices over which the store is striped, besides `path`: whole
+    /// segments take turns. Each gives what the smallest one has. An existing store needs all of
+    /// them, in any order. Default none.
+    pub devices: Vec<PathBuf>,
+    /// Capacity of a new store in bytes, over all devices; an existing store keeps its own, and raw
+    /// devices are used whole.
     pub size_bytes: u64,
     /// Default `Sync`.
     pub durability: Durability,
@@ -101,6 +106,7 @@ impl Options {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Options {
             path: path.into(),
+            devices: Vec::new(),
             size_bytes: DEFAULT_SIZE_BYTES,
             durability: Durability::Sync,
             create: true,

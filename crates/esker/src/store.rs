@@ -12,25 +12,17 @@
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
+use crate::devices;
 use crate::engine::Engine;
 use crate::engine::depot::Depot;
 use crate::options::{Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
-use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::{Archive, BlockDevice, Counters, FileDevice, FolderArchive, OpenOptions};
+use esker_media::{Archive, BlockDevice, Counters, FolderArchive};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Name of the data file in a store's folder.
-const DATA_FILE: &str = "depot.esker";
-
-/// How often, and after which rest, a store that another process has open is tried again.
-const LOCK_TRIES: u32 = 100;
-const LOCK_REST: Duration = Duration::from_millis(20);
 
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
@@ -68,17 +60,18 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at `options.path`, and creates it if there is none.
+    /// Opens the store at `options.path`, or over that and `options.devices`, and creates it if there is
+    /// none.
     ///
     /// # Errors
     /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
     /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
     pub fn open(options: &Options) -> Result<Store> {
-        Self::open_on(Arc::new(open_device(options)?), options)
+        Self::open_on(devices::open(options, None)?, options)
     }
 
-    /// Opens the store on a device that the caller opened; `options.path` and `size_bytes` are not
-    /// looked at.
+    /// Opens the store on a device that the caller opened; `options.path`, `devices` and `size_bytes` are
+    /// not looked at.
     ///
     /// # Errors
     /// As [`Store::open`].
@@ -390,29 +383,4 @@ impl Iterator for Iter {
             }
         }
     }
-}
-
-/// Opens the device that holds, or will hold, the store.
-pub(crate) fn open_device(options: &Options) -> Result<FileDevice> {
-    let found = esker_media::folder::locate(&options.path, DATA_FILE, options.create)?;
-    let create_size_bytes = (!found.exists).then_some(options.size_bytes);
-    let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
-    let open = || {
-        FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
-            ErrorKind::NoSpace => {
-                let wanted = format_size_bytes(options.size_bytes);
-                error.context(format!("a new store takes {wanted}; a smaller size may fit"))
-            }
-            _ => error,
-        })
-    };
-    // The requests of a process that was killed hold its lock until the kernel is done with them,
-    // which may be after the process is gone.
-    for _ in 0..LOCK_TRIES {
-        match open() {
-            Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
-            opened => return opened,
-        }
-    }
-    open()
 }

@@ -15,7 +15,7 @@ fn defaults_are_those_of_the_server() {
     assert_eq!(config.listen, [ListenAddress::default()]);
     assert_eq!((config.size_bytes, config.durability), (8 << 30, Durability::Sync));
     assert_eq!(config.io, Facility::ALL);
-    assert_eq!(config.data, Path::new(DEFAULT_DATA));
+    assert_eq!(config.data, [PathBuf::from(DEFAULT_DATA)]);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         tls_cert: some(),
         tls_key: some(),
         auth_file: some(),
-        data: some(),
+        data: vec![String::new()],
         engine: some(),
         size: some(),
         durability: some(),

@@ -43,12 +43,13 @@ impl NewSet {
         if self.unit_size_bytes >= MIB { MIB } else { 8192_u64.max(2 * block) }
     }
 
-    /// Bytes that each of `count` members needs so that they hold `size_bytes` together, on members
+    /// Bytes that each of `count` members needs so that they hold `size_bytes` together or more, on members
     /// with blocks of `block` bytes.
     #[must_use]
     pub fn member_size_bytes(&self, size_bytes: u64, count: u64, block: u64) -> u64 {
-        let units = size_bytes.saturating_sub(self.lead_size_bytes) / self.unit_size_bytes.max(1);
-        let each = units / count.max(1) * self.unit_size_bytes;
+        let behind = size_bytes.saturating_sub(self.lead_size_bytes);
+        let units = behind.div_ceil(self.unit_size_bytes.max(1)).div_ceil(count.max(1));
+        let each = units.saturating_mul(self.unit_size_bytes);
         self.lead_offset(block).saturating_add(self.lead_size_bytes).saturating_add(each)
     }
 }
@@ -227,6 +228,12 @@ fn make(
     let header = MemberHeader { set_id: new.set_id, member_index: 0, state, generation, layout };
     // PERSIST: all members say that they are being made, before one says that it is complete (M2).
     write_members(members, &header, pool)?;
+    if let Some(first) = members.first().filter(|_| new.lead_size_bytes > 0) {
+        let zeros = pool.get_zeroed(usize::try_from(new.lead_size_bytes).unwrap_or(0));
+        // PERSIST: what an earlier store has there is not found on the new set.
+        first.write_at(sites::MEMBER_WRITE, lead_offset, &[IoSlice::new(&zeros)])?;
+        first.flush(sites::MEMBER_FLUSH)?;
+    }
     let state = StripeState::Complete;
     write_members(members, &MemberHeader { state, ..header }, pool)?;
     Ok(layout)

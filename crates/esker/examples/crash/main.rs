@@ -12,6 +12,7 @@
 )]
 
 mod backups;
+mod members;
 mod scenarios;
 mod stories;
 mod subject;
@@ -173,7 +174,8 @@ fn sweep(seed: u64) -> bool {
 fn run_mutants(arguments: &Arguments) -> ExitCode {
     let wanted =
         |site: &&esker_base::Site| arguments.site.as_ref().is_none_or(|name| name == site.name());
-    let sites: Vec<_> = esker::sites::depot::ALL.iter().filter(wanted).copied().collect();
+    let all = [esker::sites::depot::ALL, esker::sites::striped::ALL].concat();
+    let sites: Vec<_> = all.iter().filter(wanted).copied().collect();
     let report = mutants::run(&sites, || {
         // The cheap part first: most mutants end there.
         if scenarios::all().is_err() {

@@ -4,6 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::backups;
+use super::members;
 use super::stories;
 use super::subject::{SEGMENT_SIZE, options};
 use esker::{Durability, ErrorKind, Options, Store};
@@ -23,7 +24,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 21] = [
+    let scenarios: [Scenario; 23] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -45,6 +46,8 @@ pub(crate) fn all() -> Verdict {
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),
         ("a damaged backup is refused", backups::a_damaged_backup_is_refused),
         ("a restore is whole or none", backups::a_restore_is_whole_or_none),
+        ("members survive a cut apart", members::survive_a_cut_apart),
+        ("members are told apart", members::are_told_apart),
     ];
     for (name, scenario) in scenarios {
         let report = esker_trt::sim::run(7, scenario);

@@ -13,5 +13,6 @@ mod damage;
 mod faults;
 mod model;
 mod prefix;
+mod striped;
 mod support;
 mod threads;

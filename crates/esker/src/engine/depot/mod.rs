@@ -60,7 +60,7 @@ use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
 use esker_index::{Directory, Link};
-use esker_media::{Archive, BlockDevice, BufferPool, IoBuf};
+use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use layout::Layout;
 use parking_lot::Mutex;
@@ -255,6 +255,15 @@ impl Depot {
     fn forget_items(&self) {
         self.items.store(0, Ordering::Relaxed);
     }
+}
+
+/// Where the segments of a new store on such a device start and how long one is, in bytes.
+///
+/// # Errors
+/// `InvalidArgument` if the device is too small.
+pub(crate) fn plan(geometry: BlockGeometry, segment_size: Option<u64>) -> Result<(u64, u64)> {
+    let (data_offset, segment_size, _) = Layout::plan(geometry, segment_size)?;
+    Ok((data_offset, segment_size))
 }
 
 /// Reads the superblock: the newer valid copy, and whether the other one needs repair; `None` on a

@@ -75,6 +75,11 @@ impl<'a> Backup<'a> {
         self.manifest.superblock.device_size_bytes
     }
 
+    /// Where its segments start and how long one is, in bytes.
+    pub(crate) fn shape(&self) -> (u64, u64) {
+        (self.manifest.superblock.data_offset, self.manifest.superblock.segment_size_bytes)
+    }
+
     fn damaged(&self, entry: &ManifestEntry, words: &str) -> Error {
         let device = format!("{}/{}", self.archive.name(), entry.file_name());
         Error::corrupted("read backup", words).device(device)

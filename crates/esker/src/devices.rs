@@ -1,0 +1,140 @@
+//! The device that holds a store: a file, a raw device, or several of them as one.
+//!
+//! # Failure
+//! A crash while a store is made leaves blank files, or members of a set that holds nothing; the next
+//! open goes on from there.
+
+use crate::engine::depot::plan;
+use crate::options::Options;
+use esker_base::rng::{self, Rng};
+use esker_base::units::format_size_bytes;
+use esker_base::{Error, ErrorKind, Result};
+use esker_media::folder::{Located, locate};
+use esker_media::{BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, StripedDevice};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Name of the data file in a store's folder.
+const DATA_FILE: &str = "depot.esker";
+
+/// How often, and after which rest, a store that another process has open is tried again.
+const LOCK_TRIES: u32 = 100;
+const LOCK_REST: Duration = Duration::from_millis(20);
+/// The block size for which new members are sized, in bytes.
+const BLOCK_SIZE: u32 = 4096;
+
+/// Where segments start, and how long one is, in bytes.
+type Shape = (u64, u64);
+
+/// Opens the device of the store that `options` name; one that is made has room for segments of
+/// this shape, or of that which a new store of its size has.
+pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn BlockDevice>> {
+    if !options.devices.is_empty() {
+        return open_striped(options, shape);
+    }
+    let found = locate(&options.path, DATA_FILE, options.create)?;
+    let device = open_file(&found, options.size_bytes, options.size_bytes)?;
+    if !options.format
+        && let Some((index, count)) = StripedDevice::membership(&device)?
+    {
+        let words =
+            format!("this is member {index} of a store over {count} devices; name them all");
+        return Err(Error::invalid("open store", words).device(device.name()));
+    }
+    Ok(Arc::new(device))
+}
+
+/// Opens several devices as one.
+fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn BlockDevice>> {
+    let paths: Vec<&PathBuf> = std::iter::once(&options.path).chain(&options.devices).collect();
+    let count = paths.len() as u64;
+    let found = paths.iter().map(|path| locate(path, DATA_FILE, options.create));
+    let found: Vec<Located> = found.collect::<Result<_>>()?;
+    // Those that are there first: if they are members, a missing file is a lost one.
+    let mut members: Vec<Option<FileDevice>> = Vec::with_capacity(found.len());
+    let mut member_of = None;
+    for located in &found {
+        let member =
+            located.exists.then(|| open_file(located, 0, options.size_bytes)).transpose()?;
+        if let Some(member) = &member {
+            member_of = member_of.or(StripedDevice::membership(member)?);
+        }
+        members.push(member);
+    }
+    let missing = found.iter().find(|located| !located.exists);
+    if let (Some(missing), Some((_, count)), false) = (missing, member_of, options.format) {
+        let words =
+            format!("there is nothing here, and others are members of a store over {count}");
+        return Err(Error::invalid("open store", words).device(missing.path.display().to_string()));
+    }
+    let shape_for = |size_bytes| match shape {
+        Some(shape) => Ok(shape),
+        None => {
+            let geometry = BlockGeometry { size_bytes, block_size_bytes: BLOCK_SIZE };
+            plan(geometry, options.testing.segment_size_bytes)
+        }
+    };
+    let mut set = NewSet {
+        lead_size_bytes: 0,
+        unit_size_bytes: 1,
+        set_id: identity(options)?,
+        replace: options.format,
+    };
+    if missing.is_some() {
+        (set.lead_size_bytes, set.unit_size_bytes) = shape_for(options.size_bytes)?;
+    }
+    let each = set.member_size_bytes(options.size_bytes, count, u64::from(BLOCK_SIZE));
+    let members = members.into_iter().zip(&found).map(|(member, located)| match member {
+        Some(member) => Ok(member),
+        None => open_file(located, each, options.size_bytes),
+    });
+    let members: Vec<FileDevice> = members.collect::<Result<_>>()?;
+    if missing.is_none() && (options.create || options.format) {
+        let smallest = members.iter().map(|member| member.geometry().size_bytes).min();
+        // Too small a device says so when a set is to be made of it.
+        if let Ok(shape) = shape_for(smallest.unwrap_or(0).saturating_mul(count)) {
+            (set.lead_size_bytes, set.unit_size_bytes) = shape;
+        }
+    }
+    let members = members.into_iter().map(|member| Arc::new(member) as Arc<dyn BlockDevice>);
+    let new = (options.create || options.format).then_some(&set);
+    Ok(Arc::new(StripedDevice::open(members.collect(), new)?))
+}
+
+/// Identity of a set that may be made.
+fn identity(options: &Options) -> Result<[u8; 16]> {
+    match options.testing.seed {
+        Some(seed) => {
+            let mut id = [0; 16];
+            Rng::from_seed(seed).fill(&mut id);
+            Ok(id)
+        }
+        None => rng::secret(),
+    }
+}
+
+/// Opens a file, which is created with `size_bytes` if there is none, or a raw device, of a store of
+/// `store_size_bytes`.
+fn open_file(found: &Located, size_bytes: u64, store_size_bytes: u64) -> Result<FileDevice> {
+    let create_size_bytes = (!found.exists).then_some(size_bytes);
+    let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
+    let open = || {
+        FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
+            ErrorKind::NoSpace => {
+                let wanted = format_size_bytes(store_size_bytes);
+                error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+            }
+            _ => error,
+        })
+    };
+    // The requests of a process that was killed hold its lock until the kernel is done with them,
+    // which may be after the process is gone.
+    for _ in 0..LOCK_TRIES {
+        match open() {
+            Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
+            opened => return opened,
+        }
+    }
+    open()
+}
