@@ -11,14 +11,6 @@
 
 pub mod backup;
 pub mod depot;
-#[cfg(test)]
-#[allow(
-    clippy::indexing_slicing,
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "tests fail by panicking"
-)]
-mod page;
 pub mod stripe;
 
 /// Why bytes are not what they should be. The reader adds device and offset.
@@ -52,3 +44,13 @@ impl std::fmt::Display for Flaw {
 }
 
 impl std::error::Error for Flaw {}
+
+#[cfg(test)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "tests fail by panicking"
+)]
+mod tests;

@@ -1,7 +1,7 @@
 //! The manifest against its documentation, its limits, and damage.
 
 use super::*;
-use crate::page::table;
+use crate::tests::table;
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
 
@@ -21,7 +21,7 @@ fn the_normative_page_has_the_tables_of_the_code() {
                 length_bytes "u64", number "u64", checksum "u32", reserved "zeros"),
         ),
     ];
-    crate::page::assert_has("backup.md", &parts);
+    crate::tests::assert_has("backup.md", &parts);
 }
 
 fn manifest() -> Manifest {

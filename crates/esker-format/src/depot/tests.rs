@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::Flaw;
-use crate::page::table;
+use crate::tests::table;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use esker_base::rng::Rng;
 use std::fmt::Write as _;
@@ -75,7 +75,7 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
         ),
         ("example", hex(&example()[..112])),
     ];
-    crate::page::assert_has("depot.md", &parts);
+    crate::tests::assert_has("depot.md", &parts);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The header of a member against its documentation, its limits, and damage.
 
 use super::*;
-use crate::page::table;
+use crate::tests::table;
 use esker_base::rng::Rng;
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ fn the_normative_page_has_the_table_of_the_code() {
         set_id "16 bytes", member_index "u32", member_count "u32", state "u32",
         reserved_word "zeros", generation "u64", lead_offset "u64", lead_size_bytes "u64",
         unit_size_bytes "u64", unit_count "u64", reserved "zeros");
-    crate::page::assert_has("stripe.md", &[("table member header", header)]);
+    crate::tests::assert_has("stripe.md", &[("table member header", header)]);
 }
 
 fn header() -> MemberHeader {

@@ -17,7 +17,7 @@ pub(crate) fn table_of(rows: &[(&str, usize, &str)]) -> String {
 /// A table of the fields of a structure.
 macro_rules! table {
     ($raw:ty: $($field:ident $kind:literal),* $(,)?) => {
-        $crate::page::table_of(&[
+        $crate::tests::table_of(&[
             $((stringify!($field), std::mem::offset_of!($raw, $field), $kind),)*
             ("", size_of::<$raw>(), ""),
         ])
