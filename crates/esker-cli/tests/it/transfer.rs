@@ -94,3 +94,20 @@ fn a_damaged_backup_is_refused_and_the_file_is_named() {
     // What is there now is no store, and another restore may follow.
     scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
 }
+
+#[test]
+fn a_store_over_two_folders_needs_both_in_any_order() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v", "--data", "one", "--data", "two"]).exits_with(0);
+    assert!(scratch.path("one/depot.esker").exists() && scratch.path("two/depot.esker").exists());
+    let got = scratch.run(&["get", "k", "--data", "two", "--data", "one"]).exits_with(0);
+    assert_eq!(got.text(), "v");
+    let stat = scratch.run(&["stat", "--data", "one", "--data", "two"]).exits_with(0);
+    assert!(stat.text().contains("striped over 2 members"), "{stat:?}");
+    let alone = scratch.run(&["get", "k", "--data", "two"]).exits_with(2);
+    assert!(alone.said.contains("member 1 of a store over 2 devices"), "{alone:?}");
+    scratch.run(&["put", "k", "v", "--data", "two", "--data", "three"]).exits_with(2);
+    scratch.run(&["backup", "copy", "--data", "one", "--data", "two"]).exits_with(0);
+    scratch.run(&["restore", "copy", "--data", "plain"]).exits_with(0);
+    assert_eq!(scratch.run(&["get", "k", "--data", "plain"]).exits_with(0).text(), "v");
+}

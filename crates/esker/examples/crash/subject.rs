@@ -1,13 +1,18 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use esker::{Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store};
+use esker::options::Progress;
+use esker::{
+    Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store, restore_on,
+};
 use esker_base::clock::ManualClock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
+use esker_media::sim::{SimArchive, SimBlock, SimBlockOptions};
 use esker_testkit::explore::{Block, Config, Subject};
 use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
 pub(crate) const SEGMENT_SIZE: u64 = 8192;
@@ -43,7 +48,7 @@ pub(crate) fn config() -> Config {
             segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
             ..Limits::default()
         },
-        weights: Weights { batch: 6, clean: 6, ..Weights::USUAL },
+        weights: Weights { batch: 6, clean: 6, check: 3, ..Weights::USUAL },
         ..Config::default()
     }
 }
@@ -87,6 +92,28 @@ impl Subject for Depot {
     }
 }
 
+/// A backup beside whatever else goes on, restored at once: a store that opens and is sound. It may
+/// fail where the device does, or for lack of room.
+fn backup_beside(store: &Store, hash_mask: u64) -> Result<()> {
+    let archive = SimArchive::new();
+    if store.backup_to(&archive, &Progress::default()).is_err() {
+        return Ok(());
+    }
+    let mut of = SimBlockOptions::new(config().size_bytes, 1);
+    // A store with larger blocks than the device's is fine.
+    (of.record, of.latency_max) = (false, Duration::ZERO);
+    let target = Arc::new(SimBlock::new(of));
+    restore_on(&archive, &*target, &options(hash_mask, false))?;
+    let restored = Store::open_on(target, &options(hash_mask, false))?;
+    let report = restored.check()?;
+    match report.problems.first() {
+        None => Ok(()),
+        Some(problem) => {
+            Err(Error::new(ErrorKind::Corrupted, "check restored").context(problem.clone()))
+        }
+    }
+}
+
 impl Depot {
     fn try_apply(&self, store: &Store, op: &Op) -> Result<Reply> {
         Ok(match op {
@@ -117,6 +144,7 @@ impl Depot {
             }
             Op::Iterate => Reply::All(Subject::dump(self, store)?),
             Op::Check => {
+                backup_beside(store, self.hash_mask)?;
                 let report = store.check()?;
                 match report.problems.first() {
                     None => Reply::Done,
