@@ -108,7 +108,16 @@ impl ManifestEntry {
 /// Whether a backup may have made a file with this name.
 #[must_use]
 pub fn is_backup_name(name: &str) -> bool {
-    name == MANIFEST_NAME || name == MANIFEST_NEW_NAME || name.starts_with("segment-")
+    if name == MANIFEST_NAME || name == MANIFEST_NEW_NAME {
+        return true;
+    }
+    let Some(numbers) = name.strip_prefix("segment-") else { return false };
+    let mut parts = numbers.split('-');
+    let mut is_number = |least: usize| {
+        let part = parts.next().unwrap_or("");
+        part.len() >= least && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    is_number(8) && is_number(16) && is_number(8) && parts.next().is_none()
 }
 
 /// A backup: which files it is made of, and what they cover.

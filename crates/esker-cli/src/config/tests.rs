@@ -37,6 +37,16 @@ fn the_command_line_goes_before_the_file() {
 }
 
 #[test]
+fn data_may_lie_in_several_places() {
+    let config = read("data = [\"/one\", \"/two\"]\n").expect("valid");
+    assert_eq!(config.data, [PathBuf::from("/one"), PathBuf::from("/two")]);
+    let arguments =
+        ServeArguments { data: vec!["a".into(), "b".into()], ..ServeArguments::default() };
+    let config = Config::of(&arguments).expect("valid");
+    assert_eq!(config.data, [PathBuf::from("a"), PathBuf::from("b")]);
+}
+
+#[test]
 fn errors_say_where_and_what() {
     for (text, words) in [
         ("cores = 1\nbogus = 2\n", "esker.toml:2: bogus: no such option"),

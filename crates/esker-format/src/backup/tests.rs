@@ -97,6 +97,18 @@ fn entries_that_no_backup_writes_are_refused() {
 }
 
 #[test]
+fn only_names_that_a_backup_gives_are_its_own() {
+    for entry in &manifest().segments {
+        assert!(is_backup_name(&entry.file_name()), "{}", entry.file_name());
+    }
+    let large = ManifestEntry { number: u64::MAX, ..manifest().segments[0] };
+    assert!(is_backup_name(&large.file_name()) && is_backup_name("MANIFEST.new"));
+    for other in ["segment-of-mine", "segment-1-2-3", "segment-00000001-0000000000000001", "x"] {
+        assert!(!is_backup_name(other), "{other}");
+    }
+}
+
+#[test]
 fn a_newer_manifest_is_named() {
     let mut bytes = manifest().encode();
     bytes[8] = 2;

@@ -320,7 +320,7 @@ pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<Manifest>> {
         return Ok(None);
     };
     // No more than a manifest of the largest store takes.
-    const SIZE_MAX: u64 = 1 << 30;
+    const SIZE_MAX: u64 = 256 << 20;
     let size = usize::try_from(size.min(SIZE_MAX)).unwrap_or(0);
     let mut bytes = vec![0; size];
     let read = archive.read_at(MANIFEST_NAME, 0, &mut bytes)?;
