@@ -72,9 +72,12 @@ impl Shared {
     fn connections_told(&self, output: &mut Output) {
         for (index, address) in self.addresses.iter().enumerate() {
             let (family, address) = match address {
-                ListenAddress::Tcp(address) if address.is_ipv6() => ("tcp6", address.to_string()),
-                ListenAddress::Tcp(address) => ("tcp", address.to_string()),
-                ListenAddress::Unix(path) => ("unix", path.display().to_string()),
+                ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => {
+                    (if address.is_ipv6() { "tcp6" } else { "tcp" }, address.to_string())
+                }
+                ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
+                    ("unix", path.display().to_string())
+                }
             };
             stat(output, &format!("{index}:addr"), format_args!("{family}:{address}"));
             stat(output, &format!("{index}:state"), "conn_listening");
@@ -85,11 +88,11 @@ impl Shared {
     fn settings(&self, output: &mut Output) {
         let tcp = self.addresses.iter().find_map(|address| match address {
             ListenAddress::Tcp(address) => Some(address),
-            ListenAddress::Unix(_) => None,
+            _ => None,
         });
         let unix = self.addresses.iter().find_map(|address| match address {
             ListenAddress::Unix(path) => Some(path.display().to_string()),
-            ListenAddress::Tcp(_) => None,
+            _ => None,
         });
         stat(output, "maxbytes", self.store.stats().capacity_bytes);
         stat(output, "maxconns", self.limits.connections_max);

@@ -2,37 +2,15 @@
 
 use super::Session;
 use crate::execute::{Action, Answer, Unit};
-use crate::limits::TASKS_MAX;
-use crate::shared::Shared;
+use crate::place::TaskPlace;
 use crate::transport::Transport;
 use esker_trt::JoinHandle;
-use std::sync::Arc;
 
 /// A unit of a wave that was started.
 enum Begun {
     Done((Unit, Answer)),
     /// What is known of the unit, should its task fail, and the task.
     Task(Unit, JoinHandle<(Unit, Answer)>),
-}
-
-/// One of the tasks that a core may have beside its sessions: each has a stack, for which no memory
-/// is taken.
-struct TaskPlace {
-    shared: Arc<Shared>,
-    core: usize,
-}
-
-impl TaskPlace {
-    fn take(shared: &Arc<Shared>, core: usize) -> Option<TaskPlace> {
-        let taken = shared.counters.shard(core).try_begin_task(TASKS_MAX);
-        taken.then(|| TaskPlace { shared: shared.clone(), core })
-    }
-}
-
-impl Drop for TaskPlace {
-    fn drop(&mut self) {
-        self.shared.counters.shard(self.core).end_task();
-    }
 }
 
 impl<T: Transport> Session<T> {
@@ -91,7 +69,7 @@ impl<T: Transport> Session<T> {
     fn begin(&self, mut unit: Unit, place: TaskPlace) -> JoinHandle<(Unit, Answer)> {
         let buffer = self.received.share();
         esker_trt::spawn(move || {
-            let answer = place.shared.ground(place.core).run(&mut unit, &buffer);
+            let answer = place.ground().run(&mut unit, &buffer);
             (unit, answer)
         })
     }
