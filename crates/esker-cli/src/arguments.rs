@@ -20,6 +20,17 @@ pub(crate) struct Data {
     pub(crate) path: PathBuf,
 }
 
+/// Servers to ask instead of opening a store.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Servers {
+    /// Ask the server at native://HOST:PORT or native+unix:///PATH, not --data; repeatable: keys are spread over all
+    #[arg(long = "server", value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+    /// File with a line user:password, for servers that ask
+    #[arg(long, value_name = "FILE", requires = "urls")]
+    pub(crate) auth_file: Option<PathBuf>,
+}
+
 /// How large a store is that does not exist yet.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Size {
@@ -42,12 +53,16 @@ pub(crate) enum Command {
     Get {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         key: OsString,
     },
     /// Store VALUE, or standard input, under KEY
     Put {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         #[command(flatten)]
         size: Size,
         key: OsString,
@@ -57,6 +72,8 @@ pub(crate) enum Command {
     Delete {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         key: OsString,
     },
     /// Write all keys to standard output, one a line, in no order
@@ -74,6 +91,8 @@ pub(crate) enum Command {
     Stat {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         /// As one JSON object
         #[arg(long)]
         json: bool,
@@ -113,7 +132,7 @@ pub(crate) enum Command {
 /// environment variable. All are text here; `config` gives them meaning.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArguments {
-    /// Where to listen: memcache://HOST:PORT or unix:///PATH; repeatable
+    /// Where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH; repeatable
     #[arg(long, value_name = "URL", env = "ESKER_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
     /// Permit addresses that other machines can reach

@@ -11,6 +11,7 @@ mod failure;
 mod figures;
 mod memcached;
 mod progress;
+mod remote;
 mod serve;
 mod service;
 mod store;
@@ -36,11 +37,13 @@ fn run(command: Command) -> Result<Done, Failure> {
     match command {
         Command::Serve(arguments) => serve::serve(&arguments),
         Command::Memcached { arguments } => memcached::memcached(&arguments),
-        Command::Get { data, key } => commands::get(&data, &key),
-        Command::Put { data, size, key, value } => commands::put(&data, size, &key, value),
-        Command::Delete { data, key } => commands::delete(&data, &key),
+        Command::Get { data, servers, key } => commands::get(&data, &servers, &key),
+        Command::Put { data, servers, size, key, value } => {
+            commands::put(&data, &servers, &size, &key, value)
+        }
+        Command::Delete { data, servers, key } => commands::delete(&data, &servers, &key),
         Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
-        Command::Stat { data, json } => figures::stat(&data, json),
+        Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
         Command::Check { data } => commands::check(&data),
         Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Dump { data, file } => dump::dump(&data, file.as_deref()),

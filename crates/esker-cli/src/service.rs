@@ -109,7 +109,8 @@ fn in_file(path: &Path, error: &esker::Error) -> Failure {
     Failure::usage(format!("{}: {error}", path.display()))
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+/// Reads a small file.
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
     let file = std::fs::File::open(path);
