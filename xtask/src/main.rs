@@ -82,6 +82,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The native protocol beside memcache's, on one server, and the client library.
+    Native {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: time to open after a crash and after a clean stop.
     Restart {
         /// Arguments of the benchmark, `--help` among them.
@@ -240,6 +246,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
+        Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),

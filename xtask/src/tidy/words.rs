@@ -57,9 +57,10 @@ const RULES: [Rule; 8] = [
             "crates/esker/src/engine/depot/background.rs",
             "crates/esker-index/src/pool/helper.rs",
             "crates/esker-cli/src/serve",
+            "crates/esker-client/src/connection.rs",
         ],
         tests: true,
-        reason: "threads belong to the run-time; a store has one background thread, its index a helper",
+        reason: "threads belong to the run-time; a store has one background thread, its index a helper, a client's connection its reader",
     },
     Rule {
         word: "repr(C)",
