@@ -29,6 +29,9 @@ pub(crate) struct Servers {
     /// File with a line user:password, for servers that ask
     #[arg(long, value_name = "FILE", requires = "urls")]
     pub(crate) auth_file: Option<PathBuf>,
+    /// Certificates in PEM that the servers' are trusted by: TCP connections are encrypted
+    #[arg(long, value_name = "FILE", requires = "urls")]
+    pub(crate) tls_ca: Option<PathBuf>,
 }
 
 /// How large a store is that does not exist yet.

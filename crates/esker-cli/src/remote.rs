@@ -6,7 +6,7 @@
 use crate::arguments::Servers;
 use crate::failure::{Done, Failure};
 use crate::service::read_file;
-use esker_client::{Address, Cluster, ErrorKind, Member, Options};
+use esker_client::{Address, Cluster, ErrorKind, Member, Options, Tls};
 use std::io::Write;
 
 impl From<esker_client::Error> for Failure {
@@ -36,7 +36,11 @@ fn cluster(servers: &Servers) -> Result<Cluster, Failure> {
             Some((user.to_owned(), password.to_owned()))
         }
     };
-    Ok(Cluster::new(members, &Options { credentials, ..Options::default() })?)
+    let tls = match &servers.tls_ca {
+        None => None,
+        Some(path) => Some(Tls::from_pem(&read_file(path)?)?),
+    };
+    Ok(Cluster::new(members, &Options { credentials, tls, ..Options::default() })?)
 }
 
 /// `esker get --server`.

@@ -86,7 +86,7 @@ pub(crate) struct Submitted {
 impl Connection {
     /// Connects, exchanges hellos and says who the client is, if it is asked.
     pub(crate) fn open(address: &Address, options: &Options) -> Result<Handle> {
-        let socket = Socket::connect(address, options.connect_timeout).map_err(Error::not_sent)?;
+        let socket = Socket::connect(address, options).map_err(Error::not_sent)?;
         let limit = options.connect_timeout;
         socket
             .set_timeouts(Some(limit), limit)
@@ -222,8 +222,10 @@ impl Connection {
                 }
                 Err(error) => error,
             };
-            // The rest was surely not taken.
-            self.offered.fetch_sub(rest.len() as u64, Ordering::SeqCst);
+            if self.socket.fails_whole() {
+                // The rest was surely not taken.
+                self.offered.fetch_sub(rest.len() as u64, Ordering::SeqCst);
+            }
             return Err(error);
         }
         Ok(())

@@ -40,6 +40,7 @@ mod pending;
 mod ring;
 mod socket;
 mod table;
+mod tls;
 mod value;
 
 pub use address::{Address, NATIVE_PORT};
@@ -53,4 +54,5 @@ pub use esker_format::native::{Attributes, Condition, Status};
 pub use options::Options;
 pub use pending::{Pending, PendingValues};
 pub use ring::{POINTS_PER_WEIGHT, Ring};
+pub use tls::Tls;
 pub use value::{Outcome, Value};

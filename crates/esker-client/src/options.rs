@@ -1,5 +1,6 @@
 //! What a client is asked for.
 
+use crate::tls::Tls;
 use std::fmt;
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub struct Options {
     pub in_flight_max: usize,
     /// Who the client is, for servers that ask: user and password.
     pub credentials: Option<(String, String)>,
+    /// Whom to trust: TCP connections are encrypted. Not by default.
+    pub tls: Option<Tls>,
 }
 
 impl Default for Options {
@@ -31,6 +34,7 @@ impl Default for Options {
             backoff_max: Duration::from_secs(2),
             in_flight_max: 4096,
             credentials: None,
+            tls: None,
         }
     }
 }
@@ -45,6 +49,7 @@ impl fmt::Debug for Options {
             .field("backoff_max", &self.backoff_max)
             .field("in_flight_max", &self.in_flight_max)
             .field("user", &self.credentials.as_ref().map(|(user, _)| user))
+            .field("tls", &self.tls.is_some())
             .finish()
     }
 }

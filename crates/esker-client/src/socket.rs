@@ -1,6 +1,8 @@
-//! A connected socket, TCP or Unix, that one thread reads while others write.
+//! A connected socket, TCP, encrypted or Unix, that one thread reads while others write.
 
 use crate::address::Address;
+use crate::options::Options;
+use crate::tls::Encrypted;
 use esker_base::{Error, ErrorKind, Result};
 use std::io::{Read, Result as IoResult, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
@@ -11,12 +13,15 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
+    Encrypted(Box<Encrypted>),
     Unix(UnixStream),
 }
 
 impl Socket {
-    /// Connects within `limit`, each address of the host in turn.
-    pub(crate) fn connect(address: &Address, limit: Duration) -> Result<Socket> {
+    /// Connects, each address of the host in turn, and shakes hands if TLS is asked for: that is for
+    /// TCP only, as on the server.
+    pub(crate) fn connect(address: &Address, options: &Options) -> Result<Socket> {
+        let limit = options.connect_timeout;
         let failed = |source| {
             let error = Error::io("connect", source);
             // What the system calls an invalid argument is not the caller's.
@@ -35,7 +40,10 @@ impl Socket {
                         Ok(stream) => {
                             // Requests are whole: they are sent without delay.
                             stream.set_nodelay(true).map_err(failed)?;
-                            return Ok(Socket::Tcp(stream));
+                            let Some(tls) = &options.tls else { return Ok(Socket::Tcp(stream)) };
+                            set_tcp_timeouts(&stream, Some(limit), limit).map_err(failed)?;
+                            let encrypted = Encrypted::connect(stream, tls, host);
+                            return Ok(Socket::Encrypted(Box::new(encrypted.map_err(failed)?)));
                         }
                         Err(error) => last = error,
                     }
@@ -47,23 +55,25 @@ impl Socket {
 
     /// How long reads and writes may wait.
     pub(crate) fn set_timeouts(&self, read: Option<Duration>, write: Duration) -> IoResult<()> {
-        // Zero would mean for ever.
-        let (read, write) = (read.map(at_least), Some(at_least(write)));
         match self {
-            Socket::Tcp(stream) => {
-                stream.set_read_timeout(read)?;
-                stream.set_write_timeout(write)
-            }
+            Socket::Tcp(stream) => set_tcp_timeouts(stream, read, write),
+            Socket::Encrypted(stream) => set_tcp_timeouts(stream.socket(), read, write),
             Socket::Unix(stream) => {
-                stream.set_read_timeout(read)?;
-                stream.set_write_timeout(write)
+                stream.set_read_timeout(read.map(at_least))?;
+                stream.set_write_timeout(Some(at_least(write)))
             }
         }
+    }
+
+    /// Whether a write that fails has taken nothing.
+    pub(crate) fn fails_whole(&self) -> bool {
+        !matches!(self, Socket::Encrypted(_))
     }
 
     pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
         match self {
             Socket::Tcp(stream) => (&*stream).read(into),
+            Socket::Encrypted(stream) => stream.read(into),
             Socket::Unix(stream) => (&*stream).read(into),
         }
     }
@@ -71,6 +81,7 @@ impl Socket {
     pub(crate) fn write(&self, bytes: &[u8]) -> IoResult<usize> {
         match self {
             Socket::Tcp(stream) => (&*stream).write(bytes),
+            Socket::Encrypted(stream) => stream.write(bytes),
             Socket::Unix(stream) => (&*stream).write(bytes),
         }
     }
@@ -80,11 +91,18 @@ impl Socket {
         // It may have ended already.
         let _ = match self {
             Socket::Tcp(stream) => stream.shutdown(Shutdown::Both),
+            Socket::Encrypted(stream) => stream.socket().shutdown(Shutdown::Both),
             Socket::Unix(stream) => stream.shutdown(Shutdown::Both),
         };
     }
 }
 
+fn set_tcp_timeouts(stream: &TcpStream, read: Option<Duration>, write: Duration) -> IoResult<()> {
+    stream.set_read_timeout(read.map(at_least))?;
+    stream.set_write_timeout(Some(at_least(write)))
+}
+
+/// Zero would mean for ever.
 fn at_least(limit: Duration) -> Duration {
     limit.max(Duration::from_millis(1))
 }

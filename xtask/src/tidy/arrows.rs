@@ -28,7 +28,7 @@ pub(crate) fn complaints(root: &Path) -> Result<Vec<String>> {
     // Crates without I/O, and the client, which others build into their programs: these outside crates
     // and no others.
     const SLIM: [(&str, &[&str]); 3] = [
-        ("esker-client", &["parking_lot", "xxhash-rust"]),
+        ("esker-client", &["parking_lot", "rustls", "xxhash-rust"]),
         ("esker-format", &["zerocopy"]),
         ("esker-index", &["bytemuck", "crossbeam-epoch", "parking_lot", "rustix"]),
     ];

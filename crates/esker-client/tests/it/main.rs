@@ -13,3 +13,4 @@ mod cluster;
 mod fates;
 mod harness;
 mod impostors;
+mod tls;
