@@ -60,11 +60,21 @@ impl Tls {
     }
 }
 
+/// Ciphertext that the state machine has not taken yet: it takes no more while it holds text.
+#[derive(Debug)]
+struct Incoming {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
 /// An encrypted connection.
 #[derive(Debug)]
 pub(crate) struct Encrypted {
     socket: TcpStream,
     machine: Mutex<ClientConnection>,
+    /// The reader's.
+    incoming: Mutex<Incoming>,
     /// Held by whoever sends records.
     turn: Mutex<()>,
 }
@@ -81,43 +91,53 @@ impl Encrypted {
         while machine.is_handshaking() {
             machine.complete_io(&mut socket)?;
         }
-        Ok(Encrypted { socket, machine: Mutex::new(machine), turn: Mutex::new(()) })
+        let incoming = Incoming { bytes: vec![0; RECEIVE_BYTES], start: 0, end: 0 };
+        Ok(Encrypted {
+            socket,
+            machine: Mutex::new(machine),
+            incoming: Mutex::new(incoming),
+            turn: Mutex::new(()),
+        })
     }
 
     pub(crate) fn socket(&self) -> &TcpStream {
         &self.socket
     }
 
+    /// Reads what is there; 0 at the end. One thread reads.
     pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
-        let mut received = [0; RECEIVE_BYTES];
+        let mut incoming = self.incoming.lock();
         loop {
-            let wants_write = {
-                let mut machine = self.machine.lock();
-                match machine.reader().read(into) {
-                    Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
-                    // Frames say how long they are: an end without TLS's own end is an end.
-                    Err(error) if error.kind() == IoErrorKind::UnexpectedEof => return Ok(0),
-                    result => return result,
-                }
-                machine.wants_write()
-            };
-            if wants_write {
-                // What the protocol itself has to say, such as an answer to a new key.
-                self.send_records()?;
-            }
-            let count = (&self.socket).read(&mut received)?;
-            if count == 0 {
-                return Ok(0);
-            }
-            let mut rest = received.get(..count).unwrap_or_default();
             let mut machine = self.machine.lock();
-            while !rest.is_empty() {
-                if machine.read_tls(&mut rest)? == 0 {
+            match machine.reader().read(into) {
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                // Frames say how long they are: an end without TLS's own end is an end.
+                Err(error) if error.kind() == IoErrorKind::UnexpectedEof => return Ok(0),
+                result => return result,
+            }
+            let (start, end) = (incoming.start, incoming.end);
+            let mut rest = incoming.bytes.get(start..end).unwrap_or_default();
+            if !rest.is_empty() {
+                let taken = machine.read_tls(&mut rest)?;
+                if taken == 0 {
                     return Err(IoErrorKind::InvalidData.into());
                 }
                 let processed = machine.process_new_packets();
                 processed.map_err(|error| std::io::Error::new(IoErrorKind::InvalidData, error))?;
+                incoming.start = start.saturating_add(taken);
+                continue;
             }
+            let wants_write = machine.wants_write();
+            drop(machine);
+            if wants_write {
+                // What the protocol itself has to say, such as an answer to a new key.
+                self.send_records()?;
+            }
+            let count = (&self.socket).read(&mut incoming.bytes)?;
+            if count == 0 {
+                return Ok(0);
+            }
+            (incoming.start, incoming.end) = (0, count);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::tls;
 use crate::transport::{Plain, linger};
 use esker_trt::local::Semaphore;
 use rustls::ServerConnection;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Read as _, Result as IoResult, Write as _};
 use std::net::Shutdown;
 use std::time::Duration;
@@ -75,11 +75,21 @@ struct Records {
     sent: usize,
 }
 
+/// Ciphertext that the state machine has not taken yet: it takes no more while it holds text.
+#[derive(Default)]
+struct Incoming {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
 /// An encrypted connection.
 pub(crate) struct Encrypted {
     socket: Plain,
     machine: RefCell<ServerConnection>,
     records: RefCell<Records>,
+    /// The reader's; elsewhere while it reads.
+    incoming: Cell<Incoming>,
     turn: Semaphore,
     _share: Share,
 }
@@ -92,6 +102,7 @@ impl Encrypted {
             socket,
             machine: RefCell::new(machine),
             records: RefCell::default(),
+            incoming: Cell::default(),
             turn: Semaphore::new(1),
             _share: share,
         }
@@ -131,43 +142,65 @@ impl Encrypted {
         }
     }
 
-    fn take_records(&self, mut received: &[u8]) -> IoResult<()> {
-        let mut machine = self.machine.borrow_mut();
-        while !received.is_empty() {
-            if machine.read_tls(&mut received)? == 0 {
-                return Err(IoErrorKind::InvalidData.into());
-            }
-            machine
-                .process_new_packets()
-                .map_err(|error| std::io::Error::new(IoErrorKind::InvalidData, error))?;
+    /// Gives the state machine some of what came; says whether there was something.
+    fn take_records(&self, incoming: &mut Incoming) -> IoResult<bool> {
+        let mut rest = incoming.bytes.get(incoming.start..incoming.end).unwrap_or_default();
+        if rest.is_empty() {
+            return Ok(false);
         }
-        Ok(())
+        let mut machine = self.machine.borrow_mut();
+        let taken = machine.read_tls(&mut rest)?;
+        if taken == 0 {
+            return Err(IoErrorKind::InvalidData.into());
+        }
+        incoming.start = incoming.start.saturating_add(taken);
+        machine
+            .process_new_packets()
+            .map_err(|error| std::io::Error::new(IoErrorKind::InvalidData, error))?;
+        Ok(true)
     }
-}
 
-impl Duplex for Encrypted {
-    fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize> {
-        let mut received = [0; RECEIVE_BYTES];
+    fn read_with(
+        &self,
+        incoming: &mut Incoming,
+        into: &mut [u8],
+        timeout: Option<Duration>,
+    ) -> IoResult<usize> {
         self.socket.stream().set_read_deadline(timeout);
+        incoming.bytes.resize(RECEIVE_BYTES, 0);
         loop {
             if let Some(result) = self.take_text(into) {
                 return result;
+            }
+            match self.take_records(incoming) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(error) => {
+                    // The alert is a courtesy.
+                    let _ = self.send_records(Duration::ZERO);
+                    return Err(error);
+                }
             }
             let wants_write = self.machine.borrow().wants_write();
             if wants_write {
                 // What the protocol itself has to say, such as an answer to a new key.
                 self.send_records(timeout.unwrap_or(Duration::MAX))?;
             }
-            let count = self.socket.stream().read(&mut received)?;
+            let count = self.socket.stream().read(&mut incoming.bytes)?;
             if count == 0 {
                 return Ok(0);
             }
-            if let Err(error) = self.take_records(received.get(..count).unwrap_or_default()) {
-                // The alert is a courtesy.
-                let _ = self.send_records(Duration::ZERO);
-                return Err(error);
-            }
+            (incoming.start, incoming.end) = (0, count);
         }
+    }
+}
+
+impl Duplex for Encrypted {
+    fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize> {
+        let mut incoming = self.incoming.take();
+        let result = self.read_with(&mut incoming, into, timeout);
+        self.incoming.set(incoming);
+        result
     }
 
     fn write_vectored(&self, slices: &[IoSlice<'_>], timeout: Duration) -> IoResult<usize> {
