@@ -32,6 +32,25 @@ fn keys_of_a_server_are_read_and_written_while_it_serves() {
 }
 
 #[test]
+fn what_a_server_acknowledged_is_there_after_kill_9() {
+    let scratch = Scratch::new();
+    let mut serving = Serving::start_at(&scratch, "native", &[]);
+    let before = url(&serving);
+    for n in 0..20 {
+        let (key, value) = (format!("k{n}"), format!("v{n}"));
+        scratch.run(&["put", &key, &value, "--server", &before]).exits_with(0);
+    }
+    serving.kill();
+    let again = Serving::start_at(&scratch, "native", &[]);
+    let after = url(&again);
+    for n in 0..20 {
+        let ran = scratch.run(&["get", &format!("k{n}"), "--server", &after]).exits_with(0);
+        assert_eq!(ran.text(), format!("v{n}"));
+    }
+    stop_and_wait(again, "-TERM");
+}
+
+#[test]
 fn several_servers_share_the_keys() {
     let scratches: Vec<Scratch> = (0..3).map(|_| Scratch::new()).collect();
     let servings: Vec<Serving> =

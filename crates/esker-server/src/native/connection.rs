@@ -28,6 +28,9 @@ use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
 
+/// Turns of the core that a reply waits for others at most.
+const TURNS_MAX: u32 = 8;
+
 /// One connection, as its tasks see it.
 pub(super) struct Connection<D> {
     pub(super) shared: Arc<Shared>,
@@ -158,10 +161,7 @@ impl<D: Duplex> Connection<D> {
             return;
         }
         self.sending.set(true);
-        if self.in_flight.get() > self.replies.get().0 {
-            // Others run: those that are ready to answer do so first.
-            esker_trt::yield_now();
-        }
+        self.let_others_answer();
         loop {
             let answered = self.replies.take();
             let mut batch = self.spare.take();
@@ -181,6 +181,21 @@ impl<D: Duplex> Connection<D> {
             self.end(answered);
         }
         self.sending.set(false);
+    }
+
+    /// While others run, those that are ready to answer do so first, as long as each turn of the core
+    /// brings more replies: one write is cheaper than many, and no timer is needed.
+    fn let_others_answer(&self) {
+        for _ in 0..TURNS_MAX {
+            let replies = self.replies.get().0;
+            if self.in_flight.get() <= replies {
+                break;
+            }
+            esker_trt::yield_now();
+            if self.replies.get().0 == replies {
+                break;
+            }
+        }
     }
 
     /// A client that takes too little for too long is cut off.

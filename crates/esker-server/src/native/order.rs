@@ -15,6 +15,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_trt::local::Notify;
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
 use std::rc::Rc;
 
 /// Most keys by which one request is remembered.
@@ -63,6 +64,25 @@ pub(super) enum Access<'k> {
     Between,
 }
 
+/// Takes hashes as they are: outsiders cannot foresee them.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Not for hashes; right all the same.
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
 #[derive(Debug, Default)]
 struct KeyState {
     write: Option<Rc<Ticket>>,
@@ -73,7 +93,7 @@ struct KeyState {
 /// What is known of the requests that may be in flight.
 #[derive(Debug)]
 pub(super) struct Order {
-    keys: HashMap<u64, KeyState>,
+    keys: HashMap<u64, KeyState, BuildHasherDefault<AsItIs>>,
     all: Vec<Rc<Ticket>>,
     barrier: Option<Rc<Ticket>>,
     prune_keys_at: usize,
@@ -86,7 +106,7 @@ pub(super) type Waits = Vec<Rc<Ticket>>;
 impl Order {
     pub(super) fn new() -> Order {
         Order {
-            keys: HashMap::new(),
+            keys: HashMap::default(),
             all: Vec::new(),
             barrier: None,
             prune_keys_at: PRUNE_MIN,
