@@ -91,9 +91,14 @@ fn fates_are_true_while_a_server_stops_and_starts() {
             })
             .collect();
         let listen = format!("native://{address}");
-        for _ in 0..rounds {
+        for round in 0..rounds {
             esker_trt::sleep(Duration::from_millis(150));
-            server.take().expect("it runs").stop();
+            let running = server.take().expect("it runs");
+            if round % 2 == 0 {
+                running.stop();
+            } else {
+                running.vanish();
+            }
             esker_trt::sleep(Duration::from_millis(50));
             server = Some(TestServer::start(folder.path(), &listen, |_| {}));
         }

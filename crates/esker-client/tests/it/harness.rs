@@ -44,6 +44,12 @@ impl TestServer {
         self.server.addresses()[0].tcp().expect("TCP")
     }
 
+    /// Ends it in the middle of whatever it does, without answering.
+    pub(crate) fn vanish(self) {
+        self.runtime.shutdown().expect("the end of all tasks");
+        self.store.close().expect("close");
+    }
+
     /// Ends it; what it acknowledged is in its folder.
     pub(crate) fn stop(self) {
         self.server.stop(PATIENCE);

@@ -102,12 +102,24 @@ fn a_read_overtakes_a_write_that_waits_for_its_flush() {
     assert!(overtaken > 100, "a ping overtook {overtaken} of 200 writes");
 }
 
+/// A server whose writes wait for the device, and one whose writes are done at once.
+fn slow_and_fast() -> [TestServer; 2] {
+    let device = Arc::new(SimBlock::new(SimBlockOptions::new(64 << 20, 5).initial(Initial::Zeros)));
+    let limits = Limits { item_size_max_bytes: 64 << 10, ..Limits::default() };
+    [TestServer::native_on_device(&device, limits), start()]
+}
+
 #[test]
 fn requests_on_one_key_take_effect_in_the_order_in_which_they_were_sent() {
-    let server = start();
-    let mut client = Raw::connect(&server);
+    for server in slow_and_fast() {
+        check_order(&server);
+    }
+}
+
+fn check_order(server: &TestServer) {
+    let mut client = Raw::connect(server);
     let mut rng = Rng::from_seed(11);
-    for _ in 0..20 {
+    for _ in 0..10 {
         let (mut frames, mut expected) = (Vec::new(), BTreeMap::new());
         let mut now: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
         for step in 0..1000_u32 {
