@@ -121,6 +121,28 @@ fn a_request_without_a_reply_is_unknown_after_its_time_and_when_the_connection_e
 }
 
 #[test]
+fn a_request_that_has_not_left_when_the_connection_ends_was_not_sent() {
+    let submitted = std::sync::Barrier::new(2);
+    with_greeter(
+        |stream| {
+            let ping = read_request(stream);
+            stream.write_all(&frame(ping, Opcode::Ping, Status::Ok, b"")).expect("send");
+            submitted.wait();
+        },
+        |client| {
+            client.ping().expect("ping");
+            let put = client.submit_put(b"k", b"v", Attributes::default(), Condition::Always);
+            let put = put.expect("submitted");
+            submitted.wait();
+            while !put.is_ready() {
+                esker_trt::sleep(std::time::Duration::from_millis(1));
+            }
+            assert_eq!(put.wait().expect_err("nobody is there").fate(), Fate::NotSent);
+        },
+    );
+}
+
+#[test]
 fn of_many_requests_those_answered_are_known_and_the_others_are_not() {
     with_greeter(
         |stream| {

@@ -34,6 +34,13 @@ impl TestServer {
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut ServerConfig)) -> TestServer {
+        TestServer::with_durability(Durability::None, change)
+    }
+
+    pub(crate) fn with_durability(
+        durability: Durability,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
         let folder = tempfile::tempdir().expect("scratch folder");
         let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
         let runtime = Arc::new(runtime);
@@ -43,7 +50,7 @@ impl TestServer {
         let mut options = Options::new(folder.path().join("data"));
         options.size_bytes = 256 << 20;
         options.clock = config.clock.clone();
-        options.durability = Durability::None;
+        options.durability = durability;
         let store = Store::open(&options).expect("store");
         TestServer::of(runtime, store, config, folder)
     }

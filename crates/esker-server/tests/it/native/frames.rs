@@ -1,6 +1,6 @@
 //! Frames that are none, damaged, too large, or late.
 
-use super::{Raw, get, push_frame, put, start, start_with_limits};
+use super::{Raw, free_bytes, get, push_frame, put, start, start_with_limits};
 use crate::harness::TestServer;
 use esker_base::rng::Rng;
 use esker_format::native::{
@@ -88,7 +88,7 @@ fn a_request_without_an_id_or_with_a_status_is_no_frame() {
 fn a_frame_over_the_limit_is_refused_without_waiting_for_it() {
     let server = start();
     let mut client = Raw::connect(&server);
-    let free = server_free_bytes(&mut client);
+    let free = free_bytes(&mut client);
     let mut head = frame(9, Opcode::Put as u8, b"");
     head[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
     client.send(&head);
@@ -107,16 +107,9 @@ fn a_frame_over_the_limit_is_refused_without_waiting_for_it() {
         .collect();
     esker_trt::sleep(Duration::from_millis(100));
     let mut client = Raw::connect(&server);
-    let held = free.saturating_sub(server_free_bytes(&mut client));
+    let held = free.saturating_sub(free_bytes(&mut client));
     assert!(held < 50 * (128 << 10), "{held} bytes are held for {} frames", holders.len());
     holders.clear();
-}
-
-fn server_free_bytes(client: &mut Raw<TcpStream>) -> u64 {
-    let stats = client.check_status(&Request::Stats, Status::Ok);
-    let text = String::from_utf8(stats.payload).expect("text");
-    let line = text.lines().find_map(|line| line.strip_prefix("memory_budget_free_bytes "));
-    line.expect("told").parse().expect("a number")
 }
 
 #[test]
@@ -186,7 +179,7 @@ fn a_hello_of_something_else_is_answered_with_why() {
 #[test]
 fn noise_does_no_harm() {
     let server = start_with_limits(Limits { connections_max: 16, ..short_patience() });
-    let free = server_free_bytes(&mut Raw::connect(&server));
+    let free = free_bytes(&mut Raw::connect(&server));
     let mut rng = Rng::from_seed(0xBAD5EED);
     for round in 0..200_u32 {
         let mut client = loop {
@@ -224,7 +217,7 @@ fn noise_does_no_harm() {
     let mut client = Raw::connect(&server);
     client.check_status(&put(b"k", b"v"), Status::Ok);
     assert!(server.store.get(b"damaged-key").expect("get").is_none());
-    assert_eq!(server_free_bytes(&mut client), free, "all memory is given back");
+    assert_eq!(free_bytes(&mut client), free, "all memory is given back");
 }
 
 fn wait_until_alone(server: &TestServer) {

@@ -152,3 +152,11 @@ fn put<'a>(key: &'a [u8], value: &'a [u8]) -> Request<'a> {
 fn get(key: &[u8]) -> Request<'_> {
     Request::Get { key }
 }
+
+/// What the server says that is free of its memory budget.
+fn free_bytes(client: &mut Raw<TcpStream>) -> u64 {
+    let stats = client.check_status(&Request::Stats, Status::Ok);
+    let text = String::from_utf8(stats.payload).expect("text");
+    let line = text.lines().find_map(|line| line.strip_prefix("memory_budget_free_bytes "));
+    line.expect("told").parse().expect("a number")
+}

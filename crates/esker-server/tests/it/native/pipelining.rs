@@ -1,7 +1,8 @@
 //! Many requests of one connection at the same time, and the order that is kept.
 
-use super::{PATIENCE, Raw, Reply, get, push_frame, put, start, start_with_limits};
+use super::{PATIENCE, Raw, Reply, free_bytes, get, push_frame, put, start, start_with_limits};
 use crate::harness::TestServer;
+use esker::Durability;
 use esker_base::rng::Rng;
 use esker_format::native::{
     Attributes, Change, ChangeKind, Changes, Condition, Put, Request, Status, decode_version,
@@ -104,9 +105,10 @@ fn a_read_overtakes_a_write_that_waits_for_its_flush() {
 
 /// A server whose writes wait for the device, and one whose writes are done at once.
 fn slow_and_fast() -> [TestServer; 2] {
-    let device = Arc::new(SimBlock::new(SimBlockOptions::new(64 << 20, 5).initial(Initial::Zeros)));
-    let limits = Limits { item_size_max_bytes: 64 << 10, ..Limits::default() };
-    [TestServer::native_on_device(&device, limits), start()]
+    let slow = TestServer::with_durability(Durability::Sync, |config| {
+        config.listen = vec!["native://127.0.0.1:0".parse().expect("address")];
+    });
+    [slow, start()]
 }
 
 #[test]
@@ -119,7 +121,7 @@ fn requests_on_one_key_take_effect_in_the_order_in_which_they_were_sent() {
 fn check_order(server: &TestServer) {
     let mut client = Raw::connect(server);
     let mut rng = Rng::from_seed(11);
-    for _ in 0..10 {
+    for _ in 0..4 {
         let (mut frames, mut expected) = (Vec::new(), BTreeMap::new());
         let mut now: BTreeMap<u64, Option<Vec<u8>>> = BTreeMap::new();
         for step in 0..1000_u32 {
@@ -233,6 +235,27 @@ fn a_client_that_asks_for_more_than_fits_gets_it_piece_by_piece() {
         let reply = client.receive().expect("a reply");
         assert!(reply.item().value == value);
     }
+}
+
+#[test]
+fn a_client_that_never_reads_holds_no_more_than_one_connection_may() {
+    let server = start();
+    let mut other = Raw::connect(&server);
+    other.check_status(&put(b"big", &vec![b'v'; 1 << 20]), Status::Ok);
+    let free = free_bytes(&mut other);
+    let mut greedy = Raw::connect(&server);
+    let mut frames = Vec::new();
+    for _ in 0..200 {
+        greedy.push(&mut frames, &get(b"big"));
+    }
+    greedy.send(&frames);
+    let mut held = 0;
+    for _ in 0..50 {
+        esker_trt::sleep(std::time::Duration::from_millis(10));
+        held = held.max(free.saturating_sub(free_bytes(&mut other)));
+    }
+    assert!(held > 1 << 20, "it asked for so much: {held}");
+    assert!(held < 8 << 20, "{held} bytes are held for one connection");
 }
 
 #[test]
