@@ -9,7 +9,7 @@
 //! segment. A record that was moved to another segment carries its whole version.
 
 use super::varint::{self, VARINT_SIZE_MAX};
-use super::{GRAIN_SIZE_BYTES, Place};
+use super::{ExtentKey, GRAIN_SIZE_BYTES, Place};
 use crate::Flaw;
 use esker_base::ids::Version;
 use esker_base::units::round_up;
@@ -49,14 +49,26 @@ pub enum RecordKind {
     Delete = 2,
     /// No key has a value that was written before this record.
     Clear = 3,
+    /// The key has a value that stands in extents: a [`LargeValue`](super::LargeValue).
+    Large = 4,
+    /// A piece of a large value, under an [`ExtentKey`](super::ExtentKey).
+    Extent = 5,
 }
 
 impl RecordKind {
+    /// Whether the record gives its key a value.
+    #[must_use]
+    pub fn has_value(self) -> bool {
+        matches!(self, RecordKind::Put | RecordKind::Large)
+    }
+
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(RecordKind::Put),
             2 => Some(RecordKind::Delete),
             3 => Some(RecordKind::Clear),
+            4 => Some(RecordKind::Large),
+            5 => Some(RecordKind::Extent),
             _ => None,
         }
     }
@@ -105,7 +117,12 @@ pub struct Record<'a> {
 }
 
 impl RecordMeta {
-    fn body_start(&self, form: VersionForm, key_size: usize, value_size: usize) -> usize {
+    pub(super) fn body_start(
+        &self,
+        form: VersionForm,
+        key_size: usize,
+        value_size: usize,
+    ) -> usize {
         let optional = |present: bool, size: usize| if present { size } else { 0 };
         RECORD_HEADER_SIZE
             + varint::size(key_size as u64)
@@ -239,7 +256,8 @@ impl Fields {
         if (kind == RecordKind::Clear) != (key_size == 0) || key_size > KEY_SIZE_MAX_BYTES {
             return Err(Flaw::Field("key_size"));
         }
-        if (kind != RecordKind::Put && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
+        let bare = matches!(kind, RecordKind::Delete | RecordKind::Clear);
+        if (bare && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
             return Err(Flaw::Field("value_size"));
         }
         let body_start = bytes.len() - rest.len();
@@ -263,6 +281,39 @@ impl Fields {
     }
 }
 
+impl Fields {
+    /// Checks the record whose bytes these are, one behind the other.
+    fn check(&self, place: Place, head: &[u8], tail: &[u8]) -> Result<(), Flaw> {
+        let mut crc = place.checksum();
+        crc.update(head.get(4..).ok_or(Flaw::TooShort)?);
+        crc.update(tail);
+        if crc.finish() == self.checksum { Ok(()) } else { Err(Flaw::Checksum) }
+    }
+}
+
+/// Checks the extent that starts at the start of `head`, where nothing of its value stands: that is at
+/// the start of `tail`. Returns its key, and the size of its value in bytes.
+///
+/// # Errors
+/// The first [`Flaw`] found.
+pub fn decode_extent(
+    head: &[u8],
+    tail: &[u8],
+    place: Option<Place>,
+) -> Result<(ExtentKey, usize), Flaw> {
+    let fields = Fields::read(head, Version(0))?;
+    let key_end = fields.body_start + fields.key_size;
+    if fields.meta.kind != RecordKind::Extent || key_end != head.len() {
+        return Err(Flaw::Field("kind"));
+    }
+    let tail = tail.get(..fields.size_bytes - key_end).ok_or(Flaw::TooShort)?;
+    if let Some(place) = place {
+        fields.check(place, head, tail)?;
+    }
+    let key = ExtentKey::decode(head.get(fields.body_start..).ok_or(Flaw::TooShort)?)?;
+    Ok((key, fields.value_size))
+}
+
 impl<'a> Record<'a> {
     /// Size in bytes of the record whose first bytes these are, unchecked: only good for learning
     /// how many bytes to read. [`RECORD_HEADER_SIZE_MAX`] bytes suffice.
@@ -283,11 +334,7 @@ impl<'a> Record<'a> {
         let fields = Fields::read(bytes, base)?;
         let whole = bytes.get(..fields.size_bytes).ok_or(Flaw::TooShort)?;
         if let Some(place) = place {
-            let mut crc = place.checksum();
-            crc.update(whole.get(4..).ok_or(Flaw::TooShort)?);
-            if crc.finish() != fields.checksum {
-                return Err(Flaw::Checksum);
-            }
+            fields.check(place, whole, &[])?;
         }
         let body = whole.get(fields.body_start..).ok_or(Flaw::TooShort)?;
         let (key, rest) = body.split_at_checked(fields.key_size).ok_or(Flaw::TooShort)?;

@@ -14,7 +14,7 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 /// Device offset of the second copy in bytes; the first stands at 0.
 pub const SUPERBLOCK_COPY_OFFSET: u64 = 4096;
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"ESKDEPOT";
 
 #[repr(C)]

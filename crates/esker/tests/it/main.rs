@@ -10,6 +10,7 @@
 mod basics;
 mod damage;
 mod faults;
+mod large;
 mod model;
 mod prefix;
 mod support;

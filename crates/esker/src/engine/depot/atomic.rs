@@ -6,12 +6,13 @@
 
 use super::Depot;
 use super::commit::{Append, Item};
+use super::extents::Building;
 use super::pending::{Known, Stripes};
 use super::write::{Resolved, STATE_MASK};
 use crate::batch::{Batch, Change};
 use esker_base::Result;
 use esker_base::ids::Version;
-use esker_format::depot::{RecordKind, RecordMeta};
+use esker_format::depot::{LARGE_VALUE_SIZE, RecordKind, RecordMeta};
 use esker_index::Link;
 use std::collections::HashMap;
 
@@ -20,6 +21,8 @@ struct Part<'a> {
     hash: u64,
     key: &'a [u8],
     change: Change<'a>,
+    /// The value's extents, if it is large, and what the record says of them.
+    large: Option<(Building<'a>, [u8; LARGE_VALUE_SIZE])>,
 }
 
 impl Depot {
@@ -27,22 +30,36 @@ impl Depot {
         let mut parts: Vec<Part<'_>> = Vec::with_capacity(batch.len());
         let mut places: HashMap<&[u8], usize> = HashMap::with_capacity(batch.len());
         for (key, change) in batch.changes() {
-            let value = if let Change::Put(value, _) = change { value } else { &[] };
-            self.check_sizes(key, value)?;
+            self.check_key(key)?;
             match places.get(key).and_then(|place| parts.get_mut(*place)) {
                 Some(earlier) => earlier.change = change,
                 None => {
                     places.insert(key, parts.len());
-                    parts.push(Part { hash: self.hash(key), key, change });
+                    parts.push(Part { hash: self.hash(key), key, change, large: None });
                 }
             }
         }
         self.log.refuse()?;
         loop {
+            self.write_large_parts(&mut parts)?;
             if let Some(version) = self.try_write_atomic(&parts)? {
                 return Ok(version);
             }
         }
+    }
+
+    /// Writes the extents of large values, again if they were cleared away.
+    fn write_large_parts<'a>(&'a self, parts: &mut [Part<'a>]) -> Result<()> {
+        for part in parts {
+            let there = part.large.as_ref().is_some_and(|(building, _)| building.is_there());
+            if let Change::Put(value, _) = part.change
+                && self.is_large(part.key, value)
+                && !there
+            {
+                part.large = Some(self.write_extents(part.hash, value)?);
+            }
+        }
+        Ok(())
     }
 
     /// `None`: something changed meanwhile, come again.
@@ -58,6 +75,11 @@ impl Depot {
             gate.wait();
             return Ok(None);
         }
+        let gone =
+            |part: &Part<'_>| part.large.as_ref().is_some_and(|(building, _)| !building.is_there());
+        if parts.iter().any(gone) {
+            return Ok(None);
+        }
         let mut alike: HashMap<u64, u32> = HashMap::with_capacity(parts.len());
         parts.iter().for_each(|part| *alike.entry(part.hash).or_default() += 1);
         let mut items = Vec::with_capacity(parts.len());
@@ -71,6 +93,9 @@ impl Depot {
             let stripe = stripes.of(part.hash);
             collides |= same > 1 || stripe.is_some_and(|s| s.collides(part.hash, part.key));
             let (kind, value, attributes) = match part.change {
+                Change::Put(_, attributes) if let Some((_, head)) = &part.large => {
+                    (RecordKind::Large, &head[..], attributes)
+                }
                 Change::Put(value, attributes) => (RecordKind::Put, value, attributes),
                 // Nothing there, durably: nothing to delete.
                 Change::Delete if known.is_none_or(|known| !known.exists) && resolved.is_some() => {
@@ -115,7 +140,7 @@ impl Depot {
         for (item, entry) in items.iter().zip(published) {
             let latest = Known {
                 version,
-                exists: item.meta.kind == RecordKind::Put,
+                exists: item.meta.kind.has_value(),
                 expires_at: item.meta.expires_at,
             };
             let (hash, ticket) = (item.hash, &appended.ticket);

@@ -21,16 +21,16 @@
 //! segment is not cleaned again. A failed write or flush makes the store read-only.
 
 use super::place::{Batch, Entry, Tail, link_bytes, link_to};
-use super::scan::{Source, Step};
+use super::scan::{Source, Step, noted};
 use super::segments::{Incarnation, Use};
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
+    ExtentKey, Piece, Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
 };
-use esker_index::Link;
+use esker_index::{Link, SizeHint};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -80,6 +80,8 @@ impl Mover {
 /// A record with a copy.
 struct Moved {
     hash: u64,
+    /// Which extent it is, if it is one.
+    extent: Option<Piece>,
     old: Link,
     new: Link,
     to: SegmentId,
@@ -261,14 +263,23 @@ impl Depot {
         let base = self.layout.segment_offset(id);
         let mut live = Vec::new();
         self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
-            if let Some(link) = link_to(record.kind, base + record.offset, record.size_bytes)
-                && record.kind != RecordKind::Clear
-                && self.index.lookup(spread(record.hash)).iter().any(|found| found == link)
-            {
+            let link = link_to(record.kind, base + record.offset, record.size_bytes);
+            if let Some(link) = link.filter(|link| self.is_live(&record, *link)) {
                 live.push((record, link));
             }
         })?;
         Ok(live)
+    }
+
+    /// Whether the record at `link` counts.
+    fn is_live(&self, record: &SummaryRecord, link: Link) -> bool {
+        match record.kind {
+            RecordKind::Clear => false,
+            RecordKind::Extent => self.extents.link(record.piece) == Some(link),
+            RecordKind::Put | RecordKind::Large | RecordKind::Delete => {
+                self.index.lookup(spread(record.hash)).iter().any(|found| found == link)
+            }
+        }
     }
 
     /// What the summary of a segment says, or a walk through it if it has none.
@@ -285,15 +296,7 @@ impl Depot {
         let base = self.layout.segment_offset(id);
         source.walk(id, of, &mut |step| {
             if let Step::Record(record, offset) = step {
-                let RecordMeta { kind, version, collides, .. } = record.meta;
-                visit(SummaryRecord {
-                    hash: self.hasher.hash(record.key),
-                    version,
-                    offset: offset - base,
-                    size_bytes: record.size_bytes as u64,
-                    kind,
-                    collides,
-                });
+                visit(noted(record, offset - base, &self.hasher));
             }
             Ok(())
         })?;
@@ -352,20 +355,28 @@ impl Depot {
         link: Link,
     ) -> Result<()> {
         let mut meta = record.meta;
-        let mut value = record.value;
+        let (mut key, mut value) = (record.key, record.value);
+        let extent;
+        if let (RecordKind::Extent, Ok(piece)) = (meta.kind, ExtentKey::decode(key)) {
+            // As long as it has to be in this stream.
+            let block = usize::try_from(self.layout.block).unwrap_or(4096);
+            extent = piece.encode(VersionForm::Whole, block, value.len());
+            key = &extent;
+        }
         if self.is_expired(meta.expires_at) {
             // K3.
             meta = RecordMeta { kind: RecordKind::Delete, flags: 0, expires_at: None, ..meta };
             value = &[];
         }
-        let need = moving.batch.need([moving.batch.sizes(&meta, record.key, value)]);
+        let need = moving.batch.need([moving.batch.sizes(&meta, key, value)]);
         let full = need.used > BATCH_SIZE_SOFT_MAX
             || !self.fits_any(need)
-            || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need);
+            || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need)
+            || moving.batch.keeps_apart([meta.kind].into_iter());
         if full && !moving.originals.is_empty() {
             self.write_moved(moving)?;
         }
-        moving.batch.push(&self.pool, spread(hash), &meta, record.key, value);
+        moving.batch.push(&self.pool, spread(hash), &meta, key, value);
         moving.originals.push(link);
         Ok(())
     }
@@ -387,7 +398,8 @@ impl Depot {
             let Some(new) = self.link_of(&plan, entry) else { continue };
             // Counted as live from here on, so that a segment which fills up is not taken for free.
             self.segments.add(plan.segment(), link_bytes(new));
-            moving.moved.push(Moved { hash, old, new, to: plan.segment() });
+            let extent = (entry.kind == RecordKind::Extent).then(|| batch.piece(entry));
+            moving.moved.push(Moved { hash, extent, old, new, to: plan.segment() });
         }
         *batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
         Ok(())
@@ -395,13 +407,24 @@ impl Depot {
 
     /// K1: lets the index entry follow its record; false if it points elsewhere by now.
     fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
-        let Moved { hash, old, new, .. } = *moved;
+        let Moved { hash, extent, old, new, .. } = *moved;
+        // Not an entry of the segment's next incarnation, which may look the same.
+        let same = || self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
+        if let Some(piece) = extent {
+            return same() && self.extents.follow(piece, old, new, || self.let_go(old, Version(0)));
+        }
         let followed = self.pending.relocate(hash, old, Some(new), || {
-            // Not an entry of the segment's next incarnation, which may look the same.
-            let same = self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
-            same && self.index.replace(hash, old, new)
+            let followed = same() && self.index.replace(hash, old, new);
+            if followed && new.size() == SizeHint::Large {
+                self.extents.follow_head(old, new);
+            }
+            followed
         });
         if followed {
+            if old.size() == SizeHint::Large && new.size() != SizeHint::Large {
+                // Expired.
+                self.release_large(old, Version(0));
+            }
             self.let_go(old, Version(0));
             self.count_items(Some(old), new);
         }

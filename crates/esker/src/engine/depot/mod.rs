@@ -25,6 +25,8 @@ mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod extents;
+mod large;
 mod later;
 mod layout;
 mod pending;
@@ -39,7 +41,7 @@ mod write;
 
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items};
+use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{Durability, Options};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -58,6 +60,7 @@ use esker_format::depot::{
 use esker_index::{Directory, Link};
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
+use extents::Extents;
 use layout::Layout;
 use parking_lot::Mutex;
 use pending::Pending;
@@ -92,6 +95,7 @@ pub(crate) struct Depot {
     layout: Layout,
     hasher: KeyHasher,
     index: Directory,
+    extents: Extents,
     segments: Segments,
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
@@ -171,6 +175,7 @@ impl Depot {
             layout,
             hasher,
             index: index.unwrap_or_else(|| Directory::with_capacity(entries)),
+            extents: Extents::default(),
             segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
             pending: Pending::new(),
             clearing: Mutex::default(),
@@ -211,7 +216,7 @@ impl Depot {
     }
 
     fn tombstones(&self) -> u64 {
-        self.segments.live().0.saturating_sub(self.items())
+        self.segments.live().0.saturating_sub(self.items() + self.extents.count())
     }
 
     fn random(&self) -> u64 {
@@ -404,11 +409,10 @@ impl Engine for Depot {
     }
 
     fn stats(&self) -> Stats {
-        let (live_records, live_bytes) = self.segments.live();
         Stats {
-            items: self.items.load(Ordering::Relaxed),
-            tombstones: live_records.saturating_sub(self.items.load(Ordering::Relaxed)),
-            live_bytes,
+            items: self.items(),
+            tombstones: self.tombstones(),
+            live_bytes: self.segments.live().1,
             capacity_bytes: self.layout.segment_size * u64::from(self.layout.segment_count),
             segments: u64::from(self.layout.segment_count),
             free_segments: self.segments.free_count() as u64,
@@ -429,9 +433,13 @@ impl Engine for Depot {
         self.device.report()
     }
 
-    fn limits(&self) -> (usize, usize) {
-        let value = self.layout.value_max(KEY_SIZE_MAX_BYTES);
-        (KEY_SIZE_MAX_BYTES, usize::try_from(value).unwrap_or(usize::MAX))
+    fn limits(&self) -> Limits {
+        let batch = self.layout.value_max(KEY_SIZE_MAX_BYTES);
+        Limits {
+            key_size_bytes: KEY_SIZE_MAX_BYTES,
+            value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
+            batch_size_bytes: usize::try_from(batch).unwrap_or(usize::MAX),
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl Depot {
             }
         })?;
         let mut meet = |record: SummaryRecord| {
-            if record.kind == RecordKind::Put
+            if record.kind.has_value()
                 && let Some(tombstones) = noted.get_mut(&spread(record.hash))
             {
                 for tombstone in tombstones {
