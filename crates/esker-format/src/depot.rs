@@ -34,7 +34,7 @@ pub use record::{
 };
 pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
 pub use summary::{
-    Piece, SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch,
+    LargeRef, SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch,
     push_record, read_summary, summary_record_size,
 };
 pub use superblock::{FORMAT_VERSION, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};

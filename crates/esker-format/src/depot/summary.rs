@@ -28,7 +28,7 @@ const SIZE_FOLLOWS: u8 = 31;
 const KIND_MASK: u8 = 3;
 /// In place of a kind: the kind follows, and which value it is about.
 const KIND_FOLLOWS: u8 = 0;
-const PIECE_SIZE: usize = 13;
+const LARGE_REF_SIZE: usize = 13;
 const COLLIDES: u8 = 4;
 const SIZE_SHIFT: u32 = 3;
 
@@ -48,39 +48,39 @@ pub struct SummaryRecord {
     /// As in the record.
     pub collides: bool,
     /// For records of kinds `Large` and `Extent`.
-    pub piece: Piece,
+    pub piece: LargeRef,
 }
 
 /// What a record of a large value says of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Piece {
+pub struct LargeRef {
     /// Id of the value.
     pub id: u64,
     /// Number of the extent, or of all extents in a record of kind `Large`.
     pub number: u32,
 }
 
-impl Piece {
+impl LargeRef {
     /// What a record with this key and value says of a large value; nothing for other kinds.
     ///
     /// # Errors
     /// The first [`Flaw`] found.
-    pub fn of(kind: RecordKind, key: &[u8], value: &[u8]) -> Result<Piece, Flaw> {
+    pub fn of(kind: RecordKind, key: &[u8], value: &[u8]) -> Result<LargeRef, Flaw> {
         match kind {
             RecordKind::Large => {
                 let large = LargeValue::decode(value)?;
-                Ok(Piece { id: large.id, number: large.count() })
+                Ok(LargeRef { id: large.id, number: large.count() })
             }
             RecordKind::Extent => {
                 let key = ExtentKey::decode(key)?;
-                Ok(Piece { id: key.id, number: key.number })
+                Ok(LargeRef { id: key.id, number: key.number })
             }
-            RecordKind::Put | RecordKind::Delete | RecordKind::Clear => Ok(Piece::default()),
+            RecordKind::Put | RecordKind::Delete | RecordKind::Clear => Ok(LargeRef::default()),
         }
     }
 }
 
-fn has_piece(kind: RecordKind) -> bool {
+fn has_large_ref(kind: RecordKind) -> bool {
     matches!(kind, RecordKind::Large | RecordKind::Extent)
 }
 
@@ -89,7 +89,7 @@ fn has_piece(kind: RecordKind) -> bool {
 pub fn summary_record_size(form: VersionForm, kind: RecordKind, size_bytes: u64) -> usize {
     let grains = size_bytes / GRAIN_SIZE_BYTES;
     let large = if grains >= u64::from(SIZE_FOLLOWS) { varint::size(grains) } else { 0 };
-    let piece = if has_piece(kind) { PIECE_SIZE } else { 0 };
+    let piece = if has_large_ref(kind) { LARGE_REF_SIZE } else { 0 };
     HASH_SIZE + 1 + large + piece + if form == VersionForm::Whole { 8 } else { 0 }
 }
 
@@ -106,7 +106,7 @@ pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord)
     let grains = record.size_bytes / GRAIN_SIZE_BYTES;
     let small = u8::try_from(grains).ok().filter(|grains| *grains < SIZE_FOLLOWS);
     let mark = if record.collides { COLLIDES } else { 0 };
-    let kind = if has_piece(record.kind) { KIND_FOLLOWS } else { record.kind as u8 };
+    let kind = if has_large_ref(record.kind) { KIND_FOLLOWS } else { record.kind as u8 };
     out.push(small.unwrap_or(SIZE_FOLLOWS) << SIZE_SHIFT | mark | kind);
     if small.is_none() {
         let (bytes, length) = varint::encode(grains);
@@ -115,7 +115,7 @@ pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord)
     if form == VersionForm::Whole {
         out.extend_from_slice(&record.version.0.to_le_bytes());
     }
-    if has_piece(record.kind) {
+    if has_large_ref(record.kind) {
         out.push(record.kind as u8);
         out.extend_from_slice(&record.piece.id.to_le_bytes());
         out.extend_from_slice(&record.piece.number.to_le_bytes());
@@ -159,10 +159,10 @@ pub fn read_summary(
                     let [kind] = take(&mut rest)?;
                     let id = u64::from_le_bytes(take(&mut rest)?);
                     let number = u32::from_le_bytes(take(&mut rest)?);
-                    let kind = RecordKind::from_number(kind).filter(|kind| has_piece(*kind));
-                    (kind, Piece { id, number })
+                    let kind = RecordKind::from_number(kind).filter(|kind| has_large_ref(*kind));
+                    (kind, LargeRef { id, number })
                 }
-                kind => (RecordKind::from_number(kind), Piece::default()),
+                kind => (RecordKind::from_number(kind), LargeRef::default()),
             };
             let size_bytes = grains.saturating_mul(GRAIN_SIZE_BYTES);
             let end = offset.saturating_add(size_bytes);

@@ -293,11 +293,11 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
                     kind,
                     collides: rng.chance(1, 2),
                     piece: match kind {
-                        RecordKind::Large | RecordKind::Extent => Piece {
+                        RecordKind::Large | RecordKind::Extent => LargeRef {
                             id: rng.next_u64(),
                             number: u32::try_from(rng.next_u64() >> 32).unwrap(),
                         },
-                        _ => Piece::default(),
+                        _ => LargeRef::default(),
                     },
                 };
                 let before = bytes.len();

@@ -46,9 +46,7 @@ impl Writer<'_> {
         let fits = |tail: &Tail| tail.position + total <= layout.trailer();
         if !self.tail.as_ref().is_some_and(fits) {
             self.tail = None;
-            if depot.segments.free_count() <= depot.segments.reserve_of_puts() {
-                return Ok(false);
-            }
+            // The reserve too: it is free again once the store is open.
             let Some(free) = depot.segments.take() else { return Ok(false) };
             let epoch = depot.log.take_epoch();
             let salt = depot.random() ^ super::spread(epoch.0);

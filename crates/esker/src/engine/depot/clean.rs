@@ -28,7 +28,7 @@ use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    ExtentKey, Piece, Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
+    ExtentKey, LargeRef, Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
 };
 use esker_index::{Link, SizeHint};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -81,7 +81,7 @@ impl Mover {
 struct Moved {
     hash: u64,
     /// Which extent it is, if it is one.
-    extent: Option<Piece>,
+    extent: Option<LargeRef>,
     old: Link,
     new: Link,
     to: SegmentId,

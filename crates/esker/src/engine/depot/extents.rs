@@ -19,7 +19,7 @@
 use super::Depot;
 use super::place::link_bytes;
 use esker_base::ids::{SegmentId, Version};
-use esker_format::depot::{CheckpointExtents, GRAIN_SIZE_BYTES, Piece};
+use esker_format::depot::{CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef};
 use esker_index::Link;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -71,14 +71,14 @@ impl Extents {
     }
 
     /// The link to an extent.
-    pub(super) fn link(&self, piece: Piece) -> Option<Link> {
+    pub(super) fn link(&self, piece: LargeRef) -> Option<Link> {
         let table = self.table.lock();
         let links = &table.values.get(&piece.id)?.links;
         links.get(usize::try_from(piece.number).ok()?).copied().flatten()
     }
 
     /// An extent was written; `count` counts it as live, unless its value is gone.
-    fn enter(&self, piece: Piece, link: Link, count: impl FnOnce()) {
+    fn enter(&self, piece: LargeRef, link: Link, count: impl FnOnce()) {
         let mut table = self.table.lock();
         let Some(place) = table.place(piece) else { return };
         if place.replace(link).is_none() {
@@ -88,7 +88,13 @@ impl Extents {
     }
 
     /// The cleaner made a copy of an extent; `count` is called if the copy takes its place.
-    pub(super) fn follow(&self, piece: Piece, old: Link, new: Link, count: impl FnOnce()) -> bool {
+    pub(super) fn follow(
+        &self,
+        piece: LargeRef,
+        old: Link,
+        new: Link,
+        count: impl FnOnce(),
+    ) -> bool {
         let mut table = self.table.lock();
         let Some(place) = table.place(piece).filter(|place| **place == Some(old)) else {
             return false;
@@ -170,7 +176,7 @@ impl Extents {
 }
 
 impl Table {
-    fn place(&mut self, piece: Piece) -> Option<&mut Option<Link>> {
+    fn place(&mut self, piece: LargeRef) -> Option<&mut Option<Link>> {
         self.values.get_mut(&piece.id)?.links.get_mut(usize::try_from(piece.number).ok()?)
     }
 }
@@ -206,12 +212,16 @@ impl Depot {
     }
 
     /// Counts a written extent as live.
-    pub(super) fn enter_extent(&self, piece: Piece, segment: SegmentId, link: Link) {
+    pub(super) fn enter_extent(&self, piece: LargeRef, segment: SegmentId, link: Link) {
         self.extents.enter(piece, link, || self.segments.add(segment, link_bytes(link)));
     }
 
     /// Recovery: the values whose heads count, with what was found of extents.
-    pub(super) fn restore_large(&self, heads: &[(Piece, Link)], mut found: Vec<(Piece, Link)>) {
+    pub(super) fn restore_large(
+        &self,
+        heads: &[(LargeRef, Link)],
+        mut found: Vec<(LargeRef, Link)>,
+    ) {
         for (piece, head) in heads {
             self.extents.begin(piece.id, piece.number);
             self.extents.adopt(piece.id, *head);

@@ -19,7 +19,7 @@ use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, ExtentKey, GRAIN_SIZE_BYTES, LARGE_VALUE_SIZE, LargeValue, Piece, Place,
+    BATCH_HEADER_SIZE, ExtentKey, GRAIN_SIZE_BYTES, LARGE_VALUE_SIZE, LargeRef, LargeValue, Place,
     RecordKind, RecordMeta, VersionForm, decode_extent,
 };
 use esker_index::Link;
@@ -169,7 +169,7 @@ impl Depot {
 
     /// Reads an extent to the start of `target`; false if the value was superseded meanwhile.
     fn read_extent(&self, large: LargeValue, number: u32, target: &mut [u8]) -> Result<bool> {
-        let piece = Piece { id: large.id, number };
+        let piece = LargeRef { id: large.id, number };
         let mut tries = 1;
         loop {
             let Some(link) = self.extents.link(piece) else {
@@ -194,7 +194,7 @@ impl Depot {
     fn read_extent_at(
         &self,
         link: Link,
-        piece: Piece,
+        piece: LargeRef,
         length: usize,
         target: &mut [u8],
     ) -> Result<()> {
@@ -210,7 +210,7 @@ impl Depot {
         let fetched = self.read_record_once(link, &mut |_| Ok(()))?;
         let record = fetched.record();
         let of_piece = ExtentKey::decode(record.key)
-            .is_ok_and(|key| Piece { id: key.id, number: key.number } == piece);
+            .is_ok_and(|key| LargeRef { id: key.id, number: key.number } == piece);
         let value = fetched.value();
         match target.get_mut(..length) {
             Some(target)
@@ -228,7 +228,7 @@ impl Depot {
     fn read_aligned(
         &self,
         offset: u64,
-        piece: Piece,
+        piece: LargeRef,
         length: usize,
         target: &mut [u8],
     ) -> Result<bool> {
@@ -248,7 +248,7 @@ impl Depot {
         let place = (!sites::RECORD_CHECKSUM.disabled()).then_some(Place { salt, offset });
         match decode_extent(head, target, place) {
             Ok((key, size)) => {
-                let found = Piece { id: key.id, number: key.number };
+                let found = LargeRef { id: key.id, number: key.number };
                 if found == piece && size == length {
                     return Ok(true);
                 }

@@ -21,8 +21,8 @@ use crate::options::Durability;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, Piece, Place, Record, RecordKind,
-    RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, LargeRef, Place, Record,
+    RecordKind, RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     encode_batch, encode_record, encode_trailer, push_batch, push_record, seal_record,
     summary_record_size,
 };
@@ -62,7 +62,7 @@ pub(super) struct Batch {
     pub(super) first: Sequence,
     form: VersionForm,
     /// Where records of large values start, and what they say of them.
-    pieces: Vec<(usize, Piece)>,
+    pieces: Vec<(usize, LargeRef)>,
     /// Bytes that the batch adds to the summary.
     summary: u64,
 }
@@ -117,7 +117,7 @@ impl Batch {
         }
         let RecordMeta { kind, version, collides, .. } = *meta;
         if let (RecordKind::Large | RecordKind::Extent, Ok(piece)) =
-            (kind, Piece::of(kind, key, value))
+            (kind, LargeRef::of(kind, key, value))
         {
             self.pieces.push((start, piece));
         }
@@ -147,10 +147,10 @@ impl Batch {
     }
 
     /// What a record says of a large value.
-    pub(super) fn piece(&self, entry: &Entry) -> Piece {
+    pub(super) fn piece(&self, entry: &Entry) -> LargeRef {
         let place = self.pieces.binary_search_by_key(&entry.start, |(start, _)| *start);
         let found = place.ok().and_then(|place| self.pieces.get(place));
-        found.map_or(Piece::default(), |(_, piece)| *piece)
+        found.map_or(LargeRef::default(), |(_, piece)| *piece)
     }
 
     /// Sequence number behind the last record.
@@ -510,7 +510,7 @@ impl Depot {
     pub(super) fn enter(
         &self,
         entry: &Entry,
-        piece: Piece,
+        piece: LargeRef,
         segment: SegmentId,
         link: Link,
         published: Option<Link>,

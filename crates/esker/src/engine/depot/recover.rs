@@ -31,8 +31,8 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    CheckpointEnd, CheckpointExtents, GRAIN_SIZE_BYTES, Piece, RecordKind, SegmentHeader, Stream,
-    SummaryRecord, Superblock, push_batch, push_record,
+    CheckpointEnd, CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef, RecordKind, SegmentHeader,
+    Stream, SummaryRecord, Superblock, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -97,8 +97,8 @@ pub(super) struct Recovered {
 #[derive(Debug, Default)]
 struct Pieces {
     /// By the hash of their key, spread.
-    heads: Vec<(u64, Piece, Link)>,
-    extents: Vec<(Piece, Link)>,
+    heads: Vec<(u64, LargeRef, Link)>,
+    extents: Vec<(LargeRef, Link)>,
 }
 
 /// What one thread gathers.
@@ -461,7 +461,7 @@ impl Depot {
                 self.fold(found, log.clear_version)?;
             }
         })?;
-        let newest = |(hash, _, link): &&(u64, Piece, Link)| {
+        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
             self.index.lookup(*hash).iter().any(|found| found == *link)
         };
         let heads = log.pieces.heads.iter().filter(newest);

@@ -12,8 +12,8 @@ use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, Piece, Place, Record, RecordKind,
-    RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Place, Record,
+    RecordKind, RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
@@ -82,7 +82,7 @@ pub(super) fn noted(record: &Record<'_>, offset: u64, hasher: &KeyHasher) -> Sum
         kind,
         collides,
         // A writer's mistake at most: the record passed its checks.
-        piece: Piece::of(kind, record.key, record.value).unwrap_or_default(),
+        piece: LargeRef::of(kind, record.key, record.value).unwrap_or_default(),
     }
 }
 
