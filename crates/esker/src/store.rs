@@ -55,6 +55,10 @@ pub struct Stats {
     pub last_version: Version,
     /// What the device did since it was opened.
     pub device: Counters,
+    /// The store is a cache: when it is full it evicts.
+    pub cache: bool,
+    /// Items that were evicted since the store was opened.
+    pub evictions: u64,
     /// Why the store is read-only, if it is.
     pub read_only: Option<String>,
 }
@@ -230,12 +234,21 @@ impl Store {
 
     /// Makes room now: moves live records out of up to `segments` segments so that these become
     /// free, and drops tombstones that nothing older is left of. The store does so by itself when it
-    /// needs room. Returns the number of segments it cleaned.
+    /// needs room. A cache moves no values: it drops notes only. Returns the number of segments it cleaned.
     ///
     /// # Errors
     /// `ReadOnly`, `DurabilityUnknown`, `Io`.
     pub fn clean(&self, segments: usize) -> Result<usize> {
         self.engine.clean(segments)
+    }
+
+    /// Evicts what was not used for the longest time, now: up to `segments` segments. A cache does so by
+    /// itself when it needs room. Returns the number of segments.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store is no cache, `ReadOnly`, `DurabilityUnknown`, `Io`.
+    pub fn evict(&self, segments: usize) -> Result<usize> {
+        self.engine.evict(segments)
     }
 
     /// Tells the device which segments are free: holes in a file, discards on a device. Returns their

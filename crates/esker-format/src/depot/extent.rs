@@ -11,7 +11,6 @@ use super::record::{RecordKind, RecordMeta, VersionForm};
 use super::varint;
 use super::{BATCH_HEADER_SIZE, KEY_SIZE_MAX_BYTES};
 use crate::Flaw;
-use esker_base::ids::Version;
 
 /// What the record of a key says of its large value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,14 +111,7 @@ impl ExtentKey {
 
 /// Size of a key behind which the value of the batch's only record starts at a block's start.
 fn aligned_size(form: VersionForm, block_size: usize, value_size: usize) -> Option<usize> {
-    let meta = RecordMeta {
-        kind: RecordKind::Extent,
-        version: Version(0),
-        flags: 0,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta::new(RecordKind::Extent);
     // The header is longer by what the size of the key takes; with a key of one byte that is one.
     let before = BATCH_HEADER_SIZE + meta.body_start(form, 1, value_size) - 1;
     let sizes = (1..=2).flat_map(|blocks| (1..=3).map(move |digits| (blocks, digits)));
@@ -146,6 +138,7 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use esker_base::ids::Version;
 
     #[test]
     fn a_large_value_comes_back_and_counts_its_extents() {
@@ -167,14 +160,8 @@ mod tests {
                 for value in [1, 127, 128, 512, 70_000, 1 << 20] {
                     let bytes = key.encode(form, block, value);
                     assert_eq!(ExtentKey::decode(&bytes), Ok(key));
-                    let meta = RecordMeta {
-                        kind: RecordKind::Extent,
-                        version: Version(9),
-                        flags: 0,
-                        expires_at: None,
-                        state: 0,
-                        collides: false,
-                    };
+                    let meta =
+                        RecordMeta { version: Version(9), ..RecordMeta::new(RecordKind::Extent) };
                     let start = meta.body_start(form, bytes.len(), value) + bytes.len();
                     assert_eq!((BATCH_HEADER_SIZE + start) % block, 0, "{form:?} {block} {value}");
                 }

@@ -27,6 +27,8 @@ const COLLIDES: u8 = 2;
 const FLAGS: u8 = 4;
 const WHOLE_VERSION: u8 = 8;
 const STATE_SHIFT: u32 = 4;
+/// In the byte of the kind.
+pub(super) const REPLACES: u8 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -53,9 +55,18 @@ pub enum RecordKind {
     Large = 4,
     /// A piece of a large value, under an [`ExtentKey`](super::ExtentKey).
     Extent = 5,
+    /// A cache evicted the key with this hash (8 bytes in place of the key), so no record of it with
+    /// this version or a lower one counts.
+    Evict = 6,
 }
 
 impl RecordKind {
+    /// Whether the record says that its key has no value.
+    #[must_use]
+    pub fn is_tombstone(self) -> bool {
+        matches!(self, RecordKind::Delete | RecordKind::Evict)
+    }
+
     /// Whether the record gives its key a value.
     #[must_use]
     pub fn has_value(self) -> bool {
@@ -69,6 +80,7 @@ impl RecordKind {
             3 => Some(RecordKind::Clear),
             4 => Some(RecordKind::Large),
             5 => Some(RecordKind::Extent),
+            6 => Some(RecordKind::Evict),
             _ => None,
         }
     }
@@ -99,6 +111,9 @@ pub struct RecordMeta {
     /// Another key with the same hash had a value or tombstone when this was written. Without
     /// this mark, recovery may take records with equal hashes for records of one key.
     pub collides: bool,
+    /// In a cache: an older record of the key may be on media, so that the key's eviction has to be
+    /// noted.
+    pub replaces: bool,
 }
 
 /// A record that passed its checks.
@@ -117,6 +132,20 @@ pub struct Record<'a> {
 }
 
 impl RecordMeta {
+    /// A record of this kind that says nothing else.
+    #[must_use]
+    pub fn new(kind: RecordKind) -> Self {
+        RecordMeta {
+            kind,
+            version: Version(0),
+            flags: 0,
+            expires_at: None,
+            state: 0,
+            collides: false,
+            replaces: false,
+        }
+    }
+
     pub(super) fn body_start(
         &self,
         form: VersionForm,
@@ -165,7 +194,7 @@ pub fn encode_record(
     let raw = Raw {
         checksum: 0.into(),
         version_low: if whole { low } else { 0 }.into(),
-        kind: meta.kind as u8,
+        kind: meta.kind as u8 | if meta.replaces { REPLACES } else { 0 },
         marks,
     };
     let mut rest = out;
@@ -232,7 +261,7 @@ impl Fields {
     /// Reads a header; `base` is the first version of the segment.
     fn read(bytes: &[u8], base: Version) -> Result<Fields, Flaw> {
         let (raw, mut rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        let kind = RecordKind::from_number(raw.kind).ok_or(Flaw::Field("kind"))?;
+        let kind = RecordKind::from_number(raw.kind & !REPLACES).ok_or(Flaw::Field("kind"))?;
         let mut size = |name| -> Result<usize, Flaw> {
             let number = varint::decode(&mut rest)?;
             usize::try_from(number).map_err(|_| Flaw::Field(name))
@@ -256,7 +285,7 @@ impl Fields {
         if (kind == RecordKind::Clear) != (key_size == 0) || key_size > KEY_SIZE_MAX_BYTES {
             return Err(Flaw::Field("key_size"));
         }
-        let bare = matches!(kind, RecordKind::Delete | RecordKind::Clear);
+        let bare = matches!(kind, RecordKind::Delete | RecordKind::Clear | RecordKind::Evict);
         if (bare && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
             return Err(Flaw::Field("value_size"));
         }
@@ -271,6 +300,7 @@ impl Fields {
                 expires_at,
                 state: raw.marks >> STATE_SHIFT,
                 collides: raw.marks & COLLIDES != 0,
+                replaces: raw.kind & REPLACES != 0,
             },
             checksum: raw.checksum.get(),
             key_size,

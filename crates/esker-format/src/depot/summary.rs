@@ -3,7 +3,7 @@
 //! ```text
 //! per batch:  | offset in blocks 4 | records 4 | first sequence 8 |
 //! per record: | hash 6 | size, kind, mark 1 | size if large? varint | version if moved? 8 |
-//!             and of a large value's records: | kind 1 | id 8 | number 4 |
+//!             and where needed: | kind 1 | id of a large value 8 | number 4 |
 //! ```
 //!
 //! The payload of a batch of kind `Summary`, which a checksum covers as any batch. A record's
@@ -12,7 +12,7 @@
 
 use super::batch::BATCH_HEADER_SIZE;
 use super::extent::{ExtentKey, LargeValue};
-use super::record::RecordKind;
+use super::record::{REPLACES, RecordKind};
 use super::varint;
 use super::{GRAIN_SIZE_BYTES, HASH_BITS, VersionForm};
 use crate::Flaw;
@@ -26,9 +26,9 @@ pub const SUMMARY_BATCH_SIZE: usize = 16;
 /// size follows.
 const SIZE_FOLLOWS: u8 = 31;
 const KIND_MASK: u8 = 3;
-/// In place of a kind: the kind follows, and which value it is about.
+/// In place of a kind: the kind follows, as in the record.
 const KIND_FOLLOWS: u8 = 0;
-const LARGE_REF_SIZE: usize = 13;
+const LARGE_REF_SIZE: usize = 12;
 const COLLIDES: u8 = 4;
 const SIZE_SHIFT: u32 = 3;
 
@@ -47,6 +47,8 @@ pub struct SummaryRecord {
     pub kind: RecordKind,
     /// As in the record.
     pub collides: bool,
+    /// As in the record.
+    pub replaces: bool,
     /// For records of kinds `Large` and `Extent`.
     pub piece: LargeRef,
 }
@@ -75,9 +77,14 @@ impl LargeRef {
                 let key = ExtentKey::decode(key)?;
                 Ok(LargeRef { id: key.id, number: key.number })
             }
-            RecordKind::Put | RecordKind::Delete | RecordKind::Clear => Ok(LargeRef::default()),
+            _ => Ok(LargeRef::default()),
         }
     }
+}
+
+/// Whether the kind stands behind the size, with what goes with it.
+fn kind_follows(kind: RecordKind, replaces: bool) -> bool {
+    replaces || !matches!(kind, RecordKind::Put | RecordKind::Delete | RecordKind::Clear)
 }
 
 fn has_large_ref(kind: RecordKind) -> bool {
@@ -86,11 +93,17 @@ fn has_large_ref(kind: RecordKind) -> bool {
 
 /// Bytes that a record takes in a summary.
 #[must_use]
-pub fn summary_record_size(form: VersionForm, kind: RecordKind, size_bytes: u64) -> usize {
+pub fn summary_record_size(
+    form: VersionForm,
+    kind: RecordKind,
+    replaces: bool,
+    size_bytes: u64,
+) -> usize {
     let grains = size_bytes / GRAIN_SIZE_BYTES;
     let large = if grains >= u64::from(SIZE_FOLLOWS) { varint::size(grains) } else { 0 };
-    let piece = if has_large_ref(kind) { LARGE_REF_SIZE } else { 0 };
-    HASH_SIZE + 1 + large + piece + if form == VersionForm::Whole { 8 } else { 0 }
+    let kind_size = usize::from(kind_follows(kind, replaces));
+    let of_value = if has_large_ref(kind) { LARGE_REF_SIZE } else { 0 };
+    HASH_SIZE + 1 + large + kind_size + of_value + if form == VersionForm::Whole { 8 } else { 0 }
 }
 
 /// Starts a batch in the summary `out`.
@@ -106,7 +119,8 @@ pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord)
     let grains = record.size_bytes / GRAIN_SIZE_BYTES;
     let small = u8::try_from(grains).ok().filter(|grains| *grains < SIZE_FOLLOWS);
     let mark = if record.collides { COLLIDES } else { 0 };
-    let kind = if has_large_ref(record.kind) { KIND_FOLLOWS } else { record.kind as u8 };
+    let follows = kind_follows(record.kind, record.replaces);
+    let kind = if follows { KIND_FOLLOWS } else { record.kind as u8 };
     out.push(small.unwrap_or(SIZE_FOLLOWS) << SIZE_SHIFT | mark | kind);
     if small.is_none() {
         let (bytes, length) = varint::encode(grains);
@@ -115,8 +129,10 @@ pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord)
     if form == VersionForm::Whole {
         out.extend_from_slice(&record.version.0.to_le_bytes());
     }
+    if follows {
+        out.push(record.kind as u8 | if record.replaces { REPLACES } else { 0 });
+    }
     if has_large_ref(record.kind) {
-        out.push(record.kind as u8);
         out.extend_from_slice(&record.piece.id.to_le_bytes());
         out.extend_from_slice(&record.piece.number.to_le_bytes());
     }
@@ -154,16 +170,17 @@ pub fn read_summary(
                 VersionForm::Distance => first.saturating_add(place),
                 VersionForm::Whole => u64::from_le_bytes(take(&mut rest)?),
             };
-            let (kind, piece) = match byte & KIND_MASK {
-                KIND_FOLLOWS => {
-                    let [kind] = take(&mut rest)?;
-                    let id = u64::from_le_bytes(take(&mut rest)?);
-                    let number = u32::from_le_bytes(take(&mut rest)?);
-                    let kind = RecordKind::from_number(kind).filter(|kind| has_large_ref(*kind));
-                    (kind, LargeRef { id, number })
-                }
-                kind => (RecordKind::from_number(kind), LargeRef::default()),
+            let [kind] = match byte & KIND_MASK {
+                KIND_FOLLOWS => take(&mut rest)?,
+                kind => [kind],
             };
+            let replaces = kind & REPLACES != 0;
+            let kind = RecordKind::from_number(kind & !REPLACES).ok_or(Flaw::Field("kind"))?;
+            let mut piece = LargeRef::default();
+            if has_large_ref(kind) {
+                piece.id = u64::from_le_bytes(take(&mut rest)?);
+                piece.number = u32::from_le_bytes(take(&mut rest)?);
+            }
             let size_bytes = grains.saturating_mul(GRAIN_SIZE_BYTES);
             let end = offset.saturating_add(size_bytes);
             if grains == 0 || end > segment_size {
@@ -174,8 +191,9 @@ pub fn read_summary(
                 version: Version(version),
                 offset,
                 size_bytes,
-                kind: kind.ok_or(Flaw::Field("kind"))?,
+                kind,
                 collides: byte & COLLIDES != 0,
+                replaces,
                 piece,
             });
             offset = end;

@@ -25,14 +25,7 @@ macro_rules! table {
 }
 
 fn example() -> Vec<u8> {
-    let meta = RecordMeta {
-        kind: RecordKind::Put,
-        version: Version(1),
-        flags: 7,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta { version: Version(1), flags: 7, ..RecordMeta::new(RecordKind::Put) };
     let mut batch = vec![0; 512];
     let end = BATCH_HEADER_SIZE + meta.size_bytes(VersionForm::Distance, 1, 1);
     encode_record(&mut batch[BATCH_HEADER_SIZE..end], &meta, VersionForm::Distance, b"k", b"v");
@@ -72,7 +65,7 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
             checksum "u32", store_id "16 bytes", hash_key "16 bytes", hash_mask "u64",
             device_size_bytes "u64", data_offset "u64", segment_size_bytes "u64",
             segment_count "u32", block_size_bytes "u32", generation "u64",
-            created_unix_seconds "u64", reserved "zeros"),
+            created_unix_seconds "u64", mode "u32", reserved "zeros"),
         ),
         (
             "table segment header",
@@ -167,6 +160,7 @@ fn superblock() -> Superblock {
         block_size_bytes: 512,
         generation: 1,
         created_unix_seconds: 0,
+        cache: false,
     }
 }
 
@@ -239,6 +233,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
                 expires_at,
                 state: 15,
                 collides: true,
+                replaces: key_size % 2 == 0,
             };
             let mut bytes = vec![0xEE; meta.size_bytes(form, key_size, value_size)];
             encode_record(&mut bytes, &meta, form, &key, &value);
@@ -258,14 +253,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
 
 #[test]
 fn a_common_record_has_a_header_of_twelve_bytes() {
-    let meta = RecordMeta {
-        kind: RecordKind::Put,
-        version: Version(9),
-        flags: 0,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta { version: Version(9), ..RecordMeta::new(RecordKind::Put) };
     assert_eq!(meta.size_bytes(VersionForm::Distance, 16, 100), 128);
 }
 
@@ -292,6 +280,7 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
                     size_bytes: 8 * (1 + rng.next_u64() % 100),
                     kind,
                     collides: rng.chance(1, 2),
+                    replaces: rng.chance(1, 3),
                     piece: match kind {
                         RecordKind::Large | RecordKind::Extent => LargeRef {
                             id: rng.next_u64(),
@@ -304,7 +293,7 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
                 push_record(&mut bytes, form, &record);
                 assert_eq!(
                     bytes.len() - before,
-                    summary_record_size(form, kind, record.size_bytes)
+                    summary_record_size(form, kind, record.replaces, record.size_bytes)
                 );
                 offset += record.size_bytes;
                 expected.push(record);
@@ -324,14 +313,7 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
 fn an_extent_in_two_places_comes_back_and_every_flipped_bit_is_noticed() {
     let key = ExtentKey { id: 5, number: 6, hash: 7 };
     let value = [9; 21];
-    let meta = RecordMeta {
-        kind: RecordKind::Extent,
-        version: Version(3),
-        flags: 0,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta { version: Version(3), ..RecordMeta::new(RecordKind::Extent) };
     let name = key.encode(VersionForm::Whole, 512, value.len());
     let mut bytes = vec![0; meta.size_bytes(VersionForm::Whole, name.len(), value.len())];
     encode_record(&mut bytes, &meta, VersionForm::Whole, &name, &value);

@@ -36,6 +36,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
     /// segments it cleaned.
     fn clean(&self, segments: usize) -> Result<usize>;
+    /// Evicts up to `segments` segments of a cache; returns how many.
+    fn evict(&self, segments: usize) -> Result<usize>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
     /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next

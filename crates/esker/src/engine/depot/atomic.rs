@@ -8,7 +8,7 @@ use super::Depot;
 use super::commit::{Append, Item};
 use super::extents::Building;
 use super::pending::{Known, Stripes};
-use super::write::{Resolved, STATE_MASK};
+use super::write::{Resolved, STATE_MASK, Start};
 use crate::batch::{Batch, Change};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -85,20 +85,19 @@ impl Depot {
         let mut items = Vec::with_capacity(parts.len());
         let mut published: Vec<Option<Link>> = Vec::with_capacity(parts.len());
         for (part, resolved) in parts.iter().zip(&resolved) {
-            let Some((entry, known, mut collides)) = known_of(self, &mut stripes, part, resolved)
-            else {
+            let alike = alike.get(&part.hash).copied().unwrap_or(0) > 1;
+            let Some(start) = start_of(self, &mut stripes, part, resolved, alike) else {
                 return Ok(None);
             };
-            let same = alike.get(&part.hash).copied().unwrap_or(0);
-            let stripe = stripes.of(part.hash);
-            collides |= same > 1 || stripe.is_some_and(|s| s.collides(part.hash, part.key));
             let (kind, value, attributes) = match part.change {
                 Change::Put(_, attributes) if let Some((_, head)) = &part.large => {
                     (RecordKind::Large, &head[..], attributes)
                 }
                 Change::Put(value, attributes) => (RecordKind::Put, value, attributes),
                 // Nothing there, durably: nothing to delete.
-                Change::Delete if known.is_none_or(|known| !known.exists) && resolved.is_some() => {
+                Change::Delete
+                    if start.known.is_none_or(|known| !known.exists) && resolved.is_some() =>
+                {
                     continue;
                 }
                 Change::Delete => (RecordKind::Delete, &[][..], crate::Attributes::default()),
@@ -109,10 +108,11 @@ impl Depot {
                 flags: attributes.flags,
                 expires_at: attributes.expires_at,
                 state: attributes.state & STATE_MASK,
-                collides,
+                collides: start.collides,
+                replaces: start.replaces,
             };
             items.push(Item { hash: part.hash, meta, key: part.key, value });
-            published.push(entry);
+            published.push(start.published);
         }
         if items.is_empty() {
             return Ok(Some(self.last_version()));
@@ -155,18 +155,21 @@ impl Depot {
     }
 }
 
-/// Entry, state and collision mark of a key; `None` if what was learnt holds no more.
-fn known_of(
+/// What the write of a key starts from; `None` if what was learnt holds no more. `alike`: another key
+/// of the batch has its hash.
+fn start_of(
     depot: &Depot,
     stripes: &mut Stripes<'_>,
     part: &Part<'_>,
     resolved: &Option<Resolved>,
-) -> Option<(Option<Link>, Option<Known>, bool)> {
+    alike: bool,
+) -> Option<Start> {
     let stripe = stripes.of(part.hash)?;
+    let others = stripe.collides(part.hash, part.key) || alike;
     match (stripe.find(part.hash, part.key), resolved) {
-        (Some(pending), None) => Some((None, Some(pending.latest), pending.collides)),
+        (Some(pending), None) => Some(depot.start_behind(pending, others)),
         (None, Some(resolved)) if depot.still_holds(part.hash, resolved) => {
-            Some((resolved.published, resolved.known, resolved.collides))
+            Some(depot.start(resolved, others))
         }
         _ => None,
     }

@@ -94,7 +94,7 @@ impl Depot {
             last_epoch,
             moved: cleaner.next_sequences(),
             tail: self.log.lock().tail.map(|tail| (tail.segment, tail.position)),
-            segments: self.segments.used().collect(),
+            segments: self.segments.in_use().collect(),
             ..CheckpointEnd::default()
         };
         let mut writer = Writer { depot: self, tail: None, batches: 0 };

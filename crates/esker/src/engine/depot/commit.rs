@@ -325,7 +325,7 @@ impl Depot {
     /// Free segments that these records leave alone: deletes may use more of the reserve than puts.
     pub(super) fn kept_for(&self, items: &[Item<'_>]) -> usize {
         let frees =
-            |item: &Item<'_>| matches!(item.meta.kind, RecordKind::Delete | RecordKind::Clear);
+            |item: &Item<'_>| item.meta.kind.is_tombstone() || item.meta.kind == RecordKind::Clear;
         if !items.iter().all(frees) {
             self.segments.reserve_of_puts()
         } else {

@@ -70,6 +70,11 @@ impl Extents {
         large.map_or(0, |large| large.links.len())
     }
 
+    /// The link to the record of the value's key, if the value has one.
+    pub(super) fn head(&self, id: u64) -> Option<Link> {
+        self.table.lock().values.get(&id)?.head
+    }
+
     /// The link to an extent.
     pub(super) fn link(&self, piece: LargeRef) -> Option<Link> {
         let table = self.table.lock();
@@ -196,9 +201,7 @@ impl Building<'_> {
 
 impl Drop for Building<'_> {
     fn drop(&mut self) {
-        let depot = self.depot;
-        // E2: nobody has to hear of it.
-        depot.extents.end(self.id, |link| depot.let_go(link, Version(0)));
+        self.depot.end_large(self.id);
     }
 }
 
@@ -209,6 +212,12 @@ impl Depot {
         let id = self.random() ^ super::spread(self.log.next_version().0);
         self.extents.begin(id, count);
         Building { depot: self, id }
+    }
+
+    /// A value without a head goes.
+    pub(super) fn end_large(&self, id: u64) {
+        // E2: nobody has to hear of it.
+        self.extents.end(id, |link| self.let_go(link, Version(0)));
     }
 
     /// Counts a written extent as live.

@@ -14,7 +14,6 @@ use super::write::Change;
 use super::{Depot, gather, sites};
 use crate::engine::Admit;
 use crate::value::{Attributes, Condition, Outcome, Value};
-use esker_base::ids::Version;
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
@@ -77,8 +76,11 @@ impl Depot {
             );
             return Err(Error::invalid("put", words));
         }
-        let live = self.segments.live().1;
-        if live + value.len() as u64 > self.layout.room(self.segments.reserve_of_puts()) {
+        // A cache makes room for a value that is not most of it.
+        let room = self.layout.room(self.segments.reserve_of_puts());
+        let cache = self.superblock.cache;
+        let (live, room) = if cache { (0, room / 2) } else { (self.segments.live().1, room) };
+        if live + value.len() as u64 > room {
             let words = format!("a value of {} bytes, and {live} bytes are in use", value.len());
             return Err(Error::new(ErrorKind::NoSpace, "put").context(words));
         }
@@ -104,14 +106,7 @@ impl Depot {
     fn write_extent(&self, hash: u64, name: ExtentKey, part: &[u8]) -> Result<()> {
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
         let key = name.encode(VersionForm::Distance, block, part.len());
-        let meta = RecordMeta {
-            kind: RecordKind::Extent,
-            version: Version(0),
-            flags: 0,
-            expires_at: None,
-            state: 0,
-            collides: false,
-        };
+        let meta = RecordMeta::new(RecordKind::Extent);
         let item = [Item { hash, meta, key: &key, value: part }];
         loop {
             if self.writes_later() {
@@ -181,7 +176,10 @@ impl Depot {
             };
             let length = usize::try_from(large.length_of(number)).unwrap_or(usize::MAX);
             match self.read_extent_at(link, piece, length, target) {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    self.touch(link);
+                    return Ok(true);
+                }
                 // Moved, or gone with its value.
                 Err(_) if self.extents.link(piece) != Some(link) => {}
                 Err(error) if tries >= READ_TRIES => return Err(error),

@@ -25,6 +25,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod evict;
 mod extents;
 mod large;
 mod later;
@@ -87,6 +88,20 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
+/// Counts evicted items.
+#[derive(Debug, Default)]
+struct Evictions(AtomicU64);
+
+impl Evictions {
+    fn add(&self, items: u64) {
+        self.0.fetch_add(items, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// An open store. See the module's text.
 #[derive(Debug)]
 pub(crate) struct Depot {
@@ -97,6 +112,7 @@ pub(crate) struct Depot {
     index: Directory,
     extents: Extents,
     segments: Segments,
+    evictions: Evictions,
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
     log: Log,
@@ -159,6 +175,10 @@ impl Depot {
                 ))
                 .device(device.name()));
         }
+        if options.cache && !superblock.cache {
+            let words = "the store was made to keep what it is given; a cache is made as one";
+            return Err(Error::invalid("open store", words).device(device.name()));
+        }
         let layout = Layout::of(&superblock);
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
         let source =
@@ -176,7 +196,12 @@ impl Depot {
             hasher,
             index: index.unwrap_or_else(|| Directory::with_capacity(entries)),
             extents: Extents::default(),
-            segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
+            segments: Segments::new(
+                superblock.segment_count,
+                superblock.segment_size_bytes,
+                superblock.cache,
+            ),
+            evictions: Evictions::default(),
             pending: Pending::new(),
             clearing: Mutex::default(),
             from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
@@ -235,6 +260,13 @@ impl Depot {
         let offset = old.grain() * esker_format::depot::GRAIN_SIZE_BYTES;
         if let Some(segment) = self.layout.segment_of(offset) {
             self.segments.remove(segment, place::link_bytes(old), by);
+        }
+    }
+
+    /// An item is gone, and nothing stands in its place.
+    fn count_gone(&self, old: Link) {
+        if !old.is_tombstone() {
+            self.items.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -339,6 +371,7 @@ fn format(
         block_size_bytes: geometry.block_size_bytes,
         generation: old.map_or(1, |old| old.generation.saturating_add(1)),
         created_unix_seconds: options.clock.unix_seconds(),
+        cache: options.cache,
     };
     write_superblock(device, pool, &superblock)?;
     Ok(superblock)
@@ -364,6 +397,10 @@ impl Engine for Depot {
 
     fn write(&self, batch: &Batch) -> Result<Version> {
         self.write_atomic(batch)
+    }
+
+    fn evict(&self, segments: usize) -> Result<usize> {
+        self.evict_now(segments)
     }
 
     fn trim(&self) -> Result<u64> {
@@ -421,6 +458,8 @@ impl Engine for Depot {
             index_bytes: self.index.memory_bytes() as u64,
             last_version: self.last_version(),
             device: self.device.counters(),
+            cache: self.superblock.cache,
+            evictions: self.evictions.get(),
             read_only: self.log.failure().map(|error| error.to_string()),
         }
     }

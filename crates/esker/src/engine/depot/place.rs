@@ -37,6 +37,7 @@ pub(super) struct Entry {
     pub(super) version: Version,
     pub(super) kind: RecordKind,
     collides: bool,
+    replaces: bool,
     start: usize,
     size: usize,
 }
@@ -86,7 +87,7 @@ impl Batch {
     /// Bytes that a record would take here, and in the summary.
     pub(super) fn sizes(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> (usize, u64) {
         let size = meta.size_bytes(self.form, key.len(), value.len());
-        (size, summary_record_size(self.form, meta.kind, size as u64) as u64)
+        (size, summary_record_size(self.form, meta.kind, meta.replaces, size as u64) as u64)
     }
 
     /// What the batch needs with records of these sizes added.
@@ -115,13 +116,13 @@ impl Batch {
         if let Some(out) = self.buffer.get_mut(start..end) {
             encode_record(out, meta, self.form, key, value);
         }
-        let RecordMeta { kind, version, collides, .. } = *meta;
+        let RecordMeta { kind, version, collides, replaces, .. } = *meta;
         if let (RecordKind::Large | RecordKind::Extent, Ok(piece)) =
             (kind, LargeRef::of(kind, key, value))
         {
             self.pieces.push((start, piece));
         }
-        self.entries.push(Entry { hash, version, kind, collides, start, size });
+        self.entries.push(Entry { hash, version, kind, collides, replaces, start, size });
         self.used = end;
         self.summary += summary;
     }
@@ -316,6 +317,7 @@ impl Depot {
             self.roll(stream, plan, (*free, *epoch), &complete, batch.first, *durable)?;
             *durable = batch.first;
         }
+        self.touch_segment(plan.tail.segment);
         let base = self.layout.segment_offset(plan.tail.segment);
         let offset = base + plan.tail.position;
         let total = usize::try_from(plan.total).map_err(|_| too_long())?;
@@ -389,6 +391,7 @@ impl Depot {
                 size_bytes: entry.size as u64,
                 kind: entry.kind,
                 collides: entry.collides,
+                replaces: entry.replaces,
                 piece,
             };
             push_record(summary, batch.form, &noted);
@@ -599,7 +602,7 @@ pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<
     match kind {
         RecordKind::Put | RecordKind::Extent => Link::record(grain, size_bytes / GRAIN_SIZE_BYTES),
         RecordKind::Large => Link::large(grain),
-        RecordKind::Delete | RecordKind::Clear => Link::tombstone(grain),
+        RecordKind::Delete | RecordKind::Clear | RecordKind::Evict => Link::tombstone(grain),
     }
 }
 

@@ -4,10 +4,11 @@
 //! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
 //! and starts over; see S2 of the segment table.
 
+use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
 use crate::value::{Attributes, Value};
-use esker_base::ids::Version;
+use esker_base::ids::{SegmentId, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
@@ -129,10 +130,36 @@ impl Depot {
             let fetched = self.read_admitted(link, admit)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
-                return Ok(self.is_valid(record.meta).then_some((link, fetched)));
+                if !self.is_valid(record.meta) {
+                    return Ok(None);
+                }
+                self.touch(link);
+                return Ok(Some((link, fetched)));
             }
         }
         Ok(None)
+    }
+
+    /// The hash of the key that a record is about.
+    pub(super) fn hash_of(&self, record: &FetchedRecord<'_>) -> u64 {
+        match record.meta.kind {
+            RecordKind::Evict => evicted_hash(record.key),
+            _ => self.hash(record.key),
+        }
+    }
+
+    /// Marks the segment of a record that was asked for as used.
+    pub(super) fn touch(&self, link: Link) {
+        if let Some(segment) = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES) {
+            self.touch_segment(segment);
+        }
+    }
+
+    /// Marks a segment as used, in a cache.
+    pub(super) fn touch_segment(&self, segment: SegmentId) {
+        if self.superblock.cache {
+            self.segments.used(segment, self.clock.monotonic());
+        }
     }
 
     /// Whether a record gives its key a value now.

@@ -14,7 +14,8 @@
 //!   there, or recovery says what is missing; only what lies above it may be dropped as torn.
 //! - R4: two records are taken for one key's by equal hashes only if neither is marked: the writer
 //!   compared the keys and marked the record if another key with the hash had a value.
-//! - R5: two records with one version are copies: the cleaner moved one. Either counts.
+//! - R5: two records with one version are copies: the cleaner moved one. Either counts; a tombstone, which
+//!   stands for one that expired or was evicted, before the record.
 //!
 //! # Concurrency
 //! Threads take segments from a counter, then shares of the hash space; in a simulation there is
@@ -400,7 +401,7 @@ impl Segment<'_> {
                 return;
             }
             RecordKind::Large => self.gathered.pieces.heads.push((hash, record.piece, link)),
-            RecordKind::Put | RecordKind::Delete | RecordKind::Clear => {}
+            RecordKind::Put | RecordKind::Delete | RecordKind::Evict | RecordKind::Clear => {}
         }
         self.gathered.found.push(Found {
             hash,
@@ -488,7 +489,9 @@ impl Depot {
         if sites::RECOVER_NEWEST.disabled() {
             found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
         } else {
-            found.sort_unstable_by_key(|record| (record.hash, record.order));
+            found.sort_unstable_by_key(|record| {
+                (record.hash, record.version(), record.link.is_tombstone())
+            });
         }
         let mut group: Vec<Found> = Vec::new();
         for record in found {

@@ -6,7 +6,7 @@
 
 use super::layout::Layout;
 use super::segments::Incarnation;
-use super::{Depot, sites};
+use super::{Depot, gather, sites};
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
@@ -67,11 +67,17 @@ pub(super) fn form_of(stream: Stream) -> VersionForm {
     }
 }
 
+/// The hash, spread, that the note of an eviction has in place of a key.
+pub(super) fn evicted_hash(key: &[u8]) -> u64 {
+    key.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
 /// What a summary says of a record that stands `offset` bytes into its segment.
 pub(super) fn noted(record: &Record<'_>, offset: u64, hasher: &KeyHasher) -> SummaryRecord {
-    let RecordMeta { kind, version, collides, .. } = record.meta;
+    let RecordMeta { kind, version, collides, replaces, .. } = record.meta;
     let hash = match (kind, ExtentKey::decode(record.key)) {
         (RecordKind::Extent, Ok(key)) => key.hash,
+        (RecordKind::Evict, _) => gather(evicted_hash(record.key)),
         _ => hasher.hash(record.key),
     };
     SummaryRecord {
@@ -81,6 +87,7 @@ pub(super) fn noted(record: &Record<'_>, offset: u64, hasher: &KeyHasher) -> Sum
         size_bytes: record.size_bytes as u64,
         kind,
         collides,
+        replaces,
         // A writer's mistake at most: the record passed its checks.
         piece: LargeRef::of(kind, record.key, record.value).unwrap_or_default(),
     }

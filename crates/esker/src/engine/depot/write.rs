@@ -8,7 +8,8 @@
 use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::later::Later;
-use super::pending::Known;
+use super::pending::{Known, PendingKey};
+use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::value::{Attributes, Condition, Outcome};
 use esker_base::Result;
@@ -27,7 +28,18 @@ pub(super) struct Resolved {
     candidates: Candidates,
     pub(super) published: Option<Link>,
     pub(super) known: Option<Known>,
+    /// Entry of the note that a key with this hash was evicted.
+    note: Option<Link>,
     pub(super) collides: bool,
+}
+
+/// What a write starts from.
+pub(super) struct Start {
+    pub(super) published: Option<Link>,
+    pub(super) known: Option<Known>,
+    pub(super) collides: bool,
+    /// V2 of eviction.
+    pub(super) replaces: bool,
 }
 
 /// What to write.
@@ -92,18 +104,18 @@ impl Depot {
             // Cleared away.
             return Ok(None);
         }
-        let (published, known, collides, ticket) = match (stripe.find(hash, key), resolved) {
+        let others = stripe.collides(hash, key);
+        let (start, ticket) = match (stripe.find(hash, key), resolved) {
             (Some(pending), _) => {
-                let ticket = Some(Arc::clone(&pending.ticket));
-                (None, Some(pending.latest), pending.collides, ticket)
+                (self.start_behind(pending, others), Some(Arc::clone(&pending.ticket)))
             }
             (None, Some(resolved)) if self.still_holds(hash, &resolved) => {
-                (resolved.published, resolved.known, resolved.collides, None)
+                (self.start(&resolved, others), None)
             }
             // The pending write went away, or somebody overtook: look again.
             (None, _) => return Ok(None),
         };
-        if let Some(refused) = self.decide(change.condition, known) {
+        if let Some(refused) = self.decide(change.condition, start.known) {
             drop(stripe);
             // The decision may rest on a write that is not durable yet.
             if let Some(ticket) = ticket.filter(|_| !sites::DECISION_WAIT.disabled()) {
@@ -117,11 +129,12 @@ impl Depot {
             flags: change.attributes.flags,
             expires_at: change.attributes.expires_at,
             state: change.attributes.state & STATE_MASK,
-            collides: collides || stripe.collides(hash, key),
+            collides: start.collides,
+            replaces: start.replaces,
         };
         let item = [Item { hash, meta, key, value: change.value }];
         if self.writes_later() {
-            let later = self.write_later(&item, &[published])?;
+            let later = self.write_later(&item, &[start.published])?;
             drop(stripe);
             return Ok(self.after_later(later)?.map(Outcome::Stored));
         }
@@ -144,7 +157,7 @@ impl Depot {
             exists: change.kind.has_value(),
             expires_at: meta.expires_at,
         };
-        stripe.appended(hash, key, published, latest, meta.collides, &appended.ticket);
+        stripe.appended(hash, key, start.published, latest, meta.collides, &appended.ticket);
         drop(stripe);
         self.finish(&appended)?;
         Ok(Some(Outcome::Stored(appended.version)))
@@ -163,6 +176,26 @@ impl Depot {
             Later::NoRoom(kept) => self.make_room(kept)?,
         }
         Ok(None)
+    }
+
+    /// What a write of a key starts from that has no write under way; `others` have.
+    pub(super) fn start(&self, resolved: &Resolved, others: bool) -> Start {
+        let Resolved { published, known, note, .. } = *resolved;
+        let collides = resolved.collides || others;
+        // A note of its own hash alone goes as its own tombstone would; one that other keys share stays.
+        let replaced = published.or(if collides { None } else { note });
+        let replaces = self.superblock.cache && (replaced.is_some() || note.is_some());
+        Start { published: replaced, known, collides, replaces }
+    }
+
+    /// What a write of a key starts from that has a write under way.
+    pub(super) fn start_behind(&self, pending: &PendingKey, others: bool) -> Start {
+        Start {
+            published: None,
+            known: Some(pending.latest),
+            collides: pending.collides || others,
+            replaces: self.superblock.cache,
+        }
     }
 
     /// Whether what `resolve` learnt is still so. The caller holds the stripe.
@@ -192,8 +225,14 @@ impl Depot {
         loop {
             let generation = self.segments.generation();
             let candidates = self.index.lookup(hash);
-            let mut resolved =
-                Resolved { generation, candidates, published: None, known: None, collides: false };
+            let mut resolved = Resolved {
+                generation,
+                candidates,
+                published: None,
+                known: None,
+                note: None,
+                collides: false,
+            };
             let read = self.resolve_candidates(hash, key, &mut resolved);
             // A record that was overwritten under the read is no corruption.
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
@@ -206,7 +245,11 @@ impl Depot {
         for link in resolved.candidates.iter() {
             let fetched = self.read_record(link)?;
             let record = fetched.record();
-            if record.key == key || sites::RECORD_KEY.disabled() {
+            if record.meta.kind == RecordKind::Evict {
+                if evicted_hash(record.key) == hash {
+                    resolved.note = Some(link);
+                }
+            } else if record.key == key || sites::RECORD_KEY.disabled() {
                 resolved.published = Some(link);
                 resolved.known = Some(Known {
                     version: record.meta.version,
@@ -245,14 +288,7 @@ impl Depot {
     }
 
     fn append_clear(&self, cleaner: &mut Cleaner) -> Result<()> {
-        let meta = RecordMeta {
-            kind: RecordKind::Clear,
-            version: Version(0),
-            flags: 0,
-            expires_at: None,
-            state: 0,
-            collides: false,
-        };
+        let meta = RecordMeta::new(RecordKind::Clear);
         let item = [Item { hash: 0, meta, key: &[], value: &[] }];
         while self.writes_later() {
             match self.write_later(&item, &[None])? {
