@@ -8,6 +8,7 @@
 )]
 
 mod basics;
+mod cache;
 mod damage;
 mod faults;
 mod large;
