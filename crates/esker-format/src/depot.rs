@@ -30,7 +30,7 @@ pub use checkpoint::{
 pub use extent::{ExtentKey, LARGE_VALUE_SIZE, LargeValue};
 pub use record::{
     KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record, RecordKind, RecordMeta,
-    VersionForm, decode_extent, encode_record, seal_record,
+    VersionForm, decode_evicted, decode_extent, encode_evicted, encode_record, seal_record,
 };
 pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
 pub use summary::{

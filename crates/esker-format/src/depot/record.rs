@@ -321,6 +321,18 @@ impl Fields {
     }
 }
 
+/// What stands in place of a key in a record of kind `Evict`: the hash of the key, as in summaries.
+#[must_use]
+pub fn encode_evicted(hash: u64) -> [u8; 8] {
+    hash.to_le_bytes()
+}
+
+/// The hash that [`encode_evicted`] wrote; `None` if there are too few bytes.
+#[must_use]
+pub fn decode_evicted(key: &[u8]) -> Option<u64> {
+    key.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
 /// Checks the extent that starts at the start of `head`, where nothing of its value stands: that is at
 /// the start of `tail`. Returns its key, and the size of its value in bytes.
 ///

@@ -26,10 +26,12 @@
 use super::clean::{Cleaner, Move};
 use super::place::link_bytes;
 use super::segments::{Incarnation, Use};
-use super::{Depot, sites, spread};
+use super::{Depot, gather, sites, spread};
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::depot::{LargeRef, RecordKind, RecordMeta, Stream, SummaryRecord};
+use esker_format::depot::{
+    LargeRef, RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted,
+};
 use esker_index::{Link, SizeHint};
 use std::io::IoSlice;
 
@@ -104,7 +106,7 @@ impl Depot {
         let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
         let copied = evicted.noted.iter().try_for_each(|(hash, link, version)| {
             let meta = RecordMeta { version: *version, ..RecordMeta::new(RecordKind::Evict) };
-            self.add_moved(&mut moving, *hash, &meta, &hash.to_le_bytes(), &[], *link)
+            self.add_moved(&mut moving, *hash, &meta, &encode_evicted(gather(*hash)), &[], *link)
         });
         let (noted, written) = self.end_move(moving, copied);
         let blanked = written.and_then(|()| self.blank_header(victim));

@@ -6,7 +6,7 @@
 
 use super::layout::Layout;
 use super::segments::Incarnation;
-use super::{Depot, gather, sites};
+use super::{Depot, gather, sites, spread};
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
@@ -14,7 +14,7 @@ use esker_format::Flaw;
 use esker_format::depot::{
     BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Place, Record,
     RecordKind, RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
-    decode_trailer, read_summary,
+    decode_evicted, decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 
@@ -69,7 +69,7 @@ pub(super) fn form_of(stream: Stream) -> VersionForm {
 
 /// The hash, spread, that the note of an eviction has in place of a key.
 pub(super) fn evicted_hash(key: &[u8]) -> u64 {
-    key.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+    spread(decode_evicted(key).unwrap_or_default())
 }
 
 /// What a summary says of a record that stands `offset` bytes into its segment.
