@@ -106,6 +106,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `depot`: GETs beside raw reads, by facility and queue depth.
+    Gets {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: group commit with 1 and 64 writers, and device reads per GET.
     Depot {
         /// Arguments of the benchmark, `--help` among them.
@@ -249,6 +255,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),
     };

@@ -159,6 +159,9 @@ pub(crate) struct ServeArguments {
     /// Capacity of a new store; an existing one keeps its own
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
+    /// A new store is a cache: when it is full it evicts
+    #[arg(long, env = "ESKER_CACHE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) cache: Option<String>,
     /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
     #[arg(long, value_name = "MODE", env = "ESKER_DURABILITY")]
     pub(crate) durability: Option<String>,
@@ -209,6 +212,7 @@ impl ServeArguments {
             ("data", &self.data),
             ("engine", &self.engine),
             ("size", &self.size),
+            ("cache", &self.cache),
             ("durability", &self.durability),
             ("cores", &self.cores),
             ("io", &self.io),

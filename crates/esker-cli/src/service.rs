@@ -72,6 +72,9 @@ impl Service {
             store.report()
         ));
         say(&format!("durability {durability}"));
+        let full =
+            if stats.cache { "evicts what was not used lately" } else { "refuses what is new" };
+        say(&format!("a full store {full}"));
         say(&format!("I/O by {}", runtime.report()));
         for address in server.addresses() {
             say(&format!("listening on {address}"));

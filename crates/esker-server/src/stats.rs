@@ -57,7 +57,7 @@ impl Shared {
         stat(output, "conn_yields", 0);
         stat(output, "bytes", store.live_bytes);
         stat(output, "curr_items", store.items);
-        stat(output, "evictions", 0);
+        stat(output, "evictions", store.evictions);
         stat(output, "reclaimed", 0);
         stat(output, "read_only", u8::from(store.read_only.is_some()));
         if let Some(reason) = &store.read_only {
@@ -94,13 +94,14 @@ impl Shared {
             ListenAddress::Unix(path) => Some(path.display().to_string()),
             _ => None,
         });
-        stat(output, "maxbytes", self.store.stats().capacity_bytes);
+        let store = self.store.stats();
+        stat(output, "maxbytes", store.capacity_bytes);
         stat(output, "maxconns", self.limits.connections_max);
         stat(output, "tcpport", tcp.map_or(0, std::net::SocketAddr::port));
         stat(output, "udpport", 0);
         stat(output, "inter", tcp.map_or_else(|| "NULL".into(), |tcp| tcp.ip().to_string()));
         stat(output, "verbosity", 0);
-        stat(output, "evictions", "off");
+        stat(output, "evictions", if store.cache { "on" } else { "off" });
         stat(output, "domain_socket", unix.unwrap_or_else(|| "NULL".into()));
         stat(output, "num_threads", self.cores);
         stat(output, "detail_enabled", "no");

@@ -1,13 +1,15 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
 use esker::{Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store};
-use esker_base::clock::ManualClock;
+use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_testkit::explore::{Block, Config, Subject};
 use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
 pub(crate) const SEGMENT_SIZE: u64 = 8192;
@@ -18,12 +20,27 @@ const NOW: u64 = 1_800_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Depot {
     pub(crate) hash_mask: u64,
+    pub(crate) cache: bool,
+}
+
+/// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
+#[derive(Debug, Default)]
+struct Ticking(AtomicU64);
+
+impl Clock for Ticking {
+    fn monotonic(&self) -> Duration {
+        Duration::from_micros(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        NOW
+    }
 }
 
 /// Options of a store in a simulation.
 pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     let mut options = Options::new("");
-    options.clock = Arc::new(ManualClock::new(NOW));
+    options.clock = Arc::new(Ticking::default());
     options.format = format;
     options.index_entries = Some(256);
     // Each open draws its own salts, as outside simulations, but from the simulation's seed.
@@ -34,10 +51,12 @@ pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     options
 }
 
-/// Geometry of an exploration.
-pub(crate) fn config() -> Config {
+/// Geometry of an exploration: that of a cache is so small that it evicts.
+pub(crate) fn config(cache: bool) -> Config {
     Config {
-        size_bytes: 8192 + 12 * SEGMENT_SIZE,
+        size_bytes: 8192 + if cache { 8 } else { 12 } * SEGMENT_SIZE,
+        forgets: cache,
+        op_count: if cache { 120 } else { 60 },
         limits: Limits {
             value_size_bytes_max: 1500,
             segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
@@ -67,7 +86,9 @@ impl Subject for Depot {
     type Store = Store;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
-        Store::open_on(device, &options(self.hash_mask, fresh))
+        let mut options = options(self.hash_mask, fresh);
+        options.cache = self.cache && fresh;
+        Store::open_on(device, &options)
     }
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {

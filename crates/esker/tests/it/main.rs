@@ -8,8 +8,10 @@
 )]
 
 mod basics;
+mod cache;
 mod damage;
 mod faults;
+mod large;
 mod model;
 mod prefix;
 mod support;

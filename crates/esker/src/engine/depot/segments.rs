@@ -17,6 +17,7 @@ use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What a segment is good for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,8 @@ struct Segment {
     killed_by: AtomicU64,
     /// Not to be cleaned.
     aside: AtomicBool,
+    /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
+    used_at: AtomicU64,
 }
 
 /// A segment on the free list.
@@ -92,13 +95,18 @@ impl From<&SegmentHeader> for Incarnation {
 pub(super) struct Segments {
     segments: Box<[Segment]>,
     size_bytes: u64,
+    /// Segments that puts leave alone.
+    reserve: usize,
     free: Mutex<VecDeque<Free>>,
     generation: AtomicU64,
 }
 
 impl Segments {
-    pub(super) fn new(count: u32, size_bytes: u64) -> Self {
+    /// A cache keeps no more in reserve than it needs.
+    pub(super) fn new(count: u32, size_bytes: u64, cache: bool) -> Self {
+        let share = usize::try_from(count).unwrap_or(0) / RESERVE_SHARE;
         Segments {
+            reserve: RESERVE_MIN + if cache { 0 } else { share },
             segments: (0..count).map(|_| Segment::default()).collect(),
             size_bytes,
             free: Mutex::default(),
@@ -149,6 +157,30 @@ impl Segments {
         }
     }
 
+    pub(super) fn is_aside(&self, id: SegmentId) -> bool {
+        self.get(id).is_none_or(|segment| segment.aside.load(Ordering::Relaxed))
+    }
+
+    /// Notes that a GET found a record in the segment.
+    pub(super) fn used(&self, id: SegmentId, now: Duration) {
+        if let Some(segment) = self.get(id) {
+            let nanoseconds = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            segment.used_at.store(nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    /// When a GET last found a record in the segment.
+    pub(super) fn used_at(&self, id: SegmentId) -> u64 {
+        self.get(id).map_or(0, |segment| segment.used_at.load(Ordering::Relaxed))
+    }
+
+    /// The header of the segment, which is free or about to be, is no longer valid on media.
+    pub(super) fn forget_header(&self, id: SegmentId) {
+        if let Some(free) = self.free.lock().iter_mut().find(|free| free.id == id) {
+            free.stale = false;
+        }
+    }
+
     pub(super) fn state(&self, id: SegmentId) -> Use {
         match self.get(id).map_or(0, |segment| segment.state.load(Ordering::Acquire)) {
             1 => Use::Open,
@@ -171,7 +203,7 @@ impl Segments {
 
     /// Number of free segments that puts leave alone.
     pub(super) fn reserve_of_puts(&self) -> usize {
-        RESERVE_MIN + self.segments.len() / RESERVE_SHARE
+        self.reserve
     }
 
     /// Number of free segments that deletes leave alone.
@@ -202,7 +234,7 @@ impl Segments {
     }
 
     /// Segments in use, for a checkpoint.
-    pub(super) fn used(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
+    pub(super) fn in_use(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
         let used = self.all().filter(|(id, _)| self.state(*id) != Use::Free);
         used.map(|(id, segment)| CheckpointSegment {
             id,
@@ -363,6 +395,19 @@ impl Segments {
             let live = u64::from(segment.live_records.load(Ordering::Relaxed));
             (records + live, bytes + segment.live_bytes.load(Ordering::Relaxed))
         })
+    }
+
+    /// A segment of moved records of which most is garbage.
+    pub(super) fn moved_victim(&self) -> Option<SegmentId> {
+        let mostly_dead = |(id, segment): &(SegmentId, &Segment)| {
+            let [live, written] =
+                [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
+            self.state(*id) == Use::Sealed
+                && self.incarnation(*id).stream != Stream::Fresh
+                && !self.is_aside(*id)
+                && live * 2 < written.max(self.size_bytes / 4 * 3)
+        };
+        self.all().find(mostly_dead).map(|(id, _)| id)
     }
 
     /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
