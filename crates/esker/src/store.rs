@@ -26,6 +26,9 @@ use std::time::Duration;
 /// Name of the data file in a store's folder.
 const DATA_FILE: &str = "depot.esker";
 
+/// Device reads of one call that are under way at the same time, at most.
+const READS_MAX: usize = 64;
+
 /// How often, and after which rest, a store that another process has open is tried again.
 const LOCK_TRIES: u32 = 100;
 const LOCK_REST: Duration = Duration::from_millis(20);
@@ -125,12 +128,38 @@ impl Store {
         Ok(self.get(key)?.is_some())
     }
 
-    /// The values of several keys, in their order.
+    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, up
+    /// to 64 device reads are under way at the same time.
     ///
     /// # Errors
     /// As [`Store::get`]; the first error ends it.
     pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
-        keys.iter().map(|key| self.get(key)).collect()
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(READS_MAX) {
+            self.prefetch(keys.iter().copied());
+            if keys.len() == 1 || !esker_trt::in_task() {
+                let found: Result<Vec<_>> = keys.iter().map(|key| self.get(key)).collect();
+                values.extend(found?);
+                continue;
+            }
+            let reads: Vec<_> = keys
+                .iter()
+                .map(|key| {
+                    let (store, key) = (self.clone(), key.to_vec());
+                    esker_trt::spawn(move || store.get(&key))
+                })
+                .collect();
+            // All are waited for, also after an error.
+            let found: Vec<Result<_>> = reads.into_iter().map(|read| read.join()?).collect();
+            values.extend(found.into_iter().collect::<Result<Vec<_>>>()?);
+        }
+        Ok(values)
+    }
+
+    /// Brings what the index knows of these keys near to the processor, all at once: for callers that will
+    /// use many of them. No device read.
+    pub fn prefetch<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) {
+        self.engine.prefetch(&mut keys.into_iter());
     }
 
     /// Puts `value` under `key`. On return it is as durable as the store's `durability` says.

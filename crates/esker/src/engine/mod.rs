@@ -26,6 +26,8 @@ pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 /// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
 pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
+    /// Brings what DRAM knows of these keys near to the processor.
+    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);
     /// The most memory that `get` of `key` would ask to be admitted, as far as DRAM knows.
     fn read_size(&self, key: &[u8]) -> u64;
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;

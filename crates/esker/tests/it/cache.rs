@@ -205,9 +205,10 @@ fn a_store_that_keeps_is_no_cache_and_a_value_over_half_of_one_is_refused() {
 
 #[test]
 fn many_writers_of_a_full_cache_are_never_refused() {
-    for durability in [Durability::Sync, Durability::None] {
-        let device = roomy(5, 256 << 10);
-        let mut options = cache_options(5);
+    for round in 0..10 {
+        let durability = if round % 2 == 0 { Durability::Sync } else { Durability::None };
+        let device = roomy(round, 256 << 10);
+        let mut options = cache_options(round);
         options.durability = durability;
         options.testing.background = true;
         let store = open(&device, &options).unwrap();
@@ -215,7 +216,7 @@ fn many_writers_of_a_full_cache_are_never_refused() {
             for thread in 0..4_u64 {
                 let store = &store;
                 scope.spawn(move || {
-                    let mut rng = Rng::from_seed(thread);
+                    let mut rng = Rng::from_seed(4 * round + thread);
                     for n in 0..1500_u64 {
                         let key = rng.below(400).to_le_bytes();
                         if n % 3 == 0 {

@@ -22,7 +22,7 @@
 
 use super::place::{Batch, Entry, Tail, link_bytes, link_to};
 use super::scan::{Source, Step, noted};
-use super::segments::{Incarnation, Use};
+use super::segments::Incarnation;
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
@@ -244,13 +244,14 @@ impl Depot {
             return Ok(None);
         };
         let gain = self.layout.segment_size.saturating_sub(self.segments.live_bytes(victim));
+        let epoch = self.segments.epoch(victim);
         match self.clean_segment(cleaner, victim) {
             Ok(()) => Ok(Some(gain)),
             // The reserve is for this; if it is used up, what is free now must do.
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
                 tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
-                self.segments.set_aside(victim);
+                self.segments.set_aside(victim, epoch);
                 Ok(Some(0))
             }
             Err(error) => Err(error),
@@ -259,7 +260,7 @@ impl Depot {
 
     fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<()> {
         let of = self.segments.incarnation(victim);
-        if self.segments.state(victim) != Use::Sealed {
+        if !self.segments.is_cleanable(victim) {
             return Ok(());
         }
         let records = self.live_records(victim, of)?;
@@ -271,7 +272,10 @@ impl Depot {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
             }
         }
-        durable
+        durable?;
+        // Who superseded the rest meanwhile is about to say so.
+        self.segments.set_aside(victim, of.epoch);
+        Ok(())
     }
 
     /// Makes the copies durable, if all went well so far; returns what was written in any case.

@@ -25,7 +25,7 @@
 
 use super::clean::{Cleaner, Move};
 use super::place::link_bytes;
-use super::segments::{Incarnation, Use};
+use super::segments::Incarnation;
 use super::{Depot, gather, sites, spread};
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -80,11 +80,12 @@ impl Depot {
 
     /// Evicts a segment; false if it cannot be evicted now.
     fn try_evict(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
+        let epoch = self.segments.epoch(victim);
         match self.evict_segment(cleaner, victim) {
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
                 tracing::warn!(%error, segment = victim.0, "a segment cannot be evicted");
-                self.segments.set_aside(victim);
+                self.segments.set_aside(victim, epoch);
                 Ok(false)
             }
             result => result,
@@ -93,7 +94,7 @@ impl Depot {
 
     fn evict_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
         let of = self.segments.incarnation(victim);
-        if self.segments.state(victim) != Use::Sealed {
+        if !self.segments.is_cleanable(victim) {
             return Ok(false);
         }
         let mut evicted = Evicted::default();
@@ -124,6 +125,8 @@ impl Depot {
         }
         let noted = evicted.noted.len() as u64;
         self.evictions.add(noted + before.saturating_sub(self.items()));
+        // Who superseded the rest meanwhile is about to say so.
+        self.segments.set_aside(victim, of.epoch);
         self.segments.forget_header(victim);
         Ok(true)
     }
@@ -185,7 +188,7 @@ impl super::segments::Segments {
     fn least_used(&self) -> Option<SegmentId> {
         let sealed = self
             .sealed()
-            .filter(|id| self.incarnation(*id).stream == Stream::Fresh && !self.is_aside(*id));
+            .filter(|id| self.incarnation(*id).stream == Stream::Fresh && self.is_cleanable(*id));
         sealed.min_by_key(|id| (self.used_at(*id), self.epoch(*id)))
     }
 }

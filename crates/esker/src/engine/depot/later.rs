@@ -146,6 +146,8 @@ impl Depot {
             }
             let version = batch.entries.last().map_or(Version(0), |entry| entry.version);
             drop(batch);
+            // The segment may be full and written before this thread comes to what is below.
+            self.segments.begin_entry(piece.segment);
             (piece, first, version, closed)
         };
         let batch = piece.batch.read();
@@ -164,6 +166,8 @@ impl Depot {
                 }
             }
         }
+        drop(batch);
+        self.segments.end_entry(piece.segment);
         Ok(Later::Done(version, closed))
     }
 

@@ -382,6 +382,11 @@ impl Engine for Depot {
         self.get_record(key, admit)
     }
 
+    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
+        let hashes: Vec<u64> = keys.map(|key| self.hash(key)).collect();
+        self.index.lookup_many(&hashes, |_, _| ());
+    }
+
     fn read_size(&self, key: &[u8]) -> u64 {
         Depot::read_size(self, key)
     }

@@ -41,6 +41,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
 const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
+/// A thread costs more than it saves for less of the store than this.
+const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Most threads of a recovery.
 const THREADS_MAX: usize = 8;
 
@@ -132,10 +134,12 @@ impl Recovered {
         hasher: &KeyHasher,
         progress: &Progress,
     ) -> Result<(Recovered, Option<Directory>)> {
-        let threads = match std::thread::available_parallelism() {
-            _ if esker_trt::sim::is_active() => 1,
-            Ok(cores) => cores.get().min(THREADS_MAX),
-            Err(_) => 1,
+        let area = u64::from(superblock.segment_count) * superblock.segment_size_bytes;
+        let worth = usize::try_from(area / BYTES_PER_THREAD + 1).unwrap_or(THREADS_MAX);
+        let threads = if worth == 1 || esker_trt::sim::is_active() {
+            1
+        } else {
+            std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
         let (headers, blank) = headers(source, superblock, threads)?;
         let of_log = headers.iter().filter(|header| header.stream != Stream::Checkpoint);

@@ -2,21 +2,25 @@
 //!
 //! # Invariants
 //! - S1: a record is live while an index entry (or a tombstone's) points at it. A sealed segment
-//!   without live records is free.
+//!   without live records is free, unless one that was appended has not been entered yet.
 //! - S2: the generation grows before the first byte of a reused segment is overwritten. Who read a
 //!   record and finds the generation unchanged since it looked the record up has read that record.
 //! - S3: the newest record of a key, tombstone or not, is live, or has a durable copy that is; so what
 //!   a free segment holds is older than something that is durable, and overwriting it loses nothing.
+//! - S4: no segment is cleaned while a record of it has not been entered: nobody knows it to be live.
 //!
 //! # Concurrency
 //! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
 //! segments.
 
+#[cfg(test)]
+mod tests;
+
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What a segment is good for now.
@@ -44,6 +48,8 @@ struct Segment {
     state: AtomicU8,
     stream: AtomicU8,
     live_records: AtomicU32,
+    /// Appends to the segment whose records have not been entered in the index yet.
+    entering: AtomicU32,
     live_bytes: AtomicU64,
     /// Bytes of all records that went live here.
     written_bytes: AtomicU64,
@@ -53,8 +59,8 @@ struct Segment {
     base: AtomicU64,
     /// Newest version that killed a record here.
     killed_by: AtomicU64,
-    /// Not to be cleaned.
-    aside: AtomicBool,
+    /// One more than the epoch in which it is not to be cleaned.
+    aside: AtomicU64,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
     used_at: AtomicU64,
 }
@@ -150,15 +156,37 @@ impl Segments {
         Incarnation { stream, epoch: self.epoch(id), salt, base }
     }
 
-    /// Never cleans this incarnation of a segment: something in it cannot be read.
-    pub(super) fn set_aside(&self, id: SegmentId) {
+    /// Never cleans this incarnation of a segment again: something in it cannot be read, or whatever
+    /// was live in it has gone elsewhere and is about to be uncounted.
+    pub(super) fn set_aside(&self, id: SegmentId, epoch: SegmentEpoch) {
         if let Some(segment) = self.get(id) {
-            segment.aside.store(true, Ordering::Relaxed);
+            segment.aside.store(epoch.0 + 1, Ordering::SeqCst);
         }
     }
 
-    pub(super) fn is_aside(&self, id: SegmentId) -> bool {
-        self.get(id).is_none_or(|segment| segment.aside.load(Ordering::Relaxed))
+    /// S4. What is true of a segment here stays true until it is free, or set aside.
+    pub(super) fn is_cleanable(&self, id: SegmentId) -> bool {
+        // In this order: nothing is appended to a sealed segment.
+        self.get(id).is_some_and(|segment| {
+            segment.state.load(Ordering::SeqCst) == Use::Sealed as u8
+                && segment.entering.load(Ordering::SeqCst) == 0
+                && segment.aside.load(Ordering::SeqCst) != segment.epoch.load(Ordering::SeqCst) + 1
+        })
+    }
+
+    /// Records were appended to the open segment that are not entered in the index yet.
+    pub(super) fn begin_entry(&self, id: SegmentId) {
+        if let Some(segment) = self.get(id) {
+            segment.entering.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// They are entered now.
+    pub(super) fn end_entry(&self, id: SegmentId) {
+        let Some(segment) = self.get(id) else { return };
+        if segment.entering.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.free_if_dead(id, segment, Version(0));
+        }
     }
 
     /// Notes that a GET found a record in the segment.
@@ -263,7 +291,6 @@ impl Segments {
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);
-            segment.aside.store(false, Ordering::Relaxed);
             segment.state.store(state as u8, Ordering::Release);
         }
     }
@@ -333,7 +360,8 @@ impl Segments {
     }
 
     fn free_if_dead(&self, id: SegmentId, segment: &Segment, by: Version) {
-        if segment.live_records.load(Ordering::SeqCst) > 0 {
+        let none = |count: &AtomicU32| count.load(Ordering::SeqCst) == 0;
+        if !none(&segment.live_records) || !none(&segment.entering) {
             return;
         }
         // Whoever turns the state wins; seal and remove may both come here.
@@ -402,9 +430,8 @@ impl Segments {
         let mostly_dead = |(id, segment): &(SegmentId, &Segment)| {
             let [live, written] =
                 [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
-            self.state(*id) == Use::Sealed
+            self.is_cleanable(*id)
                 && self.incarnation(*id).stream != Stream::Fresh
-                && !self.is_aside(*id)
                 && live * 2 < written.max(self.size_bytes / 4 * 3)
         };
         self.all().find(mostly_dead).map(|(id, _)| id)
@@ -420,7 +447,7 @@ impl Segments {
             let written =
                 segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes / 4 * 3);
             let dead = written.saturating_sub(live);
-            if dead < written / GAIN_MIN_SHARE || segment.aside.load(Ordering::Relaxed) {
+            if dead < written / GAIN_MIN_SHARE {
                 return None;
             }
             if greedy {
@@ -431,7 +458,7 @@ impl Segments {
             let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
         };
-        let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);
+        let sealed = self.all().filter(|(id, _)| self.is_cleanable(*id));
         let scored = sealed.filter_map(|(id, segment)| Some((score(segment)?, id)));
         scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
     }
