@@ -82,6 +82,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The native protocol beside memcache's, on one server, and the client library.
+    Native {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: time to open after a crash and after a clean stop.
     Restart {
         /// Arguments of the benchmark, `--help` among them.
@@ -97,6 +103,12 @@ enum Bench {
     /// The index beside memory and concurrent maps: lookups, inserts, growth.
     Index {
         /// Number of entries, and of those in the comparison.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// `depot`: GETs beside raw reads, by facility and queue depth.
+    Gets {
+        /// Arguments of the benchmark, `--help` among them.
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -240,8 +252,10 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Trt { arguments } => ("esker-trt", "trt_bench", arguments),
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
+        Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),
     };

@@ -20,6 +20,20 @@ pub(crate) struct Data {
     pub(crate) paths: Vec<PathBuf>,
 }
 
+/// Servers to ask instead of opening a store.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Servers {
+    /// Ask the server at native://HOST:PORT or native+unix:///PATH, not --data; repeatable: keys are spread over all
+    #[arg(long = "server", value_name = "URL")]
+    pub(crate) urls: Vec<String>,
+    /// File with a line user:password, for servers that ask
+    #[arg(long, value_name = "FILE", requires = "urls")]
+    pub(crate) auth_file: Option<PathBuf>,
+    /// Certificates in PEM that the servers' are trusted by: TCP connections are encrypted
+    #[arg(long, value_name = "FILE", requires = "urls")]
+    pub(crate) tls_ca: Option<PathBuf>,
+}
+
 /// How large a store is that does not exist yet.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Size {
@@ -42,12 +56,16 @@ pub(crate) enum Command {
     Get {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         key: OsString,
     },
     /// Store VALUE, or standard input, under KEY
     Put {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         #[command(flatten)]
         size: Size,
         key: OsString,
@@ -57,6 +75,8 @@ pub(crate) enum Command {
     Delete {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         key: OsString,
     },
     /// Write all keys to standard output, one a line, in no order
@@ -74,6 +94,8 @@ pub(crate) enum Command {
     Stat {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
         /// As one JSON object
         #[arg(long)]
         json: bool,
@@ -130,7 +152,7 @@ pub(crate) enum Command {
 /// environment variable. All are text here; `config` gives them meaning.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArguments {
-    /// Where to listen: memcache://HOST:PORT or unix:///PATH; repeatable
+    /// Where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH; repeatable
     #[arg(long, value_name = "URL", env = "ESKER_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
     /// Permit addresses that other machines can reach
@@ -154,6 +176,9 @@ pub(crate) struct ServeArguments {
     /// Capacity of a new store; an existing one keeps its own
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
+    /// A new store is a cache: when it is full it evicts
+    #[arg(long, env = "ESKER_CACHE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) cache: Option<String>,
     /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
     #[arg(long, value_name = "MODE", env = "ESKER_DURABILITY")]
     pub(crate) durability: Option<String>,
@@ -202,6 +227,7 @@ impl ServeArguments {
             ("data", self.data.clone()),
             ("engine", one(&self.engine)),
             ("size", one(&self.size)),
+            ("cache", one(&self.cache)),
             ("durability", one(&self.durability)),
             ("cores", one(&self.cores)),
             ("io", one(&self.io)),

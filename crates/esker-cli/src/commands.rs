@@ -1,8 +1,9 @@
 //! Commands on single keys, and `scan` and `check`.
 
-use crate::arguments::{Data, Size};
+use crate::arguments::{Data, Servers, Size};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
+use crate::remote;
 use crate::store::{new_options, open, open_with};
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +15,10 @@ fn output_failed(source: std::io::Error) -> Failure {
 }
 
 /// `esker get`.
-pub(crate) fn get(data: &Data, key: &OsStr) -> Result<Done, Failure> {
+pub(crate) fn get(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, Failure> {
+    if !servers.urls.is_empty() {
+        return remote::get(servers, key.as_bytes());
+    }
     let store = open(data)?;
     let value = store.get(key.as_bytes())?;
     let done = match value {
@@ -32,7 +36,8 @@ pub(crate) fn get(data: &Data, key: &OsStr) -> Result<Done, Failure> {
 /// `esker put`.
 pub(crate) fn put(
     data: &Data,
-    size: Size,
+    servers: &Servers,
+    size: &Size,
     key: &OsStr,
     value: Option<OsString>,
 ) -> Result<Done, Failure> {
@@ -47,14 +52,20 @@ pub(crate) fn put(
             value
         }
     };
-    let store = open_with(new_options(data, &size)?)?;
+    if !servers.urls.is_empty() {
+        return remote::put(servers, key.as_bytes(), &value);
+    }
+    let store = open_with(new_options(data, size)?)?;
     store.put(key.as_bytes(), &value)?;
     store.close()?;
     Ok(Done::Yes)
 }
 
 /// `esker delete`.
-pub(crate) fn delete(data: &Data, key: &OsStr) -> Result<Done, Failure> {
+pub(crate) fn delete(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, Failure> {
+    if !servers.urls.is_empty() {
+        return remote::delete(servers, key.as_bytes());
+    }
     let store = open(data)?;
     let existed = store.delete(key.as_bytes())?;
     store.close()?;

@@ -38,7 +38,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "listen",
         r#"["memcache://127.0.0.1:11211"]"#,
-        "where to listen: memcache://HOST:PORT, unix:///PATH",
+        "where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH",
     ),
     setting(
         "allow-remote",
@@ -55,6 +55,7 @@ const SETTINGS: &[Setting] = &[
     ),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
+    setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
         "durability",
         r#""sync""#,
@@ -88,6 +89,7 @@ pub(crate) struct Config {
     pub(crate) data: Vec<PathBuf>,
     pub(crate) engine: String,
     pub(crate) size_bytes: u64,
+    pub(crate) cache: bool,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
     pub(crate) io: Vec<Facility>,
@@ -154,6 +156,7 @@ impl Config {
             data: Vec::new(),
             engine: String::new(),
             size_bytes: 0,
+            cache: false,
             durability: Durability::Sync,
             cores: 0,
             io: Vec::new(),
@@ -212,10 +215,8 @@ impl Config {
         }
         let [text] = values else { return Err("takes one value".into()) };
         match name {
-            "allow-remote" => {
-                self.allow_remote =
-                    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))?
-            }
+            "allow-remote" => self.allow_remote = parse_truth(text)?,
+            "cache" => self.cache = parse_truth(text)?,
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),
@@ -254,6 +255,10 @@ fn texts(value: &toml::Value) -> Result<Vec<String>, String> {
 /// Reads a size in bytes, for options of other commands, too.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     parse_size_bytes(text).ok_or_else(|| format!("{text:?} is no size, such as 512MiB or 8GiB"))
+}
+
+fn parse_truth(text: &str) -> Result<bool, String> {
+    text.parse().map_err(|_| format!("{text:?} is neither true nor false"))
 }
 
 fn parse_count<N: std::str::FromStr>(text: &str) -> Result<N, String> {

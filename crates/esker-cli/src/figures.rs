@@ -1,6 +1,6 @@
 //! `esker stat`: figures of a store, in words or as JSON.
 
-use crate::arguments::Data;
+use crate::arguments::{Data, Servers};
 use crate::failure::{Done, Failure};
 use crate::store::open;
 use esker_base::units::format_size_bytes;
@@ -23,7 +23,10 @@ struct Figures {
 }
 
 /// `esker stat`.
-pub(crate) fn stat(data: &Data, json: bool) -> Result<Done, Failure> {
+pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, Failure> {
+    if !servers.urls.is_empty() {
+        return crate::remote::stat(servers, json);
+    }
     let store = open(data)?;
     let stats = store.stats();
     let figures = Figures {

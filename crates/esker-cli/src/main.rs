@@ -12,6 +12,7 @@ mod failure;
 mod figures;
 mod memcached;
 mod progress;
+mod remote;
 mod serve;
 mod service;
 mod store;
@@ -37,11 +38,13 @@ fn run(command: Command) -> Result<Done, Failure> {
     match command {
         Command::Serve(arguments) => serve::serve(&arguments),
         Command::Memcached { arguments } => memcached::memcached(&arguments),
-        Command::Get { data, key } => commands::get(&data, &key),
-        Command::Put { data, size, key, value } => commands::put(&data, size, &key, value),
-        Command::Delete { data, key } => commands::delete(&data, &key),
+        Command::Get { data, servers, key } => commands::get(&data, &servers, &key),
+        Command::Put { data, servers, size, key, value } => {
+            commands::put(&data, &servers, &size, &key, value)
+        }
+        Command::Delete { data, servers, key } => commands::delete(&data, &servers, &key),
         Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
-        Command::Stat { data, json } => figures::stat(&data, json),
+        Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
         Command::Check { data } => commands::check(&data),
         Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Backup { data, target } => backup::backup(&data, &target),

@@ -31,6 +31,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     }
     let mut store = options_at(&config.data);
     store.size_bytes = config.size_bytes;
+    store.cache = config.cache;
     store.durability = config.durability;
     let server = ServerConfig {
         listen: config.listen,

@@ -74,6 +74,9 @@ impl Service {
             store.report()
         ));
         say(&format!("durability {durability}"));
+        let full =
+            if stats.cache { "evicts what was not used lately" } else { "refuses what is new" };
+        say(&format!("a full store {full}"));
         say(&format!("I/O by {}", runtime.report()));
         for address in server.addresses() {
             say(&format!("listening on {address}"));
@@ -111,7 +114,8 @@ fn in_file(path: &Path, error: &esker::Error) -> Failure {
     Failure::usage(format!("{}: {error}", path.display()))
 }
 
-fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
+/// Reads a small file.
+pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
     #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
     let file = std::fs::File::open(path);

@@ -16,6 +16,7 @@
 
 mod batch;
 mod checkpoint;
+mod extent;
 mod record;
 mod segment;
 mod summary;
@@ -23,15 +24,18 @@ mod superblock;
 mod varint;
 
 pub use batch::{BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, encode_batch};
-pub use checkpoint::{CheckpointEnd, CheckpointSegment, part_size, push_part, take_part};
+pub use checkpoint::{
+    CheckpointEnd, CheckpointExtents, CheckpointSegment, part_size, push_part, take_part,
+};
+pub use extent::{ExtentKey, LARGE_VALUE_SIZE, LargeValue};
 pub use record::{
     KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record, RecordKind, RecordMeta,
-    VersionForm, encode_record, seal_record,
+    VersionForm, decode_evicted, decode_extent, encode_evicted, encode_record, seal_record,
 };
 pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
 pub use summary::{
-    SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch, push_record,
-    read_summary, summary_record_size,
+    LargeRef, SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch,
+    push_record, read_summary, summary_record_size,
 };
 pub use superblock::{FORMAT_VERSION, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
 

@@ -1,7 +1,7 @@
-//! Every byte that Esker puts on media: structures, codecs and format versions. Pure functions, no
-//! I/O, no unsafe.
+//! Every byte that Esker puts on media, and those of its own protocol: structures, codecs and format
+//! versions. Pure functions, no I/O, no unsafe.
 //!
-//! Nobody else may lay out bytes for media. All numbers are little-endian. Everything that is read
+//! Nobody else may lay out bytes for media or for the native protocol. All numbers are little-endian. Everything that is read
 //! is checked before it is used: a decoder never panics, never allocates from a length it has not
 //! checked, and says what it expected and what it found. `docs/format/` is the normative text; a
 //! test compares its tables with the structures here.
@@ -11,6 +11,7 @@
 
 pub mod backup;
 pub mod depot;
+pub mod native;
 pub mod stripe;
 
 /// Why bytes are not what they should be. The reader adds device and offset.

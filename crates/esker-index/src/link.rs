@@ -49,6 +49,24 @@ impl Link {
         Self::valid(grain).then_some(Link(grain << HINT_BITS | hint))
     }
 
+    /// A link to the record of a large value at `grain`, which says where the value is.
+    #[must_use]
+    pub fn large(grain: u64) -> Option<Link> {
+        Self::valid(grain).then_some(Link(grain << HINT_BITS | Self::LARGE))
+    }
+
+    /// The link as a number, for a checkpoint.
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
+        self.0
+    }
+
+    /// The link that [`Link::to_bits`] made a number of; `None` if there is no such link.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Option<Link> {
+        Self::valid(bits >> HINT_BITS).then_some(Link(bits))
+    }
+
     /// A link to a tombstone at `grain`.
     #[must_use]
     pub fn tombstone(grain: u64) -> Option<Link> {
@@ -143,6 +161,11 @@ mod tests {
         assert_eq!(Link::tombstone(last).unwrap().grain(), last);
         assert!(Link::tombstone(last).unwrap().is_tombstone());
         assert!(!Link::record(1, 0).unwrap().is_tombstone(), "an empty record is no tombstone");
+        assert_eq!(Link::large(9).unwrap().size(), SizeHint::Large);
+        for link in [Link::large(last), Link::tombstone(3), Link::record(5, 70)] {
+            assert_eq!(Link::from_bits(link.unwrap().to_bits()), link);
+        }
+        assert_eq!((Link::from_bits(255), Link::from_bits(u64::MAX)), (None, None));
         assert_eq!(Link::record(0, 5), None);
         assert_eq!(Link::record(Link::GRAIN_END, 5), None);
     }

@@ -11,7 +11,8 @@
 
 use crate::entry::FREE;
 use crate::pages::{Words, zeroed};
-use esker_base::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use esker_base::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 const _: () = assert!(FREE == 0);
 use std::sync::Arc;
@@ -33,7 +34,8 @@ pub(crate) type Slots = Words;
 /// The pool of a directory.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// Bytes of slots, in tables and here, and of regions.
+    /// Bytes of slots, in tables and here, and of regions. Not of the sync shim: a table may be let go
+    /// by whoever pins next, under the schedulers by a thread of another run.
     bytes: AtomicUsize,
     /// Whether a helper may be started.
     helped: AtomicBool,

@@ -32,8 +32,8 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// Alignment of every buffer in bytes: no device here asks for more.
 pub const ALIGNMENT: usize = 4096;
@@ -157,8 +157,11 @@ impl BufferPool {
     /// (as many as the machine has processors, at most 16). Buffers in use do not count.
     #[must_use]
     pub fn new(budget_bytes: usize) -> Self {
-        let count =
-            std::thread::available_parallelism().map_or(1, |n| n.get().min(SHARD_COUNT_MAX));
+        // The answer costs several system calls.
+        static COUNT: LazyLock<usize> = LazyLock::new(|| {
+            std::thread::available_parallelism().map_or(1, |n| n.get().min(SHARD_COUNT_MAX))
+        });
+        let count = *COUNT;
         let shards = (0..count).map(|_| {
             Arc::new(Shard { idle: Mutex::default(), budget_bytes: budget_bytes / count })
         });

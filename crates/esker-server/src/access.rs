@@ -41,6 +41,11 @@ impl Access {
         Access { hasher: KeyHasher::new(seed), slots }
     }
 
+    /// A hash of `key` that outsiders cannot foresee.
+    pub(crate) fn hash(&self, key: &[u8]) -> u64 {
+        self.hasher.hash(key)
+    }
+
     fn slot(&self, key: &[u8]) -> Option<(&AtomicU64, u64)> {
         let hash = self.hasher.hash(key);
         let index = usize::try_from(hash % SLOTS as u64).unwrap_or(0);

@@ -1,8 +1,9 @@
 //! Protocol servers over an Esker store.
 //!
-//! [`Server`] listens, and serves the memcache text protocol: one task of the run-time for each
-//! connection, on the core that the connection was given to. [`protocol`] is the pure part: bytes
-//! to requests. What lies between is `session` (pipelining, replies in order, limits) and
+//! [`Server`] listens, and serves the memcache text protocol and Esker's own: one task of the run-time
+//! for each connection, on the core that the connection was given to. [`protocol`] is the pure part of
+//! memcache: bytes to requests; that of the native protocol is in `esker-format`, its sessions in
+//! `native`. What lies between is `session` (pipelining, replies in order, limits) and
 //! `execute` (what each command means to the store).
 //!
 //! Flags and expiry are stored with the value (uDepot §4.8); the CAS id of `gets` is the version of
@@ -22,7 +23,10 @@ pub mod expiry;
 mod item;
 pub mod limits;
 pub mod listen;
+mod native;
 pub mod output;
+mod patience;
+mod place;
 pub mod protocol;
 mod receive;
 mod server;
@@ -34,7 +38,7 @@ mod transport;
 
 pub use auth::Credentials;
 pub use limits::Limits;
-pub use listen::ListenAddress;
+pub use listen::{ListenAddress, Protocol};
 pub use server::{Server, ServerConfig, ShutdownHook, UNIX_MODE};
 pub use tls::Tls;
 

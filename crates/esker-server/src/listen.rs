@@ -1,11 +1,12 @@
 //! Where a server listens: addresses as people write them, and sockets bound to them.
 //!
-//! `memcache://HOST:PORT`, where the host is an address or `localhost`, and
-//! `memcache+unix:///absolute/path`, or shorter `unix:///absolute/path`. Port 0 lets the system choose.
+//! `memcache://HOST:PORT` or `native://HOST:PORT`, where the host is an address or `localhost`, and
+//! `memcache+unix:///absolute/path`, `native+unix:///absolute/path`; `unix:///absolute/path` is memcache.
+//! Port 0 lets the system choose.
 //!
 //! # Failure
-//! An address that others on the network can reach is refused unless allowed by name: the protocol
-//! asks for no password by itself. A socket file is replaced only if nobody answers on it.
+//! An address that others on the network can reach is refused unless allowed by name: no protocol
+//! asks for a password by itself. A socket file is replaced only if nobody answers on it.
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode};
@@ -20,14 +21,47 @@ use std::str::FromStr;
 const BACKLOG: i32 = 1024;
 /// Port of memcache.
 pub const PORT: u16 = 11211;
+/// Port of the native protocol.
+pub const NATIVE_PORT: u16 = 11212;
+
+/// What is spoken at an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Protocol {
+    /// The text protocol of memcached.
+    Memcache,
+    /// Esker's own (`docs/format/native.md`).
+    Native,
+}
+
+impl Protocol {
+    /// The protocol as addresses name it.
+    #[must_use]
+    pub fn scheme(self) -> &'static str {
+        match self {
+            Protocol::Memcache => "memcache",
+            Protocol::Native => "native",
+        }
+    }
+
+    fn port(self) -> u16 {
+        match self {
+            Protocol::Memcache => PORT,
+            Protocol::Native => NATIVE_PORT,
+        }
+    }
+}
 
 /// An address to listen at.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ListenAddress {
-    /// Over TCP.
+    /// Memcache over TCP.
     Tcp(SocketAddr),
-    /// At a socket file.
+    /// Memcache at a socket file.
     Unix(PathBuf),
+    /// The native protocol over TCP.
+    NativeTcp(SocketAddr),
+    /// The native protocol at a socket file.
+    NativeUnix(PathBuf),
 }
 
 impl Default for ListenAddress {
@@ -38,9 +72,14 @@ impl Default for ListenAddress {
 
 impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let scheme = self.protocol().scheme();
         match self {
-            ListenAddress::Tcp(address) => write!(f, "memcache://{address}"),
-            ListenAddress::Unix(path) => write!(f, "memcache+unix://{}", path.display()),
+            ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => {
+                write!(f, "{scheme}://{address}")
+            }
+            ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
+                write!(f, "{scheme}+unix://{}", path.display())
+            }
         }
     }
 }
@@ -50,44 +89,83 @@ impl FromStr for ListenAddress {
 
     fn from_str(text: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid("parse listen address", format!("{text:?} {why}"));
-        let unix = ["memcache+unix://", "unix://"];
-        if let Some(path) = unix.iter().find_map(|scheme| text.strip_prefix(scheme)) {
-            return match path.starts_with('/') {
-                true => Ok(ListenAddress::Unix(path.into())),
-                false => Err(wrong("needs an absolute path: memcache+unix:///run/esker.sock")),
+        let Some((scheme, place)) = text.split_once("://") else {
+            return Err(wrong("needs a protocol: memcache://127.0.0.1:11211"));
+        };
+        let (protocol, unix) = match scheme {
+            "memcache" => (Protocol::Memcache, false),
+            "memcache+unix" | "unix" => (Protocol::Memcache, true),
+            "native" => (Protocol::Native, false),
+            "native+unix" => (Protocol::Native, true),
+            _ => {
+                return Err(wrong(&format!(
+                    "names the protocol {scheme:?}, which is not in this version"
+                )));
+            }
+        };
+        let name = protocol.scheme();
+        if unix {
+            let example = format!("needs an absolute path: {name}+unix:///run/esker.sock");
+            return match place.starts_with('/') {
+                true => Ok(Self::unix_of(protocol, place.into())),
+                false => Err(wrong(&example)),
             };
         }
-        let Some(address) = text.strip_prefix("memcache://") else {
-            return Err(match text.split_once("://") {
-                Some((scheme, _)) => {
-                    wrong(&format!("names the protocol {scheme:?}, which is not in this version"))
-                }
-                None => wrong("needs a protocol: memcache://127.0.0.1:11211"),
-            });
-        };
-        let address = address.strip_suffix('/').unwrap_or(address);
+        let address = place.strip_suffix('/').unwrap_or(place);
         let address = match address.strip_prefix("localhost") {
             Some(port) => format!("127.0.0.1{port}"),
             None => address.to_owned(),
         };
         if let Ok(address) = address.parse::<SocketAddr>() {
-            return Ok(ListenAddress::Tcp(address));
+            return Ok(Self::tcp_of(protocol, address));
         }
+        let port = protocol.port();
         match address.parse::<IpAddr>() {
-            Ok(address) => Ok(ListenAddress::Tcp(SocketAddr::new(address, PORT))),
-            Err(_) => Err(wrong("is no address and port, such as memcache://127.0.0.1:11211")),
+            Ok(address) => Ok(Self::tcp_of(protocol, SocketAddr::new(address, port))),
+            Err(_) => {
+                Err(wrong(&format!("is no address and port, such as {name}://127.0.0.1:{port}")))
+            }
         }
     }
 }
 
 impl ListenAddress {
+    fn tcp_of(protocol: Protocol, address: SocketAddr) -> ListenAddress {
+        match protocol {
+            Protocol::Memcache => ListenAddress::Tcp(address),
+            Protocol::Native => ListenAddress::NativeTcp(address),
+        }
+    }
+
+    fn unix_of(protocol: Protocol, path: PathBuf) -> ListenAddress {
+        match protocol {
+            Protocol::Memcache => ListenAddress::Unix(path),
+            Protocol::Native => ListenAddress::NativeUnix(path),
+        }
+    }
+
+    /// What is spoken there.
+    #[must_use]
+    pub fn protocol(&self) -> Protocol {
+        match self {
+            ListenAddress::Tcp(_) | ListenAddress::Unix(_) => Protocol::Memcache,
+            ListenAddress::NativeTcp(_) | ListenAddress::NativeUnix(_) => Protocol::Native,
+        }
+    }
+
+    /// The address, if it is one of TCP.
+    #[must_use]
+    pub fn tcp(&self) -> Option<SocketAddr> {
+        match self {
+            ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => Some(*address),
+            ListenAddress::Unix(_) | ListenAddress::NativeUnix(_) => None,
+        }
+    }
+
     /// Whether only this machine can reach the address.
     #[must_use]
     pub fn is_local(&self) -> bool {
-        match self {
-            ListenAddress::Tcp(address) => address.ip().is_loopback(),
-            ListenAddress::Unix(_) => true,
-        }
+        self.tcp().is_none_or(|address| address.ip().is_loopback())
     }
 
     /// A socket that listens here, and the address with the port that it really has.
@@ -108,17 +186,17 @@ impl ListenAddress {
             error.with_kind(kind).context(self.to_string())
         };
         let socket = match self {
-            ListenAddress::Tcp(address) => listen_tcp(*address),
-            ListenAddress::Unix(path) => listen_unix(path, unix_mode),
+            ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => listen_tcp(*address),
+            ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
+                listen_unix(path, unix_mode)
+            }
         }
         .map_err(failed)?;
-        let bound = match self {
-            ListenAddress::Tcp(_) => {
-                let address = socket.local_addr().map_err(failed)?.as_socket();
-                address.map_or_else(|| self.clone(), ListenAddress::Tcp)
-            }
-            ListenAddress::Unix(_) => self.clone(),
-        };
+        // The port may have been the system's to choose; a socket file is where it was asked for.
+        let address = socket.local_addr().map_err(failed)?.as_socket();
+        let bound = address.filter(|_| self.tcp().is_some());
+        let bound =
+            bound.map_or_else(|| self.clone(), |found| Self::tcp_of(self.protocol(), found));
         Ok((socket.into(), bound))
     }
 }
@@ -155,9 +233,13 @@ mod tests {
 
     #[test]
     fn addresses_are_read_as_they_are_shown() {
-        for text in
-            ["memcache://127.0.0.1:11211", "memcache://[::1]:0", "memcache+unix:///run/esker.sock"]
-        {
+        for text in [
+            "memcache://127.0.0.1:11211",
+            "memcache://[::1]:0",
+            "memcache+unix:///run/esker.sock",
+            "native://127.0.0.1:11212",
+            "native+unix:///run/esker.sock",
+        ] {
             assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
         }
         let local: ListenAddress = "memcache://localhost:5".parse().expect("localhost");
@@ -166,6 +248,8 @@ mod tests {
             "memcache://127.0.0.1".parse::<ListenAddress>().expect("port"),
             ListenAddress::default()
         );
+        let native: ListenAddress = "native://localhost".parse().expect("port");
+        assert_eq!(native.to_string(), "native://127.0.0.1:11212");
     }
 
     #[test]
@@ -175,6 +259,7 @@ mod tests {
             ("resp://127.0.0.1:6379", "not in this version"),
             ("memcache://host:1", "no address and port"),
             ("memcache+unix://relative", "absolute path"),
+            ("native+unix://relative", "native+unix:///run"),
         ] {
             let error = text.parse::<ListenAddress>().expect_err(text).to_string();
             assert!(error.contains(words), "{error}");

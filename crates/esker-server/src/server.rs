@@ -14,7 +14,8 @@
 use crate::auth::Credentials;
 use crate::counters::Counter;
 use crate::limits::{Limits, RECEIVE_BYTES_MIN};
-use crate::listen::ListenAddress;
+use crate::listen::{ListenAddress, Protocol};
+use crate::native;
 use crate::protocol::line;
 use crate::session::Session;
 use crate::shared::Shared;
@@ -23,6 +24,7 @@ use crate::transport::Plain;
 use esker::{Error, Result, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
+use esker_format::native::{ServerHello, Status};
 use esker_trt::net::{Listener, Stream};
 use esker_trt::{RemoteJoin, Runtime};
 use parking_lot::Mutex;
@@ -132,16 +134,17 @@ impl Server {
         for (address, tls) in config.listen.iter().map(|address| (address, true)).chain(plain) {
             let (fd, bound) = address.bind(config.allow_remote, config.unix_mode)?;
             let listener = Listener::from_fd(fd).map_err(|source| Error::io("listen", source))?;
-            let encrypted = tls && config.tls.is_some() && matches!(bound, ListenAddress::Tcp(_));
-            listeners.push((listener, encrypted));
+            let encrypted = tls && config.tls.is_some() && bound.tcp().is_some();
+            listeners.push((listener, encrypted, bound.protocol()));
             addresses.push(bound);
         }
         let shared = Arc::new(Shared::new(store, config, runtime.cores(), addresses));
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = Vec::new();
-        for (listener, encrypted) in listeners {
+        for (listener, encrypted, protocol) in listeners {
             let acceptor = Acceptor {
                 encrypted,
+                protocol,
                 shared: shared.clone(),
                 runtime: Arc::downgrade(runtime),
                 turn: turn.clone(),
@@ -221,6 +224,7 @@ struct Acceptor {
     runtime: Weak<Runtime>,
     turn: Arc<AtomicUsize>,
     encrypted: bool,
+    protocol: Protocol,
 }
 
 impl Acceptor {
@@ -250,13 +254,18 @@ impl Acceptor {
             stream.set_deadline(Some(Duration::ZERO));
             // It may be gone already. What it has sent is read, for a close with bytes unread takes
             // the line back.
-            let _ = stream.write(line::TOO_MANY);
+            let _ = match self.protocol {
+                Protocol::Memcache => stream.write(line::TOO_MANY),
+                Protocol::Native => {
+                    stream.write(&ServerHello::refusal(Status::TooManyConnections).encode())
+                }
+            };
             let _ = stream.read(&mut [0; 4096]);
             return;
         };
         let Some(runtime) = self.runtime.upgrade() else { return };
         let core = self.turn.fetch_add(1, Ordering::Relaxed) % runtime.cores().max(1);
-        let (shared, encrypted) = (self.shared.clone(), self.encrypted);
+        let (shared, encrypted, protocol) = (self.shared.clone(), self.encrypted, self.protocol);
         shared.counters.shard(0).add(Counter::TotalConnections, 1);
         // Nobody joins a session: it ends with its connection, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
@@ -265,12 +274,21 @@ impl Acceptor {
             let Some(share) = shared.budget.take(RECEIVE_BYTES_MIN as u64, limit) else { return };
             let socket = Plain::new(stream);
             if !encrypted {
-                return Session::new(shared, core, socket, share).run();
+                return match protocol {
+                    Protocol::Memcache => Session::new(shared, core, socket, share).run(),
+                    Protocol::Native => native::Session::new(shared, core, socket, share).run(),
+                };
             }
             let more = shared.budget.take(CONNECTION_BYTES, limit);
             let (Some(tls), Some(more)) = (&shared.tls, more) else { return };
             match Encrypted::accept(socket, tls, more, limit) {
-                Ok(connection) => Session::new(shared, core, connection, share).run(),
+                Ok(connection) => match protocol {
+                    Protocol::Memcache => Session::new(shared, core, connection, share).run(),
+                    Protocol::Native => {
+                        let duplex = native::Encrypted::new(connection);
+                        native::Session::new(shared, core, duplex, share).run();
+                    }
+                },
                 Err(error) => {
                     shared.counters.shard(core).add(Counter::TlsHandshakeErrors, 1);
                     tracing::debug!("handshake failed: {error}");

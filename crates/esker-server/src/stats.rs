@@ -57,7 +57,7 @@ impl Shared {
         stat(output, "conn_yields", 0);
         stat(output, "bytes", store.live_bytes);
         stat(output, "curr_items", store.items);
-        stat(output, "evictions", 0);
+        stat(output, "evictions", store.evictions);
         stat(output, "reclaimed", 0);
         stat(output, "read_only", u8::from(store.read_only.is_some()));
         if let Some(reason) = &store.read_only {
@@ -72,9 +72,12 @@ impl Shared {
     fn connections_told(&self, output: &mut Output) {
         for (index, address) in self.addresses.iter().enumerate() {
             let (family, address) = match address {
-                ListenAddress::Tcp(address) if address.is_ipv6() => ("tcp6", address.to_string()),
-                ListenAddress::Tcp(address) => ("tcp", address.to_string()),
-                ListenAddress::Unix(path) => ("unix", path.display().to_string()),
+                ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => {
+                    (if address.is_ipv6() { "tcp6" } else { "tcp" }, address.to_string())
+                }
+                ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
+                    ("unix", path.display().to_string())
+                }
             };
             stat(output, &format!("{index}:addr"), format_args!("{family}:{address}"));
             stat(output, &format!("{index}:state"), "conn_listening");
@@ -85,19 +88,20 @@ impl Shared {
     fn settings(&self, output: &mut Output) {
         let tcp = self.addresses.iter().find_map(|address| match address {
             ListenAddress::Tcp(address) => Some(address),
-            ListenAddress::Unix(_) => None,
+            _ => None,
         });
         let unix = self.addresses.iter().find_map(|address| match address {
             ListenAddress::Unix(path) => Some(path.display().to_string()),
-            ListenAddress::Tcp(_) => None,
+            _ => None,
         });
-        stat(output, "maxbytes", self.store.stats().capacity_bytes);
+        let store = self.store.stats();
+        stat(output, "maxbytes", store.capacity_bytes);
         stat(output, "maxconns", self.limits.connections_max);
         stat(output, "tcpport", tcp.map_or(0, std::net::SocketAddr::port));
         stat(output, "udpport", 0);
         stat(output, "inter", tcp.map_or_else(|| "NULL".into(), |tcp| tcp.ip().to_string()));
         stat(output, "verbosity", 0);
-        stat(output, "evictions", "off");
+        stat(output, "evictions", if store.cache { "on" } else { "off" });
         stat(output, "domain_socket", unix.unwrap_or_else(|| "NULL".into()));
         stat(output, "num_threads", self.cores);
         stat(output, "detail_enabled", "no");

@@ -63,7 +63,7 @@ impl Tls {
 pub(crate) struct Encrypted {
     socket: Plain,
     machine: ServerConnection,
-    _share: Share,
+    share: Share,
 }
 
 /// The socket as the state machine's reader and writer.
@@ -99,7 +99,7 @@ impl Encrypted {
     ) -> IoResult<Encrypted> {
         let mut machine = ServerConnection::new(tls.0.clone()).map_err(std::io::Error::other)?;
         machine.set_buffer_limit(Some(SEND_BYTES_MAX));
-        let mut connection = Encrypted { socket, machine, _share: share };
+        let mut connection = Encrypted { socket, machine, share };
         connection.socket.stream().set_deadline(Some(limit));
         while connection.machine.is_handshaking() {
             connection.send_records()?;
@@ -109,6 +109,11 @@ impl Encrypted {
         }
         connection.send_records()?;
         Ok(connection)
+    }
+
+    /// Socket, state machine and share of memory, for those who read and write at the same time.
+    pub(crate) fn into_parts(self) -> (Plain, ServerConnection, Share) {
+        (self.socket, self.machine, self.share)
     }
 
     /// Sends every record there is. The deadline is set.

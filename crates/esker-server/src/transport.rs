@@ -90,17 +90,22 @@ impl Transport for Plain {
     }
 
     fn linger(&mut self, limit: Duration) {
-        let mut scrap = [0; 4096];
-        self.0.set_deadline(Some(limit));
-        // Any failure means that there is nothing left to wait for.
-        if self.0.shutdown(Shutdown::Write).is_ok() {
-            let mut left = LINGER_BYTES_MAX;
-            while let Ok(count) = self.0.read(&mut scrap)
-                && count > 0
-                && left > 0
-            {
-                left = left.saturating_sub(count);
-            }
+        linger(&self.0, limit);
+    }
+}
+
+/// See [`Transport::linger`].
+pub(crate) fn linger(stream: &Stream, limit: Duration) {
+    let mut scrap = [0; 4096];
+    stream.set_deadline(Some(limit));
+    // Any failure means that there is nothing left to wait for.
+    if stream.shutdown(Shutdown::Write).is_ok() {
+        let mut left = LINGER_BYTES_MAX;
+        while let Ok(count) = stream.read(&mut scrap)
+            && count > 0
+            && left > 0
+        {
+            left = left.saturating_sub(count);
         }
     }
 }

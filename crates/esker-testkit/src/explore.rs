@@ -120,6 +120,8 @@ pub struct Config {
     pub nested_points: usize,
     /// Most violations of one seed before it is given up.
     pub violations_max: usize,
+    /// The subject is a cache: any key may be gone at any time, but then it stays gone.
+    pub forgets: bool,
     /// Only this crash point, to look at one violation.
     pub only_point: Option<u64>,
 }
@@ -139,6 +141,7 @@ impl Default for Config {
             nested_one_in: 16,
             depth_max: 3,
             nested_points: 6,
+            forgets: false,
             violations_max: 3,
             only_point: None,
         }
@@ -244,7 +247,8 @@ impl<S: Subject> Seed<'_, S> {
             self.violation(&[], format!("without any crash: {words}"));
             return;
         }
-        let mut oracle = Oracle::new(&workload.history);
+        let forgets = self.explorer.config.forgets;
+        let mut oracle = Oracle::new(&workload.history).forgetting(forgets);
         let mut allowed: Option<(u64, Allowed)> = None;
         let mut judged = HashSet::new();
         let mut replay = S::Medium::replay(&workload.trace);

@@ -144,6 +144,7 @@ pub struct Allowed {
     entries: Arc<Entries>,
     /// For each assignment of "took effect" to the open batches: the states of each key.
     assignments: Arc<Vec<BTreeMap<Vec<u8>, Vec<State>>>>,
+    forgets: bool,
 }
 
 impl Allowed {
@@ -154,7 +155,14 @@ impl Allowed {
         let states =
             map.iter().map(|(key, entry)| (key.clone(), vec![Some(entries.number(entry))]));
         let states = states.collect();
-        Allowed { entries: Arc::new(entries), assignments: Arc::new(vec![states]) }
+        Allowed { entries: Arc::new(entries), assignments: Arc::new(vec![states]), forgets: false }
+    }
+
+    /// Any key may be gone, if `forgets`.
+    #[must_use]
+    pub fn forgetting(mut self, forgets: bool) -> Self {
+        self.forgets = forgets;
+        self
     }
 
     /// Whether a recovered `map` is allowed.
@@ -191,7 +199,7 @@ impl Allowed {
                     None => return Err(format!("key {} holds invented {entry:?}", show(key))),
                 },
             };
-            if !allowed.contains(&state) {
+            if !(allowed.contains(&state) || self.forgets && state.is_none()) {
                 let allowed: Vec<String> =
                     allowed.iter().map(|state| self.show_state(*state)).collect();
                 let found = self.show_state(state);
@@ -230,6 +238,7 @@ pub struct Oracle<'h> {
     open_batches: Vec<CallId>,
     /// Grows whenever the answer may change.
     version: u64,
+    forgets: bool,
 }
 
 impl<'h> Oracle<'h> {
@@ -259,7 +268,15 @@ impl<'h> Oracle<'h> {
             })
             .collect();
         let entries = Arc::new(entries);
-        Oracle { history, next: 0, entries, keys, open_batches: Vec::new(), version: 0 }
+        let open_batches = Vec::new();
+        Oracle { history, next: 0, entries, keys, open_batches, version: 0, forgets: false }
+    }
+
+    /// The store is a cache, if `forgets`: any key may be gone at any time, but then it stays gone.
+    #[must_use]
+    pub fn forgetting(mut self, forgets: bool) -> Self {
+        self.forgets = forgets;
+        self
     }
 
     /// Changes whenever [`Oracle::allowed`] may give another answer.
@@ -328,7 +345,7 @@ impl<'h> Oracle<'h> {
             _ => None,
         };
         let all = || self.keys.keys().cloned();
-        Ok(match &call.op {
+        let actions = match &call.op {
             Op::Put(key, entry) => vec![(key.clone(), Action::Write(number(entry)))],
             Op::PutIf(key, entry, when) => {
                 let present = *when == When::Present;
@@ -361,7 +378,11 @@ impl<'h> Oracle<'h> {
                     .collect()
             }
             Op::Sync | Op::Reopen | Op::Check | Op::Clean => Vec::new(),
-        })
+        };
+        if !self.forgets {
+            return Ok(actions);
+        }
+        Ok(actions.into_iter().map(|(key, action)| (key, forgetful(action))).collect())
     }
 
     /// What a recovery may find after a crash here.
@@ -391,7 +412,23 @@ impl<'h> Oracle<'h> {
                 assignments.push(states);
             }
         }
-        Ok(Allowed { entries: Arc::clone(&self.entries), assignments: Arc::new(assignments) })
+        Ok(Allowed {
+            entries: Arc::clone(&self.entries),
+            assignments: Arc::new(assignments),
+            forgets: self.forgets,
+        })
+    }
+}
+
+/// What a call on a cache says: who finds nothing may have met an eviction, which is as good as a
+/// delete; who finds something has found what is there.
+fn forgetful(action: Action) -> Action {
+    match action {
+        Action::Read(Some(None)) | Action::Delete(_) => Action::Set(None),
+        Action::WriteIf { value, done: Some(true), .. } => Action::Set(Some(value)),
+        Action::WriteIf { present: true, done: Some(false), .. } => Action::Set(None),
+        Action::WriteIf { done: Some(false), .. } => Action::Read(None),
+        other => other,
     }
 }
 
@@ -412,6 +449,33 @@ fn brief(op: &Op) -> String {
 pub struct Model(pub Map);
 
 impl Model {
+    /// Does `op` as a cache did that replied `reply`; whether it may reply so.
+    pub fn apply_forgetting(&mut self, op: &Op, reply: &Reply) -> bool {
+        match (op, reply) {
+            (Op::Get(key), Reply::Found(found)) => {
+                if found.is_none() {
+                    self.0.remove(key);
+                }
+                found.as_ref() == self.0.get(key)
+            }
+            (Op::Iterate, Reply::All(found)) => {
+                self.0.retain(|key, _| found.contains_key(key));
+                *found == self.0
+            }
+            (Op::PutIf(key, entry, _), Reply::Was(true)) => {
+                self.0.insert(key.clone(), entry.clone());
+                true
+            }
+            (Op::PutIf(key, _, When::Present), Reply::Was(false)) => {
+                self.0.remove(key);
+                true
+            }
+            (Op::PutIf(key, _, When::Absent), Reply::Was(false)) => self.0.contains_key(key),
+            (Op::Delete(key), Reply::Was(was)) => self.0.remove(key).is_some() || !was,
+            _ => self.apply(op) == *reply,
+        }
+    }
+
     /// Does `op` and says what a right store replies.
     pub fn apply(&mut self, op: &Op) -> Reply {
         match op {

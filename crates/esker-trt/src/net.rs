@@ -40,13 +40,34 @@ struct Socket {
     /// Always there until the drop, which may have to send it to another core.
     fd: Option<OwnedFd>,
     registration: RefCell<Option<Registration>>,
-    deadline: Cell<Option<Duration>>,
+    deadlines: Deadlines,
+}
+
+/// Until when calls may wait, by what they wait for: one task may read while another writes.
+#[derive(Default)]
+struct Deadlines {
+    read: Cell<Option<Duration>>,
+    write: Cell<Option<Duration>>,
+}
+
+impl Deadlines {
+    fn of(&self, interest: Interest) -> &Cell<Option<Duration>> {
+        match interest {
+            Interest::Read => &self.read,
+            Interest::Write => &self.write,
+        }
+    }
 }
 
 impl Socket {
     fn new(fd: OwnedFd) -> io::Result<Socket> {
         rustix::io::ioctl_fionbio(&fd, true)?;
-        Ok(Socket { fd: Some(fd), registration: RefCell::new(None), deadline: Cell::new(None) })
+        Ok(Socket::nonblocking(fd))
+    }
+
+    fn nonblocking(fd: OwnedFd) -> Socket {
+        let deadlines = Deadlines::default();
+        Socket { fd: Some(fd), registration: RefCell::new(None), deadlines }
     }
 
     fn fd(&self) -> io::Result<&OwnedFd> {
@@ -54,7 +75,13 @@ impl Socket {
     }
 
     fn set_deadline(&self, from_now: Option<Duration>) {
-        self.deadline.set(from_now.map(|limit| now().saturating_add(limit)));
+        let deadline = from_now.map(|limit| now().saturating_add(limit));
+        self.deadlines.read.set(deadline);
+        self.deadlines.write.set(deadline);
+    }
+
+    fn set_deadline_of(&self, interest: Interest, from_now: Option<Duration>) {
+        self.deadlines.of(interest).set(from_now.map(|limit| now().saturating_add(limit)));
     }
 
     /// The key of this socket on the calling task's core, if it is watched there.
@@ -119,7 +146,8 @@ impl Socket {
                 let cause = cancelled_error("wait for socket");
                 break Err(io::Error::new(io::ErrorKind::Interrupted, cause));
             }
-            let left = self.deadline.get().map(|deadline| deadline.saturating_sub(now()));
+            let left =
+                self.deadlines.of(interest).get().map(|deadline| deadline.saturating_sub(now()));
             if left.is_some_and(|left| left.is_zero()) {
                 break Err(io::ErrorKind::TimedOut.into());
             }
@@ -164,7 +192,7 @@ impl Socket {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
         };
-        let limit = match self.deadline.get() {
+        let limit = match self.deadlines.of(interest).get() {
             None => None,
             Some(deadline) => {
                 let left = deadline.saturating_sub(now());
@@ -224,9 +252,7 @@ impl Listener {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd =
             self.0.retry(Interest::Read, |listener| rustix::net::accept_with(listener, flags))?;
-        let socket =
-            Socket { fd: Some(fd), registration: RefCell::new(None), deadline: Cell::new(None) };
-        Ok(Stream(socket))
+        Ok(Stream(Socket::nonblocking(fd)))
     }
 
     /// From now, how long a call may wait; `None`: for ever.
@@ -324,6 +350,16 @@ impl Stream {
     /// system call: set it for every request.
     pub fn set_deadline(&self, from_now: Option<Duration>) {
         self.0.set_deadline(from_now);
+    }
+
+    /// As [`Stream::set_deadline`], for reads only: another task may write meanwhile.
+    pub fn set_read_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline_of(Interest::Read, from_now);
+    }
+
+    /// As [`Stream::set_deadline`], for writes only: another task may read meanwhile.
+    pub fn set_write_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline_of(Interest::Write, from_now);
     }
 
     /// The peer's address; `None` for a Unix socket.

@@ -69,6 +69,11 @@ pub struct Options {
     pub size_bytes: u64,
     /// Default `Sync`.
     pub durability: Durability,
+    /// Whether a new store is a cache: when it is full, it evicts what was not used for the longest time
+    /// instead of refusing what is new (uDepot §4.8). A key may then be gone at any time, but never
+    /// has an older value than it had. An existing store stays what it is: one that was made to keep
+    /// what it is given is refused. Default false.
+    pub cache: bool,
     /// Whether to make a store where there is none. Default true.
     pub create: bool,
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
@@ -109,6 +114,7 @@ impl Options {
             devices: Vec::new(),
             size_bytes: DEFAULT_SIZE_BYTES,
             durability: Durability::Sync,
+            cache: false,
             create: true,
             format: false,
             index_entries: None,

@@ -24,6 +24,9 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Device reads of one call that are under way at the same time, at most.
+const READS_MAX: usize = 64;
+
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
@@ -49,6 +52,10 @@ pub struct Stats {
     pub last_version: Version,
     /// What the device did since it was opened.
     pub device: Counters,
+    /// The store is a cache: when it is full it evicts.
+    pub cache: bool,
+    /// Items that were evicted since the store was opened.
+    pub evictions: u64,
     /// Why the store is read-only, if it is.
     pub read_only: Option<String>,
 }
@@ -116,12 +123,38 @@ impl Store {
         Ok(self.get(key)?.is_some())
     }
 
-    /// The values of several keys, in their order.
+    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, up
+    /// to 64 device reads are under way at the same time.
     ///
     /// # Errors
     /// As [`Store::get`]; the first error ends it.
     pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
-        keys.iter().map(|key| self.get(key)).collect()
+        let mut values = Vec::with_capacity(keys.len());
+        for keys in keys.chunks(READS_MAX) {
+            self.prefetch(keys.iter().copied());
+            if keys.len() == 1 || !esker_trt::in_task() {
+                let found: Result<Vec<_>> = keys.iter().map(|key| self.get(key)).collect();
+                values.extend(found?);
+                continue;
+            }
+            let reads: Vec<_> = keys
+                .iter()
+                .map(|key| {
+                    let (store, key) = (self.clone(), key.to_vec());
+                    esker_trt::spawn(move || store.get(&key))
+                })
+                .collect();
+            // All are waited for, also after an error.
+            let found: Vec<Result<_>> = reads.into_iter().map(|read| read.join()?).collect();
+            values.extend(found.into_iter().collect::<Result<Vec<_>>>()?);
+        }
+        Ok(values)
+    }
+
+    /// Brings what the index knows of these keys near to the processor, all at once: for callers that will
+    /// use many of them. No device read.
+    pub fn prefetch<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) {
+        self.engine.prefetch(&mut keys.into_iter());
     }
 
     /// Puts `value` under `key`. On return it is as durable as the store's `durability` says.
@@ -225,12 +258,21 @@ impl Store {
 
     /// Makes room now: moves live records out of up to `segments` segments so that these become
     /// free, and drops tombstones that nothing older is left of. The store does so by itself when it
-    /// needs room. Returns the number of segments it cleaned.
+    /// needs room. A cache moves no values: it drops notes only. Returns the number of segments it cleaned.
     ///
     /// # Errors
     /// `ReadOnly`, `DurabilityUnknown`, `Io`.
     pub fn clean(&self, segments: usize) -> Result<usize> {
         self.engine.clean(segments)
+    }
+
+    /// Evicts what was not used for the longest time, now: up to `segments` segments. A cache does so by
+    /// itself when it needs room. Returns the number of segments.
+    ///
+    /// # Errors
+    /// `Unsupported` if the store is no cache, `ReadOnly`, `DurabilityUnknown`, `Io`.
+    pub fn evict(&self, segments: usize) -> Result<usize> {
+        self.engine.evict(segments)
     }
 
     /// Tells the device which segments are free: holes in a file, discards on a device. Returns their
@@ -331,22 +373,23 @@ impl Store {
         self.engine.report()
     }
 
-    /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change.
+    /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change. Of
+    /// values over an eighth of a segment, or 3.5 MiB, only some 20 bytes count.
     #[must_use]
     pub fn batch_size_max_bytes(&self) -> usize {
-        self.engine.limits().1
+        self.engine.limits().batch_size_bytes
     }
 
     /// Largest key in bytes.
     #[must_use]
     pub fn key_size_max_bytes(&self) -> usize {
-        self.engine.limits().0
+        self.engine.limits().key_size_bytes
     }
 
-    /// Largest value in bytes that fits with the largest key.
+    /// Largest value in bytes, if there is room for it.
     #[must_use]
     pub fn value_size_max_bytes(&self) -> usize {
-        self.engine.limits().1
+        self.engine.limits().value_size_bytes
     }
 }
 
@@ -355,7 +398,7 @@ impl Store {
 pub struct Iter {
     store: Store,
     cursor: u64,
-    items: VecDeque<(Vec<u8>, Value)>,
+    items: VecDeque<(Vec<u8>, Option<Value>)>,
     ended: bool,
 }
 
@@ -364,8 +407,15 @@ impl Iterator for Iter {
 
     fn next(&mut self) -> Option<Self::Item> {
         loop {
-            if let Some(item) = self.items.pop_front() {
-                return Some(Ok(item));
+            match self.items.pop_front() {
+                Some((key, Some(value))) => return Some(Ok((key, value))),
+                Some((key, None)) => match self.store.get(&key) {
+                    Ok(Some(value)) => return Some(Ok((key, value))),
+                    // Deleted meanwhile.
+                    Ok(None) => continue,
+                    Err(error) => return Some(Err(error)),
+                },
+                None => {}
             }
             if self.ended {
                 return None;

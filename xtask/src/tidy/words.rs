@@ -58,10 +58,11 @@ const RULES: [Rule; 8] = [
             "crates/esker-index/src/pool/helper.rs",
             "crates/esker-media/src/striped.rs",
             "crates/esker-cli/src/serve",
+            "crates/esker-client/src/connection.rs",
         ],
         tests: true,
-        reason: "threads belong to the run-time; a store has one background thread, its index a helper; \
-                 a flush of several devices one for each",
+        reason: "threads belong to the run-time; a store has one background thread, its index a helper, a client's \
+                 connection its reader; a flush of several devices one for each",
     },
     Rule {
         word: "repr(C)",

@@ -106,6 +106,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         data: vec![String::new()],
         engine: some(),
         size: some(),
+        cache: some(),
         durability: some(),
         cores: some(),
         io: some(),

@@ -101,7 +101,7 @@ fn run(plan: Plan) -> Result<Done, Failure> {
     let mut store = Options::new(&data);
     store.size_bytes = plan.size_bytes;
     store.durability = Durability::None;
-    select_eviction(&mut store, plan.evict);
+    store.cache = plan.evict;
     let on_shutdown = plan.shutdown.then(|| {
         ShutdownHook::new(|| {
             if let Err(error) = signal_hook::low_level::raise(signal_hook::consts::SIGINT) {
@@ -140,15 +140,6 @@ fn run(plan: Plan) -> Result<Done, Failure> {
     let done = service.run(|| if daemon { process::fall_silent() } else { Ok(()) });
     drop(pid_file);
     done
-}
-
-/// The one place that decides what a full store does: with `evict` it drops the oldest items, as a
-/// cache does, and without (`-M`) it refuses new ones. The store cannot evict yet: this is where
-/// `Options.cache` will be set.
-fn select_eviction(_store: &mut Options, evict: bool) {
-    if evict {
-        say("a full store refuses new items: eviction is not in this version");
-    }
 }
 
 /// Where the data of the server at `port` lie if nobody says.

@@ -13,5 +13,6 @@ mod kill;
 mod memcached;
 mod memory;
 mod program;
+mod remote;
 mod serving;
 mod transfer;

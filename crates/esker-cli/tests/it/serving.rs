@@ -15,7 +15,13 @@ pub(crate) struct Serving {
 
 impl Serving {
     pub(crate) fn start(scratch: &Scratch, more: &[&str]) -> Serving {
-        let mut arguments = vec!["serve", "--listen", "memcache://127.0.0.1:0"];
+        Serving::start_at(scratch, "memcache", more)
+    }
+
+    /// A server that speaks this protocol.
+    pub(crate) fn start_at(scratch: &Scratch, protocol: &str, more: &[&str]) -> Serving {
+        let listen = format!("{protocol}://127.0.0.1:0");
+        let mut arguments = vec!["serve", "--listen", &listen];
         arguments.extend(more);
         let mut child = scratch.spawn(&arguments);
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
@@ -27,9 +33,15 @@ impl Serving {
             lines.push(line.trim_end().to_owned());
         }
         child.stderr = Some(said.into_inner());
-        let address = lines.iter().find_map(|line| line.strip_prefix("listening on memcache://"));
+        let said = format!("listening on {protocol}://");
+        let address = lines.iter().find_map(|line| line.strip_prefix(&said));
         let address = address.expect("it says where").to_owned();
         Serving { child, lines, address }
+    }
+
+    /// Host and port.
+    pub(crate) fn address(&self) -> &str {
+        &self.address
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

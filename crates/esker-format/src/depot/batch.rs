@@ -52,6 +52,8 @@ pub enum BatchKind {
     Checkpoint = 5,
     /// The last batch of a checkpoint.
     CheckpointEnd = 6,
+    /// Where the extents of large values are.
+    CheckpointExtents = 7,
 }
 
 /// What stands before the records of a batch.
@@ -130,6 +132,7 @@ impl Raw {
             4 => BatchKind::Trailer,
             5 => BatchKind::Checkpoint,
             6 => BatchKind::CheckpointEnd,
+            7 => BatchKind::CheckpointExtents,
             _ => return Err(Flaw::Field("kind")),
         };
         let header = BatchHeader {

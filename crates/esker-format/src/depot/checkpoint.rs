@@ -22,6 +22,53 @@ pub struct CheckpointSegment {
     pub written_bytes: u64,
 }
 
+/// Where the extents of a large value are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CheckpointExtents {
+    /// Id of the value.
+    pub id: u64,
+    /// The index's link to the record of its key.
+    pub head: u64,
+    /// Links to its extents.
+    pub links: Vec<u64>,
+}
+
+impl CheckpointExtents {
+    /// Bytes of a value with so many extents.
+    #[must_use]
+    pub fn size_bytes(count: usize) -> usize {
+        20 + 8 * count
+    }
+
+    /// Adds the value to the payload of a batch.
+    pub fn push(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.to_le_bytes());
+        out.extend_from_slice(&self.head.to_le_bytes());
+        out.extend_from_slice(&u32::try_from(self.links.len()).unwrap_or(u32::MAX).to_le_bytes());
+        self.links.iter().for_each(|link| out.extend_from_slice(&link.to_le_bytes()));
+    }
+
+    /// Takes the next value from a payload; `None` at its end.
+    ///
+    /// # Errors
+    /// `TooShort`.
+    pub fn take(rest: &mut &[u8]) -> Result<Option<Self>, Flaw> {
+        if rest.is_empty() {
+            return Ok(None);
+        }
+        let id = u64::from_le_bytes(take(rest)?);
+        let head = u64::from_le_bytes(take(rest)?);
+        let count = u32::from_le_bytes(take(rest)?);
+        // As many as there are bytes for.
+        let fit = rest.len() / 8;
+        let mut links = Vec::with_capacity(fit.min(usize::try_from(count).unwrap_or(fit)));
+        for _ in 0..count {
+            links.push(u64::from_le_bytes(take(rest)?));
+        }
+        Ok(Some(CheckpointExtents { id, head, links }))
+    }
+}
+
 /// The end of a checkpoint: what the index does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEnd {
@@ -174,6 +221,21 @@ mod tests {
         assert_eq!(CheckpointEnd::decode(&bytes[..bytes.len() - 1]), Err(Flaw::TooShort));
         let without = CheckpointEnd { tail: None, segments: Vec::new(), ..end };
         assert_eq!(CheckpointEnd::decode(&without.encode()), Ok(without));
+    }
+
+    #[test]
+    fn extents_come_back_and_cut_ones_do_not() {
+        let one = CheckpointExtents { id: 5, head: 6, links: vec![7, 8] };
+        let two = CheckpointExtents { id: 9, ..CheckpointExtents::default() };
+        let mut payload = Vec::new();
+        one.push(&mut payload);
+        assert_eq!(payload.len(), CheckpointExtents::size_bytes(2));
+        two.push(&mut payload);
+        let mut rest = &payload[..];
+        assert_eq!(CheckpointExtents::take(&mut rest), Ok(Some(one)));
+        assert_eq!(CheckpointExtents::take(&mut &rest[..19]), Err(Flaw::TooShort));
+        assert_eq!(CheckpointExtents::take(&mut rest), Ok(Some(two)));
+        assert_eq!(CheckpointExtents::take(&mut rest), Ok(None));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! segment. A record that was moved to another segment carries its whole version.
 
 use super::varint::{self, VARINT_SIZE_MAX};
-use super::{GRAIN_SIZE_BYTES, Place};
+use super::{ExtentKey, GRAIN_SIZE_BYTES, Place};
 use crate::Flaw;
 use esker_base::ids::Version;
 use esker_base::units::round_up;
@@ -27,6 +27,8 @@ const COLLIDES: u8 = 2;
 const FLAGS: u8 = 4;
 const WHOLE_VERSION: u8 = 8;
 const STATE_SHIFT: u32 = 4;
+/// In the byte of the kind.
+pub(super) const REPLACES: u8 = 128;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -49,14 +51,36 @@ pub enum RecordKind {
     Delete = 2,
     /// No key has a value that was written before this record.
     Clear = 3,
+    /// The key has a value that stands in extents: a [`LargeValue`](super::LargeValue).
+    Large = 4,
+    /// A piece of a large value, under an [`ExtentKey`](super::ExtentKey).
+    Extent = 5,
+    /// A cache evicted the key with this hash (8 bytes in place of the key), so no record of it with
+    /// this version or a lower one counts.
+    Evict = 6,
 }
 
 impl RecordKind {
+    /// Whether the record says that its key has no value.
+    #[must_use]
+    pub fn is_tombstone(self) -> bool {
+        matches!(self, RecordKind::Delete | RecordKind::Evict)
+    }
+
+    /// Whether the record gives its key a value.
+    #[must_use]
+    pub fn has_value(self) -> bool {
+        matches!(self, RecordKind::Put | RecordKind::Large)
+    }
+
     pub(crate) fn from_number(number: u8) -> Option<Self> {
         match number {
             1 => Some(RecordKind::Put),
             2 => Some(RecordKind::Delete),
             3 => Some(RecordKind::Clear),
+            4 => Some(RecordKind::Large),
+            5 => Some(RecordKind::Extent),
+            6 => Some(RecordKind::Evict),
             _ => None,
         }
     }
@@ -87,6 +111,9 @@ pub struct RecordMeta {
     /// Another key with the same hash had a value or tombstone when this was written. Without
     /// this mark, recovery may take records with equal hashes for records of one key.
     pub collides: bool,
+    /// In a cache: an older record of the key may be on media, so that the key's eviction has to be
+    /// noted.
+    pub replaces: bool,
 }
 
 /// A record that passed its checks.
@@ -105,7 +132,26 @@ pub struct Record<'a> {
 }
 
 impl RecordMeta {
-    fn body_start(&self, form: VersionForm, key_size: usize, value_size: usize) -> usize {
+    /// A record of this kind that says nothing else.
+    #[must_use]
+    pub fn new(kind: RecordKind) -> Self {
+        RecordMeta {
+            kind,
+            version: Version(0),
+            flags: 0,
+            expires_at: None,
+            state: 0,
+            collides: false,
+            replaces: false,
+        }
+    }
+
+    pub(super) fn body_start(
+        &self,
+        form: VersionForm,
+        key_size: usize,
+        value_size: usize,
+    ) -> usize {
         let optional = |present: bool, size: usize| if present { size } else { 0 };
         RECORD_HEADER_SIZE
             + varint::size(key_size as u64)
@@ -148,7 +194,7 @@ pub fn encode_record(
     let raw = Raw {
         checksum: 0.into(),
         version_low: if whole { low } else { 0 }.into(),
-        kind: meta.kind as u8,
+        kind: meta.kind as u8 | if meta.replaces { REPLACES } else { 0 },
         marks,
     };
     let mut rest = out;
@@ -215,7 +261,7 @@ impl Fields {
     /// Reads a header; `base` is the first version of the segment.
     fn read(bytes: &[u8], base: Version) -> Result<Fields, Flaw> {
         let (raw, mut rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        let kind = RecordKind::from_number(raw.kind).ok_or(Flaw::Field("kind"))?;
+        let kind = RecordKind::from_number(raw.kind & !REPLACES).ok_or(Flaw::Field("kind"))?;
         let mut size = |name| -> Result<usize, Flaw> {
             let number = varint::decode(&mut rest)?;
             usize::try_from(number).map_err(|_| Flaw::Field(name))
@@ -239,7 +285,8 @@ impl Fields {
         if (kind == RecordKind::Clear) != (key_size == 0) || key_size > KEY_SIZE_MAX_BYTES {
             return Err(Flaw::Field("key_size"));
         }
-        if (kind != RecordKind::Put && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
+        let bare = matches!(kind, RecordKind::Delete | RecordKind::Clear | RecordKind::Evict);
+        if (bare && value_size != 0) || value_size as u64 > u64::from(u32::MAX) {
             return Err(Flaw::Field("value_size"));
         }
         let body_start = bytes.len() - rest.len();
@@ -253,6 +300,7 @@ impl Fields {
                 expires_at,
                 state: raw.marks >> STATE_SHIFT,
                 collides: raw.marks & COLLIDES != 0,
+                replaces: raw.kind & REPLACES != 0,
             },
             checksum: raw.checksum.get(),
             key_size,
@@ -261,6 +309,51 @@ impl Fields {
             size_bytes: usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?,
         })
     }
+}
+
+impl Fields {
+    /// Checks the record whose bytes these are, one behind the other.
+    fn check(&self, place: Place, head: &[u8], tail: &[u8]) -> Result<(), Flaw> {
+        let mut crc = place.checksum();
+        crc.update(head.get(4..).ok_or(Flaw::TooShort)?);
+        crc.update(tail);
+        if crc.finish() == self.checksum { Ok(()) } else { Err(Flaw::Checksum) }
+    }
+}
+
+/// What stands in place of a key in a record of kind `Evict`: the hash of the key, as in summaries.
+#[must_use]
+pub fn encode_evicted(hash: u64) -> [u8; 8] {
+    hash.to_le_bytes()
+}
+
+/// The hash that [`encode_evicted`] wrote; `None` if there are too few bytes.
+#[must_use]
+pub fn decode_evicted(key: &[u8]) -> Option<u64> {
+    key.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+}
+
+/// Checks the extent that starts at the start of `head`, where nothing of its value stands: that is at
+/// the start of `tail`. Returns its key, and the size of its value in bytes.
+///
+/// # Errors
+/// The first [`Flaw`] found.
+pub fn decode_extent(
+    head: &[u8],
+    tail: &[u8],
+    place: Option<Place>,
+) -> Result<(ExtentKey, usize), Flaw> {
+    let fields = Fields::read(head, Version(0))?;
+    let key_end = fields.body_start + fields.key_size;
+    if fields.meta.kind != RecordKind::Extent || key_end != head.len() {
+        return Err(Flaw::Field("kind"));
+    }
+    let tail = tail.get(..fields.size_bytes - key_end).ok_or(Flaw::TooShort)?;
+    if let Some(place) = place {
+        fields.check(place, head, tail)?;
+    }
+    let key = ExtentKey::decode(head.get(fields.body_start..).ok_or(Flaw::TooShort)?)?;
+    Ok((key, fields.value_size))
 }
 
 impl<'a> Record<'a> {
@@ -283,11 +376,7 @@ impl<'a> Record<'a> {
         let fields = Fields::read(bytes, base)?;
         let whole = bytes.get(..fields.size_bytes).ok_or(Flaw::TooShort)?;
         if let Some(place) = place {
-            let mut crc = place.checksum();
-            crc.update(whole.get(4..).ok_or(Flaw::TooShort)?);
-            if crc.finish() != fields.checksum {
-                return Err(Flaw::Checksum);
-            }
+            fields.check(place, whole, &[])?;
         }
         let body = whole.get(fields.body_start..).ok_or(Flaw::TooShort)?;
         let (key, rest) = body.split_at_checked(fields.key_size).ok_or(Flaw::TooShort)?;

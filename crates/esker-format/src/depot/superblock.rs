@@ -14,7 +14,7 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 /// Device offset of the second copy in bytes; the first stands at 0.
 pub const SUPERBLOCK_COPY_OFFSET: u64 = 4096;
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 2;
+pub const FORMAT_VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"ESKDEPOT";
 
 #[repr(C)]
@@ -33,7 +33,8 @@ pub(crate) struct Raw {
     pub(crate) block_size_bytes: U32,
     pub(crate) generation: U64,
     pub(crate) created_unix_seconds: U64,
-    pub(crate) reserved: [u8; 408],
+    pub(crate) mode: U32,
+    pub(crate) reserved: [u8; 404],
 }
 
 const _: () = assert!(size_of::<Raw>() == SUPERBLOCK_SIZE);
@@ -61,6 +62,9 @@ pub struct Superblock {
     pub generation: u64,
     /// Wall time of the format, for people.
     pub created_unix_seconds: u64,
+    /// The store is a cache: when it is full it evicts. Records of a cache say whether they replace others,
+    /// those of other stores do not, so a store is one or the other.
+    pub cache: bool,
 }
 
 impl Superblock {
@@ -81,7 +85,8 @@ impl Superblock {
             block_size_bytes: self.block_size_bytes.into(),
             generation: self.generation.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
-            reserved: [0; 408],
+            mode: u32::from(self.cache).into(),
+            reserved: [0; 404],
         };
         raw.checksum = crc32c(raw.as_bytes()).into();
         let mut bytes = [0; SUPERBLOCK_SIZE];
@@ -118,6 +123,11 @@ impl Superblock {
             block_size_bytes: raw.block_size_bytes.get(),
             generation: raw.generation.get(),
             created_unix_seconds: raw.created_unix_seconds.get(),
+            cache: match raw.mode.get() {
+                0 => false,
+                1 => true,
+                _ => return Err(Flaw::Field("mode")),
+            },
         };
         superblock.check()?;
         Ok(superblock)

@@ -10,14 +10,7 @@ use std::fmt::Write as _;
 const PLACE: Place = Place { salt: 0x1122_3344_5566_7788, offset: 1_048_576 };
 
 fn example() -> Vec<u8> {
-    let meta = RecordMeta {
-        kind: RecordKind::Put,
-        version: Version(1),
-        flags: 7,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta { version: Version(1), flags: 7, ..RecordMeta::new(RecordKind::Put) };
     let mut batch = vec![0; 512];
     let end = BATCH_HEADER_SIZE + meta.size_bytes(VersionForm::Distance, 1, 1);
     encode_record(&mut batch[BATCH_HEADER_SIZE..end], &meta, VersionForm::Distance, b"k", b"v");
@@ -55,7 +48,7 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
             checksum "u32", store_id "16 bytes", hash_key "16 bytes", hash_mask "u64",
             device_size_bytes "u64", data_offset "u64", segment_size_bytes "u64",
             segment_count "u32", block_size_bytes "u32", generation "u64",
-            created_unix_seconds "u64", reserved "zeros"),
+            created_unix_seconds "u64", mode "u32", reserved "zeros"),
         ),
         (
             "table segment header",
@@ -140,6 +133,7 @@ fn superblock() -> Superblock {
         block_size_bytes: 512,
         generation: 1,
         created_unix_seconds: 0,
+        cache: false,
     }
 }
 
@@ -169,11 +163,12 @@ fn structures_of_other_places_stores_and_times_are_foreign() {
 #[test]
 fn a_newer_format_is_named() {
     let mut bytes = superblock().encode();
-    bytes[8] = 3;
+    let newer = FORMAT_VERSION + 1;
+    bytes[8..12].copy_from_slice(&newer.to_le_bytes());
     bytes[12..16].fill(0);
     let crc = esker_base::checksum::crc32c(&bytes);
     bytes[12..16].copy_from_slice(&crc.to_le_bytes());
-    assert_eq!(Superblock::decode(&bytes), Err(Flaw::Version(3)));
+    assert_eq!(Superblock::decode(&bytes), Err(Flaw::Version(newer)));
 }
 
 #[test]
@@ -211,6 +206,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
                 expires_at,
                 state: 15,
                 collides: true,
+                replaces: key_size % 2 == 0,
             };
             let mut bytes = vec![0xEE; meta.size_bytes(form, key_size, value_size)];
             encode_record(&mut bytes, &meta, form, &key, &value);
@@ -230,14 +226,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
 
 #[test]
 fn a_common_record_has_a_header_of_twelve_bytes() {
-    let meta = RecordMeta {
-        kind: RecordKind::Put,
-        version: Version(9),
-        flags: 0,
-        expires_at: None,
-        state: 0,
-        collides: false,
-    };
+    let meta = RecordMeta { version: Version(9), ..RecordMeta::new(RecordKind::Put) };
     assert_eq!(meta.size_bytes(VersionForm::Distance, 16, 100), 128);
 }
 
@@ -251,6 +240,9 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
             push_batch(&mut bytes, 1 + batch * 40, 7, Sequence(first));
             let mut offset = u64::from(1 + batch * 40) * 512 + BATCH_HEADER_SIZE as u64;
             for place in 0..7 {
+                let kind =
+                    [RecordKind::Put, RecordKind::Delete, RecordKind::Large, RecordKind::Extent]
+                        [rng.index(4)];
                 let record = SummaryRecord {
                     hash: rng.next_u64() >> (64 - HASH_BITS),
                     version: Version(match form {
@@ -259,12 +251,23 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
                     }),
                     offset,
                     size_bytes: 8 * (1 + rng.next_u64() % 100),
-                    kind: [RecordKind::Put, RecordKind::Delete][rng.index(2)],
+                    kind,
                     collides: rng.chance(1, 2),
+                    replaces: rng.chance(1, 3),
+                    piece: match kind {
+                        RecordKind::Large | RecordKind::Extent => LargeRef {
+                            id: rng.next_u64(),
+                            number: u32::try_from(rng.next_u64() >> 32).unwrap(),
+                        },
+                        _ => LargeRef::default(),
+                    },
                 };
                 let before = bytes.len();
                 push_record(&mut bytes, form, &record);
-                assert_eq!(bytes.len() - before, summary_record_size(form, record.size_bytes));
+                assert_eq!(
+                    bytes.len() - before,
+                    summary_record_size(form, kind, record.replaces, record.size_bytes)
+                );
                 offset += record.size_bytes;
                 expected.push(record);
             }
@@ -276,6 +279,29 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
         assert_eq!(found, expected);
         assert!(read_summary(&bytes[..bytes.len() - 1], form, 512, 1 << 20, |_| ()).is_err());
         assert!(read_summary(&bytes, form, 512, 1 << 16, |_| ()).is_err(), "past the segment");
+    }
+}
+
+#[test]
+fn an_extent_in_two_places_comes_back_and_every_flipped_bit_is_noticed() {
+    let key = ExtentKey { id: 5, number: 6, hash: 7 };
+    let value = [9; 21];
+    let meta = RecordMeta { version: Version(3), ..RecordMeta::new(RecordKind::Extent) };
+    let name = key.encode(VersionForm::Whole, 512, value.len());
+    let mut bytes = vec![0; meta.size_bytes(VersionForm::Whole, name.len(), value.len())];
+    encode_record(&mut bytes, &meta, VersionForm::Whole, &name, &value);
+    seal_record(&mut bytes, None, PLACE);
+    let at = 512 - BATCH_HEADER_SIZE;
+    assert_eq!(bytes[at..at + 21], value);
+    let (head, tail) = bytes.split_at(at);
+    assert_eq!(decode_extent(head, tail, Some(PLACE)), Ok((key, 21)));
+    assert_eq!(decode_extent(head, &tail[..20], Some(PLACE)), Err(Flaw::TooShort));
+    assert!(decode_extent(&bytes[..at + 1], &tail[1..], Some(PLACE)).is_err());
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        let (head, tail) = damaged.split_at(at);
+        assert!(decode_extent(head, tail, Some(PLACE)).is_err(), "bit {bit}");
     }
 }
 
@@ -295,6 +321,9 @@ fn random_bytes_never_panic_a_decoder() {
         let form = [VersionForm::Distance, VersionForm::Whole][rng.index(2)];
         let read = read_summary(&bytes, form, 512, 1 << 20, |_| ());
         accepted += usize::from(!bytes.is_empty() && read.is_ok());
+        accepted += usize::from(decode_extent(&bytes, &[0; 64], Some(PLACE)).is_ok());
+        let _ = (LargeValue::decode(&bytes), ExtentKey::decode(&bytes));
+        let _ = (CheckpointEnd::decode(&bytes), CheckpointExtents::take(&mut &bytes[..]));
         accepted += usize::from(Superblock::decode(&bytes).is_ok());
         accepted +=
             usize::from(SegmentHeader::decode(&bytes, StoreId([0; 16]), SegmentId(0)).is_ok());

@@ -1,5 +1,5 @@
-//! Closed-loop load over the memcache protocol: each connection sends some requests, waits for all
-//! replies, checks them, and goes on.
+//! Closed-loop load over the memcache or the native protocol: each connection sends some requests, waits
+//! for all replies, checks them, and goes on.
 //!
 //! One task a connection, on a run-time of the load's own, so that many connections cost few
 //! threads.
@@ -7,6 +7,11 @@
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
 use esker_base::rng::Rng;
+use esker_format::native::{
+    Attributes, ClientHello, Condition, FRAME_HEADER_SIZE, FrameHeader, Item, Opcode, Put, Request,
+    SERVER_HELLO_SIZE, ServerHello, Status, VERSION, begin_frame, end_frame,
+};
+use esker_server::Protocol;
 use esker_trt::Runtime;
 use esker_trt::net::Stream;
 use hdrhistogram::Histogram;
@@ -25,6 +30,7 @@ const STORED: &[u8] = b"STORED\r\n";
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
+    pub(crate) protocol: Protocol,
     pub(crate) clients: usize,
     /// Requests that a connection sends before it waits.
     pub(crate) depth: usize,
@@ -58,7 +64,10 @@ struct Client {
     value: Vec<u8>,
     request: Vec<u8>,
     reply: Vec<u8>,
+    /// The replies of memcache.
     expected: Vec<u8>,
+    /// The requests of the native protocol: each one's id is its place here, from 1.
+    asked: Vec<Opcode>,
 }
 
 impl Client {
@@ -67,12 +76,46 @@ impl Client {
         stream.set_nodelay(true)?;
         let stream = Stream::try_from(stream)?;
         let value = vec![b'v'; load.value_size];
-        let (request, reply, expected) = Default::default();
-        Ok(Client { stream, load, value, request, reply, expected })
+        let (request, reply, expected, asked) = Default::default();
+        let mut client = Client { stream, load, value, request, reply, expected, asked };
+        if load.protocol == Protocol::Native {
+            client.greet()?;
+        }
+        Ok(client)
+    }
+
+    fn greet(&mut self) -> Result<()> {
+        self.stream.set_deadline(Some(PATIENCE));
+        self.stream.write_all(&ClientHello { version: VERSION }.encode())?;
+        let mut hello = [0; SERVER_HELLO_SIZE];
+        let mut seen = 0;
+        while seen < hello.len() {
+            seen += self.stream.read(&mut hello[seen..])?;
+        }
+        match ServerHello::decode(&hello).map_err(Error::other)?.status {
+            Status::Ok => Ok(()),
+            status => Err(Error::other(status.words())),
+        }
+    }
+
+    fn ask(&mut self, request: &Request<'_>) {
+        self.asked.push(request.opcode());
+        let start = begin_frame(&mut self.request);
+        request.encode(&mut self.request).unwrap();
+        let (id, opcode) = (self.asked.len() as u32, request.opcode() as u8);
+        end_frame(&mut self.request, start, id, opcode, Status::Ok).unwrap();
     }
 
     fn set(&mut self, number: u64) -> u64 {
         let key = key(number);
+        if self.load.protocol == Protocol::Native {
+            let value = std::mem::take(&mut self.value);
+            let (attributes, condition) = (Attributes::default(), Condition::Always);
+            let put = Put { key: key.as_bytes(), value: &value, attributes, condition };
+            self.ask(&Request::Put(put));
+            self.value = value;
+            return (key.len() + self.value.len()) as u64;
+        }
         let head = format!("set {key} 0 0 {}\r\n", self.value.len());
         self.request.extend_from_slice(head.as_bytes());
         self.request.extend_from_slice(&self.value);
@@ -83,6 +126,9 @@ impl Client {
 
     fn get(&mut self, number: u64) {
         let key = key(number);
+        if self.load.protocol == Protocol::Native {
+            return self.ask(&Request::Get { key: key.as_bytes() });
+        }
         self.request.extend_from_slice(format!("get {key}\r\n").as_bytes());
         let head = format!("VALUE {key} 0 {}\r\n", self.value.len());
         self.expected.extend_from_slice(head.as_bytes());
@@ -94,6 +140,9 @@ impl Client {
     fn exchange(&mut self) -> Result<()> {
         self.stream.set_deadline(Some(PATIENCE));
         self.stream.write_all(&self.request)?;
+        if self.load.protocol == Protocol::Native {
+            return self.receive_frames();
+        }
         self.reply.resize(self.expected.len(), 0);
         let mut seen = 0;
         while seen < self.reply.len() {
@@ -107,6 +156,44 @@ impl Client {
         }
         self.request.clear();
         self.expected.clear();
+        Ok(())
+    }
+
+    /// A reply to each request, in any order, each what it has to be.
+    fn receive_frames(&mut self) -> Result<()> {
+        let wrong = |what: &str| Error::new(ErrorKind::InvalidData, what.to_owned());
+        let (mut filled, mut used, mut left) = (0, 0, self.asked.len());
+        while left > 0 {
+            self.reply.copy_within(used..filled, 0);
+            (filled, used) = (filled - used, 0);
+            self.reply.resize(self.reply.len().max(2 * filled).max(64 << 10), 0);
+            match self.stream.read(&mut self.reply[filled..])? {
+                0 => return Err(wrong("the end of the stream")),
+                count => filled += count,
+            }
+            while let Ok(header) = FrameHeader::peek(&self.reply[used..filled]) {
+                let end = used + FRAME_HEADER_SIZE + header.payload_size as usize;
+                if end > filled {
+                    break;
+                }
+                let frame = &self.reply[used..end];
+                header.verify_frame(frame).map_err(Error::other)?;
+                let opcode = (header.id as usize).checked_sub(1).and_then(|id| self.asked.get(id));
+                let right = match opcode {
+                    Some(Opcode::Get) => Item::decode(&frame[FRAME_HEADER_SIZE..])
+                        .is_ok_and(|item| item.value == self.value),
+                    Some(opcode) => *opcode as u8 == header.opcode,
+                    None => false,
+                };
+                if !right || header.status != Status::Ok.number() {
+                    return Err(wrong("another reply"));
+                }
+                used = end;
+                left -= 1;
+            }
+        }
+        self.request.clear();
+        self.asked.clear();
         Ok(())
     }
 

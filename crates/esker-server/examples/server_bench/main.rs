@@ -15,7 +15,7 @@ mod load;
 use clap::Parser;
 use esker::{Durability, Options, Store};
 use esker_base::units::parse_size_bytes;
-use esker_server::{ListenAddress, Server, ServerConfig};
+use esker_server::{ListenAddress, Protocol, Server, ServerConfig};
 use esker_trt::{Config, Facility, Runtime};
 use load::{Load, Run};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -201,7 +201,8 @@ fn main() -> Result<(), Failure> {
 
 fn load_of(arguments: &Arguments, gets: u64) -> Load {
     let Arguments { clients, depth, value_size, keys, seconds, .. } = *arguments;
-    Load { clients, depth, value_size, keys, gets, seconds, new_keys: false }
+    let protocol = Protocol::Memcache;
+    Load { protocol, clients, depth, value_size, keys, gets, seconds, new_keys: false }
 }
 
 /// The same load on Esker (durability none) and memcached, A B A B.

@@ -215,7 +215,7 @@ impl Ground<'_> {
 
     /// The item of `key`, unless it has expired by our clock. If it has grown since `share` was
     /// taken, so does the share.
-    fn live(&self, key: &[u8], share: &mut Option<Share>) -> Result<Option<Item>> {
+    pub(crate) fn live(&self, key: &[u8], share: &mut Option<Share>) -> Result<Option<Item>> {
         let value = self.store.get_with(key, |bytes| {
             let Some(share) = share else { return Ok(()) };
             let more = bytes.saturating_sub(share.bytes());
@@ -258,7 +258,7 @@ impl Ground<'_> {
     }
 
     /// An item was stored that has nothing to do with the one before.
-    fn stored(&self, key: &[u8]) {
+    pub(crate) fn stored(&self, key: &[u8]) {
         self.counters.add(Counter::TotalItems, 1);
         self.access.note(key, self.uptime, false);
     }

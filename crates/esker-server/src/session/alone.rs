@@ -1,10 +1,10 @@
 //! Requests that are no units of a wave: they go alone, after everything before them.
 
-use super::transfer::patiently;
 use super::{CRLF_BYTES, Session};
 use crate::counters::Counter;
 use crate::execute::{Body, unit_key};
 use crate::limits::BODY_STEP_BYTES;
+use crate::patience::patiently;
 use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, StoreVerb, Then, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};

@@ -2,37 +2,18 @@
 
 use super::Session;
 use crate::execute::{Action, Answer, Unit};
-use crate::limits::TASKS_MAX;
-use crate::shared::Shared;
+use crate::place::TaskPlace;
 use crate::transport::Transport;
 use esker_trt::JoinHandle;
-use std::sync::Arc;
+
+/// Units of a wave from which on it pays to look all their keys up before the first is read.
+const PREFETCH_MIN: usize = 4;
 
 /// A unit of a wave that was started.
 enum Begun {
     Done((Unit, Answer)),
     /// What is known of the unit, should its task fail, and the task.
     Task(Unit, JoinHandle<(Unit, Answer)>),
-}
-
-/// One of the tasks that a core may have beside its sessions: each has a stack, for which no memory
-/// is taken.
-struct TaskPlace {
-    shared: Arc<Shared>,
-    core: usize,
-}
-
-impl TaskPlace {
-    fn take(shared: &Arc<Shared>, core: usize) -> Option<TaskPlace> {
-        let taken = shared.counters.shard(core).try_begin_task(TASKS_MAX);
-        taken.then(|| TaskPlace { shared: shared.clone(), core })
-    }
-}
-
-impl Drop for TaskPlace {
-    fn drop(&mut self) {
-        self.shared.counters.shard(self.core).end_task();
-    }
 }
 
 impl<T: Transport> Session<T> {
@@ -44,6 +25,11 @@ impl<T: Transport> Session<T> {
         self.work();
         self.wave_bytes = 0;
         let mut wave = std::mem::take(&mut self.wave);
+        if wave.len() >= PREFETCH_MIN {
+            let received = self.received.all();
+            let keys = wave.iter().map(|unit| unit.key.of(received));
+            self.shared.store.prefetch(keys);
+        }
         let last = wave.pop();
         let begun = self.begin_all(&mut wave);
         // The only unit of most waves runs in the session's own task.
@@ -91,7 +77,7 @@ impl<T: Transport> Session<T> {
     fn begin(&self, mut unit: Unit, place: TaskPlace) -> JoinHandle<(Unit, Answer)> {
         let buffer = self.received.share();
         esker_trt::spawn(move || {
-            let answer = place.shared.ground(place.core).run(&mut unit, &buffer);
+            let answer = place.ground().run(&mut unit, &buffer);
             (unit, answer)
         })
     }

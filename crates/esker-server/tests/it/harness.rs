@@ -3,7 +3,7 @@
 use esker::{Durability, Options, Store};
 use esker_media::BlockDevice;
 use esker_media::sim::SimBlock;
-use esker_server::{Limits, ListenAddress, Server, ServerConfig};
+use esker_server::{Limits, Server, ServerConfig};
 use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -34,6 +34,13 @@ impl TestServer {
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut ServerConfig)) -> TestServer {
+        TestServer::with_durability(Durability::None, change)
+    }
+
+    pub(crate) fn with_durability(
+        durability: Durability,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
         let folder = tempfile::tempdir().expect("scratch folder");
         let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
         let runtime = Arc::new(runtime);
@@ -43,15 +50,24 @@ impl TestServer {
         let mut options = Options::new(folder.path().join("data"));
         options.size_bytes = 256 << 20;
         options.clock = config.clock.clone();
-        options.durability = Durability::None;
+        options.durability = durability;
         let store = Store::open(&options).expect("store");
         TestServer::of(runtime, store, config, folder)
     }
 
     /// A server of the store on a simulated device, which acknowledges what is durable.
     pub(crate) fn on_device(device: &Arc<SimBlock>, limits: Limits) -> TestServer {
+        TestServer::at_on_device("memcache://127.0.0.1:0", device, limits)
+    }
+
+    /// The same, with the native protocol.
+    pub(crate) fn native_on_device(device: &Arc<SimBlock>, limits: Limits) -> TestServer {
+        TestServer::at_on_device("native://127.0.0.1:0", device, limits)
+    }
+
+    fn at_on_device(address: &str, device: &Arc<SimBlock>, limits: Limits) -> TestServer {
         let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
-        let any = "memcache://127.0.0.1:0".parse().expect("address");
+        let any = address.parse().expect("address");
         let config = ServerConfig { listen: vec![any], limits, ..ServerConfig::default() };
         let store = open_on(device).expect("store");
         let folder = tempfile::tempdir().expect("scratch folder");
@@ -69,10 +85,7 @@ impl TestServer {
     }
 
     pub(crate) fn address(&self) -> SocketAddr {
-        match &self.server.addresses()[0] {
-            ListenAddress::Tcp(address) => *address,
-            ListenAddress::Unix(_) => panic!("the first listener is TCP"),
-        }
+        self.server.addresses()[0].tcp().expect("the first listener is TCP")
     }
 
     pub(crate) fn client(&self) -> Client {

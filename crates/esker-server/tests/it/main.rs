@@ -17,5 +17,6 @@ mod faults;
 mod harness;
 mod limits;
 mod meta;
+mod native;
 mod pipelining;
 mod shutdown;

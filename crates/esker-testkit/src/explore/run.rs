@@ -211,6 +211,7 @@ pub(super) fn recover<S: Subject>(
             let (found, _) = open_and_dump(&subject, &third)
                 .map_err(|error| format!("recovery after more operations: {}", words(&error)))?;
             Allowed::exactly(&expected)
+                .forgetting(config.forgets)
                 .check(&found)
                 .map_err(|words| format!("after more operations and another cut: {words}"))
         });
@@ -279,8 +280,12 @@ fn go_on<S: Subject>(
             Reply::Refused if op == Op::Clear => model = Model(subject.dump(&store)?),
             Reply::Refused => {}
             reply => {
-                let expected = model.apply(&op);
-                if reply != expected {
+                let right = if config.forgets {
+                    model.apply_forgetting(&op, &reply)
+                } else {
+                    model.apply(&op) == reply
+                };
+                if !right {
                     let words = format!("after recovery: {op:?} replied {reply:?}");
                     return Err(wrong(words));
                 }

@@ -83,7 +83,7 @@ impl<S: Subject> Explorer<S> {
             if workload.opened_at == u64::MAX {
                 continue;
             }
-            let mut oracle = Oracle::new(&workload.history);
+            let mut oracle = Oracle::new(&workload.history).forgetting(self.config.forgets);
             match oracle.advance_to(u64::MAX).and_then(|()| oracle.allowed()) {
                 Ok(allowed) => self.judge_end(&workload.trace, &allowed, seed, nth, &mut report),
                 Err(words) => wrong(words),

@@ -116,6 +116,35 @@ fn one_task_reads_while_another_writes_more_than_the_socket_holds() {
 }
 
 #[test]
+fn a_reader_and_a_writer_of_one_stream_have_deadlines_of_their_own() {
+    each_facility(|runtime| {
+        let kinds = runtime.spawn(|| {
+            let (a, b) = pair();
+            let a = Rc::new(a);
+            a.set_read_deadline(None);
+            let reader = Rc::clone(&a);
+            let reads = spawn(move || {
+                let mut buf = [0; 4];
+                reader.read(&mut buf).map_err(|error| error.kind())
+            });
+            a.set_write_deadline(Some(Duration::from_millis(20)));
+            let block = [7; 64 << 10];
+            let full = loop {
+                if let Err(error) = a.write(&block) {
+                    break error.kind();
+                }
+            };
+            // The writer has given up; the reader still waits, without a limit.
+            sleep(Duration::from_millis(20));
+            let waits = !reads.is_finished();
+            b.write_all(b"late").unwrap();
+            (full, waits, reads.join().unwrap())
+        });
+        assert_eq!(kinds.join().unwrap(), (ErrorKind::TimedOut, true, Ok(4)));
+    });
+}
+
+#[test]
 fn a_deadline_ends_a_read_and_the_stream_stays_usable() {
     each_facility(|runtime| {
         let kinds = runtime.spawn(|| {

@@ -12,6 +12,7 @@
 )]
 
 mod backups;
+mod evictions;
 mod members;
 mod scenarios;
 mod stories;
@@ -76,7 +77,8 @@ fn main() -> ExitCode {
 }
 
 fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
-    let mut config = config();
+    let cache = piece % 3 == 2;
+    let mut config = config(cache);
     config.only_point = point;
     // Every fourth piece tears whole blocks only, the others 512-byte sectors of larger ones.
     if piece % 4 == 3 {
@@ -87,7 +89,7 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     } else {
         HASH_MASKS[usize::try_from(piece / 2 % 3).unwrap_or(0)]
     };
-    Explorer::new(Depot { hash_mask }, config)
+    Explorer::new(Depot { hash_mask, cache }, config)
 }
 
 fn explore(arguments: &Arguments) -> ExitCode {

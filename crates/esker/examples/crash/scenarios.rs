@@ -3,10 +3,8 @@
 //! Each builds the state that the rule is for and says in words what went wrong. They run with every
 //! crash exploration and with every mutant.
 
-use super::backups;
-use super::members;
-use super::stories;
 use super::subject::{SEGMENT_SIZE, options};
+use super::{backups, evictions, members, stories};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
 use esker_base::{Result, Site, SiteKind};
@@ -24,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 23] = [
+    let scenarios: [Scenario; 25] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -41,6 +39,8 @@ pub(crate) fn all() -> Verdict {
         ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
+        ("an evicted key has no older value", evictions::an_evicted_key_has_no_older_value),
+        ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),
         ("a backup is a prefix", backups::a_backup_is_a_prefix),
         ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),

@@ -4,7 +4,7 @@ use esker::options::Progress;
 use esker::{
     Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store, restore_on,
 };
-use esker_base::clock::ManualClock;
+use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_media::sim::{SimArchive, SimBlock, SimBlockOptions};
@@ -12,6 +12,7 @@ use esker_testkit::explore::{Block, Config, Subject};
 use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
@@ -23,12 +24,27 @@ const NOW: u64 = 1_800_000_000;
 #[derive(Clone, Debug)]
 pub(crate) struct Depot {
     pub(crate) hash_mask: u64,
+    pub(crate) cache: bool,
+}
+
+/// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
+#[derive(Debug, Default)]
+struct Ticking(AtomicU64);
+
+impl Clock for Ticking {
+    fn monotonic(&self) -> Duration {
+        Duration::from_micros(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        NOW
+    }
 }
 
 /// Options of a store in a simulation.
 pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     let mut options = Options::new("");
-    options.clock = Arc::new(ManualClock::new(NOW));
+    options.clock = Arc::new(Ticking::default());
     options.format = format;
     options.index_entries = Some(256);
     // Each open draws its own salts, as outside simulations, but from the simulation's seed.
@@ -39,10 +55,12 @@ pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     options
 }
 
-/// Geometry of an exploration.
-pub(crate) fn config() -> Config {
+/// Geometry of an exploration: that of a cache is so small that it evicts.
+pub(crate) fn config(cache: bool) -> Config {
     Config {
-        size_bytes: 8192 + 12 * SEGMENT_SIZE,
+        size_bytes: 8192 + if cache { 8 } else { 12 } * SEGMENT_SIZE,
+        forgets: cache,
+        op_count: if cache { 120 } else { 60 },
         limits: Limits {
             value_size_bytes_max: 1500,
             segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
@@ -72,7 +90,9 @@ impl Subject for Depot {
     type Store = Store;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
-        Store::open_on(device, &options(self.hash_mask, fresh))
+        let mut options = options(self.hash_mask, fresh);
+        options.cache = self.cache && fresh;
+        Store::open_on(device, &options)
     }
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
@@ -99,7 +119,7 @@ fn backup_beside(store: &Store, hash_mask: u64) -> Result<()> {
     if store.backup_to(&archive, &Progress::default()).is_err() {
         return Ok(());
     }
-    let mut of = SimBlockOptions::new(config().size_bytes, 1);
+    let mut of = SimBlockOptions::new(config(false).size_bytes, 1);
     // A store with larger blocks than the device's is fine.
     (of.record, of.latency_max) = (false, Duration::ZERO);
     let target = Arc::new(SimBlock::new(of));

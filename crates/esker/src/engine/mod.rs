@@ -12,8 +12,16 @@ use esker_base::Result;
 use esker_base::ids::Version;
 use esker_media::Archive;
 
-/// One part of a walk over all keys.
-pub(crate) type Items = Vec<(Vec<u8>, Value)>;
+/// One part of a walk over all keys; without the values that are read by themselves.
+pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
+
+/// What a store takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) key_size_bytes: usize,
+    pub(crate) value_size_bytes: usize,
+    pub(crate) batch_size_bytes: usize,
+}
 
 /// Asked before a device read with the memory that it takes, in bytes; its error ends the read.
 pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
@@ -21,20 +29,24 @@ pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 /// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
 pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
+    /// Brings what DRAM knows of these keys near to the processor.
+    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);
     /// The most memory that `get` of `key` would ask to be admitted, as far as DRAM knows.
     fn read_size(&self, key: &[u8]) -> u64;
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome>;
     fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool>;
     fn clear(&self) -> Result<()>;
-    /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
-    /// one; `None` at the end.
     /// All or nothing, also after a crash.
     fn write(&self, batch: &Batch) -> Result<Version>;
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
     /// segments it cleaned.
     fn clean(&self, segments: usize) -> Result<usize>;
+    /// Evicts up to `segments` segments of a cache; returns how many.
+    fn evict(&self, segments: usize) -> Result<usize>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
+    /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
+    /// one; `None` at the end.
     fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
     /// Brings to the device what is in memory only, to stay or not.
     fn write_out(&self) -> Result<()>;
@@ -45,6 +57,5 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Copies the store to `archive` while other calls go on.
     fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport>;
     fn report(&self) -> String;
-    /// Largest key and value in bytes.
-    fn limits(&self) -> (usize, usize);
+    fn limits(&self) -> Limits;
 }

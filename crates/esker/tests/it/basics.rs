@@ -87,9 +87,9 @@ fn limits_are_named() {
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("65536"), "{error}");
     }
-    let longest = 8 * 1024;
-    let error = store.put(b"k", &vec![0; longest]).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let error = store.put(b"k", &vec![0; 200_000]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "more than the store has");
+    assert_eq!(store.value_size_max_bytes(), 4 << 30);
 }
 
 #[test]

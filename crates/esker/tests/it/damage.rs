@@ -18,7 +18,8 @@ fn populated(seed: u64, close: bool) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut model = BTreeMap::new();
     for n in 0..120u32 {
         let key = format!("key{}", rng.below(40)).into_bytes();
-        let mut value = vec![0; rng.index(600)];
+        // Some of them in extents.
+        let mut value = vec![0; if n % 30 == 7 { 2500 } else { rng.index(600) }];
         rng.fill(&mut value);
         value.extend_from_slice(&n.to_le_bytes());
         store.put(&key, &value).unwrap();

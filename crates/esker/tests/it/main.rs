@@ -9,8 +9,10 @@
 
 mod backup;
 mod basics;
+mod cache;
 mod damage;
 mod faults;
+mod large;
 mod model;
 mod prefix;
 mod striped;

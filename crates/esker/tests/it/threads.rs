@@ -1,5 +1,6 @@
 //! Many threads on one store, on a real file.
 
+use crate::support::{device, open, options};
 use esker::{Options, Outcome, Store};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -110,4 +111,26 @@ fn an_open_waits_for_a_process_that_is_about_to_let_go() {
         let opened = second.join().unwrap();
         assert!(opened.is_ok(), "it came free in time: {opened:?}");
     });
+}
+
+#[test]
+fn several_keys_are_read_in_their_order_by_tasks_and_by_threads() {
+    let store = open(&device(40), &options(40)).unwrap();
+    for n in 0..150u8 {
+        store.put(&[n], &[n; 40]).unwrap();
+    }
+    let names: Vec<[u8; 1]> = (0..200u8).rev().map(|n| [n]).collect();
+    let check = move |store: &esker::Store| {
+        let keys: Vec<&[u8]> = names.iter().map(|name| &name[..]).collect();
+        let found = store.multi_get(&keys).unwrap();
+        assert_eq!(found.len(), keys.len());
+        for (key, value) in keys.iter().zip(found) {
+            let expected = (key[0] < 150).then(|| vec![key[0]; 40]);
+            assert_eq!(value.map(|value| value.to_vec()), expected);
+        }
+    };
+    check(&store);
+    let runtime = esker_trt::Runtime::start(esker_trt::Config::default()).unwrap();
+    runtime.spawn(move || check(&store)).join().unwrap();
+    runtime.shutdown().unwrap();
 }

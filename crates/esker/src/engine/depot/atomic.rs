@@ -6,12 +6,13 @@
 
 use super::Depot;
 use super::commit::{Append, Item};
+use super::extents::Building;
 use super::pending::{Known, Stripes};
-use super::write::{Resolved, STATE_MASK};
+use super::write::{Resolved, STATE_MASK, Start};
 use crate::batch::{Batch, Change};
 use esker_base::Result;
 use esker_base::ids::Version;
-use esker_format::depot::{RecordKind, RecordMeta};
+use esker_format::depot::{LARGE_VALUE_SIZE, RecordKind, RecordMeta};
 use esker_index::Link;
 use std::collections::HashMap;
 
@@ -20,6 +21,8 @@ struct Part<'a> {
     hash: u64,
     key: &'a [u8],
     change: Change<'a>,
+    /// The value's extents, if it is large, and what the record says of them.
+    large: Option<(Building<'a>, [u8; LARGE_VALUE_SIZE])>,
 }
 
 impl Depot {
@@ -27,22 +30,36 @@ impl Depot {
         let mut parts: Vec<Part<'_>> = Vec::with_capacity(batch.len());
         let mut places: HashMap<&[u8], usize> = HashMap::with_capacity(batch.len());
         for (key, change) in batch.changes() {
-            let value = if let Change::Put(value, _) = change { value } else { &[] };
-            self.check_sizes(key, value)?;
+            self.check_key(key)?;
             match places.get(key).and_then(|place| parts.get_mut(*place)) {
                 Some(earlier) => earlier.change = change,
                 None => {
                     places.insert(key, parts.len());
-                    parts.push(Part { hash: self.hash(key), key, change });
+                    parts.push(Part { hash: self.hash(key), key, change, large: None });
                 }
             }
         }
         self.log.refuse()?;
         loop {
+            self.write_large_parts(&mut parts)?;
             if let Some(version) = self.try_write_atomic(&parts)? {
                 return Ok(version);
             }
         }
+    }
+
+    /// Writes the extents of large values, again if they were cleared away.
+    fn write_large_parts<'a>(&'a self, parts: &mut [Part<'a>]) -> Result<()> {
+        for part in parts {
+            let there = part.large.as_ref().is_some_and(|(building, _)| building.is_there());
+            if let Change::Put(value, _) = part.change
+                && self.is_large(part.key, value)
+                && !there
+            {
+                part.large = Some(self.write_extents(part.hash, value)?);
+            }
+        }
+        Ok(())
     }
 
     /// `None`: something changed meanwhile, come again.
@@ -58,22 +75,29 @@ impl Depot {
             gate.wait();
             return Ok(None);
         }
+        let gone =
+            |part: &Part<'_>| part.large.as_ref().is_some_and(|(building, _)| !building.is_there());
+        if parts.iter().any(gone) {
+            return Ok(None);
+        }
         let mut alike: HashMap<u64, u32> = HashMap::with_capacity(parts.len());
         parts.iter().for_each(|part| *alike.entry(part.hash).or_default() += 1);
         let mut items = Vec::with_capacity(parts.len());
         let mut published: Vec<Option<Link>> = Vec::with_capacity(parts.len());
         for (part, resolved) in parts.iter().zip(&resolved) {
-            let Some((entry, known, mut collides)) = known_of(self, &mut stripes, part, resolved)
-            else {
+            let alike = alike.get(&part.hash).copied().unwrap_or(0) > 1;
+            let Some(start) = start_of(self, &mut stripes, part, resolved, alike) else {
                 return Ok(None);
             };
-            let same = alike.get(&part.hash).copied().unwrap_or(0);
-            let stripe = stripes.of(part.hash);
-            collides |= same > 1 || stripe.is_some_and(|s| s.collides(part.hash, part.key));
             let (kind, value, attributes) = match part.change {
+                Change::Put(_, attributes) if let Some((_, head)) = &part.large => {
+                    (RecordKind::Large, &head[..], attributes)
+                }
                 Change::Put(value, attributes) => (RecordKind::Put, value, attributes),
                 // Nothing there, durably: nothing to delete.
-                Change::Delete if known.is_none_or(|known| !known.exists) && resolved.is_some() => {
+                Change::Delete
+                    if start.known.is_none_or(|known| !known.exists) && resolved.is_some() =>
+                {
                     continue;
                 }
                 Change::Delete => (RecordKind::Delete, &[][..], crate::Attributes::default()),
@@ -84,10 +108,11 @@ impl Depot {
                 flags: attributes.flags,
                 expires_at: attributes.expires_at,
                 state: attributes.state & STATE_MASK,
-                collides,
+                collides: start.collides,
+                replaces: start.replaces,
             };
             items.push(Item { hash: part.hash, meta, key: part.key, value });
-            published.push(entry);
+            published.push(start.published);
         }
         if items.is_empty() {
             return Ok(Some(self.last_version()));
@@ -115,7 +140,7 @@ impl Depot {
         for (item, entry) in items.iter().zip(published) {
             let latest = Known {
                 version,
-                exists: item.meta.kind == RecordKind::Put,
+                exists: item.meta.kind.has_value(),
                 expires_at: item.meta.expires_at,
             };
             let (hash, ticket) = (item.hash, &appended.ticket);
@@ -130,18 +155,21 @@ impl Depot {
     }
 }
 
-/// Entry, state and collision mark of a key; `None` if what was learnt holds no more.
-fn known_of(
+/// What the write of a key starts from; `None` if what was learnt holds no more. `alike`: another key
+/// of the batch has its hash.
+fn start_of(
     depot: &Depot,
     stripes: &mut Stripes<'_>,
     part: &Part<'_>,
     resolved: &Option<Resolved>,
-) -> Option<(Option<Link>, Option<Known>, bool)> {
+    alike: bool,
+) -> Option<Start> {
     let stripe = stripes.of(part.hash)?;
+    let others = stripe.collides(part.hash, part.key) || alike;
     match (stripe.find(part.hash, part.key), resolved) {
-        (Some(pending), None) => Some((None, Some(pending.latest), pending.collides)),
+        (Some(pending), None) => Some(depot.start_behind(pending, others)),
         (None, Some(resolved)) if depot.still_holds(part.hash, resolved) => {
-            Some((resolved.published, resolved.known, resolved.collides))
+            Some(depot.start(resolved, others))
         }
         _ => None,
     }

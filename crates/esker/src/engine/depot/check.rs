@@ -28,10 +28,15 @@ impl Depot {
         match self.read_record(link) {
             Ok(fetched) => {
                 let record = fetched.record();
-                let hash = self.hash(record.key);
+                let hash = self.hash_of(&record);
                 let listed = self.index.lookup(hash).iter().any(|found| found == link);
-                let tombstone = record.meta.kind == RecordKind::Delete;
+                let tombstone = record.meta.kind.is_tombstone();
                 report.records += 1;
+                if record.meta.kind == RecordKind::Large
+                    && let Err(error) = self.check_extents(&fetched)
+                {
+                    report.problem(error.to_string());
+                }
                 if tombstone != link.is_tombstone() && listed {
                     report.problem(format!("index and record at {} differ in kind", link.grain()));
                 } else if !listed && self.is_indexed(link) {

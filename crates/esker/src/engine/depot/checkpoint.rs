@@ -20,10 +20,10 @@ use super::{Depot, sites};
 use esker_base::Result;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, BatchKind, CheckpointEnd, CheckpointSegment, SegmentHeader, Stream,
-    part_size, push_part, take_part,
+    BATCH_HEADER_SIZE, BatchKind, CheckpointEnd, CheckpointExtents, CheckpointSegment,
+    SegmentHeader, Stream, part_size, push_part, take_part,
 };
-use esker_index::Directory;
+use esker_index::{Directory, Link};
 use std::collections::HashMap;
 use std::io::IoSlice;
 
@@ -46,9 +46,7 @@ impl Writer<'_> {
         let fits = |tail: &Tail| tail.position + total <= layout.trailer();
         if !self.tail.as_ref().is_some_and(fits) {
             self.tail = None;
-            if depot.segments.free_count() <= depot.segments.reserve_of_puts() {
-                return Ok(false);
-            }
+            // The reserve too: it is free again once the store is open.
             let Some(free) = depot.segments.take() else { return Ok(false) };
             let epoch = depot.log.take_epoch();
             let salt = depot.random() ^ super::spread(epoch.0);
@@ -96,7 +94,7 @@ impl Depot {
             last_epoch,
             moved: cleaner.next_sequences(),
             tail: self.log.lock().tail.map(|tail| (tail.segment, tail.position)),
-            segments: self.segments.used().collect(),
+            segments: self.segments.in_use().collect(),
             ..CheckpointEnd::default()
         };
         let mut writer = Writer { depot: self, tail: None, batches: 0 };
@@ -115,6 +113,20 @@ impl Depot {
             push_part(&mut payload, &part);
         }
         if !payload.is_empty() && !writer.write(BatchKind::Checkpoint, &payload)? {
+            return Ok(());
+        }
+        payload.clear();
+        for value in self.extents.export() {
+            let size = CheckpointExtents::size_bytes(value.links.len());
+            if BATCH_HEADER_SIZE + payload.len() + size > limit && !payload.is_empty() {
+                if !writer.write(BatchKind::CheckpointExtents, &payload)? {
+                    return Ok(());
+                }
+                payload.clear();
+            }
+            value.push(&mut payload);
+        }
+        if !payload.is_empty() && !writer.write(BatchKind::CheckpointExtents, &payload)? {
             return Ok(());
         }
         end.batches = writer.batches;
@@ -138,8 +150,15 @@ impl Depot {
             let state = if open { Use::Open } else { Use::Sealed };
             self.segments.restore(id, state, Incarnation::from(header));
             self.segments.restore_counts(segment);
+            if !open {
+                // The cleaner's last segments may hold nothing that counts.
+                self.segments.seal(id);
+            }
         }
         log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
+        for value in &log.large {
+            self.extents.import(value);
+        }
         self.items.store(loaded.items, std::sync::atomic::Ordering::Relaxed);
     }
 }
@@ -149,6 +168,7 @@ impl Depot {
 pub(super) struct Loaded {
     pub(super) end: CheckpointEnd,
     pub(super) index: Directory,
+    pub(super) large: Vec<CheckpointExtents>,
 }
 
 /// Reads the newest checkpoint, if there is one that is whole and that fits the segments.
@@ -164,28 +184,38 @@ pub(super) fn load(source: &Source<'_>, headers: &[SegmentHeader]) -> Result<Opt
     let index = Directory::with_capacity(end.entries);
     let mut batches = 0;
     let mut whole = true;
+    let mut large = Vec::new();
     for header in &of {
         source.batches(header.segment_id, header.salt, &mut |batch| {
-            if batch.header.kind != BatchKind::Checkpoint {
+            if batch.header.kind == BatchKind::CheckpointEnd {
                 return;
             }
             whole &= batch.header.first_sequence == Sequence(batches);
             batches += 1;
-            let mut rest = batch.payload;
-            loop {
-                match take_part(&mut rest) {
-                    Ok(Some(part)) => whole &= index.import(part).is_ok(),
-                    Ok(None) => break,
-                    Err(_) => {
-                        whole = false;
-                        break;
-                    }
-                }
-            }
+            let taken = match batch.header.kind {
+                BatchKind::CheckpointExtents => take_extents(batch.payload, &mut large),
+                _ => take_index(batch.payload, &index),
+            };
+            whole &= taken.is_some();
         })?;
     }
     let whole = whole && batches == end.batches && index.len() == end.entries;
-    Ok(whole.then_some(Loaded { end, index }))
+    Ok(whole.then_some(Loaded { end, index, large }))
+}
+
+fn take_index(mut rest: &[u8], index: &Directory) -> Option<()> {
+    while let Some(part) = take_part(&mut rest).ok()? {
+        index.import(part).ok()?;
+    }
+    Some(())
+}
+
+fn take_extents(mut rest: &[u8], large: &mut Vec<CheckpointExtents>) -> Option<()> {
+    while let Some(value) = CheckpointExtents::take(&mut rest).ok()? {
+        Link::from_bits(value.head)?;
+        large.push(value);
+    }
+    Some(())
 }
 
 /// The end of the checkpoint in these segments, if it fits the other segments (P1).

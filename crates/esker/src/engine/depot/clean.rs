@@ -22,16 +22,17 @@
 //! segment is not cleaned again. A failed write or flush makes the store read-only.
 
 use super::place::{Batch, Entry, Tail, link_bytes, link_to};
-use super::scan::{Source, Step};
-use super::segments::{Incarnation, Use};
+use super::scan::{Source, Step, noted};
+use super::segments::Incarnation;
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
+    ExtentKey, LargeRef, Place, Record, RecordKind, RecordMeta, Stream, SummaryRecord, VersionForm,
 };
-use esker_index::Link;
+use esker_index::{Link, SizeHint};
+use esker_media::BufferPool;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -64,7 +65,7 @@ pub(super) struct Cleaner {
 
 /// One stream of moved records.
 #[derive(Debug)]
-struct Mover {
+pub(super) struct Mover {
     stream: Stream,
     tail: Option<Tail>,
     summary: Vec<u8>,
@@ -79,15 +80,17 @@ impl Mover {
 }
 
 /// A record with a copy.
-struct Moved {
+pub(super) struct Moved {
     hash: u64,
+    /// Which extent it is, if it is one.
+    extent: Option<LargeRef>,
     old: Link,
-    new: Link,
-    to: SegmentId,
+    pub(super) new: Link,
+    pub(super) to: SegmentId,
 }
 
 /// The records of one victim on their way.
-struct Move<'a> {
+pub(super) struct Move<'a> {
     mover: &'a mut Mover,
     batch: Batch,
     /// The originals of the batch's records.
@@ -95,7 +98,22 @@ struct Move<'a> {
     moved: Vec<Moved>,
 }
 
+impl<'a> Move<'a> {
+    pub(super) fn new(pool: &BufferPool, mover: &'a mut Mover) -> Self {
+        let batch = Batch::new(pool, mover.next, VersionForm::Whole);
+        Move { mover, batch, originals: Vec::new(), moved: Vec::new() }
+    }
+}
+
 impl Cleaner {
+    /// The stream that records from `stream` are moved to.
+    pub(super) fn mover_from(&mut self, stream: Stream) -> &mut Mover {
+        match stream {
+            Stream::Fresh => &mut self.warm,
+            Stream::Warm | Stream::Cold | Stream::Checkpoint => &mut self.cold,
+        }
+    }
+
     pub(super) fn new(warm: Sequence, cold: Sequence) -> Self {
         Cleaner {
             warm: Mover::new(Stream::Warm, warm),
@@ -137,7 +155,7 @@ impl Depot {
                 return Ok(());
             }
             self.log.refuse()?;
-            if self.clean_one(cleaner, true)?.is_none()
+            if self.free_one(cleaner, true)?.is_none()
                 && self.purge_tombstones(cleaner)? == 0
                 && !self.segments.break_hold()
             {
@@ -156,6 +174,11 @@ impl Depot {
         self.log.refuse()?;
         let mut cleaner = self.cleaner.lock();
         let mut cleaned = 0;
+        if self.superblock.cache {
+            // A cache moves nothing.
+            self.purge_tombstones(&mut cleaner)?;
+            return Ok(0);
+        }
         // Every segment is worth it once; what the moves fill up is full.
         let limit = limit.min(self.segments.sealed().count());
         while cleaned < limit && self.clean_one(&mut cleaner, true)?.is_some() {
@@ -168,7 +191,8 @@ impl Depot {
     /// Number of free segments below which the cleaner works ahead of clients.
     fn clean_below(&self) -> usize {
         let count = usize::try_from(self.layout.segment_count).unwrap_or(0);
-        self.segments.reserve_of_puts() + AHEAD_MIN.max(count / AHEAD_SHARE)
+        let share = if self.superblock.cache { 0 } else { count / AHEAD_SHARE };
+        self.segments.reserve_of_puts() + AHEAD_MIN.max(share)
     }
 
     /// Cleans ahead of the clients, until enough is free or `stop` says so.
@@ -176,7 +200,7 @@ impl Depot {
         while self.segments.free_count() < self.clean_below() && !stop() {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
-            let Some(gain) = self.clean_one(&mut cleaner, false)? else { break };
+            let Some(gain) = self.free_one(&mut cleaner, false)? else { break };
             let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
             let rate = gain as f64 / seconds.max(1e-6);
             cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
@@ -208,19 +232,30 @@ impl Depot {
         }
     }
 
+    /// Makes a segment free, by moving what is live or by evicting it; says how many bytes that gained,
+    /// `None` if there is nothing to gain.
+    fn free_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
+        if self.superblock.cache {
+            self.evict_one(cleaner)
+        } else {
+            self.clean_one(cleaner, greedy)
+        }
+    }
+
     /// Cleans the best victim; says how many bytes that gained, `None` if there is no victim.
     pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
         let Some(victim) = self.segments.victim(self.log.next_epoch(), greedy) else {
             return Ok(None);
         };
         let gain = self.layout.segment_size.saturating_sub(self.segments.live_bytes(victim));
+        let epoch = self.segments.epoch(victim);
         match self.clean_segment(cleaner, victim) {
             Ok(()) => Ok(Some(gain)),
             // The reserve is for this; if it is used up, what is free now must do.
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
                 tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
-                self.segments.set_aside(victim);
+                self.segments.set_aside(victim, epoch);
                 Ok(Some(0))
             }
             Err(error) => Err(error),
@@ -229,21 +264,33 @@ impl Depot {
 
     fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<()> {
         let of = self.segments.incarnation(victim);
-        if self.segments.state(victim) != Use::Sealed {
+        if !self.segments.is_cleanable(victim) {
             return Ok(());
         }
         let records = self.live_records(victim, of)?;
-        let mover = match of.stream {
-            Stream::Fresh => &mut cleaner.warm,
-            _ => &mut cleaner.cold,
-        };
-        let batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
-        let mut moving = Move { mover, batch, originals: Vec::new(), moved: Vec::new() };
-        let copied = self
-            .copy_records(&mut moving, victim, of, &records)
-            .and_then(|()| self.write_moved(&mut moving));
+        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let copied = self.copy_records(&mut moving, victim, of, &records);
+        let (moved, durable) = self.end_move(moving, copied);
+        for moved in moved {
+            if durable.is_err() || !self.follow(victim, of, &moved) {
+                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+            }
+        }
+        durable?;
+        // Who superseded the rest meanwhile is about to say so.
+        self.segments.set_aside(victim, of.epoch);
+        Ok(())
+    }
+
+    /// Makes the copies durable, if all went well so far; returns what was written in any case.
+    pub(super) fn end_move(
+        &self,
+        mut moving: Move<'_>,
+        copied: Result<()>,
+    ) -> (Vec<Moved>, Result<()>) {
+        let written = copied.and_then(|()| self.write_moved(&mut moving));
         let Move { mover, moved, .. } = moving;
-        let durable = match copied {
+        let durable = match written {
             Ok(()) if moved.is_empty() || sites::MOVE_FLUSH.disabled() => Ok(()),
             // PERSIST: the copies. Crash before: the originals count. Crash after: either.
             Ok(()) => self.device.flush(sites::MOVE_FLUSH).map_err(|error| self.poison(&error)),
@@ -252,27 +299,35 @@ impl Depot {
         if durable.is_ok() {
             mover.durable = mover.next;
         }
-        for moved in moved {
-            if durable.is_err() || !self.follow(victim, of, &moved) {
-                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
-            }
-        }
-        durable
+        (moved, durable)
     }
 
     /// The live records of a segment, by place.
-    fn live_records(&self, id: SegmentId, of: Incarnation) -> Result<Vec<(SummaryRecord, Link)>> {
+    pub(super) fn live_records(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+    ) -> Result<Vec<(SummaryRecord, Link)>> {
         let base = self.layout.segment_offset(id);
         let mut live = Vec::new();
         self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
-            if let Some(link) = link_to(record.kind, base + record.offset, record.size_bytes)
-                && record.kind != RecordKind::Clear
-                && self.index.lookup(spread(record.hash)).iter().any(|found| found == link)
-            {
+            let link = link_to(record.kind, base + record.offset, record.size_bytes);
+            if let Some(link) = link.filter(|link| self.is_live(&record, *link)) {
                 live.push((record, link));
             }
         })?;
         Ok(live)
+    }
+
+    /// Whether the record at `link` counts.
+    fn is_live(&self, record: &SummaryRecord, link: Link) -> bool {
+        match record.kind {
+            RecordKind::Clear => false,
+            RecordKind::Extent => self.extents.link(record.piece) == Some(link),
+            RecordKind::Put | RecordKind::Large | RecordKind::Delete | RecordKind::Evict => {
+                self.index.lookup(spread(record.hash)).iter().any(|found| found == link)
+            }
+        }
     }
 
     /// What the summary of a segment says, or a walk through it if it has none.
@@ -289,15 +344,7 @@ impl Depot {
         let base = self.layout.segment_offset(id);
         source.walk(id, of, &mut |step| {
             if let Step::Record(record, offset) = step {
-                let RecordMeta { kind, version, collides, .. } = record.meta;
-                visit(SummaryRecord {
-                    hash: self.hasher.hash(record.key),
-                    version,
-                    offset: offset - base,
-                    size_bytes: record.size_bytes as u64,
-                    kind,
-                    collides,
-                });
+                visit(noted(record, offset - base, &self.hasher));
             }
             Ok(())
         })?;
@@ -356,20 +403,41 @@ impl Depot {
         link: Link,
     ) -> Result<()> {
         let mut meta = record.meta;
-        let mut value = record.value;
+        let (mut key, mut value) = (record.key, record.value);
+        let extent;
+        if let (RecordKind::Extent, Ok(piece)) = (meta.kind, ExtentKey::decode(key)) {
+            // As long as it has to be in this stream.
+            let block = usize::try_from(self.layout.block).unwrap_or(4096);
+            extent = piece.encode(VersionForm::Whole, block, value.len());
+            key = &extent;
+        }
         if self.is_expired(meta.expires_at) {
             // K3.
             meta = RecordMeta { kind: RecordKind::Delete, flags: 0, expires_at: None, ..meta };
             value = &[];
         }
-        let need = moving.batch.need([moving.batch.sizes(&meta, record.key, value)]);
+        self.add_moved(moving, spread(hash), &meta, key, value, link)
+    }
+
+    /// Adds a copy of the record at `link`, or what stands in its place.
+    pub(super) fn add_moved(
+        &self,
+        moving: &mut Move<'_>,
+        hash: u64,
+        meta: &RecordMeta,
+        key: &[u8],
+        value: &[u8],
+        link: Link,
+    ) -> Result<()> {
+        let need = moving.batch.need([moving.batch.sizes(meta, key, value)]);
         let full = need.used > BATCH_SIZE_SOFT_MAX
             || !self.fits_any(need)
-            || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need);
+            || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need)
+            || moving.batch.keeps_apart([meta.kind].into_iter());
         if full && !moving.originals.is_empty() {
             self.write_moved(moving)?;
         }
-        moving.batch.push(&self.pool, spread(hash), &meta, record.key, value);
+        moving.batch.push(&self.pool, hash, meta, key, value);
         moving.originals.push(link);
         Ok(())
     }
@@ -391,21 +459,33 @@ impl Depot {
             let Some(new) = self.link_of(&plan, entry) else { continue };
             // Counted as live from here on, so that a segment which fills up is not taken for free.
             self.segments.add(plan.segment(), link_bytes(new));
-            moving.moved.push(Moved { hash, old, new, to: plan.segment() });
+            let extent = (entry.kind == RecordKind::Extent).then(|| batch.piece(entry));
+            moving.moved.push(Moved { hash, extent, old, new, to: plan.segment() });
         }
         *batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
         Ok(())
     }
 
     /// K1: lets the index entry follow its record; false if it points elsewhere by now.
-    fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
-        let Moved { hash, old, new, .. } = *moved;
+    pub(super) fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
+        let Moved { hash, extent, old, new, .. } = *moved;
+        // Not an entry of the segment's next incarnation, which may look the same.
+        let same = || self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
+        if let Some(piece) = extent {
+            return same() && self.extents.follow(piece, old, new, || self.let_go(old, Version(0)));
+        }
         let followed = self.pending.relocate(hash, old, Some(new), || {
-            // Not an entry of the segment's next incarnation, which may look the same.
-            let same = self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
-            same && self.index.replace(hash, old, new)
+            let followed = same() && self.index.replace(hash, old, new);
+            if followed && new.size() == SizeHint::Large {
+                self.extents.follow_head(old, new);
+            }
+            followed
         });
         if followed {
+            if old.size() == SizeHint::Large && new.size() != SizeHint::Large {
+                // Expired.
+                self.release_large(old, Version(0));
+            }
             self.let_go(old, Version(0));
             self.count_items(Some(old), new);
         }

@@ -300,7 +300,8 @@ impl Depot {
             batch.need(items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value)));
         let full = !self.fits_any(need)
             || need.used > BATCH_SIZE_SOFT_MAX
-            || self.ends_segment(state.tail.as_ref(), batch, need);
+            || self.ends_segment(state.tail.as_ref(), batch, need)
+            || batch.keeps_apart(items.iter().map(|item| item.meta.kind));
         if full && !batch.entries.is_empty() {
             return Ok(Append::Full(Arc::clone(&state.filling.ticket)));
         }
@@ -333,7 +334,9 @@ impl Depot {
 
     /// Free segments that these records leave alone: deletes may use more of the reserve than puts.
     pub(super) fn kept_for(&self, items: &[Item<'_>]) -> usize {
-        if items.iter().any(|item| item.meta.kind == RecordKind::Put) {
+        let frees =
+            |item: &Item<'_>| item.meta.kind.is_tombstone() || item.meta.kind == RecordKind::Clear;
+        if !items.iter().all(frees) {
             self.segments.reserve_of_puts()
         } else {
             self.segments.reserve_of_deletes()

@@ -119,7 +119,8 @@ impl Depot {
                 let sizes = items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value));
                 let need = batch.need(sizes);
                 let fits = need.used <= PIECE_SIZE_SOFT_MAX
-                    && self.fits(Some(forming.plan.tail()), need, batch.first);
+                    && self.fits(Some(forming.plan.tail()), need, batch.first)
+                    && !batch.keeps_apart(items.iter().map(|item| item.meta.kind));
                 drop(batch);
                 if !fits {
                     if state.pieces.full.len() >= QUEUE_MAX {
@@ -145,6 +146,8 @@ impl Depot {
             }
             let version = batch.entries.last().map_or(Version(0), |entry| entry.version);
             drop(batch);
+            // The segment may be full and written before this thread comes to what is below.
+            self.segments.begin_entry(piece.segment);
             (piece, first, version, closed)
         };
         let batch = piece.batch.read();
@@ -155,9 +158,16 @@ impl Depot {
             } else if let Some(link) =
                 link_to(entry.kind, piece.offset + entry.start(), entry.size())
             {
-                self.enter(entry, piece.segment, link, *published);
+                let of_value = batch.piece(entry);
+                if entry.kind == RecordKind::Extent {
+                    self.enter_extent(of_value, piece.segment, link);
+                } else {
+                    self.enter(entry, of_value, piece.segment, link, *published);
+                }
             }
         }
+        drop(batch);
+        self.segments.end_entry(piece.segment);
         Ok(Later::Done(version, closed))
     }
 
@@ -240,6 +250,12 @@ impl Depot {
             self.write_full(true)?;
         }
         Ok(())
+    }
+
+    /// Whether the record at device offset `offset` is in memory only.
+    pub(super) fn is_unwritten(&self, offset: u64) -> bool {
+        self.log.unwritten.count.load(Ordering::Acquire) > 0
+            && self.unwritten_record(offset).is_some()
     }
 
     /// The record at device offset `offset`, if it is in memory only.

@@ -20,6 +20,9 @@ const SEGMENT_COUNT_WANTED: u64 = 256;
 pub(super) const SEGMENT_COUNT_MIN: u64 = 8;
 
 const SEGMENT_BLOCKS_MIN: u64 = 8;
+/// Values are split if they take more than one of so many parts of a segment, or so many bytes.
+const SEGMENT_SHARE: u64 = 8;
+const INLINE_MAX: u64 = 7 * MIB / 2;
 
 /// The arithmetic of a store's geometry. Everything in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +116,24 @@ impl Layout {
         self.blocks(used) + self.blocks(BATCH_HEADER_SIZE as u64 + summary)
     }
 
-    /// Largest value in bytes: a record with the longest key still fits one batch.
+    /// Bytes of a large value in one extent: what a segment ends with that is too short for one is little.
+    pub(super) fn extent_size(&self) -> u64 {
+        round_down(self.segment_size / SEGMENT_SHARE, self.block).clamp(self.block, MIB)
+    }
+
+    /// Largest value in bytes that stands in the record of its key, one device read away: it is short
+    /// beside a segment, and the index can tell its size.
+    pub(super) fn inline_max(&self, key_size: usize) -> u64 {
+        let share = (self.segment_size / SEGMENT_SHARE).min(INLINE_MAX).max(self.block);
+        share.min(self.value_max(key_size))
+    }
+
+    /// Bytes that values can take in all, at most.
+    pub(super) fn room(&self, kept: usize) -> u64 {
+        u64::from(self.segment_count).saturating_sub(kept as u64) * self.batch_max()
+    }
+
+    /// Largest value in bytes with which a record still fits one batch.
     pub(super) fn value_max(&self, key_size: usize) -> u64 {
         let overhead = BATCH_HEADER_SIZE + RECORD_HEADER_SIZE_MAX + 8 + key_size;
         // The summary of a batch with one record fits a block.

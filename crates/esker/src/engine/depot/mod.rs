@@ -26,7 +26,10 @@ mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod evict;
+mod extents;
 mod hold;
+mod large;
 mod later;
 mod layout;
 mod pending;
@@ -43,7 +46,7 @@ mod write;
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items};
+use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{Durability, Options, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -62,6 +65,7 @@ use esker_format::depot::{
 use esker_index::{Directory, Link};
 use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
+use extents::Extents;
 use layout::Layout;
 use parking_lot::Mutex;
 use pending::Pending;
@@ -88,6 +92,20 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
+/// Counts evicted items.
+#[derive(Debug, Default)]
+struct Evictions(AtomicU64);
+
+impl Evictions {
+    fn add(&self, items: u64) {
+        self.0.fetch_add(items, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// An open store. See the module's text.
 #[derive(Debug)]
 pub(crate) struct Depot {
@@ -96,7 +114,9 @@ pub(crate) struct Depot {
     layout: Layout,
     hasher: KeyHasher,
     index: Directory,
+    extents: Extents,
     segments: Segments,
+    evictions: Evictions,
     pending: Pending,
     clearing: Mutex<Option<Arc<Gate>>>,
     log: Log,
@@ -159,6 +179,10 @@ impl Depot {
                 ))
                 .device(device.name()));
         }
+        if options.cache && !superblock.cache {
+            let words = "the store was made to keep what it is given; a cache is made as one";
+            return Err(Error::invalid("open store", words).device(device.name()));
+        }
         let layout = Layout::of(&superblock);
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
         let source =
@@ -175,7 +199,13 @@ impl Depot {
             layout,
             hasher,
             index: index.unwrap_or_else(|| Directory::with_capacity(entries)),
-            segments: Segments::new(superblock.segment_count, superblock.segment_size_bytes),
+            extents: Extents::default(),
+            segments: Segments::new(
+                superblock.segment_count,
+                superblock.segment_size_bytes,
+                superblock.cache,
+            ),
+            evictions: Evictions::default(),
             pending: Pending::new(),
             clearing: Mutex::default(),
             from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
@@ -215,7 +245,7 @@ impl Depot {
     }
 
     fn tombstones(&self) -> u64 {
-        self.segments.live().0.saturating_sub(self.items())
+        self.segments.live().0.saturating_sub(self.items() + self.extents.count())
     }
 
     fn random(&self) -> u64 {
@@ -234,6 +264,13 @@ impl Depot {
         let offset = old.grain() * esker_format::depot::GRAIN_SIZE_BYTES;
         if let Some(segment) = self.layout.segment_of(offset) {
             self.segments.remove(segment, place::link_bytes(old), by);
+        }
+    }
+
+    /// An item is gone, and nothing stands in its place.
+    fn count_gone(&self, old: Link) {
+        if !old.is_tombstone() {
+            self.items.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -347,6 +384,7 @@ fn format(
         block_size_bytes: geometry.block_size_bytes,
         generation: old.map_or(1, |old| old.generation.saturating_add(1)),
         created_unix_seconds: options.clock.unix_seconds(),
+        cache: options.cache,
     };
     write_superblock(device, pool, &superblock)?;
     Ok(superblock)
@@ -355,6 +393,11 @@ fn format(
 impl Engine for Depot {
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_record(key, admit)
+    }
+
+    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
+        let hashes: Vec<u64> = keys.map(|key| self.hash(key)).collect();
+        self.index.lookup_many(&hashes, |_, _| ());
     }
 
     fn read_size(&self, key: &[u8]) -> u64 {
@@ -372,6 +415,10 @@ impl Engine for Depot {
 
     fn write(&self, batch: &Batch) -> Result<Version> {
         self.write_atomic(batch)
+    }
+
+    fn evict(&self, segments: usize) -> Result<usize> {
+        self.evict_now(segments)
     }
 
     fn trim(&self) -> Result<u64> {
@@ -417,11 +464,10 @@ impl Engine for Depot {
     }
 
     fn stats(&self) -> Stats {
-        let (live_records, live_bytes) = self.segments.live();
         Stats {
-            items: self.items.load(Ordering::Relaxed),
-            tombstones: live_records.saturating_sub(self.items.load(Ordering::Relaxed)),
-            live_bytes,
+            items: self.items(),
+            tombstones: self.tombstones(),
+            live_bytes: self.segments.live().1,
             capacity_bytes: self.layout.segment_size * u64::from(self.layout.segment_count),
             segments: u64::from(self.layout.segment_count),
             free_segments: self.segments.free_count() as u64,
@@ -430,6 +476,8 @@ impl Engine for Depot {
             index_bytes: self.index.memory_bytes() as u64,
             last_version: self.last_version(),
             device: self.device.counters(),
+            cache: self.superblock.cache,
+            evictions: self.evictions.get(),
             read_only: self.log.failure().map(|error| error.to_string()),
         }
     }
@@ -446,9 +494,13 @@ impl Engine for Depot {
         self.device.report()
     }
 
-    fn limits(&self) -> (usize, usize) {
-        let value = self.layout.value_max(KEY_SIZE_MAX_BYTES);
-        (KEY_SIZE_MAX_BYTES, usize::try_from(value).unwrap_or(usize::MAX))
+    fn limits(&self) -> Limits {
+        let batch = self.layout.value_max(KEY_SIZE_MAX_BYTES);
+        Limits {
+            key_size_bytes: KEY_SIZE_MAX_BYTES,
+            value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
+            batch_size_bytes: usize::try_from(batch).unwrap_or(usize::MAX),
+        }
     }
 }
 

@@ -21,12 +21,12 @@ use crate::options::Durability;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, Place, Record, RecordKind,
-    RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, LargeRef, Place, Record,
+    RecordKind, RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     encode_batch, encode_record, encode_trailer, push_batch, push_record, seal_record,
     summary_record_size,
 };
-use esker_index::Link;
+use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
 use std::io::IoSlice;
 
@@ -37,6 +37,7 @@ pub(super) struct Entry {
     pub(super) version: Version,
     pub(super) kind: RecordKind,
     collides: bool,
+    replaces: bool,
     start: usize,
     size: usize,
 }
@@ -61,6 +62,8 @@ pub(super) struct Batch {
     pub(super) entries: Vec<Entry>,
     pub(super) first: Sequence,
     form: VersionForm,
+    /// Where records of large values start, and what they say of them.
+    pieces: Vec<(usize, LargeRef)>,
     /// Bytes that the batch adds to the summary.
     summary: u64,
 }
@@ -76,6 +79,7 @@ impl Batch {
             entries: Vec::new(),
             first,
             form,
+            pieces: Vec::new(),
             summary: SUMMARY_BATCH_SIZE as u64,
         }
     }
@@ -83,7 +87,7 @@ impl Batch {
     /// Bytes that a record would take here, and in the summary.
     pub(super) fn sizes(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> (usize, u64) {
         let size = meta.size_bytes(self.form, key.len(), value.len());
-        (size, summary_record_size(self.form, size as u64) as u64)
+        (size, summary_record_size(self.form, meta.kind, meta.replaces, size as u64) as u64)
     }
 
     /// What the batch needs with records of these sizes added.
@@ -112,8 +116,13 @@ impl Batch {
         if let Some(out) = self.buffer.get_mut(start..end) {
             encode_record(out, meta, self.form, key, value);
         }
-        let RecordMeta { kind, version, collides, .. } = *meta;
-        self.entries.push(Entry { hash, version, kind, collides, start, size });
+        let RecordMeta { kind, version, collides, replaces, .. } = *meta;
+        if let (RecordKind::Large | RecordKind::Extent, Ok(piece)) =
+            (kind, LargeRef::of(kind, key, value))
+        {
+            self.pieces.push((start, piece));
+        }
+        self.entries.push(Entry { hash, version, kind, collides, replaces, start, size });
         self.used = end;
         self.summary += summary;
     }
@@ -128,6 +137,21 @@ impl Batch {
             }
             self.buffer = larger;
         }
+    }
+
+    /// Whether a record of this kind must not join the batch: an extent stands alone, so that its
+    /// value is aligned.
+    pub(super) fn keeps_apart(&self, mut kinds: impl Iterator<Item = RecordKind>) -> bool {
+        let extent = |kind| kind == RecordKind::Extent;
+        !self.entries.is_empty()
+            && (kinds.any(extent) || self.entries.last().is_some_and(|last| extent(last.kind)))
+    }
+
+    /// What a record says of a large value.
+    pub(super) fn piece(&self, entry: &Entry) -> LargeRef {
+        let place = self.pieces.binary_search_by_key(&entry.start, |(start, _)| *start);
+        let found = place.ok().and_then(|place| self.pieces.get(place));
+        found.map_or(LargeRef::default(), |(_, piece)| *piece)
     }
 
     /// Sequence number behind the last record.
@@ -154,7 +178,8 @@ impl Batch {
             to.copy_from_slice(from);
         }
         let Batch { used, first, form, summary, .. } = *self;
-        Batch { buffer, used, entries: self.entries.clone(), first, form, summary }
+        let (entries, pieces) = (self.entries.clone(), self.pieces.clone());
+        Batch { buffer, used, entries, first, form, pieces, summary }
     }
 
     fn record(&self, entry: &Entry, base: Sequence) -> Option<Record<'_>> {
@@ -292,6 +317,7 @@ impl Depot {
             self.roll(stream, plan, (*free, *epoch), &complete, batch.first, *durable)?;
             *durable = batch.first;
         }
+        self.touch_segment(plan.tail.segment);
         let base = self.layout.segment_offset(plan.tail.segment);
         let offset = base + plan.tail.position;
         let total = usize::try_from(plan.total).map_err(|_| too_long())?;
@@ -353,6 +379,7 @@ impl Depot {
                     Some(u32::try_from(distance).map_err(|_| too_long())?)
                 }
             };
+            let piece = batch.piece(entry);
             let place = Place { salt: plan.tail.salt, offset: offset + entry.start as u64 };
             if let Some(record) = batch.buffer.get_mut(entry.start..entry.start + entry.size) {
                 seal_record(record, distance, place);
@@ -364,6 +391,8 @@ impl Depot {
                 size_bytes: entry.size as u64,
                 kind: entry.kind,
                 collides: entry.collides,
+                replaces: entry.replaces,
+                piece,
             };
             push_record(summary, batch.form, &noted);
         }
@@ -484,16 +513,23 @@ impl Depot {
     pub(super) fn enter(
         &self,
         entry: &Entry,
+        piece: LargeRef,
         segment: SegmentId,
         link: Link,
         published: Option<Link>,
     ) {
         // The new record is counted before the old one is let go: S1 of the segments.
         self.segments.add(segment, link_bytes(link));
+        if entry.kind == RecordKind::Large {
+            self.extents.adopt(piece.id, link);
+        }
         match published {
             Some(old) => {
                 let replaced = self.index.replace(entry.hash, old, link);
                 debug_assert!(replaced, "P1: a pending key's entry stays");
+                if old.size() == SizeHint::Large {
+                    self.release_large(old, entry.version);
+                }
                 self.let_go(old, entry.version);
             }
             None => self.index.insert(entry.hash, link),
@@ -512,8 +548,13 @@ impl Depot {
             let (Some(link), Some(record)) = (link, batch.record(entry, plan.tail.base)) else {
                 continue;
             };
+            let (piece, segment) = (batch.piece(entry), plan.tail.segment);
+            if entry.kind == RecordKind::Extent {
+                self.enter_extent(piece, segment, link);
+                continue;
+            }
             self.pending.publish(entry.hash, record.key, |published| {
-                self.enter(entry, plan.tail.segment, link, published);
+                self.enter(entry, piece, segment, link, published);
                 Some(link)
             });
         }
@@ -523,7 +564,7 @@ impl Depot {
         self.log.cleared(version);
         self.pending.forget_published();
         self.index.clear();
-        self.segments.clear(version);
+        self.extents.clear(|| self.segments.clear(version));
         self.forget_items();
     }
 
@@ -559,8 +600,9 @@ fn too_long() -> Error {
 pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<Link> {
     let grain = offset / GRAIN_SIZE_BYTES;
     match kind {
-        RecordKind::Put => Link::record(grain, size_bytes / GRAIN_SIZE_BYTES),
-        RecordKind::Delete | RecordKind::Clear => Link::tombstone(grain),
+        RecordKind::Put | RecordKind::Extent => Link::record(grain, size_bytes / GRAIN_SIZE_BYTES),
+        RecordKind::Large => Link::large(grain),
+        RecordKind::Delete | RecordKind::Clear | RecordKind::Evict => Link::tombstone(grain),
     }
 }
 
@@ -569,9 +611,9 @@ pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<
 pub(super) fn link_bytes(link: Link) -> u64 {
     const IN_SUMMARY: u64 = 16;
     let record = match link.size() {
-        esker_index::SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
-        esker_index::SizeHint::Tombstone => 32,
-        esker_index::SizeHint::Large => 32 << 20,
+        SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+        SizeHint::Tombstone => 32,
+        SizeHint::Large => 64,
     };
     record + IN_SUMMARY
 }

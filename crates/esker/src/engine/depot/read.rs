@@ -4,10 +4,11 @@
 //! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
 //! and starts over; see S2 of the segment table.
 
+use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
 use crate::value::{Attributes, Value};
-use esker_base::ids::Version;
+use esker_base::ids::{SegmentId, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
@@ -49,12 +50,17 @@ impl Fetched {
         FetchedRecord { meta: self.meta, key: self.buffer.get(self.key.clone()).unwrap_or(&[]) }
     }
 
+    pub(super) fn value(&self) -> &[u8] {
+        self.buffer.get(self.value.clone()).unwrap_or(&[])
+    }
+
+    pub(super) fn attributes(&self) -> Attributes {
+        let RecordMeta { flags, expires_at, state, .. } = self.meta;
+        Attributes { flags, expires_at, state }
+    }
+
     fn into_value(self) -> Value {
-        let attributes = Attributes {
-            flags: self.meta.flags,
-            expires_at: self.meta.expires_at,
-            state: self.meta.state,
-        };
+        let attributes = self.attributes();
         Value::new(self.buffer, self.value, self.meta.version, attributes)
     }
 }
@@ -79,8 +85,21 @@ impl Depot {
         loop {
             let generation = self.segments.generation();
             let found = self.find(hash, key, admit);
-            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return found;
+            if self.segments.generation() != generation && !sites::READ_GENERATION.disabled() {
+                continue;
+            }
+            let Some((link, fetched)) = found? else { return Ok(None) };
+            if fetched.meta.kind != RecordKind::Large {
+                return Ok(Some(fetched.into_value()));
+            }
+            if let Some(value) = self.read_large(&fetched, admit)? {
+                return Ok(Some(value));
+            }
+            // Superseded meanwhile, or else:
+            let listed = self.index.lookup(hash).iter().any(|found| found == link);
+            if listed && self.segments.generation() == generation {
+                let offset = link.grain() * GRAIN_SIZE_BYTES;
+                return Err(self.corrupted(offset, 0, "nothing is known of a value's extents"));
             }
         }
     }
@@ -90,7 +109,10 @@ impl Depot {
         let links = self.index.lookup(self.hash(key));
         let sizes = links.iter().map(|link| match link.size() {
             SizeHint::Tombstone => 0,
-            SizeHint::Large => memory_of(self.layout.segment_size),
+            SizeHint::Large => {
+                let extents = self.extents.count_of(link) as u64;
+                memory_of(PEEK_SIZE.max(extents * self.layout.extent_size()))
+            }
             SizeHint::Grains(grains) => {
                 let offset = link.grain() * GRAIN_SIZE_BYTES;
                 let end = round_up(offset + grains * GRAIN_SIZE_BYTES, self.layout.block);
@@ -100,7 +122,7 @@ impl Depot {
         sizes.max().unwrap_or(0)
     }
 
-    fn find(&self, hash: u64, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+    fn find(&self, hash: u64, key: &[u8], admit: Admit<'_>) -> Result<Option<(Link, Fetched)>> {
         for link in self.index.lookup(hash).iter() {
             if link.is_tombstone() {
                 continue;
@@ -108,12 +130,41 @@ impl Depot {
             let fetched = self.read_admitted(link, admit)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
-                let live =
-                    record.meta.kind == RecordKind::Put && !self.is_expired(record.meta.expires_at);
-                return Ok(live.then(|| fetched.into_value()));
+                if !self.is_valid(record.meta) {
+                    return Ok(None);
+                }
+                self.touch(link);
+                return Ok(Some((link, fetched)));
             }
         }
         Ok(None)
+    }
+
+    /// The hash of the key that a record is about.
+    pub(super) fn hash_of(&self, record: &FetchedRecord<'_>) -> u64 {
+        match record.meta.kind {
+            RecordKind::Evict => evicted_hash(record.key),
+            _ => self.hash(record.key),
+        }
+    }
+
+    /// Marks the segment of a record that was asked for as used.
+    pub(super) fn touch(&self, link: Link) {
+        if let Some(segment) = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES) {
+            self.touch_segment(segment);
+        }
+    }
+
+    /// Marks a segment as used, in a cache.
+    pub(super) fn touch_segment(&self, segment: SegmentId) {
+        if self.superblock.cache {
+            self.segments.used(segment, self.clock.monotonic());
+        }
+    }
+
+    /// Whether a record gives its key a value now.
+    fn is_valid(&self, meta: RecordMeta) -> bool {
+        meta.kind.has_value() && !self.is_expired(meta.expires_at)
     }
 
     /// Reads and checks the record that `link` points at; a bad checksum is read again, in case the
@@ -137,7 +188,7 @@ impl Depot {
         }
     }
 
-    fn read_record_once(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
+    pub(super) fn read_record_once(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
         let offset = link.grain() * GRAIN_SIZE_BYTES;
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
@@ -215,8 +266,10 @@ impl Depot {
                 continue;
             }
             let fetched = self.read_record(link)?;
-            if fetched.meta.kind == RecordKind::Put && !self.is_expired(fetched.meta.expires_at) {
-                items.push((fetched.record().key.to_vec(), fetched.into_value()));
+            if self.is_valid(fetched.meta) {
+                let key = fetched.record().key.to_vec();
+                let large = fetched.meta.kind == RecordKind::Large;
+                items.push((key, (!large).then(|| fetched.into_value())));
             }
         }
         Ok(items)
@@ -229,7 +282,7 @@ impl Depot {
 }
 
 /// Memory of a buffer for `length` bytes.
-fn memory_of(length: u64) -> u64 {
+pub(super) fn memory_of(length: u64) -> u64 {
     let capacity = usize::try_from(length).ok().map(BufferPool::capacity_for);
     capacity.map_or(length, |capacity| capacity as u64)
 }

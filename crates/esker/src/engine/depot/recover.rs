@@ -14,13 +14,14 @@
 //!   there, or recovery says what is missing; only what lies above it may be dropped as torn.
 //! - R4: two records are taken for one key's by equal hashes only if neither is marked: the writer
 //!   compared the keys and marked the record if another key with the hash had a value.
-//! - R5: two records with one version are copies: the cleaner moved one. Either counts.
+//! - R5: two records with one version are copies: the cleaner moved one. Either counts; a tombstone, which
+//!   stands for one that expired or was evicted, before the record.
 //!
 //! # Concurrency
 //! Threads take segments from a counter, then shares of the hash space; in a simulation there is
 //! one. Nothing is shared with clients until the end.
 
-use super::checkpoint;
+use super::checkpoint::{self, Loaded};
 use super::commit::LogEnd;
 use super::place::{Tail, link_bytes, link_to};
 use super::scan::{SegmentEnd, Source, Step};
@@ -31,8 +32,8 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    CheckpointEnd, GRAIN_SIZE_BYTES, RecordKind, RecordMeta, SegmentHeader, Stream, SummaryRecord,
-    Superblock, push_batch, push_record,
+    CheckpointEnd, CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef, RecordKind, SegmentHeader,
+    Stream, SummaryRecord, Superblock, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -40,6 +41,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
 const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
+/// A thread costs more than it saves for less of the store than this.
+const BYTES_PER_THREAD: u64 = 16 << 20;
 /// Most threads of a recovery.
 const THREADS_MAX: usize = 8;
 
@@ -81,8 +84,11 @@ pub(super) struct Recovered {
     /// The checkpoint that says all there is to say, if there is one: then nothing was found in the
     /// log, and of the segments only the open one was read.
     pub(super) checkpoint: Option<CheckpointEnd>,
+    /// Large values of the checkpoint.
+    pub(super) large: Vec<CheckpointExtents>,
     /// What each thread found, by hash. A few long vectors: their memory goes back to the system.
     found: Vec<Vec<Found>>,
+    pieces: Pieces,
     /// Segments in use, by epoch.
     segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
@@ -90,10 +96,19 @@ pub(super) struct Recovered {
     threads: usize,
 }
 
+/// What was found of large values.
+#[derive(Debug, Default)]
+struct Pieces {
+    /// By the hash of their key, spread.
+    heads: Vec<(u64, LargeRef, Link)>,
+    extents: Vec<(LargeRef, Link)>,
+}
+
 /// What one thread gathers.
 #[derive(Default)]
 struct Gathered {
     found: Vec<Found>,
+    pieces: Pieces,
     segments: Vec<Scanned>,
     clear_version: Version,
 }
@@ -119,10 +134,12 @@ impl Recovered {
         hasher: &KeyHasher,
         progress: &Progress,
     ) -> Result<(Recovered, Option<Directory>)> {
-        let threads = match std::thread::available_parallelism() {
-            _ if esker_trt::sim::is_active() => 1,
-            Ok(cores) => cores.get().min(THREADS_MAX),
-            Err(_) => 1,
+        let area = u64::from(superblock.segment_count) * superblock.segment_size_bytes;
+        let worth = usize::try_from(area / BYTES_PER_THREAD + 1).unwrap_or(THREADS_MAX);
+        let threads = if worth == 1 || esker_trt::sim::is_active() {
+            1
+        } else {
+            std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
         let (headers, blank) = headers(source, superblock, threads)?;
         let of_log = headers.iter().filter(|header| header.stream != Stream::Checkpoint);
@@ -133,12 +150,14 @@ impl Recovered {
             headers: of_log.copied().collect(),
             next: AtomicU32::new(0),
         };
-        if let Some((end, index, segments)) = scan.checkpoint(&headers)? {
+        if let Some((Loaded { end, index, large }, segments)) = scan.checkpoint(&headers)? {
             let log = Recovered {
                 headers,
                 clear_version: end.clear_version,
                 checkpoint: Some(end),
+                large,
                 found: Vec::new(),
+                pieces: Pieces::default(),
                 segments,
                 blank,
                 threads,
@@ -149,6 +168,8 @@ impl Recovered {
         let mut found = Vec::new();
         for gathered in on_threads(threads, || scan.gather())? {
             found.push(gathered.found);
+            all.pieces.heads.extend(gathered.pieces.heads);
+            all.pieces.extents.extend(gathered.pieces.extents);
             all.segments.extend(gathered.segments);
             all.clear_version = all.clear_version.max(gathered.clear_version);
         }
@@ -156,7 +177,9 @@ impl Recovered {
         let log = Recovered {
             headers,
             checkpoint: None,
+            large: Vec::new(),
             found,
+            pieces: all.pieces,
             segments: all.segments,
             blank,
             clear_version: all.clear_version,
@@ -251,23 +274,18 @@ impl Recovered {
 
 impl Scan<'_> {
     /// The newest checkpoint with its index and the open segment, if nothing happened after it.
-    fn checkpoint(
-        &self,
-        headers: &[SegmentHeader],
-    ) -> Result<Option<(CheckpointEnd, Directory, Vec<Scanned>)>> {
+    fn checkpoint(&self, headers: &[SegmentHeader]) -> Result<Option<(Loaded, Vec<Scanned>)>> {
         let Some(loaded) = checkpoint::load(self.source, headers)? else { return Ok(None) };
-        let mut found = Vec::new();
-        let mut clear = Version(0);
         let open = loaded.end.tail.map(|(id, _)| id);
         let header = self.headers.iter().find(|header| Some(header.segment_id) == open);
         let tail = match header {
-            Some(header) => Some(self.segment(*header, &mut found, &mut clear)?),
+            Some(header) => Some(self.segment(*header, &mut Gathered::default())?),
             None => None,
         };
         if !loaded.ends_at(tail.as_ref()) {
             return Ok(None);
         }
-        Ok(Some((loaded.end, loaded.index, tail.into_iter().collect())))
+        Ok(Some((loaded, tail.into_iter().collect())))
     }
 
     /// One thread's share of the segments.
@@ -282,25 +300,19 @@ impl Scan<'_> {
             };
             self.progress.report(u64::from(index), count);
             gathered.clear_version = gathered.clear_version.max(header.clear_version);
-            let (found, clear) = (&mut gathered.found, &mut gathered.clear_version);
-            gathered.segments.push(self.segment(*header, found, clear)?);
+            let segment = self.segment(*header, &mut gathered)?;
+            gathered.segments.push(segment);
         }
         gathered.found.sort_unstable_by_key(|record| record.hash);
         Ok(gathered)
     }
 
-    fn segment(
-        &self,
-        header: SegmentHeader,
-        found: &mut Vec<Found>,
-        clear: &mut Version,
-    ) -> Result<Scanned> {
+    fn segment(&self, header: SegmentHeader, gathered: &mut Gathered) -> Result<Scanned> {
         let (id, of) = (header.segment_id, Incarnation::from(&header));
         let mut segment = Segment {
             source: self.source,
             base: self.source.layout.segment_offset(id),
-            found,
-            clear,
+            gathered,
             written_bytes: 0,
             failure: None,
         };
@@ -318,15 +330,7 @@ impl Scan<'_> {
                     push_batch(&mut summary, blocks, header.record_count, first);
                 }
                 Step::Record(record, offset) => {
-                    let RecordMeta { kind, version, collides, .. } = record.meta;
-                    let noted = SummaryRecord {
-                        hash: self.hasher.hash(record.key),
-                        version,
-                        offset: offset - segment.base,
-                        size_bytes: record.size_bytes as u64,
-                        kind,
-                        collides,
-                    };
+                    let noted = super::scan::noted(record, offset - segment.base, self.hasher);
                     push_record(&mut summary, super::scan::form_of(of.stream), &noted);
                     segment.record(&noted);
                 }
@@ -370,8 +374,7 @@ fn headers(
 struct Segment<'a> {
     source: &'a Source<'a>,
     base: u64,
-    found: &'a mut Vec<Found>,
-    clear: &'a mut Version,
+    gathered: &'a mut Gathered,
     written_bytes: u64,
     failure: Option<Error>,
 }
@@ -380,7 +383,7 @@ impl Segment<'_> {
     fn record(&mut self, record: &SummaryRecord) {
         if record.kind == RecordKind::Clear {
             let after = Version(record.version.0.saturating_add(1));
-            *self.clear = (*self.clear).max(after);
+            self.gathered.clear_version = self.gathered.clear_version.max(after);
             return;
         }
         let offset = self.base + record.offset;
@@ -396,7 +399,19 @@ impl Segment<'_> {
         self.written_bytes += link_bytes(link);
         let collides = record.collides && !sites::RECOVER_COLLIDES.disabled();
         let hash = spread(record.hash);
-        self.found.push(Found { hash, order: record.version.0 << 1 | u64::from(collides), link });
+        match record.kind {
+            RecordKind::Extent => {
+                self.gathered.pieces.extents.push((record.piece, link));
+                return;
+            }
+            RecordKind::Large => self.gathered.pieces.heads.push((hash, record.piece, link)),
+            RecordKind::Put | RecordKind::Delete | RecordKind::Evict | RecordKind::Clear => {}
+        }
+        self.gathered.found.push(Found {
+            hash,
+            order: record.version.0 << 1 | u64::from(collides),
+            link,
+        });
     }
 
     fn done(self) -> Result<()> {
@@ -451,6 +466,12 @@ impl Depot {
                 self.fold(found, log.clear_version)?;
             }
         })?;
+        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
+            self.index.lookup(*hash).iter().any(|found| found == *link)
+        };
+        let heads = log.pieces.heads.iter().filter(newest);
+        let heads: Vec<_> = heads.map(|(_, piece, link)| (*piece, *link)).collect();
+        self.restore_large(&heads, log.pieces.extents.clone());
         for segment in &log.segments {
             let id = segment.header.segment_id;
             if self.segments.state(id) == Use::Sealed {
@@ -472,7 +493,9 @@ impl Depot {
         if sites::RECOVER_NEWEST.disabled() {
             found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
         } else {
-            found.sort_unstable_by_key(|record| (record.hash, record.order));
+            found.sort_unstable_by_key(|record| {
+                (record.hash, record.version(), record.link.is_tombstone())
+            });
         }
         let mut group: Vec<Found> = Vec::new();
         for record in found {

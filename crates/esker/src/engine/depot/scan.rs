@@ -6,13 +6,15 @@
 
 use super::layout::Layout;
 use super::segments::Incarnation;
-use super::{Depot, sites};
+use super::{Depot, gather, sites, spread};
+use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, Place, Record, SEGMENT_HEADER_SIZE,
-    SegmentHeader, Stream, SummaryRecord, VersionForm, decode_trailer, read_summary,
+    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Place, Record,
+    RecordKind, RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
+    decode_evicted, decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 
@@ -62,6 +64,32 @@ pub(super) fn form_of(stream: Stream) -> VersionForm {
     match stream {
         Stream::Fresh | Stream::Checkpoint => VersionForm::Distance,
         Stream::Warm | Stream::Cold => VersionForm::Whole,
+    }
+}
+
+/// The hash, spread, that the note of an eviction has in place of a key.
+pub(super) fn evicted_hash(key: &[u8]) -> u64 {
+    spread(decode_evicted(key).unwrap_or_default())
+}
+
+/// What a summary says of a record that stands `offset` bytes into its segment.
+pub(super) fn noted(record: &Record<'_>, offset: u64, hasher: &KeyHasher) -> SummaryRecord {
+    let RecordMeta { kind, version, collides, replaces, .. } = record.meta;
+    let hash = match (kind, ExtentKey::decode(record.key)) {
+        (RecordKind::Extent, Ok(key)) => key.hash,
+        (RecordKind::Evict, _) => gather(evicted_hash(record.key)),
+        _ => hasher.hash(record.key),
+    };
+    SummaryRecord {
+        hash,
+        version,
+        offset,
+        size_bytes: record.size_bytes as u64,
+        kind,
+        collides,
+        replaces,
+        // A writer's mistake at most: the record passed its checks.
+        piece: LargeRef::of(kind, record.key, record.value).unwrap_or_default(),
     }
 }
 

@@ -2,22 +2,28 @@
 //!
 //! # Invariants
 //! - S1: a record is live while an index entry (or a tombstone's) points at it. A sealed segment
-//!   without live records is free.
+//!   without live records is free, unless one that was appended has not been entered yet.
 //! - S2: the generation grows before the first byte of a reused segment is overwritten. Who read a
 //!   record and finds the generation unchanged since it looked the record up has read that record.
 //! - S3: the newest record of a key, tombstone or not, is live, or has a durable copy that is; so what
 //!   a free segment holds is older than something that is durable, and overwriting it loses nothing.
+//! - S4: no segment is cleaned while a record of it has not been entered: nobody knows it to be live.
 //!
 //! # Concurrency
 //! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
 //! segments. A backup may hold segments back that went free ([`super::hold`]).
+
+#[cfg(test)]
+mod tests;
+mod victims;
 
 use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// What a segment is good for now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +50,8 @@ struct Segment {
     state: AtomicU8,
     stream: AtomicU8,
     live_records: AtomicU32,
+    /// Appends to the segment whose records have not been entered in the index yet.
+    entering: AtomicU32,
     live_bytes: AtomicU64,
     /// Bytes of all records that went live here.
     written_bytes: AtomicU64,
@@ -53,8 +61,10 @@ struct Segment {
     base: AtomicU64,
     /// Newest version that killed a record here.
     killed_by: AtomicU64,
-    /// Not to be cleaned.
-    aside: AtomicBool,
+    /// One more than the epoch in which it is not to be cleaned.
+    aside: AtomicU64,
+    /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
+    used_at: AtomicU64,
 }
 
 /// A segment on the free list.
@@ -93,14 +103,19 @@ impl From<&SegmentHeader> for Incarnation {
 pub(super) struct Segments {
     segments: Box<[Segment]>,
     size_bytes: u64,
+    /// Segments that puts leave alone.
+    reserve: usize,
     free: Mutex<VecDeque<Free>>,
     pub(super) hold: Hold,
     generation: AtomicU64,
 }
 
 impl Segments {
-    pub(super) fn new(count: u32, size_bytes: u64) -> Self {
+    /// A cache keeps no more in reserve than it needs.
+    pub(super) fn new(count: u32, size_bytes: u64, cache: bool) -> Self {
+        let share = usize::try_from(count).unwrap_or(0) / RESERVE_SHARE;
         Segments {
+            reserve: RESERVE_MIN + if cache { 0 } else { share },
             segments: (0..count).map(|_| Segment::default()).collect(),
             size_bytes,
             free: Mutex::default(),
@@ -145,10 +160,46 @@ impl Segments {
         Incarnation { stream, epoch: self.epoch(id), salt, base }
     }
 
-    /// Never cleans this incarnation of a segment: something in it cannot be read.
-    pub(super) fn set_aside(&self, id: SegmentId) {
+    /// Never cleans this incarnation of a segment again: something in it cannot be read, or whatever
+    /// was live in it has gone elsewhere and is about to be uncounted.
+    pub(super) fn set_aside(&self, id: SegmentId, epoch: SegmentEpoch) {
         if let Some(segment) = self.get(id) {
-            segment.aside.store(true, Ordering::Relaxed);
+            segment.aside.store(epoch.0 + 1, Ordering::SeqCst);
+        }
+    }
+
+    /// Records were appended to the open segment that are not entered in the index yet.
+    pub(super) fn begin_entry(&self, id: SegmentId) {
+        if let Some(segment) = self.get(id) {
+            segment.entering.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// They are entered now.
+    pub(super) fn end_entry(&self, id: SegmentId) {
+        let Some(segment) = self.get(id) else { return };
+        if segment.entering.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.free_if_dead(id, segment, Version(0));
+        }
+    }
+
+    /// Notes that a GET found a record in the segment.
+    pub(super) fn used(&self, id: SegmentId, now: Duration) {
+        if let Some(segment) = self.get(id) {
+            let nanoseconds = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+            segment.used_at.store(nanoseconds, Ordering::Relaxed);
+        }
+    }
+
+    /// When a GET last found a record in the segment.
+    pub(super) fn used_at(&self, id: SegmentId) -> u64 {
+        self.get(id).map_or(0, |segment| segment.used_at.load(Ordering::Relaxed))
+    }
+
+    /// The header of the segment, which is free or about to be, is no longer valid on media.
+    pub(super) fn forget_header(&self, id: SegmentId) {
+        if let Some(free) = self.free.lock().iter_mut().find(|free| free.id == id) {
+            free.stale = false;
         }
     }
 
@@ -174,7 +225,7 @@ impl Segments {
 
     /// Number of free segments that puts leave alone.
     pub(super) fn reserve_of_puts(&self) -> usize {
-        RESERVE_MIN + self.segments.len() / RESERVE_SHARE
+        self.reserve
     }
 
     /// Number of free segments that deletes leave alone.
@@ -205,7 +256,7 @@ impl Segments {
     }
 
     /// Segments in use, for a checkpoint.
-    pub(super) fn used(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
+    pub(super) fn in_use(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
         let used = self.all().filter(|(id, _)| self.state(*id) != Use::Free);
         used.map(|(id, segment)| CheckpointSegment {
             id,
@@ -234,7 +285,6 @@ impl Segments {
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);
-            segment.aside.store(false, Ordering::Relaxed);
             segment.state.store(state as u8, Ordering::Release);
         }
     }
@@ -304,7 +354,8 @@ impl Segments {
     }
 
     fn free_if_dead(&self, id: SegmentId, segment: &Segment, by: Version) {
-        if segment.live_records.load(Ordering::SeqCst) > 0 {
+        let none = |count: &AtomicU32| count.load(Ordering::SeqCst) == 0;
+        if !none(&segment.live_records) || !none(&segment.entering) {
             return;
         }
         // Whoever turns the state wins; seal and remove may both come here.
@@ -385,36 +436,4 @@ impl Segments {
             (records + live, bytes + segment.live_bytes.load(Ordering::Relaxed))
         })
     }
-
-    /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
-    /// been left alone, over the cost of moving the rest (PACMAN §3.3; uDepot §4.1 has greedy with
-    /// age). `greedy`: the one with most to gain. `None` if there is nothing to gain.
-    pub(super) fn victim(&self, now: SegmentEpoch, greedy: bool) -> Option<SegmentId> {
-        let score = |segment: &Segment| {
-            let live = segment.live_bytes.load(Ordering::Relaxed);
-            // A segment that a crash cut short holds little: what was never written is free as well.
-            let written =
-                segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes / 4 * 3);
-            let dead = written.saturating_sub(live);
-            if dead < written / GAIN_MIN_SHARE || segment.aside.load(Ordering::Relaxed) {
-                return None;
-            }
-            if greedy {
-                return Some(u128::from(dead));
-            }
-            let age = now.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
-            // The root of it: old segments with little garbage are not worth their moves.
-            let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
-            Some(benefit / u128::from(written - dead + 1))
-        };
-        // Cleaning a segment that is held frees nothing.
-        let held = self.hold.lock();
-        let sealed = self.all().filter(|(id, _)| self.state(*id) == Use::Sealed);
-        let sealed = sealed.filter(|(id, _)| !held.holds(*id));
-        let scored = sealed.filter_map(|(id, segment)| Some((score(segment)?, id)));
-        scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
-    }
 }
-
-/// A segment with less than this share of dead bytes is not cleaned.
-const GAIN_MIN_SHARE: u64 = 64;

@@ -27,6 +27,10 @@ esker_base::sites! {
     pub CLEAN_READ: Read = "depot.clean.read";
     /// A tombstone stays while an older record with its hash is on media.
     pub TOMBSTONE_NEEDED: Compare = "depot.tombstone.needed";
+    /// The eviction of a record that replaced another is noted.
+    pub EVICT_NOTE: Compare = "depot.evict.note";
+    /// Makes the end of an evicted segment's header durable before the index forgets its records.
+    pub EVICT_FLUSH: Flush = "depot.evict.flush";
     /// Takes the validity from the headers of free segments.
     pub BLANK_WRITE: Write = "depot.blank.write";
     /// Makes that durable before tombstones go.

@@ -6,8 +6,8 @@
 //! of all segments, and drops those whose hash nobody has under a lower version.
 //!
 //! # Invariants
-//! - T1: a tombstone is dropped only if no segment that recovery would read has a put with its hash
-//!   and a lower version. Free segments whose headers recovery would accept lose them durably first;
+//! - T1: a tombstone is dropped only if no segment that recovery would read has a value with its
+//!   hash and no higher version. Free segments whose headers recovery would accept lose them durably first;
 //!   those that a backup holds back are read like full ones.
 //!
 //! # Concurrency
@@ -23,7 +23,7 @@ use super::scan::form_of;
 use super::{Depot, sites, spread};
 use esker_base::Result;
 use esker_base::ids::{SegmentId, Version};
-use esker_format::depot::{GRAIN_SIZE_BYTES, RecordKind, Stream, SummaryRecord, read_summary};
+use esker_format::depot::{GRAIN_SIZE_BYTES, Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::collections::HashMap;
 use std::io::IoSlice;
@@ -61,7 +61,7 @@ impl Depot {
         let mut noted: HashMap<u64, Vec<Tombstone>> = HashMap::new();
         let mut count = 0;
         self.each_of(&full, |record, base| {
-            if record.kind != RecordKind::Delete || count >= PURGE_MAX {
+            if !record.kind.is_tombstone() || count >= PURGE_MAX {
                 return;
             }
             let Some(link) = link_to(record.kind, base + record.offset, 0) else { return };
@@ -73,12 +73,13 @@ impl Depot {
             }
         })?;
         let mut meet = |record: SummaryRecord| {
-            if record.kind == RecordKind::Put
+            if record.kind.has_value()
                 && let Some(tombstones) = noted.get_mut(&spread(record.hash))
             {
                 for tombstone in tombstones {
+                    // The same version: of a record that expired or was evicted.
                     tombstone.needed |=
-                        record.version < tombstone.version && !sites::TOMBSTONE_NEEDED.disabled();
+                        record.version <= tombstone.version && !sites::TOMBSTONE_NEEDED.disabled();
                 }
             }
         };

@@ -8,11 +8,12 @@
 use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::later::Later;
-use super::pending::Known;
+use super::pending::{Known, PendingKey};
+use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::value::{Attributes, Condition, Outcome};
+use esker_base::Result;
 use esker_base::ids::Version;
-use esker_base::{Error, Result};
 use esker_format::depot::{RecordKind, RecordMeta};
 use esker_index::{Candidates, Link};
 use esker_trt::sync::Gate;
@@ -27,15 +28,28 @@ pub(super) struct Resolved {
     candidates: Candidates,
     pub(super) published: Option<Link>,
     pub(super) known: Option<Known>,
+    /// Entry of the note that a key with this hash was evicted.
+    note: Option<Link>,
     pub(super) collides: bool,
 }
 
+/// What a write starts from.
+pub(super) struct Start {
+    pub(super) published: Option<Link>,
+    pub(super) known: Option<Known>,
+    pub(super) collides: bool,
+    /// V2 of eviction.
+    pub(super) replaces: bool,
+}
+
 /// What to write.
-struct Change<'a> {
-    kind: RecordKind,
-    value: &'a [u8],
-    attributes: Attributes,
-    condition: Condition,
+pub(super) struct Change<'a> {
+    pub(super) kind: RecordKind,
+    pub(super) value: &'a [u8],
+    pub(super) attributes: Attributes,
+    pub(super) condition: Condition,
+    /// Id of the large value that `value` names.
+    pub(super) large: Option<u64>,
 }
 
 impl Depot {
@@ -46,103 +60,107 @@ impl Depot {
         attributes: Attributes,
         condition: Condition,
     ) -> Result<Outcome> {
-        self.check_sizes(key, value)?;
-        self.write(key, &Change { kind: RecordKind::Put, value, attributes, condition })
-    }
-
-    pub(super) fn check_sizes(&self, key: &[u8], value: &[u8]) -> Result<()> {
         self.check_key(key)?;
-        let limit = self.layout.value_max(key.len());
-        if value.len() as u64 > limit {
-            return Err(Error::invalid(
-                "put",
-                format!("a value of {} bytes is over the limit of {limit} bytes", value.len()),
-            ));
+        if value.len() as u64 > self.layout.inline_max(key.len()) {
+            return self.put_large(key, value, attributes, condition);
         }
-        Ok(())
+        self.write(
+            key,
+            &Change { kind: RecordKind::Put, value, attributes, condition, large: None },
+        )
     }
 
     pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
         self.check_key(key)?;
         let attributes = Attributes::default();
-        self.write(key, &Change { kind: RecordKind::Delete, value: &[], attributes, condition })
+        let kind = RecordKind::Delete;
+        self.write(key, &Change { kind, value: &[], attributes, condition, large: None })
     }
 
     fn write(&self, key: &[u8], change: &Change<'_>) -> Result<Outcome> {
+        loop {
+            if let Some(outcome) = self.try_write(key, change)? {
+                return Ok(outcome);
+            }
+        }
+    }
+
+    /// One try at a write: `None` to come again.
+    pub(super) fn try_write(&self, key: &[u8], change: &Change<'_>) -> Result<Option<Outcome>> {
         let hash = self.hash(key);
         self.log.refuse()?;
-        loop {
-            let resolved = if self.pending.lock(hash).find(hash, key).is_some() {
-                None
-            } else {
-                Some(self.resolve(hash, key)?)
-            };
-            let mut stripe = self.pending.lock(hash);
-            if let Some(gate) = self.clearing() {
-                drop(stripe);
-                gate.wait();
-                continue;
-            }
-            let (published, known, collides, ticket) = match (stripe.find(hash, key), resolved) {
-                (Some(pending), _) => {
-                    let ticket = Some(Arc::clone(&pending.ticket));
-                    (None, Some(pending.latest), pending.collides, ticket)
-                }
-                (None, Some(resolved)) if self.still_holds(hash, &resolved) => {
-                    (resolved.published, resolved.known, resolved.collides, None)
-                }
-                // The pending write went away, or somebody overtook: look again.
-                (None, _) => continue,
-            };
-            if let Some(refused) = self.decide(change.condition, known) {
-                drop(stripe);
-                // The decision may rest on a write that is not durable yet.
-                if let Some(ticket) = ticket.filter(|_| !sites::DECISION_WAIT.disabled()) {
-                    ticket.wait()?;
-                }
-                return Ok(refused);
-            }
-            let meta = RecordMeta {
-                kind: change.kind,
-                version: Version(0),
-                flags: change.attributes.flags,
-                expires_at: change.attributes.expires_at,
-                state: change.attributes.state & STATE_MASK,
-                collides: collides || stripe.collides(hash, key),
-            };
-            let item = [Item { hash, meta, key, value: change.value }];
-            if self.writes_later() {
-                let later = self.write_later(&item, &[published])?;
-                drop(stripe);
-                match self.after_later(later)? {
-                    Some(version) => return Ok(Outcome::Stored(version)),
-                    None => continue,
-                }
-            }
-            let appended = match self.append(&item)? {
-                Append::Done(appended) => appended,
-                Append::Full(ticket) => {
-                    drop(stripe);
-                    // Its writers are told what became of it; this one just comes again.
-                    let _ = ticket.wait();
-                    continue;
-                }
-                Append::NoRoom(kept) => {
-                    drop(stripe);
-                    self.make_room(kept)?;
-                    continue;
-                }
-            };
-            let latest = Known {
-                version: appended.version,
-                exists: change.kind == RecordKind::Put,
-                expires_at: meta.expires_at,
-            };
-            stripe.appended(hash, key, published, latest, meta.collides, &appended.ticket);
+        let resolved = if self.pending.lock(hash).find(hash, key).is_some() {
+            None
+        } else {
+            Some(self.resolve(hash, key)?)
+        };
+        let mut stripe = self.pending.lock(hash);
+        if let Some(gate) = self.clearing() {
             drop(stripe);
-            self.finish(&appended)?;
-            return Ok(Outcome::Stored(appended.version));
+            gate.wait();
+            return Ok(None);
         }
+        if change.large.is_some_and(|id| !self.extents.has(id)) {
+            // Cleared away.
+            return Ok(None);
+        }
+        let others = stripe.collides(hash, key);
+        let (start, ticket) = match (stripe.find(hash, key), resolved) {
+            (Some(pending), _) => {
+                (self.start_behind(pending, others), Some(Arc::clone(&pending.ticket)))
+            }
+            (None, Some(resolved)) if self.still_holds(hash, &resolved) => {
+                (self.start(&resolved, others), None)
+            }
+            // The pending write went away, or somebody overtook: look again.
+            (None, _) => return Ok(None),
+        };
+        if let Some(refused) = self.decide(change.condition, start.known) {
+            drop(stripe);
+            // The decision may rest on a write that is not durable yet.
+            if let Some(ticket) = ticket.filter(|_| !sites::DECISION_WAIT.disabled()) {
+                ticket.wait()?;
+            }
+            return Ok(Some(refused));
+        }
+        let meta = RecordMeta {
+            kind: change.kind,
+            version: Version(0),
+            flags: change.attributes.flags,
+            expires_at: change.attributes.expires_at,
+            state: change.attributes.state & STATE_MASK,
+            collides: start.collides,
+            replaces: start.replaces,
+        };
+        let item = [Item { hash, meta, key, value: change.value }];
+        if self.writes_later() {
+            let later = self.write_later(&item, &[start.published])?;
+            drop(stripe);
+            return Ok(self.after_later(later)?.map(Outcome::Stored));
+        }
+        let appended = match self.append(&item)? {
+            Append::Done(appended) => appended,
+            Append::Full(ticket) => {
+                drop(stripe);
+                // Its writers are told what became of it; this one just comes again.
+                let _ = ticket.wait();
+                return Ok(None);
+            }
+            Append::NoRoom(kept) => {
+                drop(stripe);
+                self.make_room(kept)?;
+                return Ok(None);
+            }
+        };
+        let latest = Known {
+            version: appended.version,
+            exists: change.kind.has_value(),
+            expires_at: meta.expires_at,
+        };
+        stripe.appended(hash, key, start.published, latest, meta.collides, &appended.ticket);
+        drop(stripe);
+        self.finish(&appended)?;
+        Ok(Some(Outcome::Stored(appended.version)))
     }
 
     /// What a write to memory leaves to do, without any stripe: `None` to come again.
@@ -160,6 +178,26 @@ impl Depot {
         Ok(None)
     }
 
+    /// What a write of a key starts from that has no write under way; `others` have.
+    pub(super) fn start(&self, resolved: &Resolved, others: bool) -> Start {
+        let Resolved { published, known, note, .. } = *resolved;
+        let collides = resolved.collides || others;
+        // A note of its own hash alone goes as its own tombstone would; one that other keys share stays.
+        let replaced = published.or(if collides { None } else { note });
+        let replaces = self.superblock.cache && (replaced.is_some() || note.is_some());
+        Start { published: replaced, known, collides, replaces }
+    }
+
+    /// What a write of a key starts from that has a write under way.
+    pub(super) fn start_behind(&self, pending: &PendingKey, others: bool) -> Start {
+        Start {
+            published: None,
+            known: Some(pending.latest),
+            collides: pending.collides || others,
+            replaces: self.superblock.cache,
+        }
+    }
+
     /// Whether what `resolve` learnt is still so. The caller holds the stripe.
     pub(super) fn still_holds(&self, hash: u64, resolved: &Resolved) -> bool {
         sites::WRITE_RESOLVED.disabled()
@@ -168,7 +206,7 @@ impl Depot {
     }
 
     /// Why the condition does not hold, if it does not.
-    fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
+    pub(super) fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
         let live = known.filter(|known| known.exists && !self.is_expired(known.expires_at));
         match (condition, live) {
             (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
@@ -187,8 +225,14 @@ impl Depot {
         loop {
             let generation = self.segments.generation();
             let candidates = self.index.lookup(hash);
-            let mut resolved =
-                Resolved { generation, candidates, published: None, known: None, collides: false };
+            let mut resolved = Resolved {
+                generation,
+                candidates,
+                published: None,
+                known: None,
+                note: None,
+                collides: false,
+            };
             let read = self.resolve_candidates(hash, key, &mut resolved);
             // A record that was overwritten under the read is no corruption.
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
@@ -201,11 +245,15 @@ impl Depot {
         for link in resolved.candidates.iter() {
             let fetched = self.read_record(link)?;
             let record = fetched.record();
-            if record.key == key || sites::RECORD_KEY.disabled() {
+            if record.meta.kind == RecordKind::Evict {
+                if evicted_hash(record.key) == hash {
+                    resolved.note = Some(link);
+                }
+            } else if record.key == key || sites::RECORD_KEY.disabled() {
                 resolved.published = Some(link);
                 resolved.known = Some(Known {
                     version: record.meta.version,
-                    exists: record.meta.kind == RecordKind::Put,
+                    exists: record.meta.kind.has_value(),
                     expires_at: record.meta.expires_at,
                 });
             } else if self.hash(record.key) == hash {
@@ -240,14 +288,7 @@ impl Depot {
     }
 
     fn append_clear(&self, cleaner: &mut Cleaner) -> Result<()> {
-        let meta = RecordMeta {
-            kind: RecordKind::Clear,
-            version: Version(0),
-            flags: 0,
-            expires_at: None,
-            state: 0,
-            collides: false,
-        };
+        let meta = RecordMeta::new(RecordKind::Clear);
         let item = [Item { hash: 0, meta, key: &[], value: &[] }];
         while self.writes_later() {
             match self.write_later(&item, &[None])? {

@@ -1,0 +1,355 @@
+//! A client of one server.
+//!
+//! # Concurrency
+//! [`Client`] is cheap to clone; all clones share one connection. Any number of threads may call.
+//!
+//! # Failure
+//! See the crate's text. Nothing is connected before the first call.
+
+use crate::address::Address;
+use crate::batch::Batch;
+use crate::connection::{Connection, Handle, Submitted};
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::pending::{Pending, PendingValues, read_items};
+use crate::table::Reply;
+use crate::value::{Outcome, Value};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::Version;
+use esker_base::rng::Rng;
+use esker_format::native::{
+    Attributes, Changes, Condition, Item, Keys, Put, Request, Status, decode_version, push_key,
+};
+use parking_lot::Mutex;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The connection, or when the next one may be made.
+struct Link {
+    handle: Option<Arc<Handle>>,
+    /// Why the last try failed, and until when nobody tries again.
+    failed: Option<(Error, Duration)>,
+    rest: Duration,
+    rng: Rng,
+}
+
+struct Inner {
+    address: Address,
+    options: Options,
+    link: Mutex<Link>,
+}
+
+/// A client of one server. Cheap to clone; all clones are the same client.
+#[derive(Clone)]
+pub struct Client(Arc<Inner>);
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({})", self.0.address)
+    }
+}
+
+impl Client {
+    /// A client of the server at `address`. The first call connects.
+    #[must_use]
+    pub fn new(address: Address, options: Options) -> Client {
+        // Only clients of one server should not come back at the same moment.
+        let seed = SystemClock.unix_seconds() << 32 | u64::from(std::process::id());
+        let link = Link {
+            handle: None,
+            failed: None,
+            rest: options.backoff_min,
+            rng: Rng::from_seed(seed),
+        };
+        Client(Arc::new(Inner { address, options, link: Mutex::new(link) }))
+    }
+
+    /// Where the server is.
+    #[must_use]
+    pub fn address(&self) -> &Address {
+        &self.0.address
+    }
+
+    /// The value of `key`, if it has one.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key outside 1 B to 64 KiB; the server's; those of the connection.
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.submit_get(key)?.wait()
+    }
+
+    /// The values of several keys, in their order. They are not read at one moment.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; the first error ends it.
+    pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        self.submit_multi_get(keys)?.wait()
+    }
+
+    /// Puts `value` under `key`. On return it is as durable as the server's `durability` says.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key or value over the server's limits; `NoSpace`, `ReadOnly`; those of
+    /// the connection.
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Version> {
+        match self.put_with(key, value, Attributes::default(), Condition::Always)? {
+            Outcome::Stored(version) => Ok(version),
+            _ => Err(Error::of_flaw(esker_format::Flaw::Field("status"))),
+        }
+    }
+
+    /// Puts `value` under `key` with attributes and on a condition.
+    ///
+    /// # Errors
+    /// As [`Client::put`]. A condition that does not hold is an [`Outcome`], not an error.
+    pub fn put_with(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        condition: Condition,
+    ) -> Result<Outcome> {
+        self.submit_put(key, value, attributes, condition)?.wait()
+    }
+
+    /// Deletes `key`; says whether it had a value.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.submit_delete(key, None)?.wait()
+    }
+
+    /// Deletes `key` only if its value still has version `expected`; says whether it did.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn compare_and_delete(&self, key: &[u8], expected: Version) -> Result<bool> {
+        self.submit_delete(key, Some(expected))?.wait()
+    }
+
+    /// Does all that `batch` says at once, or nothing. Returns the version of the last change.
+    ///
+    /// # Errors
+    /// As [`Client::put`]; `InvalidArgument` for a batch that is empty or over the server's limit.
+    pub fn write(&self, batch: &Batch) -> Result<Version> {
+        self.submit_write(batch)?.wait()
+    }
+
+    /// Makes everything durable that the server has acknowledged, and what this client has submitted
+    /// before.
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn sync(&self) -> Result<()> {
+        self.submit_sync()?.wait()
+    }
+
+    /// Asks the server for a sign of life.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn ping(&self) -> Result<()> {
+        self.submit(&Request::Ping, read_nothing)?.wait()
+    }
+
+    /// Deletes everything the server has.
+    ///
+    /// # Errors
+    /// As [`Client::put`]; `Unsupported` if its configuration forbids that.
+    pub fn clear(&self) -> Result<()> {
+        self.submit(&Request::Clear, read_nothing)?.wait()
+    }
+
+    /// Figures of the server: names with their values, in its order.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn stats(&self) -> Result<Vec<(String, String)>> {
+        let read = |reply: Reply| {
+            check(&reply)?;
+            let text = String::from_utf8_lossy(&reply.payload).into_owned();
+            let lines = text.lines().filter_map(|line| line.split_once(' '));
+            Ok(lines.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+        };
+        self.submit(&Request::Stats, read)?.wait()
+    }
+
+    /// As [`Client::get`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_get(&self, key: &[u8]) -> Result<Pending<Option<Value>>> {
+        self.submit(&Request::Get { key }, |reply| match reply.status {
+            Status::KeyMissing => Ok(None),
+            _ => {
+                check(&reply)?;
+                let item = Item::decode(&reply.payload).map_err(Error::of_flaw)?;
+                Ok(Some(Value::of(&item)))
+            }
+        })
+    }
+
+    /// As [`Client::multi_get`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_multi_get(&self, keys: &[&[u8]]) -> Result<PendingValues> {
+        let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.to_vec()).collect();
+        let first = if keys.is_empty() { None } else { Some(self.submit_some(&keys)?) };
+        Ok(PendingValues { client: self.clone(), keys, first })
+    }
+
+    /// Asks for as many of `keys`, at least one, as go in a request. A server that answers for fewer
+    /// is asked again.
+    pub(crate) fn submit_some(&self, keys: &[Vec<u8>]) -> Result<Pending<Vec<Option<Value>>>> {
+        let handle = self.handle()?;
+        let most = usize::try_from(handle.0.hello.request_size_max).unwrap_or(usize::MAX);
+        let mut payload = Vec::new();
+        for key in keys {
+            let before = payload.len();
+            push_key(&mut payload, key).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+            if payload.len() > most && before > 0 {
+                payload.truncate(before);
+                break;
+            }
+        }
+        let keys = Keys::decode(&payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        self.submit(&Request::MultiGet(keys), |reply| {
+            check(&reply)?;
+            read_items(&reply.payload)
+        })
+    }
+
+    /// As [`Client::put_with`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_put(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        condition: Condition,
+    ) -> Result<Pending<Outcome>> {
+        let put = Put { key, value, attributes, condition };
+        self.submit(&Request::Put(put), |reply| match reply.status {
+            Status::KeyExists => Ok(Outcome::KeyExists),
+            Status::KeyMissing => Ok(Outcome::KeyMissing),
+            Status::VersionDiffers => Ok(Outcome::VersionDiffers),
+            _ => read_version(&reply).map(Outcome::Stored),
+        })
+    }
+
+    /// As [`Client::delete`], or with a version as [`Client::compare_and_delete`], to be waited for
+    /// later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_delete(&self, key: &[u8], expected: Option<Version>) -> Result<Pending<bool>> {
+        let condition = expected.map_or(Condition::Always, Condition::VersionIs);
+        self.submit(&Request::Delete { key, condition }, |reply| match reply.status {
+            Status::KeyMissing | Status::VersionDiffers => Ok(false),
+            _ => check(&reply).map(|()| true),
+        })
+    }
+
+    /// As [`Client::write`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_write(&self, batch: &Batch) -> Result<Pending<Version>> {
+        batch.check()?;
+        let changes =
+            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        self.submit(&Request::Batch(changes), |reply| read_version(&reply))
+    }
+
+    /// As [`Client::sync`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_sync(&self) -> Result<Pending<()>> {
+        self.submit(&Request::Sync, read_nothing)
+    }
+
+    /// Sends what was submitted and has not left yet.
+    pub fn flush(&self) {
+        let handle = self.0.link.lock().handle.clone();
+        if let Some(handle) = handle {
+            handle.0.send();
+        }
+    }
+
+    fn submit<T>(&self, request: &Request<'_>, read: fn(Reply) -> Result<T>) -> Result<Pending<T>> {
+        let handle = self.handle()?;
+        let (handle, submitted) = match handle.0.submit(request) {
+            Ok(submitted) => (handle, submitted),
+            // It broke since somebody looked, and nothing was sent: once more, on another one.
+            Err(_) if handle.0.is_broken() => self.submit_anew(request)?,
+            Err(error) => return Err(error),
+        };
+        Ok(Pending::new(handle, submitted, read))
+    }
+
+    fn submit_anew(&self, request: &Request<'_>) -> Result<(Arc<Handle>, Submitted)> {
+        let handle = self.handle()?;
+        let submitted = handle.0.submit(request)?;
+        Ok((handle, submitted))
+    }
+
+    /// The connection; it is made, if there is none and it is time to try.
+    fn handle(&self) -> Result<Arc<Handle>> {
+        let mut link = self.0.link.lock();
+        if let Some(handle) = &link.handle
+            && !handle.0.is_broken()
+        {
+            return Ok(handle.clone());
+        }
+        link.handle = None;
+        let now = SystemClock.monotonic();
+        if let Some((error, until)) = &link.failed
+            && now < *until
+        {
+            return Err(error.clone());
+        }
+        // Others wait for the lock meanwhile: they want the same connection.
+        match Connection::open(&self.0.address, &self.0.options) {
+            Ok(handle) => {
+                let handle = Arc::new(handle);
+                link.handle = Some(handle.clone());
+                link.failed = None;
+                link.rest = self.0.options.backoff_min;
+                Ok(handle)
+            }
+            Err(error) => {
+                // Up to a quarter more, so that not all come back together.
+                let rest = link.rest;
+                let quarter = u64::try_from(rest.as_micros() / 4).unwrap_or(u64::MAX);
+                let more = Duration::from_micros(link.rng.below(quarter));
+                let until = SystemClock.monotonic().saturating_add(rest).saturating_add(more);
+                link.failed = Some((error.clone(), until));
+                link.rest = rest.saturating_mul(2).min(self.0.options.backoff_max);
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Whether a reply is a success.
+fn check(reply: &Reply) -> Result<()> {
+    match reply.status {
+        Status::Ok => Ok(()),
+        status => Err(Error::of_status(status)),
+    }
+}
+
+fn read_nothing(reply: Reply) -> Result<()> {
+    check(&reply)
+}
+
+fn read_version(reply: &Reply) -> Result<Version> {
+    check(reply)?;
+    decode_version(&reply.payload).map_err(Error::of_flaw)
+}

@@ -1,0 +1,236 @@
+//! Several servers together: each key belongs to one of them.
+//!
+//! The servers know nothing of each other. Who belongs to a cluster is what its clients are told: all
+//! of them have to be told the same. After a change of the members keys that have moved are not found
+//! until somebody has stored them anew, or copied them; nothing is copied here.
+//!
+//! # Concurrency
+//! As [`Client`]: cheap to clone, for any number of threads. What concerns several servers is submitted
+//! to all of them before any is waited for.
+//!
+//! # Failure
+//! A server that cannot be reached fails the keys that belong to it, and no others.
+
+use crate::address::Address;
+use crate::batch::Batch;
+use crate::client::Client;
+use crate::error::{Error, Result};
+use crate::options::Options;
+use crate::pending::{Pending, PendingValues};
+use crate::ring::Ring;
+use crate::value::{Outcome, Value};
+use esker_base::ids::Version;
+use esker_format::native::{Attributes, Changes, Condition};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A server of a cluster.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// What its points on the ring are made of. It stays when the server moves to another address.
+    pub name: String,
+    /// Where the server is.
+    pub address: Address,
+    /// Its share of the keys, beside the weights of the others.
+    pub weight: u16,
+}
+
+impl From<Address> for Member {
+    /// A member of weight 1 that is named as its address.
+    fn from(address: Address) -> Member {
+        Member { name: address.to_string(), address, weight: 1 }
+    }
+}
+
+#[derive(Debug)]
+struct Inner {
+    members: Vec<(Member, Client)>,
+    ring: Ring,
+}
+
+/// Clients of several servers, by key. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Cluster(Arc<Inner>);
+
+impl Cluster {
+    /// The cluster of `members`. The first call that needs a server connects to it.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if no member takes keys, or two have one name.
+    pub fn new(members: Vec<Member>, options: &Options) -> Result<Cluster> {
+        let mut names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+        names.sort_unstable();
+        if names.windows(2).any(|pair| matches!(pair, [one, other] if one == other)) {
+            return Err(Error::invalid("two servers of a cluster have one name"));
+        }
+        let named: Vec<(&str, u16)> =
+            members.iter().map(|member| (member.name.as_str(), member.weight)).collect();
+        let ring = Ring::new(&named);
+        if ring.owner(b"").is_none() {
+            return Err(Error::invalid("no server of the cluster takes keys"));
+        }
+        let members = members
+            .into_iter()
+            .map(|member| {
+                let client = Client::new(member.address.clone(), options.clone());
+                (member, client)
+            })
+            .collect();
+        Ok(Cluster(Arc::new(Inner { members, ring })))
+    }
+
+    /// The members with their clients.
+    pub fn members(&self) -> impl Iterator<Item = (&Member, &Client)> {
+        self.0.members.iter().map(|(member, client)| (member, client))
+    }
+
+    /// The member that `key` belongs to, and its client.
+    ///
+    /// # Errors
+    /// None while the cluster has members that take keys, which it always has.
+    pub fn owner(&self, key: &[u8]) -> Result<(&Member, &Client)> {
+        let index = self.0.ring.owner(key);
+        let found = index.and_then(|index| self.0.members.get(index));
+        let (member, client) = found.ok_or_else(|| Error::invalid("no server takes keys"))?;
+        Ok((member, client))
+    }
+
+    fn client(&self, key: &[u8]) -> Result<&Client> {
+        self.owner(key).map(|(_, client)| client)
+    }
+
+    /// As [`Client::get`].
+    ///
+    /// # Errors
+    /// As [`Client::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.client(key)?.get(key)
+    }
+
+    /// As [`Client::put`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn put(&self, key: &[u8], value: &[u8]) -> Result<Version> {
+        self.client(key)?.put(key, value)
+    }
+
+    /// As [`Client::put_with`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn put_with(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        condition: Condition,
+    ) -> Result<Outcome> {
+        self.client(key)?.put_with(key, value, attributes, condition)
+    }
+
+    /// As [`Client::delete`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn delete(&self, key: &[u8]) -> Result<bool> {
+        self.client(key)?.delete(key)
+    }
+
+    /// As [`Client::compare_and_delete`].
+    ///
+    /// # Errors
+    /// As [`Client::put`].
+    pub fn compare_and_delete(&self, key: &[u8], expected: Version) -> Result<bool> {
+        self.client(key)?.compare_and_delete(key, expected)
+    }
+
+    /// The values of several keys, in their order. The servers are asked at the same time.
+    ///
+    /// # Errors
+    /// As [`Client::get`]; the first error ends it.
+    pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        let mut places: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (place, key) in keys.iter().enumerate() {
+            let owner = self.0.ring.owner(key).unwrap_or(0);
+            places.entry(owner).or_default().push(place);
+        }
+        let asked: Vec<(Vec<usize>, PendingValues)> = places
+            .into_iter()
+            .filter_map(|(owner, places)| Some((self.0.members.get(owner)?, places)))
+            .map(|((_, client), places)| {
+                let some: Vec<&[u8]> =
+                    places.iter().filter_map(|place| keys.get(*place).copied()).collect();
+                let pending = client.submit_multi_get(&some)?;
+                client.flush();
+                Ok((places, pending))
+            })
+            .collect::<Result<_>>()?;
+        let mut values: Vec<Option<Value>> = keys.iter().map(|_| None).collect();
+        for (places, pending) in asked {
+            for (place, value) in places.into_iter().zip(pending.wait()?) {
+                if let Some(slot) = values.get_mut(place) {
+                    *slot = value;
+                }
+            }
+        }
+        Ok(values)
+    }
+
+    /// As [`Client::write`], for a batch whose keys all belong to one server: no batch is atomic over
+    /// several. [`Cluster::split`] makes such batches.
+    ///
+    /// # Errors
+    /// As [`Client::write`]; `InvalidArgument` for keys of several servers.
+    pub fn write(&self, batch: &Batch) -> Result<Version> {
+        batch.check()?;
+        let changes =
+            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let mut owners = changes.iter().map(|change| self.0.ring.owner(change.key));
+        let owner = owners.next().flatten();
+        if owners.any(|other| other != owner) {
+            let words =
+                "the keys of the batch belong to several servers; no batch is atomic over them";
+            return Err(Error::invalid(words));
+        }
+        let found = owner.and_then(|owner| self.0.members.get(owner));
+        let (_, client) = found.ok_or_else(|| Error::invalid("no server takes keys"))?;
+        client.write(batch)
+    }
+
+    /// The changes of `batch` as one batch for each server that is concerned. Each is atomic by itself;
+    /// together they are not.
+    ///
+    /// # Errors
+    /// As [`Client::write`] before anything is sent.
+    pub fn split(&self, batch: &Batch) -> Result<Vec<(Client, Batch)>> {
+        batch.check()?;
+        let changes =
+            Changes::decode(&batch.payload).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let mut parts: BTreeMap<usize, Batch> = BTreeMap::new();
+        for change in changes.iter() {
+            let owner = self.0.ring.owner(change.key).unwrap_or(0);
+            parts.entry(owner).or_default().push(&change);
+        }
+        let client = |owner: usize| self.0.members.get(owner).map(|(_, client)| client.clone());
+        Ok(parts.into_iter().filter_map(|(owner, part)| Some((client(owner)?, part))).collect())
+    }
+
+    /// As [`Client::sync`], on all servers at the same time.
+    ///
+    /// # Errors
+    /// As [`Client::sync`]; all servers have been asked, and the first error is told.
+    pub fn sync(&self) -> Result<()> {
+        let asked: Vec<Result<Pending<()>>> = self
+            .members()
+            .map(|(_, client)| {
+                let pending = client.submit_sync();
+                client.flush();
+                pending
+            })
+            .collect();
+        let ended: Vec<Result<()>> =
+            asked.into_iter().map(|pending| pending.and_then(Pending::wait)).collect();
+        ended.into_iter().collect()
+    }
+}

@@ -1,0 +1,445 @@
+//! One connection: callers append frames and send them, a thread reads replies and hands them out.
+//!
+//! There is no thread for sending. Whoever wants his frames to leave sends all there are, unless
+//! somebody does; what is appended meanwhile leaves with that one's next write.
+//!
+//! # Invariants
+//! - C1: frames leave in the order in which they were appended, so that requests on one key take
+//!   effect in the order in which they were submitted.
+//! - C2: at most one thread sends; it ends only when the queue is empty or the connection is broken.
+//! - C3: once broken a connection stays so: nothing is appended, and nobody waits any more.
+//! - C4: what a server says is never believed before it is checked: buffers grow by what arrived.
+//!
+//! # Concurrency
+//! One lock, held for a few instructions: never while the socket is read or written.
+
+use crate::address::Address;
+use crate::error::{Error, Fate, Result};
+use crate::options::Options;
+use crate::socket::Socket;
+use crate::table::{Reply, Slot, Table};
+use esker_base::ErrorKind;
+use esker_base::clock::{Clock, SystemClock};
+use esker_format::native::{
+    ClientHello, FRAME_HEADER_SIZE, FrameHeader, NO_REQUEST, Opcode, Request, SERVER_HELLO_SIZE,
+    ServerHello, Status, VERSION, begin_frame, end_frame,
+};
+use parking_lot::{Condvar, Mutex};
+use std::io::ErrorKind as IoErrorKind;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Frames that nobody has asked to leave do so once they come to this.
+const QUEUE_BYTES: usize = 32 << 10;
+/// Callers wait while the queue is longer.
+const QUEUE_BYTES_MAX: usize = 4 << 20;
+/// Bytes that are received at once.
+const RECEIVE_BYTES: usize = 64 << 10;
+/// Stack of the thread that reads.
+const READER_STACK_BYTES: usize = 256 << 10;
+
+#[derive(Debug)]
+struct State {
+    table: Table,
+    queue: Vec<u8>,
+    /// Bytes of the connection up to the end of the queue.
+    queued: u64,
+    next_id: u32,
+    sending: bool,
+    broken: Option<esker_base::Error>,
+}
+
+/// A connection.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    socket: Socket,
+    pub(crate) hello: ServerHello,
+    options: Options,
+    state: Mutex<State>,
+    /// There is room in queue or table, or the connection is broken.
+    room: Condvar,
+    /// Bytes of the connection that the network was offered, and may have taken: more than it has, while
+    /// somebody writes.
+    offered: AtomicU64,
+    /// When something last came, in nanoseconds of the clock.
+    received_at: AtomicU64,
+}
+
+/// What keeps a connection open: its reader ends with the last one.
+#[derive(Debug)]
+pub(crate) struct Handle(pub(crate) Arc<Connection>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.socket.shut_down();
+    }
+}
+
+/// A request that was submitted.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    pub(crate) id: u32,
+    pub(crate) slot: Arc<Slot>,
+}
+
+impl Connection {
+    /// Connects, exchanges hellos and says who the client is, if it is asked.
+    pub(crate) fn open(address: &Address, options: &Options) -> Result<Handle> {
+        let socket = Socket::connect(address, options).map_err(Error::not_sent)?;
+        let limit = options.connect_timeout;
+        socket
+            .set_timeouts(Some(limit), limit)
+            .map_err(|source| greeting_failed(address, source))?;
+        let hello = greet(&socket, options).map_err(|error| match error {
+            Greeting::Io(source) => greeting_failed(address, source),
+            Greeting::Refused(error) => error,
+        })?;
+        let write = options.request_timeout;
+        socket.set_timeouts(None, write).map_err(|source| greeting_failed(address, source))?;
+        let state = State {
+            table: Table::default(),
+            queue: Vec::new(),
+            queued: 0,
+            next_id: NO_REQUEST.wrapping_add(1),
+            sending: false,
+            broken: None,
+        };
+        let connection = Arc::new(Connection {
+            socket,
+            hello,
+            options: options.clone(),
+            state: Mutex::new(state),
+            room: Condvar::new(),
+            offered: AtomicU64::new(0),
+            received_at: AtomicU64::new(now_ns()),
+        });
+        let reader = connection.clone();
+        let started = std::thread::Builder::new()
+            .name("esker-client".into())
+            .stack_size(READER_STACK_BYTES)
+            .spawn(move || reader.read_all());
+        started.map_err(|source| greeting_failed(address, source))?;
+        Ok(Handle(connection))
+    }
+
+    /// Whether it can no longer be used.
+    pub(crate) fn is_broken(&self) -> bool {
+        self.state.lock().broken.is_some()
+    }
+
+    /// Appends a request. It leaves at the next [`Connection::send`], or when much has come together.
+    pub(crate) fn submit(&self, request: &Request<'_>) -> Result<Submitted> {
+        let opcode = request.opcode() as u8;
+        let mut frame = Vec::new();
+        let start = begin_frame(&mut frame);
+        request.encode(&mut frame).map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        let payload_size = frame.len().saturating_sub(FRAME_HEADER_SIZE);
+        if payload_size as u64 > self.hello.request_size_max.into() {
+            return Err(Error::invalid(format!(
+                "a request of {payload_size} bytes, and the server takes {}",
+                self.hello.request_size_max
+            )));
+        }
+        let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
+        let mut state = self.state.lock();
+        loop {
+            if let Some(cause) = &state.broken {
+                return Err(Error::not_sent(cause.clone()));
+            }
+            let full = state.table.len() >= self.options.in_flight_max.max(1)
+                || state.queue.len() >= QUEUE_BYTES_MAX;
+            if !full {
+                break;
+            }
+            if !state.sending && !state.queue.is_empty() {
+                // Nothing gets less unless what is queued leaves.
+                drop(state);
+                self.send();
+                state = self.state.lock();
+                continue;
+            }
+            let left = end.saturating_sub(SystemClock.monotonic());
+            if left.is_zero() {
+                let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
+                return Err(Error::not_sent(cause.context("too many requests are in flight")));
+            }
+            self.room.wait_for(&mut state, left);
+        }
+        let id = state.next_id;
+        state.next_id = id.checked_add(1).unwrap_or(NO_REQUEST.wrapping_add(1));
+        // The id is part of the checksum, so the frame ends here.
+        end_frame(&mut frame, start, id, opcode, Status::Ok)
+            .map_err(|flaw| Error::invalid(flaw.to_string()))?;
+        state.queue.extend_from_slice(&frame);
+        state.queued = state.queued.saturating_add(frame.len() as u64);
+        let end = state.queued;
+        let slot = state.table.insert(id, opcode, end);
+        let much = state.queue.len() >= QUEUE_BYTES;
+        drop(state);
+        if much {
+            self.send();
+        }
+        Ok(Submitted { id, slot })
+    }
+
+    /// Sends what is queued, unless somebody does.
+    pub(crate) fn send(&self) {
+        let mut state = self.state.lock();
+        if state.sending {
+            return;
+        }
+        state.sending = true;
+        let mut frames = Vec::new();
+        while state.broken.is_none() && !state.queue.is_empty() {
+            frames.clear();
+            std::mem::swap(&mut frames, &mut state.queue);
+            drop(state);
+            self.room.notify_all();
+            let sent = self.write_all(&frames);
+            if let Err(source) = sent {
+                self.break_off(esker_base::Error::io("send request", source));
+            }
+            state = self.state.lock();
+        }
+        state.sending = false;
+    }
+
+    fn write_all(&self, mut rest: &[u8]) -> std::io::Result<()> {
+        // Before, not after: whoever breaks the connection meanwhile must not take for unsent what the
+        // server may have.
+        self.offered.fetch_add(rest.len() as u64, Ordering::SeqCst);
+        while !rest.is_empty() {
+            let error = match self.socket.write(rest) {
+                Ok(count) if count > 0 => {
+                    rest = rest.get(count..).unwrap_or_default();
+                    continue;
+                }
+                Ok(_) => IoErrorKind::WriteZero.into(),
+                Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {
+                    IoErrorKind::TimedOut.into()
+                }
+                Err(error) => error,
+            };
+            if self.socket.fails_whole() {
+                // The rest was surely not taken.
+                self.offered.fetch_sub(rest.len() as u64, Ordering::SeqCst);
+            }
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Waits for the reply to a request.
+    pub(crate) fn wait(&self, request: &Submitted) -> Result<Reply> {
+        if !request.slot.is_filled() {
+            self.send();
+        }
+        let limit = self.options.request_timeout;
+        if let Some(reply) = request.slot.wait(limit) {
+            return reply;
+        }
+        self.state.lock().table.give_up(request.id);
+        self.room.notify_all();
+        let cause = esker_base::Error::new(ErrorKind::Timeout, "wait for reply");
+        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
+        if u128::from(silent) >= limit.as_nanos() {
+            // Not only this request: the server says nothing at all any more.
+            self.break_off(cause.clone().context("the server is silent"));
+        }
+        // It may have come between the two looks.
+        request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
+    }
+
+    /// Breaks the connection: all who wait learn it (C3).
+    fn break_off(&self, cause: esker_base::Error) {
+        self.socket.shut_down();
+        let mut state = self.state.lock();
+        if state.broken.is_some() {
+            return;
+        }
+        let offered = self.offered.load(Ordering::SeqCst);
+        state.table.fail_all(offered, &cause);
+        state.broken = Some(cause);
+        drop(state);
+        self.room.notify_all();
+    }
+
+    /// The reader's whole life.
+    fn read_all(&self) {
+        let cause = match self.read_until_end() {
+            Ok(()) => esker_base::Error::new(ErrorKind::Closed, "read reply")
+                .context("the server has closed the connection"),
+            Err(cause) => cause,
+        };
+        self.break_off(cause);
+    }
+
+    fn read_until_end(&self) -> esker_base::Result<()> {
+        let mut buffer = vec![0; RECEIVE_BYTES];
+        let mut filled = 0_usize;
+        loop {
+            let room = buffer.get_mut(filled..).unwrap_or_default();
+            let count = match self.socket.read(room) {
+                Ok(0) => return Ok(()),
+                Ok(count) => count,
+                Err(error) if error.kind() == IoErrorKind::Interrupted => continue,
+                Err(error) => return Err(esker_base::Error::io("read reply", error)),
+            };
+            self.received_at.store(now_ns(), Ordering::Relaxed);
+            filled = filled.saturating_add(count);
+            let used = self.take_frames(buffer.get(..filled).unwrap_or_default())?;
+            buffer.copy_within(used..filled, 0);
+            filled = filled.saturating_sub(used);
+            if filled == buffer.len() {
+                // One frame fills it all: by twice what arrived (C4).
+                buffer.resize(filled.saturating_mul(2), 0);
+            } else if filled == 0 && buffer.len() > RECEIVE_BYTES {
+                buffer.truncate(RECEIVE_BYTES);
+                buffer.shrink_to_fit();
+            }
+        }
+    }
+
+    /// Hands out the whole replies at the start of `bytes`; returns how much they were.
+    fn take_frames(&self, bytes: &[u8]) -> esker_base::Result<usize> {
+        let wrong = |words: &str| esker_base::Error::corrupted("read reply", words);
+        let mut replies = Vec::new();
+        let mut used = 0_usize;
+        while let Some(rest) = bytes.get(used..)
+            && rest.len() >= FRAME_HEADER_SIZE
+        {
+            let header = FrameHeader::peek(rest).map_err(|flaw| wrong("a frame").source(flaw))?;
+            if header.payload_size > self.hello.reply_size_max {
+                return Err(wrong("a reply over the server's own limit"));
+            }
+            let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+            let Some(frame) = rest.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
+                break;
+            };
+            header.verify_frame(frame).map_err(|flaw| wrong("a frame").source(flaw))?;
+            used = used.saturating_add(frame.len());
+            let Some(status) = Status::from_number(header.status) else {
+                return Err(wrong("a status that has no meaning"));
+            };
+            if header.id == NO_REQUEST {
+                let said = Error::of_status(status);
+                let cause = esker_base::Error::new(said.kind(), "read reply");
+                return Err(cause.context(format!("the server says goodbye: {}", status.words())));
+            }
+            let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
+            replies.push((header.id, Reply { opcode: header.opcode, status, payload }));
+        }
+        let mut filled = Vec::with_capacity(replies.len());
+        let mut state = self.state.lock();
+        for (id, reply) in replies {
+            match state.table.take(id, reply.opcode) {
+                Ok(Some(slot)) => filled.push((slot, reply)),
+                // Its caller has given up.
+                Ok(None) => {}
+                Err(_) => return Err(wrong("a reply to something else")),
+            }
+        }
+        drop(state);
+        self.room.notify_all();
+        for (slot, reply) in filled {
+            slot.fill(Ok(reply));
+        }
+        Ok(used)
+    }
+}
+
+fn now_ns() -> u64 {
+    u64::try_from(SystemClock.monotonic().as_nanos()).unwrap_or(u64::MAX)
+}
+
+fn greeting_failed(address: &Address, source: std::io::Error) -> Error {
+    let kind = match source.kind() {
+        IoErrorKind::WouldBlock | IoErrorKind::TimedOut => ErrorKind::Timeout,
+        _ => ErrorKind::Io,
+    };
+    Error::not_sent(
+        esker_base::Error::io("greet server", source).with_kind(kind).context(address.to_string()),
+    )
+}
+
+/// Why a connection did not come about.
+enum Greeting {
+    Io(std::io::Error),
+    Refused(Error),
+}
+
+impl From<std::io::Error> for Greeting {
+    fn from(source: std::io::Error) -> Self {
+        Greeting::Io(source)
+    }
+}
+
+/// Exchanges hellos, and authenticates if the server asks for it. Nothing else is sent before.
+fn greet(socket: &Socket, options: &Options) -> std::result::Result<ServerHello, Greeting> {
+    // Whatever a server answers here, no request was sent.
+    let refused = |status: Status| {
+        let said = Error::of_status(status);
+        let cause = esker_base::Error::new(said.kind(), "greet server").context(status.words());
+        Greeting::Refused(Error::not_sent(cause))
+    };
+    let wrong = |_| {
+        let cause = esker_base::Error::new(ErrorKind::Unsupported, "greet server");
+        let words = "what answers does not speak the native protocol";
+        Greeting::Refused(Error::not_sent(cause.context(words)))
+    };
+    write_whole(socket, &ClientHello { version: VERSION }.encode())?;
+    let mut hello = [0; SERVER_HELLO_SIZE];
+    read_whole(socket, &mut hello)?;
+    let hello = ServerHello::decode(&hello).map_err(wrong)?;
+    if hello.status != Status::Ok {
+        return Err(refused(hello.status));
+    }
+    if hello.version != VERSION {
+        return Err(refused(Status::UnsupportedVersion));
+    }
+    if !hello.authenticate {
+        return Ok(hello);
+    }
+    let Some((user, password)) = &options.credentials else {
+        return Err(refused(Status::Unauthenticated));
+    };
+    let request = Request::Authenticate { user: user.as_bytes(), password: password.as_bytes() };
+    let mut frame = Vec::new();
+    let start = begin_frame(&mut frame);
+    let encoded = request
+        .encode(&mut frame)
+        .and_then(|()| end_frame(&mut frame, start, 1, Opcode::Authenticate as u8, Status::Ok));
+    encoded.map_err(|flaw| Greeting::Refused(Error::invalid(flaw.to_string())))?;
+    write_whole(socket, &frame)?;
+    let mut reply = [0; FRAME_HEADER_SIZE];
+    read_whole(socket, &mut reply)?;
+    let header = FrameHeader::peek(&reply).map_err(wrong)?;
+    header.verify_frame(&reply).map_err(wrong)?;
+    match Status::from_number(header.status) {
+        Some(Status::Ok) => Ok(hello),
+        Some(status) => Err(refused(status)),
+        None => Err(refused(Status::BadFrame)),
+    }
+}
+
+fn write_whole(socket: &Socket, mut rest: &[u8]) -> std::io::Result<()> {
+    while !rest.is_empty() {
+        match socket.write(rest)? {
+            0 => return Err(IoErrorKind::WriteZero.into()),
+            count => rest = rest.get(count..).unwrap_or_default(),
+        }
+    }
+    Ok(())
+}
+
+fn read_whole(socket: &Socket, mut rest: &mut [u8]) -> std::io::Result<()> {
+    while !rest.is_empty() {
+        match socket.read(rest)? {
+            0 => return Err(IoErrorKind::UnexpectedEof.into()),
+            count => rest = rest.get_mut(count..).unwrap_or_default(),
+        }
+    }
+    Ok(())
+}

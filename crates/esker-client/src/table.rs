@@ -1,0 +1,109 @@
+//! Requests that wait for their replies: by id, each with a slot that its caller waits at.
+//!
+//! # Invariants
+//! - T1: a slot is filled once: with a reply, or with why there is none.
+//! - T2: a request that is taken out of the table is filled or given up by whoever took it out.
+
+use crate::error::{Error, Fate, Result};
+use esker_base::clock::{Clock, SystemClock};
+use esker_format::native::Status;
+use parking_lot::{Condvar, Mutex};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A reply as it came.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) opcode: u8,
+    pub(crate) status: Status,
+    pub(crate) payload: Vec<u8>,
+}
+
+/// Where a caller waits.
+#[derive(Debug, Default)]
+pub(crate) struct Slot {
+    reply: Mutex<Option<Result<Reply>>>,
+    filled: Condvar,
+}
+
+impl Slot {
+    pub(crate) fn fill(&self, reply: Result<Reply>) {
+        *self.reply.lock() = Some(reply);
+        self.filled.notify_one();
+    }
+
+    pub(crate) fn is_filled(&self) -> bool {
+        self.reply.lock().is_some()
+    }
+
+    /// Waits for the reply, at most `limit`; `None` if it did not come.
+    pub(crate) fn wait(&self, limit: Duration) -> Option<Result<Reply>> {
+        let end = SystemClock.monotonic().saturating_add(limit);
+        let mut reply = self.reply.lock();
+        loop {
+            if let Some(reply) = reply.take() {
+                return Some(reply);
+            }
+            let left = end.saturating_sub(SystemClock.monotonic());
+            if left.is_zero() {
+                return None;
+            }
+            self.filled.wait_for(&mut reply, left);
+        }
+    }
+}
+
+/// A request without a reply.
+#[derive(Debug)]
+struct Waiting {
+    slot: Arc<Slot>,
+    opcode: u8,
+    /// Where its frame ends, in bytes of the connection.
+    end: u64,
+}
+
+/// All requests without a reply of one connection.
+#[derive(Debug, Default)]
+pub(crate) struct Table(HashMap<u32, Waiting>);
+
+impl Table {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub(crate) fn insert(&mut self, id: u32, opcode: u8, end: u64) -> Arc<Slot> {
+        let slot = Arc::new(Slot::default());
+        self.0.insert(id, Waiting { slot: slot.clone(), opcode, end });
+        slot
+    }
+
+    /// The slot for a reply; `None` if nobody waits any more.
+    ///
+    /// # Errors
+    /// The opcode that was expected, if it is another one: the server answers something else.
+    pub(crate) fn take(&mut self, id: u32, opcode: u8) -> Result<Option<Arc<Slot>>, u8> {
+        match self.0.remove(&id) {
+            None => Ok(None),
+            Some(waiting) if waiting.opcode == opcode => Ok(Some(waiting.slot)),
+            Some(waiting) => {
+                let expected = waiting.opcode;
+                self.0.insert(id, waiting);
+                Err(expected)
+            }
+        }
+    }
+
+    /// Nobody waits for that reply any more.
+    pub(crate) fn give_up(&mut self, id: u32) {
+        self.0.remove(&id);
+    }
+
+    /// Fails all requests: those whose frames the network was not offered whole were not sent.
+    pub(crate) fn fail_all(&mut self, offered: u64, cause: &esker_base::Error) {
+        for (_, waiting) in self.0.drain() {
+            let fate = if waiting.end > offered { Fate::NotSent } else { Fate::Unknown };
+            waiting.slot.fill(Err(Error::new(fate, cause.clone())));
+        }
+    }
+}

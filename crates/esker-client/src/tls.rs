@@ -1,0 +1,166 @@
+//! TLS over a socket that one thread reads while others write: `rustls` driven by hand.
+//!
+//! # Invariants
+//! - Y1: the state machine is locked only while nobody waits for the socket.
+//! - Y2: records leave in the order in which the machine made them: whoever sends has the turn until all
+//!   that it took out are sent.
+
+use crate::error::{Error, Result};
+use parking_lot::Mutex;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore};
+use std::io::{ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+
+/// Ciphertext that is received at once.
+const RECEIVE_BYTES: usize = 16 << 10;
+
+/// Whom a client trusts. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Tls {
+    config: Arc<ClientConfig>,
+    name: Option<ServerName<'static>>,
+}
+
+impl Tls {
+    /// Trusts servers with a certificate that one of `roots`, in PEM, has signed, or is.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a text that is something else.
+    pub fn from_pem(roots: &[u8]) -> Result<Tls> {
+        let wrong =
+            |error: &dyn std::fmt::Display| Error::invalid(format!("certificates: {error}"));
+        let mut store = RootCertStore::empty();
+        for root in CertificateDer::pem_slice_iter(roots) {
+            let root = root.map_err(|error| wrong(&error))?;
+            store.add(root).map_err(|error| wrong(&error))?;
+        }
+        if store.is_empty() {
+            return Err(wrong(&"there is none"));
+        }
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| wrong(&error))?
+            .with_root_certificates(store)
+            .with_no_client_auth();
+        Ok(Tls { config: Arc::new(config), name: None })
+    }
+
+    /// The name that the certificate has to be for, if it is not the host of the address.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is no name.
+    pub fn with_name(mut self, name: &str) -> Result<Tls> {
+        let parsed = ServerName::try_from(name.to_owned());
+        self.name = Some(parsed.map_err(|error| Error::invalid(format!("{name:?}: {error}")))?);
+        Ok(self)
+    }
+}
+
+/// Ciphertext that the state machine has not taken yet: it takes no more while it holds text.
+#[derive(Debug)]
+struct Incoming {
+    bytes: Vec<u8>,
+    start: usize,
+    end: usize,
+}
+
+/// An encrypted connection.
+#[derive(Debug)]
+pub(crate) struct Encrypted {
+    socket: TcpStream,
+    machine: Mutex<ClientConnection>,
+    /// The reader's.
+    incoming: Mutex<Incoming>,
+    /// Held by whoever sends records.
+    turn: Mutex<()>,
+}
+
+impl Encrypted {
+    /// Shakes hands with `host` on `socket`, whose timeouts are set.
+    pub(crate) fn connect(mut socket: TcpStream, tls: &Tls, host: &str) -> IoResult<Encrypted> {
+        let name = match &tls.name {
+            Some(name) => name.clone(),
+            None => ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?,
+        };
+        let mut machine =
+            ClientConnection::new(tls.config.clone(), name).map_err(std::io::Error::other)?;
+        while machine.is_handshaking() {
+            machine.complete_io(&mut socket)?;
+        }
+        let incoming = Incoming { bytes: vec![0; RECEIVE_BYTES], start: 0, end: 0 };
+        Ok(Encrypted {
+            socket,
+            machine: Mutex::new(machine),
+            incoming: Mutex::new(incoming),
+            turn: Mutex::new(()),
+        })
+    }
+
+    pub(crate) fn socket(&self) -> &TcpStream {
+        &self.socket
+    }
+
+    /// Reads what is there; 0 at the end. One thread reads.
+    pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
+        let mut incoming = self.incoming.lock();
+        loop {
+            let mut machine = self.machine.lock();
+            match machine.reader().read(into) {
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {}
+                // Frames say how long they are: an end without TLS's own end is an end.
+                Err(error) if error.kind() == IoErrorKind::UnexpectedEof => return Ok(0),
+                result => return result,
+            }
+            let (start, end) = (incoming.start, incoming.end);
+            let mut rest = incoming.bytes.get(start..end).unwrap_or_default();
+            if !rest.is_empty() {
+                let taken = machine.read_tls(&mut rest)?;
+                if taken == 0 {
+                    return Err(IoErrorKind::InvalidData.into());
+                }
+                let processed = machine.process_new_packets();
+                processed.map_err(|error| std::io::Error::new(IoErrorKind::InvalidData, error))?;
+                incoming.start = start.saturating_add(taken);
+                continue;
+            }
+            let wants_write = machine.wants_write();
+            drop(machine);
+            if wants_write {
+                // What the protocol itself has to say, such as an answer to a new key.
+                self.send_records()?;
+            }
+            let count = (&self.socket).read(&mut incoming.bytes)?;
+            if count == 0 {
+                return Ok(0);
+            }
+            (incoming.start, incoming.end) = (0, count);
+        }
+    }
+
+    /// Takes and sends what fits of `bytes`. After an error any part of them may have been sent.
+    pub(crate) fn write(&self, bytes: &[u8]) -> IoResult<usize> {
+        loop {
+            let taken = self.machine.lock().writer().write(bytes)?;
+            self.send_records()?;
+            if taken > 0 || bytes.is_empty() {
+                return Ok(taken);
+            }
+        }
+    }
+
+    fn send_records(&self) -> IoResult<()> {
+        let _turn = self.turn.lock();
+        let mut records = Vec::new();
+        {
+            let mut machine = self.machine.lock();
+            while machine.wants_write() {
+                machine.write_tls(&mut records)?;
+            }
+        }
+        (&self.socket).write_all(&records)
+    }
+}

@@ -1,0 +1,113 @@
+//! Several servers together.
+
+use crate::harness::{Alone, address_of, alone, impatient};
+use esker_client::{Batch, Cluster, ErrorKind, Fate, Member, Options};
+
+fn member(name: &str, alone: &Alone) -> Member {
+    Member { name: name.into(), address: address_of(alone.server.address()), weight: 1 }
+}
+
+fn key(n: u32) -> Vec<u8> {
+    format!("key{n}").into_bytes()
+}
+
+fn items(servers: &[&Alone]) -> Vec<u64> {
+    servers.iter().map(|alone| alone.server.store.stats().items).collect()
+}
+
+#[test]
+fn keys_spread_over_three_servers_and_few_move_when_a_fourth_comes() {
+    const KEYS: u32 = 2000;
+    let (a, b, c, d) = (alone(), alone(), alone(), alone());
+    let members = vec![member("a", &a), member("b", &b), member("c", &c)];
+    let cluster = Cluster::new(members.clone(), &Options::default()).expect("cluster");
+    for n in 0..KEYS {
+        cluster.put(&key(n), &n.to_be_bytes()).expect("put");
+    }
+    let shares = items(&[&a, &b, &c]);
+    assert_eq!(shares.iter().sum::<u64>(), u64::from(KEYS));
+    assert!(shares.iter().all(|share| (450..900).contains(share)), "{shares:?}");
+    // Another client, told the same, finds everything; in one call, too.
+    let other = Cluster::new(members.clone(), &Options::default()).expect("cluster");
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(key).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let values = other.multi_get(&keys).expect("multi_get");
+    for (n, value) in (0..KEYS).zip(values) {
+        assert_eq!(&*value.expect("there"), n.to_be_bytes());
+    }
+    let larger = [members, vec![member("d", &d)]].concat();
+    let larger = Cluster::new(larger, &Options::default()).expect("cluster");
+    let found = larger.multi_get(&keys).expect("multi_get");
+    let mut moved = 0;
+    for (key, value) in keys.iter().zip(&found) {
+        let (owner, _) = larger.owner(key).expect("owner");
+        let (before, _) = cluster.owner(key).expect("owner");
+        assert_eq!(value.is_none(), owner.name == "d", "found unless it belongs to the new one");
+        if owner.name != before.name {
+            assert_eq!(owner.name, "d");
+            moved += 1;
+        }
+    }
+    assert!((KEYS / 4 * 3 / 4..KEYS / 4 * 5 / 4).contains(&moved), "{moved} of {KEYS} keys moved");
+    assert!(larger.delete(keys[0]).is_ok() && larger.sync().is_ok());
+}
+
+#[test]
+fn a_batch_of_several_servers_is_refused_and_split_on_demand() {
+    let (a, b, c) = (alone(), alone(), alone());
+    let members = vec![member("a", &a), member("b", &b), member("c", &c)];
+    let cluster = Cluster::new(members, &Options::default()).expect("cluster");
+    let mut batch = Batch::new();
+    (0..100).for_each(|n| {
+        batch.put(&key(n), b"v");
+    });
+    let error = cluster.write(&batch).expect_err("three servers");
+    assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::InvalidArgument));
+    assert_eq!(items(&[&a, &b, &c]), [0, 0, 0]);
+    let parts = cluster.split(&batch).expect("split");
+    assert_eq!(parts.len(), 3);
+    assert_eq!(parts.iter().map(|(_, part)| part.len()).sum::<usize>(), 100);
+    for (client, part) in &parts {
+        client.write(part).expect("write");
+    }
+    assert_eq!(items(&[&a, &b, &c]).iter().sum::<u64>(), 100);
+    let mut one = Batch::new();
+    one.put(&key(1), b"w").put(&key(1), b"x");
+    cluster.write(&one).expect("one server");
+    assert_eq!(&*cluster.get(&key(1)).expect("get").expect("there"), b"x");
+}
+
+#[test]
+fn a_server_that_is_gone_fails_its_own_keys_only() {
+    let (a, b, c) = (alone(), alone(), alone());
+    let members = vec![member("a", &a), member("b", &b), member("c", &c)];
+    let cluster = Cluster::new(members, &impatient()).expect("cluster");
+    for n in 0..300 {
+        cluster.put(&key(n), b"v").expect("put");
+    }
+    b.server.stop();
+    for n in 0..300 {
+        let (owner, _) = cluster.owner(&key(n)).expect("owner");
+        match cluster.get(&key(n)) {
+            Ok(value) => {
+                assert_ne!(owner.name, "b");
+                assert!(value.is_some());
+            }
+            Err(error) => assert_eq!(owner.name, "b", "{error}"),
+        }
+    }
+    let keys: Vec<Vec<u8>> = (0..300).map(key).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    assert!(cluster.multi_get(&keys).is_err());
+    assert!(cluster.sync().is_err());
+}
+
+#[test]
+fn a_cluster_of_nobody_or_of_two_with_one_name_is_refused() {
+    assert!(Cluster::new(Vec::new(), &Options::default()).is_err());
+    let server = alone();
+    let twice = vec![member("a", &server), member("a", &server)];
+    assert!(Cluster::new(twice, &Options::default()).is_err());
+    let idle = vec![Member { weight: 0, ..member("a", &server) }];
+    assert!(Cluster::new(idle, &Options::default()).is_err());
+}

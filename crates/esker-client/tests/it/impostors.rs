@@ -1,0 +1,268 @@
+//! Servers that are none, stop in the middle, or say what they must not.
+
+use crate::harness::{address_of, impatient};
+use esker_client::{Attributes, Client, Condition, ErrorKind, Fate};
+use esker_format::native::{
+    CLIENT_HELLO_SIZE, ClientHello, FRAME_HEADER_SIZE, FrameHeader, Opcode, ServerHello, Status,
+    VERSION, begin_frame, end_frame,
+};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+
+const HELLO: ServerHello = ServerHello {
+    version: VERSION,
+    status: Status::Ok,
+    authenticate: false,
+    in_flight_max: 16,
+    request_size_max: 1 << 20,
+    reply_size_max: 1 << 20,
+    key_size_max: 64 << 10,
+    value_size_max: 1 << 20,
+};
+
+fn read_hello(stream: &mut TcpStream) {
+    let mut hello = [0; CLIENT_HELLO_SIZE];
+    stream.read_exact(&mut hello).expect("a hello");
+    ClientHello::decode(&hello).expect("a hello of the protocol");
+}
+
+/// The id of the next request.
+fn read_request(stream: &mut TcpStream) -> u32 {
+    let mut header = [0; FRAME_HEADER_SIZE];
+    stream.read_exact(&mut header).expect("a header");
+    let header = FrameHeader::peek(&header).expect("a header");
+    let mut payload = vec![0; header.payload_size as usize];
+    stream.read_exact(&mut payload).expect("a payload");
+    header.verify(&payload).expect("the checksum");
+    header.id
+}
+
+fn frame(id: u32, opcode: Opcode, status: Status, payload: &[u8]) -> Vec<u8> {
+    let mut frame = Vec::new();
+    let start = begin_frame(&mut frame);
+    frame.extend_from_slice(payload);
+    end_frame(&mut frame, start, id, opcode as u8, status).expect("fits");
+    frame
+}
+
+/// Runs `check` with a client of a server that does `play` with its first connection.
+fn with_impostor(play: impl FnOnce(TcpStream) + Send, check: impl FnOnce(&Client)) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+    let client = Client::new(address_of(listener.local_addr().expect("address")), impatient());
+    std::thread::scope(|scope| {
+        scope.spawn(move || play(listener.accept().expect("a connection").0));
+        check(&client);
+        // Ends the connection, so that whoever plays sees its end.
+        drop(client);
+    });
+}
+
+/// As [`with_impostor`], for one that greets first.
+fn with_greeter(play: impl FnOnce(&mut TcpStream) + Send, check: impl FnOnce(&Client)) {
+    with_impostor(
+        |mut stream| {
+            read_hello(&mut stream);
+            stream.write_all(&HELLO.encode()).expect("send");
+            play(&mut stream);
+        },
+        check,
+    );
+}
+
+fn wait_for_end(stream: &mut TcpStream) {
+    let mut rest = Vec::new();
+    // A reset is an end, too.
+    let _ = stream.read_to_end(&mut rest);
+}
+
+#[test]
+fn something_that_does_not_speak_the_protocol_is_told_apart() {
+    with_impostor(
+        |mut stream| {
+            read_hello(&mut stream);
+            stream
+                .write_all(b"ERROR unknown command, and more than forty bytes of it\r\n")
+                .expect("send");
+            wait_for_end(&mut stream);
+        },
+        |client| {
+            let error = client.get(b"k").expect_err("no server");
+            assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Unsupported));
+        },
+    );
+}
+
+#[test]
+fn a_server_that_never_greets_is_not_waited_for_longer_than_allowed() {
+    with_impostor(
+        |mut stream| wait_for_end(&mut stream),
+        |client| {
+            let error = client.get(b"k").expect_err("silence");
+            assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
+        },
+    );
+}
+
+#[test]
+fn a_request_without_a_reply_is_unknown_after_its_time_and_when_the_connection_ends() {
+    with_greeter(wait_for_end, |client| {
+        let error = client.put(b"k", b"v").expect_err("silence");
+        assert_eq!((error.fate(), error.kind()), (Fate::Unknown, ErrorKind::Timeout));
+    });
+    with_greeter(
+        |stream| {
+            read_request(stream);
+        },
+        |client| {
+            let error = client.put(b"k", b"v").expect_err("it hangs up");
+            assert_eq!(error.fate(), Fate::Unknown, "{error}");
+        },
+    );
+}
+
+#[test]
+fn a_request_that_has_not_left_when_the_connection_ends_was_not_sent() {
+    let submitted = std::sync::Barrier::new(2);
+    with_greeter(
+        |stream| {
+            let ping = read_request(stream);
+            stream.write_all(&frame(ping, Opcode::Ping, Status::Ok, b"")).expect("send");
+            submitted.wait();
+        },
+        |client| {
+            client.ping().expect("ping");
+            let put = client.submit_put(b"k", b"v", Attributes::default(), Condition::Always);
+            let put = put.expect("submitted");
+            submitted.wait();
+            while !put.is_ready() {
+                esker_trt::sleep(std::time::Duration::from_millis(1));
+            }
+            assert_eq!(put.wait().expect_err("nobody is there").fate(), Fate::NotSent);
+        },
+    );
+}
+
+#[test]
+fn of_many_requests_those_answered_are_known_and_the_others_are_not() {
+    with_greeter(
+        |stream| {
+            let ids: Vec<u32> = (0..10).map(|_| read_request(stream)).collect();
+            // The last ones first.
+            for id in ids.iter().rev().take(5) {
+                let version = u64::from(*id).to_le_bytes();
+                stream.write_all(&frame(*id, Opcode::Put, Status::Ok, &version)).expect("send");
+            }
+        },
+        |client| {
+            let pending: Vec<_> = (0..10_u32)
+                .map(|n| {
+                    let key = n.to_be_bytes();
+                    client.submit_put(&key, b"v", Attributes::default(), Condition::Always)
+                })
+                .collect::<Result<_, _>>()
+                .expect("submitted");
+            client.flush();
+            let known: Vec<bool> = pending
+                .into_iter()
+                .map(|put| {
+                    put.wait().map_err(|error| assert_eq!(error.fate(), Fate::Unknown)).is_ok()
+                })
+                .collect();
+            assert_eq!(known, [[false; 5], [true; 5]].concat());
+        },
+    );
+}
+
+#[test]
+fn replies_that_make_no_sense_end_the_connection_and_not_the_client() {
+    let damaged = |id: u32| {
+        let mut bytes = frame(id, Opcode::Get, Status::KeyMissing, b"");
+        bytes[0] ^= 1;
+        bytes
+    };
+    let endless = |id: u32| {
+        let mut bytes = frame(id, Opcode::Get, Status::Ok, b"");
+        bytes[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        bytes
+    };
+    let other = |id: u32| frame(id, Opcode::Ping, Status::Ok, b"");
+    let status = |id: u32| {
+        let mut bytes = frame(id, Opcode::Get, Status::Ok, b"");
+        bytes[13] = 250;
+        bytes
+    };
+    let cases: [&(dyn Fn(u32) -> Vec<u8> + Sync); 4] = [&damaged, &endless, &other, &status];
+    for make in cases {
+        with_greeter(
+            |stream| {
+                let id = read_request(stream);
+                stream.write_all(&make(id)).expect("send");
+                wait_for_end(stream);
+            },
+            |client| {
+                let error = client.get(b"k").expect_err("no sense");
+                assert_eq!((error.fate(), error.kind()), (Fate::Unknown, ErrorKind::Corrupted));
+            },
+        );
+    }
+    // A whole frame with a payload that is no item.
+    with_greeter(
+        |stream| {
+            let id = read_request(stream);
+            stream.write_all(&frame(id, Opcode::Get, Status::Ok, b"\x03short")).expect("send");
+            let id = read_request(stream);
+            stream.write_all(&frame(id, Opcode::Ping, Status::Ok, b"")).expect("send");
+            wait_for_end(stream);
+        },
+        |client| {
+            assert_eq!(client.get(b"k").expect_err("no item").kind(), ErrorKind::Corrupted);
+            client.ping().expect("the connection goes on");
+        },
+    );
+}
+
+#[test]
+fn a_goodbye_is_told_to_those_who_wait() {
+    with_greeter(
+        |stream| {
+            read_request(stream);
+            stream.write_all(&frame(0, Opcode::Goodbye, Status::TooSlow, b"")).expect("send");
+            wait_for_end(stream);
+        },
+        |client| {
+            let error = client.get(b"k").expect_err("goodbye");
+            assert_eq!((error.fate(), error.kind()), (Fate::Unknown, ErrorKind::Timeout));
+            assert!(error.to_string().contains(Status::TooSlow.words()), "{error}");
+        },
+    );
+}
+
+#[test]
+fn a_reply_that_comes_too_late_is_nobody_elses() {
+    with_greeter(
+        |stream| {
+            let late = read_request(stream);
+            let first = read_request(stream);
+            stream.write_all(&frame(first, Opcode::Ping, Status::Ok, b"")).expect("send");
+            // Nobody waits for the get any more when this one comes.
+            let second = read_request(stream);
+            stream.write_all(&frame(late, Opcode::Get, Status::KeyMissing, b"")).expect("send");
+            stream.write_all(&frame(second, Opcode::Ping, Status::Ok, b"")).expect("send");
+            wait_for_end(stream);
+        },
+        |client| {
+            let late = client.submit_get(b"k").expect("submit");
+            client.flush();
+            let waited = std::thread::scope(|scope| {
+                let waits = scope.spawn(|| late.wait());
+                // A sign of life in between: only the one request has taken too long.
+                esker_trt::sleep(impatient().request_timeout / 2);
+                client.ping().expect("ping");
+                waits.join().expect("no panic")
+            });
+            let error = waited.expect_err("it was not answered in time");
+            assert_eq!((error.fate(), error.kind()), (Fate::Unknown, ErrorKind::Timeout));
+            client.ping().expect("the connection goes on");
+        },
+    );
+}

@@ -1,0 +1,252 @@
+//! Which requests of a connection wait for which: the order of requests on one key (D1).
+//!
+//! Each request gets a [`Ticket`], which its task marks when its effect has taken place, and the
+//! tickets of those it has to wait for. Keys are told apart by their hashes: two keys with one hash
+//! wait for each other without need, and nothing else comes of it.
+//!
+//! # Invariants
+//! - K1: a request waits only for requests that were admitted before it, so that nobody waits in a
+//!   circle.
+//! - K2: what is remembered is bounded by the requests in flight and their keys: marked tickets are
+//!   thrown out each time that their number may have doubled. A request with more than [`KEYS_MAX`]
+//!   keys waits for all, and all that come later for it, instead of being remembered by its keys.
+
+use esker_base::{Error, ErrorKind, Result};
+use esker_trt::local::Notify;
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::rc::Rc;
+
+/// Most keys by which one request is remembered.
+pub(super) const KEYS_MAX: usize = 1024;
+/// Marked tickets are looked for when there are so many entries.
+const PRUNE_MIN: usize = 1024;
+
+/// Whether a request has taken effect.
+#[derive(Debug, Default)]
+pub(super) struct Ticket {
+    done: Cell<bool>,
+    waiters: Notify,
+}
+
+impl Ticket {
+    /// The effect has taken place, or never will.
+    pub(super) fn mark(&self) {
+        self.done.set(true);
+        self.waiters.notify_all();
+    }
+
+    /// Waits until it is marked.
+    ///
+    /// # Errors
+    /// `Cancelled` at a shutdown: going on would change the order.
+    pub(super) fn wait(&self) -> Result<()> {
+        while !self.done.get() {
+            self.waiters
+                .wait()
+                .map_err(|_| Error::new(ErrorKind::Cancelled, "wait for an earlier request"))?;
+        }
+        Ok(())
+    }
+}
+
+/// What a request touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access<'k> {
+    /// Reads keys with these hashes.
+    Read(&'k [u64]),
+    /// Writes them.
+    Write(&'k [u64]),
+    /// Comes after everything before it.
+    AfterAll,
+    /// Comes after everything before it, and before everything behind it.
+    Between,
+}
+
+/// Takes hashes as they are: outsiders cannot foresee them.
+#[derive(Debug, Default)]
+struct AsItIs(u64);
+
+impl Hasher for AsItIs {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        // Not for hashes; right all the same.
+        bytes.iter().for_each(|byte| self.0 = self.0.rotate_left(8) ^ u64::from(*byte));
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+}
+
+#[derive(Debug, Default)]
+struct KeyState {
+    write: Option<Rc<Ticket>>,
+    /// Since the last write.
+    reads: Vec<Rc<Ticket>>,
+}
+
+/// What is known of the requests that may be in flight.
+#[derive(Debug)]
+pub(super) struct Order {
+    keys: HashMap<u64, KeyState, BuildHasherDefault<AsItIs>>,
+    all: Vec<Rc<Ticket>>,
+    barrier: Option<Rc<Ticket>>,
+    prune_keys_at: usize,
+    prune_all_at: usize,
+}
+
+/// Those that a request waits for.
+pub(super) type Waits = Vec<Rc<Ticket>>;
+
+impl Order {
+    pub(super) fn new() -> Order {
+        Order {
+            keys: HashMap::default(),
+            all: Vec::new(),
+            barrier: None,
+            prune_keys_at: PRUNE_MIN,
+            prune_all_at: PRUNE_MIN,
+        }
+    }
+
+    /// Lines up a request: its ticket, and those it waits for.
+    pub(super) fn line_up(&mut self, access: Access<'_>) -> (Rc<Ticket>, Waits) {
+        self.prune();
+        let ticket = Rc::new(Ticket::default());
+        let mut waits = Waits::new();
+        match access {
+            Access::Read(hashes) => {
+                waits.extend(self.barrier.iter().filter(|barrier| !barrier.done.get()).cloned());
+                hashes.iter().for_each(|hash| self.read(*hash, &ticket, &mut waits));
+            }
+            Access::Write(hashes) => {
+                waits.extend(self.barrier.iter().filter(|barrier| !barrier.done.get()).cloned());
+                hashes.iter().for_each(|hash| self.write(*hash, &ticket, &mut waits));
+            }
+            Access::AfterAll | Access::Between => {
+                waits.extend(self.all.iter().filter(|earlier| !earlier.done.get()).cloned());
+            }
+        }
+        if access == Access::Between {
+            // Whoever comes later waits for this one, which waits for all before.
+            self.barrier = Some(ticket.clone());
+            self.keys.clear();
+        }
+        self.all.push(ticket.clone());
+        (ticket, waits)
+    }
+
+    fn read(&mut self, hash: u64, ticket: &Rc<Ticket>, waits: &mut Waits) {
+        let state = self.keys.entry(hash).or_default();
+        push(waits, state.write.as_ref(), ticket);
+        if state.reads.len() >= PRUNE_MIN {
+            state.reads.retain(|read| !read.done.get());
+        }
+        state.reads.push(ticket.clone());
+    }
+
+    fn write(&mut self, hash: u64, ticket: &Rc<Ticket>, waits: &mut Waits) {
+        let state = self.keys.entry(hash).or_default();
+        push(waits, state.write.as_ref(), ticket);
+        state.reads.drain(..).for_each(|read| push(waits, Some(&read), ticket));
+        state.write = Some(ticket.clone());
+    }
+
+    /// Throws out what nobody waits for any more (K2).
+    fn prune(&mut self) {
+        if self.all.len() >= self.prune_all_at {
+            self.all.retain(|ticket| !ticket.done.get());
+            self.prune_all_at = PRUNE_MIN.max(self.all.len().saturating_mul(2));
+        }
+        if self.keys.len() >= self.prune_keys_at {
+            self.keys.retain(|_, state| {
+                state.reads.retain(|read| !read.done.get());
+                !state.reads.is_empty() || state.write.as_ref().is_some_and(|w| !w.done.get())
+            });
+            self.prune_keys_at = PRUNE_MIN.max(self.keys.len().saturating_mul(2));
+        }
+    }
+}
+
+/// Notes that `ticket` waits for `earlier`, unless that is done or itself.
+fn push(waits: &mut Waits, earlier: Option<&Rc<Ticket>>, ticket: &Rc<Ticket>) {
+    if let Some(earlier) = earlier
+        && !earlier.done.get()
+        && !Rc::ptr_eq(earlier, ticket)
+    {
+        waits.push(earlier.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waits_for(waits: &Waits, tickets: &[&Rc<Ticket>]) -> bool {
+        waits.len() == tickets.len()
+            && tickets.iter().all(|ticket| waits.iter().any(|wait| Rc::ptr_eq(wait, ticket)))
+    }
+
+    #[test]
+    fn writes_wait_for_what_was_before_on_their_keys_and_reads_for_writes() {
+        let mut order = Order::new();
+        let (first_read, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits.is_empty());
+        let (second_read, waits) = order.line_up(Access::Read(&[1, 2]));
+        assert!(waits.is_empty(), "reads go side by side");
+        let (write, waits) = order.line_up(Access::Write(&[1]));
+        assert!(waits_for(&waits, &[&first_read, &second_read]));
+        let (_, waits) = order.line_up(Access::Read(&[2]));
+        assert!(waits.is_empty());
+        let (_, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits_for(&waits, &[&write]));
+        write.mark();
+        let (_, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits.is_empty(), "it has taken effect");
+    }
+
+    #[test]
+    fn a_request_that_names_a_key_twice_does_not_wait_for_itself() {
+        let mut order = Order::new();
+        let (_, waits) = order.line_up(Access::Write(&[1, 1]));
+        assert!(waits.is_empty());
+        let (_, waits) = order.line_up(Access::Read(&[2, 2]));
+        assert!(waits.is_empty());
+    }
+
+    #[test]
+    fn what_is_between_waits_for_all_before_and_all_behind_wait_for_it() {
+        let mut order = Order::new();
+        let (one, _) = order.line_up(Access::Write(&[1]));
+        let (two, _) = order.line_up(Access::Read(&[2]));
+        let (after, waits) = order.line_up(Access::AfterAll);
+        assert!(waits_for(&waits, &[&one, &two]));
+        let (other, waits) = order.line_up(Access::Write(&[3]));
+        assert!(waits.is_empty(), "nobody waits for a sync");
+        let (between, waits) = order.line_up(Access::Between);
+        assert!(waits_for(&waits, &[&one, &two, &after, &other]));
+        let (_, waits) = order.line_up(Access::Read(&[1]));
+        assert!(waits_for(&waits, &[&between]));
+    }
+
+    #[test]
+    fn what_is_done_is_forgotten() {
+        let mut order = Order::new();
+        let (kept, _) = order.line_up(Access::Write(&[u64::MAX]));
+        for key in 0..100_000 {
+            order.line_up(Access::Write(&[key])).0.mark();
+            order.line_up(Access::Read(&[u64::MAX - 1])).0.mark();
+        }
+        assert!(order.keys.len() <= 2 * PRUNE_MIN, "{}", order.keys.len());
+        assert!(order.all.len() <= 2 * PRUNE_MIN, "{}", order.all.len());
+        let reads = order.keys.get(&(u64::MAX - 1)).map_or(0, |state| state.reads.len());
+        assert!(reads <= PRUNE_MIN, "{reads}");
+        let (_, waits) = order.line_up(Access::Read(&[u64::MAX]));
+        assert!(waits_for(&waits, &[&kept]));
+    }
+}

@@ -1,0 +1,208 @@
+//! One request, from its admission to its answer: what each operation means to the store.
+//!
+//! # Invariants
+//! - J1: a job is answered exactly once: by its end, or, if its task panics or never began, by its
+//!   drop. Its ticket is marked before that, so that nobody waits for it for ever.
+//!
+//! # Failure
+//! Clients hear the kind of a failure of the store; device, offset and cause go to the log.
+
+use super::connection::{Asked, Connection};
+use super::duplex::Duplex;
+use super::multi::Found;
+use super::order::{Ticket, Waits};
+use crate::budget::Share;
+use crate::counters::Counter;
+use crate::execute::Ground;
+use esker::{Attributes, Batch, Condition, Error, ErrorKind, Outcome, PutOptions, Value};
+use esker_base::ids::Version;
+use esker_format::native::{self, ChangeKind, Changes, Put, Request, Status};
+use std::rc::Rc;
+
+/// What a request is answered.
+pub(super) enum Told {
+    /// Only how it went; the words of the status, if the store failed.
+    Status(Status),
+    /// The version that a write made.
+    Version(Version),
+    Item(Value),
+    /// What the first keys of a `multi_get` hold.
+    Items(Vec<Option<Found>>),
+    Words(String),
+}
+
+/// A request in flight with all that it needs.
+pub(super) struct Job<D: Duplex + 'static> {
+    pub(super) connection: Rc<Connection<D>>,
+    pub(super) asked: Asked,
+    pub(super) payload: Vec<u8>,
+    pub(super) share: Option<Share>,
+    pub(super) ticket: Rc<Ticket>,
+    pub(super) waits: Waits,
+    pub(super) answered: bool,
+}
+
+impl<D: Duplex + 'static> Job<D> {
+    /// Runs the request, appends its reply, and sends what there is.
+    pub(super) fn run(mut self) {
+        let told = self.execute().unwrap_or_else(|error| {
+            self.ground().report(&error);
+            Told::Status(Status::Failed(error.kind()))
+        });
+        let connection = self.connection.clone();
+        self.answer(told);
+        drop(self);
+        connection.send();
+    }
+
+    pub(super) fn ground(&self) -> Ground<'_> {
+        self.connection.shared.ground(self.connection.core)
+    }
+
+    fn answer(&mut self, told: Told) {
+        self.answered = true;
+        self.ticket.mark();
+        let carries = matches!(told, Told::Item(_) | Told::Items(_));
+        let share = self.share.take().filter(|_| carries);
+        self.connection.answer(self.asked, told, share);
+    }
+
+    fn execute(&mut self) -> Result<Told, Error> {
+        for earlier in std::mem::take(&mut self.waits) {
+            earlier.wait()?;
+        }
+        let payload = std::mem::take(&mut self.payload);
+        let Ok(request) = Request::decode(self.asked.opcode, &payload) else {
+            // It was one when it was admitted.
+            return Ok(Told::Status(Status::Malformed));
+        };
+        match request {
+            Request::Get { key } => self.get(key),
+            Request::MultiGet(keys) => self.multi_get(keys),
+            Request::Put(put) => self.put(&put),
+            Request::Delete { key, condition } => self.delete(key, condition),
+            Request::Batch(changes) => self.batch(changes),
+            Request::Sync => {
+                self.connection.shared.store.sync()?;
+                Ok(Told::Status(Status::Ok))
+            }
+            Request::Stats => Ok(Told::Words(self.connection.shared.native_stats())),
+            Request::Clear => {
+                self.connection.count(Counter::CmdFlush, 1);
+                if !self.connection.shared.flush_enabled {
+                    return Ok(Told::Status(Status::Forbidden));
+                }
+                self.connection.shared.store.clear()?;
+                Ok(Told::Status(Status::Ok))
+            }
+            // The session answers these itself.
+            Request::Ping | Request::Authenticate { .. } => Ok(Told::Status(Status::Ok)),
+        }
+    }
+
+    fn get(&mut self, key: &[u8]) -> Result<Told, Error> {
+        let mut share = self.share.take();
+        let ground = self.ground();
+        ground.counters.add(Counter::CmdGet, 1);
+        let told = match ground.live(key, &mut share)? {
+            Some(item) => {
+                ground.counters.add(Counter::GetHits, 1);
+                ground.access.note(key, ground.uptime, true);
+                Told::Item(item.into_record().0)
+            }
+            None => {
+                ground.counters.add(Counter::GetMisses, 1);
+                Told::Status(Status::KeyMissing)
+            }
+        };
+        self.share = share;
+        Ok(told)
+    }
+
+    fn put(&self, put: &Put<'_>) -> Result<Told, Error> {
+        let ground = self.ground();
+        ground.counters.add(Counter::CmdSet, 1);
+        if put.value.len() as u64 > ground.item_size_max_bytes {
+            ground.counters.add(Counter::StoreTooLarge, 1);
+            return Ok(Told::Status(Status::TooLarge));
+        }
+        let condition = match put.condition {
+            native::Condition::Always => Condition::Always,
+            native::Condition::Absent => Condition::Absent,
+            native::Condition::Present => Condition::Present,
+            native::Condition::VersionIs(version) => Condition::VersionIs(version),
+        };
+        let options = PutOptions { attributes: attributes_of(put.attributes), condition };
+        Ok(match ground.store.put_with(put.key, put.value, options)? {
+            Outcome::Stored(version) => {
+                ground.stored(put.key);
+                Told::Version(version)
+            }
+            Outcome::KeyExists => Told::Status(Status::KeyExists),
+            Outcome::KeyMissing => Told::Status(Status::KeyMissing),
+            Outcome::VersionDiffers => Told::Status(Status::VersionDiffers),
+        })
+    }
+
+    fn delete(&self, key: &[u8], condition: native::Condition) -> Result<Told, Error> {
+        let ground = self.ground();
+        let (deleted, otherwise) = match condition {
+            native::Condition::VersionIs(version) => {
+                let deleted = ground.store.compare_and_delete(key, version)?;
+                (deleted, Status::VersionDiffers)
+            }
+            _ => (ground.store.delete(key)?, Status::KeyMissing),
+        };
+        let counter = if deleted { Counter::DeleteHits } else { Counter::DeleteMisses };
+        ground.counters.add(counter, 1);
+        Ok(Told::Status(if deleted { Status::Ok } else { otherwise }))
+    }
+
+    fn batch(&mut self, changes: Changes<'_>) -> Result<Told, Error> {
+        let mut batch = Batch::new();
+        for change in changes.iter() {
+            match change.kind {
+                ChangeKind::Put(value, attributes) => {
+                    if value.len() as u64 > self.connection.shared.limits.item_size_max_bytes {
+                        self.connection.count(Counter::StoreTooLarge, 1);
+                        return Ok(Told::Status(Status::TooLarge));
+                    }
+                    batch.put_with(change.key, value, attributes_of(attributes));
+                }
+                ChangeKind::Delete => {
+                    batch.delete(change.key);
+                }
+            }
+        }
+        let version = self.connection.shared.store.write(&batch)?;
+        let ground = self.ground();
+        ground.counters.add(Counter::CmdSet, batch.len() as u64);
+        for change in changes.iter() {
+            if let ChangeKind::Put(..) = change.kind {
+                ground.stored(change.key);
+            }
+        }
+        Ok(Told::Version(version))
+    }
+}
+
+impl<D: Duplex + 'static> Drop for Job<D> {
+    fn drop(&mut self) {
+        if self.answered {
+            return;
+        }
+        // A panic, or a task that never began. Nothing here may wait: a task of its own sends.
+        let panicked = std::thread::panicking();
+        let kind = if panicked { ErrorKind::Panicked } else { ErrorKind::OutOfMemory };
+        self.answer(Told::Status(Status::Failed(kind)));
+        if esker_trt::in_task() {
+            let connection = self.connection.clone();
+            let _ = esker_trt::spawn(move || connection.send());
+        }
+    }
+}
+
+fn attributes_of(attributes: native::Attributes) -> Attributes {
+    let native::Attributes { flags, expires_at, state } = attributes;
+    Attributes { flags, expires_at, state }
+}

@@ -1,0 +1,426 @@
+//! One native connection: hello, then frames to requests until either side ends it.
+//!
+//! The session never runs what takes time, unless the core has no place for another task; so it keeps
+//! receiving while requests run.
+
+use super::connection::{Asked, Connection};
+use super::duplex::Duplex;
+use super::multi::charge;
+use super::order::{Access, KEYS_MAX, Order};
+use super::run::{Job, Told};
+use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
+use crate::budget::Share;
+use crate::counters::Counter;
+use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN};
+use crate::patience::{patiently, remaining};
+use crate::place::TaskPlace;
+use crate::receive::Received;
+use crate::shared::Shared;
+use esker_base::ErrorKind;
+use esker_base::units::KIB;
+use esker_format::Flaw;
+use esker_format::native::{
+    CLIENT_HELLO_SIZE, ClientHello, FRAME_HEADER_SIZE, FrameHeader, KEY_SIZE_MAX_BYTES, NO_REQUEST,
+    Opcode, PUT_OVERHEAD_MAX, Request, ServerHello, Status, VERSION,
+};
+use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a connection that the server ends waits for the client to see it.
+const LINGER: Duration = Duration::from_millis(500);
+/// What `stats` may take.
+const STATS_BYTES: u64 = 8 * KIB;
+
+/// Who ended a connection, if it did not break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    Client,
+    Server,
+    /// The server, and it says why.
+    Because(Status),
+}
+
+/// One connection and what it is doing.
+pub(crate) struct Session<D: Duplex + 'static> {
+    pub(super) connection: Rc<Connection<D>>,
+    pub(super) received: Received,
+    share: Share,
+    order: Order,
+    hashes: Vec<u64>,
+    pub(super) partial_since: Option<Duration>,
+    /// Whether the client may give commands.
+    admitted: bool,
+}
+
+impl<D: Duplex + 'static> Session<D> {
+    /// A session of `duplex` on `core`; `share` is for its receive buffer.
+    pub(crate) fn new(shared: Arc<Shared>, core: usize, duplex: D, share: Share) -> Self {
+        let admitted = shared.auth.is_none();
+        Session {
+            connection: Rc::new(Connection::new(shared, core, duplex)),
+            received: Received::new(),
+            share,
+            order: Order::new(),
+            hashes: Vec::new(),
+            partial_since: None,
+            admitted,
+        }
+    }
+
+    /// Serves the connection until either side ends it.
+    pub(crate) fn run(mut self) {
+        let ended = self.greet().and_then(|end| match end {
+            Some(end) => Ok(end),
+            None => self.serve(),
+        });
+        // Whatever ended it: what was admitted is answered, as far as somebody listens. A shutdown
+        // ends the wait.
+        while self.connection.in_flight() > 0 && self.connection.wait_for_room().is_ok() {}
+        match ended {
+            Ok(End::Client) => {}
+            Ok(End::Server) => self.connection.duplex.linger(LINGER),
+            Ok(End::Because(status)) => {
+                self.connection.say_goodbye(status);
+                self.connection.send();
+                self.connection.duplex.linger(LINGER);
+            }
+            Err(error) => tracing::debug!("connection ended: {error}"),
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.connection.shared
+    }
+
+    /// Exchanges hellos.
+    fn greet(&mut self) -> IoResult<Option<End>> {
+        let since = self.shared().clock.monotonic();
+        while self.received.pending().len() < CLIENT_HELLO_SIZE {
+            let limit = remaining(self.shared(), since)?;
+            let count = self.connection.duplex.read(self.received.make_room(0), Some(limit))?;
+            if count == 0 {
+                return Ok(Some(End::Client));
+            }
+            self.received.filled(count);
+            self.connection.count(Counter::BytesRead, count as u64);
+        }
+        let hello = self.received.pending().first_chunk().copied().unwrap_or_default();
+        self.received.consume(CLIENT_HELLO_SIZE);
+        let answer = match ClientHello::decode(&hello) {
+            // There is one version so far, and no client speaks an older one.
+            Ok(ClientHello { version: 1.. }) => self.hello(),
+            Ok(_) => ServerHello::refusal(Status::UnsupportedVersion),
+            Err(_) => ServerHello::refusal(Status::BadFrame),
+        };
+        let bytes = answer.encode();
+        let mut rest = bytes.as_slice();
+        while !rest.is_empty() {
+            let slices = [IoSlice::new(rest)];
+            let write = |limit| self.connection.duplex.write_vectored(&slices, limit);
+            let sent = patiently(self.shared(), since, write)?;
+            rest = rest.get(sent..).unwrap_or_default();
+        }
+        patiently(self.shared(), since, |limit| self.connection.duplex.flush(limit))?;
+        Ok((answer.status != Status::Ok).then_some(End::Server))
+    }
+
+    fn hello(&self) -> ServerHello {
+        let shared = self.shared();
+        let size = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
+        let key = KEY_SIZE_MAX_BYTES as u64;
+        let value = shared.limits.item_size_max_bytes;
+        // The store may hold items from a time with another limit.
+        let stored = shared.store.value_size_max_bytes() as u64;
+        ServerHello {
+            version: VERSION,
+            status: Status::Ok,
+            authenticate: !self.admitted,
+            in_flight_max: IN_FLIGHT_MAX,
+            request_size_max: size(value + key + PUT_OVERHEAD_MAX as u64),
+            reply_size_max: size(stored.max(value).saturating_add(2 * MULTI_GET_BYTES_MAX)),
+            key_size_max: size(key.min(shared.store.key_size_max_bytes() as u64)),
+            value_size_max: size(value),
+        }
+    }
+
+    /// Largest payload of a request.
+    pub(super) fn request_size_max(&self) -> u64 {
+        self.shared().limits.item_size_max_bytes
+            + KEY_SIZE_MAX_BYTES as u64
+            + PUT_OVERHEAD_MAX as u64
+    }
+
+    fn serve(&mut self) -> IoResult<End> {
+        loop {
+            let header = match FrameHeader::peek(self.received.pending()) {
+                Ok(header) => header,
+                Err(Flaw::TooShort) => {
+                    if let Some(end) = self.receive()? {
+                        return Ok(end);
+                    }
+                    continue;
+                }
+                Err(_) => return Ok(End::Because(Status::BadFrame)),
+            };
+            if header.status != 0 || header.id == NO_REQUEST {
+                return Ok(End::Because(Status::BadFrame));
+            }
+            if u64::from(header.payload_size) > self.request_size_max() {
+                self.refuse(header, Status::TooLarge)?;
+                return Ok(End::Because(Status::TooLarge));
+            }
+            let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+            if payload_size > INLINE_BODY_BYTES_MAX {
+                if let Some(end) = self.take_large(header, payload_size)? {
+                    return Ok(end);
+                }
+                continue;
+            }
+            let size = FRAME_HEADER_SIZE.saturating_add(payload_size);
+            let Some(frame) = self.received.pending().get(..size) else {
+                if let Some(end) = self.receive()? {
+                    return Ok(end);
+                }
+                continue;
+            };
+            if header.verify_frame(frame).is_err() {
+                return Ok(End::Because(Status::BadFrame));
+            }
+            let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
+            self.received.consume(size);
+            self.partial_since = None;
+            self.accept(header, payload, None)?;
+        }
+    }
+
+    /// Receives something, or says who ended the connection.
+    fn receive(&mut self) -> IoResult<Option<End>> {
+        // Nobody else may know of replies that the session itself has made.
+        self.connection.send();
+        if self.shared().is_stopping() && self.connection.in_flight() == 0 {
+            return Ok(Some(End::Server));
+        }
+        let pending = !self.received.pending().is_empty();
+        let timeout = if pending {
+            let now = self.shared().clock.monotonic();
+            let since = *self.partial_since.get_or_insert(now);
+            match remaining(self.shared(), since) {
+                Ok(left) => Some(left),
+                Err(_) => return Ok(Some(self.too_slow())),
+            }
+        } else {
+            self.partial_since = None;
+            if self.received.shrink() {
+                self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
+            }
+            let idle = self.shared().limits.idle_timeout;
+            (!idle.is_zero()).then_some(idle)
+        };
+        let mut capacity = self.received.capacity();
+        if let Some(wanted) = self.received.wanted_capacity() {
+            let more = wanted.saturating_sub(capacity) as u64;
+            if self.share.try_grow(more) {
+                capacity = wanted;
+            } else if self.received.pending().len() == capacity {
+                if !self.wait_for_bytes(more)? {
+                    return Ok(Some(End::Because(Status::Failed(ErrorKind::OutOfMemory))));
+                }
+                capacity = wanted;
+            }
+        }
+        let count = match self.connection.duplex.read(self.received.make_room(capacity), timeout) {
+            Ok(count) => count,
+            Err(error) if error.kind() == IoErrorKind::TimedOut => {
+                // Whoever waits for replies is not idle; what is late is found so next time.
+                if pending || self.connection.in_flight() > 0 {
+                    return Ok(None);
+                }
+                self.connection.count(Counter::IdleKicks, 1);
+                return Ok(Some(End::Server));
+            }
+            Err(error) => return Err(error),
+        };
+        self.received.filled(count);
+        self.connection.count(Counter::BytesRead, count as u64);
+        Ok((count == 0).then_some(End::Client))
+    }
+
+    pub(super) fn too_slow(&self) -> End {
+        self.connection.count(Counter::RequestTimeouts, 1);
+        End::Because(Status::TooSlow)
+    }
+
+    /// Grows the receive buffer's share, with nothing in flight (D4); says whether that was possible.
+    fn wait_for_bytes(&mut self, more: u64) -> IoResult<bool> {
+        while self.connection.in_flight() > 0 {
+            self.wait_for_room()?;
+        }
+        let limit = self.shared().limits.request_timeout;
+        let Some(more) = self.shared().budget.take(more, limit) else { return Ok(false) };
+        self.share.absorb(more);
+        Ok(true)
+    }
+
+    fn wait_for_room(&self) -> IoResult<()> {
+        self.connection.wait_for_room().map_err(|_| IoErrorKind::Interrupted.into())
+    }
+
+    /// Answers a request that is not admitted.
+    pub(super) fn refuse(&mut self, header: FrameHeader, status: Status) -> IoResult<()> {
+        while self.connection.in_flight() >= IN_FLIGHT_MAX {
+            self.wait_for_room()?;
+        }
+        let asked = Asked { id: header.id, opcode: header.opcode, held_bytes: 0 };
+        self.connection.begin(0);
+        self.connection.answer(asked, Told::Status(status), None);
+        Ok(())
+    }
+
+    /// A whole frame whose checksum is right. `share` is what its payload has been charged with
+    /// already.
+    pub(super) fn accept(
+        &mut self,
+        header: FrameHeader,
+        payload: Vec<u8>,
+        share: Option<Share>,
+    ) -> IoResult<()> {
+        let Ok(request) = Request::decode(header.opcode, &payload) else {
+            let known = Opcode::from_number(header.opcode).is_some_and(|o| o != Opcode::Goodbye);
+            let status = if known { Status::Malformed } else { Status::UnknownOperation };
+            return self.refuse(header, status);
+        };
+        if let Request::Authenticate { user, password } = request {
+            let status = self.authenticate(user, password);
+            return self.refuse(header, status);
+        }
+        if !self.admitted {
+            return self.refuse(header, Status::Unauthenticated);
+        }
+        if request == Request::Ping {
+            return self.refuse(header, Status::Ok);
+        }
+        let held_bytes = self.held_bytes(&request);
+        // A batch is made of its changes anew.
+        let copies = if matches!(request, Request::Batch(_)) { 2 } else { 1 };
+        let bytes = held_bytes.saturating_add((payload.len() as u64).saturating_mul(copies));
+        let Some(share) = self.admit(held_bytes, bytes, share)? else {
+            self.connection.count(Counter::StoreNoMemory, 1);
+            return self.refuse(header, Status::Failed(ErrorKind::OutOfMemory));
+        };
+        let mut hashes = std::mem::take(&mut self.hashes);
+        let access = access_of(&request, self.shared(), &mut hashes);
+        let (ticket, waits) = self.order.line_up(access);
+        self.hashes = hashes;
+        self.connection.begin(held_bytes);
+        let job = Job {
+            connection: self.connection.clone(),
+            asked: Asked { id: header.id, opcode: header.opcode, held_bytes },
+            payload,
+            share: Some(share),
+            ticket,
+            waits,
+            answered: false,
+        };
+        match TaskPlace::take(self.shared(), self.connection.core) {
+            // Nobody joins a job: it answers for itself (J1).
+            Some(place) => drop(esker_trt::spawn(move || {
+                let _place = place;
+                job.run();
+            })),
+            None => job.run(),
+        }
+        Ok(())
+    }
+
+    fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Status {
+        self.connection.count(Counter::AuthCmds, 1);
+        // Where nobody is asked, everybody is known.
+        let known = self.shared().auth.as_ref().is_none_or(|known| known.knows(user, password));
+        if !known {
+            self.connection.count(Counter::AuthErrors, 1);
+            return Status::CredentialsRefused;
+        }
+        self.admitted = true;
+        Status::Ok
+    }
+
+    /// Bytes of values that a request may hold until its reply is sent.
+    fn held_bytes(&self, request: &Request<'_>) -> u64 {
+        match request {
+            Request::Get { key } => self.shared().store.read_size_bytes(key),
+            Request::MultiGet(keys) => charge(self.shared(), *keys, MULTI_GET_BYTES_MAX),
+            Request::Stats => STATS_BYTES,
+            _ => 0,
+        }
+    }
+
+    /// Waits until the connection has room for a request that holds `bytes`, `held_bytes` of them
+    /// until its reply is sent; `None` if there was no memory for too long (D2, D4).
+    fn admit(
+        &mut self,
+        held_bytes: u64,
+        bytes: u64,
+        mut share: Option<Share>,
+    ) -> IoResult<Option<Share>> {
+        loop {
+            let (in_flight, held) = (self.connection.in_flight(), self.connection.held_bytes());
+            let fits =
+                held == 0 || held_bytes == 0 || held.saturating_add(held_bytes) <= OUTPUT_BYTES_MAX;
+            if in_flight < IN_FLIGHT_MAX && fits {
+                let more = bytes.saturating_sub(share.as_ref().map_or(0, Share::bytes));
+                if let Some(taken) = &mut share {
+                    if taken.try_grow(more) {
+                        return Ok(share);
+                    }
+                    if in_flight == 0 {
+                        // It holds what others may wait for: it does not wait itself.
+                        return Ok(None);
+                    }
+                } else if let Some(taken) = self.shared().budget.try_take(more) {
+                    return Ok(Some(taken));
+                } else if in_flight == 0 {
+                    let limit = self.shared().limits.request_timeout;
+                    return Ok(self.shared().budget.take(more, limit));
+                }
+            }
+            self.wait_for_room()?;
+        }
+    }
+}
+
+/// What a request touches. `hashes` is room for those of its keys.
+fn access_of<'k>(request: &Request<'_>, shared: &Shared, hashes: &'k mut Vec<u64>) -> Access<'k> {
+    hashes.clear();
+    let hash = |key: &[u8]| shared.access.hash(key);
+    let writes = match request {
+        Request::Sync | Request::Stats => return Access::AfterAll,
+        Request::Clear | Request::Ping | Request::Authenticate { .. } => return Access::Between,
+        Request::Get { key } => {
+            hashes.push(hash(key));
+            false
+        }
+        Request::MultiGet(keys) => {
+            hashes.extend(keys.iter().take(KEYS_MAX + 1).map(hash));
+            false
+        }
+        Request::Put(put) => {
+            hashes.push(hash(put.key));
+            true
+        }
+        Request::Delete { key, .. } => {
+            hashes.push(hash(key));
+            true
+        }
+        Request::Batch(changes) => {
+            hashes.extend(changes.iter().take(KEYS_MAX + 1).map(|change| hash(change.key)));
+            true
+        }
+    };
+    match hashes.len() > KEYS_MAX {
+        true => Access::Between,
+        false if writes => Access::Write(hashes),
+        false => Access::Read(hashes),
+    }
+}

@@ -1,0 +1,147 @@
+//! Who gets in, and how: credentials, TLS, socket files, how many.
+
+use super::{Raw, get, push_frame, put, start_with, start_with_limits};
+use crate::harness::TestServer;
+use esker_format::native::{Request, Status};
+use esker_server::{Credentials, Limits, ListenAddress, Tls};
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[test]
+fn nothing_is_done_for_a_client_that_has_not_said_who_it_is() {
+    let known = Credentials::parse(b"ann:secret\n").expect("valid");
+    let server = start_with(|config| config.auth = Some(known));
+    server.store.put(b"k", b"v").expect("put");
+    let mut client = Raw::connect(&server);
+    assert!(client.hello.authenticate);
+    for request in [get(b"k"), put(b"k", b"x"), Request::Clear, Request::Stats, Request::Ping] {
+        let reply = client.check_status(&request, Status::Unauthenticated);
+        assert!(reply.payload.is_empty());
+    }
+    let who = |password| Request::Authenticate { user: b"ann", password };
+    client.check_status(&who(b"guess"), Status::CredentialsRefused);
+    client.check_status(&get(b"k"), Status::Unauthenticated);
+    client.check_status(&who(b"secret"), Status::Ok);
+    assert_eq!(client.ask(&get(b"k")).item().value, b"v");
+    // A client need not wait for the answer.
+    let mut client = Raw::connect(&server);
+    let mut frames = Vec::new();
+    push_frame(&mut frames, 1, &who(b"secret"));
+    push_frame(&mut frames, 2, &get(b"k"));
+    client.send(&frames);
+    assert_eq!(client.receive().expect("a reply").status, Status::Ok);
+    assert_eq!(client.receive().expect("a reply").item().value, b"v");
+}
+
+#[test]
+fn one_connection_too_many_is_told_so_and_the_others_are_served() {
+    let server = start_with_limits(Limits { connections_max: 2, ..Limits::default() });
+    let mut clients: Vec<_> = (0..2).map(|_| Raw::connect(&server)).collect();
+    for _ in 0..3 {
+        let mut refused = Raw::connect(&server);
+        assert_eq!(refused.hello.status, Status::TooManyConnections);
+        assert_eq!(refused.receive(), None);
+    }
+    for client in &mut clients {
+        client.check_status(&Request::Ping, Status::Ok);
+    }
+}
+
+#[test]
+fn a_socket_file_serves_too() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("native.sock");
+    let address: ListenAddress =
+        format!("native+unix://{}", path.display()).parse().expect("address");
+    let server = start_with(|config| config.listen = vec![address.clone()]);
+    assert_eq!(server.server.addresses(), [address]);
+    let stream = UnixStream::connect(&path).expect("connect");
+    let mut client = Raw::greet(stream);
+    client.check_status(&put(b"k", b"v"), Status::Ok);
+    assert_eq!(client.ask(&get(b"k")).item().value, b"v");
+}
+
+fn with_tls(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
+    let names = vec!["localhost".to_owned()];
+    let made = rcgen::generate_simple_self_signed(names).expect("certificate");
+    let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
+    let tls = Tls::from_pem(chain.as_bytes(), key.as_bytes()).expect("valid");
+    let server = start_with(|config| {
+        config.tls = Some(tls);
+        config.limits = limits;
+    });
+    let mut roots = RootCertStore::empty();
+    roots.add(made.cert.der().clone()).expect("root");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    (server, Arc::new(config))
+}
+
+fn encrypted(
+    server: &TestServer,
+    config: &Arc<ClientConfig>,
+) -> Raw<StreamOwned<ClientConnection, TcpStream>> {
+    let name = ServerName::try_from("localhost").expect("name");
+    let client = ClientConnection::new(config.clone(), name).expect("client");
+    let stream = TcpStream::connect(server.address()).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    Raw::greet(StreamOwned::new(client, stream))
+}
+
+#[test]
+fn small_and_large_values_pass_through_tls_many_at_once() {
+    let (server, config) = with_tls(Limits::default());
+    let mut client = encrypted(&server, &config);
+    let value = vec![b'v'; 1 << 20];
+    client.check_status(&put(b"small", b"s"), Status::Ok);
+    client.check_status(&put(b"big", &value), Status::Ok);
+    let mut frames = Vec::new();
+    for _ in 0..8 {
+        client.push(&mut frames, &get(b"big"));
+        client.push(&mut frames, &get(b"small"));
+    }
+    client.send(&frames);
+    let (mut small, mut big) = (0, 0);
+    for _ in 0..16 {
+        let reply = client.receive().expect("a reply");
+        match reply.item().value {
+            b"s" => small += 1,
+            other => {
+                assert!(other == value);
+                big += 1;
+            }
+        }
+    }
+    assert_eq!((small, big), (8, 8));
+    for n in 0..500_u32 {
+        let key = format!("k{n}");
+        client.check_status(&put(key.as_bytes(), &n.to_be_bytes()), Status::Ok);
+    }
+}
+
+#[test]
+fn a_client_that_does_not_speak_tls_gets_nothing() {
+    let limits = Limits { request_timeout: Duration::from_millis(300), ..Limits::default() };
+    let (server, _) = with_tls(limits);
+    let mut stream = TcpStream::connect(server.address()).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    use esker_format::native::{ClientHello, VERSION};
+    use std::io::{Read as _, Write as _};
+    stream.write_all(&ClientHello { version: VERSION }.encode()).expect("send");
+    let mut frames = Vec::new();
+    push_frame(&mut frames, 1, &put(b"k", b"v"));
+    stream.write_all(&frames).expect("send");
+    let mut said = Vec::new();
+    // An alert of TLS, perhaps; a reset is as good.
+    let _ = stream.read_to_end(&mut said);
+    assert!(said.len() < 40, "{} bytes", said.len());
+    assert!(server.store.get(b"k").expect("get").is_none());
+}

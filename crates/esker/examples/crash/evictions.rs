@@ -1,0 +1,68 @@
+//! Scenarios of a cache: what was evicted stays gone, whatever a crash keeps.
+
+use super::scenarios::{Verdict, cut, device, expect, open, put, words};
+use super::subject::options;
+use esker::Store;
+use esker_media::sim::{Initial, SimBlock};
+use std::sync::Arc;
+
+/// A cache in which an old value of `a` is kept company by `hot`, and the new one is in another
+/// segment.
+fn cache() -> std::result::Result<(Arc<SimBlock>, Store), String> {
+    let device = device(Initial::Zeros);
+    let mut options = options(u64::MAX, false);
+    options.cache = true;
+    let store = open(&device, &options)?;
+    put(&store, "a", b"old")?;
+    put(&store, "hot", b"hot")?;
+    for number in 0..12 {
+        put(&store, &format!("first{number}"), &[1; 400])?;
+    }
+    put(&store, "a", b"new")?;
+    Ok((device, store))
+}
+
+/// Uses `hot` and puts other things until `a` is gone.
+fn evict(store: &Store) -> Verdict {
+    for number in 0..400 {
+        expect(store, "hot", Some(b"hot"))?;
+        put(store, &format!("other{number}"), &[2; 400])?;
+        if store.read_size_bytes(b"a") == 0 {
+            return Ok(());
+        }
+    }
+    Err("nothing was evicted".to_owned())
+}
+
+fn reopened(device: &SimBlock) -> std::result::Result<Store, String> {
+    let survived = super::scenarios::device(Initial::Recycled(cut(device)));
+    open(&survived, &options(u64::MAX, false))
+}
+
+/// A segment that is in use keeps an old value; the new one is evicted.
+pub(super) fn an_evicted_key_has_no_older_value() -> Verdict {
+    let (device, store) = cache()?;
+    evict(&store)?;
+    let store = reopened(&device)?;
+    expect(&store, "hot", Some(b"hot"))?;
+    expect(&store, "a", None)?;
+    // The note is moved and purged like a tombstone, not before its time.
+    store.clean(100).map_err(words)?;
+    expect(&store, "a", None)
+}
+
+/// Nobody finds a key any more that replaced nothing: nor does anybody after a crash.
+pub(super) fn an_evicted_key_stays_gone() -> Verdict {
+    let (device, store) = cache()?;
+    for number in 0..30 {
+        put(&store, &format!("other{number}"), &[2; 400])?;
+    }
+    // With nothing behind it that would make it durable by chance.
+    for _ in 0..6 {
+        store.evict(1).map_err(words)?;
+        if store.read_size_bytes(b"other0") == 0 {
+            return expect(&reopened(&device)?, "other0", None);
+        }
+    }
+    Err("nothing was evicted".to_owned())
+}

@@ -1,0 +1,182 @@
+//! Eviction: how a cache makes room (uDepot §4.8).
+//!
+//! A GET that hits marks the segment of its record as used. When free segments run low, the segment that
+//! was not used for the longest time becomes free with all that is in it: nothing is copied. So room
+//! costs a read of the segment's summary, and all of the device but a few segments holds items.
+//!
+//! What is evicted must not come back, in an older version least of all: that would be stale. The
+//! segment's header is made invalid before the index forgets its records; and of a record that
+//! replaced another, which may still be on media, a note is kept: a record with the hash of the key in
+//! place of the key. Notes are moved and purged like tombstones.
+//!
+//! # Invariants
+//! - V1: once the index has forgotten a record, no crash brings it back: its segment's header is durably
+//!   invalid, or its note is durable.
+//! - V2: a record without the mark `replaces` has no older record of its key on media.
+//! - V3: a large value goes whole: with any of its extents, or with the record of its key. One that is
+//!   still being written stays: the record of its key may be on its way.
+//!
+//! # Concurrency
+//! Under the cleaner's lock. Entries go one by one, each under its key's stripe.
+//!
+//! # Failure
+//! A crash leaves the segment as it was, or without what was evicted. A segment that cannot be read is
+//! set aside.
+
+use super::clean::{Cleaner, Move};
+use super::place::link_bytes;
+use super::segments::Incarnation;
+use super::{Depot, gather, sites, spread};
+use esker_base::ids::{SegmentId, Version};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::depot::{LargeRef, RecordKind, RecordMeta, SummaryRecord, encode_evicted};
+use esker_index::{Link, SizeHint};
+use std::io::IoSlice;
+
+/// What an eviction does to one segment.
+#[derive(Default)]
+struct Evicted {
+    /// Records that nothing older is left of.
+    dropped: Vec<(u64, Link)>,
+    /// Records whose eviction is noted: hash, link, version.
+    noted: Vec<(u64, Link, Version)>,
+}
+
+/// How many segments are tried in a row that hold parts of values on their way.
+const TRIES: usize = 16;
+
+impl Depot {
+    /// Evicts what was not used for the longest time; `None` if there is nothing to evict.
+    pub(super) fn evict_one(&self, cleaner: &mut Cleaner) -> Result<Option<u64>> {
+        // Notes are cleaned as any store's records: the garbage among them.
+        let moved = self.segments.moved_victim();
+        for _ in 0..TRIES {
+            let Some(victim) = moved.or_else(|| self.segments.least_used()) else { break };
+            if self.try_evict(cleaner, victim)? {
+                return Ok(Some(self.layout.segment_size));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Evicts up to `limit` segments.
+    pub(super) fn evict_now(&self, limit: usize) -> Result<usize> {
+        if !self.superblock.cache {
+            return Err(
+                Error::new(ErrorKind::Unsupported, "evict").context("the store is no cache")
+            );
+        }
+        self.log.refuse()?;
+        let mut cleaner = self.cleaner.lock();
+        let limit = limit.min(self.segments.sealed().count());
+        let mut evicted = 0;
+        while evicted < limit && self.evict_one(&mut cleaner)?.is_some() {
+            evicted += 1;
+        }
+        Ok(evicted)
+    }
+
+    /// Evicts a segment; false if it cannot be evicted now.
+    fn try_evict(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
+        let epoch = self.segments.epoch(victim);
+        match self.evict_segment(cleaner, victim) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
+            Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
+                tracing::warn!(%error, segment = victim.0, "a segment cannot be evicted");
+                self.segments.set_aside(victim, epoch);
+                Ok(false)
+            }
+            result => result,
+        }
+    }
+
+    fn evict_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
+        let of = self.segments.incarnation(victim);
+        if !self.segments.is_cleanable(victim) {
+            return Ok(false);
+        }
+        let mut evicted = Evicted::default();
+        for (record, link) in self.live_records(victim, of)? {
+            if !self.sort_out(&mut evicted, &record, link)? {
+                self.touch_segment(victim);
+                return Ok(false);
+            }
+        }
+        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let copied = evicted.noted.iter().try_for_each(|(hash, link, version)| {
+            let meta = RecordMeta { version: *version, ..RecordMeta::new(RecordKind::Evict) };
+            self.add_moved(&mut moving, *hash, &meta, &encode_evicted(gather(*hash)), &[], *link)
+        });
+        let (noted, written) = self.end_move(moving, copied);
+        let blanked = written.and_then(|()| self.blank_header(victim));
+        // V1: from here on the index may forget.
+        let gone = blanked.is_ok();
+        for moved in noted {
+            if !gone || !self.follow(victim, of, &moved) {
+                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+            }
+        }
+        blanked?;
+        let before = self.items();
+        for (hash, link) in &evicted.dropped {
+            self.forget(victim, of, *hash, *link);
+        }
+        let noted = evicted.noted.len() as u64;
+        self.evictions.add(noted + before.saturating_sub(self.items()));
+        // Who superseded the rest meanwhile is about to say so.
+        self.segments.set_aside(victim, of.epoch);
+        self.segments.forget_header(victim);
+        Ok(true)
+    }
+
+    /// What is to become of a live record; false if it must stay.
+    fn sort_out(&self, evicted: &mut Evicted, record: &SummaryRecord, link: Link) -> Result<bool> {
+        let hash = spread(record.hash);
+        match record.kind {
+            RecordKind::Clear => {}
+            RecordKind::Put if !record.replaces || sites::EVICT_NOTE.disabled() => {
+                evicted.dropped.push((hash, link));
+            }
+            RecordKind::Put | RecordKind::Large | RecordKind::Delete | RecordKind::Evict => {
+                evicted.noted.push((hash, link, record.version));
+            }
+            RecordKind::Extent => {
+                let LargeRef { id, .. } = record.piece;
+                match self.extents.head(id) {
+                    None => return Ok(false),
+                    // V3. Its version is in the record of the key only.
+                    Some(head) if evicted.noted.iter().all(|(_, link, _)| *link != head) => {
+                        let version = self.read_record(head)?.record().meta.version;
+                        evicted.noted.push((hash, head, version));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the validity from a segment's header, durably.
+    fn blank_header(&self, id: SegmentId) -> Result<()> {
+        let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
+        let base = self.layout.segment_offset(id);
+        let blank = |at| self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)]);
+        // PERSIST: V1. Crash before: the segment is still there.
+        blank(base)
+            .and_then(|()| blank(base + self.layout.header_copy()))
+            .and_then(|()| self.device.flush(sites::EVICT_FLUSH))
+            .map_err(|error: Error| self.poison(&error))
+    }
+
+    /// The index forgets a record of the victim, if it still points there.
+    fn forget(&self, victim: SegmentId, of: Incarnation, hash: u64, link: Link) {
+        let forgotten = self.pending.relocate(hash, link, None, || {
+            self.segments.epoch(victim) == of.epoch && self.index.remove(hash, link)
+        });
+        if forgotten {
+            debug_assert!(link.size() != SizeHint::Large, "V3: their eviction is noted");
+            self.let_go(link, Version(0));
+            self.count_gone(link);
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Where the extents of large values are (uDepot §4.1: values of any size).
+//!
+//! A value that is too long for a record of its own stands in extents. They are not in the index: this
+//! table has a link to each, 8 bytes of DRAM for what is normally a MiB, under the value's id, and
+//! the id under the link to the record of the value's key, its *head*.
+//!
+//! # Invariants
+//! - E1: the extents of a value are live from when they are written until the value's head is
+//!   superseded, or its writer gives up before there is one.
+//! - E2: on media, an extent counts only if the record that counts of some key names its value; so
+//!   nothing is written when a value goes, and what a crash leaves of an unfinished one is dead.
+//! - E3: an extent that a read brings has the id and number that were asked for. Extents never change,
+//!   so it is right wherever it was found, also if its segment is being reused.
+//!
+//! # Concurrency
+//! One short lock, innermost but for the free list's: counts of the segment table change under it, so
+//! that they agree with the table also while everything is cleared.
+
+use super::Depot;
+use super::place::link_bytes;
+use esker_base::ids::{SegmentId, Version};
+use esker_format::depot::{CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef};
+use esker_index::Link;
+use parking_lot::Mutex;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A value.
+#[derive(Clone, Debug, Default)]
+struct Large {
+    head: Option<Link>,
+    links: Box<[Option<Link>]>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    values: HashMap<u64, Large>,
+    heads: HashMap<Link, u64>,
+}
+
+/// The table.
+#[derive(Debug, Default)]
+pub(super) struct Extents {
+    table: Mutex<Table>,
+    /// Live extents.
+    count: AtomicU64,
+}
+
+impl Extents {
+    /// Live extents of all values.
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// A value of so many extents is about to be written.
+    fn begin(&self, id: u64, count: u32) {
+        let links = vec![None; usize::try_from(count).unwrap_or(0)].into();
+        self.table.lock().values.insert(id, Large { head: None, links });
+    }
+
+    /// Whether the value is there, or on its way.
+    pub(super) fn has(&self, id: u64) -> bool {
+        self.table.lock().values.contains_key(&id)
+    }
+
+    /// Number of extents of the value with this head.
+    pub(super) fn count_of(&self, head: Link) -> usize {
+        let table = self.table.lock();
+        let large = table.heads.get(&head).and_then(|id| table.values.get(id));
+        large.map_or(0, |large| large.links.len())
+    }
+
+    /// The link to the record of the value's key, if the value has one.
+    pub(super) fn head(&self, id: u64) -> Option<Link> {
+        self.table.lock().values.get(&id)?.head
+    }
+
+    /// The link to an extent.
+    pub(super) fn link(&self, piece: LargeRef) -> Option<Link> {
+        let table = self.table.lock();
+        let links = &table.values.get(&piece.id)?.links;
+        links.get(usize::try_from(piece.number).ok()?).copied().flatten()
+    }
+
+    /// An extent was written; `count` counts it as live, unless its value is gone.
+    fn enter(&self, piece: LargeRef, link: Link, count: impl FnOnce()) {
+        let mut table = self.table.lock();
+        let Some(place) = table.place(piece) else { return };
+        if place.replace(link).is_none() {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        count();
+    }
+
+    /// The cleaner made a copy of an extent; `count` is called if the copy takes its place.
+    pub(super) fn follow(
+        &self,
+        piece: LargeRef,
+        old: Link,
+        new: Link,
+        count: impl FnOnce(),
+    ) -> bool {
+        let mut table = self.table.lock();
+        let Some(place) = table.place(piece).filter(|place| **place == Some(old)) else {
+            return false;
+        };
+        *place = Some(new);
+        count();
+        true
+    }
+
+    /// The key's record stands at `head`.
+    pub(super) fn adopt(&self, id: u64, head: Link) {
+        let mut table = self.table.lock();
+        let Some(large) = table.values.get_mut(&id) else { return };
+        if let Some(old) = large.head.replace(head) {
+            table.heads.remove(&old);
+        }
+        table.heads.insert(head, id);
+    }
+
+    /// The cleaner moved the key's record.
+    pub(super) fn follow_head(&self, old: Link, new: Link) {
+        let id = self.table.lock().heads.get(&old).copied();
+        if let Some(id) = id {
+            self.adopt(id, new);
+        }
+    }
+
+    /// The record at `head` was superseded: `dead` is told of its extents.
+    pub(super) fn release_head(&self, head: Link, dead: impl FnMut(Link)) {
+        let mut table = self.table.lock();
+        if let Some(id) = table.heads.remove(&head) {
+            self.release(&mut table, id, dead);
+        }
+    }
+
+    /// The writer of a value ends: if the value never got a head, its extents are dead.
+    fn end(&self, id: u64, dead: impl FnMut(Link)) {
+        let mut table = self.table.lock();
+        if table.values.get(&id).is_some_and(|large| large.head.is_none()) {
+            self.release(&mut table, id, dead);
+        }
+    }
+
+    fn release(&self, table: &mut Table, id: u64, dead: impl FnMut(Link)) {
+        let Some(large) = table.values.remove(&id) else { return };
+        let links = large.links.iter().copied().flatten();
+        self.count.fetch_sub(links.clone().count() as u64, Ordering::Relaxed);
+        links.for_each(dead);
+    }
+
+    /// All values are gone; `clear` clears what counts them.
+    pub(super) fn clear(&self, clear: impl FnOnce()) {
+        let mut table = self.table.lock();
+        *table = Table::default();
+        self.count.store(0, Ordering::Relaxed);
+        clear();
+    }
+
+    /// All values that have a head, for a checkpoint.
+    pub(super) fn export(&self) -> Vec<CheckpointExtents> {
+        let table = self.table.lock();
+        let with_head = table.values.iter().filter_map(|(id, large)| {
+            let links = large.links.iter().map(|link| link.map_or(0, Link::to_bits)).collect();
+            Some(CheckpointExtents { id: *id, head: large.head?.to_bits(), links })
+        });
+        with_head.collect()
+    }
+
+    /// Takes a value back that [`Extents::export`] gave; false for links that are none.
+    pub(super) fn import(&self, value: &CheckpointExtents) -> bool {
+        let Some(head) = Link::from_bits(value.head) else { return false };
+        let links: Box<[_]> = value.links.iter().map(|bits| Link::from_bits(*bits)).collect();
+        self.count.fetch_add(links.iter().flatten().count() as u64, Ordering::Relaxed);
+        let mut table = self.table.lock();
+        table.values.insert(value.id, Large { head: Some(head), links });
+        table.heads.insert(head, value.id);
+        true
+    }
+}
+
+impl Table {
+    fn place(&mut self, piece: LargeRef) -> Option<&mut Option<Link>> {
+        self.values.get_mut(&piece.id)?.links.get_mut(usize::try_from(piece.number).ok()?)
+    }
+}
+
+/// A value on its way: its extents are dead if it does not get there.
+pub(super) struct Building<'a> {
+    depot: &'a Depot,
+    pub(super) id: u64,
+}
+
+impl Building<'_> {
+    /// False once everything was cleared.
+    pub(super) fn is_there(&self) -> bool {
+        self.depot.extents.has(self.id)
+    }
+}
+
+impl Drop for Building<'_> {
+    fn drop(&mut self) {
+        self.depot.end_large(self.id);
+    }
+}
+
+impl Depot {
+    /// A new value of so many extents.
+    pub(super) fn begin_large(&self, count: u32) -> Building<'_> {
+        // Another one also where, in tests, randomness repeats.
+        let id = self.random() ^ super::spread(self.log.next_version().0);
+        self.extents.begin(id, count);
+        Building { depot: self, id }
+    }
+
+    /// A value without a head goes.
+    pub(super) fn end_large(&self, id: u64) {
+        // E2: nobody has to hear of it.
+        self.extents.end(id, |link| self.let_go(link, Version(0)));
+    }
+
+    /// Counts a written extent as live.
+    pub(super) fn enter_extent(&self, piece: LargeRef, segment: SegmentId, link: Link) {
+        self.extents.enter(piece, link, || self.segments.add(segment, link_bytes(link)));
+    }
+
+    /// Recovery: the values whose heads count, with what was found of extents.
+    pub(super) fn restore_large(
+        &self,
+        heads: &[(LargeRef, Link)],
+        mut found: Vec<(LargeRef, Link)>,
+    ) {
+        for (piece, head) in heads {
+            self.extents.begin(piece.id, piece.number);
+            self.extents.adopt(piece.id, *head);
+        }
+        // Of several copies any is good, but one alone counts.
+        found.sort_unstable_by_key(|(piece, _)| (piece.id, piece.number));
+        found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
+        for (piece, link) in found {
+            let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+            let count =
+                || self.segments.restore_live(segment.unwrap_or_default(), link_bytes(link));
+            self.extents.enter(piece, link, count);
+        }
+    }
+
+    /// The record at `head`, of a large value, was superseded by that of version `by`.
+    pub(super) fn release_large(&self, head: Link, by: Version) {
+        self.extents.release_head(head, |link| self.let_go(link, by));
+    }
+}

@@ -1,0 +1,235 @@
+//! Caches: a full one evicts, and never has an older value than it had.
+
+use crate::support::{device, open, options};
+use esker::{Durability, ErrorKind, Options, Store};
+use esker_base::clock::Clock;
+use esker_base::rng::Rng;
+use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Goes on whenever it is looked at.
+#[derive(Debug, Default)]
+struct Ticking(AtomicU64);
+
+impl Clock for Ticking {
+    fn monotonic(&self) -> Duration {
+        Duration::from_nanos(self.0.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn unix_seconds(&self) -> u64 {
+        1000
+    }
+}
+
+fn cache_options(seed: u64) -> Options {
+    let mut options = options(seed);
+    options.cache = true;
+    options.clock = Arc::new(Ticking::default());
+    options
+}
+
+fn roomy(seed: u64, size: u64) -> Arc<SimBlock> {
+    Arc::new(SimBlock::new(SimBlockOptions::new(size, seed)))
+}
+
+/// Draws numbers from 0 with the odds of a zipfian distribution of exponent 0.99.
+struct Zipf(Vec<f64>);
+
+impl Zipf {
+    fn new(count: u32) -> Zipf {
+        let mut sum = 0.0;
+        let weights = (1..=count).map(|n| {
+            sum += f64::from(n).powf(-0.99);
+            sum
+        });
+        Zipf(weights.collect())
+    }
+
+    fn draw(&self, rng: &mut Rng) -> u32 {
+        let point = rng.next_u64() as f64 / u64::MAX as f64 * self.0.last().unwrap();
+        self.0.partition_point(|sum| *sum < point) as u32
+    }
+}
+
+/// The keys of a cache that evicts exactly what was used least recently.
+#[derive(Default)]
+struct ExactLru {
+    used: HashMap<u32, u64>,
+    order: BTreeMap<u64, u32>,
+    now: u64,
+}
+
+impl ExactLru {
+    /// Uses a key; whether it was there. There is room for `room` keys.
+    fn hit(&mut self, key: u32, room: usize) -> bool {
+        self.now += 1;
+        let old = self.used.insert(key, self.now);
+        self.order.insert(self.now, key);
+        if let Some(old) = old {
+            self.order.remove(&old);
+        } else if self.used.len() > room {
+            let (_, oldest) = self.order.pop_first().unwrap();
+            self.used.remove(&oldest);
+        }
+        old.is_some()
+    }
+}
+
+/// uDepot §4.8 pays for eviction without relocation with hits: they are few.
+#[test]
+fn hits_are_nearly_those_of_exact_lru_and_nothing_is_relocated() {
+    const KEYS: u32 = 100_000;
+    const SIZE: u64 = 8 << 20;
+    let device = roomy(1, SIZE);
+    let mut options = cache_options(1);
+    options.durability = Durability::None;
+    options.testing.segment_size_bytes = Some(64 << 10);
+    let store = open(&device, &options).unwrap();
+    let (zipf, mut rng) = (Zipf::new(KEYS), Rng::from_seed(5));
+    let (mut exact, mut hits, mut user_bytes) = (ExactLru::default(), [0_u32; 2], 0);
+    let (warm, all) = (200_000, 400_000);
+    for step in 0..all {
+        let key = zipf.draw(&mut rng);
+        let value = vec![7; 184];
+        let hit = store.get(&key.to_le_bytes()).unwrap().is_some();
+        if !hit {
+            store.put(&key.to_le_bytes(), &value).unwrap();
+            // With its header, in grains of 8 bytes.
+            user_bytes += 200;
+        }
+        let exact_hit = exact.hit(key, (SIZE / 200) as usize);
+        if step >= warm {
+            hits[0] += u32::from(hit);
+            hits[1] += u32::from(exact_hit);
+        }
+    }
+    let [ours, exact] = hits.map(|hits| f64::from(hits) / f64::from(all - warm) * 100.0);
+    let stats = store.stats();
+    let written = stats.device.write_bytes as f64 / f64::from(user_bytes);
+    println!("hits {ours:.2} %, exact LRU {exact:.2} %, {written:.2} bytes written for one");
+    assert!(stats.evictions > 10_000 && stats.cache, "{stats:?}");
+    assert!(ours > exact - 3.0, "{ours:.2} % against {exact:.2} %");
+    // Headers, summaries and ends of batches, in segments of 64 KiB.
+    assert!(written < 1.15, "{written:.2} bytes written for one");
+}
+
+/// Random operations; a key may be gone, but what is found is the newest value, also after a crash.
+fn never_older(seed: u64, hash_mask: u64) {
+    let mut device = device(seed);
+    let mut options = cache_options(seed);
+    options.testing.hash_mask = hash_mask;
+    let mut store = open(&device, &options).unwrap();
+    let mut newest: HashMap<u8, Option<Vec<u8>>> = HashMap::new();
+    let mut rng = Rng::from_seed(seed);
+    let mut found = 0;
+    for step in 0..4000_u32 {
+        let key = rng.below(120) as u8;
+        let context = format!("seed {seed}, step {step}, key {key}");
+        match rng.below(20) {
+            0..8 => {
+                let mut value = vec![key; 20 + rng.index(900)];
+                if rng.chance(1, 10) {
+                    value.resize(1000 + rng.index(4000), 0);
+                }
+                value[..4].copy_from_slice(&step.to_le_bytes());
+                store.put(&[key], &value).expect(&context);
+                newest.insert(key, Some(value));
+            }
+            8 => {
+                store.delete(&[key]).expect(&context);
+                newest.insert(key, None);
+            }
+            9 if rng.chance(1, 10) => {
+                store.evict(1).expect(&context);
+            }
+            9 if rng.chance(1, 10) => {
+                store.clean(1).expect(&context);
+            }
+            9 if rng.chance(1, 20) => {
+                if rng.chance(1, 2) {
+                    store.close().expect(&context);
+                }
+                let initial = Initial::Recycled(device.image());
+                let size = esker_media::BlockDevice::geometry(&*device).size_bytes;
+                device = Arc::new(SimBlock::new(SimBlockOptions::new(size, 1).initial(initial)));
+                options.testing.seed = Some(seed + u64::from(step) + 1);
+                options.cache = false;
+                store = open(&device, &options).expect(&context);
+                assert!(store.stats().cache, "it stays what it is");
+            }
+            _ => match store.get(&[key]).expect(&context) {
+                None => drop(newest.insert(key, None)),
+                Some(value) => {
+                    let expected = newest.get(&key).cloned().flatten();
+                    assert!(expected.as_deref() == Some(&*value), "{context}: an older value");
+                    found += 1;
+                }
+            },
+        }
+    }
+    assert!(found > 200, "only {found} found");
+    assert!(store.stats().evictions > 0 || store.stats().items < 120);
+    assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
+}
+
+#[test]
+fn no_key_ever_has_an_older_value() {
+    (0..6).for_each(|seed| never_older(seed, u64::MAX));
+}
+
+#[test]
+fn no_key_ever_has_an_older_value_when_all_keys_share_a_few_hashes() {
+    (10..14).for_each(|seed| never_older(seed, 0x0300_0000_0000_0001));
+}
+
+#[test]
+fn a_store_that_keeps_is_no_cache_and_a_value_over_half_of_one_is_refused() {
+    let device = device(3);
+    let store = open(&device, &options(3)).unwrap();
+    assert_eq!(store.evict(1).unwrap_err().kind(), ErrorKind::Unsupported);
+    store.close().unwrap();
+    drop(store);
+    let error = open(&device, &cache_options(3)).map(|_: Store| ()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    let store = open(&crate::support::device(4), &cache_options(4)).unwrap();
+    let error = store.put(b"k", &vec![0; 100_000]).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    for n in 0..100_u8 {
+        store.put(b"k", &vec![n; 15_000]).unwrap();
+        assert_eq!(store.get(b"k").unwrap().map(|value| value[14_999]), Some(n));
+    }
+}
+
+#[test]
+fn many_writers_of_a_full_cache_are_never_refused() {
+    for round in 0..10 {
+        let durability = if round % 2 == 0 { Durability::Sync } else { Durability::None };
+        let device = roomy(round, 256 << 10);
+        let mut options = cache_options(round);
+        options.durability = durability;
+        options.testing.background = true;
+        let store = open(&device, &options).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..4_u64 {
+                let store = &store;
+                scope.spawn(move || {
+                    let mut rng = Rng::from_seed(4 * round + thread);
+                    for n in 0..1500_u64 {
+                        let key = rng.below(400).to_le_bytes();
+                        if n % 3 == 0 {
+                            drop(store.get(&key).unwrap());
+                        } else {
+                            store.put(&key, &vec![1; 100 + rng.index(1500)]).unwrap();
+                        }
+                    }
+                });
+            }
+        });
+        assert!(store.stats().evictions > 100, "{:?}", store.stats());
+        assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
+        store.close().unwrap();
+    }
+}
