@@ -150,17 +150,25 @@ impl Depot {
     /// As [`Depot::make_room`], for who has the cleaner's lock.
     pub(super) fn make_room_with(&self, cleaner: &mut Cleaner, kept: usize) -> Result<()> {
         let limit = 2 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX);
-        for _ in 0..limit {
+        // Others may be faster to take what came free: that is no lack of room.
+        let (mut tries, mut seen) = (0, self.log.next_version());
+        while tries < limit {
             if self.segments.free_count() > kept {
                 return Ok(());
             }
             self.log.refuse()?;
+            // A backup that ends meanwhile leaves segments to clean.
+            let held = self.segments.is_holding();
             if self.free_one(cleaner, true)?.is_none()
                 && self.purge_tombstones(cleaner)? == 0
                 && !self.segments.break_hold()
+                && !held
             {
                 break;
             }
+            let now = self.log.next_version();
+            tries = if now == seen { tries + 1 } else { 0 };
+            seen = now;
         }
         if self.segments.free_count() > kept {
             return Ok(());

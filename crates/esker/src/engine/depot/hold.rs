@@ -101,6 +101,11 @@ impl Segments {
         Some(Holding(self))
     }
 
+    /// Whether segments may be held.
+    pub(super) fn is_holding(&self) -> bool {
+        self.hold.lock().stage != Stage::None
+    }
+
     /// Gives up the hold, if there is one, because somebody finds no room. False if there was none.
     pub(super) fn break_hold(&self) -> bool {
         let mut held = self.hold.lock();
