@@ -62,11 +62,24 @@ impl<T: Send + Sync + 'static> Cell<T> {
         let old = self.0.swap(Arc::into_raw(content).cast_mut(), Ordering::AcqRel);
         // SAFETY: 1, and the swap took the pointer out of the cell, so the count is ours.
         let old = unsafe { Arc::from_raw(old) };
-        // SAFETY: what is deferred owns all it touches, may run on any thread (T is Send and Sync)
-        // and at any time (T is 'static). That it runs late enough is 2.
-        unsafe { pin.0.defer_unchecked(move || drop(old)) };
-        pin.0.flush();
+        let_go(old, pin);
     }
+}
+
+/// Lets a count go when everyone who is pinned now is done.
+#[cfg(not(shuttle))]
+fn let_go<T: Send + Sync + 'static>(old: Arc<T>, pin: &Pin) {
+    // SAFETY: what is deferred owns all it touches, may run on any thread (T is Send and Sync) and at
+    // any time (T is 'static). That it runs late enough is 2.
+    unsafe { pin.0.defer_unchecked(move || drop(old)) };
+    pin.0.flush();
+}
+
+/// The collector is no part of the explored program: it would drop what one run made while another
+/// goes, or none. So what is replaced stays.
+#[cfg(shuttle)]
+fn let_go<T>(old: Arc<T>, _pin: &Pin) {
+    std::mem::forget(old);
 }
 
 impl<T: Send + Sync + 'static> Drop for Cell<T> {
