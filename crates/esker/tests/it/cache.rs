@@ -233,3 +233,24 @@ fn many_writers_of_a_full_cache_are_never_refused() {
         store.close().unwrap();
     }
 }
+
+/// The note that a large value is gone has the version of its head, which may be in the segment that
+/// is written now: a purge that does not look there must not drop it.
+#[test]
+fn a_large_value_that_lost_its_extents_stays_gone() {
+    let (mut options, mut device) = (cache_options(30), device(30));
+    let mut store = open(&device, &options).unwrap();
+    store.put(b"large", &[1; 10_000]).unwrap();
+    assert_eq!(store.evict(1).unwrap(), 1);
+    for seed in 31..34 {
+        assert_eq!(store.get(b"large").unwrap().map(|value| value.len()), None);
+        assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
+        store.clean(1).unwrap();
+        drop(store);
+        let initial = Initial::Recycled(device.image());
+        let size = esker_media::BlockDevice::geometry(&*device).size_bytes;
+        device = Arc::new(SimBlock::new(SimBlockOptions::new(size, seed).initial(initial)));
+        options.testing.seed = Some(seed);
+        store = open(&device, &options).unwrap();
+    }
+}

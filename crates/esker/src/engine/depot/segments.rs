@@ -376,6 +376,14 @@ impl Segments {
         self.free.lock().push_back(free);
     }
 
+    /// Version from which on records of clients may be in segments that are not full.
+    pub(super) fn open_from(&self) -> Version {
+        let open = self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Open);
+        let of = open.map(|id| self.incarnation(id));
+        let fresh = of.filter(|of| of.stream == Stream::Fresh);
+        Version(fresh.map(|of| of.base.0).min().unwrap_or(u64::MAX))
+    }
+
     /// Full segments, and those that are free but held: recovery reads what is in them.
     pub(super) fn full_or_held(&self) -> Vec<SegmentId> {
         let held = self.hold.lock();

@@ -55,6 +55,9 @@ impl Depot {
         if self.tombstones() == 0 {
             return Ok(0);
         }
+        // What is not full yet is not read, and newer than all tombstones of clients. But the note that a
+        // large value was evicted has the version of its head, wherever that stands.
+        let open_from = self.segments.open_from();
         // Before the free segments are blanked: one that goes free meanwhile was listed.
         let full = self.segments.full_or_held();
         self.blank_stale()?;
@@ -67,7 +70,8 @@ impl Depot {
             let Some(link) = link_to(record.kind, base + record.offset, 0) else { return };
             let hash = spread(record.hash);
             if self.index.lookup(hash).iter().any(|found| found == link) {
-                let tombstone = Tombstone { version: record.version, link, needed: false };
+                let needed = record.version >= open_from;
+                let tombstone = Tombstone { version: record.version, link, needed };
                 noted.entry(hash).or_default().push(tombstone);
                 count += 1;
             }
