@@ -62,7 +62,11 @@ const SETTINGS: &[Setting] = &[
         "what an acknowledgement promises: sync, periodic, periodic:500ms, none",
     ),
     setting("cores", "0", "scheduler threads; 0: one for each processor"),
-    setting("io", r#""uring,aio,sync""#, "I/O facilities in the order in which they are tried"),
+    setting(
+        "io",
+        r#""auto""#,
+        "I/O facilities in the order in which they are tried: uring, aio, sync; auto: by the device",
+    ),
     setting("connections-max", "1024", "connections at the same time"),
     setting("item-size-max", r#""1MiB""#, "longest value"),
     setting(
@@ -92,6 +96,7 @@ pub(crate) struct Config {
     pub(crate) cache: bool,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
+    /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     pub(crate) limits: Limits,
 }
@@ -208,6 +213,7 @@ impl Config {
         }
         if name == "io" {
             let words = values.iter().flat_map(|text| text.split(','));
+            let words = words.filter(|word| word.trim() != "auto");
             let facilities: Result<Vec<Facility>, _> =
                 words.map(|word| word.trim().parse()).collect();
             self.io = facilities.map_err(|error: esker::Error| error.to_string())?;

@@ -38,6 +38,7 @@ pub(crate) struct Service {
     pub(crate) engine: String,
     pub(crate) server: ServerConfig,
     pub(crate) cores: usize,
+    /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     /// Least level of the log, unless `ESKER_LOG` says otherwise.
     pub(crate) log: &'static str,
@@ -51,16 +52,16 @@ impl Service {
         start_log(self.log);
         let mut signals = catch_signals(self.ends_on_usr1)?;
         raise_descriptors(u64::from(self.server.limits.connections_max))?;
-        let runtime = Runtime::start(esker_trt::Config {
-            cores: self.cores,
-            facilities: self.io,
-            ..esker_trt::Config::default()
-        })?;
-        let runtime = Arc::new(runtime);
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
         let store = open_with(self.store)?;
+        let runtime = Runtime::start(esker_trt::Config {
+            cores: self.cores,
+            facilities: if self.io.is_empty() { store.facilities() } else { self.io },
+            ..esker_trt::Config::default()
+        })?;
+        let runtime = Arc::new(runtime);
         let server = Server::start(&runtime, store.clone(), self.server)?;
         let stats = store.stats();
         let (live, capacity) =

@@ -128,6 +128,12 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// What the device did so far.
     fn counters(&self) -> Counters;
 
+    /// Whether a request can be started without waiting (`RWF_NOWAIT`). Where not, io_uring hands each
+    /// to a thread of the kernel, and AIO costs less.
+    fn is_nowait(&self) -> bool {
+        true
+    }
+
     /// Fills `buf` from `offset`.
     ///
     /// # Errors

@@ -106,6 +106,7 @@ pub struct FileDevice {
     options: OpenOptions,
     backing: Backing,
     durable_writes: DurableWrites,
+    nowait: bool,
     /// Cleared when the kernel refuses `RWF_DSYNC`.
     dsync_works: AtomicBool,
     /// Set by the first failed flush (I1).
@@ -140,8 +141,12 @@ impl FileDevice {
         let opened = open::open(path, &options).map_err(|error| error.device(&name))?;
         let durable_writes =
             options.durable_writes.unwrap_or_else(|| DurableWrites::choose(&opened.backing));
+        // The page cache is for io_uring: AIO waits for it.
+        let nowait = opened.memory_alignment.is_none()
+            || open::is_nowait(opened.fd.as_fd(), opened.geometry.block_size_bytes);
         Ok(FileDevice {
             name,
+            nowait,
             fd: opened.fd,
             geometry: opened.geometry,
             memory_alignment: opened.memory_alignment,
@@ -398,6 +403,10 @@ impl BlockDevice for FileDevice {
             self.durable_writes,
             self.options.punch_holes,
         )
+    }
+
+    fn is_nowait(&self) -> bool {
+        self.nowait
     }
 
     fn counters(&self) -> Counters {

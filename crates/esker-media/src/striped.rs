@@ -233,6 +233,10 @@ impl BlockDevice for StripedDevice {
         )
     }
 
+    fn is_nowait(&self) -> bool {
+        self.members.iter().all(|member| member.device.is_nowait())
+    }
+
     fn counters(&self) -> Counters {
         self.members.iter().map(|member| member.device.counters()).fold(
             Counters::default(),

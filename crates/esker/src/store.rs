@@ -373,6 +373,13 @@ impl Store {
         self.engine.report()
     }
 
+    /// The I/O facilities for a run-time whose tasks use this store, the best for its device first:
+    /// [`esker_trt::Config::facilities`].
+    #[must_use]
+    pub fn facilities(&self) -> Vec<esker_trt::Facility> {
+        self.engine.facilities()
+    }
+
     /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change. Of
     /// values over an eighth of a segment, or 3.5 MiB, only some 20 bytes count.
     #[must_use]

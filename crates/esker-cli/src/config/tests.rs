@@ -14,7 +14,7 @@ fn defaults_are_those_of_the_server() {
     assert_eq!(config.limits, Limits::default());
     assert_eq!(config.listen, [ListenAddress::default()]);
     assert_eq!((config.size_bytes, config.durability), (8 << 30, Durability::Sync));
-    assert_eq!(config.io, Facility::ALL);
+    assert_eq!(config.io, [], "as the store says");
     assert_eq!(config.data, [PathBuf::from(DEFAULT_DATA)]);
 }
 

@@ -14,7 +14,6 @@ use crate::failure::{Done, Failure};
 use crate::service::{Service, read_credentials, read_tls, say};
 use esker::{Durability, Options};
 use esker_server::{ServerConfig, ShutdownHook};
-use esker_trt::Facility;
 use plan::Plan;
 use rustix::fs::Mode;
 use rustix::process::geteuid;
@@ -132,7 +131,7 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         engine: "depot".into(),
         server,
         cores: plan.cores,
-        io: Facility::ALL.to_vec(),
+        io: Vec::new(),
         log,
         ends_on_usr1: true,
     };

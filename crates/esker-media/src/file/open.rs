@@ -16,8 +16,9 @@ use esker_base::{Error, ErrorKind, Result};
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags,
 };
-use rustix::io::Errno;
-use std::os::fd::{AsFd, OwnedFd};
+use rustix::io::{Errno, ReadWriteFlags};
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Smallest block size in bytes, for files that know no other.
@@ -229,4 +230,13 @@ fn try_direct(fd: &OwnedFd, logical: u32) -> Result<Option<(u32, usize)>> {
     }
     rustix::fs::fcntl_setfl(fd, flags).map_err(failed("examine device"))?;
     Ok(None)
+}
+
+/// Whether the file below takes requests that must not wait, as its file system or driver says. Read
+/// errors are no answer; who reads in earnest meets them.
+pub(super) fn is_nowait(fd: BorrowedFd<'_>, block_size_bytes: u32) -> bool {
+    let mut probe = BufferPool::new(0).get(block_size_bytes as usize);
+    let mut pieces = [IoSliceMut::new(&mut probe)];
+    let read = rustix::io::preadv2(fd, &mut pieces, 0, ReadWriteFlags::NOWAIT);
+    read != Err(Errno::OPNOTSUPP)
 }

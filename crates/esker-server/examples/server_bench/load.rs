@@ -75,7 +75,9 @@ impl Client {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let stream = Stream::try_from(stream)?;
-        let value = vec![b'v'; load.value_size];
+        // A device of compressed memory would spend its time on what packs well.
+        let mut value = vec![0; load.value_size];
+        Rng::from_seed(1).fill(&mut value);
         let (request, reply, expected, asked) = Default::default();
         let mut client = Client { stream, load, value, request, reply, expected, asked };
         if load.protocol == Protocol::Native {

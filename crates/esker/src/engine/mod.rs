@@ -11,6 +11,7 @@ use crate::value::{Outcome, PutOptions, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_media::Archive;
+use esker_trt::Facility;
 
 /// One part of a walk over all keys; without the values that are read by themselves.
 pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
@@ -57,5 +58,6 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Copies the store to `archive` while other calls go on.
     fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport>;
     fn report(&self) -> String;
+    fn facilities(&self) -> Vec<Facility>;
     fn limits(&self) -> Limits;
 }

@@ -64,6 +64,7 @@ use esker_format::depot::{
 };
 use esker_index::{Directory, Link};
 use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf};
+use esker_trt::Facility;
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
@@ -492,6 +493,13 @@ impl Engine for Depot {
 
     fn report(&self) -> String {
         self.device.report()
+    }
+
+    fn facilities(&self) -> Vec<Facility> {
+        if self.device.is_nowait() {
+            return Facility::ALL.to_vec();
+        }
+        vec![Facility::Aio, Facility::Uring, Facility::Sync]
     }
 
     fn limits(&self) -> Limits {
