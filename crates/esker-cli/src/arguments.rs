@@ -104,6 +104,9 @@ pub(crate) enum Command {
     Check {
         #[command(flatten)]
         data: Data,
+        /// First move what can be read away from damage, and forget what cannot
+        #[arg(long)]
+        repair: bool,
     },
     /// Move live records together, so that as much space as possible is free
     Compact {

@@ -4,7 +4,7 @@ use crate::arguments::{Data, Servers, Size};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::remote;
-use crate::store::{new_options, open, open_with};
+use crate::store::{new_options, open, open_with, options_at};
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
@@ -107,7 +107,10 @@ fn show_key(key: &[u8]) -> String {
 }
 
 /// `esker check`.
-pub(crate) fn check(data: &Data) -> Result<Done, Failure> {
+pub(crate) fn check(data: &Data, repair: bool) -> Result<Done, Failure> {
+    if repair {
+        mend(data)?;
+    }
     let store = open(data)?;
     let bar = progress("checking", store.stats().items);
     let report = store.check();
@@ -129,6 +132,22 @@ pub(crate) fn check(data: &Data) -> Result<Done, Failure> {
     })?;
     store.close()?;
     Ok(if report.is_sound() { Done::Yes } else { Done::No })
+}
+
+fn mend(data: &Data) -> Result<(), Failure> {
+    let report = esker::repair(&options_at(&data.paths))?;
+    let mut output = std::io::stdout().lock();
+    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
+    if report.damaged_segments > 0 {
+        say(format!(
+            "{} segments hold damage that hides what stood there: keys may be gone or show older values",
+            report.damaged_segments
+        ))?;
+    }
+    say(format!(
+        "{} records read, {} lost, {} moved away from damage",
+        report.records, report.records_lost, report.records_moved
+    ))
 }
 
 /// `esker compact`.

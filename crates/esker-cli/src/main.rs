@@ -45,7 +45,7 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Delete { data, servers, key } => commands::delete(&data, &servers, &key),
         Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
         Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
-        Command::Check { data } => commands::check(&data),
+        Command::Check { data, repair } => commands::check(&data, repair),
         Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Backup { data, target } => backup::backup(&data, &target),
         Command::Restore { data, size, source } => {

@@ -1,4 +1,32 @@
-//! What a check of a store found.
+//! What a check of a store found, and what a repair did.
+
+use crate::devices;
+use crate::engine::depot::repair::repair as repair_depot;
+use crate::options::Options;
+use esker_base::Result;
+use esker_media::BlockDevice;
+use std::sync::Arc;
+
+/// Makes a sound store of a damaged one that nobody has open: segments with damage are emptied of what
+/// can be read, and records that cannot be read are forgotten, so that their keys are gone instead of
+/// answering errors. What was whole stays as it was, versions included. A sound store is only read.
+///
+/// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
+/// deleted there may show an older value: restore a backup if that matters.
+///
+/// # Errors
+/// `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
+/// `UnsupportedFormat`, `Io`. What was not repaired yet is as it was.
+pub fn repair(options: &Options) -> Result<RepairReport> {
+    let options = Options { create: false, format: false, ..options.clone() };
+    repair_depot(devices::open(&options, None)?, &options)
+}
+
+/// As [`repair`], on a device that the caller opened.
+#[doc(hidden)]
+pub fn repair_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
+    repair_depot(device, options)
+}
 
 /// Result of [`Store::check`](crate::Store::check).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -11,6 +39,20 @@ pub struct CheckReport {
     pub bytes: u64,
     /// What is wrong, in words; empty for a sound store.
     pub problems: Vec<String>,
+}
+
+/// Result of [`repair`](crate::repair).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// Records that counted and were read.
+    pub records: u64,
+    /// Segments with damage in which nobody knows what stood: keys that were written there may show
+    /// an older value, or be gone.
+    pub damaged_segments: u64,
+    /// Records that are lost. Their keys are gone; no older values come back.
+    pub records_lost: u64,
+    /// Records that were moved away from damage.
+    pub records_moved: u64,
 }
 
 impl CheckReport {

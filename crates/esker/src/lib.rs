@@ -16,7 +16,9 @@ pub mod value;
 pub use backup::restore_on;
 pub use backup::{BackupReport, RestoreReport, restore};
 pub use batch::Batch;
-pub use check::CheckReport;
+#[doc(hidden)]
+pub use check::repair_on;
+pub use check::{CheckReport, RepairReport, repair};
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use options::{Durability, Options, Progress};

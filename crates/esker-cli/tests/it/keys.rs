@@ -49,6 +49,25 @@ fn stat_and_check_tell_of_a_sound_store() {
 }
 
 #[test]
+fn check_finds_damage_and_repairs_it() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "whole", "w", "--size", "64MiB"]).exits_with(0);
+    scratch.run(&["put", "damaged", "0123456789"]).exits_with(0);
+    let path = scratch.path("esker-data/depot.esker");
+    let mut bytes = std::fs::read(&path).expect("data file");
+    let place = bytes.windows(10).rposition(|piece| piece == b"0123456789").expect("the value");
+    bytes[place] = b'x';
+    std::fs::write(&path, bytes).expect("damage it");
+    let found = scratch.run(&["check"]);
+    assert!(found.code != Some(0), "{found:?}");
+    let text = scratch.run(&["check", "--repair"]).exits_with(0).text();
+    assert!(text.contains("hides what stood there") && text.contains("sound"), "{text}");
+    assert_eq!(scratch.run(&["get", "whole"]).exits_with(0).text(), "w");
+    scratch.run(&["get", "damaged"]).exits_with(1);
+    scratch.run(&["check"]).exits_with(0);
+}
+
+#[test]
 fn compacting_frees_segments_and_loses_nothing() {
     let scratch = Scratch::new();
     for value in ["1", "2", "3"] {

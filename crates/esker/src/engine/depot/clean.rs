@@ -350,7 +350,7 @@ impl Depot {
             return Ok(());
         }
         let base = self.layout.segment_offset(id);
-        source.walk(id, of, &mut |step| {
+        source.walk_over(id, of, self.lenient, &mut |step| {
             if let Step::Record(record, offset) = step {
                 visit(noted(record, offset - base, &self.hasher));
             }
@@ -360,7 +360,7 @@ impl Depot {
     }
 
     /// Reads the records in long pieces and copies them into batches.
-    fn copy_records(
+    pub(super) fn copy_records(
         &self,
         moving: &mut Move<'_>,
         victim: SegmentId,

@@ -157,7 +157,7 @@ impl Depot {
     }
 
     /// Takes the validity from a segment's header, durably.
-    fn blank_header(&self, id: SegmentId) -> Result<()> {
+    pub(super) fn blank_header(&self, id: SegmentId) -> Result<()> {
         let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         let base = self.layout.segment_offset(id);
         let blank = |at| self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)]);

@@ -36,6 +36,7 @@ mod pending;
 mod place;
 mod read;
 mod recover;
+pub(crate) mod repair;
 pub(crate) mod restore;
 mod scan;
 mod segments;
@@ -55,7 +56,7 @@ use clean::{Cleaner, Pace};
 use commit::Log;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
-use esker_base::ids::{SegmentEpoch, StoreId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
@@ -129,6 +130,8 @@ pub(crate) struct Depot {
     checkpointed: AtomicBool,
     cleaner: sync::Mutex<Cleaner>,
     pace: Pace,
+    /// Whether this is a repair.
+    lenient: bool,
     durability: Durability,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -145,6 +148,16 @@ impl Depot {
     /// # Errors
     /// `InvalidArgument` if the device holds something else, `UnsupportedFormat`, `Corrupted`, `Io`.
     pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Arc<Depot>> {
+        let (depot, _) = Depot::open_as(device, options, false)?;
+        Ok(depot)
+    }
+
+    /// As [`Depot::open`]; `lenient` takes what is left of damaged segments, and tells which these are.
+    fn open_as(
+        device: Arc<dyn BlockDevice>,
+        options: &Options,
+        lenient: bool,
+    ) -> Result<(Arc<Depot>, Vec<SegmentId>)> {
         let pool = BufferPool::default();
         let seed = match options.testing.seed {
             Some(seed) => seed,
@@ -159,6 +172,10 @@ impl Depot {
                 found
             }
             Err(error) if !options.format || error.kind() == ErrorKind::Io => return Err(error),
+            Ok(None) if lenient => {
+                let words = "there is no store here";
+                return Err(Error::invalid("repair store", words).device(device.name()));
+            }
             found => {
                 let old = found.ok().flatten().map(|(old, _)| old);
                 format(&*device, &pool, options, &mut rng, old)?
@@ -188,7 +205,8 @@ impl Depot {
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
         let source =
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };
-        let (log, index) = Recovered::scan(&source, &superblock, &hasher, &options.progress)?;
+        let (mut log, index) =
+            Recovered::scan(&source, &superblock, &hasher, &options.progress, lenient)?;
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
@@ -218,6 +236,7 @@ impl Depot {
                 log.next_sequence(Stream::Cold),
             )),
             pace: Pace::default(),
+            lenient,
             durability: options.durability,
             pool,
             clock: Arc::clone(&options.clock),
@@ -228,12 +247,13 @@ impl Depot {
             device,
         });
         depot.adopt(&log)?;
+        let damaged = std::mem::take(&mut log.damaged);
         drop(log);
-        if options.testing.background {
+        if options.testing.background && !lenient {
             depot.index.allow_helper();
             depot.start_background(new)?;
         }
-        Ok(depot)
+        Ok((depot, damaged))
     }
 
     /// Hash of a key as the index takes it.

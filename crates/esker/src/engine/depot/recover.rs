@@ -30,7 +30,7 @@ use super::{Depot, sites, spread};
 use crate::options::Progress;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
     CheckpointEnd, CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef, RecordKind, SegmentHeader,
     Stream, SummaryRecord, Superblock, push_batch, push_record,
@@ -43,6 +43,8 @@ const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
 /// A thread costs more than it saves for less of the store than this.
 const BYTES_PER_THREAD: u64 = 16 << 20;
+/// More records than can be in a segment.
+const LOST_MAX: u64 = 1 << 24;
 /// Most threads of a recovery.
 const THREADS_MAX: usize = 8;
 
@@ -76,6 +78,27 @@ pub(super) struct Scanned {
     summary: Vec<u8>,
 }
 
+impl Scanned {
+    /// Whether records are missing at the segment's end; `later` segments say what should be there.
+    fn is_cut_short(&self, later: &[Scanned], source: &Source<'_>) -> Result<bool> {
+        let Scanned { header, end, .. } = self;
+        if end.sealed {
+            return Ok(false);
+        }
+        // The clients' log goes on over sessions; the cleaner starts new segments in each. An empty
+        // segment is one whose first batch never came; the log may have gone on in the one before.
+        let follows = |later: &Scanned| {
+            later.end.batches > 0
+                && later.header.stream == header.stream
+                && (header.stream == Stream::Fresh
+                    || later.header.session_epoch == header.session_epoch)
+        };
+        let cut_short = end.batches > 0 && later.iter().any(follows);
+        let behind = source.durable_behind(header.segment_id, header.salt, end)?;
+        Ok(cut_short || end.durable.max(behind) > end.next)
+    }
+}
+
 /// What the log holds.
 #[derive(Debug)]
 pub(super) struct Recovered {
@@ -92,6 +115,8 @@ pub(super) struct Recovered {
     /// Segments in use, by epoch.
     segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
+    /// Segments whose log is damaged, of which a lenient recovery took what is left.
+    pub(super) damaged: Vec<SegmentId>,
     clear_version: Version,
     threads: usize,
 }
@@ -125,6 +150,7 @@ struct Scan<'a> {
 
 impl Recovered {
     /// Reads the log, or the checkpoint that makes it unnecessary; that one's index comes with it.
+    /// `lenient` takes what is left of a damaged log instead of refusing it.
     ///
     /// # Errors
     /// `Corrupted` if something below the committed point is missing, `Io` if the device fails.
@@ -133,6 +159,7 @@ impl Recovered {
         superblock: &Superblock,
         hasher: &KeyHasher,
         progress: &Progress,
+        lenient: bool,
     ) -> Result<(Recovered, Option<Directory>)> {
         let area = u64::from(superblock.segment_count) * superblock.segment_size_bytes;
         let worth = usize::try_from(area / BYTES_PER_THREAD + 1).unwrap_or(THREADS_MAX);
@@ -150,7 +177,9 @@ impl Recovered {
             headers: of_log.copied().collect(),
             next: AtomicU32::new(0),
         };
-        if let Some((Loaded { end, index, large }, segments)) = scan.checkpoint(&headers)? {
+        // A repair has to meet all damage, also that which a checkpoint makes harmless for now.
+        let checkpoint = if lenient { None } else { scan.checkpoint(&headers)? };
+        if let Some((Loaded { end, index, large }, segments)) = checkpoint {
             let log = Recovered {
                 headers,
                 clear_version: end.clear_version,
@@ -160,6 +189,7 @@ impl Recovered {
                 pieces: Pieces::default(),
                 segments,
                 blank,
+                damaged: Vec::new(),
                 threads,
             };
             return Ok((log, Some(index)));
@@ -174,7 +204,7 @@ impl Recovered {
             all.clear_version = all.clear_version.max(gathered.clear_version);
         }
         all.segments.sort_by_key(|segment| segment.header.epoch);
-        let log = Recovered {
+        let mut log = Recovered {
             headers,
             checkpoint: None,
             large: Vec::new(),
@@ -182,10 +212,12 @@ impl Recovered {
             pieces: all.pieces,
             segments: all.segments,
             blank,
+            damaged: Vec::new(),
             clear_version: all.clear_version,
             threads,
         };
-        log.check_ends(source)?;
+        log.damaged = log.check_ends(source, lenient)?;
+        scan.take_behind(&mut log)?;
         Ok((log, None))
     }
 
@@ -199,37 +231,29 @@ impl Recovered {
     }
 
     /// R2 and R3.
-    fn check_ends(&self, source: &Source<'_>) -> Result<()> {
+    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<SegmentId>> {
+        let mut damaged = Vec::new();
         if sites::COMMITTED_POINT.disabled() {
-            return Ok(());
+            return Ok(damaged);
         }
-        for (place, Scanned { header, end, .. }) in self.segments.iter().enumerate() {
-            if end.sealed {
+        for (place, segment) in self.segments.iter().enumerate() {
+            let Scanned { header, end, .. } = segment;
+            let later = self.segments.get(place + 1..).unwrap_or(&[]);
+            if !segment.is_cut_short(later, source)? {
                 continue;
             }
-            let (id, salt) = (header.segment_id, header.salt);
-            // The clients' log goes on over sessions; the cleaner starts new segments in each. An empty
-            // segment is one whose first batch never came; the log may have gone on in the one before.
-            let follows = |later: &Scanned| {
-                later.end.batches > 0
-                    && later.header.stream == header.stream
-                    && (header.stream == Stream::Fresh
-                        || later.header.session_epoch == header.session_epoch)
-            };
-            let later = self.segments.get(place + 1..).unwrap_or(&[]);
-            let cut_short = end.batches > 0 && later.iter().any(follows);
-            let durable = end.durable.max(source.durable_behind(id, salt, end)?);
-            if durable > end.next || cut_short {
-                let offset = source.layout.segment_offset(id) + end.position;
-                let next = end.next;
-                let words =
-                    format!("records from number {next} on are missing, which were durable");
-                return Err(Error::corrupted("recover store", words)
-                    .device(source.device.name())
-                    .at(offset, source.layout.block));
+            if lenient {
+                damaged.push(header.segment_id);
+                continue;
             }
+            let offset = source.layout.segment_offset(header.segment_id) + end.position;
+            let next = end.next;
+            let words = format!("records from number {next} on are missing, which were durable");
+            return Err(Error::corrupted("recover store", words)
+                .device(source.device.name())
+                .at(offset, source.layout.block));
         }
-        Ok(())
+        Ok(damaged)
     }
 
     fn last(&self) -> Option<&Scanned> {
@@ -240,8 +264,11 @@ impl Recovered {
     pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
         let highest = self.headers.iter().map(|header| header.epoch.0).max().unwrap_or(0);
-        let open = last.filter(|last| !last.end.sealed);
+        let is_damaged = |last: &&Scanned| self.damaged.contains(&last.header.segment_id);
+        let open = last.filter(|last| !last.end.sealed && !is_damaged(last));
         let given = self.headers.iter().map(|header| header.next_version);
+        // How many numbers were given to records that nothing is left of, nobody knows.
+        let lost = if self.damaged.is_empty() { 0 } else { LOST_MAX };
         let given = given.chain(self.checkpoint.as_ref().map(|end| end.next_version)).max();
         LogEnd {
             tail: open.map(|last| Tail {
@@ -255,7 +282,7 @@ impl Recovered {
             }),
             summary: open.map(|last| last.summary.clone()).unwrap_or_default(),
             next_epoch: SegmentEpoch(highest + 1),
-            next_version: Version(last.map_or(1, |last| last.end.next.0))
+            next_version: Version(last.map_or(1, |last| last.end.next.0) + lost)
                 .max(self.clear_version)
                 .max(given.unwrap_or_default()),
             clear_version: self.clear_version,
@@ -305,6 +332,45 @@ impl Scan<'_> {
         }
         gathered.found.sort_unstable_by_key(|record| record.hash);
         Ok(gathered)
+    }
+
+    /// Adds the records that damaged segments have behind the damage.
+    fn take_behind(&self, log: &mut Recovered) -> Result<()> {
+        let mut gathered = Gathered::default();
+        let is_damaged = |scanned: &&mut Scanned| log.damaged.contains(&scanned.header.segment_id);
+        for scanned in log.segments.iter_mut().filter(is_damaged) {
+            let (id, of) = (scanned.header.segment_id, Incarnation::from(&scanned.header));
+            let known = scanned.end.position;
+            let mut segment = Segment {
+                source: self.source,
+                base: self.source.layout.segment_offset(id),
+                gathered: &mut gathered,
+                written_bytes: 0,
+                failure: None,
+            };
+            let mut is_new = false;
+            scanned.end = self.source.walk_over(id, of, true, &mut |step| {
+                match step {
+                    Step::Batch { blocks, .. } => {
+                        is_new = u64::from(blocks) * self.source.layout.block >= known;
+                    }
+                    Step::Record(record, offset) if is_new => {
+                        let at = offset - segment.base;
+                        segment.record(&super::scan::noted(record, at, self.hasher));
+                    }
+                    Step::Record(..) => {}
+                }
+                Ok(())
+            })?;
+            scanned.written_bytes += segment.written_bytes;
+            segment.done()?;
+        }
+        gathered.found.sort_unstable_by_key(|record| record.hash);
+        log.found.push(gathered.found);
+        log.pieces.heads.extend(gathered.pieces.heads);
+        log.pieces.extents.extend(gathered.pieces.extents);
+        log.clear_version = log.clear_version.max(gathered.clear_version);
+        Ok(())
     }
 
     fn segment(&self, header: SegmentHeader, gathered: &mut Gathered) -> Result<Scanned> {
@@ -503,11 +569,9 @@ impl Depot {
                 group.drain(..).for_each(|record| self.take_in(record));
             }
             if record.collides() && !group.is_empty() {
-                // R4: compare keys.
-                let fetched = self.read_record(record.link)?;
                 let mut kept = Vec::with_capacity(group.len() + 1);
                 for other in group.drain(..) {
-                    if self.read_record(other.link)?.record().key != fetched.record().key {
+                    if !self.have_one_key(record.link, other.link)? {
                         kept.push(other);
                     }
                 }
@@ -519,6 +583,18 @@ impl Depot {
         }
         group.drain(..).for_each(|record| self.take_in(record));
         Ok(())
+    }
+
+    /// R4. To a repair, a record that cannot be read is some other key's.
+    fn have_one_key(&self, one: Link, other: Link) -> Result<bool> {
+        let same = || -> Result<bool> {
+            let one = self.read_record(one)?;
+            Ok(one.record().key == self.read_record(other)?.record().key)
+        };
+        match same() {
+            Err(error) if self.lenient && error.kind() == ErrorKind::Corrupted => Ok(false),
+            same => same,
+        }
     }
 
     fn take_in(&self, record: Found) {

@@ -47,6 +47,21 @@ pub(super) struct SegmentEnd {
     pub(super) batches: u64,
 }
 
+impl SegmentEnd {
+    /// Whether a batch with this header goes on from here. Behind a hole numbers may be missing, and
+    /// barriers: what is of another session may have been cut off by one.
+    fn goes_on(&self, header: &BatchHeader, behind_hole: bool) -> bool {
+        let of_session = header.kind == BatchKind::Barrier
+            || header.session == self.session
+            || sites::BATCH_SESSION.disabled();
+        // A session may skip numbers: those that the last one gave to writes that were lost.
+        let may_skip = behind_hole || header.kind != BatchKind::Records;
+        let continues =
+            header.first_sequence == self.next || (may_skip && header.first_sequence > self.next);
+        of_session && continues
+    }
+}
+
 /// What a walk meets.
 pub(super) enum Step<'a> {
     /// A batch with records, at an offset in the segment.
@@ -168,6 +183,18 @@ impl Source<'_> {
         of: Incarnation,
         visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
+        self.walk_over(id, of, false, visit)
+    }
+
+    /// As [`Source::walk`]; `lenient` goes on behind what is no batch, as long as there are batches of the
+    /// same session or of later ones.
+    pub(super) fn walk_over(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        lenient: bool,
+        visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Result<SegmentEnd> {
         let base = self.layout.segment_offset(id);
         let mut window = Window::new(*self, base);
         let mut end = SegmentEnd {
@@ -178,18 +205,24 @@ impl Source<'_> {
             sealed: false,
             batches: 0,
         };
-        while end.position < self.layout.trailer() && !end.sealed {
-            let Some(batch) = window.batch(end.position, of.salt)? else { break };
-            let header = batch.header;
-            let of_session = header.kind == BatchKind::Barrier
-                || header.session == end.session
-                || sites::BATCH_SESSION.disabled();
-            // A session may skip numbers: those that the last one gave to writes that were lost.
-            let continues = header.first_sequence == end.next
-                || (header.kind != BatchKind::Records && header.first_sequence > end.next);
-            if !of_session || !continues {
+        let mut position = end.position;
+        while position < self.layout.trailer() && !end.sealed {
+            let behind_hole = position > end.position;
+            let batch = match behind_hole && !window.looks_like_batch(position)? {
+                true => None,
+                false => window.batch(position, of.salt)?,
+            };
+            let follows =
+                batch.as_ref().is_some_and(|batch| end.goes_on(&batch.header, behind_hole));
+            let Some(batch) = batch.filter(|_| follows) else {
+                if lenient {
+                    position += self.layout.block;
+                    continue;
+                }
                 break;
-            }
+            };
+            let header = batch.header;
+            end.position = position;
             end.durable = end.durable.max(header.durable_sequence);
             end.session = header.session;
             end.sealed = header.kind == BatchKind::Summary;
@@ -210,6 +243,7 @@ impl Source<'_> {
             let next = header.first_sequence.0.saturating_add(u64::from(header.record_count));
             end.next = Sequence(next);
             end.position += u64::from(header.total_bytes);
+            position = end.position;
         }
         Ok(end)
     }

@@ -166,7 +166,7 @@ impl Depot {
     }
 
     /// Takes the validity from the headers of free segments, so that recovery does not read them.
-    fn blank_stale(&self) -> Result<()> {
+    pub(super) fn blank_stale(&self) -> Result<()> {
         let mut blanked = Vec::new();
         let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         let mut written = Ok(());

@@ -1,0 +1,169 @@
+//! Repair: a damaged store becomes a sound one that holds all that can still be read.
+//!
+//! Of a segment whose log is damaged, what stands before and behind the damage is taken. Then every
+//! record that counts is read. Those that are damaged go: the note of an eviction takes the place of
+//! each, so that no older value of its key comes back. Segments with damage are emptied by the
+//! cleaner's means, and their headers made invalid.
+//!
+//! What stood in a damaged place and in no summary is not known by name. Keys that were written there,
+//! or deleted, may show an older value, or be gone.
+//!
+//! # Concurrency
+//! None: the store is open for the repair alone.
+//!
+//! # Failure
+//! Copies and notes are durable before a header goes, so a crash or an error leaves a store that can
+//! be repaired again.
+
+use super::clean::{Cleaner, Move};
+use super::place::link_bytes;
+use super::{Depot, sites, spread};
+use crate::check::RepairReport;
+use crate::engine::Engine;
+use crate::options::Options;
+use esker_base::ids::{SegmentId, Version};
+use esker_base::{ErrorKind, Result};
+use esker_format::depot::{
+    GRAIN_SIZE_BYTES, RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted,
+};
+use esker_index::Link;
+use esker_media::BlockDevice;
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Repairs the store on `device`.
+///
+/// # Errors
+/// `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left,
+/// `UnsupportedFormat`, `Io`.
+pub(crate) fn repair(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
+    let options = Options { format: false, create: false, ..options.clone() };
+    let (depot, damaged) = Depot::open_as(device, &options, true)?;
+    let mut report = RepairReport { damaged_segments: damaged.len() as u64, ..Default::default() };
+    let lost = depot.find_lost(&mut report)?;
+    let mut cleaner = depot.cleaner.lock();
+    let mut mended: Vec<SegmentId> = damaged;
+    mended.extend(lost.segments.iter().copied());
+    mended.sort_unstable();
+    mended.dedup();
+    for id in mended {
+        depot.mend(&mut cleaner, id, &lost.links, &mut report)?;
+    }
+    // Copies of what counts, maybe damaged, stand in free segments: recovery may prefer either.
+    depot.blank_stale()?;
+    drop(cleaner);
+    Engine::close(&*depot)?;
+    Ok(report)
+}
+
+/// Records that count and cannot be read.
+#[derive(Default)]
+struct Lost {
+    links: HashSet<Link>,
+    segments: HashSet<SegmentId>,
+}
+
+impl Depot {
+    /// Reads all records that count.
+    fn find_lost(&self, report: &mut RepairReport) -> Result<Lost> {
+        let mut lost = Lost::default();
+        let used: Vec<SegmentId> = self.segments.in_use().map(|segment| segment.id).collect();
+        for id in used {
+            if self.is_broken(id)? {
+                lost.segments.insert(id);
+            }
+            for (record, link) in self.live_records(id, self.segments.incarnation(id))? {
+                report.records += 1;
+                if self.is_readable(&record, link)? {
+                    continue;
+                }
+                // Of a large value that lacks a piece nothing is kept.
+                let head = match record.kind {
+                    RecordKind::Extent => self.extents.head(record.piece.id),
+                    _ => None,
+                };
+                for link in [Some(link), head].into_iter().flatten() {
+                    lost.segments.extend(self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES));
+                    lost.links.insert(link);
+                }
+            }
+        }
+        Ok(lost)
+    }
+
+    /// Whether a segment's log does not reach as far as it should, be it for damage to what does not
+    /// count any more: a check would name it, and recovery may prefer a damaged copy to a whole one.
+    fn is_broken(&self, id: SegmentId) -> Result<bool> {
+        let of = self.segments.incarnation(id);
+        if of.stream == Stream::Checkpoint {
+            return Ok(false);
+        }
+        let source = self.source(sites::CHECK_READ);
+        let end = source.walk(id, of, &mut |_| Ok(()))?;
+        if end.sealed {
+            return Ok(false);
+        }
+        let behind = source.walk_over(id, of, true, &mut |_| Ok(()))?;
+        Ok(behind.position > end.position || source.summary(id, of, &mut drop)?.is_some())
+    }
+
+    fn is_readable(&self, record: &SummaryRecord, link: Link) -> Result<bool> {
+        let read = self.read_record(link).and_then(|fetched| match record.kind {
+            RecordKind::Large => self.check_extents(&fetched),
+            _ => Ok(()),
+        });
+        match read {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                tracing::warn!(%error, "a record is lost");
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Moves what is whole out of a segment, with notes in place of the rest.
+    fn mend(
+        &self,
+        cleaner: &mut Cleaner,
+        id: SegmentId,
+        lost: &HashSet<Link>,
+        report: &mut RepairReport,
+    ) -> Result<()> {
+        let of = self.segments.incarnation(id);
+        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let copied = self.live_records(id, of)?.iter().try_for_each(|(record, link)| {
+            let head = match record.kind {
+                RecordKind::Extent => self.extents.head(record.piece.id),
+                _ => None,
+            };
+            let gone = [Some(*link), head].into_iter().flatten().find(|link| lost.contains(link));
+            match (record.kind, gone) {
+                (_, None) => {
+                    report.records_moved += 1;
+                    self.copy_records(&mut moving, id, of, &[(*record, *link)])
+                }
+                // The head's note is all that is written.
+                (RecordKind::Extent, Some(_)) => Ok(()),
+                (_, Some(_)) => {
+                    report.records_lost += 1;
+                    let kind = RecordKind::Evict;
+                    let meta = RecordMeta { version: record.version, ..RecordMeta::new(kind) };
+                    let note = encode_evicted(record.hash);
+                    self.add_moved(&mut moving, spread(record.hash), &meta, &note, &[], *link)
+                }
+            }
+        });
+        let (moved, durable) = self.end_move(moving, copied);
+        for moved in moved {
+            if durable.is_err() || !self.follow(id, of, &moved) {
+                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+            }
+        }
+        durable?;
+        self.blank_header(id)?;
+        self.segments.set_aside(id, of.epoch);
+        self.segments.forget_header(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,169 @@
+//! Repairs: what can be read is kept, what cannot is gone, and nothing that was known to be replaced
+//! comes back.
+
+use crate::support::{DEVICE_SIZE, device, open, options};
+use esker::{ErrorKind, RepairReport, Store, repair_on};
+use esker_base::rng::Rng;
+use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// All values that each key had, the newest last; `None` where it was deleted.
+type History = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+
+/// A store with some history, closed or just left, of records of all kinds and moved ones.
+fn populated(seed: u64, close: bool) -> (Image, History) {
+    let device = device(seed);
+    let store = open(&device, &options(seed)).unwrap();
+    let mut rng = Rng::from_seed(seed);
+    let mut history = History::new();
+    for n in 0..220_u32 {
+        let key = format!("key{}", rng.below(40)).into_bytes();
+        let values = history.entry(key.clone()).or_default();
+        if rng.chance(1, 8) {
+            store.delete(&key).unwrap();
+            values.push(None);
+        } else {
+            let mut value = vec![0; if n % 30 == 7 { 2500 } else { rng.index(600) }];
+            rng.fill(&mut value);
+            value.extend_from_slice(&n.to_le_bytes());
+            store.put(&key, &value).unwrap();
+            values.push(Some(value));
+        }
+        if n % 40 == 39 {
+            store.clean(2).unwrap();
+        }
+    }
+    if close {
+        store.close().unwrap();
+    }
+    drop(store);
+    (device.image(), history)
+}
+
+fn reopened(image: &Image) -> Arc<SimBlock> {
+    let options = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
+    Arc::new(SimBlock::new(options))
+}
+
+/// What a repaired store may hold. Returns how many keys lack their newest value.
+fn judge(store: &Store, history: &History, report: &RepairReport, at: &str) -> u64 {
+    let mut lacking = 0;
+    for (key, values) in history {
+        let newest = values.last().cloned().flatten();
+        let found = store.get(key).expect(at).map(|value| value.to_vec());
+        if found == newest {
+            continue;
+        }
+        lacking += 1;
+        if report.damaged_segments == 0 {
+            assert_eq!(found, None, "{at}: an older value of {}", String::from_utf8_lossy(key));
+        } else {
+            assert!(found.is_none() || values.contains(&found), "{at}: never written");
+        }
+    }
+    assert_eq!(store.check().expect(at).problems, Vec::<String>::new(), "{at}");
+    lacking
+}
+
+/// Repairs an image, and opens it as any other store. Returns what was lost.
+fn mended(image: &Image, history: &History, at: &str) -> (RepairReport, u64) {
+    let device = reopened(image);
+    let report = repair_on(device.clone(), &options(5)).unwrap_or_else(|e| panic!("{at}: {e}"));
+    let again = repair_on(device.clone(), &options(6)).expect(at);
+    let nothing = RepairReport { records: again.records, ..RepairReport::default() };
+    assert_eq!(again, nothing, "{at}: it is sound");
+    let store = open(&device, &options(7)).unwrap_or_else(|error| panic!("{at}: {error}"));
+    let lacking = judge(&store, history, &report, at);
+    assert!(store.put(b"new", b"1").is_ok() && store.delete(b"new").unwrap(), "{at}");
+    (report, lacking)
+}
+
+#[test]
+fn a_sound_store_is_not_changed() {
+    for close in [true, false] {
+        let (image, history) = populated(1, close);
+        let (report, lacking) = mended(&image, &history, "sound");
+        assert_eq!((report.records_lost, report.records_moved, lacking), (0, 0, 0));
+        assert!(report.records > 30 && report.damaged_segments == 0);
+    }
+}
+
+#[test]
+fn one_flipped_bit_costs_no_more_than_the_batch_it_hit() {
+    for close in [true, false] {
+        let (image, history) = populated(2, close);
+        let mut rng = Rng::from_seed(99);
+        let (mut lost, mut moved, mut hidden) = (0, 0, 0);
+        for offset in (0..DEVICE_SIZE).step_by(97) {
+            let mut damaged = image.clone();
+            damaged.flip(offset, u32::try_from(rng.below(8)).unwrap());
+            let (report, lacking) = mended(&damaged, &history, &format!("offset {offset}"));
+            assert!(lacking <= 8, "offset {offset}: {lacking} keys for one bit");
+            if report.damaged_segments == 0 {
+                assert!(lacking <= report.records_lost, "offset {offset}: {report:?}");
+            }
+            lost += report.records_lost;
+            moved += report.records_moved;
+            hidden += report.damaged_segments;
+        }
+        assert!(lost > 50 && moved > 500, "{lost} lost, {moved} moved");
+        assert!(hidden > 0, "the open segment has no summary");
+    }
+}
+
+#[test]
+fn much_damage_leaves_a_sound_store() {
+    let mut kept = 0;
+    for seed in 0..60 {
+        let (image, history) = populated(3, seed % 2 == 0);
+        let mut damaged = image.clone();
+        let mut rng = Rng::from_seed(seed);
+        for _ in 0..=rng.below(60) {
+            damaged.flip(8192 + rng.below(DEVICE_SIZE - 8192), 1);
+        }
+        let (_, lacking) = mended(&damaged, &history, &format!("seed {seed}"));
+        kept += history.len() as u64 - lacking;
+    }
+    assert!(kept > 1000, "{kept} keys kept");
+}
+
+#[test]
+fn a_repair_that_is_cut_off_can_be_done_again() {
+    let (image, history) = populated(4, false);
+    let mut rng = Rng::from_seed(7);
+    let mut states = 0;
+    for round in 0..6 {
+        let mut damaged = image.clone();
+        for _ in 0..4 {
+            damaged.flip(8192 + rng.below(DEVICE_SIZE - 8192), 1);
+        }
+        let device = reopened(&damaged);
+        let report = repair_on(device.clone(), &options(5)).unwrap();
+        let trace = device.trace();
+        let mut replay = trace.replay();
+        while replay.step() {
+            for state in replay.states(4, replay.position()) {
+                let at = format!("round {round}, point {}", replay.position());
+                let device = reopened(&state.image());
+                repair_on(device.clone(), &options(6)).unwrap_or_else(|e| panic!("{at}: {e}"));
+                let store = open(&device, &options(7)).expect(&at);
+                judge(&store, &history, &report, &at);
+                states += 1;
+            }
+        }
+    }
+    assert!(states > 200, "{states} states");
+}
+
+#[test]
+fn a_device_without_a_store_is_refused() {
+    let error = repair_on(device(9), &options(9)).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let (image, _) = populated(5, true);
+    let mut damaged = image.clone();
+    damaged.flip(20, 1);
+    damaged.flip(4096 + 20, 1);
+    let error = repair_on(reopened(&damaged), &options(9)).map(drop).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+}
