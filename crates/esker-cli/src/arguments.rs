@@ -182,6 +182,9 @@ pub(crate) struct ServeArguments {
     /// A new store is a cache: when it is full it evicts
     #[arg(long, env = "ESKER_CACHE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) cache: Option<String>,
+    /// DRAM for records that were read, for devices that are slow to read; 0: none
+    #[arg(long, value_name = "BYTES", env = "ESKER_RECORD_CACHE")]
+    pub(crate) record_cache: Option<String>,
     /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
     #[arg(long, value_name = "MODE", env = "ESKER_DURABILITY")]
     pub(crate) durability: Option<String>,
@@ -231,6 +234,7 @@ impl ServeArguments {
             ("engine", one(&self.engine)),
             ("size", one(&self.size)),
             ("cache", one(&self.cache)),
+            ("record-cache", one(&self.record_cache)),
             ("durability", one(&self.durability)),
             ("cores", one(&self.cores)),
             ("io", one(&self.io)),

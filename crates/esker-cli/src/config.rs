@@ -55,6 +55,11 @@ const SETTINGS: &[Setting] = &[
     ),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
+    setting(
+        "record-cache",
+        r#""0""#,
+        "DRAM for records that were read, for devices that are slow to read; 0: none",
+    ),
     setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
         "durability",
@@ -94,6 +99,7 @@ pub(crate) struct Config {
     pub(crate) engine: String,
     pub(crate) size_bytes: u64,
     pub(crate) cache: bool,
+    pub(crate) record_cache_bytes: u64,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
     /// None: as the store says.
@@ -223,6 +229,7 @@ impl Config {
         match name {
             "allow-remote" => self.allow_remote = parse_truth(text)?,
             "cache" => self.cache = parse_truth(text)?,
+            "record-cache" => self.record_cache_bytes = parse_size(text)?,
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),

@@ -32,6 +32,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     let mut store = options_at(&config.data);
     store.size_bytes = config.size_bytes;
     store.cache = config.cache;
+    store.record_cache_bytes = config.record_cache_bytes;
     store.durability = config.durability;
     let server = ServerConfig {
         listen: config.listen,

@@ -58,6 +58,10 @@ impl Shared {
         stat(output, "bytes", store.live_bytes);
         stat(output, "curr_items", store.items);
         stat(output, "evictions", store.evictions);
+        let [hits, misses, bytes] = store.record_cache;
+        stat(output, "record_cache_hits", hits);
+        stat(output, "record_cache_misses", misses);
+        stat(output, "record_cache_bytes", bytes);
         stat(output, "reclaimed", 0);
         stat(output, "read_only", u8::from(store.read_only.is_some()));
         if let Some(reason) = &store.read_only {

@@ -74,6 +74,9 @@ pub struct Options {
     /// has an older value than it had. An existing store stays what it is: one that was made to keep
     /// what it is given is refused. Default false.
     pub cache: bool,
+    /// DRAM for records that were read, in bytes, for devices that are slow to read: values over an eighth
+    /// of a segment and over 1 in 64 of this are not kept. Default 0: none.
+    pub record_cache_bytes: u64,
     /// Whether to make a store where there is none. Default true.
     pub create: bool,
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
@@ -115,6 +118,7 @@ impl Options {
             size_bytes: DEFAULT_SIZE_BYTES,
             durability: Durability::Sync,
             cache: false,
+            record_cache_bytes: 0,
             create: true,
             format: false,
             index_entries: None,

@@ -56,6 +56,9 @@ pub struct Stats {
     pub cache: bool,
     /// Items that were evicted since the store was opened.
     pub evictions: u64,
+    /// GETs answered from DRAM ([`Options::record_cache_bytes`]), and those that were not, since the store
+    /// was opened; and the DRAM in use, in bytes.
+    pub record_cache: [u64; 3],
     /// Why the store is read-only, if it is.
     pub read_only: Option<String>,
 }

@@ -15,6 +15,7 @@ mod faults;
 mod large;
 mod model;
 mod prefix;
+mod record_cache;
 mod repair;
 mod striped;
 mod support;

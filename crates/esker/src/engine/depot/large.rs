@@ -205,7 +205,7 @@ impl Depot {
         {
             return Ok(());
         }
-        let fetched = self.read_record_once(link, &mut |_| Ok(()))?;
+        let fetched = self.read_record_once(link, None, &mut |_| Ok(()))?;
         let record = fetched.record();
         let of_piece = ExtentKey::decode(record.key)
             .is_ok_and(|key| LargeRef { id: key.id, number: key.number } == piece);

@@ -35,6 +35,7 @@ mod layout;
 mod pending;
 mod place;
 mod read;
+mod record_cache;
 mod recover;
 pub(crate) mod repair;
 pub(crate) mod restore;
@@ -71,6 +72,7 @@ use extents::Extents;
 use layout::Layout;
 use parking_lot::Mutex;
 use pending::Pending;
+use record_cache::RecordCache;
 use recover::Recovered;
 use scan::Source;
 use segments::Segments;
@@ -132,6 +134,7 @@ pub(crate) struct Depot {
     pace: Pace,
     /// Whether this is a repair.
     lenient: bool,
+    record_cache: Option<RecordCache>,
     durability: Durability,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -237,6 +240,7 @@ impl Depot {
             )),
             pace: Pace::default(),
             lenient,
+            record_cache: RecordCache::new(options.record_cache_bytes),
             durability: options.durability,
             pool,
             clock: Arc::clone(&options.clock),
@@ -499,6 +503,7 @@ impl Engine for Depot {
             device: self.device.counters(),
             cache: self.superblock.cache,
             evictions: self.evictions.get(),
+            record_cache: self.record_cache.as_ref().map_or([0; 3], RecordCache::figures),
             read_only: self.log.failure().map(|error| error.to_string()),
         }
     }

@@ -24,6 +24,7 @@ const READ_TRIES: u32 = 3;
 const PEEK_SIZE: u64 = 4096;
 
 /// A record that was read and checked.
+#[derive(Debug)]
 pub(super) struct Fetched {
     buffer: IoBuf,
     meta: RecordMeta,
@@ -57,6 +58,29 @@ impl Fetched {
     pub(super) fn attributes(&self) -> Attributes {
         let RecordMeta { flags, expires_at, state, .. } = self.meta;
         Attributes { flags, expires_at, state }
+    }
+
+    /// Bytes of key and value, and of what lies before them in the record.
+    pub(super) fn size_bytes(&self) -> usize {
+        self.value.end - self.key.start
+    }
+
+    /// Memory of a copy in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        memory_of(self.size_bytes() as u64)
+    }
+
+    /// A copy of key and value in a buffer of their own.
+    pub(super) fn copy(&self, pool: &BufferPool) -> Fetched {
+        let start = self.key.start;
+        let bytes = self.buffer.get(start..self.value.end).unwrap_or(&[]);
+        let moved = |range: &Range<usize>| range.start - start..range.end - start;
+        Fetched {
+            buffer: pool.copy_of(bytes),
+            meta: self.meta,
+            key: moved(&self.key),
+            value: moved(&self.value),
+        }
     }
 
     fn into_value(self) -> Value {
@@ -127,7 +151,7 @@ impl Depot {
             if link.is_tombstone() {
                 continue;
             }
-            let fetched = self.read_admitted(link, admit)?;
+            let fetched = self.read_kept(link, admit)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
                 if !self.is_valid(record.meta) {
@@ -173,10 +197,30 @@ impl Depot {
         self.read_admitted(link, &mut |_| Ok(()))
     }
 
+    /// As [`Depot::read_record`], from DRAM if it is kept there.
+    fn read_kept(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
+        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let segment = self.layout.segment_of(offset);
+        match (&self.record_cache, segment) {
+            (Some(cache), Some(segment)) if !self.is_unwritten(offset) => {
+                let (salt, _) = self.segments.place(segment);
+                cache.get_or(&self.pool, (link, salt), admit, |admit| {
+                    self.read_of(link, Some(salt), admit)
+                })
+            }
+            _ => self.read_admitted(link, admit),
+        }
+    }
+
     fn read_admitted(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
+        self.read_of(link, None, admit)
+    }
+
+    /// Reads the record of the segment's life with this salt; of the life it has if `None`.
+    fn read_of(&self, link: Link, salt: Option<u64>, admit: Admit<'_>) -> Result<Fetched> {
         let mut tries = 1;
         loop {
-            match self.read_record_once(link, admit) {
+            match self.read_record_once(link, salt, admit) {
                 Err(error)
                     if tries < READ_TRIES
                         && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) =>
@@ -188,7 +232,12 @@ impl Depot {
         }
     }
 
-    pub(super) fn read_record_once(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
+    pub(super) fn read_record_once(
+        &self,
+        link: Link,
+        of_life: Option<u64>,
+        admit: Admit<'_>,
+    ) -> Result<Fetched> {
         let offset = link.grain() * GRAIN_SIZE_BYTES;
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
@@ -197,6 +246,7 @@ impl Depot {
             return Ok(fetched);
         }
         let (salt, base) = self.segments.place(segment);
+        let salt = of_life.unwrap_or(salt);
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
             SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,

@@ -280,8 +280,9 @@ impl Segments {
     pub(super) fn restore(&self, id: SegmentId, state: Use, incarnation: Incarnation) {
         if let Some(segment) = self.get(id) {
             segment.epoch.store(incarnation.epoch.0, Ordering::Release);
-            segment.salt.store(incarnation.salt, Ordering::Release);
+            // In this order: who meets the new salt meets the new base.
             segment.base.store(incarnation.base.0, Ordering::Release);
+            segment.salt.store(incarnation.salt, Ordering::Release);
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);

@@ -1,0 +1,67 @@
+//! Records in DRAM: fewer device reads, the same answers, one budget.
+
+use crate::support::{device, open, options};
+use esker_base::rng::Rng;
+use esker_media::sim::{SimBlock, SimBlockOptions};
+use std::sync::Arc;
+
+#[test]
+fn what_was_read_is_read_from_dram_until_it_is_replaced() {
+    let device = device(1);
+    let mut options = options(1);
+    options.record_cache_bytes = 256 << 10;
+    let store = open(&device, &options).unwrap();
+    for n in 0..40_u8 {
+        store.put(&[n], &[n; 300]).unwrap();
+    }
+    let reads = || store.stats().device.reads;
+    let all = |value: u8| {
+        for n in 0..40_u8 {
+            let expected = if n < 10 { [value; 300] } else { [n; 300] };
+            assert!(store.get(&[n]).unwrap().is_some_and(|value| *value == expected));
+        }
+    };
+    let put = |value: u8| (0..10_u8).for_each(|n| drop(store.put(&[n], &[value; 300]).unwrap()));
+    put(100);
+    all(100);
+    let before = reads();
+    all(100);
+    assert_eq!(reads(), before, "nothing is read twice");
+    put(101);
+    let before = reads();
+    all(101);
+    assert_eq!(reads(), before + 10, "what was replaced is read again");
+    // A GET is a copy of its own.
+    store.clean(5).unwrap();
+    all(101);
+    assert!(store.delete(&[0]).unwrap());
+    assert!(store.get(&[0]).unwrap().is_none());
+    let [hits, misses, bytes] = store.stats().record_cache;
+    assert!(hits >= 70 && misses >= 50 && bytes > 40 * 300, "{hits} {misses} {bytes}");
+}
+
+#[test]
+fn the_budget_is_obeyed_and_long_records_are_not_kept() {
+    let budget = 1 << 20;
+    let device = Arc::new(SimBlock::new(SimBlockOptions::new(16 << 20, 2)));
+    let mut options = options(2);
+    options.testing.segment_size_bytes = Some(1 << 20);
+    options.record_cache_bytes = budget;
+    let store = open(&device, &options).unwrap();
+    let mut rng = Rng::from_seed(2);
+    for n in 0..5000_u32 {
+        let value = vec![1; rng.index(1500)];
+        store.put(&n.to_le_bytes(), &value).unwrap();
+        assert_eq!(store.get(&n.to_le_bytes()).unwrap().map(|v| v.len()), Some(value.len()));
+        let [_, _, bytes] = store.stats().record_cache;
+        assert!(bytes <= budget, "{bytes} bytes");
+    }
+    let [_, _, full] = store.stats().record_cache;
+    assert!(full > budget / 4 * 3, "{full} bytes are used");
+    store.put(b"long", &[1; 40_000]).unwrap();
+    for _ in 0..3 {
+        let before = store.stats().device.reads;
+        store.get(b"long").unwrap();
+        assert_eq!(store.stats().device.reads, before + 1);
+    }
+}
