@@ -168,6 +168,7 @@ impl Config {
             engine: String::new(),
             size_bytes: 0,
             cache: false,
+            record_cache_bytes: 0,
             durability: Durability::Sync,
             cores: 0,
             io: Vec::new(),
