@@ -55,12 +55,12 @@ const SETTINGS: &[Setting] = &[
     ),
     setting("engine", r#""depot""#, "storage engine"),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
+    setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
         "record-cache",
         r#""0""#,
         "DRAM for records that were read, for devices that are slow to read; 0: none",
     ),
-    setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
         "durability",
         r#""sync""#,

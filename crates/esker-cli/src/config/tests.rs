@@ -107,6 +107,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         engine: some(),
         size: some(),
         cache: some(),
+        record_cache: some(),
         durability: some(),
         cores: some(),
         io: some(),

@@ -16,7 +16,7 @@ fn value(rng: &mut Rng) -> Vec<u8> {
 fn run(seed: u64, hash_mask: u64) {
     let device = device(seed);
     let mut options = options(seed);
-    options.record_cache_bytes = if seed % 3 == 0 { 8 << 10 } else { 0 };
+    options.record_cache_bytes = if seed.is_multiple_of(3) { 8 << 10 } else { 0 };
     options.testing.hash_mask = hash_mask;
     let mut store = open(&device, &options).unwrap();
     let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();

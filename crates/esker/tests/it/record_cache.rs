@@ -21,7 +21,11 @@ fn what_was_read_is_read_from_dram_until_it_is_replaced() {
             assert!(store.get(&[n]).unwrap().is_some_and(|value| *value == expected));
         }
     };
-    let put = |value: u8| (0..10_u8).for_each(|n| drop(store.put(&[n], &[value; 300]).unwrap()));
+    let put = |value: u8| {
+        for n in 0..10_u8 {
+            store.put(&[n], &[value; 300]).unwrap();
+        }
+    };
     put(100);
     all(100);
     let before = reads();
