@@ -185,6 +185,9 @@ pub(crate) struct ServeArguments {
     /// DRAM for records that were read, for devices that are slow to read; 0: none
     #[arg(long, value_name = "BYTES", env = "ESKER_RECORD_CACHE")]
     pub(crate) record_cache: Option<String>,
+    /// While nobody writes, free space goes back to the file system or device
+    #[arg(long, env = "ESKER_TRIM_IDLE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) trim_idle: Option<String>,
     /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
     #[arg(long, value_name = "MODE", env = "ESKER_DURABILITY")]
     pub(crate) durability: Option<String>,
@@ -235,6 +238,7 @@ impl ServeArguments {
             ("size", one(&self.size)),
             ("cache", one(&self.cache)),
             ("record-cache", one(&self.record_cache)),
+            ("trim-idle", one(&self.trim_idle)),
             ("durability", one(&self.durability)),
             ("cores", one(&self.cores)),
             ("io", one(&self.io)),

@@ -62,6 +62,11 @@ const SETTINGS: &[Setting] = &[
         "DRAM for records that were read, for devices that are slow to read; 0: none",
     ),
     setting(
+        "trim-idle",
+        "false",
+        "while nobody writes, free space goes back to the file system or device",
+    ),
+    setting(
         "durability",
         r#""sync""#,
         "what an acknowledgement promises: sync, periodic, periodic:500ms, none",
@@ -100,6 +105,7 @@ pub(crate) struct Config {
     pub(crate) size_bytes: u64,
     pub(crate) cache: bool,
     pub(crate) record_cache_bytes: u64,
+    pub(crate) trim_idle: bool,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
     /// None: as the store says.
@@ -169,6 +175,7 @@ impl Config {
             size_bytes: 0,
             cache: false,
             record_cache_bytes: 0,
+            trim_idle: false,
             durability: Durability::Sync,
             cores: 0,
             io: Vec::new(),
@@ -230,6 +237,7 @@ impl Config {
         match name {
             "allow-remote" => self.allow_remote = parse_truth(text)?,
             "cache" => self.cache = parse_truth(text)?,
+            "trim-idle" => self.trim_idle = parse_truth(text)?,
             "record-cache" => self.record_cache_bytes = parse_size(text)?,
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),

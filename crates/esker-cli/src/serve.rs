@@ -33,6 +33,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     store.size_bytes = config.size_bytes;
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
+    store.trim_idle = config.trim_idle;
     store.durability = config.durability;
     let server = ServerConfig {
         listen: config.listen,

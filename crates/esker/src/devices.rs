@@ -118,7 +118,9 @@ fn identity(options: &Options) -> Result<[u8; 16]> {
 /// `store_size_bytes`.
 fn open_file(found: &Located, size_bytes: u64, store_size_bytes: u64) -> Result<FileDevice> {
     let create_size_bytes = (!found.exists).then_some(size_bytes);
-    let device_options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
+    // The store tells of free space only when it is asked to, or when much of it lies idle.
+    let device_options =
+        OpenOptions { create_size_bytes, punch_holes: true, ..OpenOptions::default() };
     let open = || {
         FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => {

@@ -77,6 +77,11 @@ pub struct Options {
     /// DRAM for records that were read, in bytes, for devices that are slow to read: values over an eighth
     /// of a segment and over 1 in 64 of this are not kept. Default 0: none.
     pub record_cache_bytes: u64,
+    /// Whether free space is given back to the file system or device while nobody writes, once it is more
+    /// than an eighth of the store besides what is kept ready for writes (512 MiB, at most a quarter).
+    /// Writes into it then pay for file-system metadata again. Default false: only
+    /// [`Store::trim`](crate::Store::trim) gives space back.
+    pub trim_idle: bool,
     /// Whether to make a store where there is none. Default true.
     pub create: bool,
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
@@ -119,6 +124,7 @@ impl Options {
             durability: Durability::Sync,
             cache: false,
             record_cache_bytes: 0,
+            trim_idle: false,
             create: true,
             format: false,
             index_entries: None,

@@ -108,6 +108,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         size: some(),
         cache: some(),
         record_cache: some(),
+        trim_idle: some(),
         durability: some(),
         cores: some(),
         io: some(),

@@ -134,3 +134,45 @@ fn several_keys_are_read_in_their_order_by_tasks_and_by_threads() {
     runtime.spawn(move || check(&store)).join().unwrap();
     runtime.shutdown().unwrap();
 }
+
+/// Bytes that a file takes on its file system.
+fn allocated(path: &std::path::Path) -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(path).unwrap().blocks() * 512
+}
+
+#[test]
+fn space_goes_back_to_the_file_system_on_request_and_while_nobody_writes() {
+    for idle in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.size_bytes = 64 << 20;
+        options.trim_idle = idle;
+        let store = Store::open(&options).unwrap();
+        for n in 0..30_u8 {
+            store.put(&[n], &vec![n; 1 << 20]).unwrap();
+        }
+        let path = folder.path().join("depot.esker");
+        let full = allocated(&path);
+        for n in 1..30_u8 {
+            store.delete(&[n]).unwrap();
+        }
+        store.clean(usize::MAX).unwrap();
+        if idle {
+            let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
+            while allocated(&path) > full / 4 * 3 && std::time::Instant::now() < until {
+                std::thread::sleep(std::time::Duration::from_millis(100));
+            }
+            assert!(allocated(&path) <= full / 4 * 3, "{} of {full} bytes", allocated(&path));
+        } else {
+            let bytes = store.trim().unwrap();
+            assert!(allocated(&path) < full / 4, "{} of {full} bytes", allocated(&path));
+            assert!(bytes > full / 2, "{bytes} bytes given back");
+        }
+        // What is there stays, and there is room again.
+        assert_eq!(store.get(&[0]).unwrap().map(|value| value.len()), Some(1 << 20));
+        for n in 1..30_u8 {
+            store.put(&[n], &vec![n; 1 << 20]).unwrap();
+        }
+    }
+}

@@ -24,6 +24,10 @@ const SEGMENTS_AHEAD: usize = 2;
 /// Bytes of free segments that are readied while nobody writes, and their share of the store.
 const IDLE_AHEAD_BYTES: u64 = 512 << 20;
 const IDLE_AHEAD_SHARE: u32 = 4;
+/// More than one free segment in so many, beyond those that are kept ready, are given back by and by.
+const TRIM_SHARE: usize = 8;
+/// Segments that are given back at a time: writers cannot have them meanwhile.
+const TRIM_STEP: usize = 4;
 /// How often the thread looks without being woken.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
 
@@ -142,12 +146,31 @@ impl Depot {
         Ok(any)
     }
 
+    /// Segments that are kept ready while nobody writes.
+    fn idle_ahead(&self) -> usize {
+        let most = (IDLE_AHEAD_BYTES / self.layout.segment_size)
+            .min(u64::from(self.layout.segment_count / IDLE_AHEAD_SHARE));
+        usize::try_from(most).unwrap_or(0)
+    }
+
+    /// Gives free space back in steps, if much of it lies idle and nobody wrote since version `seen`.
+    fn trim_while_idle(&self, seen: Version) -> Result<()> {
+        let kept = self.idle_ahead() + SEGMENTS_AHEAD;
+        let much = self.segments.count() / TRIM_SHARE + kept;
+        if !self.trim_idle || self.segments.untrimmed() <= much {
+            return Ok(());
+        }
+        while self.log.next_version() == seen
+            && !self.background.is_stopping()
+            && self.trim_free(kept, TRIM_STEP)? > 0
+        {}
+        Ok(())
+    }
+
     /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.
     fn prepare_free(&self, seen: &mut Version) -> Result<()> {
         self.prepare_ahead(SEGMENTS_AHEAD)?;
-        let most = (IDLE_AHEAD_BYTES / self.layout.segment_size)
-            .min(u64::from(self.layout.segment_count / IDLE_AHEAD_SHARE));
-        for ahead in SEGMENTS_AHEAD + 1..=usize::try_from(most).unwrap_or(0) {
+        for ahead in SEGMENTS_AHEAD + 1..=self.idle_ahead() {
             let now = self.log.next_version();
             if std::mem::replace(seen, now) != now || self.log.is_closed() {
                 return Ok(());
@@ -185,6 +208,11 @@ fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
     if let Err(error) = store.prepare_free(seen) {
         // Only speed is lost: unprepared segments work.
         tracing::warn!(%error, "preparing free segments failed");
+    }
+    if store.log.failure().is_none()
+        && let Err(error) = store.trim_while_idle(*seen)
+    {
+        tracing::warn!(%error, "giving free space back failed");
     }
     true
 }

@@ -135,6 +135,8 @@ pub(crate) struct Depot {
     /// Whether this is a repair.
     lenient: bool,
     record_cache: Option<RecordCache>,
+    /// Whether free space is given back while nobody writes.
+    trim_idle: bool,
     durability: Durability,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -241,6 +243,7 @@ impl Depot {
             pace: Pace::default(),
             lenient,
             record_cache: RecordCache::new(options.record_cache_bytes),
+            trim_idle: options.trim_idle,
             durability: options.durability,
             pool,
             clock: Arc::clone(&options.clock),
@@ -447,7 +450,7 @@ impl Engine for Depot {
     }
 
     fn trim(&self) -> Result<u64> {
-        self.trim_free()
+        self.trim_free(0, usize::MAX)
     }
 
     fn clean(&self, segments: usize) -> Result<usize> {

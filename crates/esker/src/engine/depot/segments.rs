@@ -423,11 +423,27 @@ impl Segments {
         free.remove(place)
     }
 
-    /// Takes a free segment off the list that the device was not told of.
-    pub(super) fn take_untrimmed(&self) -> Option<Free> {
+    /// Takes the last free segment off the list that the device was not told of, if there are more than
+    /// `kept`.
+    pub(super) fn take_untrimmed(&self, kept: usize) -> Option<Free> {
         let mut free = self.free.lock();
-        let place = free.iter().rposition(|free| !free.trimmed)?;
+        let mut untrimmed =
+            (0..free.len()).rev().filter(|n| free.get(*n).is_some_and(|f| !f.trimmed));
+        let place = untrimmed.next()?;
+        if kept > 0 && untrimmed.count() < kept {
+            return None;
+        }
         free.remove(place)
+    }
+
+    /// Number of segments.
+    pub(super) fn count(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Free segments that the device was not told of.
+    pub(super) fn untrimmed(&self) -> usize {
+        self.free.lock().iter().filter(|free| !free.trimmed).count()
     }
 
     /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.

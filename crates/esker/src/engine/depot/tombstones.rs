@@ -134,16 +134,18 @@ impl Depot {
         gone
     }
 
-    /// Tells the device which segments are free; returns their bytes. A file gives the space back to
-    /// its file system.
-    pub(super) fn trim_free(&self) -> Result<u64> {
+    /// Tells the device of up to `most` segments that they are free, but not of the first `kept` of those
+    /// that it was not told of; returns their bytes. A file gives the space back to its file system.
+    pub(super) fn trim_free(&self, kept: usize, most: usize) -> Result<u64> {
         self.log.refuse()?;
         let _cleaner = self.cleaner.lock();
         // A discarded segment may lose any part of its content at once: nobody may look for records
         // there, and whatever made them dead must be durable.
         self.blank_stale()?;
         let mut free = Vec::new();
-        while let Some(next) = self.segments.take_untrimmed() {
+        while free.len() < most
+            && let Some(next) = self.segments.take_untrimmed(kept)
+        {
             free.push(next);
         }
         let mut done = Ok(());
