@@ -17,6 +17,7 @@ use esker_trt::net::Stream;
 use hdrhistogram::Histogram;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpStream};
+use std::ops::Range;
 use std::time::Duration;
 
 /// A server that answers nothing for so long has failed the measurement.
@@ -58,16 +59,20 @@ fn key(number: u64) -> String {
     format!("key{number:010}")
 }
 
+/// Where the values of keys begin in one random text, at most.
+const STARTS: u64 = 1 << 16;
+
 struct Client {
     stream: Stream,
     load: Load,
-    value: Vec<u8>,
+    /// All values are pieces of this: a device of compressed memory would spend its time on what packs.
+    text: Vec<u8>,
     request: Vec<u8>,
     reply: Vec<u8>,
     /// The replies of memcache.
     expected: Vec<u8>,
-    /// The requests of the native protocol: each one's id is its place here, from 1.
-    asked: Vec<Opcode>,
+    /// The requests of the native protocol with their keys: each one's id is its place here, from 1.
+    asked: Vec<(Opcode, u64)>,
 }
 
 impl Client {
@@ -75,11 +80,10 @@ impl Client {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let stream = Stream::try_from(stream)?;
-        // A device of compressed memory would spend its time on what packs well.
-        let mut value = vec![0; load.value_size];
-        Rng::from_seed(1).fill(&mut value);
+        let mut text = vec![0; load.value_size + STARTS as usize];
+        Rng::from_seed(1).fill(&mut text);
         let (request, reply, expected, asked) = Default::default();
-        let mut client = Client { stream, load, value, request, reply, expected, asked };
+        let mut client = Client { stream, load, text, request, reply, expected, asked };
         if load.protocol == Protocol::Native {
             client.greet()?;
         }
@@ -100,8 +104,14 @@ impl Client {
         }
     }
 
-    fn ask(&mut self, request: &Request<'_>) {
-        self.asked.push(request.opcode());
+    /// The value of a key.
+    fn value_of(&self, number: u64) -> Range<usize> {
+        let start = (number.wrapping_mul(4093) % STARTS) as usize;
+        start..start + self.load.value_size
+    }
+
+    fn ask(&mut self, number: u64, request: &Request<'_>) {
+        self.asked.push((request.opcode(), number));
         let start = begin_frame(&mut self.request);
         request.encode(&mut self.request).unwrap();
         let (id, opcode) = (self.asked.len() as u32, request.opcode() as u8);
@@ -110,31 +120,33 @@ impl Client {
 
     fn set(&mut self, number: u64) -> u64 {
         let key = key(number);
+        let text = std::mem::take(&mut self.text);
+        let value = &text[self.value_of(number)];
         if self.load.protocol == Protocol::Native {
-            let value = std::mem::take(&mut self.value);
             let (attributes, condition) = (Attributes::default(), Condition::Always);
-            let put = Put { key: key.as_bytes(), value: &value, attributes, condition };
-            self.ask(&Request::Put(put));
-            self.value = value;
-            return (key.len() + self.value.len()) as u64;
+            let put = Put { key: key.as_bytes(), value, attributes, condition };
+            self.ask(number, &Request::Put(put));
+        } else {
+            let head = format!("set {key} 0 0 {}\r\n", value.len());
+            self.request.extend_from_slice(head.as_bytes());
+            self.request.extend_from_slice(value);
+            self.request.extend_from_slice(b"\r\n");
+            self.expected.extend_from_slice(STORED);
         }
-        let head = format!("set {key} 0 0 {}\r\n", self.value.len());
-        self.request.extend_from_slice(head.as_bytes());
-        self.request.extend_from_slice(&self.value);
-        self.request.extend_from_slice(b"\r\n");
-        self.expected.extend_from_slice(STORED);
-        (key.len() + self.value.len()) as u64
+        self.text = text;
+        (key.len() + self.load.value_size) as u64
     }
 
     fn get(&mut self, number: u64) {
         let key = key(number);
         if self.load.protocol == Protocol::Native {
-            return self.ask(&Request::Get { key: key.as_bytes() });
+            return self.ask(number, &Request::Get { key: key.as_bytes() });
         }
         self.request.extend_from_slice(format!("get {key}\r\n").as_bytes());
-        let head = format!("VALUE {key} 0 {}\r\n", self.value.len());
+        let head = format!("VALUE {key} 0 {}\r\n", self.load.value_size);
         self.expected.extend_from_slice(head.as_bytes());
-        self.expected.extend_from_slice(&self.value);
+        let value = self.value_of(number);
+        self.expected.extend_from_slice(&self.text[value]);
         self.expected.extend_from_slice(b"\r\nEND\r\n");
     }
 
@@ -182,9 +194,9 @@ impl Client {
                 header.verify_frame(frame).map_err(Error::other)?;
                 let opcode = (header.id as usize).checked_sub(1).and_then(|id| self.asked.get(id));
                 let right = match opcode {
-                    Some(Opcode::Get) => Item::decode(&frame[FRAME_HEADER_SIZE..])
-                        .is_ok_and(|item| item.value == self.value),
-                    Some(opcode) => *opcode as u8 == header.opcode,
+                    Some((Opcode::Get, number)) => Item::decode(&frame[FRAME_HEADER_SIZE..])
+                        .is_ok_and(|item| item.value == &self.text[self.value_of(*number)]),
+                    Some((opcode, _)) => *opcode as u8 == header.opcode,
                     None => false,
                 };
                 if !right || header.status != Status::Ok.number() {
