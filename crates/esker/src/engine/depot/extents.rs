@@ -165,7 +165,9 @@ impl Extents {
             let links = large.links.iter().map(|link| link.map_or(0, Link::to_bits)).collect();
             Some(CheckpointExtents { id: *id, head: large.head?.to_bits(), links })
         });
-        with_head.collect()
+        let mut values: Vec<_> = with_head.collect();
+        values.sort_unstable_by_key(|value| value.id);
+        values
     }
 
     /// Takes a value back that [`Extents::export`] gave; false for links that are none.

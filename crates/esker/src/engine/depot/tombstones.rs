@@ -25,7 +25,7 @@ use esker_base::Result;
 use esker_base::ids::{SegmentId, Version};
 use esker_format::depot::{GRAIN_SIZE_BYTES, Stream, SummaryRecord, read_summary};
 use esker_index::Link;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::IoSlice;
 
 /// Most tombstones that one purge looks at; each takes some 50 bytes of memory for its time.
@@ -61,7 +61,8 @@ impl Depot {
         // Before the free segments are blanked: one that goes free meanwhile was listed.
         let full = self.segments.full_or_held();
         self.blank_stale()?;
-        let mut noted: HashMap<u64, Vec<Tombstone>> = HashMap::new();
+        // In an order that a second run has as well.
+        let mut noted: BTreeMap<u64, Vec<Tombstone>> = BTreeMap::new();
         let mut count = 0;
         self.each_of(&full, |record, base| {
             if !record.kind.is_tombstone() || count >= PURGE_MAX {
