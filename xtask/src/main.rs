@@ -106,6 +106,18 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// FlexTree beside a B+-tree with full offsets and a sorted array (Table 1 of the paper).
+    FlexTree {
+        /// Number of extents.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// FlexSpace beside plain files: inserts, writes, reads, and what they write (Table 2).
+    FlexSpace {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -254,6 +266,8 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
+        Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
+        Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
