@@ -74,16 +74,7 @@ impl FlexTree {
     /// What about the node does not fit: too many or too few entries, out of order, or not the range that
     /// the node above says.
     pub fn install(&mut self, missing: &Missing, content: NodeContent) -> Result<(), &'static str> {
-        let place = match missing.parent {
-            None => Some(self.root),
-            Some((node, x)) => {
-                self.inners.get(node as usize).and_then(|inner| Some(inner.branches.get(x)?.child))
-            }
-        };
-        let Some(id) = place.filter(|id| is_absent(*id)) else { return Ok(()) };
-        if self.absent.get(absent(id)) != Some(&missing.stored) {
-            return Ok(());
-        }
+        let Some(id) = self.absent_child(missing) else { return Ok(()) };
         let loaded = match (content, missing.level) {
             (NodeContent::Leaf(entries), 0) => {
                 let mut leaf = self.leaf_of(&entries, missing)?;
@@ -161,9 +152,9 @@ impl FlexTree {
         Ok(inner)
     }
 
-    /// Gives every dirty node to `write`, children first, which says where it will be stored; all nodes
+    /// Gives every dirty node and its level to `write`, children first, which says where it will be stored; all nodes
     /// are clean afterwards. Returns what to store beside them.
-    pub fn store(&mut self, mut write: impl FnMut(&NodeContent) -> Stored) -> Root {
+    pub fn store(&mut self, mut write: impl FnMut(&NodeContent, u8) -> Stored) -> Root {
         let stored = if self.size_bytes == 0 {
             Stored::default()
         } else {
@@ -182,7 +173,7 @@ impl FlexTree {
         &mut self,
         node: NodeId,
         level: u8,
-        write: &mut impl FnMut(&NodeContent) -> Stored,
+        write: &mut impl FnMut(&NodeContent, u8) -> Stored,
     ) -> Stored {
         if is_absent(node) {
             return self.absent.get(absent(node)).copied().unwrap_or_default();
@@ -194,7 +185,7 @@ impl FlexTree {
                     let length = u32::try_from(entry.length()).unwrap_or(0);
                     (entry.offset(), length, entry.address())
                 };
-                write(&NodeContent::Leaf(leaf.entries.iter().map(entry).collect()))
+                write(&NodeContent::Leaf(leaf.entries.iter().map(entry).collect()), 0)
             });
         }
         if let Some(home) = self.inners[node as usize].home {
@@ -209,9 +200,46 @@ impl FlexTree {
             child: self.store_node(branch.child, level - 1, write),
         });
         let content = NodeContent::Inner(content.collect());
-        let stored = write(&content);
+        let stored = write(&content, level);
         self.inners[node as usize].home = Some(stored);
         stored
+    }
+
+    /// Nodes that [`FlexTree::store`] would write.
+    #[must_use]
+    pub fn dirty_count(&self) -> usize {
+        if self.size_bytes == 0 { 0 } else { self.dirty_below(self.root, self.height) }
+    }
+
+    fn dirty_below(&self, node: NodeId, level: u8) -> usize {
+        if is_absent(node) {
+            return 0;
+        }
+        if level == 0 {
+            return usize::from(self.leaves[node as usize].home.is_none());
+        }
+        let inner = &self.inners[node as usize];
+        if inner.home.is_some() {
+            return 0;
+        }
+        let below = inner.branches.iter().map(|branch| self.dirty_below(branch.child, level - 1));
+        1 + below.sum::<usize>()
+    }
+
+    /// Whether the node is still missing.
+    #[must_use]
+    pub fn is_missing(&self, missing: &Missing) -> bool {
+        self.absent_child(missing).is_some()
+    }
+
+    /// The absent node that `missing` stands for, if the place still has it.
+    fn absent_child(&self, missing: &Missing) -> Option<NodeId> {
+        let id = match missing.parent {
+            None => self.root,
+            Some((node, x)) => self.inners.get(node as usize)?.branches.get(x)?.child,
+        };
+        let same = is_absent(id) && self.absent.get(absent(id)) == Some(&missing.stored);
+        same.then_some(id)
     }
 
     /// Stored nodes that the tree needs no more since this was asked last. Their places may be reused once

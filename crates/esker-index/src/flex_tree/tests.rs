@@ -107,12 +107,15 @@ impl Shelf {
     }
 
     fn store(&mut self, tree: &mut FlexTree) -> Root {
-        let root = tree.store(|content| {
+        let dirty = tree.dirty_count() as u64;
+        let before = self.next;
+        let root = tree.store(|content, _| {
             self.next += 1;
             let stored = Stored { slot: self.next, checksum: 7 };
             self.nodes.insert(stored, content.clone());
             stored
         });
+        assert_eq!((self.next - before, tree.dirty_count()), (dirty, 0));
         for stored in tree.take_released() {
             assert!(self.nodes.remove(&stored).is_some(), "{stored:?} is released once");
         }
