@@ -164,7 +164,7 @@ impl Inner {
         }
         let follows =
             group.sequence == log.sequence && group.previous_checksum == log.previous_checksum;
-        if !follows && !sites::LOG_ORDER.disabled() {
+        if !follows {
             return Ok(None);
         }
         Ok(Some(found))

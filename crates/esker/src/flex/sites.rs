@@ -53,8 +53,6 @@ esker_base::sites! {
     pub LOG_CHECKSUM: Checksum = "flex.log.checksum";
     /// A group builds on the tree that is there.
     pub LOG_GENERATION: Compare = "flex.log.generation";
-    /// A group follows the one before it.
-    pub LOG_ORDER: Compare = "flex.log.order";
     /// A group behind the end of the log, or of a newer tree, is proof of damage.
     pub LOG_DAMAGE: Compare = "flex.log.damage";
     /// Nobody took the segment anew while it was read.
