@@ -31,8 +31,8 @@ fn images(devices: &SimDevices) -> Vec<Image> {
 /// Offset of the last `magic` in an image that stands at a multiple of 512.
 fn place_of(image: &Image, magic: &[u8]) -> Option<u64> {
     let bytes = image.to_vec();
-    let starts = bytes.chunks(512).enumerate().filter(|(_, block)| block.starts_with(magic));
-    starts.map(|(index, _)| index as u64 * 512).last()
+    let mut starts = bytes.chunks(512).enumerate().filter(|(_, block)| block.starts_with(magic));
+    starts.next_back().map(|(index, _)| index as u64 * 512)
 }
 
 /// Each structure with a flipped bit in a field that nothing else protects: the space must say so.
