@@ -49,6 +49,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Crash exploration of FlexSpace; resumable by seeds.
+    CrashFlex {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the exploration of FlexSpace notices.
+    MutantsFlex {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
     Interleave,
     /// Documentation, with warnings denied.
@@ -106,6 +118,18 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// FlexTree beside a B+-tree with full offsets and a sorted array (Table 1 of the paper).
+    FlexTree {
+        /// Number of extents.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// FlexSpace beside plain files: inserts, writes, reads, and what they write (Table 2).
+    FlexSpace {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -140,6 +164,8 @@ fn run(command: Command) -> Result<()> {
         Command::Test { filter } => run::all(&tests(filter.as_deref())),
         Command::Crash { arguments } => run::all(&[crash(&arguments)]),
         Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
+        Command::CrashFlex { arguments } => run::all(&[crash_flex(&arguments)]),
+        Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -155,7 +181,8 @@ fn check() -> Result<()> {
     deny()?;
     run::all(&tests(None))?;
     run::all(&interleave())?;
-    run::all(&[crash(&["--gate".to_owned()]), mutants(&["--gate".to_owned()])])?;
+    let gate = ["--gate".to_owned()];
+    run::all(&[crash(&gate), crash_flex(&gate), mutants(&gate), mutants_flex(&gate)])?;
     skipped();
     println!("check: everything passed");
     Ok(())
@@ -205,17 +232,26 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
 }
 
 fn crash(arguments: &[String]) -> Step {
-    explorer("crash exploration", &["--"]).arguments(arguments)
+    explorer("crash exploration", "crash", &["--"]).arguments(arguments)
 }
 
 fn mutants(arguments: &[String]) -> Step {
-    explorer("mutants of the sites", &["--features", "mutants", "--", "--mutants"])
-        .arguments(arguments)
+    explorer("mutants of the sites", "crash", &MUTANTS).arguments(arguments)
 }
 
-fn explorer(title: &'static str, more: &[&str]) -> Step {
-    let base = ["run", "--profile", "checked", "--locked", "--package", "esker"];
-    cargo(title, &[&base[..], &["--example", "crash"], more].concat())
+fn crash_flex(arguments: &[String]) -> Step {
+    explorer("crash exploration of FlexSpace", "flex_crash", &["--"]).arguments(arguments)
+}
+
+fn mutants_flex(arguments: &[String]) -> Step {
+    explorer("mutants of FlexSpace's sites", "flex_crash", &MUTANTS).arguments(arguments)
+}
+
+const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];
+
+fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
+    let base = ["run", "--profile", "checked", "--locked", "--package", "esker", "--example"];
+    cargo(title, &[&base[..], &[example], more].concat())
 }
 
 fn interleave() -> Vec<Step> {
@@ -254,6 +290,8 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
+        Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
+        Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),

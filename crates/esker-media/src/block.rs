@@ -18,7 +18,7 @@
 //! A failed write or flush leaves the range unknown. The device never retries a failed flush; the
 //! engine above decides (it goes read-only).
 
-use esker_base::{Error, Result, Site};
+use esker_base::{Error, ErrorKind, Result, Site};
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,7 +26,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Sizes of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGeometry {
-    /// Capacity in bytes; a multiple of `block_size_bytes`.
+    /// Capacity in bytes; a multiple of `block_size_bytes`. A file may grow
+    /// ([`BlockDevice::reserve`]).
     pub size_bytes: u64,
     /// Smallest unit of a write and alignment of every offset and length: a power of two, at
     /// least 512. Buffers that are aligned to [`IoBuf`](crate::IoBuf)'s alignment never need a copy.
@@ -186,4 +187,24 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// # Errors
     /// `NoSpace`, `Io`.
     fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()>;
+
+    /// Makes room for the range: a file that ends before it grows to its end, and what was discarded of
+    /// it is allocated again, so that no later write into it fails for lack of space. The new size is
+    /// durable on return; after a crash before, the device has its old size or the new one. New bytes
+    /// are zeros; a crash may bring zeros back until they are written and flushed.
+    ///
+    /// # Errors
+    /// `NoSpace`, and then the device is as before; `Unsupported` behind the end of a device that cannot
+    /// grow; `Io`.
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        let _ = site;
+        let end = offset.saturating_add(length);
+        if end > self.geometry().size_bytes {
+            return Err(Error::new(ErrorKind::Unsupported, "reserve range")
+                .device(self.name())
+                .at(offset, length)
+                .context("this device has a fixed size"));
+        }
+        Ok(())
+    }
 }

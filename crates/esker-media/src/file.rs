@@ -32,7 +32,7 @@ use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 mod discard;
 pub mod durability;
@@ -100,7 +100,9 @@ const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 pub struct FileDevice {
     name: String,
     fd: OwnedFd,
-    geometry: BlockGeometry,
+    block_size_bytes: u32,
+    /// Grows only.
+    size_bytes: AtomicU64,
     /// Alignment of memory in direct mode, in bytes; `None` in buffered mode.
     memory_alignment: Option<usize>,
     options: OpenOptions,
@@ -148,7 +150,8 @@ impl FileDevice {
             name,
             nowait,
             fd: opened.fd,
-            geometry: opened.geometry,
+            block_size_bytes: opened.geometry.block_size_bytes,
+            size_bytes: AtomicU64::new(opened.geometry.size_bytes),
             memory_alignment: opened.memory_alignment,
             options,
             backing: opened.backing,
@@ -184,7 +187,7 @@ impl FileDevice {
     }
 
     fn check(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
-        self.geometry.check(operation, offset, length).map_err(|error| error.device(&self.name))
+        self.geometry().check(operation, offset, length).map_err(|error| error.device(&self.name))
     }
 
     fn check_writable(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
@@ -209,13 +212,13 @@ impl FileDevice {
     fn is_aligned(&self, address: usize, length: usize) -> bool {
         self.memory_alignment.is_none_or(|alignment| {
             address.is_multiple_of(alignment)
-                && length.is_multiple_of(self.geometry.block_size_bytes as usize)
+                && length.is_multiple_of(self.block_size_bytes as usize)
         })
     }
 
     /// Whole blocks of what a call transferred: the rest of a torn block is done again.
     fn whole_blocks(&self, count: usize) -> usize {
-        count - count % self.geometry.block_size_bytes as usize
+        count - count % self.block_size_bytes as usize
     }
 
     fn read_pieces(&self, offset: u64, bufs: &mut [IoSliceMut<'_>]) -> Result<()> {
@@ -391,14 +394,15 @@ impl BlockDevice for FileDevice {
     }
 
     fn geometry(&self) -> BlockGeometry {
-        self.geometry
+        let size_bytes = self.size_bytes.load(Ordering::Acquire);
+        BlockGeometry { size_bytes, block_size_bytes: self.block_size_bytes }
     }
 
     fn report(&self) -> String {
         durability::report(
             &self.name,
             &self.backing,
-            self.geometry,
+            self.geometry(),
             self.is_direct(),
             self.durable_writes,
             self.options.punch_holes,
@@ -494,6 +498,29 @@ impl BlockDevice for FileDevice {
         }
         // The extents' new state is metadata: durable now, so that no later flush writes it.
         self.sync()
+    }
+
+    fn reserve(&self, _site: Site, offset: u64, length: u64) -> Result<()> {
+        const OPERATION: &str = "reserve range";
+        let end = offset.saturating_add(length);
+        if end <= self.geometry().size_bytes {
+            self.check_writable(OPERATION, offset, length)?;
+        } else if self.backing.is_raw_device
+            || self.options.read_only
+            || !end.is_multiple_of(u64::from(self.block_size_bytes))
+        {
+            return Err(Error::new(ErrorKind::Unsupported, OPERATION)
+                .device(&self.name)
+                .at(offset, length)
+                .context("a raw device, one opened for reading, or not whole blocks"));
+        }
+        open::allocate(&self.fd, offset, length)
+            .map_err(|error| error.device(&self.name).at(offset, length))?;
+        if end > self.geometry().size_bytes {
+            self.sync()?;
+            self.size_bytes.fetch_max(end, Ordering::AcqRel);
+        }
+        Ok(())
     }
 }
 

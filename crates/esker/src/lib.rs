@@ -8,6 +8,7 @@ mod batch;
 mod check;
 mod devices;
 mod engine;
+pub mod flex;
 pub mod options;
 pub mod store;
 pub mod value;
@@ -29,5 +30,6 @@ pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
+    pub use crate::flex::sites as flex;
     pub use esker_media::striped::sites as striped;
 }

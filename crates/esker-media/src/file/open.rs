@@ -159,6 +159,23 @@ fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool) -> Result<(
     rustix::fs::fsync(&folder).map_err(failed("flush folder of new file"))
 }
 
+/// Allocates a range of a file, behind its end or inside; where the file system cannot, a file is only
+/// made longer.
+pub(super) fn allocate(fd: &OwnedFd, offset: u64, length: u64) -> Result<()> {
+    match rustix::fs::fallocate(fd, FallocateFlags::empty(), offset, length) {
+        Ok(()) => Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let size = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
+            let end = offset.saturating_add(length);
+            if end > size {
+                rustix::fs::ftruncate(fd, end).map_err(failed("allocate file"))?;
+            }
+            Ok(())
+        }
+        Err(errno) => Err(failed("allocate file")(errno)),
+    }
+}
+
 /// Writes zeros where the file system cannot allocate otherwise.
 fn fill(fd: &OwnedFd, size_bytes: u64) -> Result<()> {
     let zeros = BufferPool::new(0).get_zeroed(FILL_CHUNK_BYTES);

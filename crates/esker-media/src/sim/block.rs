@@ -27,6 +27,7 @@ use esker_base::{Error, ErrorKind, Result, Site};
 use parking_lot::Mutex;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// How long the caller of a call that never completes waits, in simulated time.
@@ -41,6 +42,8 @@ pub struct SimBlockOptions {
     pub name: String,
     /// Capacity in bytes, a multiple of the block size.
     pub size_bytes: u64,
+    /// How long the device can become ([`BlockDevice::reserve`]); 0: it cannot grow.
+    pub size_bytes_max: u64,
     /// Unit of a transfer in bytes, a power of two from 512.
     pub block_size_bytes: u32,
     /// Unit that a crash keeps or loses whole, in bytes: 512 (strict), or up to the block size.
@@ -66,6 +69,7 @@ impl SimBlockOptions {
         SimBlockOptions {
             name: "sim".to_owned(),
             size_bytes,
+            size_bytes_max: 0,
             block_size_bytes: 512,
             tear_size_bytes: 512,
             initial: Initial::Zeros,
@@ -107,7 +111,10 @@ struct State {
 #[derive(Debug)]
 pub struct SimBlock {
     name: String,
-    geometry: BlockGeometry,
+    block_size_bytes: u32,
+    /// Grows only, up to `size_bytes_max`.
+    size_bytes: AtomicU64,
+    size_bytes_max: u64,
     tear_size_bytes: u32,
     latency_max: Duration,
     clock: PowerClock,
@@ -140,7 +147,9 @@ impl SimBlock {
         let image = options.initial.image(options.size_bytes, &mut rng);
         SimBlock {
             name: options.name,
-            geometry: BlockGeometry { size_bytes: options.size_bytes, block_size_bytes: block },
+            block_size_bytes: block,
+            size_bytes: AtomicU64::new(options.size_bytes),
+            size_bytes_max: options.size_bytes_max.max(options.size_bytes),
             tear_size_bytes: tear,
             latency_max: options.latency_max,
             clock: options.clock,
@@ -179,7 +188,7 @@ impl SimBlock {
         Trace {
             base: self.base.clone(),
             events: state.events.clone(),
-            geometry: self.geometry,
+            geometry: self.geometry(),
             tear_size_bytes: self.tear_size_bytes,
             visits: state.visits.clone(),
         }
@@ -210,7 +219,7 @@ impl SimBlock {
     }
 
     fn check(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
-        self.geometry.check(operation, offset, length).map_err(|error| error.device(&self.name))
+        self.geometry().check(operation, offset, length).map_err(|error| error.device(&self.name))
     }
 
     fn error(&self, kind: ErrorKind, operation: &'static str, context: &'static str) -> Error {
@@ -235,9 +244,9 @@ impl SimBlock {
 
     /// The place of a misdirected write: some blocks off, inside the device.
     fn misdirect(&self, state: &mut State, offset: u64, length: u64) -> u64 {
-        let block = u64::from(self.geometry.block_size_bytes);
+        let block = u64::from(self.block_size_bytes);
         let distance = (1 + state.rng.below(MISDIRECTION_BLOCKS_MAX)) * block;
-        let last = self.geometry.size_bytes - length;
+        let last = self.geometry().size_bytes - length;
         let up = offset.saturating_add(distance).min(last);
         let down = offset.saturating_sub(distance);
         if state.rng.chance(1, 2) { up } else { down }
@@ -322,7 +331,8 @@ impl BlockDevice for SimBlock {
     }
 
     fn geometry(&self) -> BlockGeometry {
-        self.geometry
+        let size_bytes = self.size_bytes.load(Ordering::SeqCst);
+        BlockGeometry { size_bytes, block_size_bytes: self.block_size_bytes }
     }
 
     fn report(&self) -> String {
@@ -330,8 +340,8 @@ impl BlockDevice for SimBlock {
             "simulated device {}, {} bytes in blocks of {}, torn at {}: nothing survives the \
              process",
             self.name,
-            self.geometry.size_bytes,
-            self.geometry.block_size_bytes,
+            self.geometry().size_bytes,
+            self.block_size_bytes,
             self.tear_size_bytes
         )
     }
@@ -445,7 +455,7 @@ impl BlockDevice for SimBlock {
         // Each block reads as it was or as zeros from now on.
         let mut data = vec![0; usize::try_from(length).unwrap_or(0)];
         state.image.read(offset, &mut data);
-        for block in data.chunks_mut(self.geometry.block_size_bytes as usize) {
+        for block in data.chunks_mut(self.block_size_bytes as usize) {
             if state.rng.chance(1, 2) {
                 block.fill(0);
             }
@@ -460,6 +470,27 @@ impl BlockDevice for SimBlock {
     fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
         self.check("prepare range", offset, length)?;
         self.state.lock().visits.visit(site);
+        Ok(())
+    }
+
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        const OPERATION: &str = "reserve range";
+        let end = offset.saturating_add(length);
+        let mut state = self.state.lock();
+        state.visits.visit(site);
+        let State { faults, rng, .. } = &mut *state;
+        let fault = faults.next(Call::Write, rng);
+        if fault == Some(FaultKind::NoSpace) || end > self.size_bytes_max {
+            return Err(self.error(ErrorKind::NoSpace, OPERATION, "the device is full"));
+        }
+        if fault.is_some() {
+            return Err(self.error(ErrorKind::Io, OPERATION, "planned fault"));
+        }
+        if end > self.geometry().size_bytes {
+            state.image.grow(end);
+            self.size_bytes.store(end, Ordering::SeqCst);
+            self.push(&mut state, EventKind::Grow { site, size_bytes: end });
+        }
         Ok(())
     }
 }

@@ -77,6 +77,15 @@ impl Image {
         image
     }
 
+    /// Makes it longer, with zeros; one that is as long already stays as it is.
+    pub fn grow(&mut self, size_bytes: u64) {
+        let count = usize::try_from(size_bytes.div_ceil(PAGE_SIZE_BYTES as u64)).unwrap_or(0);
+        if count > self.pages.len() {
+            self.pages.resize(count, Arc::new([0; PAGE_SIZE_BYTES]));
+        }
+        self.size_bytes = self.size_bytes.max(size_bytes);
+    }
+
     /// Size in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> u64 {

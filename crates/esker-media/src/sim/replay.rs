@@ -101,6 +101,7 @@ impl<'t> Replay<'t> {
         match &self.trace.events.get(self.next)?.kind {
             EventKind::WriteBegin { site, .. }
             | EventKind::Discard { site, .. }
+            | EventKind::Grow { site, .. }
             | EventKind::FlushBegin { site, .. } => Some(*site),
             EventKind::WriteEnd { id, .. } => {
                 self.pending.iter().find(|pending| pending.id == *id).map(|pending| pending.site)
@@ -134,6 +135,10 @@ impl<'t> Replay<'t> {
                 self.flushes.insert(*id, covered.collect());
             }
             EventKind::FlushEnd { id, ok } => self.end_flush(*id, *ok),
+            EventKind::Grow { site, size_bytes } => {
+                self.last_site = Some(*site);
+                self.grow(*size_bytes);
+            }
             EventKind::Flip { offset, bit } => {
                 self.durable.flip(*offset, *bit);
                 let unit = usize::try_from(*offset).unwrap_or(0) / self.unit_size_bytes;
@@ -182,6 +187,19 @@ impl<'t> Replay<'t> {
     pub(super) fn is_live(&self, pending: &Pending, unit: usize) -> bool {
         let durable = self.durable_order.get(unit).copied().unwrap_or(0);
         !pending.returned || pending.order > durable
+    }
+
+    /// Units that were not there before hold zeros; a crash before this moment leaves the old size.
+    fn grow(&mut self, size_bytes: u64) {
+        self.durable.grow(size_bytes);
+        let count = usize::try_from(size_bytes).unwrap_or(0) / self.unit_size_bytes;
+        let zeros = content_hash(&vec![0; self.unit_size_bytes]);
+        for unit in self.unit_hashes.len()..count {
+            let hash = place_hash(zeros, unit as u64);
+            self.unit_hashes.push(hash);
+            self.durable_order.push(0);
+            self.hash ^= hash;
+        }
     }
 
     fn take_order(&mut self) -> u64 {

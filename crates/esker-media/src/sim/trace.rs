@@ -71,6 +71,11 @@ pub(crate) enum EventKind {
         id: CallId,
         ok: bool,
     },
+    /// The device became longer, durably.
+    Grow {
+        site: Site,
+        size_bytes: u64,
+    },
     /// A bit turned over on media.
     Flip {
         offset: u64,
@@ -156,6 +161,7 @@ impl Trace {
                 EventKind::Discard { id, site, offset, data } => (5, id ^ site.id(), *offset, data),
                 EventKind::FlushBegin { id, site } => (6, id ^ site.id(), 0, &[]),
                 EventKind::FlushEnd { id, ok } => (7 + u64::from(*ok), *id, 0, &[]),
+                EventKind::Grow { site, size_bytes } => (10, site.id(), *size_bytes, &[]),
                 EventKind::Flip { offset, bit } => (9, u64::from(*bit), *offset, &[]),
             };
             let hash = place_hash(hash ^ content_hash(data), event.stamp);

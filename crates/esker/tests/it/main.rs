@@ -12,6 +12,7 @@ mod basics;
 mod cache;
 mod damage;
 mod faults;
+mod flex;
 mod large;
 mod model;
 mod prefix;

@@ -150,3 +150,26 @@ fn a_bit_that_turned_over_stays_so_after_the_crash() {
     assert_eq!(replay.durable().to_vec()[700], 4);
     assert_eq!(replay.hash, replay.durable().hash(512));
 }
+
+#[test]
+fn a_device_that_grew_has_the_old_size_or_the_new_one_with_zeros() {
+    let mut options = SimBlockOptions::new(1024, 3);
+    options.size_bytes_max = 4096;
+    let device = SimBlock::new(options);
+    device.reserve(WRITE, 1024, 1024).unwrap();
+    device.write_at(WRITE, 1536, &[IoSlice::new(&[7; 512])]).unwrap();
+    assert_eq!(device.geometry().size_bytes, 2048);
+    assert!(device.reserve(WRITE, 4096, 512).is_err(), "longer than it can be");
+    let trace = device.trace();
+    let mut replay = trace.replay();
+    assert_eq!(replay.durable().size_bytes(), 1024);
+    replay.advance_to(u64::MAX);
+    let states: Vec<_> =
+        replay.states(8, 1).map(|state| (state.image().to_vec(), state.hash())).collect();
+    assert_eq!(states.len(), 2);
+    for (bytes, hash) in states {
+        assert_eq!(bytes.len(), 2048);
+        assert!(bytes[1536..].iter().all(|byte| *byte == bytes[1536]), "{:?}", bytes[1536]);
+        assert_eq!(Image::from_bytes(&bytes).hash(512), hash);
+    }
+}

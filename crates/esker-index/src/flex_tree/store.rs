@@ -1,0 +1,282 @@
+//! Nodes between memory and where they are stored: copy on write, on demand (FlexSpace §4.2).
+//!
+//! The tree knows which nodes changed and where the others are; it says what to write and takes what was
+//! read. Stored nodes are never overwritten: a changed node gets a new place, its old one is released.
+
+use super::node::Stored;
+use super::node::{Branch, Entry, Inner, Leaf, NodeId, absent, absent_id, is_absent};
+use super::{FlexTree, Missing, Shape, add};
+
+/// A pointer of a stored inner node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BranchContent {
+    /// Where the child begins, relative to the node; 0 for the first child.
+    pub pivot: i64,
+    /// What is added to everything below.
+    pub shift: i64,
+    /// The child.
+    pub child: Stored,
+}
+
+/// What a stored node holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeContent {
+    /// Extents: partial offset, length in bytes, address.
+    Leaf(Vec<(u64, u32, u64)>),
+    /// Pointers to children.
+    Inner(Vec<BranchContent>),
+}
+
+/// What is known of a stored tree without reading a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Root {
+    /// The root node; its slot is 0 if the tree is empty.
+    pub stored: Stored,
+    /// What is added to everything.
+    pub shift: i64,
+    /// Levels of inner nodes.
+    pub height: u8,
+    /// Bytes of the address space.
+    pub size_bytes: u64,
+    /// Extents, holes among them.
+    pub extent_count: u64,
+}
+
+/// Highest tree that is opened: a fuller one fits no medium.
+pub const HEIGHT_MAX: u8 = 20;
+
+impl FlexTree {
+    /// A stored tree, with no node in memory.
+    ///
+    /// # Panics
+    /// As [`FlexTree::new`].
+    #[must_use]
+    pub fn stored(shape: Shape, root: Root) -> Self {
+        let mut tree = FlexTree::new(shape);
+        if root.stored.slot != 0 {
+            tree.free_leaf(tree.root);
+            tree.root = tree.add_absent(root.stored);
+            tree.root_shift = root.shift;
+            tree.height = root.height.min(HEIGHT_MAX);
+            tree.size_bytes = root.size_bytes;
+            tree.extent_count = root.extent_count;
+        }
+        tree
+    }
+
+    fn add_absent(&mut self, stored: Stored) -> NodeId {
+        absent_id(add(&mut self.absent, &mut self.free_absent, stored))
+    }
+
+    /// Takes a node that was read. Says nothing if it is no longer needed.
+    ///
+    /// # Errors
+    /// What about the node does not fit: too many or too few entries, out of order, or not the range that
+    /// the node above says.
+    pub fn install(&mut self, missing: &Missing, content: NodeContent) -> Result<(), &'static str> {
+        let Some(id) = self.absent_child(missing) else { return Ok(()) };
+        let loaded = match (content, missing.level) {
+            (NodeContent::Leaf(entries), 0) => {
+                let mut leaf = self.leaf_of(&entries, missing)?;
+                leaf.home = Some(missing.stored);
+                self.add_leaf(leaf)
+            }
+            (NodeContent::Inner(branches), 1..) => {
+                let inner = self.inner_of(&branches, missing.stored)?;
+                self.add_inner(inner)
+            }
+            _ => return Err("a leaf in place of an inner node, or the other way round"),
+        };
+        self.free_absent.push(NodeId::try_from(absent(id)).unwrap_or(0));
+        match missing.parent {
+            None => self.root = loaded,
+            Some((node, x)) => self.inners[node as usize].branches[x].child = loaded,
+        }
+        Ok(())
+    }
+
+    fn leaf_of(
+        &self,
+        entries: &[(u64, u32, u64)],
+        missing: &Missing,
+    ) -> Result<Leaf, &'static str> {
+        if entries.is_empty() || entries.len() > self.shape.leaf_capacity {
+            return Err("number of extents");
+        }
+        let mut leaf = Leaf::empty();
+        let mut next = entries.first().map_or(0, |first| first.0);
+        let start = next;
+        for (offset, length, address) in entries {
+            if *offset != next || *length == 0 || *address >> 48 != 0 {
+                return Err("extents are not contiguous");
+            }
+            next = offset.saturating_add(u64::from(*length));
+            leaf.entries.push(Entry::new(*offset, *length, *address));
+        }
+        if next > self.shape.partial_offset_end {
+            return Err("partial offsets are too large");
+        }
+        let Some((node, x)) = missing.parent else {
+            let whole = super::signed(start).wrapping_add(self.root_shift) == 0
+                && next - start == self.size_bytes;
+            return if whole { Ok(leaf) } else { Err("extents do not cover the space") };
+        };
+        let above = &self.inners[node as usize];
+        let shift = above.branches.get(x).map_or(0, |branch| branch.shift);
+        let at = |offset: u64| super::signed(offset).wrapping_add(shift);
+        let fits_left =
+            x.checked_sub(1).is_none_or(|left| above.pivots.get(left) == Some(&at(start)));
+        let fits_right = above.pivots.get(x).is_none_or(|pivot| *pivot == at(next));
+        if fits_left && fits_right { Ok(leaf) } else { Err("extents do not fit the pivots above") }
+    }
+
+    fn inner_of(
+        &mut self,
+        branches: &[BranchContent],
+        stored: Stored,
+    ) -> Result<Inner, &'static str> {
+        if branches.is_empty() || branches.len() > self.shape.children_max {
+            return Err("number of children");
+        }
+        let pivots = branches.iter().skip(1).map(|branch| branch.pivot);
+        if !pivots.clone().is_sorted() || branches.iter().any(|branch| branch.child.slot == 0) {
+            return Err("pivots are out of order");
+        }
+        let mut inner = Inner::empty();
+        inner.home = Some(stored);
+        pivots.for_each(|pivot| inner.pivots.push(pivot));
+        for branch in branches {
+            let child = self.add_absent(branch.child);
+            inner.branches.push(Branch { shift: branch.shift, child });
+        }
+        Ok(inner)
+    }
+
+    /// Gives every dirty node and its level to `write`, children first, which says where it will be stored; all nodes
+    /// are clean afterwards. Returns what to store beside them.
+    pub fn store(&mut self, mut write: impl FnMut(&NodeContent, u8) -> Stored) -> Root {
+        let stored = if self.size_bytes == 0 {
+            Stored::default()
+        } else {
+            self.store_node(self.root, self.height, &mut write)
+        };
+        Root {
+            stored,
+            shift: self.root_shift,
+            height: self.height,
+            size_bytes: self.size_bytes,
+            extent_count: self.extent_count,
+        }
+    }
+
+    fn store_node(
+        &mut self,
+        node: NodeId,
+        level: u8,
+        write: &mut impl FnMut(&NodeContent, u8) -> Stored,
+    ) -> Stored {
+        if is_absent(node) {
+            return self.absent.get(absent(node)).copied().unwrap_or_default();
+        }
+        if level == 0 {
+            let leaf = &mut self.leaves[node as usize];
+            return *leaf.home.get_or_insert_with(|| {
+                let entry = |entry: &Entry| {
+                    let length = u32::try_from(entry.length()).unwrap_or(0);
+                    (entry.offset(), length, entry.address())
+                };
+                write(&NodeContent::Leaf(leaf.entries.iter().map(entry).collect()), 0)
+            });
+        }
+        if let Some(home) = self.inners[node as usize].home {
+            return home;
+        }
+        let (pivots, branches) =
+            (self.inners[node as usize].pivots, self.inners[node as usize].branches);
+        let pivots = std::iter::once(0).chain(pivots.iter().copied());
+        let content = branches.iter().zip(pivots).map(|(branch, pivot)| BranchContent {
+            pivot,
+            shift: branch.shift,
+            child: self.store_node(branch.child, level - 1, write),
+        });
+        let content = NodeContent::Inner(content.collect());
+        let stored = write(&content, level);
+        self.inners[node as usize].home = Some(stored);
+        stored
+    }
+
+    /// Nodes that [`FlexTree::store`] would write.
+    #[must_use]
+    pub fn dirty_count(&self) -> usize {
+        if self.size_bytes == 0 { 0 } else { self.dirty_below(self.root, self.height) }
+    }
+
+    fn dirty_below(&self, node: NodeId, level: u8) -> usize {
+        if is_absent(node) {
+            return 0;
+        }
+        if level == 0 {
+            return usize::from(self.leaves[node as usize].home.is_none());
+        }
+        let inner = &self.inners[node as usize];
+        if inner.home.is_some() {
+            return 0;
+        }
+        let below = inner.branches.iter().map(|branch| self.dirty_below(branch.child, level - 1));
+        1 + below.sum::<usize>()
+    }
+
+    /// Whether the node is still missing.
+    #[must_use]
+    pub fn is_missing(&self, missing: &Missing) -> bool {
+        self.absent_child(missing).is_some()
+    }
+
+    /// The absent node that `missing` stands for, if the place still has it.
+    fn absent_child(&self, missing: &Missing) -> Option<NodeId> {
+        let id = match missing.parent {
+            None => self.root,
+            Some((node, x)) => self.inners.get(node as usize)?.branches.get(x)?.child,
+        };
+        let same = is_absent(id) && self.absent.get(absent(id)) == Some(&missing.stored);
+        same.then_some(id)
+    }
+
+    /// Stored nodes that the tree needs no more since this was asked last. Their places may be reused once
+    /// a newer tree is durable.
+    pub fn take_released(&mut self) -> Vec<Stored> {
+        std::mem::take(&mut self.released)
+    }
+
+    /// Forgets clean leaves that nobody looked at since the last call, until at most `leaves_max` are
+    /// in memory, or no more are idle. What `store` gave them as places must be durable.
+    pub fn evict(&mut self, leaves_max: usize) {
+        if self.height > 0 {
+            self.evict_below(self.root, self.height, leaves_max);
+        }
+    }
+
+    fn evict_below(&mut self, node: NodeId, level: u8, leaves_max: usize) {
+        if is_absent(node) {
+            return;
+        }
+        for x in 0..self.inners[node as usize].branches.len() {
+            if self.resident().0 <= leaves_max {
+                return;
+            }
+            let child = self.inners[node as usize].branches[x].child;
+            if level > 1 {
+                self.evict_below(child, level - 1, leaves_max);
+            } else if !is_absent(child)
+                && let Some(home) = self.leaves[child as usize].home
+                && !self.leaves[child as usize].untouch()
+            {
+                self.leaves[child as usize].entries.clear();
+                self.leaves[child as usize].home = None;
+                self.free_leaves.push(child);
+                let absent = self.add_absent(home);
+                self.inners[node as usize].branches[x].child = absent;
+            }
+        }
+    }
+}

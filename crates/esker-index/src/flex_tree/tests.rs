@@ -1,0 +1,461 @@
+//! FlexTree against a brute-force model: a sorted array of extents with effective offsets.
+
+use super::*;
+use esker_base::rng::Rng;
+use std::collections::HashMap;
+
+/// Extents in order; offsets follow from the lengths.
+#[derive(Clone, Default)]
+struct Model(Vec<(u64, u64)>);
+
+impl Model {
+    fn size(&self) -> u64 {
+        self.0.iter().map(|(length, _)| length).sum()
+    }
+
+    /// Makes `offset` a border of extents; the index of the extent that begins there.
+    fn cut(&mut self, offset: u64) -> usize {
+        let mut at = 0;
+        for index in 0..self.0.len() {
+            let (length, address) = self.0[index];
+            if at == offset {
+                return index;
+            }
+            if offset < at + length {
+                let head = offset - at;
+                let tail = if address == HOLE { HOLE } else { address + head };
+                self.0[index].0 = head;
+                self.0.insert(index + 1, (length - head, tail));
+                return index + 1;
+            }
+            at += length;
+        }
+        self.0.len()
+    }
+
+    fn insert(&mut self, offset: u64, length: u64, address: u64) {
+        let index = self.cut(offset);
+        self.0.insert(index, (length, address));
+    }
+
+    fn collapse(&mut self, offset: u64, length: u64) -> Vec<(u64, u64)> {
+        let first = self.cut(offset);
+        let last = self.cut(offset + length);
+        self.0.drain(first..last).collect()
+    }
+
+    /// Address of each byte, as runs that are as long as can be.
+    fn runs(&self, offset: u64, length: u64) -> Vec<(u64, u64)> {
+        let mut model = self.clone();
+        let end = (offset + length).min(self.size());
+        let first = model.cut(offset.min(end));
+        let last = model.cut(end);
+        joined(model.0[first..last].iter().copied())
+    }
+}
+
+/// The same mapping with neighbours joined: how a mapping is cut into extents is the tree's affair.
+fn joined(extents: impl Iterator<Item = (u64, u64)>) -> Vec<(u64, u64)> {
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    for (length, address) in extents.filter(|(length, _)| *length > 0) {
+        match runs.last_mut() {
+            Some((sum, HOLE)) if address == HOLE => *sum += length,
+            Some((sum, at)) if address != HOLE && *at != HOLE && *at + *sum == address => {
+                *sum += length;
+            }
+            _ => runs.push((length, address)),
+        }
+    }
+    runs
+}
+
+fn small() -> Shape {
+    Shape {
+        leaf_capacity: 4,
+        children_max: 4,
+        partial_offset_end: 64 << 8,
+        extent_size_bytes_max: 64,
+        hole_size_bytes_max: 50,
+        boundary: 1000,
+    }
+}
+
+/// Where nodes are stored in these tests.
+#[derive(Default)]
+struct Shelf {
+    nodes: HashMap<Stored, NodeContent>,
+    next: u64,
+}
+
+impl Shelf {
+    fn load(&self, tree: &mut FlexTree, missing: &Missing) {
+        tree.install(missing, self.nodes[&missing.stored].clone()).unwrap();
+    }
+
+    /// Calls until nothing is missing any more.
+    fn retry<T>(
+        &self,
+        tree: &mut FlexTree,
+        mut call: impl FnMut(&mut FlexTree) -> Result<T, Missing>,
+    ) -> T {
+        loop {
+            match call(tree) {
+                Ok(done) => return done,
+                Err(missing) => self.load(tree, &missing),
+            }
+        }
+    }
+
+    fn store(&mut self, tree: &mut FlexTree) -> Root {
+        let dirty = tree.dirty_count() as u64;
+        let before = self.next;
+        let root = tree.store(|content, _| {
+            self.next += 1;
+            let stored = Stored { slot: self.next, checksum: 7 };
+            self.nodes.insert(stored, content.clone());
+            stored
+        });
+        assert_eq!((self.next - before, tree.dirty_count()), (dirty, 0));
+        for stored in tree.take_released() {
+            assert!(self.nodes.remove(&stored).is_some(), "{stored:?} is released once");
+        }
+        root
+    }
+}
+
+/// Structure of everything that is in memory: I1 to I3, I5, and counts.
+fn check_structure(tree: &FlexTree) {
+    let mut extents = 0;
+    let mut at = 0;
+    check_node(tree, tree.root, tree.height, tree.root_shift, &mut extents, &mut at);
+    assert_eq!((extents, at), (tree.extent_count, tree.size_bytes));
+}
+
+fn check_node(
+    tree: &FlexTree,
+    node: NodeId,
+    level: u8,
+    base: i64,
+    extents: &mut u64,
+    at: &mut u64,
+) {
+    if level == 0 {
+        let leaf = &tree.leaves[node as usize];
+        assert!(leaf.entries.len() <= tree.shape.leaf_capacity);
+        assert!(!leaf.entries.is_empty() || tree.height == 0);
+        for entry in leaf.entries.iter() {
+            assert!(entry.end() <= tree.shape.partial_offset_end && entry.length() > 0);
+            assert_eq!(entry.extent(base).offset, *at);
+            *at += entry.length();
+            *extents += 1;
+        }
+        return;
+    }
+    let inner = &tree.inners[node as usize];
+    assert!(!inner.branches.is_empty() && inner.branches.len() <= tree.shape.children_max);
+    assert_eq!(inner.pivots.len() + 1, inner.branches.len());
+    for (x, branch) in inner.branches.iter().enumerate() {
+        if x > 0 {
+            assert_eq!(signed(*at), base + inner.pivots[x - 1], "pivot {x}");
+        }
+        check_node(tree, branch.child, level - 1, base + branch.shift, extents, at);
+    }
+}
+
+fn runs_of(tree: &FlexTree, offset: u64, length: u64) -> Vec<(u64, u64)> {
+    let mut next = offset;
+    let extents = tree.range(offset, length).map(|extent| {
+        let extent = extent.unwrap();
+        assert_eq!(extent.offset, next, "extents follow each other");
+        next = extent.end();
+        (u64::from(extent.length), extent.address)
+    });
+    let by_range: Vec<_> = extents.collect();
+    let mut visited = Vec::new();
+    let mut next = offset;
+    tree.visit(offset, length, |extent| {
+        assert_eq!(extent.offset, next, "extents follow each other");
+        next = extent.end();
+        visited.push((u64::from(extent.length), extent.address));
+    })
+    .unwrap();
+    assert_eq!(visited, by_range, "both ways to walk agree");
+    joined(by_range.into_iter())
+}
+
+struct Pair {
+    tree: FlexTree,
+    model: Model,
+    rng: Rng,
+    shelf: Shelf,
+    next_address: u64,
+}
+
+impl Pair {
+    fn new(seed: u64, shape: Shape) -> Self {
+        Pair {
+            tree: FlexTree::new(shape),
+            model: Model::default(),
+            rng: Rng::from_seed(seed),
+            shelf: Shelf::default(),
+            next_address: 0,
+        }
+    }
+
+    /// Bytes for a new extent: often right behind those of the last one.
+    fn address(&mut self, length: u64) -> u64 {
+        if self.rng.chance(1, 6) {
+            return HOLE;
+        }
+        if self.rng.chance(1, 3) {
+            self.next_address += 1;
+        }
+        let address = self.next_address;
+        self.next_address += length;
+        address
+    }
+
+    fn insert(&mut self) {
+        let size = self.model.size();
+        let offset = match self.rng.below(4) {
+            0 => size,
+            1 => 0,
+            _ => self.rng.below(size + 1),
+        };
+        let length = 1 + self.rng.below(64);
+        let address = self.address(length);
+        let length = if address == HOLE { length * 3 } else { length };
+        self.shelf.retry(&mut self.tree, |tree| tree.insert(offset, length, address));
+        self.model.insert(offset, length, address);
+    }
+
+    fn part(&mut self, most: u64) -> (u64, u64) {
+        let size = self.model.size();
+        let offset = self.rng.below(size + 1);
+        let length = self.rng.below(most).min(size - offset);
+        (offset, length)
+    }
+
+    fn collapse(&mut self, most: u64) {
+        let (offset, length) = self.part(most);
+        let mut removed = Vec::new();
+        let mut next = offset;
+        self.shelf.retry(&mut self.tree, |tree| {
+            tree.collapse(offset, length, |extent| {
+                assert_eq!(extent.offset, next);
+                next = extent.end();
+                removed.push((u64::from(extent.length), extent.address));
+            })
+        });
+        let expected = self.model.collapse(offset, length);
+        assert_eq!(joined(removed.into_iter()), joined(expected.into_iter()));
+    }
+
+    fn map(&mut self) {
+        let (mut offset, mut length) = self.part(64);
+        if self.rng.chance(1, 3)
+            && let Ok(Some(extent)) = self.tree.lookup(offset)
+        {
+            (offset, length) = (extent.offset, u64::from(extent.length));
+        }
+        let address = self.address(length);
+        let mut removed = Vec::new();
+        self.shelf.retry(&mut self.tree, |tree| {
+            tree.map(offset, length, address, |extent| {
+                removed.push((u64::from(extent.length), extent.address));
+            })
+        });
+        let expected = self.model.collapse(offset, length);
+        assert_eq!(joined(removed.into_iter()), joined(expected.into_iter()));
+        if length > 0 {
+            self.model.insert(offset, length, address);
+        }
+    }
+
+    fn compare(&mut self) {
+        assert_eq!(self.tree.size_bytes(), self.model.size());
+        let (offset, length) = self.part(300);
+        let tree = &mut self.tree;
+        let runs = self.shelf.retry(tree, |tree| {
+            tree.missing(offset, length).map_or(Ok(()), Err)?;
+            Ok(runs_of(tree, offset, length))
+        });
+        assert_eq!(runs, self.model.runs(offset, length));
+        let found = self.shelf.retry(&mut self.tree, |tree| tree.lookup(offset));
+        match found {
+            Some(extent) => {
+                let at = offset - extent.offset;
+                let address = if extent.is_hole() { HOLE } else { extent.address + at };
+                assert_eq!(self.model.runs(offset, 1), [(1, address)]);
+            }
+            None => assert_eq!(offset, self.model.size()),
+        }
+    }
+
+    fn compare_all(&mut self) {
+        let all = self.model.runs(0, u64::MAX >> 1);
+        let whole = self.shelf.retry(&mut self.tree, |tree| {
+            tree.missing(0, u64::MAX >> 2).map_or(Ok(()), Err)?;
+            Ok(runs_of(tree, 0, u64::MAX))
+        });
+        assert_eq!(whole, all);
+        check_structure(&self.tree);
+    }
+
+    fn step(&mut self) {
+        match self.rng.below(10) {
+            0..5 => self.insert(),
+            5 => self.collapse(30),
+            6 if self.rng.chance(1, 8) => self.collapse(900),
+            6..9 => self.map(),
+            _ => self.compare(),
+        }
+    }
+}
+
+#[test]
+fn the_tree_agrees_with_a_sorted_array() {
+    for seed in 0..200 {
+        let mut pair = Pair::new(seed, small());
+        for step in 0..400 {
+            pair.step();
+            if step % 50 == 0 {
+                pair.compare_all();
+            }
+        }
+        pair.compare_all();
+    }
+}
+
+#[test]
+fn a_tree_of_the_shape_of_the_paper_agrees_with_a_sorted_array() {
+    let mut pair = Pair::new(1, Shape { hole_size_bytes_max: 1 << 20, ..Shape::default() });
+    for _ in 0..6000 {
+        pair.step();
+    }
+    pair.compare_all();
+    assert!(pair.tree.height() >= 1, "too flat to say something: {:?}", pair.tree);
+}
+
+#[test]
+fn a_tree_is_stored_loaded_on_demand_and_evicted_without_a_difference() {
+    for seed in 0..60 {
+        let mut pair = Pair::new(seed, small());
+        for round in 0..12 {
+            for _ in 0..60 {
+                pair.step();
+            }
+            let root = pair.shelf.store(&mut pair.tree);
+            match round % 3 {
+                0 => pair.tree = FlexTree::stored(small(), root),
+                1 => {
+                    pair.tree.evict(1);
+                    pair.tree.evict(1);
+                }
+                _ => {}
+            }
+        }
+        pair.compare_all();
+        // What is on the shelf is exactly what the tree consists of.
+        let root = pair.shelf.store(&mut pair.tree);
+        let mut again = FlexTree::stored(small(), root);
+        let (size, all) = (pair.model.size(), pair.model.runs(0, u64::MAX >> 1));
+        let runs = pair.shelf.retry(&mut again, |tree| {
+            tree.missing(0, size).map_or(Ok(()), Err)?;
+            Ok(runs_of(tree, 0, size))
+        });
+        assert_eq!(runs, all);
+        let (leaves, inners) = again.resident();
+        let stored = if size == 0 { 0 } else { leaves + inners };
+        assert_eq!(pair.shelf.nodes.len(), stored, "seed {seed}: no stored node is leaked");
+    }
+}
+
+#[test]
+fn only_the_path_of_a_change_is_stored_again() {
+    let mut pair = Pair::new(3, small());
+    for n in 0..2000 {
+        pair.tree.insert(n * 10, 10, n * 100).unwrap();
+    }
+    pair.shelf.store(&mut pair.tree);
+    let before = pair.shelf.next;
+    pair.tree.insert(5000, 3, 1_000_000).unwrap();
+    pair.shelf.store(&mut pair.tree);
+    let written = pair.shelf.next - before;
+    assert!(written <= 2 * (1 + u64::from(pair.tree.height())), "{written} nodes");
+}
+
+#[test]
+fn partial_offsets_are_rebased_before_they_overflow() {
+    let mut tree = FlexTree::new(small());
+    // Every insertion at the front shifts all others: only shifts can hold such offsets.
+    for n in 0..5000 {
+        tree.insert(0, 64, n * 1000).unwrap();
+    }
+    assert!(tree.size_bytes() > 10 * small().partial_offset_end);
+    check_structure(&tree);
+    for n in 0..5000 {
+        let extent = tree.lookup(n * 64).unwrap().unwrap();
+        assert_eq!((extent.offset, extent.address), (n * 64, (4999 - n) * 1000));
+    }
+}
+
+#[test]
+fn the_example_of_the_paper_comes_out() {
+    // FlexSpace figure 5: the mapping of 36..55, and figure 6: without 33..42.
+    let mut tree = FlexTree::new(small());
+    let extents = [(9, 0), (8, 31), (16, 100), (9, 12), (3, 39), (9, 50), (10, 42)];
+    let mut offset = 0;
+    for (length, address) in extents {
+        tree.insert(offset, length, address).unwrap();
+        offset += length;
+    }
+    assert_eq!(runs_of(&tree, 36, 19), [(6, 15), (3, 39), (9, 50), (1, 42)]);
+    let mut removed = Vec::new();
+    tree.collapse(33, 9, |extent| removed.push((extent.offset, extent.length, extent.address)))
+        .unwrap();
+    assert_eq!(removed, [(33, 9, 12)]);
+    assert_eq!(runs_of(&tree, 30, 6), [(3, 113), (3, 39)]);
+    check_structure(&tree);
+}
+
+#[test]
+fn extents_grow_together_up_to_a_boundary_and_a_length() {
+    let mut tree = FlexTree::new(small());
+    tree.insert(0, 30, 940).unwrap();
+    tree.insert(30, 30, 970).unwrap();
+    assert_eq!(tree.extent_count(), 1, "contiguous in both spaces");
+    tree.insert(60, 30, 1000).unwrap();
+    assert_eq!(tree.extent_count(), 2, "another segment begins at 1000");
+    tree.insert(90, 40, 1030).unwrap();
+    assert_eq!(tree.extent_count(), 3, "longer than the longest");
+}
+
+#[test]
+fn nodes_that_do_not_fit_are_refused() {
+    let mut pair = Pair::new(9, small());
+    for _ in 0..200 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut tree = FlexTree::stored(small(), root);
+    let mut leaf = None;
+    while let Some(missing) = tree.missing(0, root.size_bytes) {
+        if missing.level == 0 {
+            leaf = Some(missing);
+            break;
+        }
+        pair.shelf.load(&mut tree, &missing);
+    }
+    let missing = leaf.unwrap();
+    let NodeContent::Leaf(right) = pair.shelf.nodes[&missing.stored].clone() else { panic!() };
+    let mut longer = right.clone();
+    longer.last_mut().unwrap().1 += 1;
+    let mut gap = right.clone();
+    gap[0].1 += 1;
+    for wrong in [longer, gap, Vec::new(), vec![(0, 1, 1 << 48)]] {
+        assert!(tree.install(&missing, NodeContent::Leaf(wrong)).is_err());
+    }
+    assert!(tree.install(&missing, NodeContent::Inner(Vec::new())).is_err());
+    assert_eq!(tree.install(&missing, NodeContent::Leaf(right)), Ok(()));
+}

@@ -1,0 +1,244 @@
+//! One seed: its workload, the states that cuts leave, and what is found in them.
+
+use crate::workload::{self, Timeline, Workload, content, devices, files, options};
+use esker::flex::Space;
+use esker_base::rng::Rng;
+use esker_media::sim::{Image, Initial, Replay, SimDevices, SiteVisits};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+
+/// Operations of a workload.
+const OPERATIONS: u64 = 70;
+/// Most states of a point; up to so many, all are tried.
+const STATES: u64 = 48;
+/// One state of so many goes on after its recovery.
+const FOLLOW_UP_ONE_IN: u64 = 6;
+
+/// What was done and found.
+#[derive(Default)]
+pub(crate) struct Report {
+    seeds: u64,
+    recycled: u64,
+    operations: u64,
+    points: u64,
+    exhaustive: u64,
+    states: u64,
+    pub(crate) distinct: u64,
+    recoveries: u64,
+    follow_ups: u64,
+    pub(crate) visits: SiteVisits,
+    pub(crate) violations: Vec<String>,
+}
+
+impl Report {
+    pub(crate) fn merge(&mut self, other: Report) {
+        self.seeds += other.seeds;
+        self.recycled += other.recycled;
+        self.operations += other.operations;
+        self.points += other.points;
+        self.exhaustive += other.exhaustive;
+        self.states += other.states;
+        self.distinct += other.distinct;
+        self.recoveries += other.recoveries;
+        self.follow_ups += other.follow_ups;
+        self.visits.merge(&other.visits);
+        self.violations.extend(other.violations);
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} seeds ({} on recycled media), {} operations, {} crash points ({} exhaustive)",
+            self.seeds, self.recycled, self.operations, self.points, self.exhaustive
+        )?;
+        writeln!(
+            f,
+            "{} states, {} distinct, {} recoveries, {} of them went on and were cut again",
+            self.states, self.distinct, self.recoveries, self.follow_ups
+        )?;
+        for (site, count) in self.visits.sorted() {
+            writeln!(f, "  {site}: {count} visits")?;
+        }
+        write!(f, "{} violations", self.violations.len())?;
+        self.violations.iter().try_for_each(|violation| write!(f, "\n  {violation}"))
+    }
+}
+
+type Outcome = Result<Vec<u8>, String>;
+
+/// Opens the space on these images and reads everything.
+fn recover(images: &[Image], seed: u64) -> Outcome {
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    let opened = catch_unwind(AssertUnwindSafe(|| {
+        let devices = devices(&initial, seed, false);
+        let mut options = options(seed);
+        options.create = false;
+        let space = Space::open_on(files(&devices), &options)?;
+        content(&space)
+    }));
+    match opened {
+        Ok(found) => found.map_err(|error| format!("recovery failed: {error}")),
+        Err(_) => Err("recovery panicked".to_owned()),
+    }
+}
+
+/// A second recovery, more operations, another cut, and what is found then.
+fn go_on(images: &[Image], first: &[u8], seed: u64) -> Result<(), String> {
+    if recover(images, seed ^ 1)? != first {
+        return Err("a second recovery found something else".to_owned());
+    }
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    let workload = workload::run(&initial, seed, 14, Some(first.to_vec()))
+        .map_err(|words| format!("after recovery: {words}"))?;
+    let end = workload.devices.position();
+    let mut rng = Rng::from_seed(seed);
+    for _ in 0..3 {
+        let cut = rng.below(end + 1);
+        let images = SimDevices::cut(&workload.devices.traces(), cut, rng.next_u64());
+        let found = recover(&images, seed ^ 2)?;
+        if cut < workload.opened_at {
+            continue;
+        }
+        workload
+            .timeline
+            .judge(cut, &found)
+            .map_err(|words| format!("cut again at {cut}: {words}"))?;
+    }
+    Ok(())
+}
+
+struct Seed {
+    seed: u64,
+    report: Report,
+    seen: HashMap<u128, Rc<Outcome>>,
+    judged: HashSet<(u128, u64)>,
+    rng: Rng,
+}
+
+pub(crate) fn explore_seed(seed: u64, only: Option<u64>) -> Report {
+    let mut state = Seed {
+        seed,
+        report: Report { seeds: 1, ..Report::default() },
+        seen: HashMap::new(),
+        judged: HashSet::new(),
+        rng: Rng::from_seed(seed ^ 0x3C6E_F372),
+    };
+    let made = catch_unwind(AssertUnwindSafe(|| make(seed)));
+    match made {
+        Ok(Ok((workload, recycled))) => {
+            state.report.recycled = u64::from(recycled);
+            state.report.operations = workload.operations;
+            for device in workload.devices.devices() {
+                state.report.visits.merge(&device.visits());
+            }
+            state.points(&workload, only);
+        }
+        Ok(Err(words)) => state.violation(0, &format!("without any crash: {words}")),
+        Err(_) => state.violation(0, "without any crash: a panic"),
+    }
+    state.report.distinct = state.seen.len() as u64;
+    state.report
+}
+
+fn make(seed: u64) -> Result<(Workload, bool), String> {
+    let initial = match seed % 5 {
+        0 => vec![Initial::Zeros; 3],
+        1 => vec![Initial::Random; 3],
+        _ => workload::recycled(seed ^ 0x5555)?.into_iter().map(Initial::Recycled).collect(),
+    };
+    Ok((workload::run(&initial, seed, OPERATIONS, None)?, seed % 5 > 1))
+}
+
+impl Seed {
+    fn violation(&mut self, point: u64, words: &str) {
+        self.report.violations.push(format!("seed {}, point {point}: {words}", self.seed));
+    }
+
+    fn points(&mut self, workload: &Workload, only: Option<u64>) {
+        let traces = workload.devices.traces();
+        let mut replays: Vec<Replay<'_>> = traces.iter().map(|trace| trace.replay()).collect();
+        for point in workload.opened_at..=workload.devices.position() {
+            for replay in &mut replays {
+                replay.advance_to(point);
+            }
+            if only.is_none_or(|only| only == point) {
+                self.report.points += 1;
+                self.point(&replays, &workload.timeline, point);
+            }
+            if self.report.violations.len() >= 3 {
+                return;
+            }
+        }
+    }
+
+    /// States of a point: any state of one device with any of the others.
+    fn point(&mut self, replays: &[Replay<'_>], timeline: &Timeline, point: u64) {
+        let version = timeline.version(point);
+        let mut states: Vec<_> = replays
+            .iter()
+            .map(|replay| replay.states(STATES as usize, self.seed ^ point))
+            .collect();
+        let counts: Vec<u64> = states.iter().map(|states| states.size_hint().0 as u64).collect();
+        let all = counts.iter().product::<u64>();
+        self.report.exhaustive += u64::from(all <= STATES);
+        for number in 0..all.min(STATES) {
+            let mut left = number;
+            let mut hash = 0_u128;
+            let mut chosen = Vec::with_capacity(3);
+            for (states, count) in states.iter_mut().zip(&counts) {
+                // Few: one after the other. Many: nothing, everything, or any, independently.
+                let pick = if all <= STATES {
+                    let pick = left % count;
+                    left /= count;
+                    pick
+                } else {
+                    match self.rng.below(4) {
+                        0 => 0,
+                        1 => 1.min(count - 1),
+                        _ => self.rng.below(*count),
+                    }
+                };
+                let state = states.state(pick);
+                hash = hash.rotate_left(43).wrapping_mul(0x9E37_79B9_7F4A_7C15_F39D) ^ state.hash();
+                chosen.push(state);
+            }
+            self.report.states += 1;
+            if !self.judged.insert((hash, version)) {
+                continue;
+            }
+            let images = || chosen.iter().map(|state| state.image()).collect::<Vec<_>>();
+            let is_new = !self.seen.contains_key(&hash);
+            let seed = self.seed ^ hash as u64;
+            let report = &mut self.report;
+            let outcome = self.seen.entry(hash).or_insert_with(|| {
+                report.recoveries += 1;
+                Rc::new(recover(&images(), seed))
+            });
+            let outcome = Rc::clone(outcome);
+            let judged = match &*outcome {
+                Ok(found) => timeline.judge(point, found),
+                Err(words) => Err(words.clone()),
+            };
+            if let Err(words) = judged {
+                let described: Vec<_> = chosen.iter().map(|state| state.describe()).collect();
+                self.violation(point, &format!("{words} {described:?}"));
+                return;
+            }
+            if is_new
+                && self.rng.chance(1, FOLLOW_UP_ONE_IN)
+                && let Ok(found) = &*outcome
+            {
+                self.report.follow_ups += 1;
+                let went = catch_unwind(AssertUnwindSafe(|| go_on(&images(), found, seed)));
+                if let Err(words) = went.unwrap_or_else(|_| Err("a panic".to_owned())) {
+                    self.violation(point, &words);
+                    return;
+                }
+            }
+        }
+    }
+}

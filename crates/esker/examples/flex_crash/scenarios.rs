@@ -1,0 +1,187 @@
+//! Rules that chance does not reach: damage of each structure, and a segment that is taken anew while it is read.
+
+use crate::workload::{content, devices, files, options};
+use esker::flex::{Space, SpaceFiles};
+use esker::{ErrorKind, Result};
+use esker_base::Site;
+use esker_media::sim::{Image, Initial, SimBlock, SimDevices};
+use esker_media::{BlockDevice, BlockGeometry, Counters};
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex};
+
+type Told = std::result::Result<(), String>;
+
+pub(crate) fn all() -> Told {
+    damage().map_err(|words| format!("damage: {words}"))?;
+    reused_while_read().map_err(|words| format!("reuse while reading: {words}"))
+}
+
+fn words(error: esker::Error) -> String {
+    error.to_string()
+}
+
+fn fresh() -> SimDevices {
+    devices(&[Initial::Zeros, Initial::Zeros, Initial::Zeros], 1, false)
+}
+
+fn images(devices: &SimDevices) -> Vec<Image> {
+    devices.devices().iter().map(|device| device.image()).collect()
+}
+
+/// Offset of the last `magic` in an image that stands at a multiple of 512.
+fn place_of(image: &Image, magic: &[u8]) -> Option<u64> {
+    let bytes = image.to_vec();
+    let mut starts = bytes.chunks(512).enumerate().filter(|(_, block)| block.starts_with(magic));
+    starts.next_back().map(|(index, _)| index as u64 * 512)
+}
+
+/// Each structure with a flipped bit in a field that nothing else protects: the space must say so.
+fn damage() -> Told {
+    let devices = fresh();
+    let mut options = options(6);
+    options.format = true;
+    options.log_size_bytes_max = 64 << 10;
+    let space = Space::open_on(files(&devices), &options).map_err(words)?;
+    for n in 0..30_u8 {
+        space.insert_range(u64::from(n % 7), &[n; 90]).map_err(words)?;
+    }
+    space.checkpoint().map_err(words)?;
+    let after_checkpoint = images(&devices);
+    for n in 0..4_u8 {
+        space.insert_range(50, &[n; 10]).map_err(words)?;
+        space.sync().map_err(words)?;
+    }
+    let whole = images(&devices);
+    let right = content(&space).map_err(words)?;
+    options.format = false;
+    let header = place_of(&whole[1], b"ESKFLEXT").ok_or("no header")?;
+    let newest =
+        if whole[1].to_vec()[32..40] > whole[1].to_vec()[4096 + 32..4096 + 40] { 0 } else { 4096 };
+    if header != 4096 {
+        return Err("headers are not where they belong".to_owned());
+    }
+    let map = place_of(&after_checkpoint[1], b"ESKM").ok_or("no map")?;
+    let node = place_of(&after_checkpoint[1], b"ESKN").ok_or("no node")?;
+    // The count of extents; a row's reserved bytes; a node's; payload; the length of a record.
+    let cases = [
+        ("header", 1, newest + 104),
+        ("map", 1, map + 32 + 12),
+        ("node", 1, node + 12),
+        ("data", 0, 100),
+        ("log", 2, 512 + 48 + 24 + 16),
+    ];
+    for (name, index, offset) in cases {
+        let mut damaged = whole.clone();
+        damaged[index].flip(offset, 1);
+        let initial: Vec<_> = damaged.into_iter().map(Initial::Recycled).collect();
+        let devices = crate::workload::devices(&initial, 2, false);
+        let found = Space::open_on(files(&devices), &options).and_then(|space| content(&space));
+        match found {
+            Err(error) if error.kind() == ErrorKind::Corrupted => {}
+            Err(error) => return Err(format!("{name}: {error}")),
+            Ok(found) => {
+                let same = found == right;
+                return Err(format!("a flipped bit in the {name} passes; same content: {same}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What happens in the middle of a read.
+type Meanwhile = Box<dyn FnOnce() + Send>;
+
+/// A device during whose next read something else is done first.
+struct Meddled {
+    device: Arc<SimBlock>,
+    meanwhile: Mutex<Option<Meanwhile>>,
+}
+
+impl std::fmt::Debug for Meddled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.device.fmt(f)
+    }
+}
+
+impl BlockDevice for Meddled {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.device.geometry()
+    }
+
+    fn report(&self) -> String {
+        self.device.report()
+    }
+
+    fn counters(&self) -> Counters {
+        self.device.counters()
+    }
+
+    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        let meanwhile = self.meanwhile.lock().unwrap().take();
+        if let Some(meanwhile) = meanwhile {
+            meanwhile();
+        }
+        self.device.read_at(site, offset, buf)
+    }
+
+    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.device.write_at(site, offset, bufs)
+    }
+
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.device.write_durable_at(site, offset, bufs)
+    }
+
+    fn flush(&self, site: Site) -> Result<()> {
+        self.device.flush(site)
+    }
+
+    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.device.discard(site, offset, length)
+    }
+
+    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.device.prepare(site, offset, length)
+    }
+
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.device.reserve(site, offset, length)
+    }
+}
+
+/// A reader has noted where bytes are; before it reads them, they are overwritten, and their segment is taken
+/// anew and filled. It must start over and find the new bytes.
+fn reused_while_read() -> Told {
+    let devices = fresh();
+    let data = Arc::new(Meddled {
+        device: Arc::clone(&devices.devices()[0]),
+        meanwhile: Mutex::new(None),
+    });
+    let plain = files(&devices);
+    let files = SpaceFiles { data: Arc::clone(&data) as Arc<dyn BlockDevice>, ..plain };
+    let mut options = options(8);
+    options.format = true;
+    options.data_size_bytes_max = Some(16 * 4096);
+    let space = Space::open_on(files, &options).map_err(words)?;
+    space.append(&[1; 1000]).map_err(words)?;
+    space.append(&[2; 8000]).map_err(words)?;
+    space.sync().map_err(words)?;
+    let writer = space.clone();
+    *data.meanwhile.lock().unwrap() = Some(Box::new(move || {
+        for n in 0..200_u64 {
+            writer.write(n * 500 % 8000, &[9; 1000]).unwrap();
+            writer.sync().unwrap();
+        }
+        writer.write(0, &[3; 1000]).unwrap();
+    }));
+    let mut bytes = [0; 1000];
+    space.read(0, &mut bytes).map_err(words)?;
+    if bytes != [3; 1000] {
+        return Err(format!("the read found {:?}", &bytes[..4]));
+    }
+    Ok(())
+}

@@ -1,0 +1,160 @@
+//! Garbage collection and defragmentation: live bytes move to other segments (FlexSpace §4.1).
+//!
+//! # Invariants
+//! - G1: a victim has a byte that nothing points at, and what it holds is moved without gaps: so each round
+//!   frees more than it fills. The cap on live bytes makes sure that there is a victim, the collector's own
+//!   segments that there is room.
+//!
+//! # Failure
+//! A crash leaves copies that nothing points at, or that the log points at; the originals stay until then. What
+//! cannot be read stays where it is, and is named.
+
+use super::{Inner, Writer};
+use esker_base::{ErrorKind, Result};
+use esker_format::flex::Record;
+use esker_index::flex_tree::Extent;
+use std::collections::HashSet;
+
+/// Bytes of extents that a walk over the tree looks at under one lock.
+const WALK_STEP: u64 = 1 << 30;
+
+impl Inner {
+    /// Moves what is in the emptiest segments, until `segments` more are free or there is no more room
+    /// to move to. How many bytes were moved.
+    pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
+        let victims = self.victims(writer, segments);
+        if victims.is_empty() {
+            return Ok(0);
+        }
+        let mut found = Vec::new();
+        let payload = self.shape.segment_payload();
+        self.walk(|extent| {
+            if !extent.is_hole() && victims.contains(&(extent.address / payload)) {
+                found.push(extent);
+            }
+        })?;
+        let mut moved = 0;
+        for extent in found {
+            match self.move_extent(writer, extent.offset, u64::from(extent.length)) {
+                Ok(()) => moved += u64::from(extent.length),
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::error!(%error, "the collector leaves what it cannot read");
+                }
+                Err(error) => return self.fail_on(Err(error)),
+            }
+        }
+        writer.moved_bytes += moved;
+        // New places are durable before the old ones are written again.
+        let done = self.commit(writer, false);
+        self.fail_on(done)?;
+        Ok(moved)
+    }
+
+    /// The emptiest segments: as few as free so many, and no more than there is room to move.
+    fn victims(&self, writer: &Writer, segments: u64) -> HashSet<u64> {
+        let payload = self.shape.segment_payload();
+        let shared = self.shared.read();
+        let mut all: Vec<(u64, u64)> = (0..)
+            .zip(&shared.segments)
+            .map(|(number, segment)| (u64::from(segment.valid_bytes), number))
+            .filter(|(valid, number)| {
+                *valid > 0 && *valid < payload && shared.open.number != Some(*number)
+            })
+            .collect();
+        all.sort_unstable();
+        let mut room = shared.open.room(&self.shape) + writer.free.len() as u64 * payload;
+        let mut gain = 0;
+        let mut victims = HashSet::new();
+        for (valid, number) in all {
+            if valid > room || gain >= segments * payload {
+                break;
+            }
+            room -= valid;
+            gain += payload - valid;
+            victims.insert(number);
+        }
+        victims
+    }
+
+    /// Calls `visit` with all extents. The writer's lock is held, so they stay as they are.
+    pub(super) fn walk(&self, mut visit: impl FnMut(Extent)) -> Result<()> {
+        let mut offset = 0;
+        let size = self.shared.read().tree.size_bytes();
+        while offset < size {
+            let mut next = offset;
+            let done = self.shared.read().tree.visit(offset, WALK_STEP, |extent| {
+                next = extent.end();
+                visit(extent);
+            });
+            if let Err(missing) = done {
+                self.load(&missing)?;
+            }
+            offset = next;
+        }
+        Ok(())
+    }
+
+    /// Writes the bytes of an extent at another place.
+    fn move_extent(&self, writer: &mut Writer, offset: u64, length: u64) -> Result<()> {
+        let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
+        self.read(offset, &mut bytes)?;
+        self.load_range(offset, length)?;
+        let pieces = self.place(writer, &bytes)?;
+        let mut records = Vec::with_capacity(pieces.len());
+        let mut at = offset;
+        for (address, length) in pieces {
+            records.push(Record::Map { offset: at, length, address });
+            at += length;
+        }
+        self.apply_all(writer, &records)
+    }
+
+    pub(super) fn defrag(&self, offset: u64, length: u64) -> Result<u64> {
+        let mut writer = self.begin("defragment range")?;
+        let size = self.shared.read().tree.size_bytes();
+        let end = offset.saturating_add(length).min(size);
+        let longest = u64::from(self.shape.extent_size_bytes_max);
+        let mut moved = 0;
+        let mut at = offset;
+        while at < end {
+            // A run of short extents between holes and long ones, up to the longest extent.
+            self.load_range(at, longest)?;
+            let mut run = (at, 0);
+            let mut extents = 0;
+            let mut next = at;
+            let part = (end - at).min(longest);
+            let done = self.shared.read().tree.visit(at, part, |extent| {
+                next = extent.end();
+                if extent.is_hole() {
+                    if extents <= 1 {
+                        run = (extent.end(), 0);
+                        extents = 0;
+                    }
+                } else if run.0 + run.1 == extent.offset {
+                    run.1 += u64::from(extent.length);
+                    extents += 1;
+                }
+            });
+            if let Err(missing) = done {
+                self.load(&missing)?;
+                continue;
+            }
+            if extents > 1 {
+                let room = self.make_room(&mut writer, run.1);
+                self.fail_on(room)?;
+                let done = self.move_extent(&mut writer, run.0, run.1);
+                match done {
+                    // Damage is what it is: nothing was moved.
+                    Err(error) if error.kind() == ErrorKind::Corrupted => return Err(error),
+                    done => self.fail_on(done)?,
+                }
+                moved += run.1;
+            }
+            at = next;
+        }
+        writer.moved_bytes += moved;
+        let done = self.commit_if_due(&mut writer);
+        self.fail_on(done)?;
+        Ok(moved)
+    }
+}

@@ -1,0 +1,270 @@
+//! The order of writes (FlexSpace §4.2), in one place.
+//!
+//! ```text
+//! 1. data of the open segment          ─ flush data
+//! 2. a group of records                ─ flush log      the operations are durable
+//!    -- a checkpoint goes on, in place of 2 --
+//! 3. changed nodes, and the map        ─ flush tree
+//! 4. the header, in the older slot     ─ flush tree     the operations are durable
+//! 5. only now: segments without valid bytes are free, slots that left are free, the log begins anew
+//! ```
+//!
+//! Each step needs the one before: records point at data, the header at nodes, and what step 5 lets others
+//! overwrite is needed until step 2 or 4 is durable. A crash between two steps leaves the space as the last
+//! durable group or header says; what the later steps had written is not looked at, or is written again.
+
+use super::nodes::{node_of, stored, stored_at};
+use super::{Inner, Writer, sites};
+use esker_base::{Error, Result};
+use esker_format::flex::header::SLOTS_OFFSET;
+use esker_format::flex::map::size_of_map;
+use esker_format::flex::{Group, HEADER_OFFSETS, Header, Map, StoredAt};
+use esker_index::flex_tree::Root;
+use std::io::IoSlice;
+
+/// The log grows in steps of so many bytes, or an eighth.
+const LOG_STEP: u64 = 256 << 10;
+/// The tree file, too.
+const TREE_STEP: u64 = 64 << 10;
+/// Most nodes of one write.
+const NODES_OF_A_WRITE: usize = 512;
+
+/// Where the log goes on.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Log {
+    /// Of the tree that the records build on.
+    pub(super) generation: u64,
+    /// Where the next group goes, in bytes.
+    pub(super) position: u64,
+    pub(super) sequence: u64,
+    pub(super) previous_checksum: u32,
+}
+
+/// A node on its way to the tree file.
+type Outgoing = (u64, Vec<u8>);
+
+impl Inner {
+    pub(super) fn sync(&self) -> Result<()> {
+        let mut writer = self.begin("sync space")?;
+        let done = self.commit(&mut writer, false);
+        self.fail_on(done)
+    }
+
+    pub(super) fn checkpoint(&self) -> Result<()> {
+        let mut writer = self.begin("store tree")?;
+        if writer.records.is_empty() && writer.log.position == 0 {
+            return Ok(());
+        }
+        let done = self.commit(&mut writer, true);
+        self.fail_on(done)
+    }
+
+    /// Commits if many records wait.
+    pub(super) fn commit_if_due(&self, writer: &mut Writer) -> Result<()> {
+        if writer.records.len() < self.options.testing.records_max {
+            return Ok(());
+        }
+        self.commit(writer, false)
+    }
+
+    /// Makes all operations durable that are done, by a group of the log, or by a checkpoint if the log is
+    /// full or `checkpoint` says so. The steps and their order: see the module's text.
+    pub(super) fn commit(&self, writer: &mut Writer, checkpoint: bool) -> Result<()> {
+        if writer.records.is_empty() && !checkpoint {
+            return Ok(());
+        }
+        let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
+        let log_end = writer.log.position + group_size;
+        let checkpoint = checkpoint || log_end > self.options.log_size_bytes_max;
+        // Room first: without, nothing happened.
+        if checkpoint {
+            self.reserve_nodes(writer)?;
+        } else {
+            self.reserve(&*self.files.log, sites::RESERVE, log_end, LOG_STEP)?;
+        }
+
+        // PERSIST 1: what records point at.
+        self.shared.write().open.end_block(&self.shape);
+        self.write_blocks(writer)?;
+        if writer.data_dirty {
+            self.files.data.flush(sites::DATA_FLUSH)?;
+            writer.data_dirty = false;
+        }
+        if checkpoint {
+            self.store_tree(writer)?;
+        } else {
+            // PERSIST 2: the records. A crash before leaves a torn group, which ends the log.
+            self.write_group(writer, group_size)?;
+            self.files.log.flush(sites::LOG_FLUSH)?;
+        }
+        writer.records.clear();
+        // PERSIST 5: nothing durable needs these any more.
+        let dying = std::mem::take(&mut self.shared.write().dying);
+        self.release(writer, dying);
+        if checkpoint {
+            let keep = self.shared.read().segments.len() / 16;
+            self.trim(writer, keep)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the segments among these be taken that have no valid bytes.
+    pub(super) fn release(&self, writer: &mut Writer, dying: Vec<u64>) {
+        let shared = self.shared.read();
+        for number in dying {
+            let index = usize::try_from(number).unwrap_or(usize::MAX);
+            let empty = shared.segments.get(index).is_some_and(|segment| segment.valid_bytes == 0);
+            if empty && shared.open.number != Some(number) && writer.free.insert(number) {
+                writer.allocated.insert(number);
+            }
+        }
+    }
+
+    fn write_group(&self, writer: &mut Writer, size: u64) -> Result<()> {
+        let log = &mut writer.log;
+        let group = Group {
+            generation: log.generation,
+            sequence: log.sequence,
+            position: log.position,
+            total_bytes: 0,
+            record_count: 0,
+            previous_checksum: log.previous_checksum,
+        };
+        let mut bytes = self.pool.get(usize::try_from(size).unwrap_or(0));
+        let checksum = group.encode(&mut bytes, &self.id, &writer.records);
+        self.files.log.write_at(sites::LOG_WRITE, log.position, &[IoSlice::new(&bytes)])?;
+        log.position += size;
+        log.sequence += 1;
+        log.previous_checksum = checksum;
+        Ok(())
+    }
+
+    /// Steps 3 and 4, and what of step 5 concerns the tree file.
+    fn store_tree(&self, writer: &mut Writer) -> Result<()> {
+        let generation = writer.log.generation + 1;
+        let size = self.shape.node_size_bytes as usize;
+        let (mut outgoing, root) = self.collect_nodes(writer, generation);
+        let map_slots = self.map_slots(writer, 0);
+        let map_slot = writer.slots.take_run(map_slots);
+        let segments = self.shared.read().segments.clone();
+        let map = Map { segments, slots: writer.slots.bits() };
+        let (mut bytes, checksum) = map.encode(&self.id, generation);
+        let map_bytes = bytes.len() as u64;
+        bytes.resize(map_slots * size, 0);
+        outgoing
+            .extend(bytes.chunks(size).zip(map_slot..).map(|(part, slot)| (slot, part.to_vec())));
+
+        // PERSIST 3: nodes and map, in slots that the header on media does not need.
+        self.write_nodes(outgoing)?;
+        self.files.tree.flush(sites::NODE_FLUSH)?;
+        let map_at = StoredAt { slot: map_slot, checksum };
+        // PERSIST 4: the header. A crash before leaves the older one, and the log that builds on it.
+        self.write_header(&Header {
+            space_id: self.id,
+            generation,
+            shape: self.shape,
+            root: stored_at(root.stored),
+            root_shift: root.shift,
+            root_height: u32::from(root.height),
+            size_bytes: root.size_bytes,
+            extent_count: root.extent_count,
+            map: map_at,
+            map_size_bytes: map_bytes,
+        })?;
+        self.files.tree.flush(sites::HEADER_FLUSH)?;
+
+        writer.slots.release();
+        writer.map = (map_at, map_slots as u64);
+        writer.log = Log { generation, ..Log::default() };
+        let leaves = usize::try_from(self.options.tree_size_bytes_max / 1024).unwrap_or(usize::MAX);
+        self.shared.write().tree.evict(leaves);
+        Ok(())
+    }
+
+    /// Makes the tree file long enough for whatever the next checkpoint writes.
+    fn reserve_nodes(&self, writer: &Writer) -> Result<()> {
+        let dirty = self.shared.read().tree.dirty_count() as u64;
+        let more = dirty.saturating_sub(writer.slots.free_count());
+        let end = writer.slots.count() + more + self.map_slots(writer, more) as u64;
+        let size = u64::from(self.shape.node_size_bytes);
+        self.reserve(&*self.files.tree, sites::RESERVE, end * size, TREE_STEP)
+    }
+
+    /// Slots that the map takes if so many more are in use: it has a bit for its own, too.
+    fn map_slots(&self, writer: &Writer, more: u64) -> usize {
+        let segments = self.shared.read().segments.len() as u64;
+        let size = self.shape.node_size_bytes as usize;
+        let mut slots = 1;
+        loop {
+            let count = writer.slots.count() + more + slots as u64;
+            let bytes = size_of_map(segments, count.next_multiple_of(8)).unwrap_or(u64::MAX);
+            let needed = usize::try_from(bytes).unwrap_or(usize::MAX).div_ceil(size);
+            if needed <= slots {
+                return slots;
+            }
+            slots = needed;
+        }
+    }
+
+    /// Encodes all changed nodes, each for a slot of its own.
+    fn collect_nodes(&self, writer: &mut Writer, generation: u64) -> (Vec<Outgoing>, Root) {
+        let size = self.shape.node_size_bytes as usize;
+        let mut shared = self.shared.write();
+        for stored in shared.tree.take_released() {
+            writer.slots.leave(stored.slot, 1, sites::SLOT_WAIT);
+        }
+        let (map, map_slots) = writer.map;
+        writer.slots.leave(map.slot, map_slots, sites::SLOT_WAIT);
+        let mut outgoing = Vec::new();
+        let root = shared.tree.store(|content, level| {
+            let slot = writer.slots.take();
+            let mut bytes = vec![0; size];
+            let node = node_of(content, u16::from(level));
+            let checksum = node.encode(&mut bytes, &self.id, slot, generation);
+            outgoing.push((slot, bytes));
+            stored(StoredAt { slot, checksum })
+        });
+        (outgoing, root)
+    }
+
+    /// Writes nodes, neighbours with one call.
+    fn write_nodes(&self, mut outgoing: Vec<Outgoing>) -> Result<()> {
+        outgoing.sort_unstable_by_key(|(slot, _)| *slot);
+        let size = u64::from(self.shape.node_size_bytes);
+        for run in outgoing.chunk_by(|a, b| a.0 + 1 == b.0) {
+            for part in run.chunks(NODES_OF_A_WRITE) {
+                let Some((first, _)) = part.first() else { continue };
+                let slices: Vec<_> = part.iter().map(|(_, bytes)| IoSlice::new(bytes)).collect();
+                self.files.tree.write_at(sites::NODE_WRITE, first * size, &slices)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn write_header(&self, header: &Header) -> Result<()> {
+        let [even, odd] = HEADER_OFFSETS;
+        let offset = if header.generation.is_multiple_of(2) { even } else { odd };
+        let block = self.files.tree.geometry().block_size_bytes as usize;
+        if block as u64 > SLOTS_OFFSET / 2 {
+            return Err(Error::invalid("store tree", "blocks of the device are too large"));
+        }
+        let mut bytes = header.encode().to_vec();
+        bytes.resize(bytes.len().next_multiple_of(block), 0);
+        self.files.tree.write_at(sites::HEADER_WRITE, offset, &[IoSlice::new(&bytes)])
+    }
+
+    /// Gives free segments back to the file system, all but the first `keep` and those of the collector.
+    pub(super) fn trim(&self, writer: &mut Writer, keep: usize) -> Result<()> {
+        let total = self.shared.read().segments.len() as u64;
+        let reserve = usize::try_from(Inner::reserve_segments(total)).unwrap_or(0);
+        let keep = keep.saturating_add(reserve);
+        let surplus: Vec<u64> = writer.free.iter().skip(keep).copied().collect();
+        let size = self.shape.segment_size_bytes;
+        for number in surplus {
+            if writer.allocated.remove(&number) {
+                self.files.data.discard(sites::TRIM, number * size, size)?;
+            }
+        }
+        Ok(())
+    }
+}

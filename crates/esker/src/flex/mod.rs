@@ -1,0 +1,363 @@
+//! FlexSpace: a persistent flexible address space (FlexSpace §4).
+//!
+//! A [`Space`] is a sequence of bytes in which ranges can be inserted and removed anywhere, at any byte,
+//! at the cost of a small write. What is written goes, in the order in which it comes, to segments of a
+//! data file; a [`FlexTree`](esker_index::FlexTree) says where each range of the space stands. Changes of the
+//! tree go to a logical log; now and then the tree itself is stored, node by node, copy on write.
+//!
+//! ```text
+//! write ─► place (open segment) ─► tree, records ─► commit: data │ log │ nodes │ header
+//! read  ─► tree ─► open segment, cache, or device ─► checksum
+//! ```
+//!
+//! # Invariants
+//! - P1: after a crash the space is what some beginning of the operations made, none missing that was
+//!   before the last [`Space::sync`] that returned; an operation is there as a whole or not at all.
+//! - P2: the order of writes is in one place: `commit`.
+//! - P3: a segment is written again only after the log that freed it is durable; so is a slot of the tree
+//!   file after the header.
+//! - P4: each byte that is read was verified: blocks, nodes and groups have checksums that are bound to
+//!   place and time.
+//!
+//! # Concurrency
+//! Any number of readers, one writer after the other, from threads and tasks. The writer's lock (`writer`,
+//! which tasks may hold across a suspension) comes before that of the shared state (`shared`, short, never held across
+//! I/O). A reader notes where bytes are under the shared lock and reads them without one: what was written
+//! in a segment stays until the segment is taken anew, and then its checksums fail and the reader starts over.
+//!
+//! # Failure
+//! After a failed write or flush the space refuses writes until it is opened again; reads go on. A full file
+//! system, or a space that is full, is `NoSpace`: nothing happened, and the space goes on.
+
+mod cache;
+mod check;
+mod collect;
+mod commit;
+mod files;
+mod nodes;
+mod options;
+mod place;
+mod read;
+mod recover;
+pub mod sites;
+mod slots;
+mod state;
+mod write;
+
+pub use check::SpaceCheck;
+pub use files::SpaceFiles;
+pub use options::SpaceOptions;
+#[doc(hidden)]
+pub use options::SpaceTesting;
+pub use read::SpaceExtent;
+
+use cache::Cache;
+use commit::Log;
+use esker_base::rng::Rng;
+use esker_base::{Error, ErrorKind, Result, Site};
+use esker_format::flex::{Record, SpaceShape, StoredAt};
+use esker_media::{BufferPool, Counters};
+use esker_trt::sync::{Mutex, MutexGuard};
+use parking_lot::RwLock;
+use slots::Slots;
+use state::Shared;
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// A flexible address space. See the module's text. Clones are the same space.
+#[derive(Clone, Debug)]
+pub struct Space(Arc<Inner>);
+
+struct Inner {
+    files: SpaceFiles,
+    id: [u8; 16],
+    shape: SpaceShape,
+    options: SpaceOptions,
+    shared: RwLock<Shared>,
+    writer: Mutex<Writer>,
+    /// Why writes are refused.
+    failed: parking_lot::Mutex<Option<Error>>,
+    cache: Cache,
+    pool: BufferPool,
+}
+
+/// What only the writer knows.
+struct Writer {
+    log: Log,
+    /// Done to the tree, in no group yet.
+    records: Vec<Record>,
+    /// Data that was written and not flushed.
+    data_dirty: bool,
+    /// Segments that nothing durable points at.
+    free: BTreeSet<u64>,
+    /// Free segments that are allocated in the file.
+    allocated: BTreeSet<u64>,
+    slots: Slots,
+    /// The map of the last checkpoint, and how many slots it has.
+    map: (StoredAt, u64),
+    rng: Rng,
+    /// What was written for the collector and `defrag`, in bytes.
+    moved_bytes: u64,
+}
+
+/// Figures of a space.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpaceStat {
+    /// Bytes of the space.
+    pub size_bytes: u64,
+    /// Bytes of it that are mapped to data: the rest are holes.
+    pub data_bytes: u64,
+    /// Extents, holes among them.
+    pub extents: u64,
+    /// Size of the data file in bytes.
+    pub file_size_bytes: u64,
+    /// Segments of the data file.
+    pub segments: u64,
+    /// Of these, segments that can be taken.
+    pub free_segments: u64,
+    /// Size of a segment in bytes.
+    pub segment_size_bytes: u64,
+    /// Checkpoints since the space was made.
+    pub generation: u64,
+    /// Bytes of the log since the last checkpoint.
+    pub log_bytes: u64,
+    /// Nodes of the tree in memory: leaves, and others.
+    pub resident_nodes: (usize, usize),
+    /// Bytes that the collector and `defrag` moved since the space was opened.
+    pub moved_bytes: u64,
+    /// What the data file did since the space was opened.
+    pub data: Counters,
+    /// What the tree file did.
+    pub tree: Counters,
+    /// What the log did.
+    pub log: Counters,
+}
+
+impl Space {
+    /// Opens the space in the folder that `options` name, or makes one.
+    ///
+    /// # Errors
+    /// `Locked` if another process has it, `UnsupportedFormat`, `Corrupted` if what is there is damaged,
+    /// `InvalidArgument` if there is nothing and `create` is false, `NoSpace`, `Io`.
+    pub fn open(options: &SpaceOptions) -> Result<Space> {
+        Space::open_on(SpaceFiles::open(options)?, options)
+    }
+
+    /// As [`Space::open`], on these devices.
+    ///
+    /// # Errors
+    /// As for [`Space::open`].
+    #[doc(hidden)]
+    pub fn open_on(files: SpaceFiles, options: &SpaceOptions) -> Result<Space> {
+        Ok(Space(Arc::new(Inner::open(files, options)?)))
+    }
+
+    /// Bytes of the space.
+    #[must_use]
+    pub fn size_bytes(&self) -> u64 {
+        self.0.shared.read().tree.size_bytes()
+    }
+
+    /// Fills `buf` from `offset`; returns how many bytes there were, fewer than `buf` has at the end of the
+    /// space. Holes read as zeros. What is read is of one moment.
+    ///
+    /// # Errors
+    /// `Corrupted` with file and place if bytes are not what was written, `Io`.
+    pub fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
+        self.0.read(offset, buf)
+    }
+
+    /// The extent that covers `offset`, whole, and its first bytes in `buf` (FlexSpace §5.4); `None` behind the
+    /// end. An extent begins where a write began, where something was inserted or removed, or where a write
+    /// was cut: at the end of a segment, or every [`SpaceOptions`]' longest extent (128 KiB).
+    ///
+    /// # Errors
+    /// As for [`Space::read`].
+    pub fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
+        self.0.read_extent(offset, buf)
+    }
+
+    /// Writes `data` at `offset`, over what is there; a space that ends before is made longer, with a hole
+    /// if `offset` is behind its end. Durable after [`Space::sync`].
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the space would reach 2^62 bytes, `NoSpace`, `ReadOnly` after a failure, `Io`,
+    /// `Corrupted` if the tree is damaged.
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.0.write(offset, data)
+    }
+
+    /// Inserts `data` at `offset`; what stood there and behind moves back.
+    ///
+    /// # Errors
+    /// As for [`Space::write`]; `InvalidArgument` also if `offset` is behind the end.
+    pub fn insert_range(&self, offset: u64, data: &[u8]) -> Result<()> {
+        self.0.insert_range(offset, data)
+    }
+
+    /// Inserts a hole of `length` bytes at `offset`; as [`Space::insert_range`].
+    ///
+    /// # Errors
+    /// As for [`Space::insert_range`].
+    pub fn insert_hole(&self, offset: u64, length: u64) -> Result<()> {
+        self.0.insert_hole(offset, length)
+    }
+
+    /// Removes `length` bytes at `offset`; what stood behind moves forward.
+    ///
+    /// # Errors
+    /// As for [`Space::write`]; `InvalidArgument` also if the range goes past the end.
+    pub fn collapse_range(&self, offset: u64, length: u64) -> Result<()> {
+        self.0.collapse_range(offset, length)
+    }
+
+    /// Writes `data` behind the end, and returns where it stands.
+    ///
+    /// # Errors
+    /// As for [`Space::write`].
+    pub fn append(&self, data: &[u8]) -> Result<u64> {
+        self.0.append(data)
+    }
+
+    /// Writes the bytes of a range anew, side by side, so that they can be read with few calls. How many bytes
+    /// were moved: a range of long extents stays as it is.
+    ///
+    /// # Errors
+    /// As for [`Space::read`] and [`Space::write`].
+    pub fn defrag(&self, offset: u64, length: u64) -> Result<u64> {
+        self.0.defrag(offset, length)
+    }
+
+    /// Makes everything durable that was done before. Writes the blocks that are new, and a group of the log.
+    ///
+    /// # Errors
+    /// `NoSpace`: nothing is lost, but nothing more is durable. `Io` and others: the space failed, and what was
+    /// done since the last `sync` may be durable or not.
+    pub fn sync(&self) -> Result<()> {
+        self.0.sync()
+    }
+
+    /// As [`Space::sync`], and stores the tree, so that the next open has no log to replay.
+    ///
+    /// # Errors
+    /// As for [`Space::sync`].
+    pub fn checkpoint(&self) -> Result<()> {
+        self.0.checkpoint()
+    }
+
+    /// Moves what is in the emptiest segments, to free about `segments` of them. This also happens by itself,
+    /// when it is needed. How many bytes were moved.
+    ///
+    /// # Errors
+    /// As for [`Space::read`] and [`Space::write`].
+    pub fn collect(&self, segments: u64) -> Result<u64> {
+        let mut writer = self.0.begin("collect segments")?;
+        self.0.collect(&mut writer, segments)
+    }
+
+    /// Gives free segments back to the file system.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Io`.
+    pub fn trim(&self) -> Result<()> {
+        let mut writer = self.0.begin("trim space")?;
+        let done = self.0.commit(&mut writer, false).and_then(|()| self.0.trim(&mut writer, 0));
+        self.0.fail_on(done)
+    }
+
+    /// Figures.
+    #[must_use]
+    pub fn stat(&self) -> SpaceStat {
+        let writer = self.0.writer.lock();
+        let shared = self.0.shared.read();
+        SpaceStat {
+            size_bytes: shared.tree.size_bytes(),
+            data_bytes: shared.valid_bytes,
+            extents: shared.tree.extent_count(),
+            file_size_bytes: self.0.files.data.geometry().size_bytes,
+            segments: shared.segments.len() as u64,
+            free_segments: writer.free.len() as u64,
+            segment_size_bytes: self.0.shape.segment_size_bytes,
+            generation: writer.log.generation,
+            log_bytes: writer.log.position,
+            resident_nodes: shared.tree.resident(),
+            moved_bytes: writer.moved_bytes,
+            data: self.0.files.data.counters(),
+            tree: self.0.files.tree.counters(),
+            log: self.0.files.log.counters(),
+        }
+    }
+
+    /// Reads and verifies everything. Writers wait meanwhile.
+    ///
+    /// # Errors
+    /// `Io`; damage is in the report.
+    pub fn check(&self) -> Result<SpaceCheck> {
+        self.0.check()
+    }
+
+    /// Why writes are refused, if they are.
+    #[must_use]
+    pub fn failure(&self) -> Option<Error> {
+        self.0.failed.lock().clone()
+    }
+
+    /// Stores the tree and closes the space; clones that are left can still be used.
+    ///
+    /// # Errors
+    /// As for [`Space::sync`].
+    pub fn close(self) -> Result<()> {
+        self.checkpoint()
+    }
+}
+
+impl Inner {
+    /// The writer, unless the space failed.
+    fn begin(&self, operation: &'static str) -> Result<MutexGuard<'_, Writer>> {
+        let writer = self.writer.lock();
+        match &*self.failed.lock() {
+            None => Ok(writer),
+            Some(cause) => Err(Error::new(ErrorKind::ReadOnly, operation).source(cause.clone())),
+        }
+    }
+
+    /// Fails the space if `result` says so. A lack of space is no failure: it comes before anything changed.
+    fn fail_on<T>(&self, result: Result<T>) -> Result<T> {
+        if let Err(error) = &result
+            && !matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidArgument)
+        {
+            self.failed.lock().get_or_insert_with(|| error.clone());
+        }
+        result
+    }
+
+    /// Makes room for `length` bytes at `offset` of a file, growing it in larger steps if possible.
+    fn reserve(
+        &self,
+        device: &dyn esker_media::BlockDevice,
+        site: Site,
+        end: u64,
+        step_min: u64,
+    ) -> Result<()> {
+        let size = device.geometry().size_bytes;
+        if end <= size {
+            return Ok(());
+        }
+        let block = u64::from(device.geometry().block_size_bytes);
+        let wanted = (end - size).max(size / 8).max(step_min).next_multiple_of(block);
+        let least = (end - size).next_multiple_of(block);
+        match device.reserve(site, size, wanted) {
+            Err(error) if error.kind() == ErrorKind::NoSpace && least < wanted => {
+                device.reserve(site, size, least)
+            }
+            done => done,
+        }
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Space").field("files", &self.files).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,79 @@
+//! Nodes of the tree: loaded when they are needed (FlexSpace §4.2).
+
+use super::{Inner, sites};
+use esker_base::{Error, Result};
+use esker_format::flex::{Branch, Node, StoredAt};
+use esker_index::flex_tree::{BranchContent, Missing, NodeContent, Stored};
+
+/// As the tree knows it.
+pub(super) fn stored(at: StoredAt) -> Stored {
+    Stored { slot: at.slot, checksum: at.checksum }
+}
+
+/// As media know it.
+pub(super) fn stored_at(stored: Stored) -> StoredAt {
+    StoredAt { slot: stored.slot, checksum: stored.checksum }
+}
+
+/// A node as media know it; `level` is one more than that of its children.
+pub(super) fn node_of(content: &NodeContent, level: u16) -> Node {
+    match content {
+        NodeContent::Leaf(extents) => Node::Leaf(extents.clone()),
+        NodeContent::Inner(branches) => {
+            let branch = |branch: &BranchContent| Branch {
+                pivot: branch.pivot,
+                shift: branch.shift,
+                child: stored_at(branch.child),
+            };
+            Node::Inner(level, branches.iter().map(branch).collect())
+        }
+    }
+}
+
+fn content_of(node: Node) -> NodeContent {
+    match node {
+        Node::Leaf(extents) => NodeContent::Leaf(extents),
+        Node::Inner(_, branches) => {
+            let branch = |branch: Branch| BranchContent {
+                pivot: branch.pivot,
+                shift: branch.shift,
+                child: stored(branch.child),
+            };
+            NodeContent::Inner(branches.into_iter().map(branch).collect())
+        }
+    }
+}
+
+impl Inner {
+    /// Loads every node that an operation on the range needs.
+    pub(super) fn load_range(&self, offset: u64, length: u64) -> Result<()> {
+        loop {
+            let missing = self.shared.read().tree.missing(offset, length);
+            let Some(missing) = missing else { return Ok(()) };
+            self.load(&missing)?;
+        }
+    }
+
+    /// Reads a node and gives it to the tree.
+    pub(super) fn load(&self, missing: &Missing) -> Result<()> {
+        const OPERATION: &str = "load node";
+        let size = u64::from(self.shape.node_size_bytes);
+        let offset = missing.stored.slot.saturating_mul(size);
+        let mut bytes = self.pool.get(self.shape.node_size_bytes as usize);
+        let device = &*self.files.tree;
+        device.read_at(sites::NODE_READ, offset, &mut bytes)?;
+        let sound = || sites::NODE_CHECKSUM.disabled();
+        let at = stored_at(missing.stored);
+        let node = Node::decode(&bytes, &self.id, at, u16::from(missing.level), sound);
+        let mut shared = self.shared.write();
+        if !shared.tree.is_missing(missing) {
+            // Somebody else loaded it, or it left the tree and its slot may have been used again.
+            return Ok(());
+        }
+        let damaged = |words: String| {
+            Error::corrupted(OPERATION, words).device(device.name()).at(offset, size)
+        };
+        let node = node.map_err(|flaw| damaged(flaw.to_string()))?;
+        shared.tree.install(missing, content_of(node)).map_err(|words| damaged(words.to_owned()))
+    }
+}

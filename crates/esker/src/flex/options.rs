@@ -1,0 +1,77 @@
+//! How a space is opened.
+
+use esker_base::units::{GIB, KIB, MIB};
+use esker_format::flex::SpaceShape;
+use std::path::PathBuf;
+
+/// Options of [`Space::open`](super::Space::open).
+#[derive(Clone, Debug)]
+pub struct SpaceOptions {
+    /// A folder, which is created if it is missing.
+    pub path: PathBuf,
+    /// Whether to make a space where there is none. Default true.
+    pub create: bool,
+    /// Whether to make a new space in place of what is there. Everything there is lost. Default false.
+    pub format: bool,
+    /// Most bytes of the data file; `None`: as much as the file system gives. Live bytes are limited to
+    /// 30/32 of it, less some segments that the collector needs (FlexSpace §4.1). Default `None`.
+    pub data_size_bytes_max: Option<u64>,
+    /// The data file grows only while live bytes take at least this share of the segments in use, in
+    /// percent; below it, space is collected. Default 80: `L` live bytes take about 1.25 `L` on disk.
+    pub fill_percent_min: u32,
+    /// Bytes of the log after which the tree is stored and the log begins anew. Default 32 MiB.
+    pub log_size_bytes_max: u64,
+    /// Memory for blocks of data that were read, in bytes; 0: none. Default 64 MiB.
+    pub cache_size_bytes: u64,
+    /// Memory for leaves of the tree, in bytes: more are dropped after a checkpoint, if nobody used them.
+    /// Default 1 GiB.
+    pub tree_size_bytes_max: u64,
+    /// What only tests set.
+    #[doc(hidden)]
+    pub testing: SpaceTesting,
+}
+
+/// Seams for tests.
+#[doc(hidden)]
+#[derive(Clone, Debug)]
+pub struct SpaceTesting {
+    /// Seed of identity and salts; from the operating system if `None`.
+    pub seed: Option<u64>,
+    /// Sizes of a new space.
+    pub shape: SpaceShape,
+    /// Records after which a group is written by itself.
+    pub records_max: usize,
+}
+
+/// The sizes of the paper: segments of 4 MiB, extents of up to 128 KiB, leaves of 60.
+const SHAPE: SpaceShape = SpaceShape {
+    segment_size_bytes: 4 * MIB,
+    block_size_bytes: 4096,
+    node_size_bytes: 1024,
+    leaf_capacity: 60,
+    children_max: 31,
+    extent_size_bytes_max: 128 << 10,
+    log_block_size_bytes: 512,
+};
+
+impl SpaceOptions {
+    /// Defaults for a space at `path`.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        SpaceOptions {
+            path: path.into(),
+            create: true,
+            format: false,
+            data_size_bytes_max: None,
+            fill_percent_min: 80,
+            log_size_bytes_max: 32 * MIB,
+            cache_size_bytes: 64 * MIB,
+            tree_size_bytes_max: GIB,
+            testing: SpaceTesting {
+                seed: None,
+                shape: SHAPE,
+                records_max: usize::try_from(64 * KIB).unwrap_or(0),
+            },
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Where new data goes: segments are taken, filled and written (FlexSpace §4.1).
+//!
+//! # Failure
+//! A lack of space is told before anything is placed. A crash leaves data that nothing points at, in segments
+//! that are free again.
+
+use super::state::{OpenSegment, place_of};
+use super::{Inner, Writer, sites};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex::{Record, SegmentState};
+use std::io::IoSlice;
+use std::sync::Arc;
+
+/// Most segments that the data file grows by at once, unless more are needed.
+const SEGMENTS_GROWN_MAX: u64 = 16;
+
+/// Data at its place: address and length.
+pub(super) type Piece = (u64, u64);
+
+/// A shared state that should be there is not: a defect of this module, told rather than panicked about.
+fn lost(what: &'static str) -> Error {
+    Error::corrupted("write space", what)
+}
+
+impl Inner {
+    /// Segments that only the collector may take.
+    pub(super) fn reserve_segments(total: u64) -> u64 {
+        (total / 64).clamp(2, 64)
+    }
+
+    /// Most segments that the data file may have.
+    fn segments_max(&self) -> u64 {
+        let most = (1 << 47) / self.shape.segment_payload();
+        let size = self.shape.segment_size_bytes;
+        self.options.data_size_bytes_max.map_or(most, |bytes| (bytes / size).min(most))
+    }
+
+    /// Makes sure that `length` bytes can be placed without touching the collector's segments.
+    pub(super) fn make_room(&self, writer: &mut Writer, length: u64) -> Result<()> {
+        let payload = self.shape.segment_payload();
+        let room = self.shared.read().open.room(&self.shape);
+        if length <= room {
+            return Ok(());
+        }
+        let needed = (length - room).div_ceil(payload);
+        let mut collected = false;
+        loop {
+            let (total, valid) = {
+                let shared = self.shared.read();
+                (shared.segments.len() as u64, shared.valid_bytes)
+            };
+            let reserve = Inner::reserve_segments(total);
+            let missing = (needed + reserve).saturating_sub(writer.free.len() as u64);
+            if missing == 0 {
+                return Ok(());
+            }
+            if !self.shared.read().dying.is_empty() {
+                self.commit(writer, false)?;
+                continue;
+            }
+            let most = self.segments_max();
+            // The cap of the paper: with less than 30/32 live, the emptiest segments always give room.
+            let usable = most.saturating_sub(Inner::reserve_segments(most) + 1);
+            let full = u128::from(valid + length) * 32 > u128::from(usable * payload) * 30;
+            if self.options.data_size_bytes_max.is_some() && full {
+                return Err(self.no_space("live bytes are at the cap of the space"));
+            }
+            let in_use = total.saturating_sub(writer.free.len() as u64);
+            let dense = u128::from(valid) * 100
+                >= u128::from(in_use * payload) * u128::from(self.options.fill_percent_min);
+            let can_grow = total < most;
+            if can_grow && (dense || collected || in_use < 4) {
+                self.grow(writer, missing, most)?;
+                collected = false;
+                continue;
+            }
+            let before = writer.free.len();
+            // A walk over the tree is made once for several segments.
+            let moved = self.collect(writer, missing.max(total / 32).max(4))?;
+            if writer.free.len() <= before && (moved == 0 || collected) && !can_grow {
+                return Err(self.no_space("there is nothing left to collect"));
+            }
+            collected = writer.free.len() <= before;
+        }
+    }
+
+    fn no_space(&self, words: &'static str) -> Error {
+        Error::new(ErrorKind::NoSpace, "write space").device(self.files.data.name()).context(words)
+    }
+
+    /// Adds segments to the data file.
+    fn grow(&self, writer: &mut Writer, missing: u64, most: u64) -> Result<()> {
+        let size = self.shape.segment_size_bytes;
+        let total = self.shared.read().segments.len() as u64;
+        let device = &*self.files.data;
+        let wanted = (total / 8).clamp(1, SEGMENTS_GROWN_MAX).max(missing).min(most - total);
+        let at = total * size;
+        let grown = match device.reserve(sites::RESERVE, at, wanted * size) {
+            Ok(()) => wanted,
+            Err(error) if error.kind() == ErrorKind::NoSpace && wanted > 1 => {
+                device.reserve(sites::RESERVE, at, size)?;
+                1
+            }
+            Err(error) => return Err(error),
+        };
+        let mut shared = self.shared.write();
+        for segment in total..total + grown {
+            shared.segments.push(SegmentState::default());
+            writer.free.insert(segment);
+            writer.allocated.insert(segment);
+        }
+        Ok(())
+    }
+
+    /// Puts `data` into the open segment and as many more as it takes. Nothing points at it yet.
+    pub(super) fn place(&self, writer: &mut Writer, mut data: &[u8]) -> Result<Vec<Piece>> {
+        let longest = self.shape.extent_size_bytes_max as usize;
+        let mut pieces = Vec::new();
+        while !data.is_empty() {
+            let room = self.shared.read().open.room(&self.shape);
+            if room == 0 {
+                self.roll(writer)?;
+                continue;
+            }
+            let count = data.len().min(longest).min(usize::try_from(room).unwrap_or(usize::MAX));
+            let (now, rest) = data.split_at(count);
+            let address = self.shared.write().open.append(&self.shape, now);
+            pieces.push((address.ok_or_else(|| lost("the open segment"))?, count as u64));
+            data = rest;
+        }
+        Ok(pieces)
+    }
+
+    /// Writes what is left of the open segment, and takes another one.
+    fn roll(&self, writer: &mut Writer) -> Result<()> {
+        self.write_blocks(writer)?;
+        let number = match writer.free.pop_first() {
+            Some(number) => number,
+            None => return Err(self.no_space("no segment is free")),
+        };
+        if !writer.allocated.remove(&number) {
+            let size = self.shape.segment_size_bytes;
+            if let Err(error) = self.files.data.reserve(sites::RESERVE, number * size, size) {
+                writer.free.insert(number);
+                return Err(error);
+            }
+        }
+        let salt = writer.rng.next_u64();
+        let mut shared = self.shared.write();
+        let record = Record::Take { segment: number, salt };
+        shared.apply(&self.shape, record).map_err(|_| lost("a free segment"))?;
+        writer.records.push(record);
+        let before = shared.open.number;
+        let buffer = Arc::clone(&shared.open.buffer);
+        shared.open =
+            OpenSegment { number: Some(number), salt, buffer, position: 0, written_blocks: 0 };
+        // It was open, so nobody noticed if nothing in it counts any more.
+        let index =
+            before.map_or(usize::MAX, |before| usize::try_from(before).unwrap_or(usize::MAX));
+        if let Some(number) = before
+            && shared.segments.get(index).is_some_and(|segment| segment.valid_bytes == 0)
+        {
+            shared.dying.push(number);
+        }
+        Ok(())
+    }
+
+    /// Writes the blocks of the open segment that are complete and not on the device.
+    pub(super) fn write_blocks(&self, writer: &mut Writer) -> Result<()> {
+        let (number, first, end, buffer) = {
+            let shared = self.shared.read();
+            let open = &shared.open;
+            let Some(number) = open.number else { return Ok(()) };
+            let (end, _) = place_of(&self.shape, open.position);
+            (number, open.written_blocks, end, Arc::clone(&open.buffer))
+        };
+        if first == end {
+            return Ok(());
+        }
+        let size = u64::from(self.shape.block_size_bytes);
+        let index = |block: u64| usize::try_from(block * size).unwrap_or(usize::MAX);
+        let bytes = buffer.get(index(first)..index(end)).ok_or_else(|| lost("blocks"))?;
+        let offset = number * self.shape.segment_size_bytes + first * size;
+        writer.data_dirty = true;
+        let done = self.files.data.write_at(sites::DATA_WRITE, offset, &[IoSlice::new(bytes)]);
+        drop(buffer);
+        done.map_err(|error| match error.kind() {
+            // The segment was allocated: whatever this is, part of the write may have happened.
+            ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
+            _ => error,
+        })?;
+        self.shared.write().open.written_blocks = end;
+        Ok(())
+    }
+}

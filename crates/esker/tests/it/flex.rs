@@ -1,0 +1,440 @@
+//! FlexSpace against a vector of bytes: small geometry, real files, damage, failing devices, readers beside
+//! a writer.
+
+use esker::flex::{Space, SpaceFiles, SpaceOptions};
+use esker::{ErrorKind, Result};
+use esker_base::rng::Rng;
+use esker_format::flex::SpaceShape;
+use esker_media::BlockDevice;
+use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Segments of 16 blocks, nodes of a few entries: everything happens within a few hundred operations.
+fn small(seed: u64) -> SpaceOptions {
+    let mut options = SpaceOptions::new("");
+    options.testing.seed = Some(seed);
+    options.testing.shape = SpaceShape {
+        segment_size_bytes: 8192,
+        block_size_bytes: 512,
+        node_size_bytes: 512,
+        leaf_capacity: 5,
+        children_max: 4,
+        extent_size_bytes_max: 508,
+        log_block_size_bytes: 512,
+    };
+    options.log_size_bytes_max = 16 << 10;
+    options.cache_size_bytes = 32 << 10;
+    options.tree_size_bytes_max = 4 << 10;
+    options
+}
+
+fn device(name: &str, initial: Initial, most: u64, faults: FaultPlan) -> Arc<SimBlock> {
+    let size = match &initial {
+        Initial::Recycled(image) => image.size_bytes(),
+        _ => 8192,
+    };
+    let mut options = SimBlockOptions::new(size, 1).initial(initial).faults(faults);
+    options.name = name.to_owned();
+    options.size_bytes_max = most;
+    options.record = false;
+    Arc::new(SimBlock::new(options))
+}
+
+struct Media([Arc<SimBlock>; 3]);
+
+impl Media {
+    fn new(data_max: u64) -> Self {
+        let new = |name, most| device(name, Initial::Random, most, FaultPlan::none());
+        Media([new("data", data_max), new("tree", 1 << 20), new("log", 1 << 20)])
+    }
+
+    fn of(images: &[Image]) -> Self {
+        let new = |name, index: usize| {
+            device(name, Initial::Recycled(images[index].clone()), 4 << 20, FaultPlan::none())
+        };
+        Media([new("data", 0), new("tree", 1), new("log", 2)])
+    }
+
+    fn images(&self) -> Vec<Image> {
+        self.0.iter().map(|device| device.image()).collect()
+    }
+
+    fn files(&self) -> SpaceFiles {
+        let [data, tree, log] = &self.0;
+        let dynamic = |device: &Arc<SimBlock>| Arc::clone(device) as Arc<dyn BlockDevice>;
+        SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) }
+    }
+}
+
+fn content(space: &Space) -> Result<Vec<u8>> {
+    let mut bytes = vec![1; usize::try_from(space.size_bytes()).unwrap()];
+    let count = space.read(0, &mut bytes)?;
+    assert_eq!(count, bytes.len());
+    Ok(bytes)
+}
+
+fn bytes_of(rng: &mut Rng, most: u64) -> Vec<u8> {
+    let mut bytes = vec![0; rng.index(usize::try_from(most).unwrap())];
+    rng.fill(&mut bytes);
+    bytes
+}
+
+/// One random operation on both.
+fn step(space: &Space, model: &mut Vec<u8>, rng: &mut Rng) -> Result<()> {
+    let size = model.len() as u64;
+    let offset = rng.below(size + 1);
+    let at = usize::try_from(offset).unwrap();
+    let most = if rng.chance(1, 20) { 6000 } else { 300 };
+    match rng.below(12) {
+        0..4 => {
+            let data = bytes_of(rng, most);
+            space.insert_range(offset, &data)?;
+            model.splice(at..at, data);
+        }
+        4 | 5 => {
+            let data = bytes_of(rng, most);
+            let gap = if rng.chance(1, 10) { rng.index(700) } else { 0 };
+            let start = at + gap;
+            space.write(start as u64, &data)?;
+            if !data.is_empty() {
+                model.resize(model.len().max(start + data.len()), 0);
+                model[start..start + data.len()].copy_from_slice(&data);
+            }
+        }
+        6..9 => {
+            let length = rng.below(if size > 12_000 { 6000 } else { 400 }).min(size - offset);
+            space.collapse_range(offset, length)?;
+            model.drain(at..at + usize::try_from(length).unwrap());
+        }
+        9 => {
+            let data = bytes_of(rng, most);
+            assert_eq!(space.append(&data)?, size);
+            model.extend(data);
+        }
+        10 => {
+            let mut bytes = vec![7; rng.index(2000)];
+            let count = space.read(offset, &mut bytes)?;
+            assert_eq!(bytes[..count], model[at..(at + bytes.len()).min(model.len())]);
+        }
+        _ => match rng.below(5) {
+            0 => drop(space.defrag(offset, rng.below(3000))?),
+            1 => drop(space.collect(1 + rng.below(3))?),
+            2 => space.checkpoint()?,
+            3 => {
+                let length = rng.below(100);
+                space.insert_hole(offset, length)?;
+                model.splice(at..at, vec![0; usize::try_from(length).unwrap()]);
+            }
+            _ => space.sync()?,
+        },
+    }
+    Ok(())
+}
+
+fn assert_sound(space: &Space) {
+    let report = space.check().unwrap();
+    assert!(report.problems.is_empty(), "{:?}", report.problems);
+}
+
+#[test]
+fn a_space_agrees_with_a_vector_of_bytes_over_reopens() {
+    for seed in 0..30 {
+        let media = Media::new(1 << 20);
+        let mut rng = Rng::from_seed(seed);
+        let mut model = Vec::new();
+        let mut options = small(seed);
+        options.format = true;
+        let mut space = Space::open_on(media.files(), &options).unwrap();
+        options.format = false;
+        for round in 0..10 {
+            for _ in 0..80 {
+                step(&space, &mut model, &mut rng).unwrap();
+            }
+            assert!(content(&space).unwrap() == model, "seed {seed}, round {round}");
+            assert_sound(&space);
+            if round % 2 == 0 {
+                space.sync().unwrap();
+            } else {
+                space.clone().close().unwrap();
+            }
+            options.testing.seed = Some(rng.next_u64());
+            space = Space::open_on(media.files(), &options).unwrap();
+            assert!(content(&space).unwrap() == model, "seed {seed}, reopened after {round}");
+        }
+        let stat = space.stat();
+        assert!(stat.generation > 5, "{stat:?}");
+    }
+}
+
+#[test]
+fn a_capped_space_collects_says_when_it_is_full_and_goes_on() {
+    let cap = 24 * 8192;
+    let media = Media::new(cap);
+    let mut options = small(3);
+    options.format = true;
+    options.data_size_bytes_max = Some(cap);
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut rng = Rng::from_seed(4);
+    let mut model: Vec<u8> = Vec::new();
+    let mut refused = 0;
+    for _ in 0..3000 {
+        let data = bytes_of(&mut rng, 700);
+        let at = rng.index(model.len() + 1);
+        match space.insert_range(at as u64, &data) {
+            Ok(()) => drop(model.splice(at..at, data)),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                refused += 1;
+                let length = rng.index(2000).min(model.len() - at);
+                space.collapse_range(at as u64, length as u64).unwrap();
+                model.drain(at..at + length);
+            }
+        }
+    }
+    assert!(refused > 10, "it was full {refused} times");
+    assert!(content(&space).unwrap() == model);
+    assert_sound(&space);
+    let stat = space.stat();
+    assert!(stat.moved_bytes > 0 && stat.file_size_bytes <= cap, "{stat:?}");
+    let share = stat.data_bytes * 100 / cap;
+    assert!(share >= 60, "only {share} % of the file are live when it is full");
+}
+
+#[test]
+fn live_bytes_decide_the_size_of_the_data_file() {
+    let media = Media::new(64 << 20);
+    let mut options = small(5);
+    options.format = true;
+    options.log_size_bytes_max = 1 << 20;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut rng = Rng::from_seed(6);
+    let live = 400_000;
+    space.append(&vec![1; live]).unwrap();
+    // Ten times as much is written over.
+    for _ in 0..10_000 {
+        let at = rng.below(live as u64 - 400);
+        space.write(at, &[9; 400]).unwrap();
+    }
+    let stat = space.stat();
+    // Blocks lose nothing here but their checksums; the rest is what the collector lets stand.
+    assert!(stat.file_size_bytes < 140 * live as u64 / 100, "{stat:?}");
+    assert_sound(&space);
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_found_or_harmless() {
+    let media = Media::new(1 << 20);
+    let mut options = small(7);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut rng = Rng::from_seed(8);
+    let mut model = Vec::new();
+    for _ in 0..150 {
+        step(&space, &mut model, &mut rng).unwrap();
+    }
+    space.checkpoint().unwrap();
+    for round in 0..3 {
+        for _ in 0..6 {
+            step(&space, &mut model, &mut rng).unwrap();
+        }
+        space.sync().unwrap();
+        assert!(round < 3);
+    }
+    drop(space);
+    let images = media.images();
+    options.format = false;
+    let (mut found, mut harmless) = (0, 0);
+    for index in 0..3 {
+        let size = images[index].size_bytes();
+        for place in 0..600 {
+            let mut damaged = images.clone();
+            // Headers and the log's start more often than chance would.
+            let at = if place < 100 && index > 0 { place * 8 } else { rng.below(size) };
+            damaged[index].flip(at, u32::try_from(at % 8).unwrap());
+            let media = Media::of(&damaged);
+            let outcome = Space::open_on(media.files(), &options).and_then(|space| content(&space));
+            match outcome {
+                Ok(bytes) if bytes == model => harmless += 1,
+                // The last group of the log: nothing behind it proves that it was whole.
+                Ok(_) => assert!(index == 2, "wrong bytes from file {index} with a flip at {at}"),
+                Err(error) => {
+                    let kinds = [ErrorKind::Corrupted, ErrorKind::UnsupportedFormat];
+                    assert!(kinds.contains(&error.kind()), "{error}");
+                    found += 1;
+                }
+            }
+        }
+    }
+    assert!(found > 100 && harmless > 100, "{found} found, {harmless} harmless");
+}
+
+#[test]
+fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
+    for (index, kind) in [
+        (0, FaultKind::WriteError),
+        (0, FaultKind::FlushError),
+        (1, FaultKind::WriteError),
+        (1, FaultKind::FlushError),
+        (2, FaultKind::WriteError),
+        (2, FaultKind::FlushError),
+    ] {
+        let media = Media::new(1 << 20);
+        let mut options = small(9);
+        options.format = true;
+        let space = Space::open_on(media.files(), &options).unwrap();
+        space.append(&[5; 3000]).unwrap();
+        space.sync().unwrap();
+        media.0[index].set_faults(FaultPlan::none().with(kind, Trigger::Nth(1)));
+        space.append(&[6; 100]).unwrap();
+        let failed = if index == 1 { space.checkpoint() } else { space.sync() };
+        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io, "{index} {kind:?}");
+        for refused in [space.sync(), space.write(0, &[1]), space.collapse_range(0, 1)] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::ReadOnly);
+        }
+        assert!(space.failure().is_some());
+        assert_eq!(content(&space).unwrap(), [vec![5; 3000], vec![6; 100]].concat());
+        let media = Media::of(&media.images());
+        options.format = false;
+        let bytes = content(&Space::open_on(media.files(), &options).unwrap()).unwrap();
+        assert!(bytes.starts_with(&[5; 3000]) && [3000, 3100].contains(&bytes.len()));
+    }
+}
+
+#[test]
+fn a_full_file_system_refuses_a_write_and_nothing_else() {
+    let media = Media::new(6 * 8192);
+    let mut options = small(10);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut stored = 0;
+    let error = loop {
+        match space.append(&[3; 500]) {
+            Ok(_) => stored += 500,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert_eq!(content(&space).unwrap(), vec![3; stored]);
+    space.collapse_range(0, stored as u64 / 2).unwrap();
+    space.sync().unwrap();
+    space.append(&[4; 500]).unwrap();
+    assert_sound(&space);
+}
+
+#[test]
+fn readers_see_whole_operations_beside_a_writer() {
+    let media = Media::new(8 << 20);
+    let mut options = small(11);
+    options.format = true;
+    options.data_size_bytes_max = Some(400 << 10);
+    let space = Space::open_on(media.files(), &options).unwrap();
+    // Records of 64 bytes, all of one letter; whole ones are inserted, overwritten, moved and removed.
+    space.append(&[1; 6400]).unwrap();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for reader in 0..2 {
+            let (space, over) = (&space, &over);
+            scope.spawn(move || {
+                let mut rng = Rng::from_seed(reader);
+                let mut seen = 0_u64;
+                while !over.load(Ordering::Relaxed) || seen < 200 {
+                    let mut bytes = [0; 256];
+                    let record = rng.below(90);
+                    let count = space.read(record * 64, &mut bytes).unwrap();
+                    for whole in bytes[..count].chunks_exact(64) {
+                        assert!(whole.iter().all(|byte| *byte == whole[0] && *byte != 0));
+                    }
+                    seen += 1;
+                }
+            });
+        }
+        let mut rng = Rng::from_seed(12);
+        for step in 0..20_000_u64 {
+            let letter = u8::try_from(1 + step % 250).unwrap();
+            let place = rng.below(90) * 64;
+            match rng.below(8) {
+                0..3 => space.insert_range(place, &[letter; 64]).unwrap(),
+                3 | 4 => space.write(place, &[letter; 64]).unwrap(),
+                5 => space.defrag(place, 512).map(drop).unwrap(),
+                6 if step % 5 == 0 => space.sync().unwrap(),
+                _ => {}
+            }
+            if space.size_bytes() > 100 * 64 {
+                space.collapse_range(place, 64).unwrap();
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_sound(&space);
+}
+
+#[test]
+fn a_small_sync_writes_little_and_a_large_operation_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = SpaceOptions::new(folder.path());
+    let space = Space::open(&options).unwrap();
+    let mut model = vec![0; 5_000_000];
+    Rng::from_seed(13).fill(&mut model);
+    space.append(&model).unwrap();
+    space.checkpoint().unwrap();
+    let written = |space: &Space| {
+        let stat = space.stat();
+        stat.data.write_bytes + stat.tree.write_bytes + stat.log.write_bytes
+    };
+    let before = written(&space);
+    for n in 0..100_u64 {
+        space.insert_range(n * 1000, &[8; 128]).unwrap();
+        space.sync().unwrap();
+        let at = usize::try_from(n * 1000).unwrap();
+        model.splice(at..at, [8; 128]);
+    }
+    let each = (written(&space) - before) / 100;
+    assert!(each <= 16 << 10, "{each} bytes for a sync of 128");
+    let refused = Space::open(&options).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Locked);
+    drop(space);
+    let space = Space::open(&options).unwrap();
+    assert!(content(&space).unwrap() == model);
+    space.collapse_range(1000, 3_000_000).unwrap();
+    model.drain(1000..3_001_000);
+    space.close().unwrap();
+    let space = Space::open(&options).unwrap();
+    assert!(content(&space).unwrap() == model);
+    let extent = space.read_extent(model.len() as u64 - 1, &mut [0; 10]).unwrap().unwrap();
+    assert_eq!((extent.offset + extent.length, extent.read), (model.len() as u64, 10));
+    assert_eq!(space.read_extent(model.len() as u64, &mut []).unwrap(), None);
+    assert_sound(&space);
+}
+
+#[test]
+fn what_is_not_allowed_is_refused_and_changes_nothing() {
+    let media = Media::new(1 << 20);
+    let mut options = small(14);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[1; 10]).unwrap();
+    let refused = [
+        space.insert_range(11, &[1]),
+        space.collapse_range(5, 6),
+        space.collapse_range(u64::MAX, 2),
+        space.insert_hole(0, 1 << 62),
+        space.write(u64::MAX, &[1]),
+        space.write((1 << 62) - 1, &[1]),
+    ];
+    for result in refused {
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    space.write(5, &[]).unwrap();
+    space.collapse_range(10, 0).unwrap();
+    assert_eq!(content(&space).unwrap(), [1; 10]);
+    space.insert_hole(5, 1 << 40).unwrap();
+    assert_eq!(space.size_bytes(), (1 << 40) + 10);
+    space.collapse_range(5, 1 << 40).unwrap();
+    assert_eq!(content(&space).unwrap(), [1; 10]);
+    options.format = false;
+    options.create = false;
+    let empty = Media::new(1 << 20);
+    let none = Space::open_on(empty.files(), &options).unwrap_err();
+    assert_eq!(none.kind(), ErrorKind::InvalidArgument);
+}
