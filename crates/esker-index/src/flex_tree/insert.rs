@@ -4,7 +4,7 @@ use super::node::{Branch, Entry, HOLE, Inner, Leaf, NodeId};
 use super::{Extent, FlexTree, Missing, signed};
 
 impl FlexTree {
-    /// Inserts `length` bytes at `offset`, mapped to `address` (or [`HOLE`](super::HOLE)); what stood
+    /// Inserts `length` bytes at `offset`, mapped to `address` (or [`HOLE`]); what stood
     /// there and behind moves back by `length`. An extent in the middle is split; one that the new
     /// bytes continue grows.
     ///
