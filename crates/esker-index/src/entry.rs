@@ -146,15 +146,23 @@ impl Known {
     }
 }
 
-/// What a lookup found: links that may belong to the key, rarely more than one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Candidates {
-    first: Option<Link>,
-    rest: Vec<Link>,
+/// What a lookup found: links (or words) that may belong to the key, rarely more than one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidates<T = Link> {
+    first: Option<T>,
+    rest: Vec<T>,
 }
 
-impl Candidates {
-    pub(crate) fn push(&mut self, link: Link) {
+impl<T> Default for Candidates<T> {
+    #[inline]
+    fn default() -> Self {
+        Candidates { first: None, rest: Vec::new() }
+    }
+}
+
+impl<T: Copy + PartialEq> Candidates<T> {
+    #[inline]
+    pub(crate) fn push(&mut self, link: T) {
         match self.first {
             None => self.first = Some(link),
             // An entry that moved during the lookup may be seen twice.
@@ -164,7 +172,7 @@ impl Candidates {
     }
 
     /// The links.
-    pub fn iter(&self) -> impl Iterator<Item = Link> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.first.into_iter().chain(self.rest.iter().copied())
     }
 

@@ -3,20 +3,30 @@
 //! An index maps the hash of a key to candidates; the full key in the record decides. [`Directory`]
 //! is the index of `depot`: hopscotch tables that grow one by one (uDepot §4.2, §4.3).
 //!
-//! Unsafe code stands in three leaves: `reclaim` (memory that lookups may still read), `pages` (memory
-//! in huge pages) and `prefetch`.
+//! [`Cceh`] is the hash index of `flat`, for many threads or (a [`cceh::Partition`]) for one owner
+//! (FlatStore §4.1).
+//!
+//! Unsafe code stands in four leaves: `reclaim` (memory that lookups may still read), `pages` (memory
+//! in huge pages), `cceh::arena` (segments in such memory) and `prefetch`.
 
+pub mod cceh;
+mod counter;
 pub mod directory;
 mod entry;
 pub mod link;
 mod locks;
+pub mod masstree;
 mod overflow;
 mod pages;
 mod pool;
 mod prefetch;
 mod reclaim;
 mod table;
+pub mod word;
 
+pub use cceh::Cceh;
 pub use directory::Directory;
 pub use entry::Candidates;
 pub use link::{Link, SizeHint};
+pub use masstree::Masstree;
+pub use word::Word;

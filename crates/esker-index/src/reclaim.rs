@@ -30,6 +30,14 @@ pub(crate) fn pin() -> Pin {
     Pin(crossbeam_epoch::pin())
 }
 
+impl Pin {
+    /// Runs `work` when everyone who is pinned now is done, on any thread.
+    #[cfg(not(shuttle))]
+    pub(crate) fn defer(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.defer(work);
+    }
+}
+
 /// A place that always holds an `Arc`.
 #[derive(Debug)]
 pub(crate) struct Cell<T: Send + Sync + 'static>(AtomicPtr<T>);
@@ -46,6 +54,12 @@ impl<T: Send + Sync + 'static> Cell<T> {
         // SAFETY: by 1 it points to a live T; by 2 and 3 that lives as long as the pin and the
         // borrow of the cell.
         unsafe { &*pointer }
+    }
+
+    /// Whether this is the content now.
+    #[inline]
+    pub(crate) fn is(&self, content: &T) -> bool {
+        std::ptr::eq(self.0.load(Ordering::Acquire), content)
     }
 
     /// The content, with a count of its own.
