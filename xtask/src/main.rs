@@ -106,6 +106,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The indexes of `flat` beside concurrent maps of the same content.
+    FlatIndex {
+        /// Number of entries, and which part.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -254,6 +260,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
+        Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),

@@ -45,11 +45,10 @@ pub use partition::Partition;
 use crate::counter::Counter;
 use crate::entry::Candidates;
 use crate::locks::Mutex;
-use crate::prefetch;
 use crate::reclaim::{Cell, pin};
 use crate::word::Word;
 use arena::{Arena, Located, Place};
-use segment::{ROOM, likely_offset};
+use segment::ROOM;
 use stash::Stash;
 use std::sync::Arc;
 
@@ -124,7 +123,7 @@ impl Root {
     #[inline]
     fn prefetch(&self, hash: u64) {
         if let Some(located) = self.located(hash) {
-            prefetch::lines(located.address() + likely_offset(hash), 0);
+            located.prefetch(hash);
         }
     }
 
@@ -200,6 +199,7 @@ impl Cceh {
     #[inline]
     fn lookup_from(&self, root: &Root, hash: u64) -> Candidates<Word> {
         let Some(located) = root.located(hash) else { return Candidates::default() };
+        located.prefetch(hash);
         let found = located.segment(&self.base.arena).lookup(hash, &self.base.stash);
         // C3.
         if self.is_current(root, hash, located) { found } else { self.lookup(hash) }
@@ -252,6 +252,7 @@ impl Cceh {
     #[inline]
     fn try_insert(&self, root: &Root, hash: u64, word: Word) -> bool {
         let Some(located) = root.located(hash) else { return true };
+        located.prefetch(hash);
         let segment = located.segment(&self.base.arena);
         let Some(home) = segment.home(hash) else { return true };
         {

@@ -6,8 +6,10 @@
 //! [`Cceh`] is the hash index of `flat`, for many threads or (a [`cceh::Partition`]) for one owner
 //! (FlatStore §4.1).
 //!
-//! Unsafe code stands in four leaves: `reclaim` (memory that lookups may still read), `pages` (memory
-//! in huge pages), `cceh::arena` (segments in such memory) and `prefetch`.
+//! [`Masstree`] is the ordered one (FlatStore §4.2).
+//!
+//! Unsafe code stands in five leaves: `reclaim` (memory that lookups may still read), `pages` (memory
+//! in huge pages), `cceh::arena` and `masstree::memory` (segments and nodes in such memory), `prefetch`.
 
 pub mod cceh;
 mod counter;

@@ -396,9 +396,7 @@ impl Masstree {
 fn layer_of<'g>(tail: &Tail, guard: &'g Guard) -> &'g Node {
     let (slice, length) = slice_of(tail.bytes());
     let pointer = match (length, Word::new(tail.word())) {
-        (LONG, _) | (_, None) => {
-            Pointer::tail(guard.new_tail(behind(tail.bytes()), tail.word()))
-        }
+        (LONG, _) | (_, None) => Pointer::tail(guard.new_tail(behind(tail.bytes()), tail.word())),
         (_, Some(word)) => Pointer::word(word),
     };
     let layer = guard.new_node();

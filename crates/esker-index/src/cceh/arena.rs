@@ -12,10 +12,11 @@
 
 #![expect(unsafe_code, reason = "segments in memory mapped by hand")]
 
-use super::segment::Segment;
+use super::segment::{Segment, likely_offset};
 use crate::locks::Mutex;
 #[cfg(not(shuttle))]
 use crate::pages::{Words, zeroed};
+use crate::prefetch;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::atomic::AtomicUsize;
 
@@ -48,8 +49,15 @@ impl Located {
     }
 
     #[inline]
-    pub(super) fn address(self) -> usize {
+    fn address(self) -> usize {
         usize::try_from(self.0 & !DEPTH).unwrap_or(0)
+    }
+
+    /// Starts to fetch the home of a hash, and the bucket after it: where one of four entries is
+    /// not at home, the second line comes with the first.
+    #[inline]
+    pub(super) fn prefetch(self, hash: u64) {
+        prefetch::lines(self.address() + likely_offset(hash), 64);
     }
 
     #[inline]
@@ -114,20 +122,24 @@ impl Arena {
     pub(super) fn expect(&self, segments: usize) {
         #[cfg(not(shuttle))]
         if segments > 1 {
-            self.chunk(&mut self.chunks.lock(), segments);
+            self.chunk(&mut self.chunks.lock(), segments * size_of::<Segment>() + LINE);
         }
         #[cfg(shuttle)]
         let _ = segments;
     }
 
+    /// A chunk of as many segments as fit some bytes, but at least one; of whole huge pages if it is large.
     #[cfg(not(shuttle))]
-    fn chunk(&self, chunks: &mut Chunks, segments: usize) {
-        let bytes = segments * size_of::<Segment>();
+    fn chunk(&self, chunks: &mut Chunks, bytes: usize) {
         // A chunk of small memory is aligned to words only.
-        let words = zeroed((bytes + LINE) / size_of::<u64>());
+        let bytes = bytes.max(size_of::<Segment>() + LINE);
+        let pages = bytes.next_multiple_of(HUGE_PAGE);
+        let bytes = if bytes >= HUGE_PAGE { pages } else { bytes };
+        let words = zeroed(bytes / size_of::<u64>());
         let start = words.as_ptr().expose_provenance().next_multiple_of(LINE);
-        (chunks.next, chunks.end) = (start, start + bytes);
-        self.bytes.fetch_add(bytes + LINE, Ordering::Relaxed);
+        let count = (bytes - LINE) / size_of::<Segment>();
+        (chunks.next, chunks.end) = (start, start + count * size_of::<Segment>());
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
         chunks.held.push(words);
     }
 
@@ -137,12 +149,9 @@ impl Arena {
         let mut chunks = self.chunks.lock();
         if chunks.next == chunks.end {
             let held = self.segments() * size_of::<Segment>();
-            // As much again up to a MiB; then an eighth, in whole huge pages.
-            let bytes = match held {
-                0..LARGE => held.min(LARGE / 8),
-                LARGE.. => (held / 8).min(CHUNK_MAX).next_multiple_of(HUGE_PAGE) - LINE,
-            };
-            self.chunk(&mut chunks, (bytes / size_of::<Segment>()).max(1));
+            // As much again up to a MiB; then an eighth.
+            let bytes = if held < LARGE { held.min(LARGE / 8) } else { (held / 8).min(CHUNK_MAX) };
+            self.chunk(&mut chunks, bytes);
         }
         let address = chunks.next;
         chunks.next += size_of::<Segment>();

@@ -43,7 +43,7 @@ const UPPER: u64 = (1 << UPPER_BITS) - 1;
 const ONES: u64 = 0x0101_0101;
 const SEVENS: u64 = 0x7F7F_7F7F;
 const _: () = assert!(WINDOW == (REACH >> REACH_SHIFT) as usize + 1);
-const _: () = assert!(crate::Word::END == WORD + 1 && size_of::<u64>() * 8 == 64);
+const _: () = assert!(crate::Word::END == WORD + 1);
 
 /// A header that was read.
 #[derive(Clone, Copy, Debug)]
@@ -65,8 +65,8 @@ impl Header {
     /// Slots whose fingerprint agrees with the hash: bit 7 of each one's byte.
     #[inline]
     fn matches(self, hash: u64) -> u64 {
-        let differing = self.0 >> PRINTS_SHIFT ^ (hash >> 8 & 0xFF) * ONES;
-        !((differing & SEVENS) + SEVENS | differing | SEVENS) & 0xFFFF_FFFF
+        let differing = (self.0 >> PRINTS_SHIFT) ^ ((hash >> 8 & 0xFF) * ONES);
+        !(((differing & SEVENS) + SEVENS) | differing | SEVENS) & 0xFFFF_FFFF
     }
 }
 

@@ -58,6 +58,7 @@ impl Partition {
     #[must_use]
     pub fn lookup(&self, hash: u64) -> Candidates<Word> {
         let Some(located) = self.root.located(hash) else { return Candidates::default() };
+        located.prefetch(hash);
         located.segment(&self.base.arena).lookup(hash, &self.base.stash)
     }
 

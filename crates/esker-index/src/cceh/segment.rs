@@ -114,14 +114,7 @@ impl Segment {
     /// Puts `new` in the place of `old`, or with 0 takes it out; false if it is not there. The caller
     /// holds the home's lock.
     #[inline]
-    pub(super) fn change(
-        &self,
-        hash: u64,
-        old: u64,
-        new: u64,
-        stash: &Stash,
-        alone: bool,
-    ) -> bool {
+    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash, alone: bool) -> bool {
         let Some(home) = self.home(hash) else { return false };
         let header = home.header();
         let change = |bucket: &Bucket, distance| {
@@ -236,10 +229,10 @@ impl Segment {
     /// locks.
     pub(super) fn collect(&self, hash: u64, depth: u32) -> Vec<(u64, u64)> {
         let buckets = self.buckets.iter().enumerate();
-        let own = buckets.flat_map(|(number, bucket)| {
-            bucket.own(hash, depth).map(move |entry| (number, entry))
-        });
-        own.map(|(number, entry)| (whole(entry.rest, number - entry.distance), entry.word)).collect()
+        let own = buckets
+            .flat_map(|(number, bucket)| bucket.own(hash, depth).map(move |entry| (number, entry)));
+        own.map(|(number, entry)| (whole(entry.rest, number - entry.distance), entry.word))
+            .collect()
     }
 }
 

@@ -131,7 +131,7 @@ fn agrees_with_a_model<I: Index>(hashes: &[u64], steps: u64, seed: u64) -> I {
     index
 }
 
-fn random(count: usize, seed: u64, shape: impl Fn(u64) -> u64) -> Vec<u64> {
+fn random(count: u64, seed: u64, shape: impl Fn(u64) -> u64) -> Vec<u64> {
     let mut rng = Rng::from_seed(seed);
     (0..count).map(|_| shape(rng.next_u64())).collect()
 }
@@ -185,13 +185,14 @@ fn every_bit_of_a_hash_tells_entries_apart() {
 
 #[test]
 fn collisions_take_memory_in_proportion() {
-    let shapes: [(fn(u64) -> u64, usize); 3] =
+    type Shape = fn(u64) -> u64;
+    let shapes: [(Shape, u64); 3] =
         [(|hash| hash << 8 | 5, 50_000), (|hash| hash >> 24, 50_000), (|_| 42, 2000)];
     for (shape, count) in shapes {
         let index = Cceh::default();
         let hashes = random(count, 4, shape);
         hashes.iter().zip(0..).for_each(|(hash, n)| index.insert(*hash, word(n)));
-        assert!(index.stash_len() as usize > count / 4, "these collide");
+        assert!(index.stash_len() > count / 4, "these collide");
         let bytes = index.memory_bytes() as u64 - 64 * index.stash_len();
         assert!(bytes < 3 << 20, "{bytes} bytes");
         for (hash, n) in hashes.iter().zip(0..) {
@@ -227,7 +228,7 @@ fn an_expected_size_makes_room_at_once() {
         let before = index.capacity();
         assert!(before >= entries && before < 4 * entries + 2000, "{before} slots for {entries}");
         let all: Vec<(u64, Word)> =
-            random(entries as usize, 10, |hash| hash).into_iter().zip((0..).map(word)).collect();
+            random(entries, 10, |hash| hash).into_iter().zip((0..).map(word)).collect();
         std::thread::scope(|scope| {
             for half in all.chunks(all.len().div_ceil(2)) {
                 scope.spawn(|| index.insert_many(half));
@@ -270,8 +271,7 @@ fn lookups_and_walks_beside_splits_miss_nothing_that_stays() {
                 for (hash, n) in residents.iter().zip(0..) {
                     assert_eq!(found(&index, *hash), [word(n)]);
                 }
-                let walked: Vec<Word> =
-                    walked(&index).into_iter().map(|(_, word)| word).collect();
+                let walked: Vec<Word> = walked(&index).into_iter().map(|(_, word)| word).collect();
                 let met: Vec<Word> =
                     walked.iter().copied().filter(|met| *met < word(1_000_000)).collect();
                 assert_eq!(met.len(), residents.len(), "each is met once");

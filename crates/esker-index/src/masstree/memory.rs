@@ -18,7 +18,9 @@
 #![expect(unsafe_code, reason = "nodes and tails in memory mapped by hand")]
 
 use super::node::Node;
-use crate::counter::{STRIPES, stripe};
+use crate::counter::STRIPES;
+#[cfg(not(shuttle))]
+use crate::counter::stripe;
 use crate::locks::Mutex;
 #[cfg(not(shuttle))]
 use crate::pages::{Words, zeroed};
@@ -182,7 +184,8 @@ impl Slab {
         if stripe.end - stripe.next < bytes {
             let held = self.bytes.load(Ordering::Relaxed);
             let chunk = (held / 8).clamp(8 << 10, CHUNK_MAX);
-            let chunk = if chunk >> 20 > 0 { chunk.next_multiple_of(2 << 20) - unit } else { chunk };
+            let chunk =
+                if chunk >> 20 > 0 { chunk.next_multiple_of(2 << 20) - unit } else { chunk };
             let chunk = chunk.max(bytes) / unit * unit;
             let words = zeroed((chunk + unit) / size_of::<u64>());
             stripe.next = words.as_ptr().expose_provenance().next_multiple_of(unit);

@@ -84,7 +84,7 @@ impl Order {
         let between = all & low_nibbles(self.count()) & !low_nibbles(place);
         let above = all & !low_nibbles(self.count() + 1);
         let all = below | slot << (4 * place) | between << 4 | above;
-        Order(all << 4 | (self.0 & 15) + 1)
+        Order((all << 4) | ((self.0 & 15) + 1))
     }
 
     /// Without the key at this place, whose slot becomes the first free one.
@@ -95,7 +95,7 @@ impl Order {
         let between = all & low_nibbles(self.count()) & !low_nibbles(place + 1);
         let above = all & !low_nibbles(self.count());
         let all = below | between >> 4 | slot << (4 * (self.count() - 1)) | above;
-        Order(all << 4 | (self.0 & 15) - 1)
+        Order((all << 4) | ((self.0 & 15) - 1))
     }
 
     /// Whether all slots were filled in the order of their keys.
@@ -264,13 +264,10 @@ impl Node {
     /// The node to the right, if the slice belongs there or further right.
     #[inline]
     pub(super) fn right_for<'g>(&self, slice: u64, guard: &'g Guard) -> Option<&'g Node> {
-        // `next` is there before `high` says so.
-        if slice < self.head.high.load(Ordering::Acquire) {
-            return None;
-        }
-        let next = self.next(guard)?;
-        // Without a right neighbour `high` is 0 and means nothing; it may have come just now.
-        (self.head.high.load(Ordering::Acquire) <= slice && self.high() > 0).then_some(next)
+        // One load decides. Without a right neighbour `high` is 0 and means nothing; with one, it
+        // is there before `high` says so.
+        let high = self.head.high.load(Ordering::Acquire);
+        if high == 0 || slice < high { None } else { self.next(guard) }
     }
 
     /// Sets the right neighbour, and where it begins.
@@ -279,7 +276,7 @@ impl Node {
             Some(next) => self.head.next.store(Pointer::node(next)),
             None => self.head.next.clear(),
         }
-        self.head.high.store(high, Ordering::Release);
+        self.set_high(high);
     }
 
     /// Takes over the right neighbour of another node.
@@ -290,11 +287,15 @@ impl Node {
     /// Takes over the range of the right neighbour, which is empty and goes. The caller holds both
     /// locks. `high` first: until `next` follows, those who go further right pass through `gone`.
     pub(super) fn absorb(&self, gone: &Node, guard: &Guard) {
-        self.head.high.store(gone.high(), Ordering::Release);
+        self.set_high(gone.high());
         match gone.next(guard) {
             Some(next) => self.head.next.store(Pointer::node(next)),
             None => self.head.next.clear(),
         }
+    }
+
+    fn set_high(&self, high: u64) {
+        self.head.high.store(high, Ordering::Release);
     }
 
     /// Makes a node further right the right neighbour, which takes over what lies between.

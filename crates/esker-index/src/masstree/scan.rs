@@ -41,7 +41,8 @@ impl<'g, 'k> Frame<'g, 'k> {
         let Some((rest, inclusive)) = self.from else { return true };
         let (from, key) = (slice_of(rest), (item.slice, item.length));
         // What is behind the same slice is decided there.
-        key == from && (inclusive || item.length == LONG) || (key != from && (key > from) == (way == Way::Up))
+        key == from && (inclusive || item.length == LONG)
+            || (key != from && (key > from) == (way == Way::Up))
     }
 
     /// Copies the border for `slice`, and says where to go on; false if the layer is no more.
@@ -61,12 +62,15 @@ impl<'g, 'k> Frame<'g, 'k> {
                 }
                 continue;
             }
+            // After `order`: if a split has cut it, `high` tells; if not yet, what lies beyond `high`
+            // is met there.
+            let high = Some(node.high()).filter(|high| *high > 0);
             let mut items = [None; WIDTH];
             let mut left = 0;
             let mut keep = |slot| {
                 // The border may have taken over a neighbour's range whose keys were met.
                 let here = |item: &Item| match way {
-                    Way::Up => item.slice >= slice,
+                    Way::Up => item.slice >= slice && high.is_none_or(|high| item.slice < high),
                     Way::Down => item.slice <= slice,
                 };
                 let item = node.item(slot).filter(|item| here(item) && self.is_ahead(item, way));
@@ -80,7 +84,7 @@ impl<'g, 'k> Frame<'g, 'k> {
                 Way::Down => order.slots().for_each(&mut keep),
             }
             let next = match way {
-                Way::Up => node.next(guard).map(|_| node.high()),
+                Way::Up => high,
                 Way::Down => node.low().checked_sub(1),
             };
             if node.unchanged(version) {
@@ -96,7 +100,7 @@ impl<'g, 'k> Frame<'g, 'k> {
     }
 
     /// The rest of the first key behind this item's slice, if it has the same one.
-    fn from_behind(&self, item: &Item) -> Option<(&'k [u8], bool)> {
+    fn rest_behind(&self, item: &Item) -> Option<(&'k [u8], bool)> {
         let (rest, inclusive) = self.from?;
         (slice_of(rest) == (item.slice, LONG)).then_some((behind(rest), inclusive))
     }
@@ -107,20 +111,12 @@ impl Masstree {
     /// it breaks or the keys end. Every key that stays during the scan is met exactly once, no key
     /// twice; one whose word changes, with a word that it had. `visit` may call the tree. Memory of
     /// removed keys is not used again while the scan goes on: long walks better go in parts.
-    pub fn scan(
-        &self,
-        from: Bound<&[u8]>,
-        visit: impl FnMut(&[u8], Word) -> ControlFlow<()>,
-    ) {
+    pub fn scan(&self, from: Bound<&[u8]>, visit: impl FnMut(&[u8], Word) -> ControlFlow<()>) {
         self.go(from, Way::Up, visit);
     }
 
     /// As [`Masstree::scan`], in descending order, from the last key within `from` on.
-    pub fn scan_back(
-        &self,
-        from: Bound<&[u8]>,
-        visit: impl FnMut(&[u8], Word) -> ControlFlow<()>,
-    ) {
+    pub fn scan_back(&self, from: Bound<&[u8]>, visit: impl FnMut(&[u8], Word) -> ControlFlow<()>) {
         self.go(from, Way::Down, visit);
     }
 
@@ -147,7 +143,7 @@ impl Masstree {
                 }
                 continue;
             };
-            let from = frame.from_behind(&item);
+            let from = frame.rest_behind(&item);
             key.truncate(SLICE * (stack.len() - 1));
             key.extend_from_slice(&item.slice.to_be_bytes());
             let met = match item.pointer.entry(&guard) {

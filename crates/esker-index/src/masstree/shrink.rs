@@ -69,7 +69,8 @@ impl Masstree {
             return false;
         };
         let slot = border.find(border.order(), slice, LONG);
-        let leads = |slot: &usize| match border.pointer(*slot).map(|slot| slot.load().entry(guard)) {
+        let leads = |slot: &usize| match border.pointer(*slot).map(|slot| slot.load().entry(guard))
+        {
             Some(Entry::Node(layer)) => std::ptr::eq(layer, root),
             _ => false,
         };

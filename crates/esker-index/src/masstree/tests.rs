@@ -83,7 +83,7 @@ fn agrees_with_a_map(keys: &[Vec<u8>], steps: u64, seed: u64) -> (Masstree, Mode
     for step in 1..=steps {
         let key = &keys[rng.index(keys.len())];
         // Phases in which the tree grows, and in which it shrinks.
-        let removes = if step / (steps / 6 + 1) % 2 == 0 { 1 } else { 8 };
+        let removes = [1, 8][usize::from((step / (steps / 6 + 1)) & 1 == 1)];
         match model.get(key).copied() {
             Some(old) if rng.chance(removes, 10) => {
                 assert!(!tree.remove(key, word(u64::from(u32::MAX))), "removes another word");
@@ -134,7 +134,7 @@ fn empties(tree: &Masstree, mut model: Model, seed: u64) {
         };
         assert!(tree.remove(&key, word));
         model.remove(&key);
-        if left.len() % 2000 == 0 {
+        if left.len().is_multiple_of(2000) {
             assert!(scanned(tree, Bound::Unbounded, usize::MAX) == owned(model.iter()));
             assert!(scanned_back(tree, Bound::Unbounded, usize::MAX) == owned(model.iter().rev()));
         }
@@ -256,9 +256,11 @@ fn rising_keys_fill_their_nodes_and_memory_follows_the_data() {
     assert_eq!(tree.len(), 1_000_000);
     let each = tree.memory_bytes() as f64 / 1_000_000.0;
     assert!(each < 36.0, "{each:.1} bytes per rising key");
-    assert!(scanned(&tree, Bound::Unbounded, usize::MAX)
-        .into_iter()
-        .eq(entries.iter().map(|(key, word)| (key.to_vec(), *word))));
+    assert!(
+        scanned(&tree, Bound::Unbounded, usize::MAX)
+            .into_iter()
+            .eq(entries.iter().map(|(key, word)| (key.to_vec(), *word)))
+    );
 }
 
 #[test]
