@@ -1,6 +1,7 @@
 //! The indexes of `flat` beside concurrent maps of the same content, in one run.
 //!
-//! Million operations per second of one and of two threads over 8-byte keys: inserts from nothing,
+//! Million operations per second of one and of two threads over 8-byte keys, by the time that they were
+//! on a core (other work on the machine counts little): inserts from nothing,
 //! lookups (uniform, zipfian, in batches), replacements, for the ordered ones scans of 50; bytes per
 //! entry; and what loading an index again takes. `cargo xtask bench flat-index [ENTRIES [PART]]`.
 
@@ -34,11 +35,25 @@ fn word(n: u64) -> Word {
 struct Watch(SystemClock);
 
 impl Watch {
-    /// Million operations per second.
+    /// Million operations per second that this thread was on a core.
     fn rate(&self, operations: u64, work: impl FnOnce()) -> f64 {
+        let start = self.on_core();
+        work();
+        operations as f64 / (self.on_core() - start) * 1e3
+    }
+
+    /// Nanoseconds that this thread was on a core; all that passed, where the kernel does not tell.
+    fn on_core(&self) -> f64 {
+        let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        let told = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
+        told.unwrap_or_else(|| self.0.monotonic().as_nanos() as f64)
+    }
+
+    /// Seconds that passed.
+    fn seconds(&self, work: impl FnOnce()) -> f64 {
         let start = self.0.monotonic();
         work();
-        operations as f64 / (self.0.monotonic() - start).as_secs_f64() / 1e6
+        (self.0.monotonic() - start).as_secs_f64()
     }
 }
 
@@ -258,13 +273,14 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// What the threads would do together if each had a core for itself all the time: rates by the
+    /// time that they were on one, as far as the kernel tells.
     fn threads(&self, threads: u64, operations: u64, work: &(dyn Fn(u64, u64) + Sync)) -> f64 {
-        self.watch.rate(operations / threads * threads, || {
-            std::thread::scope(|scope| {
-                for thread in 0..threads {
-                    scope.spawn(move || (0..operations / threads).for_each(|n| work(thread, n)));
-                }
-            });
+        let (watch, each) = (self.watch, operations / threads);
+        std::thread::scope(|scope| {
+            let run = |thread| move || watch.rate(each, || (0..each).for_each(|n| work(thread, n)));
+            let running: Vec<_> = (0..threads).map(|thread| scope.spawn(run(thread))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
         })
     }
 
@@ -417,26 +433,26 @@ fn alone(bench: &Bench<'_>) {
     for threads in [1, 2] {
         let index = Cceh::with_capacity(*entries);
         let part = all.len().div_ceil(threads);
-        let rate = watch.rate(*entries, || {
+        let seconds = watch.seconds(|| {
             std::thread::scope(|scope| {
                 all.chunks(part).for_each(|part| drop(scope.spawn(|| index.insert_many(part))));
             });
         });
         println!(
             "load cceh, {threads} threads: {:.3} s ({:.1} B/entry)",
-            *entries as f64 / rate / 1e6,
+            seconds,
             index.memory_bytes() as f64 / *entries as f64
         );
         drop(index);
         let tree = Masstree::new();
-        let rate = watch.rate(*entries, || {
+        let seconds = watch.seconds(|| {
             std::thread::scope(|scope| {
                 sorted.chunks(part).for_each(|part| drop(scope.spawn(|| tree.insert_many(part))));
             });
         });
         println!(
             "load masstree sorted, {threads} threads: {:.3} s ({:.1} B/entry)",
-            *entries as f64 / rate / 1e6,
+            seconds,
             tree.memory_bytes() as f64 / *entries as f64
         );
     }

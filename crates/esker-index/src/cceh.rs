@@ -45,12 +45,13 @@ pub use partition::Partition;
 use crate::counter::Counter;
 use crate::entry::Candidates;
 use crate::locks::Mutex;
-use crate::reclaim::{Cell, pin};
 use crate::word::Word;
 use arena::{Arena, Located, Place};
+use esker_base::sync::atomic::{AtomicU32, Ordering};
 use segment::ROOM;
+use split::DEPTH_MAX;
 use stash::Stash;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
 /// Operations of a batch whose memory is fetched at once.
 const GROUP: usize = 16;
@@ -60,13 +61,58 @@ const FILL_MAX: u64 = 68;
 /// The index for many threads. All methods may be called from any thread at once.
 #[derive(Debug)]
 pub struct Cceh {
-    root: Cell<Root>,
+    roots: Roots,
     grow: Mutex<()>,
     base: Base,
     entries: Counter,
 }
 
-/// The directory.
+/// The directory as it is, and as it was before it doubled: readers may stand in an earlier one, so
+/// those stay. Together they are as large as the one that counts.
+#[derive(Debug)]
+struct Roots {
+    /// Bits of the one that counts.
+    bits: AtomicU32,
+    by_bits: Box<[OnceLock<Root>]>,
+}
+
+impl Roots {
+    fn new(root: Root) -> Roots {
+        let bits = AtomicU32::new(root.bits);
+        let roots = Roots { bits, by_bits: (0..=DEPTH_MAX).map(|_| OnceLock::new()).collect() };
+        roots.add(root);
+        roots
+    }
+
+    /// The one that counts. `None` never happens.
+    #[inline]
+    fn now(&self) -> Option<&Root> {
+        let bits = self.bits.load(Ordering::Acquire);
+        self.by_bits.get(usize::try_from(bits).unwrap_or(usize::MAX))?.get()
+    }
+
+    /// Whether this one counts.
+    #[inline]
+    fn is_now(&self, root: &Root) -> bool {
+        self.bits.load(Ordering::Acquire) == root.bits
+    }
+
+    /// Makes this one count, which has more bits than any before.
+    fn add(&self, root: Root) {
+        let bits = root.bits;
+        if let Some(place) = self.by_bits.get(usize::try_from(bits).unwrap_or(usize::MAX)) {
+            place.get_or_init(|| root);
+            self.bits.store(bits, Ordering::Release);
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let kept = self.by_bits.iter().filter_map(OnceLock::get);
+        size_of_val(&*self.by_bits) + kept.map(|root| size_of_val(&*root.places)).sum::<usize>()
+    }
+}
+
+/// A directory.
 #[derive(Debug)]
 struct Root {
     /// Bits of a hash that index it.
@@ -89,10 +135,10 @@ impl Base {
         Base { arena: Arena::default(), stash: Stash::new(), split_min }
     }
 
-    fn memory_bytes(&self, root: &Root) -> usize {
+    fn memory_bytes(&self) -> usize {
         const STASHED: usize = 64;
         let stash = usize::try_from(self.stash.len()).unwrap_or(usize::MAX);
-        self.arena.bytes() + size_of_val(&*root.places) + stash.saturating_mul(STASHED)
+        self.arena.bytes() + stash.saturating_mul(STASHED)
     }
 }
 
@@ -152,8 +198,8 @@ impl Cceh {
     #[must_use]
     pub fn with_capacity(entries: u64) -> Self {
         let base = Base::new();
-        let root = Cell::new(Arc::new(Root::new(entries, &base.arena)));
-        Cceh { root, grow: Mutex::default(), base, entries: Counter::default() }
+        let roots = Roots::new(Root::new(entries, &base.arena));
+        Cceh { roots, grow: Mutex::default(), base, entries: Counter::default() }
     }
 
     /// Number of entries. Exact while nothing changes.
@@ -184,7 +230,7 @@ impl Cceh {
     /// Bytes that are allocated: chunks of segments, the directory, and roughly the stash.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.base.memory_bytes(self.root.load(&pin()))
+        self.base.memory_bytes() + self.roots.bytes()
     }
 
     /// Every word that stands under this hash at one moment, in no particular order. Takes no lock. The
@@ -192,45 +238,46 @@ impl Cceh {
     #[inline]
     #[must_use]
     pub fn lookup(&self, hash: u64) -> Candidates<Word> {
-        let pin = pin();
-        self.lookup_from(self.root.load(&pin), hash)
-    }
-
-    #[inline]
-    fn lookup_from(&self, root: &Root, hash: u64) -> Candidates<Word> {
-        let Some(located) = root.located(hash) else { return Candidates::default() };
-        located.prefetch(hash);
-        let found = located.segment(&self.base.arena).lookup(hash, &self.base.stash);
-        // C3.
-        if self.is_current(root, hash, located) { found } else { self.lookup(hash) }
+        loop {
+            let Some(root) = self.roots.now() else { return Candidates::default() };
+            let Some(located) = root.located(hash) else { return Candidates::default() };
+            located.prefetch(hash);
+            let found = located.segment(&self.base.arena).lookup(hash, &self.base.stash);
+            // C3.
+            if self.is_current(root, hash, located) {
+                return found;
+            }
+        }
     }
 
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
     /// memory of 16 hashes is fetched at once, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates<Word>)) {
         for (group, hashes) in hashes.chunks(GROUP).enumerate() {
-            // A pin per group, so that a long batch does not keep memory from being freed.
-            let pin = pin();
-            let root = self.root.load(&pin);
-            hashes.iter().for_each(|hash| root.prefetch(*hash));
+            self.prefetch(hashes.iter().copied());
             for (place, hash) in hashes.iter().enumerate() {
-                visit(group * GROUP + place, self.lookup_from(root, *hash));
+                visit(group * GROUP + place, self.lookup(*hash));
             }
+        }
+    }
+
+    fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
+        if let Some(root) = self.roots.now() {
+            hashes.for_each(|hash| root.prefetch(hash));
         }
     }
 
     /// Whether the segment of the hash is still this one, as deep, and the root this one.
     #[inline]
     fn is_current(&self, root: &Root, hash: u64, located: Located) -> bool {
-        root.located(hash) == Some(located) && self.root.is(root)
+        root.located(hash) == Some(located) && self.roots.is_now(root)
     }
 
     /// Adds `word` for `hash`, beside what stands there. Never fails. Bounded work: it may split one
     /// segment.
     #[inline]
     pub fn insert(&self, hash: u64, word: Word) {
-        let pin = pin();
-        while !self.try_insert(self.root.load(&pin), hash, word) {}
+        while !self.try_insert(hash, word) {}
         self.entries.add(1);
     }
 
@@ -238,11 +285,9 @@ impl Cceh {
     /// index that was made for as many.
     pub fn insert_many(&self, entries: &[(u64, Word)]) {
         for group in entries.chunks(GROUP) {
-            let pin = pin();
-            let root = self.root.load(&pin);
-            group.iter().for_each(|(hash, _)| root.prefetch(*hash));
+            self.prefetch(group.iter().map(|(hash, _)| *hash));
             for (hash, word) in group {
-                while !self.try_insert(self.root.load(&pin), *hash, *word) {}
+                while !self.try_insert(*hash, *word) {}
             }
             self.entries.add(i64::try_from(group.len()).unwrap_or(0));
         }
@@ -250,9 +295,9 @@ impl Cceh {
 
     /// False if the segment is another one now, or has been split.
     #[inline]
-    fn try_insert(&self, root: &Root, hash: u64, word: Word) -> bool {
+    fn try_insert(&self, hash: u64, word: Word) -> bool {
+        let Some(root) = self.roots.now() else { return true };
         let Some(located) = root.located(hash) else { return true };
-        located.prefetch(hash);
         let segment = located.segment(&self.base.arena);
         let Some(home) = segment.home(hash) else { return true };
         {
@@ -286,9 +331,8 @@ impl Cceh {
     }
 
     fn change(&self, hash: u64, old: Word, new: u64) -> bool {
-        let pin = pin();
         loop {
-            let root = self.root.load(&pin);
+            let Some(root) = self.roots.now() else { return false };
             let Some(located) = root.located(hash) else { return false };
             let segment = located.segment(&self.base.arena);
             let Some(home) = segment.home(hash) else { return false };

@@ -165,9 +165,15 @@ impl<T: Copy + PartialEq> Candidates<T> {
     pub(crate) fn push(&mut self, link: T) {
         match self.first {
             None => self.first = Some(link),
-            // An entry that moved during the lookup may be seen twice.
-            Some(first) if first == link || self.rest.contains(&link) => {}
-            Some(_) => self.rest.push(link),
+            Some(first) => self.push_next(first, link),
+        }
+    }
+
+    #[cold]
+    fn push_next(&mut self, first: T, link: T) {
+        // An entry that moved during the lookup may be seen twice.
+        if first != link && !self.rest.contains(&link) {
+            self.rest.push(link);
         }
     }
 

@@ -56,12 +56,6 @@ impl<T: Send + Sync + 'static> Cell<T> {
         unsafe { &*pointer }
     }
 
-    /// Whether this is the content now.
-    #[inline]
-    pub(crate) fn is(&self, content: &T) -> bool {
-        std::ptr::eq(self.0.load(Ordering::Acquire), content)
-    }
-
     /// The content, with a count of its own.
     pub(crate) fn share(&self, _pin: &Pin) -> Arc<T> {
         let pointer = self.0.load(Ordering::Acquire);

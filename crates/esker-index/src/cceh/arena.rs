@@ -60,6 +60,11 @@ impl Located {
         prefetch::lines(self.address() + likely_offset(hash), 64);
     }
 
+    /// Starts to fetch the whole segment: locks would fetch one bucket after the other.
+    pub(super) fn prefetch_whole(self) {
+        prefetch::lines(self.address(), size_of::<Segment>() - 1);
+    }
+
     #[inline]
     pub(super) fn segment(self, _arena: &Arena) -> &Segment {
         let pointer = std::ptr::with_exposed_provenance::<Segment>(self.address());

@@ -62,6 +62,12 @@ impl Header {
         self.0 & STASHED != 0
     }
 
+    /// Whether entries of this home may stand elsewhere.
+    #[inline]
+    pub(super) fn is_wide(self) -> bool {
+        self.0 & (REACH | STASHED) != 0
+    }
+
     /// Slots whose fingerprint agrees with the hash: bit 7 of each one's byte.
     #[inline]
     fn matches(self, hash: u64) -> u64 {

@@ -50,7 +50,7 @@ impl Partition {
     /// Bytes that are allocated: chunks of segments, the directory, and roughly the stash.
     #[must_use]
     pub fn memory_bytes(&self) -> usize {
-        self.base.memory_bytes(&self.root)
+        self.base.memory_bytes() + size_of_val(&*self.root.places)
     }
 
     /// Every word that stands under this hash, in no particular order.

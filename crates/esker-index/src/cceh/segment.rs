@@ -7,7 +7,7 @@
 //! Who changes entries of a home holds the home's lock, and the lock of the bucket where they stand.
 //! Locks are taken in ascending order; a split takes all of them.
 
-use super::bucket::{Bucket, Entry, Lock, SLOTS, WINDOW};
+use super::bucket::{Bucket, Entry, Header, Lock, SLOTS, WINDOW};
 use super::stash::Stash;
 use crate::entry::Candidates;
 use crate::word::Word;
@@ -36,6 +36,13 @@ impl Default for Segment {
     fn default() -> Segment {
         let buckets = std::array::from_fn(|_| Bucket::default());
         Segment { buckets, patience: Patience::default() }
+    }
+}
+
+#[inline]
+fn push(found: &mut Candidates<Word>, word: u64) {
+    if let Some(word) = Word::new(word) {
+        found.push(word);
     }
 }
 
@@ -72,23 +79,35 @@ impl Segment {
         let Some(home) = self.home(hash) else { return found };
         loop {
             let header = home.header();
-            let mut found_one = |_, word| Word::new(word).into_iter().for_each(|w| found.push(w));
-            home.search(header, hash, 0, &mut found_one);
-            let mut whole = true;
-            for (distance, bucket) in self.after(hash, header.reach()) {
-                let header = bucket.header();
-                bucket.search(header, hash, distance, &mut found_one);
-                whole &= bucket.unchanged(header);
-            }
-            if header.stashed() {
-                stash.find(hash, &mut found);
-            }
+            home.search(header, hash, 0, |_, word| push(&mut found, word));
+            let whole = !header.is_wide() || self.lookup_wide(header, hash, stash, &mut found);
             // Every insert of this home changes its header.
             if home.unchanged(header) && whole {
                 return found;
             }
             found = Candidates::default();
         }
+    }
+
+    /// What stands away from the home. False if it was not read at one moment.
+    #[inline(never)]
+    fn lookup_wide(
+        &self,
+        header: Header,
+        hash: u64,
+        stash: &Stash,
+        found: &mut Candidates<Word>,
+    ) -> bool {
+        let mut whole = true;
+        for (distance, bucket) in self.after(hash, header.reach()) {
+            let header = bucket.header();
+            bucket.search(header, hash, distance, |_, word| push(found, word));
+            whole &= bucket.unchanged(header);
+        }
+        if header.stashed() {
+            stash.find(hash, found);
+        }
+        whole
     }
 
     /// Puts an entry into its window; false if that is full. The caller holds the home's lock;

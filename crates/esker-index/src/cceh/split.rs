@@ -2,14 +2,12 @@
 
 use super::arena::{Arena, Located};
 use super::{Base, Cceh, Root};
-use crate::reclaim::pin;
 use crate::word::Word;
-use std::sync::Arc;
 
 /// How much deeper than the average a segment may be.
 const DEPTH_SLACK: u32 = 4;
 /// No segment is deeper: some bits of a hash must be left to tell keys apart.
-const DEPTH_MAX: u32 = 40;
+pub(super) const DEPTH_MAX: u32 = 40;
 /// Entries for the stash before a segment that should not split is looked at again.
 pub(super) const PATIENCE: u64 = 64;
 
@@ -57,9 +55,9 @@ impl Cceh {
     /// has to be tried again.
     #[cold]
     pub(super) fn make_room(&self, hash: u64, word: Word) -> bool {
-        let pin = pin();
-        let root = self.root.load(&pin);
+        let Some(root) = self.roots.now() else { return true };
         let Some(located) = root.located(hash) else { return true };
+        located.prefetch_whole();
         let segment = located.segment(&self.base.arena);
         let _locks = segment.lock();
         if !self.is_current(root, hash, located) {
@@ -76,10 +74,10 @@ impl Cceh {
         let fresh = self.base.half(hash, located);
         {
             let _turn = self.grow.lock();
-            let mut root = self.root.load(&pin);
+            let Some(mut root) = self.roots.now() else { return true };
             if root.bits == located.depth() {
-                self.root.store(Arc::new(root.doubled()), &pin);
-                root = self.root.load(&pin);
+                self.roots.add(root.doubled());
+                root = self.roots.now().unwrap_or(root);
             }
             root.publish(hash, located, fresh);
         }

@@ -4,7 +4,6 @@
 //! between two however often they split: so an entry that stays is met exactly once.
 
 use super::{Base, Cceh, Located, Partition, Root};
-use crate::reclaim::pin;
 use crate::word::Word;
 use std::ops::RangeInclusive;
 
@@ -43,10 +42,10 @@ impl Cceh {
         if cursor == END {
             return None;
         }
-        let pin = pin();
         loop {
-            let root = self.root.load(&pin);
+            let root = self.roots.now()?;
             let located = root.located(cursor)?;
+            located.prefetch_whole();
             let _locks = located.segment(self.arena()).lock();
             if self.is_current(root, cursor, located) {
                 return Some(self.base.part(cursor, located));
