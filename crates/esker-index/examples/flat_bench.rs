@@ -48,13 +48,6 @@ impl Watch {
         let told = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
         told.unwrap_or_else(|| self.0.monotonic().as_nanos() as f64)
     }
-
-    /// Seconds that passed.
-    fn seconds(&self, work: impl FnOnce()) -> f64 {
-        let start = self.0.monotonic();
-        work();
-        (self.0.monotonic() - start).as_secs_f64()
-    }
 }
 
 /// A map that can be compared.
@@ -284,6 +277,17 @@ impl Bench<'_> {
         })
     }
 
+    /// As [`Bench::threads`], where each thread does its part of all entries at once.
+    fn parts(&self, threads: u64, work: &(dyn Fn(usize) + Sync)) -> f64 {
+        let (watch, each) = (self.watch, self.entries / threads);
+        std::thread::scope(|scope| {
+            let run = |thread| move || watch.rate(each, || work(thread));
+            let numbers = 0..usize::try_from(threads).unwrap_or(1);
+            let running: Vec<_> = numbers.map(|thread| scope.spawn(run(thread))).collect();
+            running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
+        })
+    }
+
     /// A key that is there, uniform.
     fn key(&self, thread: u64, n: u64) -> u64 {
         let wide = u128::from(hash(n ^ (thread + 1) << 50)) * u128::from(self.entries);
@@ -431,30 +435,22 @@ fn alone(bench: &Bench<'_>) {
         all.iter().map(|(key, word)| (key.to_be_bytes(), *word)).collect();
     sorted.sort_unstable();
     for threads in [1, 2] {
+        let part = all.len().div_ceil(usize::try_from(threads).unwrap_or(1));
         let index = Cceh::with_capacity(*entries);
-        let part = all.len().div_ceil(threads);
-        let seconds = watch.seconds(|| {
-            std::thread::scope(|scope| {
-                all.chunks(part).for_each(|part| drop(scope.spawn(|| index.insert_many(part))));
-            });
+        let rate = bench.parts(threads, &|thread| {
+            index.insert_many(all.chunks(part).nth(thread).unwrap_or(&[]));
         });
-        println!(
-            "load cceh, {threads} threads: {:.3} s ({:.1} B/entry)",
-            seconds,
-            index.memory_bytes() as f64 / *entries as f64
-        );
+        let each = index.memory_bytes() as f64 / *entries as f64;
+        let seconds = *entries as f64 / rate / 1e6;
+        println!("load cceh, {threads} threads: {seconds:.3} s ({each:.1} B/entry)");
         drop(index);
         let tree = Masstree::new();
-        let seconds = watch.seconds(|| {
-            std::thread::scope(|scope| {
-                sorted.chunks(part).for_each(|part| drop(scope.spawn(|| tree.insert_many(part))));
-            });
+        let rate = bench.parts(threads, &|thread| {
+            tree.insert_many(sorted.chunks(part).nth(thread).unwrap_or(&[]));
         });
-        println!(
-            "load masstree sorted, {threads} threads: {:.3} s ({:.1} B/entry)",
-            seconds,
-            tree.memory_bytes() as f64 / *entries as f64
-        );
+        let each = tree.memory_bytes() as f64 / *entries as f64;
+        let seconds = *entries as f64 / rate / 1e6;
+        println!("load masstree, sorted, {threads} threads: {seconds:.3} s ({each:.1} B/entry)");
     }
 }
 

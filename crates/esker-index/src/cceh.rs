@@ -165,7 +165,15 @@ impl Root {
         Some(self.places.get(self.number(hash))?.load())
     }
 
-    /// Starts to fetch what an operation on this hash will read.
+    /// Starts to fetch what an insert of this hash will most likely change.
+    #[inline]
+    fn prefetch_home(&self, hash: u64) {
+        if let Some(located) = self.located(hash) {
+            located.prefetch_home(hash);
+        }
+    }
+
+    /// Starts to fetch what a lookup of this hash will read.
     #[inline]
     fn prefetch(&self, hash: u64) {
         if let Some(located) = self.located(hash) {
@@ -254,16 +262,12 @@ impl Cceh {
     /// memory of 16 hashes is fetched at once, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates<Word>)) {
         for (group, hashes) in hashes.chunks(GROUP).enumerate() {
-            self.prefetch(hashes.iter().copied());
+            if let Some(root) = self.roots.now() {
+                hashes.iter().for_each(|hash| root.prefetch(*hash));
+            }
             for (place, hash) in hashes.iter().enumerate() {
                 visit(group * GROUP + place, self.lookup(*hash));
             }
-        }
-    }
-
-    fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
-        if let Some(root) = self.roots.now() {
-            hashes.for_each(|hash| root.prefetch(hash));
         }
     }
 
@@ -285,7 +289,9 @@ impl Cceh {
     /// index that was made for as many.
     pub fn insert_many(&self, entries: &[(u64, Word)]) {
         for group in entries.chunks(GROUP) {
-            self.prefetch(group.iter().map(|(hash, _)| *hash));
+            if let Some(root) = self.roots.now() {
+                group.iter().for_each(|(hash, _)| root.prefetch_home(*hash));
+            }
             for (hash, word) in group {
                 while !self.try_insert(*hash, *word) {}
             }

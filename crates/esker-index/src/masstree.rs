@@ -149,6 +149,23 @@ fn lock_at<'g>(root: &'g Node, slice: u64, level: u64, guard: &'g Guard) -> Opti
     }
 }
 
+/// Locks the border that has the slice, if that is this one of the first layer, or the next.
+fn lock_near<'g>(node: &'g Node, slice: u64, guard: &'g Guard) -> Option<&'g Node> {
+    let version = node.lock();
+    if version.is_deleted() || version.level() > 0 || slice < node.low() {
+        node.unlock();
+        return None;
+    }
+    let Some(next) = node.right_for(slice, guard) else { return Some(node) };
+    next.lock();
+    node.unlock();
+    if next.right_for(slice, guard).is_some() {
+        next.unlock();
+        return None;
+    }
+    Some(next)
+}
+
 /// What a key has in the border `node`, or in one to its right.
 #[inline]
 fn find<'g>(mut node: &'g Node, rest: &[u8], guard: &'g Guard) -> Found<'g> {
@@ -281,24 +298,38 @@ impl Masstree {
 
     /// Gives a key its word, if it has none; otherwise says which it has, and changes nothing.
     pub fn insert(&self, key: &[u8], word: Word) -> Option<Word> {
-        let guard = self.memory.guard();
+        self.insert_near(key, word, &mut None, &self.memory.guard())
+    }
+
+    /// Looks first in a border of the first layer, and tells in which one it was.
+    fn insert_near<'g>(
+        &self,
+        key: &[u8],
+        word: Word,
+        near: &mut Option<&'g Node>,
+        guard: &'g Guard,
+    ) -> Option<Word> {
         'again: loop {
-            let mut root = self.root(&guard)?;
+            let mut root = self.root(guard)?;
             let mut rest = key;
+            let mut first = near.take();
             loop {
                 let (slice, length) = slice_of(rest);
-                let Some(border) = lock_at(root, slice, 0, &guard) else { continue 'again };
+                let border = first.take().and_then(|node| lock_near(node, slice, guard));
+                let border = border.or_else(|| lock_at(root, slice, 0, guard));
+                let Some(border) = border else { continue 'again };
+                near.get_or_insert(border);
                 let slot = border.find(border.order(), slice, length);
                 let Some(slot) = slot.and_then(|slot| border.pointer(slot)) else {
                     let pointer = match length {
                         LONG => Pointer::tail(guard.new_tail(behind(rest), word.get())),
                         _ => Pointer::word(word),
                     };
-                    self.add(root, border, Item { slice, length, pointer }, &guard);
+                    self.add(root, border, Item { slice, length, pointer }, guard);
                     self.entries.add(1);
                     return None;
                 };
-                match slot.load().entry(&guard) {
+                match slot.load().entry(guard) {
                     Entry::Word(held) => {
                         border.unlock();
                         return Word::new(held);
@@ -309,7 +340,7 @@ impl Masstree {
                         return Word::new(held);
                     }
                     Entry::Tail(tail) => {
-                        let layer = layer_of(tail, &guard);
+                        let layer = layer_of(tail, guard);
                         slot.store(Pointer::node(layer));
                         guard.retire_tail(tail);
                         (root, rest) = (layer, behind(rest));
@@ -324,8 +355,13 @@ impl Masstree {
     /// Adds entries, in any order and from several threads at once; sorted ones fill nodes whole, and
     /// fastest. For recovery: threads take a range each. Keys that are there already keep their words.
     pub fn insert_many<K: AsRef<[u8]>>(&self, entries: &[(K, Word)]) {
-        for (key, word) in entries {
-            self.insert(key.as_ref(), *word);
+        for group in entries.chunks(GROUP) {
+            // A guard per group, so that a long batch does not keep memory from being used again.
+            let guard = self.memory.guard();
+            let mut near = None;
+            for (key, word) in group {
+                self.insert_near(key.as_ref(), *word, &mut near, &guard);
+            }
         }
     }
 

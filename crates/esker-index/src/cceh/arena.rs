@@ -53,6 +53,12 @@ impl Located {
         usize::try_from(self.0 & !DEPTH).unwrap_or(0)
     }
 
+    /// Starts to fetch the home of a hash.
+    #[inline]
+    pub(super) fn prefetch_home(self, hash: u64) {
+        prefetch::lines(self.address() + likely_offset(hash), 0);
+    }
+
     /// Starts to fetch the home of a hash, and the bucket after it: where one of four entries is
     /// not at home, the second line comes with the first.
     #[inline]

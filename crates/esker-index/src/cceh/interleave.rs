@@ -64,13 +64,18 @@ fn changes_beside_splits() {
                 assert_eq!(found(&index, n), [n + 1000]);
                 assert!(index.remove(hash(n - 1), word(n - 1)));
                 assert_eq!(found(&index, n - 1), []);
+                // Into a segment with a free slot, but perhaps not the right one any more: these
+                // belong to the second half.
+                index.insert(hash(n | 65), word(n | 65));
+                assert_eq!(found(&index, n | 65), [n | 65]);
             }
         })
     };
     (FULL..FULL + 3).for_each(|n| index.insert(hash(n), word(n)));
     changer.join().unwrap();
-    assert_eq!(index.len(), FULL);
+    assert_eq!(index.len(), FULL + 3);
     for n in [2, 13, 30] {
+        assert_eq!(found(&index, n | 65), [n | 65]);
         assert_eq!((found(&index, n), found(&index, n - 1)), (vec![n + 1000], vec![]));
     }
 }
@@ -138,6 +143,25 @@ fn slots_that_are_used_again() {
     reader.join().unwrap();
 }
 
+/// A key that gets a new word in one bucket away from its home before it loses the old one in another.
+fn moves_away_from_home() {
+    let index = Arc::new(Cceh::default());
+    (0..9).for_each(|n| index.insert(hash(n), word(n)));
+    let reader = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || {
+            for _ in 0..3 {
+                assert!(!found(&index, 8).is_empty(), "a key is missed while it moves");
+            }
+        })
+    };
+    assert!(index.remove(hash(5), word(5)));
+    index.insert(hash(8), word(108));
+    assert!(index.remove(hash(8), word(8)));
+    reader.join().unwrap();
+    assert_eq!(found(&index, 8), [108]);
+}
+
 const RUNS: usize = 1000;
 
 fn explore(story: fn()) {
@@ -168,4 +192,9 @@ fn interleave_cceh_walks_beside_splits_meet_everything_once() {
 #[test]
 fn interleave_cceh_slots_used_again_show_no_other_key() {
     explore(slots_that_are_used_again);
+}
+
+#[test]
+fn interleave_cceh_moves_away_from_home_miss_nothing() {
+    explore(moves_away_from_home);
 }

@@ -84,7 +84,7 @@ impl Partition {
     /// Adds many entries, fetching the memory of 16 at once.
     pub fn insert_many(&mut self, entries: &[(u64, Word)]) {
         for group in entries.chunks(GROUP) {
-            group.iter().for_each(|(hash, _)| self.root.prefetch(*hash));
+            group.iter().for_each(|(hash, _)| self.root.prefetch_home(*hash));
             group.iter().for_each(|(hash, word)| self.insert(*hash, *word));
         }
     }

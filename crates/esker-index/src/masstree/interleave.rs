@@ -155,6 +155,27 @@ fn layers_that_come_and_go() {
     assert!(tree.is_empty() && numbers(&tree, false).is_empty());
 }
 
+/// A slot that goes from one key to another: a reader sees no word of another key.
+fn slots_that_are_used_again() {
+    let tree = filled(5);
+    let reader = {
+        let tree = Arc::clone(&tree);
+        thread::spawn(move || {
+            for n in [4, 101, 4] {
+                let found = tree.get(&key(n));
+                assert!(found.is_none() || found == Some(word(n)), "{found:?} for {n}");
+            }
+        })
+    };
+    for _ in 0..2 {
+        assert!(tree.remove(&key(4), word(4)));
+        assert_eq!(tree.insert(&key(101), word(101)), None);
+        assert!(tree.remove(&key(101), word(101)));
+        assert_eq!(tree.insert(&key(4), word(4)), None);
+    }
+    reader.join().unwrap();
+}
+
 const RUNS: usize = 500;
 
 fn explore(story: fn()) {
@@ -185,4 +206,9 @@ fn interleave_masstree_removals_of_nodes_lose_nothing() {
 #[test]
 fn interleave_masstree_layers_come_and_go() {
     explore(layers_that_come_and_go);
+}
+
+#[test]
+fn interleave_masstree_slots_used_again_show_no_other_key() {
+    explore(slots_that_are_used_again);
 }
