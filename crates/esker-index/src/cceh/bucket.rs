@@ -15,6 +15,9 @@
 //!   reach of a home: no entry of the home is farther away.
 //! - B2: the version rises, and the word of the slot is 0, before anything else of a slot changes.
 //!   So a reader that finds the header as it was has read entries that stood there.
+//! - B3: the version of a home rises also after an entry of it has come, wherever that stands, and before any
+//!   other is removed. So a reader of several buckets that finds the home's header as it was has not
+//!   missed both what came and what then went.
 //!
 //! # Concurrency
 //! Readers take nothing and wait for nobody; a header that changed makes them read again. 2^27
@@ -231,14 +234,22 @@ impl Bucket {
         }
     }
 
-    /// Says, before an entry of this home is put that far away, that one will be there. Readers of this
-    /// home that miss it read again. The caller holds the lock.
+    /// Says, before an entry of this home is put that far away, that one will be there. The caller holds
+    /// the lock.
     #[inline]
     pub(super) fn reach_to(&self, distance: usize) {
         let header = self.header.load(Ordering::Relaxed);
         let reach = header & REACH;
         let reach = reach.max((distance as u64) << REACH_SHIFT);
         self.header.store(risen(header & !REACH | reach), Ordering::Release);
+    }
+
+    /// Says, after an entry of this home was put somewhere, that one has come: readers of this home that
+    /// missed it, and the one that it replaces as well, read again. The caller holds the lock.
+    #[inline]
+    pub(super) fn touch(&self) {
+        let header = self.header.load(Ordering::Relaxed);
+        self.header.store(risen(header), Ordering::Release);
     }
 
     /// Says that entries of this home stand no farther away. The caller holds the lock.

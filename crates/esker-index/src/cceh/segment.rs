@@ -81,7 +81,7 @@ impl Segment {
             let header = home.header();
             home.search(header, hash, 0, |_, word| push(&mut found, word));
             let whole = !header.is_wide() || self.lookup_wide(header, hash, stash, &mut found);
-            // Every insert of this home changes its header.
+            // B3.
             if home.unchanged(header) && whole {
                 return found;
             }
@@ -117,6 +117,7 @@ impl Segment {
         let Some(home) = self.home(hash) else { return false };
         if let Some(slot) = home.free(hash, depth) {
             home.put(slot, hash, 0, word);
+            home.touch();
             return true;
         }
         for (distance, bucket) in self.after(hash, WINDOW - 1) {
@@ -124,6 +125,7 @@ impl Segment {
             if let Some(slot) = bucket.free(hash, depth) {
                 home.reach_to(distance);
                 bucket.put(slot, hash, distance, word);
+                home.touch();
                 return true;
             }
         }
@@ -232,11 +234,10 @@ impl Segment {
         let nearer = self.buckets.get(home..home + entry.distance).unwrap_or(&[]);
         for (distance, bucket) in nearer.iter().enumerate() {
             if let Some(slot) = bucket.free(hash, depth) {
-                // A reader of the home that misses the copy finds its header changed.
-                if let Some(home) = self.buckets.get(home) {
-                    home.reach_to(entry.distance);
-                }
                 bucket.put(slot, hash, distance, entry.word);
+                if let Some(home) = self.buckets.get(home) {
+                    home.touch();
+                }
                 from.set(entry.slot, entry.distance, 0);
                 return distance;
             }

@@ -267,7 +267,9 @@ fn lookups_and_walks_beside_splits_miss_nothing_that_stays() {
             });
         }
         scope.spawn(|| {
-            while !done.load(Ordering::Relaxed) {
+            let mut over = false;
+            while !over {
+                over = done.load(Ordering::Relaxed);
                 for (hash, n) in residents.iter().zip(0..) {
                     assert_eq!(found(&index, *hash), [word(n)]);
                 }

@@ -24,7 +24,7 @@ use crate::counter::stripe;
 use crate::locks::Mutex;
 #[cfg(not(shuttle))]
 use crate::pages::{Words, zeroed};
-use crate::reclaim::{Pin, pin};
+use crate::reclaim::{LongPin, pin_long};
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(shuttle))]
 use std::collections::BTreeMap;
@@ -224,14 +224,14 @@ const TAIL_UNIT: usize = 16;
 /// Keeps what a thread reads of a tree from being used again.
 #[derive(Debug)]
 pub(super) struct Guard<'t> {
-    pin: Pin,
+    pin: LongPin,
     memory: &'t Memory,
 }
 
 impl Memory {
     #[inline]
     pub(super) fn guard(&self) -> Guard<'_> {
-        Guard { pin: pin(), memory: self }
+        Guard { pin: pin_long(), memory: self }
     }
 
     pub(super) fn bytes(&self) -> usize {

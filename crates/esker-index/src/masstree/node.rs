@@ -98,9 +98,10 @@ impl Order {
         Order((all << 4) | ((self.0 & 15) - 1))
     }
 
-    /// Whether all slots were filled in the order of their keys.
-    pub(super) fn is_rising(self) -> bool {
-        self.0 >> 4 == Self::EMPTY.0 >> 4
+    /// Whether a key for this place of a full border comes right after the two that came last, as
+    /// if keys came in rising order there.
+    pub(super) fn is_rising_at(self, place: usize) -> bool {
+        place >= 2 && (self.slot(place - 2), self.slot(place - 1)) == (WIDTH - 2, WIDTH - 1)
     }
 
     /// The first `count` keys.

@@ -32,60 +32,73 @@ impl Masstree {
     #[cold]
     pub(super) fn shrink(&self, key: &[u8], mut depth: usize, guard: &Guard) {
         let _turn = self.shrink.lock();
-        loop {
-            let Some(root) = self.layer(key, depth, guard) else { return };
+        // Layers go only under that lock, so these stay until they are removed here.
+        let mut layers = self.layers(key, depth, guard);
+        while let Some(layer) = layers.pop() {
             let (slice, _) = slice_of(key.get(depth..).unwrap_or(&[]));
-            remove_border(root, slice, guard);
-            let Some(above) = depth.checked_sub(SLICE) else { return };
-            if !self.remove_layer(root, key, above, guard) {
+            remove_border(layer, slice, guard);
+            let (Some(upper), Some(above)) = (layers.last(), depth.checked_sub(SLICE)) else {
+                return;
+            };
+            if !remove_layer(layer, upper, key, above, guard) {
                 return;
             }
             depth = above;
         }
     }
 
-    /// The root of the layer for what a key has behind `depth` bytes.
-    fn layer<'g>(&self, key: &[u8], depth: usize, guard: &'g Guard) -> Option<&'g Node> {
-        let mut root = self.root(guard)?;
-        let slices = key.chunks(SLICE).take(depth / SLICE);
-        for slice in slices {
+    /// The roots of the layers that a key goes through in its first `depth` bytes; none if it does not
+    /// any more.
+    fn layers<'g>(&self, key: &[u8], depth: usize, guard: &'g Guard) -> Vec<&'g Node> {
+        let mut layers: Vec<&Node> = self.root(guard).into_iter().collect();
+        for slice in key.chunks(SLICE).take(depth / SLICE) {
             let (slice, _) = slice_of(slice);
-            let border = lock_at(root, slice, 0, guard)?;
-            let slot = border.find(border.order(), slice, LONG);
-            let entry = slot.and_then(|slot| border.pointer(slot)?.node(guard));
-            border.unlock();
-            root = entry?;
+            let border = layers.last().and_then(|root| lock_at(root, slice, 0, guard));
+            let below = border.and_then(|border| {
+                let slot = border.find(border.order(), slice, LONG);
+                let below = slot.and_then(|slot| border.pointer(slot)?.node(guard));
+                border.unlock();
+                below
+            });
+            match below {
+                Some(below) => layers.push(below),
+                None => return Vec::new(),
+            }
         }
-        Some(root)
+        layers
     }
+}
 
-    /// Removes an empty layer from the one above it. Whether the border there is empty now.
-    fn remove_layer(&self, root: &Node, key: &[u8], above: usize, guard: &Guard) -> bool {
-        let Some(chain) = lock_layer(root, guard) else { return false };
-        let (slice, _) = slice_of(key.get(above..).unwrap_or(&[]));
-        let upper = self.layer(key, above, guard);
-        let Some(border) = upper.and_then(|upper| lock_at(upper, slice, 0, guard)) else {
-            chain.into_iter().for_each(Node::unlock);
-            return false;
-        };
-        let slot = border.find(border.order(), slice, LONG);
-        let leads = |slot: &usize| match border.pointer(*slot).map(|slot| slot.load().entry(guard))
-        {
-            Some(Entry::Node(layer)) => std::ptr::eq(layer, root),
-            _ => false,
-        };
-        let Some(slot) = slot.filter(leads) else {
-            border.unlock();
-            chain.into_iter().for_each(Node::unlock);
-            return false;
-        };
-        border.take(slot);
-        let empty = border.order().count() == 0;
-        chain.iter().for_each(|node| node.delete());
+/// Removes an empty layer from the one above it. Whether the border there is empty now.
+fn remove_layer<'g>(
+    root: &'g Node,
+    upper: &'g Node,
+    key: &[u8],
+    above: usize,
+    guard: &'g Guard,
+) -> bool {
+    let Some(chain) = lock_layer(root, guard) else { return false };
+    let (slice, _) = slice_of(key.get(above..).unwrap_or(&[]));
+    let Some(border) = lock_at(upper, slice, 0, guard) else {
+        chain.into_iter().for_each(Node::unlock);
+        return false;
+    };
+    let slot = border.find(border.order(), slice, LONG);
+    let leads = |slot: &usize| match border.pointer(*slot).map(|slot| slot.load().entry(guard)) {
+        Some(Entry::Node(layer)) => std::ptr::eq(layer, root),
+        _ => false,
+    };
+    let Some(slot) = slot.filter(leads) else {
         border.unlock();
-        chain.into_iter().for_each(|node| guard.retire_node(node));
-        empty
-    }
+        chain.into_iter().for_each(Node::unlock);
+        return false;
+    };
+    border.take(slot);
+    let empty = border.order().count() == 0;
+    chain.iter().for_each(|node| node.delete());
+    border.unlock();
+    chain.into_iter().for_each(|node| guard.retire_node(node));
+    empty
 }
 
 /// Locks all nodes of a layer, if it holds nothing: one empty border and nodes with one child above it.

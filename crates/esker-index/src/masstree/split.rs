@@ -27,14 +27,16 @@ fn parent_of<'g>(
 }
 
 /// Where to cut sorted items: between two slices (M2), as near to the middle as that is possible;
-/// behind all that were there, if keys seem to come in rising order.
+/// around the new one, if keys seem to come in rising order.
 fn cut_at(items: &[Item], new: usize, rising: bool) -> usize {
     let between = |place: &usize| match items.get(place - 1..=*place) {
         Some([left, right]) => left.slice != right.slice,
         _ => false,
     };
-    if rising && new + 1 == items.len() && between(&new) {
-        return new;
+    // What stands behind the new one must not go along, or nodes stay half empty.
+    let cut = if new + 1 == items.len() { new } else { new + 1 };
+    if rising && between(&cut) {
+        return cut;
     }
     let middle = items.len() / 2;
     (1..items.len()).filter(between).min_by_key(|place| place.abs_diff(middle)).unwrap_or(middle)
@@ -52,7 +54,8 @@ impl Masstree {
         let new = border.rank(order, item.slice, item.length);
         let mut items: Vec<Item> = order.slots().filter_map(|slot| border.item(slot)).collect();
         items.insert(new, item);
-        let rising = border.next(guard).is_none() || order.is_rising();
+        let last = border.next(guard).is_none() && new == WIDTH;
+        let rising = last || order.is_rising_at(new);
         let cut = cut_at(&items, new, rising);
         let (left, right) = items.split_at(cut);
         let low = right.first().map_or(0, |first| first.slice);
