@@ -130,6 +130,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The indexes of `flat` beside concurrent maps of the same content.
+    FlatIndex {
+        /// Number of entries, and which part.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -292,6 +298,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
         Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
         Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
+        Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),

@@ -146,25 +146,39 @@ impl Known {
     }
 }
 
-/// What a lookup found: links that may belong to the key, rarely more than one.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Candidates {
-    first: Option<Link>,
-    rest: Vec<Link>,
+/// What a lookup found: links (or words) that may belong to the key, rarely more than one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidates<T = Link> {
+    first: Option<T>,
+    rest: Vec<T>,
 }
 
-impl Candidates {
-    pub(crate) fn push(&mut self, link: Link) {
+impl<T> Default for Candidates<T> {
+    #[inline]
+    fn default() -> Self {
+        Candidates { first: None, rest: Vec::new() }
+    }
+}
+
+impl<T: Copy + PartialEq> Candidates<T> {
+    #[inline]
+    pub(crate) fn push(&mut self, link: T) {
         match self.first {
             None => self.first = Some(link),
-            // An entry that moved during the lookup may be seen twice.
-            Some(first) if first == link || self.rest.contains(&link) => {}
-            Some(_) => self.rest.push(link),
+            Some(first) => self.push_next(first, link),
+        }
+    }
+
+    #[cold]
+    fn push_next(&mut self, first: T, link: T) {
+        // An entry that moved during the lookup may be seen twice.
+        if first != link && !self.rest.contains(&link) {
+            self.rest.push(link);
         }
     }
 
     /// The links.
-    pub fn iter(&self) -> impl Iterator<Item = Link> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
         self.first.into_iter().chain(self.rest.iter().copied())
     }
 

@@ -3,24 +3,36 @@
 //! An index maps the hash of a key to candidates; the full key in the record decides. [`Directory`]
 //! is the index of `depot`: hopscotch tables that grow one by one (uDepot §4.2, §4.3).
 //!
+//! [`Cceh`] is the hash index of `flat`, for many threads or (a [`cceh::Partition`]) for one owner
+//! (FlatStore §4.1).
+//!
+//! [`Masstree`] is the ordered one (FlatStore §4.2).
+//!
 //! [`FlexTree`] is the address space of `flex` (FlexSpace §3): a B+-tree of extents with shifts.
 //!
-//! Unsafe code stands in three leaves: `reclaim` (memory that lookups may still read), `pages` (memory
-//! in huge pages) and `prefetch`.
+//! Unsafe code stands in five leaves: `reclaim` (memory that lookups may still read), `pages` (memory
+//! in huge pages), `cceh::arena` and `masstree::memory` (segments and nodes in such memory), `prefetch`.
 
+pub mod cceh;
+mod counter;
 pub mod directory;
 mod entry;
 pub mod flex_tree;
 pub mod link;
 mod locks;
+pub mod masstree;
 mod overflow;
 mod pages;
 mod pool;
 mod prefetch;
 mod reclaim;
 mod table;
+pub mod word;
 
+pub use cceh::Cceh;
 pub use directory::Directory;
 pub use entry::Candidates;
 pub use flex_tree::FlexTree;
 pub use link::{Link, SizeHint};
+pub use masstree::Masstree;
+pub use word::Word;

@@ -26,3 +26,38 @@ mod explored {
         }
     }
 }
+
+/// Orders what was read before it before what is read after it. Together with [`release`] it makes
+/// a changed version visible to whoever saw what was written after the change.
+#[inline]
+pub(crate) fn acquire() {
+    // Shuttle has no fences and orders everything.
+    #[cfg(not(shuttle))]
+    esker_base::sync::atomic::fence(esker_base::sync::atomic::Ordering::Acquire);
+}
+
+/// Orders what was written before it before what is written after it.
+#[inline]
+pub(crate) fn release() {
+    #[cfg(not(shuttle))]
+    esker_base::sync::atomic::fence(esker_base::sync::atomic::Ordering::Release);
+}
+
+/// Waiting for a lock of one bit, which is held for some hundred instructions: unless its holder
+/// was suspended.
+#[derive(Debug, Default)]
+pub(crate) struct Wait(u32);
+
+impl Wait {
+    const SPINS: u32 = if cfg!(shuttle) { 0 } else { 128 };
+
+    #[cold]
+    pub(crate) fn turn(&mut self) {
+        if self.0 < Self::SPINS {
+            self.0 += 1;
+            esker_base::sync::hint::spin_loop();
+        } else {
+            esker_base::sync::thread::yield_now();
+        }
+    }
+}

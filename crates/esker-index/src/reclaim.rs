@@ -16,9 +16,9 @@
 
 #![expect(unsafe_code, reason = "borrowing from an Arc that another thread may replace")]
 
-use crossbeam_epoch::Guard;
+use crossbeam_epoch::{Collector, Guard, LocalHandle};
 use esker_base::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Proof that what this thread reads from cells stays.
 #[derive(Debug)]
@@ -28,6 +28,32 @@ pub(crate) struct Pin(Guard);
 #[inline]
 pub(crate) fn pin() -> Pin {
     Pin(crossbeam_epoch::pin())
+}
+
+/// As a [`Pin`], of epochs of its own: what lasts, as a scan does, delays nobody who uses cells.
+#[derive(Debug)]
+pub(crate) struct LongPin(#[cfg_attr(shuttle, expect(dead_code, reason = "held only"))] Guard);
+
+static LONG: LazyLock<Collector> = LazyLock::new(Collector::new);
+
+thread_local! {
+    static HANDLE: LocalHandle = LONG.register();
+}
+
+/// Pins the other epoch of this thread until the result is dropped.
+#[inline]
+pub(crate) fn pin_long() -> LongPin {
+    let pin = HANDLE.try_with(LocalHandle::pin);
+    // A thread that is ending has no handle any more.
+    LongPin(pin.unwrap_or_else(|_| LONG.register().pin()))
+}
+
+impl LongPin {
+    /// Runs `work` when everyone who is pinned so now is done, on any thread.
+    #[cfg(not(shuttle))]
+    pub(crate) fn defer(&self, work: impl FnOnce() + Send + 'static) {
+        self.0.defer(work);
+    }
 }
 
 /// A place that always holds an `Arc`.

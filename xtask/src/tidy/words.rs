@@ -22,6 +22,8 @@ const RULES: [Rule; 8] = [
             "crates/esker-index/src/reclaim",
             "crates/esker-index/src/prefetch",
             "crates/esker-index/src/pages",
+            "crates/esker-index/src/cceh/arena",
+            "crates/esker-index/src/masstree/memory",
         ],
         tests: false,
         reason: "unsafe code lives in the run-time and the media; docs/unsafe.md lists the modules",
