@@ -1,0 +1,112 @@
+//! The hopscotch directory of `depot` alone (uDepot §5.1): hashes and links, no records.
+//!
+//! Keys are told apart by what the index keeps of their hashes, as no record is there that has the whole key:
+//! one in some ten thousand lookups finds another's link.
+
+use crate::failure::{Failure, Outcome};
+use crate::numbers::real;
+use crate::system::{Counters, OpenOptions, Session, System, SystemKind};
+use esker_base::hash::KeyHasher;
+use esker_index::{Directory, Link};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+pub(super) const KIND: SystemKind = SystemKind {
+    name: "index",
+    about: "depot's hopscotch index alone, in DRAM; no values",
+    ordered: false,
+    fixed_capacity: false,
+    persistent: false,
+    keeps_values: false,
+    value_size_max: 1 << 40,
+    variants: &[],
+    open,
+};
+
+/// Size that links carry, in grains.
+const SIZE_GRAINS: u64 = 3;
+
+#[derive(Clone)]
+struct Index {
+    directory: Arc<Directory>,
+    hasher: Arc<KeyHasher>,
+    next: Arc<AtomicU64>,
+}
+
+fn open(_: &OpenOptions) -> Outcome<Box<dyn System>> {
+    Ok(Box::new(Index {
+        directory: Arc::new(Directory::with_capacity(0)),
+        hasher: Arc::new(KeyHasher::new(*b"esker bench keys")),
+        next: Arc::new(AtomicU64::new(0)),
+    }))
+}
+
+impl System for Index {
+    fn session(&self) -> Outcome<Box<dyn Session>> {
+        Ok(Box::new(self.clone()))
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn options(&self) -> BTreeMap<String, String> {
+        BTreeMap::from([("durability".to_owned(), "none: an index in DRAM".to_owned())])
+    }
+
+    fn counters(&self) -> Counters {
+        let bytes = u64::try_from(self.directory.memory_bytes()).unwrap_or(0);
+        Counters::from([
+            ("index_bytes".to_owned(), real(bytes)),
+            ("index_entries".to_owned(), real(self.directory.len())),
+        ])
+    }
+}
+
+impl Index {
+    fn link(&self) -> Outcome<Link> {
+        let grain = self.next.fetch_add(1, Ordering::Relaxed) % (Link::GRAIN_END - 1) + 1;
+        Link::record(grain, SIZE_GRAINS).ok_or_else(|| Failure::new("no such link"))
+    }
+}
+
+impl Session for Index {
+    fn read(&mut self, key: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
+        match self.directory.lookup(self.hasher.hash(key)).iter().next() {
+            Some(link) => {
+                see(&link.to_bits().to_be_bytes());
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    fn write(&mut self, key: &[u8], _: &[u8]) -> Outcome<()> {
+        let (hash, new) = (self.hasher.hash(key), self.link()?);
+        let old = self.directory.lookup(hash).iter().next();
+        match old {
+            // Another client's write in between wins; either is right.
+            Some(old) => drop(self.directory.replace(hash, old, new)),
+            None => self.directory.insert(hash, new),
+        }
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Outcome<()> {
+        let hash = self.hasher.hash(key);
+        let old = self.directory.lookup(hash).iter().next();
+        if let Some(old) = old {
+            self.directory.remove(hash, old);
+        }
+        Ok(())
+    }
+
+    fn scan(&mut self, _: &[u8], _: u64, _: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
+        Err(Failure::new("a hash index keeps no order"))
+    }
+}
