@@ -6,8 +6,10 @@
 use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::machine::Machine;
+use crate::numbers::micros;
 use crate::statistics::Spread;
 use crate::system::{Counters, Durability};
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -44,6 +46,20 @@ pub struct OperationFigures {
     pub p50_us: f64,
     pub p99_us: f64,
     pub p999_us: f64,
+}
+
+impl OperationFigures {
+    /// Of latencies in nanoseconds.
+    #[must_use]
+    pub fn of(latencies: &Histogram<u64>) -> OperationFigures {
+        let at = |quantile| micros(latencies.value_at_quantile(quantile));
+        OperationFigures {
+            ops: latencies.len(),
+            p50_us: at(0.5),
+            p99_us: at(0.99),
+            p999_us: at(0.999),
+        }
+    }
 }
 
 /// One phase of one cell. Absent figures are `None`, never 0.
@@ -159,6 +175,20 @@ pub struct Setting {
 }
 
 impl Row {
+    /// Notes percentiles and curve of latencies in nanoseconds.
+    pub fn note_latencies(&mut self, latencies: &Histogram<u64>) {
+        if latencies.is_empty() {
+            return;
+        }
+        let at = |quantile| micros(latencies.value_at_quantile(quantile));
+        self.mean_us = latencies.mean() / 1e3;
+        (self.p50_us, self.p99_us, self.p999_us) = (at(0.5), at(0.99), at(0.999));
+        self.max_us = micros(latencies.max());
+        let slow = [0.995, 0.999, 0.9995, 0.9999, 1.0];
+        let shares = (1..100).map(|n| f64::from(n) / 100.0).chain(slow);
+        self.cdf = shares.map(|share| (at(share), share)).collect();
+    }
+
     /// What it is a repetition of.
     #[must_use]
     pub fn setting(&self) -> Setting {
@@ -214,7 +244,7 @@ impl Group<'_> {
 }
 
 impl Document {
-    /// Rows by what they repeat, in the order in which they came.
+    /// Rows by what they repeat: systems of one setting side by side, otherwise in the order in which they came.
     #[must_use]
     pub fn groups(&self) -> Vec<Group<'_>> {
         let mut groups: Vec<Group<'_>> = Vec::new();
@@ -232,6 +262,20 @@ impl Document {
                 }
             }
         }
+        let mut order: Vec<Setting> = Vec::new();
+        // Those without figures come in front of their cell, and so say nothing of the order.
+        let (with, without): (Vec<_>, Vec<_>) =
+            groups.iter().partition(|group| !group.rows.is_empty());
+        for group in with.into_iter().chain(without) {
+            let setting = Setting { system: String::new(), ..group.setting.clone() };
+            if !order.contains(&setting) {
+                order.push(setting);
+            }
+        }
+        groups.sort_by_key(|group| {
+            let setting = Setting { system: String::new(), ..group.setting.clone() };
+            order.iter().position(|other| *other == setting)
+        });
         groups
     }
 
@@ -263,7 +307,8 @@ impl Document {
         let head = serde_json::to_string_pretty(&head)?;
         let head = head.trim_end().trim_end_matches('}').trim_end();
         let head = head.trim_end_matches("\"rows\": []").trim_end();
-        let rows: Vec<String> = self.rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
+        let rows: Vec<String> =
+            self.rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
         files::write(path, &format!("{head}\n  \"rows\": [\n{}\n]}}\n", rows.join(",\n")))
     }
 }
@@ -296,7 +341,10 @@ mod tests {
             let written = document(rows);
             written.write(&path).unwrap();
             let read = Document::read(&path).unwrap();
-            assert_eq!(serde_json::to_value(&read).unwrap(), serde_json::to_value(&written).unwrap());
+            assert_eq!(
+                serde_json::to_value(&read).unwrap(),
+                serde_json::to_value(&written).unwrap()
+            );
         }
     }
 
@@ -313,10 +361,11 @@ mod tests {
         let written =
             document(vec![row("a", 1, 0), row("b", 1, 0), row("a", 1, 1), row("a", 2, 0), skipped]);
         let groups = written.groups();
-        let sizes: Vec<usize> = groups.iter().map(|group| group.rows.len()).collect();
-        assert_eq!(sizes, [2, 1, 1, 0]);
+        let found: Vec<(&str, usize)> =
+            groups.iter().map(|group| (group.setting.system.as_str(), group.rows.len())).collect();
+        assert_eq!(found, [("a", 2), ("b", 1), ("c", 0), ("a", 1)]);
         let rate = groups[0].spread(|row| row.ops_per_second);
         assert!((rate.median - 1.5).abs() < 1e-12);
-        assert_eq!(groups[3].skipped, Some("why"));
+        assert_eq!(groups[2].skipped, Some("why"));
     }
 }

@@ -50,8 +50,8 @@ impl Meter {
     #[must_use]
     pub fn read(&self) -> Snapshot {
         let cpu = clock_gettime(ClockId::ProcessCPUTime);
-        let cpu_seconds =
-            real(u64::try_from(cpu.tv_sec).unwrap_or(0)) + real(u64::try_from(cpu.tv_nsec).unwrap_or(0)) / 1e9;
+        let cpu_seconds = real(u64::try_from(cpu.tv_sec).unwrap_or(0))
+            + real(u64::try_from(cpu.tv_nsec).unwrap_or(0)) / 1e9;
         let io = files::read_kernel("/proc/self/io").unwrap_or_default();
         let device: Vec<u64> = self
             .stat

@@ -32,7 +32,8 @@ impl Machine {
     /// This one, with data below `folder`.
     #[must_use]
     pub fn examine(folder: &Path) -> Machine {
-        let kernel_file = |path: &str| files::read_kernel(path).unwrap_or_default().trim().to_owned();
+        let kernel_file =
+            |path: &str| files::read_kernel(path).unwrap_or_default().trim().to_owned();
         let cpu = kernel_file("/proc/cpuinfo");
         let processor = cpu
             .lines()
@@ -40,7 +41,9 @@ impl Machine {
             .map_or("unknown", |(_, model)| model.trim());
         let memory = kernel_file("/proc/meminfo")
             .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok())
+            .find_map(|line| {
+                line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok()
+            })
             .map_or(0, |kib: u64| kib << 10);
         let (file_system, device, device_queue) = device(folder);
         Machine {
@@ -80,8 +83,7 @@ impl Machine {
 /// File system, device and queue below a folder.
 fn device(folder: &Path) -> (String, String, String) {
     let Ok(stat) = rustix::fs::stat(folder) else { return Default::default() };
-    let number =
-        format!("{}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+    let number = format!("{}:{}", rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
     let mounts = files::read_kernel("/proc/self/mountinfo").unwrap_or_default();
     // Fields of a line: id, parent, major:minor, root, mount point, options, ..., "-", type, source, options.
     let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some(number.as_str()));

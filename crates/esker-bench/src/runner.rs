@@ -9,3 +9,4 @@ mod cell;
 mod client;
 
 pub use cell::{Cell, Event, Stage, run};
+pub(crate) use client::{Pace, wait_until};

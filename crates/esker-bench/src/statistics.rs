@@ -5,6 +5,9 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 /// Chance that a further run of the same thing lies within [`Spread::low`] to [`Spread::high`].
 pub const CONFIDENCE: f64 = 0.95;
 
+/// Repetitions below which nothing is said of spread: Student's t of two is so wide that it means nothing.
+pub const REPETITIONS_MIN: usize = 3;
+
 /// What several repetitions of one figure say.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
@@ -17,7 +20,7 @@ pub struct Spread {
     /// The largest.
     pub maximum: f64,
     /// Lower end of where the median of as many further repetitions lies with [`CONFIDENCE`]; the median itself
-    /// if there is only one repetition, which says nothing of spread.
+    /// if there are fewer than [`REPETITIONS_MIN`], which say nothing of spread.
     pub low: f64,
     /// Upper end of it.
     pub high: f64,
@@ -49,7 +52,7 @@ impl Spread {
         let count = values.len();
         let mut spread = Spread { count, median, minimum, maximum, low: median, high: median };
         let logs: Vec<f64> = values.iter().filter(|value| **value > 0.0).map(|v| v.ln()).collect();
-        if logs.len() < 2 || logs.len() < count {
+        if count < REPETITIONS_MIN || logs.len() < count {
             return spread;
         }
         let real = crate::numbers::real(count as u64);
@@ -64,10 +67,20 @@ impl Spread {
         spread
     }
 
-    /// Half the width of the interval, in per cent of the median.
+    /// Half the width of the interval, in per cent of the median; `None` if nothing is known of it.
     #[must_use]
-    pub fn per_cent(&self) -> f64 {
-        ((self.high / self.low).sqrt() - 1.0) * 100.0
+    pub fn per_cent(&self) -> Option<f64> {
+        (self.count >= REPETITIONS_MIN).then(|| ((self.high / self.low).sqrt() - 1.0) * 100.0)
+    }
+
+    /// The same in words.
+    #[must_use]
+    pub fn words(&self) -> String {
+        match self.per_cent() {
+            None => "-".to_owned(),
+            Some(wide) if wide > 999.0 => "> 999 %".to_owned(),
+            Some(wide) => format!("{wide:.1} %"),
+        }
     }
 
     /// Whether a value lies in the interval.
@@ -96,7 +109,8 @@ mod tests {
         let mut rng = Rng::from_seed(4);
         let mut noise = || {
             let sum: f64 =
-                (0..12).map(|_| crate::workload::distribution::uniform(&mut rng)).sum::<f64>() - 6.0;
+                (0..12).map(|_| crate::workload::distribution::uniform(&mut rng)).sum::<f64>()
+                    - 6.0;
             1000.0 * (0.1 * sum).exp()
         };
         for count in [3, 5] {
@@ -115,6 +129,7 @@ mod tests {
     fn one_repetition_has_no_spread() {
         let spread = Spread::of(&[5.0]);
         assert!(spread.contains(5.0) && !spread.contains(5.1));
-        assert!(spread.per_cent().abs() < 1e-9);
+        assert_eq!(spread.per_cent(), None);
+        assert_eq!(Spread::of(&[5.0, 9.0]).words(), "-");
     }
 }

@@ -110,12 +110,8 @@ pub trait Session: Send {
     ///
     /// # Errors
     /// The system's; all systems that are not [`SystemKind::ordered`].
-    fn scan(
-        &mut self,
-        start: &[u8],
-        count: u64,
-        see: &mut dyn FnMut(&[u8], &[u8]),
-    ) -> Outcome<u64>;
+    fn scan(&mut self, start: &[u8], count: u64, see: &mut dyn FnMut(&[u8], &[u8]))
+    -> Outcome<u64>;
 }
 
 /// A system that is open.

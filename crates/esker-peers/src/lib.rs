@@ -49,9 +49,7 @@ pub fn all() -> Vec<SystemKind> {
     feature = "rocksdb",
     feature = "sled"
 ))]
-fn said<const N: usize>(
-    pairs: [(&str, String); N],
-) -> std::collections::BTreeMap<String, String> {
+fn said<const N: usize>(pairs: [(&str, String); N]) -> std::collections::BTreeMap<String, String> {
     pairs.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 

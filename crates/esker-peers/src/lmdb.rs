@@ -4,7 +4,10 @@
 //! - S1: the folder is the bench's own, and nobody else touches the files while the environment is open.
 //! - S2: `NO_SYNC` and `NO_META_SYNC` risk the file at a crash of the system only, and then it is not opened
 //!   again: each cell begins with an empty folder.
-#![expect(unsafe_code, reason = "heed asks for a promise about the mapped file; see docs/unsafe.md")]
+#![expect(
+    unsafe_code,
+    reason = "heed asks for a promise about the mapped file; see docs/unsafe.md"
+)]
 
 use crate::said;
 use crate::ticker::Ticker;
@@ -58,11 +61,10 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
             opener.create_database(transaction, None).map(CommitOrAbort::<_, ()>::Commit)
         })?
         .unwrap_commit();
-    let ticker = Ticker::of(
-        options.durability == Durability::Periodic,
-        &Arc::new(env.clone()),
-        |env| Ok(env.force_sync()?),
-    )?;
+    let ticker =
+        Ticker::of(options.durability == Durability::Periodic, &Arc::new(env.clone()), |env| {
+            Ok(env.force_sync()?)
+        })?;
     let words = match options.durability {
         Durability::Sync => "sync: every commit is synced",
         Durability::Periodic => "periodic: MDB_NOSYNC, synced every second",

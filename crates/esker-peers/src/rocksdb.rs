@@ -4,9 +4,7 @@ use crate::said;
 use crate::ticker::Ticker;
 use esker_bench::Outcome;
 use esker_bench::system::{Durability, OpenOptions, Session, System, SystemKind};
-use rocksdb::{
-    BlockBasedOptions, Cache, DB, DBCompressionType, Options, WriteBufferManager, WriteOptions,
-};
+use rocksdb::{BlockBasedOptions, Cache, DB, DBCompressionType, Options, WriteOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -36,13 +34,8 @@ struct Rocks {
 
 fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let bytes = usize::try_from(options.cache_bytes)?;
-    let cache = Cache::new_lru_cache(bytes);
-    // Buffers of writes are charged to the cache: together they have the bytes that were given.
-    let buffers = WriteBufferManager::new_write_buffer_manager_with_cache(
-        bytes / 2,
-        false,
-        cache.clone(),
-    );
+    // Half caches blocks, half is for memtables: the one that fills and one that is being flushed.
+    let cache = Cache::new_lru_cache(bytes / 2);
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(&cache);
     table.set_bloom_filter(BLOOM_BITS, false);
@@ -51,7 +44,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let mut db = Options::default();
     db.create_if_missing(true);
     db.set_block_based_table_factory(&table);
-    db.set_write_buffer_manager(&buffers);
+    db.set_db_write_buffer_size(bytes / 2);
     db.set_write_buffer_size(bytes / 4);
     db.set_compression_type(DBCompressionType::None);
     db.set_max_background_jobs(BACKGROUND_JOBS);
@@ -59,8 +52,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     db.set_use_direct_io_for_flush_and_compaction(options.direct);
     let db = Arc::new(DB::open(&db, &options.folder)?);
     let durability = options.durability;
-    let ticker =
-        Ticker::of(durability == Durability::Periodic, &db, |db| Ok(db.flush_wal(true)?))?;
+    let ticker = Ticker::of(durability == Durability::Periodic, &db, |db| Ok(db.flush_wal(true)?))?;
     let words = match durability {
         Durability::Sync => "sync: WAL, WriteOptions.sync",
         Durability::Periodic => "periodic: WAL, synced every second",
@@ -68,7 +60,8 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     };
     let options = said([
         ("durability", words.to_owned()),
-        ("block cache, memtables charged to it", format!("{bytes} bytes")),
+        ("block cache, with indexes and filters", format!("{} bytes", bytes / 2)),
+        ("db_write_buffer_size", format!("{} bytes", bytes / 2)),
         ("write_buffer_size", format!("{} bytes", bytes / 4)),
         ("bloom filter", format!("{BLOOM_BITS} bits a key")),
         ("direct reads, flushes and compactions", options.direct.to_string()),

@@ -17,14 +17,15 @@ pub(crate) struct Ticker {
 impl Ticker {
     pub(crate) fn start(work: impl Fn() -> Outcome<()> + Send + 'static) -> Outcome<Ticker> {
         let (stop, stopped) = channel();
-        let thread = std::thread::Builder::new().name("bench-sync".to_owned()).spawn(move || {
-            while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
-                if let Err(failure) = work() {
-                    eprintln!("periodic sync: {failure}");
-                    return;
+        let thread =
+            std::thread::Builder::new().name("bench-sync".to_owned()).spawn(move || {
+                while stopped.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
+                    if let Err(failure) = work() {
+                        eprintln!("periodic sync: {failure}");
+                        return;
+                    }
                 }
-            }
-        })?;
+            })?;
         Ok(Ticker { stop: Some(stop), thread: Some(thread) })
     }
 

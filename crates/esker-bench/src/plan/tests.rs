@@ -65,8 +65,7 @@ fn systems_change_first_and_repetitions_last() {
 
 #[test]
 fn every_named_workload_runs_on_an_ordered_system() {
-    let names: Vec<String> =
-        catalogue::all().into_iter().map(|workload| workload.name).collect();
+    let names: Vec<String> = catalogue::all().into_iter().map(|workload| workload.name).collect();
     let names: Vec<&str> =
         names.iter().map(String::as_str).filter(|name| *name != "recovery").collect();
     assert!(names.len() > 30);
@@ -79,28 +78,32 @@ fn every_named_workload_runs_on_an_ordered_system() {
 #[test]
 fn depot_runs_and_counts() {
     let plan = Plan {
+        seconds: Some(0.2),
         durability: Some(vec![Durability::Sync, Durability::None]),
         ..tiny(&["fillrandom", "ycsb-a", "ycsb-d", "ycsb-f", "readmissing", "etc-50"], &["depot"])
     };
     let document = run_here(&plan);
     check_all_have_figures(&document);
-    let row = document
-        .rows
-        .iter()
-        .find(|row| row.workload == "ycsb-a" && row.phase == "run")
-        .unwrap();
+    let row =
+        document.rows.iter().find(|row| row.workload == "ycsb-a" && row.phase == "run").unwrap();
     assert!(row.user_bytes > 0 && row.user_read_bytes > 0 && row.rss_bytes > 0);
     assert!(row.p50_us > 0.0 && row.p50_us <= row.p99_us && row.p99_us <= row.p999_us);
-    assert!(row.counters["device_flushes_total"] > 0.0 || row.counters["device_writes_total"] > 0.0);
+    assert!(
+        row.counters["device_flushes_total"] > 0.0 || row.counters["device_writes_total"] > 0.0
+    );
     assert!(row.counters["index_bytes"] > 0.0);
     assert_eq!(row.operations.keys().collect::<Vec<_>>(), ["read", "update"]);
     assert_eq!(row.operations.values().map(|figures| figures.ops).sum::<u64>(), row.ops);
-    assert_eq!(row.settle_seconds.is_sign_positive(), true);
+    assert!(row.settle_seconds >= 0.0);
 }
 
 #[test]
 fn tasks_are_clients_too() {
-    let plan = Plan { depth: Some(vec![8]), ..tiny(&["udepot-put", "udepot-get"], &["depot:trt-sync"]) };
+    let plan = Plan {
+        depth: Some(vec![8]),
+        seconds: Some(0.3),
+        ..tiny(&["udepot-put", "udepot-get"], &["depot:trt-sync"])
+    };
     check_all_have_figures(&run_here(&plan));
 }
 
@@ -126,7 +129,8 @@ fn what_a_system_cannot_do_is_said() {
 #[test]
 fn utilization_is_what_was_asked_for() {
     let plan = Plan {
-        utilization: Some(vec![80.0]),
+        // Of a small store, the segments that are kept free are a large part.
+        utilization: Some(vec![60.0]),
         records: Some(400_000),
         value_size: Some(vec![48]),
         durability: Some(vec![Durability::None]),
@@ -136,12 +140,13 @@ fn utilization_is_what_was_asked_for() {
     let row = document.rows.iter().find(|row| row.phase == "run").unwrap();
     assert_eq!(row.skipped, None);
     let reached = row.counters["utilization"];
-    assert!((0.74..0.86).contains(&reached), "{reached}");
+    assert!((0.56..0.64).contains(&reached), "{reached}");
 }
 
 #[test]
 fn an_open_loop_keeps_its_rate_and_counts_waiting() {
-    let plan = Plan { rate: Some(vec![2000.0]), seconds: Some(0.5), ..tiny(&["ycsb-c"], &["hashmap"]) };
+    let plan =
+        Plan { rate: Some(vec![2000.0]), seconds: Some(0.5), ..tiny(&["ycsb-c"], &["hashmap"]) };
     let document = run_here(&plan);
     let row = document.rows.iter().find(|row| row.phase == "run").unwrap();
     assert!((1500.0..2100.0).contains(&row.ops_per_second), "{}", row.ops_per_second);

@@ -5,7 +5,7 @@ use crate::document::{OperationFigures, Row};
 use crate::failure::{Failure, Outcome};
 use crate::figures::{Memory, Meter, Snapshot, load_average};
 use crate::files;
-use crate::numbers::{micros, nanos, real, size, whole};
+use crate::numbers::{nanos, real, size, whole};
 use crate::plan::Settings;
 use crate::system::{Counters, Durability, OpenOptions, Registry, System, SystemKind};
 use crate::workload::distribution::Distribution;
@@ -393,11 +393,7 @@ impl Runner<'_> {
 
     /// Runs the clients; what the kernel and the system counted belongs to the measured part, the sync at its
     /// end included.
-    fn run_clients(
-        &mut self,
-        system: &dyn System,
-        phase: &Arc<Phase>,
-    ) -> Outcome<Ran> {
+    fn run_clients(&mut self, system: &dyn System, phase: &Arc<Phase>) -> Outcome<Ran> {
         let meter = Meter::of(&self.folder);
         let mut before: Option<(Snapshot, Counters)> = None;
         let tell = &mut *self.tell;
@@ -423,7 +419,9 @@ impl Runner<'_> {
         let tallies: Vec<Outcome<Tally>> = match system.runtime() {
             None => std::thread::scope(|scope| {
                 let clients: Vec<_> = (0..phase.clients)
-                    .map(|number| scope.spawn(move || client::run(phase, || system.session(), number)))
+                    .map(|number| {
+                        scope.spawn(move || client::run(phase, || system.session(), number))
+                    })
                     .collect();
                 watch(phase);
                 let joined = clients.into_iter().map(|client| {
@@ -475,15 +473,10 @@ impl Runner<'_> {
         let mut all = Histogram::<u64>::new(3)?;
         for (operation, histogram) in &tally.latencies {
             all.add(histogram)?;
-            let figures = OperationFigures {
-                ops: histogram.len(),
-                p50_us: micros(histogram.value_at_quantile(0.5)),
-                p99_us: micros(histogram.value_at_quantile(0.99)),
-                p999_us: micros(histogram.value_at_quantile(0.999)),
-            };
+            let figures = OperationFigures::of(histogram);
             row.operations.insert(operation.name().to_owned(), figures);
         }
-        note_latencies(row, &all);
+        row.note_latencies(&all);
         row.timeline_seconds = interval.as_secs_f64();
         row.timeline =
             tally.timeline.iter().map(|ops| (real(*ops) / row.timeline_seconds).round()).collect();
@@ -513,23 +506,9 @@ impl Runner<'_> {
         row.counters = counted.clone();
         // An engine on persistent memory counts these three itself.
         let per_op = |name: &str| counted.get(name).map(|count| count / real(row.ops.max(1)));
-        let figures =
-            ["pm_flushes_total", "pm_fences_total", "pm_blocks_total"].map(per_op);
+        let figures = ["pm_flushes_total", "pm_fences_total", "pm_blocks_total"].map(per_op);
         [row.pm_flushes_per_op, row.pm_fences_per_op, row.pm_blocks_per_op] = figures;
     }
-}
-
-/// Percentiles and curve of a row.
-pub(crate) fn note_latencies(row: &mut Row, latencies: &Histogram<u64>) {
-    if latencies.is_empty() {
-        return;
-    }
-    let at = |quantile| micros(latencies.value_at_quantile(quantile));
-    row.mean_us = latencies.mean() / 1e3;
-    (row.p50_us, row.p99_us, row.p999_us) = (at(0.5), at(0.99), at(0.999));
-    row.max_us = micros(latencies.max());
-    let shares = (1..100).map(|n| f64::from(n) / 100.0).chain([0.995, 0.999, 0.9995, 0.9999, 1.0]);
-    row.cdf = shares.map(|share| (at(share), share)).collect();
 }
 
 /// What was added to totals; other numbers as they are now.

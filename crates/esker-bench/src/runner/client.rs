@@ -164,9 +164,21 @@ impl Hands<'_> {
         Ok(found)
     }
 
-    fn write(&mut self, number: u64, length: u64) -> Outcome<()> {
+    /// Makes key and value, before the watch runs.
+    fn prepare(&mut self, request: Request) {
+        self.phase.workload.keys.write(request.number, &mut self.key);
+        if request.operation.is_write() {
+            let length = self.phase.workload.values.size(request.number);
+            self.fill(request.number, length);
+        }
+    }
+
+    fn fill(&mut self, number: u64, length: u64) {
         self.salt = self.salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
         self.phase.filler.write(number, length, self.salt, &mut self.value);
+    }
+
+    fn write(&mut self) -> Outcome<()> {
         self.session.write(&self.key, &self.value)?;
         self.user_bytes += (self.key.len() + self.value.len()) as u64;
         Ok(())
@@ -186,18 +198,18 @@ impl Hands<'_> {
 
     fn serve(&mut self, request: Request) -> Outcome<()> {
         let Request { operation, number, length } = request;
-        let (keys, values) = (self.phase.workload.keys, self.phase.workload.values);
-        keys.write(number, &mut self.key);
-        let value_size = values.size(number);
+        let value_size = self.phase.workload.values.size(number);
         match operation {
             Operation::Read => self.read_checked(number, value_size),
             Operation::ReadMissing => match self.read()? && self.phase.checks_values {
                 false => Ok(()),
-                true => Err(Failure::new(format!("wrong answer: key number {number} was never written"))),
+                true => Err(Failure::new(format!(
+                    "wrong answer: key number {number} was never written"
+                ))),
             },
-            Operation::Update => self.write(number, value_size),
+            Operation::Update => self.write(),
             Operation::Insert => {
-                self.write(number, value_size)?;
+                self.write()?;
                 if number >= self.phase.records {
                     self.phase.space.acknowledge(number);
                 }
@@ -205,7 +217,7 @@ impl Hands<'_> {
             }
             Operation::ReadModifyWrite => {
                 self.read_checked(number, value_size)?;
-                self.write(number, value_size)
+                self.write()
             }
             Operation::Scan => {
                 let (read, mut first) = (&mut self.read, None);
@@ -221,7 +233,9 @@ impl Hands<'_> {
                 // The scan starts at a key that is there.
                 if seen == 0 || first.as_deref() != Some(&self.key[..]) {
                     let key = self.key.escape_ascii();
-                    return Err(Failure::new(format!("wrong answer: a scan misses its start {key}")));
+                    return Err(Failure::new(format!(
+                        "wrong answer: a scan misses its start {key}"
+                    )));
                 }
                 Ok(())
             }
@@ -260,16 +274,11 @@ fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally>
     if let Some(trace) = &phase.trace {
         return play(&mut hands, &mut clock, trace, number);
     }
-    let mut requests = Requests::new(
-        &phase.workload,
-        &phase.space,
-        phase.keys,
-        phase.seed,
-        number,
-        phase.clients,
-    );
-    while let Some(begin) = clock.begin() {
-        let Some(request) = requests.next() else { break };
+    let requests =
+        Requests::new(&phase.workload, &phase.space, phase.keys, phase.seed, number, phase.clients);
+    for request in requests {
+        hands.prepare(request);
+        let Some(begin) = clock.begin() else { break };
         hands.serve(request)?;
         clock.end(&mut hands, request.operation, begin)?;
     }
@@ -277,7 +286,12 @@ fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally>
 }
 
 /// Plays the requests of a trace that are this client's.
-fn play(hands: &mut Hands<'_>, clock: &mut Turns<'_>, trace: &Trace, number: u64) -> Outcome<Tally> {
+fn play(
+    hands: &mut Hands<'_>,
+    clock: &mut Turns<'_>,
+    trace: &Trace,
+    number: u64,
+) -> Outcome<Tally> {
     let phase = hands.phase;
     let first = trace.requests().first().map_or(0, |request| request.time_micros);
     for request in trace.requests() {
@@ -288,18 +302,20 @@ fn play(hands: &mut Hands<'_>, clock: &mut Turns<'_>, trace: &Trace, number: u64
             let since = Duration::from_micros(request.time_micros.saturating_sub(first));
             clock.due = Some(phase.begin + since);
         }
-        let Some(begin) = clock.begin() else { break };
         hands.key.clear();
         hands.key.extend_from_slice(trace.key(request));
-        let length = u64::from(request.value_size);
+        if request.operation.is_write() {
+            hands.fill(0, u64::from(request.value_size));
+        }
+        let Some(begin) = clock.begin() else { break };
         match request.operation {
             Operation::Read => drop(hands.read()?),
             Operation::ReadModifyWrite => {
                 hands.read()?;
-                hands.write(0, length)?;
+                hands.write()?;
             }
             Operation::Delete => hands.session.delete(&hands.key)?,
-            _ => hands.write(0, length)?,
+            _ => hands.write()?,
         }
         clock.end(hands, request.operation, begin)?;
     }
@@ -317,6 +333,8 @@ struct Turns<'a> {
     tally: Tally,
     /// Bytes that the client had moved when measuring began.
     before: Option<(u64, u64)>,
+    /// Bytes that it had moved after its last operation.
+    moved: (u64, u64),
     unnoted: u64,
 }
 
@@ -329,15 +347,14 @@ impl<'a> Turns<'a> {
         };
         let before = (phase.begin == phase.measure_from).then_some((0, 0));
         let (due, now, tally, unnoted) = (None, Duration::ZERO, Tally::default(), 0);
-        Turns { phase, pace, due, now, left, tally, before, unnoted }
+        let moved = (0, 0);
+        Turns { phase, pace, due, now, left, tally, before, moved, unnoted }
     }
 
     /// When the next request begins, for its latency; `None` at the end of the phase.
     fn begin(&mut self) -> Option<Duration> {
         let phase = self.phase;
-        if self.now.is_zero() {
-            self.now = SystemClock.monotonic();
-        }
+        self.now = SystemClock.monotonic();
         if self.left == 0 || phase.stop.load(Ordering::Relaxed) {
             return None;
         }
@@ -366,6 +383,7 @@ impl<'a> Turns<'a> {
     fn end(&mut self, hands: &mut Hands<'_>, operation: Operation, begin: Duration) -> Outcome<()> {
         let phase = self.phase;
         self.now = SystemClock.monotonic();
+        let moved = std::mem::replace(&mut self.moved, (hands.user_bytes, hands.user_read_bytes));
         let interval = nanos(self.now.saturating_sub(phase.begin)) / nanos(phase.interval).max(1);
         let place = size(interval).min(1 << 16);
         if self.tally.timeline.len() <= place {
@@ -383,11 +401,7 @@ impl<'a> Turns<'a> {
         if self.now < phase.measure_from || phase.end.is_some_and(|end| self.now > end) {
             return Ok(());
         }
-        if self.before.is_none() {
-            // The first that counts: its bytes do, and none before.
-            self.before = Some((hands.user_bytes, hands.user_read_bytes));
-            return Ok(());
-        }
+        self.before.get_or_insert(moved);
         self.left = self.left.saturating_sub(1);
         self.tally.last = self.now;
         self.tally.user_bytes = hands.user_bytes;

@@ -2,8 +2,10 @@
 //! run-time, as many on each core as the depth says (uDepot §5.2).
 
 use crate::failure::{Failure, Outcome};
+use crate::files;
 use crate::numbers::{real, whole};
 use crate::system::{Counters, Durability, OpenOptions, Session, System, SystemKind};
+use crate::workload::shape::KeyShape;
 use esker::{Options, Store};
 use esker_trt::{Config, Facility, Runtime};
 use std::collections::BTreeMap;
@@ -22,9 +24,10 @@ pub(super) const KIND: SystemKind = SystemKind {
     open,
 };
 
-/// Bytes of a record beside key and value, and what it is rounded up to (docs/format/depot.md).
-const RECORD_HEADER_BYTES: u64 = 12;
-const GRAIN_BYTES: u64 = 8;
+/// Records that are written to learn what one takes.
+const PROBE_RECORDS: u64 = 4000;
+/// Bytes of a record beside key and value, near enough for a store that is much larger than its data.
+const RECORD_BYTES: f64 = 32.0;
 /// Smallest store that is made, in bytes.
 const SIZE_MIN_BYTES: u64 = 64 << 20;
 /// How much larger a store is than its data if nothing else is said, as for peers, which have the whole
@@ -39,14 +42,14 @@ struct Depot {
 
 fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let mut store = Options::new(&options.folder);
-    let (key, value) = options.record_size_bytes;
-    let record = (RECORD_HEADER_BYTES + key + value).next_multiple_of(GRAIN_BYTES);
-    let live = real(options.records * record);
-    let size = match options.utilization {
-        Some(utilization) => whole(live / utilization.clamp(0.01, 0.99)),
-        None => whole(live * SPARE),
+    let live = match options.utilization {
+        Some(_) => real(options.records) * record_bytes(options)?,
+        None => real(options.data_bytes) + real(options.records) * RECORD_BYTES,
     };
-    store.size_bytes = size.max(if options.utilization.is_some() { 0 } else { SIZE_MIN_BYTES });
+    store.size_bytes = match options.utilization {
+        Some(utilization) => whole(live / utilization.clamp(0.01, 0.99)),
+        None => whole(live * SPARE).max(SIZE_MIN_BYTES),
+    };
     store.size_bytes = store.size_bytes.next_multiple_of(1 << 20);
     store.durability = match options.durability {
         Durability::Sync => esker::Durability::Sync,
@@ -57,11 +60,8 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         None => None,
         Some(variant) => {
             let facility: Facility = variant.trim_start_matches("trt-").parse()?;
-            let config = Config {
-                cores: options.threads,
-                facilities: vec![facility],
-                ..Config::default()
-            };
+            let config =
+                Config { cores: options.threads, facilities: vec![facility], ..Config::default() };
             let runtime = Runtime::start(config)?;
             if runtime.facility() != facility {
                 return Err(Failure::new(format!("{facility} does not work here")));
@@ -69,8 +69,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
             Some(Arc::new(runtime))
         }
     };
-    let size_bytes = store.size_bytes;
-    let store = Store::open(&store)?;
+    let (store, size_bytes) = open_filled(options, store, live)?;
     let mut said = BTreeMap::from([
         ("durability".to_owned(), options.durability.to_string()),
         ("size_bytes".to_owned(), size_bytes.to_string()),
@@ -81,6 +80,57 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         said.insert("run-time".to_owned(), runtime.report());
     }
     Ok(Box::new(Depot { store, runtime, options: said }))
+}
+
+/// Bytes that a record of this experiment takes, as the store itself counts live bytes.
+fn record_bytes(options: &OpenOptions) -> Outcome<f64> {
+    let folder = options.folder.with_extension("probe");
+    files::remove_folder(&folder)?;
+    let mut with = Options::new(&folder);
+    with.size_bytes =
+        SIZE_MIN_BYTES + 4 * options.data_bytes / options.records.max(1) * PROBE_RECORDS;
+    with.durability = esker::Durability::None;
+    let store = Store::open(&with)?;
+    let (key, value) = options.record_size_bytes;
+    let (mut name, value) = (Vec::new(), vec![7; usize::try_from(value)?]);
+    for number in 0..PROBE_RECORDS {
+        KeyShape::Fixed(usize::try_from(key)?).write(number, &mut name);
+        store.put(&name, &value)?;
+    }
+    store.sync()?;
+    let bytes = real(store.stats().live_bytes) / real(PROBE_RECORDS);
+    store.close()?;
+    drop(store);
+    files::remove_folder(&folder)?;
+    Ok(bytes)
+}
+
+/// Opens the store. If its capacity is to be so large that `live` bytes fill a share of it, and there is nothing in
+/// it yet, it is made anew until that is so: superblock and checkpoints take room of their own.
+fn open_filled(options: &OpenOptions, mut with: Options, live: f64) -> Outcome<(Store, u64)> {
+    const TRIES: usize = 4;
+    /// How far the share may be off.
+    const NEAR: f64 = 0.01;
+    for _ in 0..TRIES {
+        let store = Store::open(&with)?;
+        let stats = store.stats();
+        let wanted = match options.utilization {
+            Some(utilization) if stats.items == 0 && stats.last_version.0 == 0 => {
+                live / utilization
+            }
+            _ => return Ok((store, with.size_bytes)),
+        };
+        let off = wanted - real(stats.capacity_bytes);
+        if off.abs() <= wanted * NEAR {
+            return Ok((store, with.size_bytes));
+        }
+        store.close()?;
+        drop(store);
+        files::remove_folder(&options.folder)?;
+        files::create_folder(&options.folder)?;
+        with.size_bytes = whole((real(with.size_bytes) + off).max(0.0)).next_multiple_of(1 << 20);
+    }
+    Ok((Store::open(&with)?, with.size_bytes))
 }
 
 impl System for Depot {

@@ -1,7 +1,7 @@
 //! The hopscotch directory of `depot` alone (uDepot §5.1): hashes and links, no records.
 //!
-//! Keys are told apart by what the index keeps of their hashes, as no record is there that has the whole key:
-//! one in some ten thousand lookups finds another's link.
+//! No record is there that has the whole key, so a link carries 40 other bits of the key's hash in the place of a
+//! record's address: they decide among the candidates that the index offers, as the record would.
 
 use crate::failure::{Failure, Outcome};
 use crate::numbers::real;
@@ -10,7 +10,6 @@ use esker_base::hash::KeyHasher;
 use esker_index::{Directory, Link};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(super) const KIND: SystemKind = SystemKind {
     name: "index",
@@ -31,14 +30,14 @@ const SIZE_GRAINS: u64 = 3;
 struct Index {
     directory: Arc<Directory>,
     hasher: Arc<KeyHasher>,
-    next: Arc<AtomicU64>,
+    writes: u64,
 }
 
 fn open(_: &OpenOptions) -> Outcome<Box<dyn System>> {
     Ok(Box::new(Index {
         directory: Arc::new(Directory::with_capacity(0)),
         hasher: Arc::new(KeyHasher::new(*b"esker bench keys")),
-        next: Arc::new(AtomicU64::new(0)),
+        writes: 0,
     }))
 }
 
@@ -68,16 +67,27 @@ impl System for Index {
     }
 }
 
+/// What a link of this hash has in the place of an address.
+fn place(hash: u64) -> u64 {
+    (hash.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 24) % (Link::GRAIN_END - 1) + 1
+}
+
 impl Index {
-    fn link(&self) -> Outcome<Link> {
-        let grain = self.next.fetch_add(1, Ordering::Relaxed) % (Link::GRAIN_END - 1) + 1;
-        Link::record(grain, SIZE_GRAINS).ok_or_else(|| Failure::new("no such link"))
+    fn find(&self, hash: u64) -> Option<Link> {
+        self.directory.lookup(hash).iter().find(|link| link.grain() == place(hash))
+    }
+
+    /// A link that differs from the one before it.
+    fn link(&mut self, hash: u64) -> Outcome<Link> {
+        self.writes += 1;
+        Link::record(place(hash), SIZE_GRAINS + self.writes % 2)
+            .ok_or_else(|| Failure::new("no such link"))
     }
 }
 
 impl Session for Index {
     fn read(&mut self, key: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
-        match self.directory.lookup(self.hasher.hash(key)).iter().next() {
+        match self.find(self.hasher.hash(key)) {
             Some(link) => {
                 see(&link.to_bits().to_be_bytes());
                 Ok(true)
@@ -87,9 +97,9 @@ impl Session for Index {
     }
 
     fn write(&mut self, key: &[u8], _: &[u8]) -> Outcome<()> {
-        let (hash, new) = (self.hasher.hash(key), self.link()?);
-        let old = self.directory.lookup(hash).iter().next();
-        match old {
+        let hash = self.hasher.hash(key);
+        let new = self.link(hash)?;
+        match self.find(hash) {
             // Another client's write in between wins; either is right.
             Some(old) => drop(self.directory.replace(hash, old, new)),
             None => self.directory.insert(hash, new),
@@ -99,8 +109,7 @@ impl Session for Index {
 
     fn delete(&mut self, key: &[u8]) -> Outcome<()> {
         let hash = self.hasher.hash(key);
-        let old = self.directory.lookup(hash).iter().next();
-        if let Some(old) = old {
+        if let Some(old) = self.find(hash) {
             self.directory.remove(hash, old);
         }
         Ok(())

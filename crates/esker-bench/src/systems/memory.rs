@@ -49,7 +49,10 @@ fn open_hashed(_: &OpenOptions) -> Outcome<Box<dyn System>> {
 }
 
 fn said() -> BTreeMap<String, String> {
-    BTreeMap::from([("durability".to_owned(), "none: DRAM only, whatever was asked for".to_owned())])
+    BTreeMap::from([(
+        "durability".to_owned(),
+        "none: DRAM only, whatever was asked for".to_owned(),
+    )])
 }
 
 impl Hashed {

@@ -74,7 +74,11 @@ pub fn named(name: &str) -> Outcome<Workload> {
 #[must_use]
 pub fn expand(name: &str) -> Vec<String> {
     let starting = |prefix: &str| -> Vec<String> {
-        all().into_iter().map(|found| found.name).filter(|found| found.starts_with(prefix)).collect()
+        all()
+            .into_iter()
+            .map(|found| found.name)
+            .filter(|found| found.starts_with(prefix))
+            .collect()
     };
     match name {
         "ycsb" => starting("ycsb-"),
@@ -94,7 +98,8 @@ fn db_bench() -> Vec<Workload> {
     let uniform = Distribution::Uniform;
     // A hundredth of the keys has all requests.
     let hot = Distribution::Hotspot { keys: 0.01, requests: 1.0 };
-    let mut seek = ask("seekrandom", "a seek to a random key, which is read", uniform, &[(Scan, 1.0)]);
+    let mut seek =
+        ask("seekrandom", "a seek to a random key, which is read", uniform, &[(Scan, 1.0)]);
     seek.scan_length = (1, 1);
     vec![
         fill("fillseq", "writes in key order", Order::Sequential),
@@ -118,15 +123,19 @@ fn ycsb() -> Vec<Workload> {
         ask("a", "half reads, half updates, zipfian", ZIPFIAN, &[(Read, 0.5), (Update, 0.5)]),
         ask("b", "95 % reads, 5 % updates, zipfian", ZIPFIAN, &[(Read, 0.95), (Update, 0.05)]),
         ask("c", "reads only, zipfian", ZIPFIAN, &[(Read, 1.0)]),
-        ask("f", "half reads, half read-modify-writes, zipfian", ZIPFIAN, &[
-            (Read, 0.5),
-            (ReadModifyWrite, 0.5),
-        ]),
+        ask(
+            "f",
+            "half reads, half read-modify-writes, zipfian",
+            ZIPFIAN,
+            &[(Read, 0.5), (ReadModifyWrite, 0.5)],
+        ),
         ask("d", "95 % reads, 5 % inserts, latest", latest, &[(Read, 0.95), (Insert, 0.05)]),
-        ask("e", "95 % scans of 1 to 100, 5 % inserts, zipfian", ZIPFIAN, &[
-            (Scan, 0.95),
-            (Insert, 0.05),
-        ]),
+        ask(
+            "e",
+            "95 % scans of 1 to 100, 5 % inserts, zipfian",
+            ZIPFIAN,
+            &[(Scan, 0.95), (Insert, 0.05)],
+        ),
     ]
 }
 
@@ -189,12 +198,16 @@ fn flex() -> Vec<Workload> {
                 Distribution::Sequential => Order::Sequential,
                 _ => Order::Distribution,
             };
-            let about = |what: &str| {
-                format!("{what}, keys {key} B, values {value} B, {name} (FlexDB 6.3)")
-            };
+            let about =
+                |what: &str| format!("{what}, keys {key} B, values {value} B, {name} (FlexDB 6.3)");
             let one = |what: &str, words: &str, kind: Kind| {
-                let mut one =
-                    workload(format!("{size}-{what}-{name}"), about(words), kind, distribution, shape);
+                let mut one = workload(
+                    format!("{size}-{what}-{name}"),
+                    about(words),
+                    kind,
+                    distribution,
+                    shape,
+                );
                 one.scan_length = FLEX_SCAN;
                 one
             };

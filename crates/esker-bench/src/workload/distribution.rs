@@ -60,21 +60,27 @@ pub enum Distribution {
     },
 }
 
+/// Terms of a sum that are added one by one; from there on the error of the formula is below 1e-17.
+const EXACT: u64 = 10_000;
+
 /// The sum of `n^-theta` for n from 1 to `count`.
 #[must_use]
 pub fn zeta(count: u64, theta: f64) -> f64 {
-    /// Terms that are added one by one; from there on the error of the formula is below 1e-17.
-    const EXACT: u64 = 10_000;
     let head: f64 = (1..=count.min(EXACT)).map(|n| real(n).powf(-theta)).sum();
+    head + tail(count, theta)
+}
+
+/// What the terms above [`EXACT`] add to [`zeta`].
+fn tail(count: u64, theta: f64) -> f64 {
     if count <= EXACT {
-        return head;
+        return 0.0;
     }
     let (first, last) = (real(EXACT), real(count));
     let power = |n: f64| n.powf(-theta);
     let integral = (last.powf(1.0 - theta) - first.powf(1.0 - theta)) / (1.0 - theta);
     let ends = (power(last) - power(first)) / 2.0;
     let slopes = theta / 12.0 * (power(first) / first - power(last) / last);
-    head + integral + ends + slopes
+    integral + ends + slopes
 }
 
 /// Draws ranks: 0 is the most popular.
@@ -84,6 +90,8 @@ pub struct Zipfian {
     theta: f64,
     alpha: f64,
     zeta_two: f64,
+    /// The sum up to `items`, or to [`EXACT`] if that is less: so that growing costs nothing.
+    zeta_head: f64,
     zeta_items: f64,
     eta: f64,
 }
@@ -97,6 +105,7 @@ impl Zipfian {
             theta,
             alpha: 1.0 / (1.0 - theta),
             zeta_two: zeta(2, theta),
+            zeta_head: 0.0,
             zeta_items: 0.0,
             eta: 0.0,
         };
@@ -109,8 +118,10 @@ impl Zipfian {
         if items <= self.items {
             return;
         }
+        let more = self.items.min(EXACT) + 1..=items.min(EXACT);
+        self.zeta_head += more.map(|n| real(n).powf(-self.theta)).sum::<f64>();
         self.items = items;
-        self.zeta_items = zeta(items, self.theta);
+        self.zeta_items = self.zeta_head + tail(items, self.theta);
         self.eta = (1.0 - (2.0 / real(items)).powf(1.0 - self.theta))
             / (1.0 - self.zeta_two / self.zeta_items);
     }
@@ -201,9 +212,9 @@ impl Chooser {
             Distribution::Clustered { theta } => Kind::Clustered(Zipfian::new(keys, theta)),
             Distribution::Latest { theta } => Kind::Latest(Zipfian::new(keys, theta)),
             Distribution::Hotspot { keys, requests } => Kind::Hotspot { keys, requests },
-            Distribution::Exponential { percentile, keys: share } => Kind::Exponential {
-                gamma: -(1.0 - percentile / 100.0).ln() / (real(keys) * share),
-            },
+            Distribution::Exponential { percentile, keys: share } => {
+                Kind::Exponential { gamma: -(1.0 - percentile / 100.0).ln() / (real(keys) * share) }
+            }
             // Clients begin at places of their own, evenly spread.
             Distribution::Sequential => {
                 Kind::Sequential { next: client * (keys / clients.max(1)).max(1) }

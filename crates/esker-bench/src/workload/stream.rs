@@ -176,5 +176,6 @@ pub fn write_share(mix: &Mix) -> f64 {
     let all: f64 = mix.iter().map(|(_, weight)| weight).sum();
     let writes: f64 =
         mix.iter().filter(|(operation, _)| operation.is_write()).map(|(_, weight)| weight).sum();
-    if all > 0.0 { writes / all } else { real(0) }
+    // An empty sum is -0.
+    if writes > 0.0 { writes / all } else { 0.0 }
 }

@@ -90,8 +90,7 @@ impl Trace {
     /// # Errors
     /// Lines without meaning, by number; more than [`REQUESTS_MAX`] requests.
     pub fn read(path: &Path, limit: Option<u64>) -> Outcome<Trace> {
-        Self::parse(files::lines(path)?, limit)
-            .map_err(|failure| failure.during(path.display()))
+        Self::parse(files::lines(path)?, limit).map_err(|failure| failure.during(path.display()))
     }
 
     /// As [`Trace::read`], from any lines.
@@ -138,9 +137,7 @@ impl Trace {
         let number = |place: Option<usize>| -> Outcome<Option<u64>> {
             let Some(place) = place else { return Ok(None) };
             let text = field(place);
-            text.parse()
-                .map(Some)
-                .map_err(|_| Failure::new(format!("{text:?} is no number")))
+            text.parse().map(Some).map_err(|_| Failure::new(format!("{text:?} is no number")))
         };
         let operation = operation(field(columns.operation)).ok_or_else(|| {
             Failure::new(format!("{:?} is no operation", field(columns.operation)))
@@ -188,9 +185,10 @@ impl Trace {
     /// Which of `clients` clients sends a request.
     #[must_use]
     pub fn client(&self, request: &TraceRequest, clients: u64) -> u64 {
-        let hash = self.key(request).iter().fold(0_u64, |hash, byte| {
-            (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211)
-        });
+        let hash = self
+            .key(request)
+            .iter()
+            .fold(0_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211));
         scatter(hash) % clients.max(1)
     }
 

@@ -48,8 +48,12 @@ impl Live {
 
 /// Prints medians with their spread, and what was left out.
 pub(crate) fn table(document: &Document) -> Result<(), Failure> {
-    let mut lines: Vec<String> =
-        document.machine.words().into_iter().map(|(name, value)| format!("{name}: {value}")).collect();
+    let mut lines: Vec<String> = document
+        .machine
+        .words()
+        .into_iter()
+        .map(|(name, value)| format!("{name}: {value}"))
+        .collect();
     let groups = document.groups();
     let shown = |group: &&Group<'_>| group.setting.phase != "open" && !group.rows.is_empty();
     let mut point = String::new();
@@ -63,7 +67,15 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
             lines.push(title.clone());
             lines.push(format!(
                 "  {:<20} {:>12} {:>9} {:>10} {:>10} {:>10} {:>8} {:>9} {:>10}",
-                "system", "ops/s", "+-", "p50 us", "p99 us", "p99.9 us", "W/user", "RSS MiB", "CPU s/Mop"
+                "system",
+                "ops/s",
+                "+-",
+                "p50 us",
+                "p99 us",
+                "p99.9 us",
+                "W/user",
+                "RSS MiB",
+                "CPU s/Mop"
             ));
             point = title;
         }
@@ -79,7 +91,7 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
     }
     lines.push(format!(
         "\n+-: the median of as many further repetitions lies within, 19 times of 20, if nothing changes but \
-         noise. W/user: bytes written to the device by the kernel's count, beside bytes of keys and values \
+         noise; needs 3 repetitions. W/user: bytes written to the device by the kernel's count, beside bytes of keys and values \
          written. {:.0} s",
         document.took_seconds
     ));
@@ -96,18 +108,15 @@ fn line(group: &Group<'_>) -> String {
         None => "-".to_owned(),
     };
     let written = group.median(|row| {
-        let bytes = row.device_write_bytes.or(row.process_write_bytes.filter(|bytes| *bytes > 0))?;
+        let bytes =
+            row.device_write_bytes.or(row.process_write_bytes.filter(|bytes| *bytes > 0))?;
         (row.user_bytes > 0).then(|| bytes as f64 / row.user_bytes as f64)
     });
-    let spread = match rate.count {
-        1 => "-".to_owned(),
-        _ => format!("{:.1} %", rate.per_cent()),
-    };
     format!(
         "  {:<20} {:>12.0} {:>9} {:>10.1} {:>10.1} {:>10.1} {:>8} {:>9.0} {:>10}",
         group.setting.system,
         rate.median,
-        spread,
+        rate.words(),
         median(|row| row.p50_us),
         median(|row| row.p99_us),
         median(|row| row.p999_us),
