@@ -163,6 +163,9 @@ pub struct SystemKind {
     pub fixed_capacity: bool,
     /// Keeps data when it is closed.
     pub persistent: bool,
+    /// What it can promise. Those that keep nothing at all are listed with everything: they are floors, and say in
+    /// their options that they promise nothing.
+    pub promises: &'static [Durability],
     /// Gives back what was put; a bare index does not.
     pub keeps_values: bool,
     /// Values that it takes, at most, in bytes.

@@ -14,6 +14,7 @@ pub(crate) const KIND: SystemKind = SystemKind {
     ordered: true,
     fixed_capacity: false,
     persistent: true,
+    promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 1 << 30,
     variants: &[],

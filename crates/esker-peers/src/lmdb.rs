@@ -25,6 +25,7 @@ pub(crate) const KIND: SystemKind = SystemKind {
     ordered: true,
     fixed_capacity: false,
     persistent: true,
+    promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 2 << 30,
     variants: &[],

@@ -2,7 +2,7 @@
 
 use super::protocol::{Asked, Protocol, Reply};
 use crate::failure::{Failure, Outcome};
-use crate::numbers::{nanos, real};
+use crate::numbers::{nanos, real, size};
 use crate::runner::{Pace, wait_until};
 use crate::workload::distribution::{Chooser, Distribution, uniform};
 use crate::workload::shape::{Filler, KeyShape};
@@ -289,7 +289,7 @@ pub fn fill(runtime: &Runtime, load: &Load) -> Outcome<()> {
     let load = load.clone();
     let filled = runtime.spawn(move || -> Outcome<()> {
         let mut connection = Connection::open(&load, &filler)?;
-        for first in (0..load.records).step_by(FILL_BATCH as usize) {
+        for first in (0..load.records).step_by(size(FILL_BATCH)) {
             for number in first..load.records.min(first + FILL_BATCH) {
                 connection.ask(Asked::Set, number, Duration::ZERO);
             }

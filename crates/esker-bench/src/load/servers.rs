@@ -46,6 +46,19 @@ pub fn names(protocol: Protocol) -> &'static [&'static str] {
     }
 }
 
+/// What the kernel counts for a server's process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Usage {
+    /// Resident memory now.
+    pub rss_bytes: u64,
+    /// CPU time so far.
+    pub cpu_seconds: f64,
+    /// Bytes that it caused to be written to storage so far.
+    pub write_bytes: u64,
+    /// Bytes that it caused to be read.
+    pub read_bytes: u64,
+}
+
 /// A server that runs.
 #[derive(Debug)]
 pub struct Server {
@@ -109,9 +122,9 @@ impl Server {
         Err(Failure::new("does not listen"))
     }
 
-    /// Resident memory in bytes, and CPU seconds so far.
+    /// What the server has and used so far.
     #[must_use]
-    pub fn usage(&self) -> (u64, f64) {
+    pub fn usage(&self) -> Usage {
         let id = self.child.id();
         let status = files::read_kernel(format!("/proc/{id}/status")).unwrap_or_default();
         let rss = status
@@ -127,7 +140,16 @@ impl Server {
             .take(2)
             .filter_map(|word| word.parse::<f64>().ok())
             .sum();
-        (rss, ticks / rustix::param::clock_ticks_per_second().max(1) as f64)
+        let io = files::read_kernel(format!("/proc/{id}/io")).unwrap_or_default();
+        let bytes = |label: &str| {
+            io.lines().find_map(|line| line.strip_prefix(label)?.trim().parse().ok()).unwrap_or(0)
+        };
+        Usage {
+            rss_bytes: rss,
+            cpu_seconds: ticks / rustix::param::clock_ticks_per_second().max(1) as f64,
+            write_bytes: bytes("write_bytes:"),
+            read_bytes: bytes("read_bytes:"),
+        }
     }
 }
 
@@ -273,7 +295,7 @@ mod tests {
             };
             let address = server.address;
             assert!(TcpStream::connect(address).is_ok(), "{name}");
-            assert!(server.usage().0 > 0, "{name}");
+            assert!(server.usage().rss_bytes > 0, "{name}");
             drop(server);
             assert!(TcpStream::connect(address).is_err(), "{name} goes on");
         }

@@ -124,6 +124,14 @@ fn what_a_system_cannot_do_is_said() {
     assert_eq!(skipped, [("ycsb-e", Some("keeps no order")), ("ycsb-c", None)]);
     let full = Plan { utilization: Some(vec![50.0]), ..tiny(&["pacman"], &["hashmap"]) };
     assert_eq!(run_here(&full).rows[0].skipped.as_deref(), Some("has no fixed capacity"));
+    let mut modest = Registry::new().find("hashmap").unwrap().0.clone();
+    (modest.name, modest.promises) = ("modest", &[Durability::None]);
+    let registry = Registry::new().with(vec![modest]);
+    let folder = tempfile::tempdir().unwrap();
+    let plan = Plan { data: Some(folder.path().to_owned()), ..tiny(&["ycsb-c"], &["modest"]) };
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+    assert_eq!(document.rows[0].skipped.as_deref(), Some("does not promise this durability"));
 }
 
 #[test]

@@ -119,7 +119,7 @@ mod tests {
         cycle(&mut places);
         let (mut at, mut steps) = (0, 0);
         loop {
-            at = places[at] as usize;
+            at = size(places[at]);
             steps += 1;
             if at == 0 {
                 break;

@@ -162,6 +162,8 @@ impl Runner<'_> {
                 Some("has no fixed capacity")
             } else if workload.kind == Kind::Recovery && !self.kind.persistent {
                 Some("keeps nothing when it is closed")
+            } else if !self.kind.promises.contains(&self.open.durability) {
+                Some("does not promise this durability")
             } else if value_size_max > self.kind.value_size_max {
                 Some("takes no values of this size")
             } else {

@@ -18,6 +18,7 @@ pub(super) const KIND: SystemKind = SystemKind {
     ordered: false,
     fixed_capacity: true,
     persistent: true,
+    promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 4 << 30,
     variants: &["uring", "aio", "trt-sync"],

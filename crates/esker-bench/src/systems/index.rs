@@ -5,7 +5,7 @@
 
 use crate::failure::{Failure, Outcome};
 use crate::numbers::real;
-use crate::system::{Counters, OpenOptions, Session, System, SystemKind};
+use crate::system::{Counters, Durability, OpenOptions, Session, System, SystemKind};
 use esker_base::hash::KeyHasher;
 use esker_index::{Directory, Link};
 use std::collections::BTreeMap;
@@ -17,6 +17,7 @@ pub(super) const KIND: SystemKind = SystemKind {
     ordered: false,
     fixed_capacity: false,
     persistent: false,
+    promises: &Durability::ALL,
     keeps_values: false,
     value_size_max: 1 << 40,
     variants: &[],

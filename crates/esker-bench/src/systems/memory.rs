@@ -2,7 +2,7 @@
 //! harness itself is fast enough to measure one.
 
 use crate::failure::{Failure, Outcome};
-use crate::system::{OpenOptions, Session, System, SystemKind};
+use crate::system::{Durability, OpenOptions, Session, System, SystemKind};
 use parking_lot::RwLock;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
@@ -15,6 +15,7 @@ pub(super) const HASHMAP: SystemKind = SystemKind {
     ordered: false,
     fixed_capacity: false,
     persistent: false,
+    promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 1 << 40,
     variants: &[],
@@ -27,6 +28,7 @@ pub(super) const BTREEMAP: SystemKind = SystemKind {
     ordered: true,
     fixed_capacity: false,
     persistent: false,
+    promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 1 << 40,
     variants: &[],

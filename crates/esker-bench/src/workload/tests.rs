@@ -151,7 +151,7 @@ fn fnv(number: u64) -> u64 {
         hash ^= u64::from(byte);
         hash = hash.wrapping_mul(1_099_511_628_211);
     }
-    i64::from_ne_bytes(hash.to_ne_bytes()).unsigned_abs()
+    hash.cast_signed().unsigned_abs()
 }
 
 #[test]

@@ -217,7 +217,7 @@ impl Bench {
         let live = &mut self.live;
         live.hear(place, cells, &Event::Begin { what, all, timed: true });
         let meter = Meter::of(&self.arguments.data);
-        let (device, cpu) = (meter.read(), server.map(|server| server.usage().1));
+        let (device, before) = (meter.read(), server.map(Server::usage));
         let start = SystemClock.monotonic();
         let loaded = load_on(&self.runtime, load, |_, rate| {
             let since = SystemClock.monotonic().saturating_sub(start);
@@ -247,11 +247,13 @@ impl Bench {
         };
         note(&mut row, &loaded);
         if let Some(server) = server {
-            let (rss, used) = server.usage();
-            row.rss_bytes = rss;
+            let (now, before) = (server.usage(), before.unwrap_or_default());
+            row.rss_bytes = now.rss_bytes;
+            row.process_write_bytes = Some(now.write_bytes.saturating_sub(before.write_bytes));
+            row.process_read_bytes = Some(now.read_bytes.saturating_sub(before.read_bytes));
             // The server's alone, warm-up included, spread over all its replies.
             let share = load.length.as_secs_f64() / (load.warmup + load.length).as_secs_f64();
-            let used = (used - cpu.unwrap_or(0.0)) * share;
+            let used = (now.cpu_seconds - before.cpu_seconds) * share;
             row.cpu_seconds = Some(used);
             row.cpu_seconds_per_million_ops = (row.ops > 0).then(|| used * 1e6 / row.ops as f64);
             row.options.clone_from(&server.options);

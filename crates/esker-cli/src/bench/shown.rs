@@ -91,8 +91,8 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
     }
     lines.push(format!(
         "\n+-: the median of as many further repetitions lies within, 19 times of 20, if nothing changes but \
-         noise; needs 3 repetitions. W/user: bytes written to the device by the kernel's count, beside bytes of keys and values \
-         written. {:.0} s",
+         noise; needs 3 repetitions. W/user: bytes that the system's process caused to be written, by the kernel's \
+         count, beside bytes of keys and values written; the JSON has the whole device's count, too. {:.0} s",
         document.took_seconds
     ));
     let mut output = std::io::stdout().lock();

@@ -9,6 +9,7 @@ use std::net::TcpListener;
 
 /// A memcache server of one connection at a time each on a thread; stops for `stall` once, after `stall_after`
 /// requests.
+#[expect(clippy::disallowed_methods, reason = "the server of a test blocks as it likes")]
 fn serve(stall_after: u64, stall: Duration) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
