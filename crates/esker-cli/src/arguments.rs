@@ -140,6 +140,11 @@ pub(crate) enum Command {
         data: Data,
         file: Option<PathBuf>,
     },
+    /// Measure: workloads on engines and peers, limits of the machine, load on servers
+    Bench {
+        #[command(subcommand)]
+        command: crate::bench::Bench,
+    },
     /// Store all items of a dump from FILE, or standard input
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Load {

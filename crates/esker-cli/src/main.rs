@@ -5,6 +5,7 @@
 
 mod arguments;
 mod backup;
+mod bench;
 mod commands;
 mod config;
 mod dump;
@@ -52,6 +53,7 @@ fn run(command: Command) -> Result<Done, Failure> {
             backup::restore(&data, Size { text: size }, &source)
         }
         Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
+        Command::Bench { command } => bench::bench(command),
         Command::Load { data, size, file } => dump::load(&data, size, file.as_deref()),
     }
 }

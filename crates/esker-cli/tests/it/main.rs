@@ -8,6 +8,7 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod bench;
 mod keys;
 mod kill;
 mod memcached;

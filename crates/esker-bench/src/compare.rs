@@ -1,0 +1,226 @@
+//! One result beside another: what differs by more than the noise that the older one measured.
+
+use crate::document::{Document, Group, Row};
+use crate::statistics::{CONFIDENCE, Spread};
+use std::fmt::Write as _;
+
+/// What one setting came to in both.
+#[derive(Clone, Debug)]
+pub struct Compared {
+    /// System, workload and the rest, in words.
+    pub setting: String,
+    /// Operations per second of the older result.
+    pub old: Spread,
+    /// Operations per second of the newer one.
+    pub new: Spread,
+    /// Median of the 99th percentile of latency, older and newer.
+    pub p99_us: (f64, f64),
+}
+
+impl Compared {
+    /// Newer beside older.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.new.median / self.old.median
+    }
+
+    /// Whether the newer median lies where the older repetitions say that noise may take it. With too few
+    /// repetitions, nobody knows.
+    #[must_use]
+    pub fn agrees(&self) -> Option<bool> {
+        self.old.per_cent().map(|_| self.old.contains(self.new.median))
+    }
+}
+
+/// Two results.
+#[derive(Clone, Debug, Default)]
+pub struct Comparison {
+    /// What differs in how they came about.
+    pub warnings: Vec<String>,
+    /// Settings that both have.
+    pub both: Vec<Compared>,
+    /// Settings that only one has.
+    pub one: Vec<String>,
+}
+
+/// Compares two documents.
+#[must_use]
+pub fn compare(old: &Document, new: &Document) -> Comparison {
+    let mut comparison = Comparison { warnings: warnings(old, new), ..Comparison::default() };
+    let rate = |row: &Row| row.ops_per_second;
+    let (old_groups, new_groups) = (old.groups(), new.groups());
+    let words = |group: &Group<'_>| {
+        let setting = &group.setting;
+        format!(
+            "{} {} {}, {}, {}",
+            setting.system, setting.workload, setting.phase, setting.durability, setting.point
+        )
+    };
+    let has = |group: &&Group<'_>| !group.rows.is_empty();
+    for group in new_groups.iter().filter(has) {
+        let other = old_groups.iter().filter(has).find(|other| other.setting == group.setting);
+        let Some(other) = other else {
+            comparison.one.push(format!("only new: {}", words(group)));
+            continue;
+        };
+        let p99 = |group: &Group<'_>| group.spread(|row| row.p99_us).median;
+        comparison.both.push(Compared {
+            setting: words(group),
+            old: other.spread(rate),
+            new: group.spread(rate),
+            p99_us: (p99(other), p99(group)),
+        });
+    }
+    for group in old_groups.iter().filter(has) {
+        if !new_groups.iter().filter(has).any(|other| other.setting == group.setting) {
+            comparison.one.push(format!("only old: {}", words(group)));
+        }
+    }
+    comparison
+}
+
+fn warnings(old: &Document, new: &Document) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let (mut before, mut after) = (old.machine.clone(), new.machine.clone());
+    let (load_before, load_after) = (before.load_average, after.load_average);
+    (before.load_average, after.load_average) = (0.0, 0.0);
+    if before != after {
+        warnings
+            .push("the machines differ: only ratios within each result mean something".to_owned());
+    }
+    if (load_before - load_after).abs() > 1.0 {
+        warnings.push(format!(
+            "the machine was not equally busy: load average {load_before:.1} and {load_after:.1}"
+        ));
+    }
+    if old.options != new.options {
+        warnings.push("the options differ".to_owned());
+    }
+    if old.program != new.program {
+        warnings.push(format!("{} and {}", old.program, new.program));
+    }
+    warnings
+}
+
+impl Comparison {
+    /// Settings whose medians are further apart than noise explains.
+    pub fn differing(&self) -> impl Iterator<Item = &Compared> {
+        self.both.iter().filter(|compared| compared.agrees() == Some(false))
+    }
+
+    /// In words: settings that differ first.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let mut text = String::new();
+        for warning in &self.warnings {
+            let _ = writeln!(text, "note: {warning}");
+        }
+        let _ = writeln!(
+            text,
+            "{:>7} {:>12} {:>12} {:>9} {:>10} {:>10}  setting",
+            "ratio", "old ops/s", "new ops/s", "noise", "old p99", "new p99"
+        );
+        let mut sorted: Vec<&Compared> = self.both.iter().collect();
+        sorted.sort_by_key(|compared| compared.agrees() != Some(false));
+        for compared in sorted {
+            let verdict = match compared.agrees() {
+                Some(true) => " ",
+                Some(false) => "!",
+                None => "?",
+            };
+            let _ = writeln!(
+                text,
+                "{verdict}{:>6.3} {:>12.0} {:>12.0} {:>9} {:>10.1} {:>10.1}  {}",
+                compared.ratio(),
+                compared.old.median,
+                compared.new.median,
+                compared.old.words(),
+                compared.p99_us.0,
+                compared.p99_us.1,
+                compared.setting
+            );
+        }
+        for line in &self.one {
+            let _ = writeln!(text, "{line}");
+        }
+        let known = self.both.iter().filter(|compared| compared.agrees().is_some()).count();
+        let off = self.differing().count();
+        let _ = writeln!(
+            text,
+            "{} of {known} settings lie within the noise of the older result; of settings where nothing changed, \
+             {:.0} in 100 do",
+            known - off,
+            CONFIDENCE * 100.0
+        );
+        text
+    }
+
+    /// Whether more settings differ than chance brings: for an exit code. With n settings, chance brings a
+    /// number that is binomial; more than its mean and three standard deviations is no chance.
+    #[must_use]
+    pub fn is_different(&self) -> bool {
+        let known = self.both.iter().filter(|compared| compared.agrees().is_some()).count();
+        let n = crate::numbers::real(known as u64);
+        let p = 1.0 - CONFIDENCE;
+        let limit = n * p + 3.0 * (n * p * (1.0 - p)).sqrt();
+        crate::numbers::real(self.differing().count() as u64) > limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::FORMAT;
+    use crate::machine::Machine;
+
+    fn document(systems: &[(&str, [f64; 3])]) -> Document {
+        let row = |system: &str, repetition: usize, rate: f64| Row {
+            system: system.to_owned(),
+            repetition: u32::try_from(repetition).unwrap(),
+            ops_per_second: rate,
+            ..Row::default()
+        };
+        let rows = systems
+            .iter()
+            .flat_map(|(system, rates)| {
+                rates.iter().enumerate().map(|(n, rate)| row(system, n, *rate))
+            })
+            .collect();
+        Document {
+            format: FORMAT,
+            title: String::new(),
+            program: String::new(),
+            began_at: 0,
+            took_seconds: 0.0,
+            machine: Machine::default(),
+            options: serde_json::Value::Null,
+            rows,
+        }
+    }
+
+    #[test]
+    fn a_difference_beyond_noise_is_told() {
+        let old = document(&[("a", [100.0, 102.0, 98.0]), ("b", [100.0, 101.0, 99.0])]);
+        let new = document(&[("a", [101.0, 103.0, 99.0]), ("b", [60.0, 61.0, 59.0])]);
+        let comparison = compare(&old, &new);
+        let differing: Vec<&str> =
+            comparison.differing().map(|compared| compared.setting.as_str()).collect();
+        assert!(differing.len() == 1 && differing[0].starts_with('b'), "{differing:?}");
+        assert!(comparison.words().contains("1 of 2 settings"));
+        // One of two may be chance, one time in ten; two of two is not.
+        assert!(!comparison.is_different());
+        let slow = document(&[("a", [60.0, 61.0, 59.0]), ("b", [60.0, 61.0, 59.0])]);
+        assert!(compare(&old, &slow).is_different());
+        assert!(!compare(&old, &old).is_different());
+    }
+
+    #[test]
+    fn what_only_one_result_has_is_told() {
+        let old = document(&[("a", [1.0, 1.0, 1.0])]);
+        let mut new = document(&[("b", [1.0, 1.0, 1.0])]);
+        new.machine.kernel = "another".to_owned();
+        let comparison = compare(&old, &new);
+        assert_eq!((comparison.both.len(), comparison.one.len()), (0, 2));
+        assert!(comparison.warnings[0].contains("machines differ"));
+    }
+}

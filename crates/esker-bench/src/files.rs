@@ -1,0 +1,79 @@
+//! The files that the benchmark itself reads and writes: results, reports, traces, and what the
+//! kernel tells in `/proc` and `/sys`. Data of the systems under test are theirs to open.
+
+use crate::failure::{Failure, Outcome};
+use std::fmt::Display;
+use std::fs;
+use std::io::{BufReader, ErrorKind};
+use std::path::Path;
+
+fn at(path: &Path) -> impl Fn(std::io::Error) -> Failure + '_ {
+    move |error| named(&path.display(), &error)
+}
+
+fn named(path: &dyn Display, error: &std::io::Error) -> Failure {
+    Failure::new(format!("{path}: {error}"))
+}
+
+/// The text of a file.
+pub fn read(path: &Path) -> Outcome<String> {
+    fs::read_to_string(path).map_err(at(path))
+}
+
+/// The text of a file of the kernel, if there is such a file.
+#[must_use]
+pub fn read_kernel(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+/// Replaces a file as a whole: a reader finds the old text or the new one.
+pub fn write(path: &Path, text: &str) -> Outcome<()> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    let new = Path::new(&name);
+    fs::write(new, text).map_err(at(new))?;
+    fs::rename(new, path).map_err(at(path))
+}
+
+/// Lines of a file.
+pub(crate) fn lines(path: &Path) -> Outcome<BufReader<fs::File>> {
+    #[expect(clippy::disallowed_methods, reason = "a trace is no medium")]
+    let file = fs::File::open(path).map_err(at(path))?;
+    Ok(BufReader::with_capacity(1 << 20, file))
+}
+
+/// Makes a folder and those above it.
+pub fn create_folder(path: &Path) -> Outcome<()> {
+    fs::create_dir_all(path).map_err(at(path))
+}
+
+/// Removes a folder with all in it; it need not be there.
+pub fn remove_folder(path: &Path) -> Outcome<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(named(&path.display(), &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Removes a file; it need not be there.
+pub(crate) fn remove_file(path: &Path) -> Outcome<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(named(&path.display(), &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that the files in a folder take on the device, holes left out.
+#[must_use]
+pub fn disk_usage_bytes(folder: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(entries) = fs::read_dir(folder) else { return 0 };
+    entries
+        .flatten()
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => disk_usage_bytes(&entry.path()),
+            Ok(metadata) => metadata.blocks() * 512,
+            Err(_) => 0,
+        })
+        .sum()
+}

@@ -1,0 +1,360 @@
+//! Connections that ask and check.
+
+use super::protocol::{Asked, Protocol, Reply};
+use crate::failure::{Failure, Outcome};
+use crate::numbers::{nanos, real, size};
+use crate::runner::{Pace, wait_until};
+use crate::workload::distribution::{Chooser, Distribution, uniform};
+use crate::workload::shape::{Filler, KeyShape};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::ids::CoreId;
+use esker_base::rng::Rng;
+use esker_trt::Runtime;
+use esker_trt::net::Stream;
+use hdrhistogram::Histogram;
+use std::collections::VecDeque;
+use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// A server that answers nothing for so long has failed.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Sets of a fill that are in flight on its connection.
+const FILL_BATCH: u64 = 100;
+/// Time that connections get before the load begins.
+const START_DELAY: Duration = Duration::from_millis(50);
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// How.
+    pub protocol: Protocol,
+    /// Whom.
+    pub target: SocketAddr,
+    /// Connections.
+    pub connections: usize,
+    /// Requests that a connection may have in flight.
+    pub depth: usize,
+    /// Requests per second of all connections; as fast as replies come if `None`.
+    pub rate: Option<f64>,
+    /// Share of requests that are gets, from 0 to 1.
+    pub gets: f64,
+    /// Keys.
+    pub records: u64,
+    /// Bytes of a key.
+    pub key_size: usize,
+    /// Bytes of a value.
+    pub value_size: u64,
+    /// Which keys.
+    pub distribution: Distribution,
+    /// Whether a get must find a value: not so with caches that evict.
+    pub must_hit: bool,
+    /// Seed of every draw.
+    pub seed: u64,
+    /// Before measuring.
+    pub warmup: Duration,
+    /// Of the measured phase.
+    pub length: Duration,
+}
+
+/// What came of it, in the measured phase.
+#[derive(Debug)]
+pub struct Loaded {
+    /// Replies.
+    pub ops: u64,
+    /// Length of the phase.
+    pub seconds: f64,
+    /// Gets that found nothing.
+    pub misses: u64,
+    /// Bytes of keys and values that were set.
+    pub user_bytes: u64,
+    /// Nanoseconds from when each request was due, or sent, to its reply.
+    pub latencies: Histogram<u64>,
+    /// Of gets and sets alone.
+    pub by_kind: [Histogram<u64>; 2],
+}
+
+impl Loaded {
+    fn new() -> Outcome<Loaded> {
+        Ok(Loaded {
+            ops: 0,
+            seconds: 0.0,
+            misses: 0,
+            user_bytes: 0,
+            latencies: Histogram::new(3)?,
+            by_kind: [Histogram::new(3)?, Histogram::new(3)?],
+        })
+    }
+
+    fn add(&mut self, other: &Loaded) -> Outcome<()> {
+        self.ops += other.ops;
+        self.misses += other.misses;
+        self.user_bytes += other.user_bytes;
+        self.latencies.add(&other.latencies)?;
+        for (mine, theirs) in self.by_kind.iter_mut().zip(&other.by_kind) {
+            mine.add(theirs)?;
+        }
+        Ok(())
+    }
+}
+
+struct InFlight {
+    asked: Asked,
+    number: u64,
+    /// When it was due, or sent.
+    since: Duration,
+}
+
+struct Connection {
+    load: Load,
+    keys: KeyShape,
+    stream: Stream,
+    filler: Arc<Filler>,
+    request: Vec<u8>,
+    received: Vec<u8>,
+    filled: usize,
+    used: usize,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    in_flight: VecDeque<InFlight>,
+    salt: u64,
+    user_bytes: u64,
+}
+
+impl Connection {
+    fn open(load: &Load, filler: &Arc<Filler>) -> Outcome<Connection> {
+        let stream = TcpStream::connect(load.target)?;
+        stream.set_nodelay(true)?;
+        Ok(Connection {
+            load: load.clone(),
+            keys: KeyShape::Fixed(load.key_size.max(16)),
+            stream: Stream::try_from(stream)?,
+            filler: Arc::clone(filler),
+            request: Vec::new(),
+            received: vec![0; 64 << 10],
+            filled: 0,
+            used: 0,
+            key: Vec::new(),
+            value: Vec::new(),
+            in_flight: VecDeque::new(),
+            salt: load.seed,
+            user_bytes: 0,
+        })
+    }
+
+    fn ask(&mut self, asked: Asked, number: u64, since: Duration) {
+        self.keys.write(number, &mut self.key);
+        match asked {
+            Asked::Get => self.load.protocol.get(&self.key, &mut self.request),
+            Asked::Set => {
+                self.salt = self.salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                self.filler.write(number, self.load.value_size, self.salt, &mut self.value);
+                self.load.protocol.set(&self.key, &self.value, &mut self.request);
+                self.user_bytes += (self.key.len() + self.value.len()) as u64;
+            }
+        }
+        self.in_flight.push_back(InFlight { asked, number, since });
+    }
+
+    fn send(&mut self) -> Outcome<()> {
+        if !self.request.is_empty() {
+            self.stream.set_deadline(Some(PATIENCE));
+            self.stream.write_all(&self.request)?;
+            self.request.clear();
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes, then takes every reply that is there; gives each to `note`, and whether it was a miss.
+    fn receive(&mut self, note: &mut dyn FnMut(&InFlight, bool) -> Outcome<()>) -> Outcome<()> {
+        self.received.copy_within(self.used..self.filled, 0);
+        (self.filled, self.used) = (self.filled - self.used, 0);
+        if self.filled == self.received.len() {
+            self.received.resize(self.filled * 2, 0);
+        }
+        self.stream.set_deadline(Some(PATIENCE));
+        match self.stream.read(self.received.get_mut(self.filled..).unwrap_or_default())? {
+            0 => return Err(Failure::new("the server closed the connection")),
+            count => self.filled += count,
+        }
+        while let Some(first) = self.in_flight.front() {
+            let bytes = self.received.get(self.used..self.filled).unwrap_or_default();
+            let Some((reply, length)) = self.load.protocol.reply(first.asked, bytes)? else {
+                break;
+            };
+            let missed = reply == Reply::Missing;
+            if let Reply::Value(value) = reply
+                && !Filler::is_right(first.number, self.load.value_size, value)
+            {
+                return Err(Failure::new(format!("wrong answer: key number {}", first.number)));
+            }
+            if missed && self.load.must_hit {
+                let words = format!("wrong answer: key number {} is missing", first.number);
+                return Err(Failure::new(words));
+            }
+            note(first, missed)?;
+            self.used += length;
+            self.in_flight.pop_front();
+        }
+        Ok(())
+    }
+
+    fn work(
+        &mut self,
+        number: u64,
+        start: Duration,
+        stop: &AtomicBool,
+        done: &AtomicU64,
+    ) -> Outcome<Loaded> {
+        let connections = self.load.connections as u64;
+        let measure_from = start + self.load.warmup;
+        let end = measure_from + self.load.length;
+        let mut pace = self.load.rate.map(|rate| Pace::new(start, rate, number, connections));
+        let mut rng =
+            Rng::from_seed(self.load.seed ^ (number + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let mut chooser =
+            Chooser::new(self.load.distribution, self.load.records, 0, number, connections);
+        let mut loaded = Loaded::new()?;
+        let mut before = None;
+        let mut now = wait_until(start, stop);
+        let mut pending: Option<Duration> = None;
+        loop {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Failure::new("another connection failed"));
+            }
+            // What is due, as far as there is room in flight.
+            while now < end && self.in_flight.len() < self.load.depth.max(1) {
+                let since = match &mut pace {
+                    None => now,
+                    Some(pace) => {
+                        let due = *pending.get_or_insert_with(|| pace.due());
+                        if due > now || due >= end {
+                            break;
+                        }
+                        pace.step();
+                        pending = None;
+                        due
+                    }
+                };
+                let asked =
+                    if uniform(&mut rng) < self.load.gets { Asked::Get } else { Asked::Set };
+                let key = chooser.draw(self.load.records, &mut rng);
+                self.ask(asked, key, since);
+            }
+            self.send()?;
+            if self.in_flight.is_empty() {
+                match pending {
+                    // One that was due and is too late now is not sent any more.
+                    Some(due) if now < end && due < end => now = wait_until(due, stop),
+                    _ => break,
+                }
+                continue;
+            }
+            if now >= measure_from && before.is_none() {
+                before = Some(self.user_bytes);
+            }
+            let mut count = 0;
+            self.receive(&mut |one, missed| {
+                now = SystemClock.monotonic();
+                count += 1;
+                if now < measure_from || now > end {
+                    return Ok(());
+                }
+                let nanos = nanos(now.saturating_sub(one.since)).max(1);
+                loaded.ops += 1;
+                loaded.misses += u64::from(missed);
+                loaded.latencies.record(nanos)?;
+                let [gets, sets] = &mut loaded.by_kind;
+                match one.asked {
+                    Asked::Get => gets.record(nanos)?,
+                    Asked::Set => sets.record(nanos)?,
+                }
+                Ok(())
+            })?;
+            done.fetch_add(count, Ordering::Relaxed);
+            now = SystemClock.monotonic();
+        }
+        loaded.user_bytes = self.user_bytes - before.unwrap_or(self.user_bytes);
+        Ok(loaded)
+    }
+}
+
+/// Stores every key once, over one connection.
+///
+/// # Errors
+/// Those of the server.
+pub fn fill(runtime: &Runtime, load: &Load) -> Outcome<()> {
+    let filler = Arc::new(Filler::new(load.seed, load.value_size));
+    let load = load.clone();
+    let filled = runtime.spawn(move || -> Outcome<()> {
+        let mut connection = Connection::open(&load, &filler)?;
+        for first in (0..load.records).step_by(size(FILL_BATCH)) {
+            for number in first..load.records.min(first + FILL_BATCH) {
+                connection.ask(Asked::Set, number, Duration::ZERO);
+            }
+            connection.send()?;
+            while !connection.in_flight.is_empty() {
+                connection.receive(&mut |_, _| Ok(()))?;
+            }
+        }
+        Ok(())
+    });
+    filled.join()?
+}
+
+/// Runs the load; `tell` hears now and then how many replies came, and per second.
+///
+/// # Errors
+/// Those of the server, wrong answers among them.
+pub fn run(runtime: &Runtime, load: &Load, mut tell: impl FnMut(u64, f64)) -> Outcome<Loaded> {
+    let filler = Arc::new(Filler::new(load.seed, load.value_size));
+    let start = SystemClock.monotonic() + START_DELAY;
+    let stop = Arc::new(AtomicBool::new(false));
+    let (done, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let tasks: Vec<_> = (0..load.connections as u64)
+        .map(|number| {
+            let cores = runtime.cores() as u64;
+            let core = CoreId(u16::try_from(number % cores.max(1)).unwrap_or(0));
+            let (load, filler) = (load.clone(), Arc::clone(&filler));
+            let (stop, done, ended) = (Arc::clone(&stop), Arc::clone(&done), Arc::clone(&ended));
+            runtime.spawn_on(core, move || {
+                let outcome = Connection::open(&load, &filler)
+                    .and_then(|mut connection| connection.work(number, start, &stop, &done));
+                if outcome.is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                }
+                ended.fetch_add(1, Ordering::Release);
+                outcome
+            })
+        })
+        .collect();
+    while ended.load(Ordering::Acquire) < tasks.len() as u64 {
+        let since = SystemClock.monotonic().saturating_sub(start).as_secs_f64();
+        let count = done.load(Ordering::Relaxed);
+        tell(count, real(count) / since.max(1e-3));
+        esker_trt::sleep(Duration::from_millis(50));
+    }
+    let mut all = Loaded::new()?;
+    let mut failure: Option<Failure> = None;
+    for task in tasks {
+        match task.join()? {
+            Ok(one) => all.add(&one)?,
+            // The first cause, not those who were stopped because of it.
+            Err(other)
+                if failure.is_none() || !other.to_string().contains("another connection") =>
+            {
+                failure = Some(other);
+            }
+            Err(_) => {}
+        }
+    }
+    all.seconds = load.length.as_secs_f64();
+    match failure {
+        Some(failure) => Err(failure),
+        None => Ok(all),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,131 @@
+//! Load on small servers of the tests' own.
+
+use super::*;
+use crate::workload::distribution::THETA;
+use esker_trt::Config;
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+
+/// A memcache server of one connection at a time each on a thread; stops for `stall` once, after `stall_after`
+/// requests.
+#[expect(clippy::disallowed_methods, reason = "the server of a test blocks as it likes")]
+fn serve(stall_after: u64, stall: Duration) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let map = Arc::new(parking_lot::Mutex::new(HashMap::<String, Vec<u8>>::new()));
+    let served = Arc::new(AtomicU64::new(0));
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, map, served) = (stream.unwrap(), Arc::clone(&map), Arc::clone(&served));
+            std::thread::spawn(move || {
+                let mut input = BufReader::new(stream.try_clone().unwrap());
+                let mut output = stream;
+                let mut line = String::new();
+                while input.read_line(&mut line).unwrap_or(0) > 0 {
+                    let words: Vec<&str> = line.split_whitespace().collect();
+                    let mut reply = Vec::new();
+                    if words[0] == "set" {
+                        let mut value = vec![0; words[4].parse::<usize>().unwrap() + 2];
+                        input.read_exact(&mut value).unwrap();
+                        value.truncate(value.len() - 2);
+                        map.lock().insert(words[1].to_owned(), value);
+                        reply.extend_from_slice(b"STORED\r\n");
+                    } else if let Some(value) = map.lock().get(words[1]) {
+                        let head = format!("VALUE {} 0 {}\r\n", words[1], value.len());
+                        reply.extend_from_slice(head.as_bytes());
+                        reply.extend_from_slice(value);
+                        reply.extend_from_slice(b"\r\nEND\r\n");
+                    } else {
+                        reply.extend_from_slice(b"END\r\n");
+                    }
+                    if served.fetch_add(1, Ordering::Relaxed) == stall_after {
+                        esker_trt::sleep(stall);
+                    }
+                    if output.write_all(&reply).is_err() {
+                        return;
+                    }
+                    line.clear();
+                }
+            });
+        }
+    });
+    address
+}
+
+fn load(target: SocketAddr) -> Load {
+    Load {
+        protocol: Protocol::Memcache,
+        target,
+        connections: 1,
+        depth: 1,
+        rate: None,
+        gets: 0.5,
+        records: 200,
+        key_size: 16,
+        value_size: 50,
+        distribution: Distribution::Zipfian { theta: THETA },
+        must_hit: true,
+        seed: 1,
+        warmup: Duration::from_millis(20),
+        length: Duration::from_millis(200),
+    }
+}
+
+#[test]
+fn replies_are_counted_and_checked() {
+    let runtime = Runtime::start(Config::default()).unwrap();
+    let load = Load { connections: 3, depth: 4, ..load(serve(u64::MAX, Duration::ZERO)) };
+    // Nothing was stored yet, and gets must hit.
+    let failure = run(&runtime, &load, |_, _| ()).unwrap_err();
+    assert!(failure.to_string().contains("missing"), "{failure}");
+    fill(&runtime, &load).unwrap();
+    let loaded = run(&runtime, &load, |_, _| ()).unwrap();
+    assert!(loaded.ops > 50 && loaded.misses == 0 && loaded.user_bytes > 0);
+    assert_eq!(loaded.latencies.len(), loaded.ops);
+    assert_eq!(loaded.by_kind[0].len() + loaded.by_kind[1].len(), loaded.ops);
+    // Another length of value than was stored is a wrong answer.
+    let wrong = Load { value_size: 51, gets: 1.0, ..load };
+    assert!(run(&runtime, &wrong, |_, _| ()).unwrap_err().to_string().contains("wrong answer"));
+    runtime.shutdown().unwrap();
+}
+
+/// A server that stands still for 200 ms under 1000 requests a second made some 200 of them late. A closed loop
+/// would notice one.
+#[test]
+fn a_stall_counts_for_all_who_waited() {
+    let runtime = Runtime::start(Config::default()).unwrap();
+    let stall = Duration::from_millis(200);
+    let target = serve(400, stall);
+    let open = Load { rate: Some(1000.0), length: Duration::from_millis(600), ..load(target) };
+    fill(&runtime, &open).unwrap();
+    let loaded = run(&runtime, &open, |_, _| ()).unwrap();
+    let late = |loaded: &Loaded| {
+        let below = loaded.latencies.count_between(0, 20_000_000);
+        loaded.latencies.len() - below
+    };
+    assert!((100..350).contains(&late(&loaded)), "{} of {}", late(&loaded), loaded.ops);
+
+    let closed = Load { target: serve(400, stall), ..open };
+    let closed = Load { rate: None, ..closed };
+    fill(&runtime, &closed).unwrap();
+    let loaded = run(&runtime, &closed, |_, _| ()).unwrap();
+    assert!(late(&loaded) < 50, "{} of {}", late(&loaded), loaded.ops);
+    runtime.shutdown().unwrap();
+}
+
+#[test]
+fn the_rate_is_kept() {
+    let runtime = Runtime::start(Config::default()).unwrap();
+    let load = Load {
+        rate: Some(500.0),
+        connections: 5,
+        length: Duration::from_millis(600),
+        ..load(serve(u64::MAX, Duration::ZERO))
+    };
+    fill(&runtime, &load).unwrap();
+    let loaded = run(&runtime, &load, |_, _| ()).unwrap();
+    let rate = real(loaded.ops) / loaded.seconds;
+    assert!((425.0..575.0).contains(&rate), "{rate}");
+    runtime.shutdown().unwrap();
+}

@@ -1,0 +1,273 @@
+//! Plans unfold as they should, and tiny ones run.
+
+use super::*;
+use crate::runner;
+use std::collections::BTreeSet;
+
+fn tiny(workloads: &[&str], systems: &[&str]) -> Plan {
+    let owned = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+    Plan {
+        workload: owned(workloads),
+        systems: owned(systems),
+        records: Some(500),
+        seconds: Some(0.05),
+        warmup: Some(0.02),
+        repetitions: Some(1),
+        ..Plan::default()
+    }
+    .over(Plan::defaults())
+}
+
+fn run_here(plan: &Plan) -> Document {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = Plan { data: Some(folder.path().to_owned()), ..plan.clone() };
+    let registry = Registry::new();
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap()
+}
+
+fn check_all_have_figures(document: &Document) {
+    assert!(!document.rows.is_empty());
+    for row in &document.rows {
+        assert_eq!(row.skipped, None, "{} {}", row.system, row.workload);
+        assert!(row.ops > 0, "{} {} {}", row.system, row.workload, row.phase);
+    }
+}
+
+#[test]
+fn systems_change_first_and_repetitions_last() {
+    let plan = Plan {
+        repetitions: Some(2),
+        threads: Some(vec![1, 2]),
+        ..tiny(&["ycsb-a", "fillseq", "ycsb-e", "ycsb-c"], &["depot", "hashmap"])
+    };
+    let cells = plan.cells(Path::new("x")).unwrap();
+    let order: Vec<(u32, usize, &str, Vec<&str>)> = cells
+        .iter()
+        .map(|cell| {
+            let names = cell.workloads.iter().map(|workload| workload.name.as_str()).collect();
+            (cell.repetition, cell.settings.threads, cell.system.as_str(), names)
+        })
+        .collect();
+    let ycsb = vec!["ycsb-a", "ycsb-c", "ycsb-e"];
+    let mut expected = Vec::new();
+    for repetition in [0, 1] {
+        for threads in [1, 2] {
+            for family in [ycsb.clone(), vec!["fillseq"]] {
+                for system in ["depot", "hashmap"] {
+                    expected.push((repetition, threads, system, family.clone()));
+                }
+            }
+        }
+    }
+    assert_eq!(order, expected);
+}
+
+#[test]
+fn every_named_workload_runs_on_an_ordered_system() {
+    let names: Vec<String> = catalogue::all().into_iter().map(|workload| workload.name).collect();
+    let names: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| *name != "recovery").collect();
+    assert!(names.len() > 30);
+    let document = run_here(&tiny(&names, &["btreemap"]));
+    check_all_have_figures(&document);
+    let ran: BTreeSet<&str> = document.rows.iter().map(|row| row.workload.as_str()).collect();
+    assert!(names.iter().all(|name| ran.contains(name)));
+}
+
+#[test]
+fn depot_runs_and_counts() {
+    let plan = Plan {
+        seconds: Some(0.2),
+        durability: Some(vec![Durability::Sync, Durability::None]),
+        ..tiny(&["fillrandom", "ycsb-a", "ycsb-d", "ycsb-f", "readmissing", "etc-50"], &["depot"])
+    };
+    let document = run_here(&plan);
+    check_all_have_figures(&document);
+    let row =
+        document.rows.iter().find(|row| row.workload == "ycsb-a" && row.phase == "run").unwrap();
+    assert!(row.user_bytes > 0 && row.user_read_bytes > 0 && row.rss_bytes > 0);
+    assert!(row.p50_us > 0.0 && row.p50_us <= row.p99_us && row.p99_us <= row.p999_us);
+    assert!(
+        row.counters["device_flushes_total"] > 0.0 || row.counters["device_writes_total"] > 0.0
+    );
+    assert!(row.counters["index_bytes"] > 0.0);
+    assert_eq!(row.operations.keys().collect::<Vec<_>>(), ["read", "update"]);
+    assert_eq!(row.operations.values().map(|figures| figures.ops).sum::<u64>(), row.ops);
+    assert!(row.settle_seconds >= 0.0);
+}
+
+#[test]
+fn tasks_are_clients_too() {
+    let plan = Plan {
+        depth: Some(vec![8]),
+        seconds: Some(0.3),
+        ..tiny(&["udepot-put", "udepot-get"], &["depot:trt-sync"])
+    };
+    check_all_have_figures(&run_here(&plan));
+}
+
+#[test]
+fn the_index_alone_runs() {
+    check_all_have_figures(&run_here(&tiny(&["ycsb-a", "readmissing"], &["index"])));
+}
+
+#[test]
+fn what_a_system_cannot_do_is_said() {
+    let document = run_here(&Plan { ..tiny(&["ycsb-c", "ycsb-e"], &["depot"]) });
+    let skipped: Vec<(&str, Option<&str>)> = document
+        .rows
+        .iter()
+        .filter(|row| row.phase == "run")
+        .map(|row| (row.workload.as_str(), row.skipped.as_deref()))
+        .collect();
+    assert_eq!(skipped, [("ycsb-e", Some("keeps no order")), ("ycsb-c", None)]);
+    let full = Plan { utilization: Some(vec![50.0]), ..tiny(&["pacman"], &["hashmap"]) };
+    assert_eq!(run_here(&full).rows[0].skipped.as_deref(), Some("has no fixed capacity"));
+    let mut modest = Registry::new().find("hashmap").unwrap().0.clone();
+    (modest.name, modest.promises) = ("modest", &[Durability::None]);
+    let registry = Registry::new().with(vec![modest]);
+    let folder = tempfile::tempdir().unwrap();
+    let plan = Plan { data: Some(folder.path().to_owned()), ..tiny(&["ycsb-c"], &["modest"]) };
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+    assert_eq!(document.rows[0].skipped.as_deref(), Some("does not promise this durability"));
+}
+
+#[test]
+fn utilization_is_what_was_asked_for() {
+    let plan = Plan {
+        // Of a small store, the segments that are kept free are a large part.
+        utilization: Some(vec![60.0]),
+        records: Some(400_000),
+        value_size: Some(vec![48]),
+        durability: Some(vec![Durability::None]),
+        ..tiny(&["pacman"], &["depot"])
+    };
+    let document = run_here(&plan);
+    let row = document.rows.iter().find(|row| row.phase == "run").unwrap();
+    assert_eq!(row.skipped, None);
+    let reached = row.counters["utilization"];
+    assert!((0.56..0.64).contains(&reached), "{reached}");
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate_and_counts_waiting() {
+    let plan =
+        Plan { rate: Some(vec![2000.0]), seconds: Some(0.5), ..tiny(&["ycsb-c"], &["hashmap"]) };
+    let document = run_here(&plan);
+    let row = document.rows.iter().find(|row| row.phase == "run").unwrap();
+    assert!((1500.0..2100.0).contains(&row.ops_per_second), "{}", row.ops_per_second);
+}
+
+#[test]
+fn operations_end_a_phase() {
+    let plan = Plan { operations: Some(1001), ..tiny(&["ycsb-c"], &["hashmap"]) };
+    let document = run_here(&plan);
+    assert_eq!(document.rows.iter().find(|row| row.phase == "run").unwrap().ops, 1001);
+}
+
+#[test]
+fn a_trace_is_played() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.csv");
+    let mut text = "time,op,key,value_size\n".to_owned();
+    for n in 0..300 {
+        text += &format!("{}.5,{},key{},40\n", n, ["set", "get", "delete"][n % 3], n / 3);
+    }
+    files::write(&path, &text).unwrap();
+    let document = run_here(&tiny(&[&format!("trace:{}", path.display())], &["depot", "hashmap"]));
+    check_all_have_figures(&document);
+    assert!(document.rows.iter().all(|row| row.ops == 300 && row.operations["delete"].ops == 100));
+}
+
+#[test]
+fn a_system_that_answers_wrong_fails_its_cell() {
+    let mut registry = Registry::new();
+    let mut liar = registry.find("hashmap").unwrap().0.clone();
+    liar.name = "liar";
+    // Keeps nothing of what it is given.
+    liar.open = |_| Ok(Box::new(Liar));
+    registry = registry.with(vec![liar]);
+    let folder = tempfile::tempdir().unwrap();
+    let plan =
+        Plan { data: Some(folder.path().to_owned()), ..tiny(&["ycsb-c"], &["liar", "hashmap"]) };
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+    let failed: Vec<&Row> = document.rows.iter().filter(|row| row.skipped.is_some()).collect();
+    assert_eq!(failed.len(), 1);
+    let words = failed[0].skipped.as_deref().unwrap();
+    assert!(words.starts_with(FAILED) && words.contains("wrong answer"), "{words}");
+    assert!(document.rows.iter().any(|row| row.system == "hashmap" && row.ops > 0));
+}
+
+struct Liar;
+
+impl crate::system::System for Liar {
+    fn session(&self) -> Outcome<Box<dyn crate::system::Session>> {
+        Ok(Box::new(Liar))
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn close(self: Box<Self>) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn options(&self) -> std::collections::BTreeMap<String, String> {
+        Default::default()
+    }
+}
+
+impl crate::system::Session for Liar {
+    fn read(&mut self, _: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
+        see(b"something");
+        Ok(true)
+    }
+
+    fn write(&mut self, _: &[u8], _: &[u8]) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn delete(&mut self, _: &[u8]) -> Outcome<()> {
+        Ok(())
+    }
+
+    fn scan(&mut self, _: &[u8], _: u64, _: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
+        Ok(0)
+    }
+}
+
+#[test]
+fn systems_that_are_not_in_this_build_are_refused_by_name() {
+    for name in ["flat:cceh", "flex", "matrix", "depot:spdk"] {
+        let plan = Plan { data: Some(PathBuf::from("/nonexistent")), ..tiny(&["ycsb-a"], &[name]) };
+        let launch = |_: &Cell, _: &mut dyn FnMut(Event)| Ok(());
+        let failure = run(&plan, &Registry::new(), "test", launch, |_, _, _| ()).unwrap_err();
+        assert!(failure.to_string().contains("not in this build"), "{failure}");
+    }
+}
+
+#[test]
+fn distributions_are_read() {
+    assert_eq!(parse_distribution("zipfian:0.5").unwrap(), Distribution::Zipfian { theta: 0.5 });
+    assert!(parse_distribution("zipfian:1.5").is_err());
+    assert!(parse_distribution("normal").is_err());
+}
+
+/// Each experiment's file is read, and unfolds.
+#[test]
+fn the_configurations_of_the_project_are_valid() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../bench/configs");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let plan = Plan::read(&path).unwrap().over(Plan::defaults());
+        assert!(plan.title.is_some() && plan.about.is_some(), "{}", path.display());
+        assert!(!plan.cells(Path::new("x")).unwrap().is_empty(), "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 10, "{count}");
+}

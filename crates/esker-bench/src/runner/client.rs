@@ -1,0 +1,420 @@
+//! One client of a phase: asks, checks what it gets, and notes how long each answer took.
+
+use crate::failure::{Failure, Outcome};
+use crate::numbers::{nanos, real, size, whole};
+use crate::system::Session;
+use crate::workload::shape::Filler;
+use crate::workload::space::KeySpace;
+use crate::workload::stream::{Request, Requests};
+use crate::workload::trace::Trace;
+use crate::workload::{Operation, Workload};
+use esker_base::clock::{Clock, SystemClock};
+use hdrhistogram::Histogram;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Digits of a latency that are kept.
+const DIGITS: u8 = 3;
+/// Operations between two notes of progress.
+const NOTE_EVERY: u64 = 64;
+/// A wait shorter than this is spent by letting others run; the kernel's sleeps are longer than asked.
+const SLEEP_MIN: Duration = Duration::from_micros(200);
+
+/// What all clients of a phase share.
+pub(crate) struct Phase {
+    pub(crate) workload: Workload,
+    pub(crate) space: Arc<KeySpace>,
+    pub(crate) filler: Arc<Filler>,
+    pub(crate) trace: Option<Arc<Trace>>,
+    /// Play a trace at its own speed.
+    pub(crate) trace_timing: bool,
+    /// Records that the store was loaded with: numbers from there on are inserted by clients.
+    pub(crate) records: u64,
+    /// Keys when the phase begins; of a fill: when it ends.
+    pub(crate) keys: u64,
+    pub(crate) seed: u64,
+    pub(crate) clients: u64,
+    pub(crate) checks_values: bool,
+    /// Operations per second of all clients together.
+    pub(crate) rate: Option<f64>,
+    /// Operations of all clients together after which the phase ends.
+    pub(crate) operations: Option<u64>,
+    pub(crate) begin: Duration,
+    pub(crate) measure_from: Duration,
+    pub(crate) end: Option<Duration>,
+    pub(crate) interval: Duration,
+    pub(crate) stop: AtomicBool,
+    /// Operations done, in steps.
+    pub(crate) done: AtomicU64,
+    pub(crate) finished: AtomicU64,
+}
+
+/// What one client, or all of them, did.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) ops: u64,
+    pub(crate) user_bytes: u64,
+    pub(crate) user_read_bytes: u64,
+    pub(crate) last: Duration,
+    pub(crate) latencies: BTreeMap<Operation, Histogram<u64>>,
+    pub(crate) timeline: Vec<u64>,
+}
+
+impl Tally {
+    fn note(&mut self, operation: Operation, latency: Duration) -> Outcome<()> {
+        self.ops += 1;
+        let histogram = match self.latencies.entry(operation) {
+            std::collections::btree_map::Entry::Occupied(found) => found.into_mut(),
+            std::collections::btree_map::Entry::Vacant(free) => {
+                free.insert(Histogram::new(DIGITS)?)
+            }
+        };
+        Ok(histogram.record(nanos(latency).max(1))?)
+    }
+
+    pub(crate) fn add(&mut self, other: Tally) -> Outcome<()> {
+        self.ops += other.ops;
+        self.user_bytes += other.user_bytes;
+        self.user_read_bytes += other.user_read_bytes;
+        self.last = self.last.max(other.last);
+        for (operation, histogram) in other.latencies {
+            match self.latencies.get_mut(&operation) {
+                Some(mine) => mine.add(&histogram)?,
+                None => drop(self.latencies.insert(operation, histogram)),
+            }
+        }
+        if self.timeline.len() < other.timeline.len() {
+            self.timeline.resize(other.timeline.len(), 0);
+        }
+        for (mine, theirs) in self.timeline.iter_mut().zip(other.timeline) {
+            *mine += theirs;
+        }
+        Ok(())
+    }
+}
+
+/// When requests are due: at a fixed rate from a start on, whether earlier ones are answered or not, so that a
+/// stall counts for all that had to wait for it (no coordinated omission).
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    start: Duration,
+    gap_seconds: f64,
+    count: u64,
+    phase: f64,
+}
+
+impl Pace {
+    /// The share of client `client` of `clients` in `rate` requests a second: turns with the others.
+    pub(crate) fn new(start: Duration, rate: f64, client: u64, clients: u64) -> Pace {
+        let gap_seconds = real(clients) / rate.max(1e-9);
+        Pace { start, gap_seconds, count: 0, phase: real(client) / real(clients.max(1)) }
+    }
+
+    /// When the next request is due.
+    pub(crate) fn due(&self) -> Duration {
+        let seconds = (real(self.count) + self.phase) * self.gap_seconds;
+        self.start + Duration::from_nanos(whole(seconds * 1e9))
+    }
+
+    /// That request is on its way.
+    pub(crate) fn step(&mut self) {
+        self.count += 1;
+    }
+}
+
+/// Waits until `time`, without keeping others from the processor.
+pub(crate) fn wait_until(time: Duration, stop: &AtomicBool) -> Duration {
+    loop {
+        let now = SystemClock.monotonic();
+        let Some(left) = time.checked_sub(now).filter(|left| !left.is_zero()) else { return now };
+        if stop.load(Ordering::Relaxed) {
+            return now;
+        }
+        if left > SLEEP_MIN {
+            esker_trt::sleep((left - SLEEP_MIN / 2).min(Duration::from_millis(50)));
+        } else if esker_trt::in_task() {
+            esker_trt::yield_now();
+        } else {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Room that one client uses over and over.
+struct Hands<'a> {
+    phase: &'a Phase,
+    session: Box<dyn Session>,
+    key: Vec<u8>,
+    value: Vec<u8>,
+    read: Vec<u8>,
+    salt: u64,
+    user_bytes: u64,
+    user_read_bytes: u64,
+}
+
+impl Hands<'_> {
+    /// Reads `self.key`; the value goes to `self.read`.
+    fn read(&mut self) -> Outcome<bool> {
+        let read = &mut self.read;
+        read.clear();
+        let found = self.session.read(&self.key, &mut |value| read.extend_from_slice(value))?;
+        self.user_read_bytes += self.read.len() as u64;
+        Ok(found)
+    }
+
+    /// Makes key and value, before the watch runs.
+    fn prepare(&mut self, request: Request) {
+        self.phase.workload.keys.write(request.number, &mut self.key);
+        if request.operation.is_write() {
+            let length = self.phase.workload.values.size(request.number);
+            self.fill(request.number, length);
+        }
+    }
+
+    fn fill(&mut self, number: u64, length: u64) {
+        self.salt = self.salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.phase.filler.write(number, length, self.salt, &mut self.value);
+    }
+
+    fn write(&mut self) -> Outcome<()> {
+        self.session.write(&self.key, &self.value)?;
+        self.user_bytes += (self.key.len() + self.value.len()) as u64;
+        Ok(())
+    }
+
+    /// A key that is there, with the value that it may have.
+    fn read_checked(&mut self, number: u64, length: u64) -> Outcome<()> {
+        let found = self.read()?;
+        let right = !self.phase.checks_values || Filler::is_right(number, length, &self.read);
+        if found && right {
+            return Ok(());
+        }
+        let key = self.key.escape_ascii();
+        let words = if found { "has another value" } else { "is missing" };
+        Err(Failure::new(format!("wrong answer: key {key} (number {number}) {words}")))
+    }
+
+    fn serve(&mut self, request: Request) -> Outcome<()> {
+        let Request { operation, number, length } = request;
+        let value_size = self.phase.workload.values.size(number);
+        match operation {
+            Operation::Read => self.read_checked(number, value_size),
+            Operation::ReadMissing => match self.read()? && self.phase.checks_values {
+                false => Ok(()),
+                true => Err(Failure::new(format!(
+                    "wrong answer: key number {number} was never written"
+                ))),
+            },
+            Operation::Update => self.write(),
+            Operation::Insert => {
+                self.write()?;
+                if number >= self.phase.records {
+                    self.phase.space.acknowledge(number);
+                }
+                Ok(())
+            }
+            Operation::ReadModifyWrite => {
+                self.read_checked(number, value_size)?;
+                self.write()
+            }
+            Operation::Scan => {
+                let (read, mut first) = (&mut self.read, None);
+                read.clear();
+                let seen = self.session.scan(&self.key, length, &mut |key, value| {
+                    if first.is_none() {
+                        first = Some(key.to_vec());
+                    }
+                    read.extend_from_slice(key);
+                    read.extend_from_slice(value);
+                })?;
+                self.user_read_bytes += self.read.len() as u64;
+                // The scan starts at a key that is there.
+                if seen == 0 || first.as_deref() != Some(&self.key[..]) {
+                    let key = self.key.escape_ascii();
+                    return Err(Failure::new(format!(
+                        "wrong answer: a scan misses its start {key}"
+                    )));
+                }
+                Ok(())
+            }
+            Operation::Delete => self.session.delete(&self.key),
+        }
+    }
+}
+
+/// Runs client `number` to the end of the phase; its session is made here, on its own thread or task.
+pub(crate) fn run(
+    phase: &Phase,
+    session: impl FnOnce() -> Outcome<Box<dyn Session>>,
+    number: u64,
+) -> Outcome<Tally> {
+    let result = session().and_then(|session| work(phase, session, number));
+    if result.is_err() {
+        phase.stop.store(true, Ordering::Relaxed);
+    }
+    phase.finished.fetch_add(1, Ordering::Release);
+    result
+}
+
+fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally> {
+    let mut hands = Hands {
+        phase,
+        session,
+        key: Vec::new(),
+        value: Vec::new(),
+        read: Vec::new(),
+        salt: phase.seed.wrapping_add(number << 32),
+        user_bytes: 0,
+        user_read_bytes: 0,
+    };
+    let mut clock = Turns::new(phase, number);
+    wait_until(phase.begin, &phase.stop);
+    if let Some(trace) = &phase.trace {
+        return play(&mut hands, &mut clock, trace, number);
+    }
+    let requests =
+        Requests::new(&phase.workload, &phase.space, phase.keys, phase.seed, number, phase.clients);
+    for request in requests {
+        hands.prepare(request);
+        let Some(begin) = clock.begin() else { break };
+        hands.serve(request)?;
+        clock.end(&mut hands, request.operation, begin)?;
+    }
+    Ok(clock.finish())
+}
+
+/// Plays the requests of a trace that are this client's.
+fn play(
+    hands: &mut Hands<'_>,
+    clock: &mut Turns<'_>,
+    trace: &Trace,
+    number: u64,
+) -> Outcome<Tally> {
+    let phase = hands.phase;
+    let first = trace.requests().first().map_or(0, |request| request.time_micros);
+    for request in trace.requests() {
+        if trace.client(request, phase.clients) != number {
+            continue;
+        }
+        if phase.trace_timing {
+            let since = Duration::from_micros(request.time_micros.saturating_sub(first));
+            clock.due = Some(phase.begin + since);
+        }
+        hands.key.clear();
+        hands.key.extend_from_slice(trace.key(request));
+        if request.operation.is_write() {
+            hands.fill(0, u64::from(request.value_size));
+        }
+        let Some(begin) = clock.begin() else { break };
+        match request.operation {
+            Operation::Read => drop(hands.read()?),
+            Operation::ReadModifyWrite => {
+                hands.read()?;
+                hands.write()?;
+            }
+            Operation::Delete => hands.session.delete(&hands.key)?,
+            _ => hands.write()?,
+        }
+        clock.end(hands, request.operation, begin)?;
+    }
+    Ok(clock.finish())
+}
+
+/// The client's watch: when the next request is due, when the phase ends, what is counted.
+struct Turns<'a> {
+    phase: &'a Phase,
+    pace: Option<Pace>,
+    /// When the next request of a trace is due.
+    due: Option<Duration>,
+    now: Duration,
+    left: u64,
+    tally: Tally,
+    /// Bytes that the client had moved when measuring began.
+    before: Option<(u64, u64)>,
+    /// Bytes that it had moved after its last operation.
+    moved: (u64, u64),
+    unnoted: u64,
+}
+
+impl<'a> Turns<'a> {
+    fn new(phase: &'a Phase, number: u64) -> Self {
+        let pace = phase.rate.map(|rate| Pace::new(phase.begin, rate, number, phase.clients));
+        let left = match phase.operations {
+            Some(all) => all / phase.clients + u64::from(number < all % phase.clients),
+            None => u64::MAX,
+        };
+        let before = (phase.begin == phase.measure_from).then_some((0, 0));
+        let (due, now, tally, unnoted) = (None, Duration::ZERO, Tally::default(), 0);
+        let moved = (0, 0);
+        Turns { phase, pace, due, now, left, tally, before, moved, unnoted }
+    }
+
+    /// When the next request begins, for its latency; `None` at the end of the phase.
+    fn begin(&mut self) -> Option<Duration> {
+        let phase = self.phase;
+        self.now = SystemClock.monotonic();
+        if self.left == 0 || phase.stop.load(Ordering::Relaxed) {
+            return None;
+        }
+        let due = match &mut self.pace {
+            Some(pace) => {
+                let due = pace.due();
+                pace.step();
+                Some(due)
+            }
+            None => self.due.take(),
+        };
+        if let Some(due) = due {
+            if phase.end.is_some_and(|end| due >= end) {
+                return None;
+            }
+            if due > self.now {
+                self.now = wait_until(due, &phase.stop);
+            }
+        }
+        if phase.end.is_some_and(|end| self.now >= end) {
+            return None;
+        }
+        Some(due.unwrap_or(self.now))
+    }
+
+    fn end(&mut self, hands: &mut Hands<'_>, operation: Operation, begin: Duration) -> Outcome<()> {
+        let phase = self.phase;
+        self.now = SystemClock.monotonic();
+        let moved = std::mem::replace(&mut self.moved, (hands.user_bytes, hands.user_read_bytes));
+        let interval = nanos(self.now.saturating_sub(phase.begin)) / nanos(phase.interval).max(1);
+        let place = size(interval).min(1 << 16);
+        if self.tally.timeline.len() <= place {
+            self.tally.timeline.resize(place + 1, 0);
+        }
+        if let Some(count) = self.tally.timeline.get_mut(place) {
+            *count += 1;
+        }
+        self.unnoted += 1;
+        if self.unnoted == NOTE_EVERY {
+            phase.done.fetch_add(NOTE_EVERY, Ordering::Relaxed);
+            self.unnoted = 0;
+        }
+        // What ends after the phase is over belongs to it no more, nor what ends in the warm-up.
+        if self.now < phase.measure_from || phase.end.is_some_and(|end| self.now > end) {
+            return Ok(());
+        }
+        self.before.get_or_insert(moved);
+        self.left = self.left.saturating_sub(1);
+        self.tally.last = self.now;
+        self.tally.user_bytes = hands.user_bytes;
+        self.tally.user_read_bytes = hands.user_read_bytes;
+        self.tally.note(operation, self.now.saturating_sub(begin))
+    }
+
+    fn finish(&mut self) -> Tally {
+        let mut tally = std::mem::take(&mut self.tally);
+        if let Some((written, read)) = self.before {
+            tally.user_bytes = tally.user_bytes.saturating_sub(written);
+            tally.user_read_bytes = tally.user_read_bytes.saturating_sub(read);
+        }
+        tally
+    }
+}

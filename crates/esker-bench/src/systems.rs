@@ -1,0 +1,13 @@
+//! The systems of this crate: Esker's engines, and maps of the standard library as a floor.
+
+mod depot;
+mod index;
+mod memory;
+
+use crate::system::SystemKind;
+
+/// All of them. An engine that lands is added here.
+#[must_use]
+pub fn all() -> Vec<SystemKind> {
+    vec![depot::KIND, index::KIND, memory::HASHMAP, memory::BTREEMAP]
+}

@@ -1,0 +1,211 @@
+//! `depot`: clients are threads, or with a variant (`depot:uring`, `depot:aio`, `depot:trt-sync`) tasks of the
+//! run-time, as many on each core as the depth says (uDepot §5.2).
+
+use crate::failure::{Failure, Outcome};
+use crate::files;
+use crate::numbers::{real, whole};
+use crate::system::{Counters, Durability, OpenOptions, Session, System, SystemKind};
+use crate::workload::shape::KeyShape;
+use esker::{Options, Store};
+use esker_trt::{Config, Facility, Runtime};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub(super) const KIND: SystemKind = SystemKind {
+    name: "depot",
+    about: "Esker's log-structured store with a hash index",
+    ordered: false,
+    fixed_capacity: true,
+    persistent: true,
+    promises: &Durability::ALL,
+    keeps_values: true,
+    value_size_max: 4 << 30,
+    variants: &["uring", "aio", "trt-sync"],
+    open,
+};
+
+/// Records that are written to learn what one takes.
+const PROBE_RECORDS: u64 = 4000;
+/// Bytes of a record beside key and value, near enough for a store that is much larger than its data.
+const RECORD_BYTES: f64 = 32.0;
+/// Smallest store that is made, in bytes.
+const SIZE_MIN_BYTES: u64 = 64 << 20;
+/// How much larger a store is than its data if nothing else is said, as for peers, which have the whole
+/// disk: cleaning is measured by `--utilization`.
+const SPARE: f64 = 4.0;
+
+struct Depot {
+    store: Store,
+    runtime: Option<Arc<Runtime>>,
+    options: BTreeMap<String, String>,
+}
+
+fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
+    let mut store = Options::new(&options.folder);
+    let live = match options.utilization {
+        Some(_) => real(options.records) * record_bytes(options)?,
+        None => real(options.data_bytes) + real(options.records) * RECORD_BYTES,
+    };
+    store.size_bytes = match options.utilization {
+        Some(utilization) => whole(live / utilization.clamp(0.01, 0.99)),
+        None => whole(live * SPARE).max(SIZE_MIN_BYTES),
+    };
+    store.size_bytes = store.size_bytes.next_multiple_of(1 << 20);
+    store.durability = match options.durability {
+        Durability::Sync => esker::Durability::Sync,
+        Durability::Periodic => esker::Durability::Periodic(Duration::from_secs(1)),
+        Durability::None => esker::Durability::None,
+    };
+    let runtime = match options.variant.as_deref() {
+        None => None,
+        Some(variant) => {
+            let facility: Facility = variant.trim_start_matches("trt-").parse()?;
+            let config =
+                Config { cores: options.threads, facilities: vec![facility], ..Config::default() };
+            let runtime = Runtime::start(config)?;
+            if runtime.facility() != facility {
+                return Err(Failure::new(format!("{facility} does not work here")));
+            }
+            Some(Arc::new(runtime))
+        }
+    };
+    let (store, size_bytes) = open_filled(options, store, live)?;
+    let mut said = BTreeMap::from([
+        ("durability".to_owned(), options.durability.to_string()),
+        ("size_bytes".to_owned(), size_bytes.to_string()),
+        ("medium".to_owned(), store.report()),
+        ("value cache".to_owned(), "none: the cache bytes are not used".to_owned()),
+    ]);
+    if let Some(runtime) = &runtime {
+        said.insert("run-time".to_owned(), runtime.report());
+    }
+    Ok(Box::new(Depot { store, runtime, options: said }))
+}
+
+/// Bytes that a record of this experiment takes, as the store itself counts live bytes.
+fn record_bytes(options: &OpenOptions) -> Outcome<f64> {
+    let folder = options.folder.with_extension("probe");
+    files::remove_folder(&folder)?;
+    let mut with = Options::new(&folder);
+    with.size_bytes =
+        SIZE_MIN_BYTES + 4 * options.data_bytes / options.records.max(1) * PROBE_RECORDS;
+    with.durability = esker::Durability::None;
+    let store = Store::open(&with)?;
+    let (key, value) = options.record_size_bytes;
+    let (mut name, value) = (Vec::new(), vec![7; usize::try_from(value)?]);
+    for number in 0..PROBE_RECORDS {
+        KeyShape::Fixed(usize::try_from(key)?).write(number, &mut name);
+        store.put(&name, &value)?;
+    }
+    store.sync()?;
+    let bytes = real(store.stats().live_bytes) / real(PROBE_RECORDS);
+    store.close()?;
+    drop(store);
+    files::remove_folder(&folder)?;
+    Ok(bytes)
+}
+
+/// Opens the store. If its capacity is to be so large that `live` bytes fill a share of it, and there is nothing in
+/// it yet, it is made anew until that is so: superblock and checkpoints take room of their own.
+fn open_filled(options: &OpenOptions, mut with: Options, live: f64) -> Outcome<(Store, u64)> {
+    const TRIES: usize = 4;
+    /// How far the share may be off.
+    const NEAR: f64 = 0.01;
+    for _ in 0..TRIES {
+        let store = Store::open(&with)?;
+        let stats = store.stats();
+        let wanted = match options.utilization {
+            Some(utilization) if stats.items == 0 && stats.last_version.0 == 0 => {
+                live / utilization
+            }
+            _ => return Ok((store, with.size_bytes)),
+        };
+        let off = wanted - real(stats.capacity_bytes);
+        if off.abs() <= wanted * NEAR {
+            return Ok((store, with.size_bytes));
+        }
+        store.close()?;
+        drop(store);
+        files::remove_folder(&options.folder)?;
+        files::create_folder(&options.folder)?;
+        with.size_bytes = whole((real(with.size_bytes) + off).max(0.0)).next_multiple_of(1 << 20);
+    }
+    Ok((Store::open(&with)?, with.size_bytes))
+}
+
+impl System for Depot {
+    fn session(&self) -> Outcome<Box<dyn Session>> {
+        Ok(Box::new(Client { store: self.store.clone() }))
+    }
+
+    fn sync(&self) -> Outcome<()> {
+        Ok(self.store.sync()?)
+    }
+
+    fn close(self: Box<Self>) -> Outcome<()> {
+        self.store.close()?;
+        match &self.runtime {
+            Some(runtime) => Ok(runtime.shutdown()?),
+            None => Ok(()),
+        }
+    }
+
+    fn runtime(&self) -> Option<Arc<Runtime>> {
+        self.runtime.clone()
+    }
+
+    fn options(&self) -> BTreeMap<String, String> {
+        self.options.clone()
+    }
+
+    fn counters(&self) -> Counters {
+        let stats = self.store.stats();
+        let device = stats.device;
+        Counters::from(
+            [
+                ("utilization", real(stats.live_bytes) / real(stats.capacity_bytes.max(1))),
+                ("index_bytes", real(stats.index_bytes)),
+                ("index_entries", real(stats.index_entries)),
+                ("free_segments", real(stats.free_segments)),
+                ("device_writes_total", real(device.writes)),
+                ("device_reads_total", real(device.reads)),
+                ("device_write_bytes_total", real(device.write_bytes)),
+                ("device_read_bytes_total", real(device.read_bytes)),
+                ("device_prepare_bytes_total", real(device.prepare_bytes)),
+                ("device_flushes_total", real(device.flushes)),
+            ]
+            .map(|(name, value)| (name.to_owned(), value)),
+        )
+    }
+}
+
+struct Client {
+    store: Store,
+}
+
+impl Session for Client {
+    fn read(&mut self, key: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
+        match self.store.get(key)? {
+            Some(value) => {
+                see(&value);
+                Ok(true)
+            }
+            None => Ok(false),
+        }
+    }
+
+    fn write(&mut self, key: &[u8], value: &[u8]) -> Outcome<()> {
+        self.store.put(key, value)?;
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &[u8]) -> Outcome<()> {
+        self.store.delete(key)?;
+        Ok(())
+    }
+
+    fn scan(&mut self, _: &[u8], _: u64, _: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
+        Err(Failure::new("depot keeps no order"))
+    }
+}

@@ -1,0 +1,81 @@
+//! `esker bench run` and `esker bench list`.
+
+use super::arguments::RunArguments;
+use super::{cell, program, registry, shown};
+use crate::failure::{Done, Failure};
+use esker_bench::document::Document;
+use esker_bench::plan::{self, FAILED, Plan};
+use esker_bench::workload::catalogue;
+use esker_bench::{report, runner};
+use std::io::Write;
+use std::path::Path;
+
+/// Runs a plan, prints it, and writes what was asked for. Exit code 1 if a cell failed.
+pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
+    let mut plan = arguments.plan();
+    if let Some(path) = &arguments.config {
+        let file = Plan::read(path).map_err(|failure| Failure::usage(failure.to_string()))?;
+        plan = plan.over(file);
+    }
+    let plan = plan.over(Plan::defaults());
+    let registry = registry();
+    let usage = |failure: esker_bench::Failure| Failure::usage(failure.to_string());
+    // What has no meaning is a mistake of the command line, and is said before anything runs.
+    plan.cells(Path::new(".")).map_err(usage)?;
+    for system in plan.systems.iter().flatten() {
+        registry.find(system).map_err(usage)?;
+    }
+    let mut live = shown::Live::new();
+    let document = plan::run(
+        &plan,
+        &registry,
+        &program(),
+        |one, tell| match arguments.one_process {
+            true => runner::run(one, &registry, tell),
+            false => cell::launch(one, tell),
+        },
+        |place, count, event| live.hear(place, count, event),
+    );
+    live.finish();
+    finish(&document?, arguments.json.as_deref(), arguments.report.as_deref())
+}
+
+/// Prints a result, and writes it where it was asked for.
+pub(crate) fn finish(
+    document: &Document,
+    json: Option<&Path>,
+    page: Option<&Path>,
+) -> Result<Done, Failure> {
+    shown::table(document)?;
+    if let Some(path) = json {
+        document.write(path)?;
+    }
+    if let Some(path) = page {
+        esker_bench::files::write(path, &report::page(document)?)?;
+    }
+    let failed = document
+        .rows
+        .iter()
+        .any(|row| row.skipped.as_deref().is_some_and(|why| why.starts_with(FAILED)));
+    Ok(if failed { Done::No } else { Done::Yes })
+}
+
+/// Prints names.
+pub(crate) fn list() -> Result<Done, Failure> {
+    let mut lines = vec!["systems".to_owned()];
+    for kind in registry().kinds() {
+        lines.push(format!("  {:<24} {}", kind.name, kind.about));
+        for variant in kind.variants {
+            let name = format!("{}:{variant}", kind.name);
+            lines.push(format!("  {name:<24} the same, with its own run-time"));
+        }
+    }
+    lines.push("workloads (ycsb: all of YCSB; etc: all of ETC; trace:FILE)".to_owned());
+    for workload in catalogue::all() {
+        lines.push(format!("  {:<24} {}", workload.name, workload.about));
+    }
+    let mut output = std::io::stdout().lock();
+    writeln!(output, "{}", lines.join("\n"))
+        .map_err(|source| Failure::io("standard output", &source))?;
+    Ok(Done::Yes)
+}

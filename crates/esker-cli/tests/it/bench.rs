@@ -1,0 +1,175 @@
+//! `esker bench`: tiny runs of the whole way, from the command line to JSON and page.
+
+use crate::program::Scratch;
+use std::path::Path;
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap()
+}
+
+const TINY: [&str; 10] = [
+    "--records",
+    "300",
+    "--seconds",
+    "0.2",
+    "--warmup",
+    "0.05",
+    "--repetitions",
+    "2",
+    "--data",
+    "data",
+];
+
+#[test]
+fn a_run_gives_rows_a_page_and_a_comparison_with_itself() {
+    let scratch = Scratch::new();
+    let command = ["bench", "run", "--workload", "ycsb-a,ycsb-e", "--systems", "depot,btreemap"];
+    let files = ["--json", "one.json", "--report", "one.html"];
+    let ran = scratch.run(&[&command[..], &TINY[..], &files[..]].concat()).exits_with(0);
+    let text = ran.text();
+    assert!(
+        text.contains("ycsb-a run, sync") && text.contains("depot ycsb-e: keeps no order"),
+        "{text}"
+    );
+
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("one.json"))).unwrap();
+    let rows = result["rows"].as_array().unwrap();
+    let row = rows
+        .iter()
+        .find(|row| row["system"] == "depot" && row["phase"] == "run" && row["ops"] != 0);
+    let row = row.unwrap();
+    for name in [
+        "system",
+        "workload",
+        "phase",
+        "threads",
+        "ops",
+        "seconds",
+        "ops_per_second",
+        "p50_us",
+        "p99_us",
+        "p999_us",
+        "device_write_bytes",
+        "device_read_bytes",
+        "user_bytes",
+        "rss_bytes",
+    ] {
+        assert!(row.get(name).is_some(), "{name}");
+    }
+    // Of a process of its own: nothing of what ran before it.
+    assert!(row["rss_bytes"].as_u64().unwrap() > 1 << 20);
+    assert!(result["machine"]["kernel"].as_str().is_some_and(|kernel| !kernel.is_empty()));
+
+    let page = read(&scratch.path("one.html"));
+    assert!(page.matches("<svg").count() >= 3, "plots");
+    assert!(!page.contains("http://") || !page.contains("src="), "the page needs nothing else");
+
+    let same = scratch.run(&["bench", "compare", "one.json", "one.json"]).exits_with(0);
+    assert!(same.text().contains(" 1.000 "), "{}", same.text());
+}
+
+#[test]
+fn a_store_is_recovered_in_another_process_than_wrote_it() {
+    let scratch = Scratch::new();
+    let command = ["bench", "run", "--workload", "recovery", "--systems", "depot"];
+    let text = scratch.run(&[&command[..], &TINY[..]].concat()).exits_with(0).text();
+    assert!(text.contains("recovery recover, sync"), "{text}");
+}
+
+#[test]
+fn mistakes_of_the_command_line_are_usage() {
+    let scratch = Scratch::new();
+    for (arguments, words) in [
+        (&["--systems", "flat:cceh"][..], "not in this build"),
+        (&["--workload", "ycsb-z"], "no workload ycsb-z"),
+        (&["--distribution", "normal"], "no distribution"),
+        (&["--utilization", "120"], "utilization"),
+        (&["--cache", "much"], "no size"),
+        (&["--seconds", "0"], "seconds"),
+        (&["--threads", "0"], "threads"),
+        (&["--config", "missing.toml"], "missing.toml"),
+    ] {
+        let ran = scratch.run(&[&["bench", "run"][..], arguments].concat()).exits_with(2);
+        assert!(ran.said.contains(words), "{arguments:?}: {}", ran.said);
+    }
+    std::fs::write(scratch.path("wrong.toml"), "workloads = [\"ycsb\"]\n").unwrap();
+    let ran = scratch.run(&["bench", "run", "--config", "wrong.toml"]).exits_with(2);
+    assert!(ran.said.contains("workloads"), "{}", ran.said);
+}
+
+#[test]
+fn the_command_line_goes_before_the_file() {
+    let scratch = Scratch::new();
+    let text = "title = \"from the file\"\nworkload = [\"readrandom\"]\nsystems = [\"hashmap\"]\nrecords = 100\n";
+    std::fs::write(scratch.path("plan.toml"), text).unwrap();
+    let command =
+        ["bench", "run", "--config", "plan.toml", "--json", "out.json", "--workload", "overwrite"];
+    scratch.run(&[&command[..], &TINY[..]].concat()).exits_with(0);
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("out.json"))).unwrap();
+    assert_eq!(result["title"], "from the file");
+    assert_eq!(result["options"]["records"], 300);
+    assert!(result["rows"].as_array().unwrap().iter().any(|row| row["workload"] == "overwrite"));
+}
+
+#[test]
+fn esker_is_started_loaded_and_stopped() {
+    let scratch = Scratch::new();
+    let ran = scratch
+        .run(&[
+            "bench",
+            "server",
+            "--servers",
+            "esker",
+            "--records",
+            "500",
+            "--seconds",
+            "0.3",
+            "--warmup",
+            "0.1",
+            "--repetitions",
+            "1",
+            "--connections",
+            "4",
+            "--rate",
+            "500",
+            "--data",
+            "data",
+            "--json",
+            "out.json",
+        ])
+        .exits_with(0);
+    assert!(ran.text().contains("memcache-gets-90"), "{}", ran.text());
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("out.json"))).unwrap();
+    let row = &result["rows"][0];
+    assert!(row["ops"].as_u64().unwrap() > 50, "{row}");
+    assert_eq!(row["skipped"], serde_json::Value::Null);
+    assert!(!scratch.path("data/server").exists());
+}
+
+#[test]
+fn limits_and_names_are_printed() {
+    let scratch = Scratch::new();
+    let list = scratch.run(&["bench", "list"]).exits_with(0).text();
+    for name in
+        ["depot", "depot:uring", "hashmap", "fillseq", "ycsb-f", "etc-50", "udb-read-composite"]
+    {
+        assert!(list.contains(name), "{name}");
+    }
+    let micro = scratch.run(&["bench", "micro", "--factor", "1"]).exits_with(0).text();
+    assert!(micro.contains("zipfian rank"), "{micro}");
+    let raw = scratch
+        .run(&[
+            "bench",
+            "raw",
+            "--no-device",
+            "--seconds",
+            "0.02",
+            "--repetitions",
+            "1",
+            "--io",
+            "sync",
+        ])
+        .exits_with(0)
+        .text();
+    assert!(raw.contains("memory-random-access") && raw.contains("loopback-round-trip"), "{raw}");
+}
