@@ -22,8 +22,8 @@ pub use check::repair_on;
 pub use check::{CheckReport, RepairReport, repair};
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
-pub use options::{Durability, Options, Progress};
-pub use store::{Iter, Stats, Store};
+pub use options::{Durability, EngineKind, Options, Progress};
+pub use store::{Direction, Iter, Stats, Store};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
 /// For the tests of the project: the sites of each engine.

@@ -1,8 +1,10 @@
 //! How a store is opened.
 
 use esker_base::clock::{Clock, SystemClock};
+use esker_base::{Error, Result};
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +31,58 @@ impl fmt::Display for Durability {
             Durability::Periodic(window) => write!(f, "periodic:{}ms", window.as_millis()),
             Durability::None => f.write_str("none"),
         }
+    }
+}
+
+/// Which engine keeps the data. The names are those of `esker serve --engine`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EngineKind {
+    /// `depot`: data much larger than DRAM on a block device or file; no order (uDepot).
+    #[default]
+    Depot,
+    /// `flat` or `flat:cceh`: persistent memory, hash index; no order (FlatStore-H).
+    FlatCceh,
+    /// `flat:masstree`: persistent memory, ordered index (FlatStore-M).
+    FlatMasstree,
+    /// `flex`: ordered, files on any file system, sparse index (FlexDB).
+    Flex,
+}
+
+impl EngineKind {
+    /// All of them.
+    pub const ALL: [EngineKind; 4] =
+        [EngineKind::Depot, EngineKind::FlatCceh, EngineKind::FlatMasstree, EngineKind::Flex];
+
+    /// The name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineKind::Depot => "depot",
+            EngineKind::FlatCceh => "flat:cceh",
+            EngineKind::FlatMasstree => "flat:masstree",
+            EngineKind::Flex => "flex",
+        }
+    }
+}
+
+impl fmt::Display for EngineKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for EngineKind {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        if name == "flat" {
+            return Ok(EngineKind::FlatCceh);
+        }
+        let names = || EngineKind::ALL.map(EngineKind::name).join(", ");
+        EngineKind::ALL
+            .into_iter()
+            .find(|kind| kind.name() == name)
+            .ok_or_else(|| Error::invalid("engine", format!("{name:?} is none of {}", names())))
     }
 }
 
@@ -60,6 +114,9 @@ impl fmt::Debug for Progress {
 pub struct Options {
     /// A folder, created if missing, or a raw block device.
     pub path: PathBuf,
+    /// The engine of a new store, and which one an existing store must have. Default: the one that is
+    /// there, or `depot`.
+    pub engine: Option<EngineKind>,
     /// More folders or raw block devices over which the store is striped, besides `path`: whole
     /// segments take turns. Each gives what the smallest one has. An existing store needs all of
     /// them, in any order. Default none.
@@ -119,6 +176,7 @@ impl Options {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Options {
             path: path.into(),
+            engine: None,
             devices: Vec::new(),
             size_bytes: DEFAULT_SIZE_BYTES,
             durability: Durability::Sync,

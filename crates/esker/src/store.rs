@@ -12,15 +12,15 @@
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::devices;
-use crate::engine::Engine;
 use crate::engine::depot::Depot;
+use crate::engine::{self, Engine};
 use crate::options::{Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive};
 use std::collections::VecDeque;
+use std::ops::RangeBounds;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -63,6 +63,15 @@ pub struct Stats {
     pub read_only: Option<String>,
 }
 
+/// Which way a scan goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the least key up.
+    Forward,
+    /// From the greatest key down.
+    Reverse,
+}
+
 /// A store. Cheap to clone; all clones are the same store.
 #[derive(Clone, Debug)]
 pub struct Store {
@@ -77,10 +86,10 @@ impl Store {
     /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
     /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
     pub fn open(options: &Options) -> Result<Store> {
-        Self::open_on(devices::open(options, None)?, options)
+        Ok(Store { engine: engine::open(options)? })
     }
 
-    /// Opens the store on a device that the caller opened; `options.path`, `devices` and `size_bytes` are
+    /// Opens a store of `depot` on a device that the caller opened; `options.path`, `devices` and `size_bytes` are
     /// not looked at.
     ///
     /// # Errors
@@ -293,6 +302,22 @@ impl Store {
     /// As [`Store::put`].
     pub fn clear(&self) -> Result<()> {
         self.engine.clear()
+    }
+
+    /// Up to `limit` items whose keys lie in `range`, in order of their bytes: the first ones of the
+    /// direction. Each item is as it is at some moment of the call; a key that has a value during all of the
+    /// call is not missed, and none is met twice. To go on, call again from beyond the last key.
+    ///
+    /// # Errors
+    /// `Unsupported` if the engine keeps no order; as [`Store::get`].
+    pub fn scan<'a>(
+        &self,
+        range: impl RangeBounds<&'a [u8]>,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        let (from, to) = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.engine.scan(from, to, direction, limit)
     }
 
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;

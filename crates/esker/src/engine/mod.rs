@@ -5,16 +5,30 @@ pub(crate) mod depot;
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::options::Progress;
-use crate::store::Stats;
+use crate::devices;
+use crate::options::{EngineKind, Options, Progress};
+use crate::store::{Direction, Stats};
 use crate::value::{Outcome, PutOptions, Value};
-use esker_base::Result;
 use esker_base::ids::Version;
+use esker_base::{Error, ErrorKind, Result};
 use esker_media::Archive;
 use esker_trt::Facility;
+use std::ops::Bound;
+use std::sync::Arc;
 
 /// One part of a walk over all keys; without the values that are read by themselves.
 pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
+
+/// Opens the store that `options` name with the engine that keeps its data.
+pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
+    match options.engine.unwrap_or_default() {
+        EngineKind::Depot => {
+            Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
+        }
+        kind => Err(Error::new(ErrorKind::Unsupported, "open store")
+            .context(format!("engine {kind} is not built yet"))),
+    }
+}
 
 /// What a store takes.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +60,16 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn evict(&self, segments: usize) -> Result<usize>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
+    /// Up to `limit` items between two keys, in order of their bytes.
+    fn scan(
+        &self,
+        _from: Bound<&[u8]>,
+        _to: Bound<&[u8]>,
+        _direction: Direction,
+        _limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine keeps no order"))
+    }
     /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
     /// one; `None` at the end.
     fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
