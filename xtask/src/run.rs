@@ -1,8 +1,9 @@
 //! Steps: commands that run from the root of the repository, one after another, until one fails.
 
 use anyhow::{Context, Result, bail};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Instant;
 
 /// One command.
 pub(crate) struct Step {
@@ -24,6 +25,15 @@ pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
     Step { title, command }
 }
 
+/// An example that `cargo test --profile checked` built.
+pub(crate) fn example(title: &'static str, name: &str, arguments: &[&str]) -> Step {
+    let target =
+        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let mut command = Command::new(target.join("checked/examples").join(name));
+    command.args(arguments);
+    Step { title, command }
+}
+
 impl Step {
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.command.env(name, value);
@@ -37,6 +47,7 @@ impl Step {
 }
 
 /// Runs the steps in order; the first that fails ends it.
+#[expect(clippy::disallowed_methods, reason = "how long a step took is told to people only")]
 pub(crate) fn all(steps: &[Step]) -> Result<()> {
     for step in steps {
         println!("== {}", step.title);
@@ -48,10 +59,12 @@ pub(crate) fn all(steps: &[Step]) -> Result<()> {
                 None => command.env_remove(name),
             };
         }
+        let start = Instant::now();
         let status = command.status().with_context(|| format!("{}: cannot start", step.title))?;
         if !status.success() {
             bail!("{} failed ({status})", step.title);
         }
+        println!("== {} took {:.0?}", step.title, start.elapsed());
     }
     Ok(())
 }
