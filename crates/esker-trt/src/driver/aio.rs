@@ -25,7 +25,7 @@
 #![expect(unsafe_code, reason = "system calls without a safe wrapper, and the kernel's ring")]
 
 use crate::driver::epoll::Epoll;
-use crate::driver::{Event, IoKind, IoRequest, Wait, left_until};
+use crate::driver::{Event, IoKind, IoRequest, Round, Wait, left_until};
 use crate::wake::Mailbox;
 use rustix::event::Timespec;
 use std::io;
@@ -94,6 +94,7 @@ pub(crate) struct Aio {
     pointers: Vec<*const Request>,
     /// Disk requests in flight; the poll request does not count.
     in_flight: usize,
+    pub(super) round: Round,
     epoll_fired: bool,
     waited: Vec<Completion>,
 }
@@ -126,6 +127,8 @@ impl Aio {
             unsubmitted: Vec::new(),
             pointers: Vec::new(),
             in_flight: 0,
+            // The kernel holds back batches that are longer than two to merge them.
+            round: Round::new(2),
             epoll_fired: false,
             waited: vec![Completion::default(); 64],
         };
@@ -221,6 +224,7 @@ impl Aio {
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.submit(events)?;
         self.reap(events);
+        self.round.looked(self.in_flight > 0);
         if let Wait::Until(at_ns) = wait
             && events.is_empty()
             && !self.epoll_fired

@@ -90,18 +90,12 @@ impl Driver {
     }
 
     /// Tasks run between two looks at the kernel, the clock and the mailbox.
-    ///
-    /// A device often completes many requests at once. If all their tasks ran before the next
-    /// requests were handed over, the device would stand still meanwhile (a tenth of the rate on a
-    /// virtual disk at depth 32); if each request went alone, system calls would count on a device
-    /// that is as fast as memory. The kernel also holds back batches that are longer than two to
-    /// merge them, which costs AIO more than io_uring.
     pub(crate) fn round_tasks(&self) -> usize {
         match self {
-            Driver::Uring(_) => 4,
-            Driver::Aio(_) => 2,
+            Driver::Uring(driver) => driver.round.tasks(),
+            Driver::Aio(driver) => driver.round.tasks(),
             // A look is a system call, and disk requests go to helper threads at once.
-            Driver::Sync(_) | Driver::None => 64,
+            Driver::Sync(_) | Driver::None => ROUND_TASKS_MAX,
         }
     }
 
@@ -147,6 +141,37 @@ impl Driver {
             Driver::Sync(driver) => driver.poll(wait, events),
             Driver::None => Ok(()),
         }
+    }
+}
+
+/// The most tasks of a round.
+const ROUND_TASKS_MAX: usize = 64;
+
+/// How many tasks a core runs between two looks at the kernel.
+///
+/// A device often completes many requests at once. If all their tasks ran before the next requests were
+/// handed over, the device would stand still meanwhile (a tenth of the rate on a virtual disk at depth
+/// 32). But where nothing is in flight any more once the requests were handed over, because the
+/// device works while the kernel takes them (compressed memory) or because only sockets are in use, nobody
+/// waits for the next look, and system calls are what counts.
+#[derive(Clone, Copy, Debug)]
+struct Round {
+    least: usize,
+    tasks: usize,
+}
+
+impl Round {
+    fn new(least: usize) -> Round {
+        Round { least, tasks: least }
+    }
+
+    fn tasks(self) -> usize {
+        self.tasks
+    }
+
+    /// Learns from a look: whether it left disk requests in flight.
+    fn looked(&mut self, in_flight: bool) {
+        self.tasks = if in_flight { self.least } else { (self.tasks * 2).min(ROUND_TASKS_MAX) };
     }
 }
 

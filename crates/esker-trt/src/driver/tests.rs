@@ -1,6 +1,6 @@
 //! What drivers share.
 
-use crate::driver::{epoll, pack, unpack};
+use crate::driver::{ROUND_TASKS_MAX, Round, epoll, pack, unpack};
 use crate::sockets::{Readiness, SocketKey};
 
 #[test]
@@ -18,4 +18,19 @@ fn poll_bits_become_readiness() {
     let all = Readiness { readable: true, writable: true, hangup: true };
     assert_eq!(bits(libc::POLLERR), all);
     assert_eq!(bits(libc::POLLHUP), all);
+}
+
+#[test]
+fn rounds_are_short_only_while_requests_are_in_flight() {
+    let mut round = Round::new(2);
+    let lengths: Vec<usize> = [true, false, false, true, false]
+        .into_iter()
+        .map(|in_flight| {
+            round.looked(in_flight);
+            round.tasks()
+        })
+        .collect();
+    assert_eq!(lengths, [2, 4, 8, 2, 4]);
+    (0..100).for_each(|_| round.looked(false));
+    assert_eq!(round.tasks(), ROUND_TASKS_MAX);
 }

@@ -16,7 +16,7 @@
 //! completed with the kernel's error.
 #![expect(unsafe_code, reason = "pushes requests whose buffers the kernel will use")]
 
-use crate::driver::{Event, IoKind, IoRequest, Wait, epoll, left_until, pack, unpack};
+use crate::driver::{Event, IoKind, IoRequest, Round, Wait, epoll, left_until, pack, unpack};
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
@@ -46,6 +46,7 @@ pub(crate) struct Uring {
     unsubmitted: u32,
     /// Disk requests that have not completed.
     in_flight: u32,
+    pub(super) round: Round,
     words: &'static str,
     /// Events taken while a request was being pushed.
     early: Vec<Event>,
@@ -86,6 +87,7 @@ impl Uring {
             eventfd,
             unsubmitted: 0,
             in_flight: 0,
+            round: Round::new(4),
             words,
             early: Vec::new(),
             mailbox_ended: false,
@@ -253,6 +255,7 @@ impl Uring {
         }
         events.append(&mut self.early);
         self.reap(events);
+        self.round.looked(self.in_flight > 0);
         if self.mailbox_ended {
             self.mailbox_ended = false;
             self.arm_mailbox();
