@@ -36,3 +36,12 @@ pub use flex_tree::FlexTree;
 pub use link::{Link, SizeHint};
 pub use masstree::Masstree;
 pub use word::Word;
+
+/// Runs a story under `runs` random interleavings of two kinds, or `ESKER_INTERLEAVINGS` times as many.
+#[cfg(all(test, shuttle))]
+fn explore(story: fn(), runs: usize) {
+    let times = std::env::var("ESKER_INTERLEAVINGS").ok().and_then(|times| times.parse().ok());
+    let runs = runs * times.unwrap_or(1_usize);
+    shuttle::check_random(story, runs);
+    shuttle::check_pct(story, runs, 3);
+}

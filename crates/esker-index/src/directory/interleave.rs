@@ -180,11 +180,8 @@ fn displacement_hides_nothing() {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
-const RUNS: usize = 1500;
-
 fn explore(story: fn()) {
-    shuttle::check_random(story, RUNS);
-    shuttle::check_pct(story, RUNS, 3);
+    crate::explore(story, 1500);
 }
 
 #[test]

@@ -176,11 +176,8 @@ fn slots_that_are_used_again() {
     reader.join().unwrap();
 }
 
-const RUNS: usize = 500;
-
 fn explore(story: fn()) {
-    shuttle::check_random(story, RUNS);
-    shuttle::check_pct(story, RUNS, 3);
+    crate::explore(story, 500);
 }
 
 #[test]
