@@ -16,10 +16,10 @@
 
 use crate::Flaw;
 use crate::depot::{SUPERBLOCK_SIZE, Superblock};
-use esker_base::checksum::{Crc32c, crc32c};
+use crate::head::Head;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Name of the manifest in its folder.
 pub const MANIFEST_NAME: &str = "MANIFEST";
@@ -33,7 +33,7 @@ pub const MANIFEST_HEADER_SIZE: usize = HEADER_SIZE + SUPERBLOCK_SIZE;
 pub const MANIFEST_ENTRY_SIZE: usize = 64;
 
 const HEADER_SIZE: usize = 128;
-const MAGIC: [u8; 8] = *b"ESKBACKU";
+const HEAD: Head = Head { magic: *b"ESKBACKU", format_version: BACKUP_FORMAT_VERSION };
 /// What stands in place of both superblocks while a store is restored, padded with zeros.
 const RESTORING: &[u8] = b"ESKRESTR a restore of this store did not end; restore again";
 
@@ -141,18 +141,15 @@ impl Manifest {
     /// The bytes of the file.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut raw = Raw {
-            magic: MAGIC,
-            format_version: BACKUP_FORMAT_VERSION.into(),
-            checksum: 0.into(),
+        let raw = Raw {
             number: self.number.into(),
             next_version: self.next_version.0.into(),
             clear_version: self.clear_version.0.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
             entry_count: u32::try_from(self.segments.len()).unwrap_or(u32::MAX).into(),
-            reserved: [0; 76],
+            ..Raw::new_zeroed()
         };
-        let mut rest = self.superblock.encode().to_vec();
+        let mut bytes = [raw.as_bytes(), &self.superblock.encode()].concat();
         for entry in &self.segments {
             let raw = RawEntry {
                 segment_id: entry.id.0.into(),
@@ -164,10 +161,10 @@ impl Manifest {
                 checksum: entry.checksum.into(),
                 reserved: [0; 20],
             };
-            rest.extend_from_slice(raw.as_bytes());
+            bytes.extend_from_slice(raw.as_bytes());
         }
-        raw.checksum = checksum(&raw, &rest).into();
-        [raw.as_bytes(), &rest].concat()
+        HEAD.seal(&mut bytes);
+        bytes
     }
 
     /// Reads and checks a manifest.
@@ -175,18 +172,8 @@ impl Manifest {
     /// # Errors
     /// The first [`Flaw`] found; a newer version is named before its checksum is looked at.
     pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
-        let (mut raw, rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        if raw.magic != MAGIC {
-            return Err(Flaw::Magic);
-        }
-        if raw.format_version.get() != BACKUP_FORMAT_VERSION {
-            return Err(Flaw::Version(raw.format_version.get()));
-        }
-        let expected = raw.checksum.get();
-        raw.checksum = 0.into();
-        if checksum(&raw, rest) != expected {
-            return Err(Flaw::Checksum);
-        }
+        HEAD.check(bytes)?;
+        let (raw, rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
         let (superblock, entries) = rest.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
         let superblock = Superblock::decode(superblock)?;
         let count = usize::try_from(raw.entry_count.get()).map_err(|_| Flaw::TooShort)?;
@@ -245,16 +232,6 @@ fn decode_entry(bytes: &[u8], superblock: &Superblock) -> Result<ManifestEntry, 
         number: raw.number.get(),
         checksum: raw.checksum.get(),
     })
-}
-
-fn checksum(raw: &Raw, rest: &[u8]) -> u32 {
-    if rest.is_empty() {
-        return crc32c(raw.as_bytes());
-    }
-    let mut crc = Crc32c::new();
-    crc.update(raw.as_bytes());
-    crc.update(rest);
-    crc.finish()
 }
 
 /// What stands in place of a superblock until a restore is complete: no store.

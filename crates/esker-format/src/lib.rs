@@ -12,6 +12,7 @@
 pub mod backup;
 pub mod depot;
 pub mod flex;
+mod head;
 pub mod native;
 pub mod stripe;
 

@@ -9,9 +9,9 @@
 //!   member is complete, a member without a header was lost, and where none is, nothing was stored.
 
 use crate::Flaw;
-use esker_base::checksum::crc32c;
+use crate::head::Head;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Size of a member's header in bytes: a sector.
 pub const MEMBER_HEADER_SIZE: usize = 512;
@@ -22,7 +22,7 @@ pub const STRIPE_FORMAT_VERSION: u32 = 1;
 /// Most members of a set.
 pub const MEMBERS_MAX: u32 = 256;
 
-const MAGIC: [u8; 8] = *b"ESKSTRIP";
+const HEAD: Head = Head { magic: *b"ESKSTRIP", format_version: STRIPE_FORMAT_VERSION };
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -126,26 +126,19 @@ impl MemberHeader {
             unit_size_bytes,
             unit_count,
         } = self.layout;
-        let mut raw = Raw {
-            magic: MAGIC,
-            format_version: STRIPE_FORMAT_VERSION.into(),
-            checksum: 0.into(),
+        let raw = Raw {
             set_id: self.set_id,
             member_index: self.member_index.into(),
             member_count: member_count.into(),
             state: (self.state as u32).into(),
-            reserved_word: 0.into(),
             generation: self.generation.into(),
             lead_offset: lead_offset.into(),
             lead_size_bytes: lead_size_bytes.into(),
             unit_size_bytes: unit_size_bytes.into(),
             unit_count: unit_count.into(),
-            reserved: [0; 424],
+            ..Raw::new_zeroed()
         };
-        raw.checksum = crc32c(raw.as_bytes()).into();
-        let mut bytes = [0; MEMBER_HEADER_SIZE];
-        bytes.copy_from_slice(raw.as_bytes());
-        bytes
+        HEAD.sealed(raw.as_bytes())
     }
 
     /// Reads and checks a header.
@@ -153,18 +146,9 @@ impl MemberHeader {
     /// # Errors
     /// The first [`Flaw`] found; a newer version is named before its checksum is looked at.
     pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
-        let (mut raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        if raw.magic != MAGIC {
-            return Err(Flaw::Magic);
-        }
-        if raw.format_version.get() != STRIPE_FORMAT_VERSION {
-            return Err(Flaw::Version(raw.format_version.get()));
-        }
-        let checksum = raw.checksum.get();
-        raw.checksum = 0.into();
-        if crc32c(raw.as_bytes()) != checksum {
-            return Err(Flaw::Checksum);
-        }
+        let (bytes, _) = bytes.split_at_checked(MEMBER_HEADER_SIZE).ok_or(Flaw::TooShort)?;
+        HEAD.check(bytes)?;
+        let raw = Raw::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
         let state = match raw.state.get() {
             1 => StripeState::Forming,
             2 => StripeState::Complete,

@@ -4,10 +4,10 @@
 //! either copy valid or none.
 
 use crate::Flaw;
-use esker_base::checksum::crc32c;
+use crate::head::Head;
 use esker_base::ids::StoreId;
 use zerocopy::little_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Size of a superblock in bytes.
 pub const SUPERBLOCK_SIZE: usize = 512;
@@ -15,7 +15,7 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 pub const SUPERBLOCK_COPY_OFFSET: u64 = 4096;
 /// The format that this build writes. Others are refused by number.
 pub const FORMAT_VERSION: u32 = 3;
-const MAGIC: [u8; 8] = *b"ESKDEPOT";
+const HEAD: Head = Head { magic: *b"ESKDEPOT", format_version: FORMAT_VERSION };
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -71,10 +71,7 @@ impl Superblock {
     /// The bytes on media.
     #[must_use]
     pub fn encode(&self) -> [u8; SUPERBLOCK_SIZE] {
-        let mut raw = Raw {
-            magic: MAGIC,
-            format_version: FORMAT_VERSION.into(),
-            checksum: 0.into(),
+        let raw = Raw {
             store_id: self.store_id.0,
             hash_key: self.hash_key,
             hash_mask: self.hash_mask.into(),
@@ -86,12 +83,9 @@ impl Superblock {
             generation: self.generation.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
             mode: u32::from(self.cache).into(),
-            reserved: [0; 404],
+            ..Raw::new_zeroed()
         };
-        raw.checksum = crc32c(raw.as_bytes()).into();
-        let mut bytes = [0; SUPERBLOCK_SIZE];
-        bytes.copy_from_slice(raw.as_bytes());
-        bytes
+        HEAD.sealed(raw.as_bytes())
     }
 
     /// Reads and checks a superblock.
@@ -99,19 +93,9 @@ impl Superblock {
     /// # Errors
     /// The first [`Flaw`] found; a newer version is named before its checksum is looked at.
     pub fn decode(bytes: &[u8]) -> Result<Self, Flaw> {
-        let (mut raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        if raw.magic != MAGIC {
-            return Err(Flaw::Magic);
-        }
-        // Before the checksum: a newer format may have another one.
-        if raw.format_version.get() != FORMAT_VERSION {
-            return Err(Flaw::Version(raw.format_version.get()));
-        }
-        let checksum = raw.checksum.get();
-        raw.checksum = 0.into();
-        if crc32c(raw.as_bytes()) != checksum {
-            return Err(Flaw::Checksum);
-        }
+        let (bytes, _) = bytes.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
+        HEAD.check(bytes)?;
+        let raw = Raw::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
         let superblock = Superblock {
             store_id: StoreId(raw.store_id),
             hash_key: raw.hash_key,

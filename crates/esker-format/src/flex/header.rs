@@ -2,9 +2,9 @@
 
 use super::FORMAT_VERSION;
 use crate::Flaw;
-use esker_base::checksum::crc32c;
+use crate::head::Head;
 use zerocopy::little_endian::{I64, U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// Size of a header in bytes: a sector.
 pub const HEADER_SIZE: usize = 512;
@@ -13,7 +13,7 @@ pub const HEADER_OFFSETS: [u64; 2] = [0, 4096];
 /// Where node slots begin in the tree file, in bytes. Slot numbers count from the start of the file.
 pub const SLOTS_OFFSET: u64 = 8192;
 
-const MAGIC: [u8; 8] = *b"ESKFLEXT";
+const HEAD: Head = Head { magic: *b"ESKFLEXT", format_version: FORMAT_VERSION };
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -147,10 +147,7 @@ impl Header {
     /// The bytes on media.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER_SIZE] {
-        let mut raw = Raw {
-            magic: MAGIC,
-            format_version: FORMAT_VERSION.into(),
-            checksum: 0.into(),
+        let raw = Raw {
             space_id: self.space_id,
             generation: self.generation.into(),
             segment_size_bytes: self.shape.segment_size_bytes.into(),
@@ -169,12 +166,9 @@ impl Header {
             map_slot: self.map.slot.into(),
             map_size_bytes: self.map_size_bytes.into(),
             map_checksum: self.map.checksum.into(),
-            reserved: [0; 380],
+            ..Raw::new_zeroed()
         };
-        raw.checksum = crc32c(raw.as_bytes()).into();
-        let mut bytes = [0; HEADER_SIZE];
-        bytes.copy_from_slice(raw.as_bytes());
-        bytes
+        HEAD.sealed(raw.as_bytes())
     }
 
     /// Reads a header; `sound` says whether its checksum, which does not match, counts all the same: only
@@ -183,18 +177,12 @@ impl Header {
     /// # Errors
     /// The first [`Flaw`] found; a newer version is named before its checksum is looked at.
     pub fn decode(bytes: &[u8], sound: impl Fn() -> bool) -> Result<Self, Flaw> {
-        let (mut raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        if raw.magic != MAGIC {
-            return Err(Flaw::Magic);
+        let (bytes, _) = bytes.split_at_checked(HEADER_SIZE).ok_or(Flaw::TooShort)?;
+        match HEAD.check(bytes) {
+            Err(Flaw::Checksum) if sound() => {}
+            checked => checked?,
         }
-        if raw.format_version.get() != FORMAT_VERSION {
-            return Err(Flaw::Version(raw.format_version.get()));
-        }
-        let checksum = raw.checksum.get();
-        raw.checksum = 0.into();
-        if crc32c(raw.as_bytes()) != checksum && !sound() {
-            return Err(Flaw::Checksum);
-        }
+        let raw = Raw::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
         let header = Header {
             space_id: raw.space_id,
             generation: raw.generation.get(),
