@@ -111,9 +111,9 @@ impl Root {
 
     /// Starts to fetch what a lookup of this hash will read.
     #[inline]
-    fn prefetch(&self, hash: u64) {
-        if let Some(place) = self.place(hash) {
-            Hint(place.hint.load(Ordering::Relaxed)).prefetch(hash);
+    fn prefetch(&self, hash: u64, pin: &Pin) {
+        if let Some(table) = self.table(hash, pin) {
+            table.prefetch_region(hash);
         }
     }
 
@@ -227,7 +227,7 @@ impl Directory {
             let pin = pin();
             let root = self.root.load(&pin);
             for hash in hashes {
-                root.prefetch(*hash);
+                root.prefetch(*hash, &pin);
             }
             for (place, hash) in hashes.iter().enumerate() {
                 visit(group * GROUP + place, root.lookup(*hash, &pin));

@@ -69,8 +69,9 @@ struct Counters {
     next_region: AtomicUsize,
 }
 
-/// A run of homes.
+/// A run of homes. A cache line, so that a lookup reads one.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Region {
     lock: Mutex<()>,
     /// Set once, under the lock: the entries of these homes are in the table's growth.
@@ -183,6 +184,15 @@ impl Table {
     /// What a [`Hint`] must know to find the slots of this table.
     pub(crate) fn hint(&self) -> Hint {
         Hint::new(self.shape, self.slots.as_ptr().addr())
+    }
+
+    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor sees that it
+    /// will be read while it waits for the slots. In a batch, the slots are there already.
+    #[inline]
+    pub(crate) fn prefetch_region(&self, hash: u64) {
+        if let Some(region) = self.region(self.shape.home(hash)) {
+            crate::prefetch::lines(std::ptr::from_ref(region).addr(), 0);
+        }
     }
 
     /// Links that may belong to the hash, in this table. They count only if [`Table::moved`] says
