@@ -136,6 +136,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The batching models of `flat`: latency against throughput, fences and lines for each entry.
+    FlatBatching {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -268,7 +274,17 @@ fn interleave() -> Vec<Step> {
             .env("CARGO_TARGET_DIR", "target/loom"),
         cargo(
             "shuttle",
-            &["test", "--release", "--locked", "--lib", "-p", "esker-index", "interleave"],
+            &[
+                "test",
+                "--release",
+                "--locked",
+                "--lib",
+                "-p",
+                "esker-index",
+                "-p",
+                "esker",
+                "interleave",
+            ],
         )
         .env("RUSTFLAGS", "--cfg shuttle")
         .env("CARGO_TARGET_DIR", "target/shuttle"),
@@ -299,6 +315,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
         Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
         Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
+        Bench::FlatBatching { arguments } => ("esker", "flat_batching", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
