@@ -95,6 +95,7 @@ impl Word {
     /// closed.
     pub(super) fn end_collection(&self, left: Collected) -> bool {
         let mut bits = self.bits.load(Ordering::Relaxed);
+        debug_assert!(bits & COLLECTING != 0, "only who holds the group collects");
         loop {
             let again = bits & PENDING != 0 && left != Collected::Full;
             let next = match (again, left) {
