@@ -13,17 +13,16 @@ use crate::address::Address;
 use crate::connection::{Connection, Handle, Submitted};
 use crate::error::Result;
 use crate::options::Options;
-use esker_base::hash::KeyHasher;
 use esker_format::native::{Request, ServerHello};
 use parking_lot::Mutex;
 use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
 
 /// The connections to one server.
 #[derive(Debug)]
 pub(crate) struct Streams {
     first: Arc<Handle>,
     others: Vec<Arc<Handle>>,
-    hasher: KeyHasher,
     /// The first core may have a request that those for other cores wait for (S2).
     exclusive: Mutex<bool>,
 }
@@ -34,7 +33,6 @@ impl Streams {
         Ok(Streams {
             first: Arc::new(first),
             others: others.into_iter().map(Arc::new).collect(),
-            hasher: KeyHasher::new([0; 16]),
             exclusive: Mutex::new(false),
         })
     }
@@ -75,7 +73,7 @@ impl Streams {
             }
         };
         let cores = self.others.len() as u64 + 1;
-        let core = usize::try_from(self.hasher.hash(key) % cores).unwrap_or(0);
+        let core = usize::try_from(xxh3_64(key) % cores).unwrap_or(0);
         let Some(handle) = core.checked_sub(1).and_then(|core| self.others.get(core)) else {
             return submit(&self.first);
         };

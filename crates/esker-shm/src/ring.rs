@@ -158,6 +158,10 @@ impl Reader {
     pub fn read(&self, into: &mut [u8]) -> Result<usize> {
         let head = self.head.load(Ordering::Relaxed);
         let count = self.available()?.min(into.len());
+        if count == 0 {
+            // Whoever polls leaves the writer its line.
+            return Ok(0);
+        }
         let mut position = head;
         let mut rest = into.get_mut(..count).unwrap_or_default();
         while !rest.is_empty() {

@@ -230,7 +230,20 @@ fn library(arguments: &Arguments, esker: &Esker) -> Result<(), Failure> {
             rate("shm") / rate("unix")
         );
     }
+    idle();
     Ok(())
+}
+
+/// What server and clients, all connected, use of the processor when nobody asks for anything.
+fn idle() {
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+    };
+    esker_trt::sleep(Duration::from_millis(100));
+    let before = used();
+    esker_trt::sleep(Duration::from_secs(2));
+    println!("idle for 2 s, all clients connected: {:.2} ms of processor time", used() - before);
 }
 
 /// Gets for a second or as long as was asked: how many in a second, and the time of half of them and of 99 of 100, in

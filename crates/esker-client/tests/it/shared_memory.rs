@@ -111,7 +111,7 @@ fn many_threads_share_a_client() {
             let client = client.clone();
             scope.spawn(move || {
                 for n in 0..400_u64 {
-                    let key = (thread << 32 | n % 50).to_be_bytes();
+                    let key = ((thread << 32) | (n % 50)).to_be_bytes();
                     client.put(&key, &n.to_be_bytes()).expect("put");
                     let value = client.get(&key).expect("get").expect("there");
                     assert_eq!(&*value, n.to_be_bytes());
