@@ -136,6 +136,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// The batching models of `flat`: latency against throughput, fences and lines for each entry.
+    FlatBatching {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -281,7 +287,7 @@ fn interleave() -> Vec<Step> {
         cargo("loom", &[&checked[..], &["esker-trt", "wake::"]].concat())
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
-        cargo("shuttle", &[&checked[..], &["esker-index", "interleave"]].concat())
+        cargo("shuttle", &[&checked[..], &["esker-index", "-p", "esker", "interleave"]].concat())
             .env("RUSTFLAGS", "--cfg shuttle")
             .env("CARGO_TARGET_DIR", "target/shuttle"),
     ]
@@ -311,6 +317,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
         Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
         Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
+        Bench::FlatBatching { arguments } => ("esker", "flat_batching", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),

@@ -23,7 +23,7 @@ pub(crate) struct Data {
 /// Servers to ask instead of opening a store.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Servers {
-    /// Ask the server at native://HOST:PORT or native+unix:///PATH, not --data; repeatable: keys are spread over all
+    /// Ask the server at native://HOST:PORT or native+unix:///PATH or shm:///PATH, not --data; repeatable: keys are spread over all
     #[arg(long = "server", value_name = "URL")]
     pub(crate) urls: Vec<String>,
     /// File with a line user:password, for servers that ask
@@ -160,7 +160,7 @@ pub(crate) enum Command {
 /// environment variable. All are text here; `config` gives them meaning.
 #[derive(Clone, Debug, Default, Args)]
 pub(crate) struct ServeArguments {
-    /// Where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH; repeatable
+    /// Where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH, shm:///PATH; repeatable
     #[arg(long, value_name = "URL", env = "ESKER_LISTEN", value_delimiter = ',')]
     pub(crate) listen: Vec<String>,
     /// Permit addresses that other machines can reach

@@ -38,7 +38,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "listen",
         r#"["memcache://127.0.0.1:11211"]"#,
-        "where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH",
+        "where to listen: memcache://HOST:PORT, native://HOST:PORT, unix:///PATH, native+unix:///PATH, shm:///PATH",
     ),
     setting(
         "allow-remote",

@@ -1,5 +1,5 @@
-//! Where a server is: `native://HOST:PORT`, or `native+unix:///absolute/path`. Without a port it is
-//! [`NATIVE_PORT`].
+//! Where a server is: `native://HOST:PORT`, `native+unix:///absolute/path`, or `shm:///absolute/path` for memory that is
+//! shared with a server of this host. Without a port it is [`NATIVE_PORT`].
 
 use crate::error::Error;
 use std::fmt;
@@ -16,6 +16,8 @@ pub enum Address {
     Tcp(String, u16),
     /// At a socket file.
     Unix(PathBuf),
+    /// Through shared memory, which the server passes at a socket file.
+    Shared(PathBuf),
 }
 
 impl fmt::Display for Address {
@@ -24,6 +26,7 @@ impl fmt::Display for Address {
             Address::Tcp(host, port) if host.contains(':') => write!(f, "native://[{host}]:{port}"),
             Address::Tcp(host, port) => write!(f, "native://{host}:{port}"),
             Address::Unix(path) => write!(f, "native+unix://{}", path.display()),
+            Address::Shared(path) => write!(f, "shm://{}", path.display()),
         }
     }
 }
@@ -39,6 +42,12 @@ impl FromStr for Address {
             return match path.starts_with('/') {
                 true => Ok(Address::Unix(path.into())),
                 false => Err(wrong("needs an absolute path: native+unix:///run/esker.sock")),
+            };
+        }
+        if let Some(path) = text.strip_prefix("shm://") {
+            return match path.starts_with('/') {
+                true => Ok(Address::Shared(path.into())),
+                false => Err(wrong("needs an absolute path: shm:///run/esker.sock")),
             };
         }
         let Some(place) = text.strip_prefix("native://") else {
@@ -73,6 +82,7 @@ mod tests {
             "native://[::1]:7",
             "native://host:11212",
             "native+unix:///a/b",
+            "shm:///a/b",
         ] {
             assert_eq!(text.parse::<Address>().expect(text).to_string(), text);
         }
@@ -88,6 +98,7 @@ mod tests {
             "native://:1",
             "native://h:x",
             "native+unix://a",
+            "shm://a",
             "native://",
         ] {
             let error = text.parse::<Address>().expect_err(text).to_string();

@@ -8,10 +8,10 @@
 
 use crate::address::Address;
 use crate::batch::Batch;
-use crate::connection::{Connection, Handle, Submitted};
 use crate::error::{Error, Result};
 use crate::options::Options;
 use crate::pending::{Pending, PendingValues, read_items};
+use crate::streams::Streams;
 use crate::table::Reply;
 use crate::value::{Outcome, Value};
 use esker_base::clock::{Clock, SystemClock};
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 /// The connection, or when the next one may be made.
 struct Link {
-    handle: Option<Arc<Handle>>,
+    streams: Option<Arc<Streams>>,
     /// Why the last try failed, and until when nobody tries again.
     failed: Option<(Error, Duration)>,
     rest: Duration,
@@ -57,7 +57,7 @@ impl Client {
         // Only clients of one server should not come back at the same moment.
         let seed = SystemClock.unix_seconds() << 32 | u64::from(std::process::id());
         let link = Link {
-            handle: None,
+            streams: None,
             failed: None,
             rest: options.backoff_min,
             rng: Rng::from_seed(seed),
@@ -204,8 +204,8 @@ impl Client {
     /// Asks for as many of `keys`, at least one, as go in a request. A server that answers for fewer
     /// is asked again.
     pub(crate) fn submit_some(&self, keys: &[Vec<u8>]) -> Result<Pending<Vec<Option<Value>>>> {
-        let handle = self.handle()?;
-        let most = usize::try_from(handle.0.hello.request_size_max).unwrap_or(usize::MAX);
+        let streams = self.streams()?;
+        let most = usize::try_from(streams.hello().request_size_max).unwrap_or(usize::MAX);
         let mut payload = Vec::new();
         for key in keys {
             let before = payload.len();
@@ -276,38 +276,32 @@ impl Client {
 
     /// Sends what was submitted and has not left yet.
     pub fn flush(&self) {
-        let handle = self.0.link.lock().handle.clone();
-        if let Some(handle) = handle {
-            handle.0.send();
+        let streams = self.0.link.lock().streams.clone();
+        if let Some(streams) = streams {
+            streams.send();
         }
     }
 
     fn submit<T>(&self, request: &Request<'_>, read: fn(Reply) -> Result<T>) -> Result<Pending<T>> {
-        let handle = self.handle()?;
-        let (handle, submitted) = match handle.0.submit(request) {
-            Ok(submitted) => (handle, submitted),
+        let streams = self.streams()?;
+        let (handle, submitted) = match streams.submit(request) {
+            Ok(submitted) => submitted,
             // It broke since somebody looked, and nothing was sent: once more, on another one.
-            Err(_) if handle.0.is_broken() => self.submit_anew(request)?,
+            Err(_) if streams.is_broken() => self.streams()?.submit(request)?,
             Err(error) => return Err(error),
         };
         Ok(Pending::new(handle, submitted, read))
     }
 
-    fn submit_anew(&self, request: &Request<'_>) -> Result<(Arc<Handle>, Submitted)> {
-        let handle = self.handle()?;
-        let submitted = handle.0.submit(request)?;
-        Ok((handle, submitted))
-    }
-
     /// The connection; it is made, if there is none and it is time to try.
-    fn handle(&self) -> Result<Arc<Handle>> {
+    fn streams(&self) -> Result<Arc<Streams>> {
         let mut link = self.0.link.lock();
-        if let Some(handle) = &link.handle
-            && !handle.0.is_broken()
+        if let Some(streams) = &link.streams
+            && !streams.is_broken()
         {
-            return Ok(handle.clone());
+            return Ok(streams.clone());
         }
-        link.handle = None;
+        link.streams = None;
         let now = SystemClock.monotonic();
         if let Some((error, until)) = &link.failed
             && now < *until
@@ -315,13 +309,13 @@ impl Client {
             return Err(error.clone());
         }
         // Others wait for the lock meanwhile: they want the same connection.
-        match Connection::open(&self.0.address, &self.0.options) {
-            Ok(handle) => {
-                let handle = Arc::new(handle);
-                link.handle = Some(handle.clone());
+        match Streams::open(&self.0.address, &self.0.options) {
+            Ok(streams) => {
+                let streams = Arc::new(streams);
+                link.streams = Some(streams.clone());
                 link.failed = None;
                 link.rest = self.0.options.backoff_min;
-                Ok(handle)
+                Ok(streams)
             }
             Err(error) => {
                 // Up to a quarter more, so that not all come back together.

@@ -84,9 +84,20 @@ pub(crate) struct Submitted {
 }
 
 impl Connection {
-    /// Connects, exchanges hellos and says who the client is, if it is asked.
-    pub(crate) fn open(address: &Address, options: &Options) -> Result<Handle> {
-        let socket = Socket::connect(address, options).map_err(Error::not_sent)?;
+    /// Connects, exchanges hellos and says who the client is, if it is asked; once, or with each core of the server: the
+    /// first one and the others.
+    pub(crate) fn open(address: &Address, options: &Options) -> Result<(Handle, Vec<Handle>)> {
+        let sockets = Socket::connect(address, options).map_err(Error::not_sent)?;
+        let mut handles = Vec::with_capacity(sockets.len());
+        for socket in sockets {
+            handles.push(Self::over(socket, address, options)?);
+        }
+        let mut handles = handles.into_iter();
+        let none = || greeting_failed(address, IoErrorKind::UnexpectedEof.into());
+        Ok((handles.next().ok_or_else(none)?, handles.collect()))
+    }
+
+    fn over(socket: Socket, address: &Address, options: &Options) -> Result<Handle> {
         let limit = options.connect_timeout;
         socket
             .set_timeouts(Some(limit), limit)
@@ -250,6 +261,22 @@ impl Connection {
         }
         // It may have come between the two looks.
         request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
+    }
+
+    /// Sends what is queued, and waits until everything that was submitted is answered or given up.
+    pub(crate) fn wait_until_answered(&self) -> Result<()> {
+        self.send();
+        let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
+        let mut state = self.state.lock();
+        while state.table.len() > 0 {
+            let left = end.saturating_sub(SystemClock.monotonic());
+            if left.is_zero() {
+                let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
+                return Err(Error::not_sent(cause.context("requests before it are not answered")));
+            }
+            self.room.wait_for(&mut state, left);
+        }
+        Ok(())
     }
 
     /// Breaks the connection: all who wait learn it (C3).

@@ -1,6 +1,7 @@
 //! Client of Esker's native protocol (`docs/format/native.md`).
 //!
-//! [`Client`] speaks to one server, over one connection that all its clones and threads share: many
+//! [`Client`] speaks to one server, over one connection that all its clones and threads share (through shared
+//! memory, `shm:///PATH`, over one to each of its cores): many
 //! requests are in flight at the same time, each call waits for its own reply only. A thread that
 //! wants many in flight by itself uses the `submit_` calls, which return a [`Pending`] to be waited
 //! for later. [`Cluster`] spreads keys over several servers (`docs/format/native.md`, "Ring").
@@ -38,7 +39,9 @@ mod error;
 mod options;
 mod pending;
 mod ring;
+mod shared;
 mod socket;
+mod streams;
 mod table;
 mod tls;
 mod value;

@@ -1,7 +1,8 @@
 //! Where a server listens: addresses as people write them, and sockets bound to them.
 //!
 //! `memcache://HOST:PORT` or `native://HOST:PORT`, where the host is an address or `localhost`, and
-//! `memcache+unix:///absolute/path`, `native+unix:///absolute/path`; `unix:///absolute/path` is memcache.
+//! `memcache+unix:///absolute/path`, `native+unix:///absolute/path`, `shm:///absolute/path` (the native protocol through
+//! shared memory, which is passed over the socket there); `unix:///absolute/path` is memcache.
 //! Port 0 lets the system choose.
 //!
 //! # Failure
@@ -62,6 +63,8 @@ pub enum ListenAddress {
     NativeTcp(SocketAddr),
     /// The native protocol at a socket file.
     NativeUnix(PathBuf),
+    /// The native protocol through shared memory, which is passed at a socket file.
+    Shared(PathBuf),
 }
 
 impl Default for ListenAddress {
@@ -80,6 +83,7 @@ impl fmt::Display for ListenAddress {
             ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
                 write!(f, "{scheme}+unix://{}", path.display())
             }
+            ListenAddress::Shared(path) => write!(f, "shm://{}", path.display()),
         }
     }
 }
@@ -92,6 +96,12 @@ impl FromStr for ListenAddress {
         let Some((scheme, place)) = text.split_once("://") else {
             return Err(wrong("needs a protocol: memcache://127.0.0.1:11211"));
         };
+        if scheme == "shm" {
+            return match place.starts_with('/') {
+                true => Ok(ListenAddress::Shared(place.into())),
+                false => Err(wrong("needs an absolute path: shm:///run/esker.sock")),
+            };
+        }
         let (protocol, unix) = match scheme {
             "memcache" => (Protocol::Memcache, false),
             "memcache+unix" | "unix" => (Protocol::Memcache, true),
@@ -149,7 +159,9 @@ impl ListenAddress {
     pub fn protocol(&self) -> Protocol {
         match self {
             ListenAddress::Tcp(_) | ListenAddress::Unix(_) => Protocol::Memcache,
-            ListenAddress::NativeTcp(_) | ListenAddress::NativeUnix(_) => Protocol::Native,
+            ListenAddress::NativeTcp(_)
+            | ListenAddress::NativeUnix(_)
+            | ListenAddress::Shared(_) => Protocol::Native,
         }
     }
 
@@ -158,7 +170,9 @@ impl ListenAddress {
     pub fn tcp(&self) -> Option<SocketAddr> {
         match self {
             ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => Some(*address),
-            ListenAddress::Unix(_) | ListenAddress::NativeUnix(_) => None,
+            ListenAddress::Unix(_) | ListenAddress::NativeUnix(_) | ListenAddress::Shared(_) => {
+                None
+            }
         }
     }
 
@@ -187,9 +201,9 @@ impl ListenAddress {
         };
         let socket = match self {
             ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => listen_tcp(*address),
-            ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
-                listen_unix(path, unix_mode)
-            }
+            ListenAddress::Unix(path)
+            | ListenAddress::NativeUnix(path)
+            | ListenAddress::Shared(path) => listen_unix(path, unix_mode),
         }
         .map_err(failed)?;
         // The port may have been the system's to choose; a socket file is where it was asked for.
@@ -239,6 +253,7 @@ mod tests {
             "memcache+unix:///run/esker.sock",
             "native://127.0.0.1:11212",
             "native+unix:///run/esker.sock",
+            "shm:///run/esker.sock",
         ] {
             assert_eq!(text.parse::<ListenAddress>().expect(text).to_string(), text);
         }
@@ -260,6 +275,7 @@ mod tests {
             ("memcache://host:1", "no address and port"),
             ("memcache+unix://relative", "absolute path"),
             ("native+unix://relative", "native+unix:///run"),
+            ("shm://relative", "shm:///run"),
         ] {
             let error = text.parse::<ListenAddress>().expect_err(text).to_string();
             assert!(error.contains(words), "{error}");

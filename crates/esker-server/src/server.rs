@@ -135,15 +135,17 @@ impl Server {
             let (fd, bound) = address.bind(config.allow_remote, config.unix_mode)?;
             let listener = Listener::from_fd(fd).map_err(|source| Error::io("listen", source))?;
             let encrypted = tls && config.tls.is_some() && bound.tcp().is_some();
-            listeners.push((listener, encrypted, bound.protocol()));
+            let shares_memory = matches!(bound, ListenAddress::Shared(_));
+            listeners.push((listener, encrypted, bound.protocol(), shares_memory));
             addresses.push(bound);
         }
         let shared = Arc::new(Shared::new(store, config, runtime.cores(), addresses));
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = Vec::new();
-        for (listener, encrypted, protocol) in listeners {
+        for (listener, encrypted, protocol, shares_memory) in listeners {
             let acceptor = Acceptor {
                 encrypted,
+                shares_memory,
                 protocol,
                 shared: shared.clone(),
                 runtime: Arc::downgrade(runtime),
@@ -224,6 +226,7 @@ struct Acceptor {
     runtime: Weak<Runtime>,
     turn: Arc<AtomicUsize>,
     encrypted: bool,
+    shares_memory: bool,
     protocol: Protocol,
 }
 
@@ -254,6 +257,12 @@ impl Acceptor {
             stream.set_deadline(Some(Duration::ZERO));
             // It may be gone already. What it has sent is read, for a close with bytes unread takes
             // the line back.
+            if self.shares_memory
+                && let Ok(fd) = stream.as_fd()
+            {
+                let _ = esker_shm::refuse(fd, Status::TooManyConnections.number().into());
+                return;
+            }
             let _ = match self.protocol {
                 Protocol::Memcache => stream.write(line::TOO_MANY),
                 Protocol::Native => {
@@ -267,6 +276,21 @@ impl Acceptor {
         let core = self.turn.fetch_add(1, Ordering::Relaxed) % runtime.cores().max(1);
         let (shared, encrypted, protocol) = (self.shared.clone(), self.encrypted, self.protocol);
         shared.counters.shard(0).add(Counter::TotalConnections, 1);
+        if self.shares_memory {
+            let weak = self.runtime.clone();
+            let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
+                let bytes = RECEIVE_BYTES_MIN as u64;
+                let Some(runtime) = weak.upgrade() else { return };
+                let served = native::shm::serve(&shared, &runtime, &stream, core, place, bytes);
+                // The agent does not keep the run-time that it runs in.
+                drop((runtime, stream));
+                match served {
+                    Ok(agent) => agent.iter().for_each(|agent| agent.run()),
+                    Err(error) => tracing::debug!("no memory was shared: {error}"),
+                }
+            });
+            return;
+        }
         // Nobody joins a session: it ends with its connection, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
             let _place = place;

@@ -79,9 +79,9 @@ impl Shared {
                 ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => {
                     (if address.is_ipv6() { "tcp6" } else { "tcp" }, address.to_string())
                 }
-                ListenAddress::Unix(path) | ListenAddress::NativeUnix(path) => {
-                    ("unix", path.display().to_string())
-                }
+                ListenAddress::Unix(path)
+                | ListenAddress::NativeUnix(path)
+                | ListenAddress::Shared(path) => ("unix", path.display().to_string()),
             };
             stat(output, &format!("{index}:addr"), format_args!("{family}:{address}"));
             stat(output, &format!("{index}:state"), "conn_listening");

@@ -265,6 +265,11 @@ impl Core {
         self.ready.borrow_mut().push_back(task.id.index);
     }
 
+    /// Whether a task could run beside the running one.
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.borrow().is_empty() || !self.mailbox.is_empty()
+    }
+
     fn run_task(&self, index: u32) {
         let Some(task) = self.tasks.borrow().get(index).map(Rc::clone) else { return };
         task.state.set(TaskState::Running);

@@ -60,9 +60,13 @@ pub mod sync;
 mod task;
 mod time;
 mod timer;
+mod topology;
 mod wake;
 
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
-pub use task::{JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, spawn, yield_now};
+pub use task::{
+    JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, others_ready, spawn, yield_now,
+};
 pub use time::{sleep, sleep_cancellable};
+pub use topology::processors_of_a_socket;

@@ -190,6 +190,13 @@ pub fn current_core() -> Option<CoreId> {
     context::with_task(|core, _| core.mailbox().core)
 }
 
+/// Whether other tasks of the calling task's core could run now: with none, [`yield_now`] gives way to
+/// nobody. False on an ordinary thread.
+#[must_use]
+pub fn others_ready() -> bool {
+    context::with_task(|core, _| core.has_ready()).unwrap_or(false)
+}
+
 /// Whether the calling task's run-time is shutting down. False on an ordinary thread.
 #[must_use]
 pub fn is_cancelled() -> bool {

@@ -26,6 +26,14 @@ pub use options::{Durability, EngineKind, Options, Progress};
 pub use store::{Direction, Iter, Stats, Store};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
+/// For benchmarks of the project: the batching of `flat`.
+#[doc(hidden)]
+pub mod flat_batching {
+    pub use crate::engine::flat::batching::{
+        Batcher, Batching, BatchingOptions, Logs, Posted, Slot,
+    };
+}
+
 /// For the tests of the project: the sites of each engine.
 #[doc(hidden)]
 pub mod sites {

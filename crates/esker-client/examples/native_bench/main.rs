@@ -1,5 +1,5 @@
 //! The native protocol in figures: beside memcache's, on the same server at the same time, with the
-//! same load; and what the client library makes of it.
+//! same load; and what the client library makes of it, over TCP, a Unix socket and shared memory.
 //!
 //! Prints medians of interleaved runs and their ratios. Run it with `cargo xtask bench native`.
 #![allow(
@@ -19,8 +19,9 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use esker_base::units::parse_size_bytes;
 use esker_client::{Client, Options};
-use esker_server::{Protocol, Server, ServerConfig};
+use esker_server::{ListenAddress, Protocol, Server, ServerConfig};
 use esker_trt::{Config, Runtime};
+use hdrhistogram::Histogram;
 use load::{Load, Run};
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -94,7 +95,10 @@ impl Esker {
         let config = Config { cores: arguments.cores, ..Config::default() };
         let runtime = Arc::new(Runtime::start(config)?);
         let listen = PROTOCOLS.map(|protocol| format!("{}://127.0.0.1:0", protocol.scheme()));
-        let listen = listen.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        let mut listen: Vec<ListenAddress> =
+            listen.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+        listen.push(ListenAddress::NativeUnix(folder.join("native.sock")));
+        listen.push(ListenAddress::Shared(folder.join("memory.sock")));
         let config = ServerConfig { listen, ..ServerConfig::default() };
         let server = Server::start(&runtime, store.clone(), config)?;
         Ok(Esker { server, store, runtime })
@@ -185,46 +189,102 @@ fn compare(
     Ok(())
 }
 
-/// The client library: gets of one connection, one after another, of several threads, and many in
-/// flight of one thread.
+/// The client library over each transport in turns: gets one after another, of several threads, and many in flight of
+/// one thread.
 fn library(arguments: &Arguments, esker: &Esker) -> Result<(), Failure> {
     const WINDOW: usize = 256;
-    let address = format!("native://{}", esker.address(Protocol::Native)?);
-    let client = Client::new(address.parse()?, Options::default());
-    let value = vec![b'v'; arguments.value_size];
-    println!("\nclient library, gets over one connection");
-    let key = |number: u64| format!("key{number:010}").into_bytes();
-    let mut rates = Vec::new();
-    for (threads, window) in [(1, 1), (8, 1), (1, WINDOW)] {
-        let start = SystemClock.monotonic();
-        let end = start + Duration::from_secs_f64(arguments.seconds);
-        let run = |seed: u64| -> Result<u64, esker_client::Error> {
-            let mut rng = Rng::from_seed(seed);
-            let mut pending = VecDeque::new();
-            let mut count = 0;
-            while SystemClock.monotonic() < end {
-                while pending.len() < window {
-                    pending.push_back(client.submit_get(&key(rng.below(arguments.keys)))?);
-                }
-                // Half of them, so that what follows leaves together.
-                for get in pending.drain(..window.div_ceil(2)) {
-                    assert!(get.wait()?.is_some_and(|found| *found == value[..]));
-                    count += 1;
-                }
-            }
-            Ok(count)
+    println!("\nclient library, gets of one client");
+    println!(
+        "{:>10} {:>8} {:>10} {:>10} {:>8} {:>8}",
+        "transport", "threads", "in flight", "gets/s", "p50 us", "p99 us"
+    );
+    let spoken = |address: &&ListenAddress| address.protocol() == Protocol::Native;
+    let clients = esker.server.addresses().iter().filter(spoken).map(|address| {
+        let name = match address {
+            ListenAddress::Shared(_) => "shm",
+            ListenAddress::NativeUnix(_) => "unix",
+            _ => "tcp",
         };
-        let counts: Vec<Result<u64, esker_client::Error>> = std::thread::scope(|scope| {
-            let run = &run;
-            let running: Vec<_> =
-                (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
-            running.into_iter().map(|thread| thread.join().unwrap()).collect()
-        });
-        let count: u64 = counts.into_iter().sum::<Result<u64, _>>()?;
-        let rate = count as f64 / (SystemClock.monotonic() - start).as_secs_f64();
-        println!("{threads:>3} threads, {window:>3} in flight each: {rate:>10.0} gets/s");
-        rates.push(rate);
+        Ok((name, Client::new(address.to_string().parse()?, Options::default())))
+    });
+    let clients: Vec<(&str, Client)> = clients.collect::<Result<_, Failure>>()?;
+    for (threads, window) in [(1, 1), (8, 1), (1, WINDOW)] {
+        let mut rows = vec![Vec::new(); clients.len()];
+        for _ in 0..arguments.rounds {
+            for ((_, client), rows) in clients.iter().zip(&mut rows) {
+                rows.push(gets(arguments, client, threads, window)?);
+            }
+        }
+        for ((name, _), rows) in clients.iter().zip(&rows) {
+            let of = |figure: usize| median(rows.iter().map(|row| row[figure]).collect());
+            let (rate, p50, p99) = (of(0), of(1), of(2));
+            println!("{name:>10} {threads:>8} {window:>10} {rate:>10.0} {p50:>8.1} {p99:>8.1}");
+        }
+        let rate = |name: &str| {
+            let place = clients.iter().position(|(other, _)| *other == name).unwrap();
+            median(rows[place].iter().map(|row| row[0]).collect())
+        };
+        println!(
+            "{:>19} shared memory beside a Unix socket: {:.2} x",
+            "",
+            rate("shm") / rate("unix")
+        );
     }
-    println!("many in flight beside one: {:.1} x", rates[2] / rates[0]);
+    idle();
     Ok(())
+}
+
+/// What server and clients, all connected, use of the processor when nobody asks for anything.
+fn idle() {
+    let used = || {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
+    };
+    esker_trt::sleep(Duration::from_millis(100));
+    let before = used();
+    esker_trt::sleep(Duration::from_secs(2));
+    println!("idle for 2 s, all clients connected: {:.2} ms of processor time", used() - before);
+}
+
+/// Gets for a second or as long as was asked: how many in a second, and the time of half of them and of 99 of 100, in
+/// microseconds.
+fn gets(
+    arguments: &Arguments,
+    client: &Client,
+    threads: u64,
+    window: usize,
+) -> Result<[f64; 3], Failure> {
+    let key = |number: u64| format!("key{number:010}").into_bytes();
+    let value = vec![b'v'; arguments.value_size];
+    let start = SystemClock.monotonic();
+    let end = start + Duration::from_secs_f64(arguments.seconds);
+    let run = |seed: u64| -> Result<Histogram<u64>, esker_client::Error> {
+        let mut rng = Rng::from_seed(seed);
+        let mut pending = VecDeque::new();
+        let mut times = Histogram::new(3).unwrap();
+        while SystemClock.monotonic() < end {
+            while pending.len() < window {
+                let begun = SystemClock.monotonic();
+                pending.push_back((client.submit_get(&key(rng.below(arguments.keys)))?, begun));
+            }
+            // Half of them, so that what follows leaves together.
+            for (get, begun) in pending.drain(..window.div_ceil(2)) {
+                assert!(get.wait()?.is_some_and(|found| *found == value[..]));
+                times.saturating_record((SystemClock.monotonic() - begun).as_nanos() as u64);
+            }
+        }
+        Ok(times)
+    };
+    let all: Vec<Result<Histogram<u64>, esker_client::Error>> = std::thread::scope(|scope| {
+        let run = &run;
+        let running: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    let mut times = Histogram::new(3)?;
+    for one in all {
+        times.add(one?)?;
+    }
+    let rate = times.len() as f64 / (SystemClock.monotonic() - start).as_secs_f64();
+    let micros = |quantile| times.value_at_quantile(quantile) as f64 / 1e3;
+    Ok([rate, micros(0.5), micros(0.99)])
 }

@@ -13,4 +13,5 @@ mod cluster;
 mod fates;
 mod harness;
 mod impostors;
+mod shared_memory;
 mod tls;

@@ -35,6 +35,7 @@ mod multi;
 mod order;
 mod run;
 mod session;
+pub(crate) mod shm;
 mod stats;
 
 pub(crate) use duplex::Encrypted;

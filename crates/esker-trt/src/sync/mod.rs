@@ -14,12 +14,14 @@ mod future;
 mod gate;
 mod mutex;
 mod semaphore;
+mod signal;
 
 pub use channel::{Receiver, SendError, Sender, channel};
 pub use future::{Future, Promise, promise};
 pub use gate::Gate;
 pub use mutex::{Mutex, MutexGuard};
 pub use semaphore::{Permit, Semaphore};
+pub use signal::Signal;
 
 #[cfg(test)]
 mod tests;

@@ -1,7 +1,7 @@
 //! Every primitive between tasks of two cores and ordinary threads.
 
 use crate::runtime::tests::each_facility;
-use crate::sync::{Gate, Mutex, Semaphore, channel, promise};
+use crate::sync::{Gate, Mutex, Semaphore, Signal, channel, promise};
 use crate::{sim, sleep, spawn, yield_now};
 use esker_base::ErrorKind;
 use std::sync::Arc;
@@ -49,6 +49,36 @@ fn waiting_for_a_gate_can_be_limited_and_cancelled() {
         std::thread::park_timeout(Duration::from_millis(5));
         runtime.shutdown().unwrap();
         assert_eq!(cancelled.join().unwrap(), ErrorKind::Cancelled);
+    });
+}
+
+#[test]
+fn no_ring_of_a_signal_is_lost() {
+    const ROUNDS: usize = 3000;
+    each_facility(|runtime| {
+        let bells = Arc::new([Signal::new(), Signal::new()]);
+        let done = Arc::new(AtomicUsize::new(0));
+        let plays = |own: usize| {
+            let (bells, done) = (Arc::clone(&bells), Arc::clone(&done));
+            move || {
+                for _ in 0..ROUNDS {
+                    bells[own].wait();
+                    done.fetch_add(1, Ordering::SeqCst);
+                    bells[1 - own].set();
+                }
+            }
+        };
+        let task = runtime.spawn(plays(0));
+        bells[0].set();
+        assert!(bells[0].is_set() || done.load(Ordering::SeqCst) > 0);
+        plays(1)();
+        task.join().unwrap();
+        assert_eq!(done.load(Ordering::SeqCst), 2 * ROUNDS);
+        // The last ring came before a wait, and so did another one: they are one.
+        assert!(bells[0].is_set());
+        bells[0].set();
+        bells[0].wait();
+        assert!(!bells[0].is_set());
     });
 }
 

@@ -4,6 +4,7 @@ mod doors;
 mod frames;
 mod operations;
 mod pipelining;
+mod shm;
 
 use crate::harness::TestServer;
 use esker_format::native::{

@@ -1,0 +1,88 @@
+//! The connections of a client to one server: one, or through shared memory one to each core, by the key's
+//! hash (FlatStore §4.3).
+//!
+//! # Invariants
+//! - S1: requests on one key go to one core, so they take effect in the order in which they were submitted.
+//! - S2: a request that concerns several keys goes to the first core after all that were submitted before it are
+//!   answered, and whatever is submitted after it to another core waits for its answer.
+//!
+//! # Failure
+//! The streams of a server break together: with one of them the others are given up.
+
+use crate::address::Address;
+use crate::connection::{Connection, Handle, Submitted};
+use crate::error::Result;
+use crate::options::Options;
+use esker_format::native::{Request, ServerHello};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The connections to one server.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    first: Arc<Handle>,
+    others: Vec<Arc<Handle>>,
+    /// The first core may have a request that those for other cores wait for (S2).
+    exclusive: Mutex<bool>,
+}
+
+impl Streams {
+    pub(crate) fn open(address: &Address, options: &Options) -> Result<Streams> {
+        let (first, others) = Connection::open(address, options)?;
+        Ok(Streams {
+            first: Arc::new(first),
+            others: others.into_iter().map(Arc::new).collect(),
+            exclusive: Mutex::new(false),
+        })
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Arc<Handle>> {
+        std::iter::once(&self.first).chain(&self.others)
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.all().any(|handle| handle.0.is_broken())
+    }
+
+    pub(crate) fn hello(&self) -> &ServerHello {
+        &self.first.0.hello
+    }
+
+    /// Sends what was submitted.
+    pub(crate) fn send(&self) {
+        self.all().for_each(|handle| handle.0.send());
+    }
+
+    /// Submits `request` to the core that it is for.
+    pub(crate) fn submit(&self, request: &Request<'_>) -> Result<(Arc<Handle>, Submitted)> {
+        let submit = |handle: &Arc<Handle>| Ok((handle.clone(), handle.0.submit(request)?));
+        if self.others.is_empty() {
+            return submit(&self.first);
+        }
+        let key = match request {
+            Request::Get { key } | Request::Delete { key, .. } => key,
+            Request::Put(put) => put.key,
+            // S2, under the lock, so that nobody's later request comes in between.
+            _ => {
+                let mut exclusive = self.exclusive.lock();
+                self.send();
+                self.others.iter().try_for_each(|handle| handle.0.wait_until_answered())?;
+                *exclusive = true;
+                return submit(&self.first);
+            }
+        };
+        let cores = self.others.len() as u64 + 1;
+        let core = usize::try_from(xxh3_64(key) % cores).unwrap_or(0);
+        let Some(handle) = core.checked_sub(1).and_then(|core| self.others.get(core)) else {
+            return submit(&self.first);
+        };
+        let mut exclusive = self.exclusive.lock();
+        if *exclusive {
+            self.first.0.wait_until_answered()?;
+            *exclusive = false;
+        }
+        drop(exclusive);
+        submit(handle)
+    }
+}

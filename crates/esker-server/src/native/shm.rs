@@ -1,0 +1,271 @@
+//! The native protocol through shared memory: FlatRPC's shape (FlatStore §4.3) for clients of the same host.
+//!
+//! A client has a stream to every core and chooses by the key's hash; each is a session of its core, as over a
+//! socket. The client writes requests into the core's ring, the core writes replies into the client's. What asks for the
+//! kernel is only the bell of a side that sleeps, and of a client's bells one core rings all: its *agent*. The other cores
+//! delegate to it. A transport over RDMA verbs would put its work requests in the agent's place.
+//!
+//! # Invariants
+//! - M1: bells of clients are rung by the client's agent core only.
+//! - M2: a core that finds nothing polls for some turns of its tasks, then announces that it sleeps and waits for its
+//!   bell: an idle connection takes no processor time.
+//! - M3: whatever the client writes is copied before it is looked at (`esker-shm`); what breaks the rules of the ring
+//!   ends the connection, and nothing else.
+//!
+//! # Failure
+//! The end of a bell is the end of the connection: what came before it is served. Everything of a client goes back when its
+//! sessions have ended: memory, descriptors, its place.
+
+use super::Session;
+use super::duplex::Duplex;
+use crate::budget::Share;
+use crate::shared::Shared;
+use esker::Result;
+use esker_base::Error;
+use esker_base::ids::CoreId;
+use esker_format::native::Status;
+use esker_shm::{Endpoint, Reader, STREAMS_MAX, Writer, handshake};
+use esker_trt::net::Stream;
+use esker_trt::sync::Signal;
+use esker_trt::{Runtime, current_core};
+use rustix::net::{RecvFlags, SendFlags};
+use std::cell::Cell;
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Bytes of a ring.
+const CAPACITY: usize = 64 << 10;
+/// Turns of its core that a session polls before it sleeps.
+const TURNS: u32 = 100;
+/// How long a session that waits for room in a ring rests, at first and at most.
+const REST_MIN: Duration = Duration::from_micros(20);
+const REST_MAX: Duration = Duration::from_millis(1);
+
+/// Streams of a connection to a server with `cores` cores.
+fn streams(cores: usize) -> usize {
+    cores.clamp(1, STREAMS_MAX)
+}
+
+/// Who rings the bells of one client.
+#[derive(Debug)]
+pub(crate) struct Agent {
+    core: CoreId,
+    bells: Vec<OwnedFd>,
+    /// Streams whose bell is asked for.
+    wanted: AtomicU64,
+    asked: Signal,
+    /// Sessions that have not ended.
+    sessions: AtomicUsize,
+}
+
+impl Agent {
+    /// Wakes the client's side of `stream`, or lets the agent core do so.
+    fn ring(&self, stream: usize) {
+        if current_core() == Some(self.core) {
+            self.ring_now(stream);
+        } else {
+            self.wanted.fetch_or(1 << stream, Ordering::AcqRel);
+            self.asked.set();
+        }
+    }
+
+    fn ring_now(&self, stream: usize) {
+        if let Some(bell) = self.bells.get(stream) {
+            // A full socket has rung often enough; a closed one is found by its reader.
+            let _ = rustix::net::send(bell, b"!", SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// The agent's whole life.
+    pub(crate) fn run(&self) {
+        while self.sessions.load(Ordering::Acquire) > 0 {
+            self.asked.wait();
+            let wanted = self.wanted.swap(0, Ordering::AcqRel);
+            let asked = (0..self.bells.len()).filter(|stream| wanted & 1 << stream != 0);
+            asked.for_each(|stream| self.ring_now(stream));
+        }
+    }
+
+    fn session_ended(&self) {
+        self.sessions.fetch_sub(1, Ordering::AcqRel);
+        self.asked.set();
+    }
+}
+
+/// A stream of a client.
+pub(crate) struct SharedMemory {
+    reader: Reader,
+    writer: Writer,
+    bell: Stream,
+    agent: Arc<Agent>,
+    stream: usize,
+    /// The client is gone, or was sent away.
+    ended: Cell<bool>,
+}
+
+impl SharedMemory {
+    /// Whether the client still holds its end of the bell; looked at without taking anything from it.
+    fn is_gone(&self) -> bool {
+        let Ok(bell) = self.bell.as_fd() else { return true };
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0; 1];
+        let peeked = rustix::net::recv(bell, &mut byte, flags);
+        self.ended.get() || matches!(peeked, Ok((0, _)) | Err(rustix::io::Errno::CONNRESET))
+    }
+
+    fn write_some(&self, slices: &[IoSlice<'_>]) -> IoResult<usize> {
+        let mut taken = 0_usize;
+        for slice in slices {
+            let count = self.writer.write(slice)?;
+            taken = taken.saturating_add(count);
+            if count < slice.len() {
+                break;
+            }
+        }
+        if self.writer.must_ring() {
+            self.agent.ring(self.stream);
+        }
+        Ok(taken)
+    }
+}
+
+impl Duplex for SharedMemory {
+    fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize> {
+        let mut turns = 0;
+        loop {
+            let count = self.reader.read(into)?;
+            if count > 0 || self.ended.get() {
+                return Ok(count);
+            }
+            if turns < TURNS {
+                turns = turns.saturating_add(1);
+                esker_trt::yield_now();
+                continue;
+            }
+            if self.reader.announce_sleep() {
+                self.bell.set_read_deadline(timeout);
+                let rung = self.bell.read(&mut [0; 64]);
+                self.reader.awake();
+                match rung {
+                    // What was written before is read first.
+                    Ok(0) => self.ended.set(true),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == IoErrorKind::ConnectionReset => {
+                        self.ended.set(true);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            turns = 0;
+        }
+    }
+
+    fn write_vectored(&self, slices: &[IoSlice<'_>], timeout: Duration) -> IoResult<usize> {
+        let (mut rest, mut left) = (REST_MIN, timeout);
+        loop {
+            if self.ended.get() {
+                return Err(IoErrorKind::BrokenPipe.into());
+            }
+            let taken = self.write_some(slices)?;
+            if taken > 0 {
+                return Ok(taken);
+            }
+            if self.is_gone() {
+                return Err(IoErrorKind::BrokenPipe.into());
+            }
+            if left.is_zero() {
+                return Err(IoErrorKind::TimedOut.into());
+            }
+            esker_trt::sleep_cancellable(rest)
+                .map_err(|_| IoError::from(IoErrorKind::Interrupted))?;
+            left = left.saturating_sub(rest);
+            rest = rest.saturating_mul(2).min(REST_MAX);
+        }
+    }
+
+    fn flush(&self, _timeout: Duration) -> IoResult<()> {
+        Ok(())
+    }
+
+    fn break_off(&self) {
+        self.ended.set(true);
+        // It may be broken off already.
+        let _ = self.bell.shutdown(Shutdown::Both);
+    }
+
+    fn linger(&self, _limit: Duration) {
+        // What was written stays in the memory until the client has read it.
+        let _ = self.bell.shutdown(Shutdown::Both);
+    }
+}
+
+impl Drop for SharedMemory {
+    fn drop(&mut self) {
+        // The agent has the bell, too, so its end must be said.
+        let _ = self.bell.shutdown(Shutdown::Both);
+        self.agent.session_ended();
+    }
+}
+
+/// What all sessions of a client hold.
+struct Held<P> {
+    _place: P,
+    _memory: Share,
+}
+
+/// Starts the sessions of the client that has connected by `socket`. The caller, a task of `core`, runs the agent that
+/// comes back; none comes if the client was refused for want of memory. `place` goes back when the last session has
+/// ended.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn serve<P: Send + Sync + 'static>(
+    shared: &Arc<Shared>,
+    runtime: &Runtime,
+    socket: &Stream,
+    core: usize,
+    place: P,
+    receive_bytes: u64,
+) -> Result<Option<Arc<Agent>>> {
+    let failed = |source| Error::io("share memory", source);
+    let fd = socket.as_fd().map_err(failed)?;
+    let count = streams(runtime.cores());
+    let bytes = handshake::memory_bytes(count, CAPACITY);
+    let limit = shared.limits.request_timeout;
+    let Some(memory) = shared.budget.take(bytes, limit) else {
+        let status = Status::Failed(esker::ErrorKind::OutOfMemory);
+        return esker_shm::refuse(fd, status.number().into()).map(|()| None);
+    };
+    let endpoints = esker_shm::offer(fd, count, CAPACITY)?;
+    let mut bells = Vec::new();
+    for endpoint in &endpoints {
+        bells.push(endpoint.bell.as_fd().try_clone_to_owned().map_err(failed)?);
+    }
+    let core = CoreId(u16::try_from(core).unwrap_or(0));
+    let agent = Arc::new(Agent {
+        core,
+        bells,
+        wanted: AtomicU64::new(0),
+        asked: Signal::new(),
+        sessions: AtomicUsize::new(count),
+    });
+    let held = Arc::new(Held { _place: place, _memory: memory });
+    for (stream, Endpoint { reader, writer, bell }) in endpoints.into_iter().enumerate() {
+        let bell = Stream::from_fd(bell).map_err(failed)?;
+        let ended = Cell::new(false);
+        let agent = Arc::clone(&agent);
+        let duplex = SharedMemory { reader, writer, bell, agent, stream, ended };
+        let (shared, held) = (Arc::clone(shared), Arc::clone(&held));
+        // Nobody joins a session: it ends with its client, and a panic ends only it.
+        let _ = runtime.spawn_on(CoreId(u16::try_from(stream).unwrap_or(0)), move || {
+            let _held = held;
+            let Some(share) = shared.budget.take(receive_bytes, limit) else { return };
+            Session::new(shared, stream, duplex, share).run();
+        });
+    }
+    Ok(Some(agent))
+}

@@ -1,0 +1,413 @@
+//! Batching: how entries of many writers become durable together (FlatStore §3.3).
+//!
+//! A writer gives its entry to [`Batcher::commit`], which returns where it landed once it is durable. In between the
+//! entry stands in the *request pool* of the writer's core. Whoever finds the group of its core open leads:
+//! it takes the group's lock, collects the pending entries of all cores of the group, lets go of the lock, appends the batch to the log
+//! of its own core and tells the writers. Followers never wait for a lock. In a task the core goes on with other tasks; a
+//! thread looks for its result for about the time of a batch, then it is blocked.
+//!
+//! There are no timers: a batch is what was pending when its leader came. A task lets the other ready
+//! tasks of its core run once before it leads (*gathering*), so that a core that found eight requests in its sockets
+//! writes one batch of eight. With nothing pending and nobody else ready, a writer appends its entry itself: two
+//! atomic operations, no memory.
+//!
+//! The four models of FlatStore's Figure 4 are one mechanism with other bounds, see [`Batching`].
+//!
+//! # How an engine uses it
+//! It implements [`Logs`] and asks [`Batcher::commit`] for each entry, after what the entry points at is durable
+//! (l-persist), and updates its index afterwards (volatile phase). An entry may itself be several
+//! that belong together: a batch holds it whole. Order of writes of one key is the engine's: a second
+//! write of a key that is under way waits in its conflict queue, or lets versions decide.
+//!
+//! # Invariants
+//! - B1: an entry is in one batch, once; its writer hears of it exactly once.
+//! - B2: entries of one core's pool are collected in the order in which they were posted.
+//! - B3: appends to one log never overlap.
+//! - B4: no entry is left alone (`word`, W1 and W2).
+//! - B5: a batch has at most `entries_max` entries and `size_bytes_max` bytes, or one entry.
+//!
+//! # Concurrency
+//! Any threads and tasks. Locks of pools are short and never held over a wait. [`Logs::append`] may suspend the task.
+//!
+//! # Failure
+//! An error of an append reaches the writers of that batch, all of them and no others; whether later appends are
+//! refused is for the log to say. After a leader panicked nothing is appended any more.
+
+mod lead;
+mod pool;
+mod shim;
+mod word;
+
+#[cfg(test)]
+#[cfg(shuttle)]
+mod interleave;
+#[cfg(test)]
+#[cfg(not(any(loom, shuttle)))]
+mod tests;
+
+use esker_base::sync::Arc;
+use esker_base::{Error, ErrorKind, Result};
+use lead::{Batch, Group, Leader, broken};
+use pool::{Duty, Pool, Seat};
+use shim::{Mutex, SPINS, TURNS};
+use std::cell::Cell;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use word::{CORES_MAX, Claim, Word};
+
+/// The logs that batches go to: one for each core.
+pub trait Logs: Send + Sync {
+    /// What a writer wants appended.
+    type Entry: Send;
+    /// Where it landed.
+    type Placed: Send;
+
+    /// Bytes that the entry takes in a batch, for its limit.
+    fn size_bytes(&self, entry: &Self::Entry) -> u64;
+
+    /// Appends the entries of `batch` as one batch to the log of `core`, makes it durable, and gives each slot its
+    /// place. Called for one batch at a time for each core, for several cores at once.
+    ///
+    /// # Errors
+    /// Reach all writers of the batch.
+    fn append(&self, core: usize, batch: &mut [Slot<Self::Entry, Self::Placed>]) -> Result<()>;
+}
+
+/// An entry of a batch, and where it landed.
+#[derive(Debug)]
+pub struct Slot<E, P> {
+    entry: E,
+    placed: Option<P>,
+}
+
+impl<E, P> Slot<E, P> {
+    fn new(entry: E) -> Self {
+        Slot { entry, placed: None }
+    }
+
+    /// What the writer wants appended.
+    pub fn entry(&self) -> &E {
+        &self.entry
+    }
+
+    /// Says where it landed; counts once the batch is durable.
+    pub fn place(&mut self, placed: P) {
+        self.placed = Some(placed);
+    }
+
+    fn into_result(self) -> Result<P> {
+        let forgotten = || {
+            Error::new(ErrorKind::DurabilityUnknown, "append to log")
+                .context("entry without a place")
+        };
+        self.placed.ok_or_else(forgotten)
+    }
+}
+
+/// How entries come together: the execution models of FlatStore's Figure 4.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Batching {
+    /// Each entry is a batch.
+    None,
+    /// A core batches what its own writers want: groups of one core.
+    Vertical,
+    /// A core batches what all writers of its group want; the group is closed until the batch is durable.
+    NaiveHorizontal,
+    /// As before, and the group is open again once the entries are collected: batches of several logs overlap.
+    #[default]
+    PipelinedHorizontal,
+}
+
+impl Batching {
+    /// Every model, in the order of the figure.
+    pub const ALL: [Batching; 4] = [
+        Batching::None,
+        Batching::Vertical,
+        Batching::NaiveHorizontal,
+        Batching::PipelinedHorizontal,
+    ];
+
+    /// The model in words.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Batching::None => "one at a time",
+            Batching::Vertical => "vertical",
+            Batching::NaiveHorizontal => "naive horizontal",
+            Batching::PipelinedHorizontal => "pipelined horizontal",
+        }
+    }
+}
+
+/// What a [`Batcher`] is made for.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchingOptions {
+    /// The model.
+    pub model: Batching,
+    /// Number of logs, at least 1.
+    pub cores: usize,
+    /// Cores that steal each other's entries; 0 means those of one socket. At most 60.
+    pub group_size: usize,
+    /// Entries of a batch, at most; at least 1.
+    pub entries_max: usize,
+    /// Bytes of a batch, at most; an entry that is larger is a batch of its own.
+    pub size_bytes_max: u64,
+}
+
+impl Default for BatchingOptions {
+    fn default() -> Self {
+        BatchingOptions {
+            model: Batching::default(),
+            cores: 1,
+            group_size: 0,
+            entries_max: 256,
+            size_bytes_max: 64 << 10,
+        }
+    }
+}
+
+/// Batches of many writers. See the module's text.
+pub struct Batcher<L: Logs> {
+    logs: L,
+    groups: Vec<Group<L::Entry, L::Placed>>,
+    cores: usize,
+    group_size: usize,
+    entries_max: usize,
+    bytes_max: u64,
+    /// Memory of batches that nobody leads now.
+    spare: Mutex<Vec<Batch<L::Entry, L::Placed>>>,
+}
+
+/// An entry that was posted. It is collected by whoever leads; if nobody does, by [`Posted::wait`], which must follow.
+#[must_use = "nobody may lead for it before it is waited for"]
+pub struct Posted<'a, L: Logs> {
+    batcher: &'a Batcher<L>,
+    core: usize,
+    seat: Option<Arc<Seat<L::Placed>>>,
+}
+
+impl<L: Logs> Batcher<L> {
+    /// A batcher in front of `logs`, of which there are `options.cores`.
+    pub fn new(logs: L, options: BatchingOptions) -> Self {
+        let cores = options.cores.max(1);
+        let group_size = match (options.model, options.group_size) {
+            (Batching::None | Batching::Vertical, _) => 1,
+            (_, 0) => esker_trt::processors_of_a_socket(),
+            (_, size) => size,
+        };
+        let group_size = group_size.min(CORES_MAX).min(cores);
+        let entries_max = match options.model {
+            Batching::None => 1,
+            _ => options.entries_max.max(1),
+        };
+        let group = |first: usize| Group {
+            word: Word::new(options.model == Batching::NaiveHorizontal),
+            first,
+            pools: (first..cores.min(first + group_size)).map(|_| Pool::new()).collect(),
+        };
+        Batcher {
+            logs,
+            groups: (0..cores).step_by(group_size).map(group).collect(),
+            cores,
+            group_size,
+            entries_max,
+            bytes_max: options.size_bytes_max,
+            spare: Mutex::new(Vec::new()),
+        }
+    }
+
+    /// The logs.
+    pub fn logs(&self) -> &L {
+        &self.logs
+    }
+
+    /// Appends `entry` to the log of this core, or lets another core take it along, and returns its place once it is
+    /// durable. Blocks the thread or suspends the task. Not ended by a shutdown of the run-time.
+    ///
+    /// # Errors
+    /// Those of [`Logs::append`]; `ReadOnly` after a leader panicked, `DurabilityUnknown` if it was the leader of this
+    /// entry's batch.
+    #[inline]
+    pub fn commit(&self, entry: L::Entry) -> Result<L::Placed> {
+        self.commit_on(self.here(), entry)
+    }
+
+    /// As [`Batcher::commit`], from the core `core`, counted from 0 and taken modulo the number of cores.
+    ///
+    /// # Errors
+    /// As there.
+    #[inline]
+    pub fn commit_on(&self, core: usize, entry: L::Entry) -> Result<L::Placed> {
+        let (group, log) = self.place(core);
+        if !esker_trt::others_ready() && group.word.claim_alone(log) {
+            return Leader::new(self, group, log, false).append_alone(entry);
+        }
+        self.post_on(core, entry).wait()
+    }
+
+    /// Posts `entry` for whoever leads next. A writer with several entries posts them all, then waits for each.
+    pub fn post(&self, entry: L::Entry) -> Posted<'_, L> {
+        self.post_on(self.here(), entry)
+    }
+
+    fn post_on(&self, core: usize, entry: L::Entry) -> Posted<'_, L> {
+        let (group, log) = self.place(core);
+        let size_bytes = self.logs.size_bytes(&entry);
+        let seat = pool(group, log).post(entry, size_bytes);
+        group.word.announce();
+        Posted { batcher: self, core, seat: Some(seat) }
+    }
+
+    /// The group of a core, and the core's number in it.
+    #[inline]
+    fn place(&self, core: usize) -> (&Group<L::Entry, L::Placed>, usize) {
+        let core = if core < self.cores { core } else { core % self.cores };
+        let (group, log) = if core < self.group_size {
+            (0, core)
+        } else {
+            (core / self.group_size, core % self.group_size)
+        };
+        #[expect(clippy::indexing_slicing, reason = "a core below their number has its group")]
+        (&self.groups[group], log)
+    }
+
+    /// The core of the calling task, or the one that is the calling thread's for good. In a simulation, where one core runs
+    /// all tasks, any.
+    #[inline]
+    fn here(&self) -> usize {
+        match esker_trt::current_core() {
+            Some(core) => match esker_trt::sim::random(self.cores as u64) {
+                Some(core) => usize::try_from(core).unwrap_or(0),
+                None => usize::from(core.0),
+            },
+            None => thread_number(),
+        }
+    }
+
+    /// No batch is to come any more.
+    fn break_down(&self) {
+        self.groups.iter().for_each(|group| group.word.break_down());
+        self.groups.iter().for_each(Group::fail_pending);
+    }
+}
+
+#[inline]
+fn pool<E, P>(group: &Group<E, P>, log: usize) -> &Pool<E, P> {
+    #[expect(clippy::indexing_slicing, reason = "a core of the group has its pool")]
+    &group.pools[log]
+}
+
+impl<L: Logs> fmt::Debug for Batcher<L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batcher")
+            .field("cores", &self.cores)
+            .field("group_size", &self.group_size)
+            .field("entries_max", &self.entries_max)
+            .field("size_bytes_max", &self.bytes_max)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<L: Logs> fmt::Debug for Posted<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Posted").field("core", &self.core).finish_non_exhaustive()
+    }
+}
+
+impl<L: Logs> Posted<'_, L> {
+    /// Waits until the entry is durable; leads if nobody else does.
+    ///
+    /// # Errors
+    /// As [`Batcher::commit`].
+    pub fn wait(mut self) -> Result<L::Placed> {
+        // Only `wait` takes it, and consumes its owner.
+        let Some(seat) = self.seat.take() else { return Err(broken()) };
+        let (group, log) = self.batcher.place(self.core);
+        let pool = pool(group, log);
+        let result = loop {
+            if let Some(result) = seat.take() {
+                break result;
+            }
+            let gathers = || OnDuty::begin(group, log, Duty::Gathering);
+            if let Some(gathering) = esker_trt::others_ready().then(gathers).flatten() {
+                esker_trt::yield_now();
+                drop(gathering);
+                // Also when its own entry was taken along: other tasks rely on it.
+                self.batcher.lead(group, log);
+            } else if pool.listen(&seat) || !self.batcher.lead(group, log) {
+                group.wait_for_bell(log, &seat);
+            }
+        };
+        pool.leave(seat);
+        result
+    }
+}
+
+impl<L: Logs> Batcher<L> {
+    /// Leads if it can and anything is pending; false if the caller had better wait.
+    fn lead(&self, group: &Group<L::Entry, L::Placed>, log: usize) -> bool {
+        let claim = group.word.claim(log);
+        match claim {
+            Claim::Leads => Leader::new(self, group, log, true).lead(),
+            // An entry that was collected before hears from its leader.
+            Claim::Broken => group.fail_pending(),
+            Claim::Waits => {}
+        }
+        claim == Claim::Leads
+    }
+}
+
+impl<E, P> Group<E, P> {
+    /// Waits for the bell of a writer of the core `log`; first for about the time of a batch without being blocked. Of the
+    /// tasks of a core one does so, and others run in between: the core does not fall asleep over a batch that another core is
+    /// about to finish.
+    fn wait_for_bell(&self, log: usize, seat: &Seat<P>) {
+        let is_over = || seat.is_done() || seat.bell.is_set();
+        if !esker_trt::in_task() {
+            let turn = |_| esker_base::sync::hint::spin_loop();
+            (0..SPINS).take_while(|_| !is_over()).for_each(turn);
+        } else if let Some(_lingering) = OnDuty::begin(self, log, Duty::Lingering) {
+            (0..TURNS).take_while(|_| !is_over()).for_each(|_| esker_trt::yield_now());
+        }
+        if !seat.is_done() {
+            seat.bell.wait();
+        }
+    }
+}
+
+/// Says that a task of a core has a duty, until it is dropped.
+struct OnDuty<'a, E, P> {
+    group: &'a Group<E, P>,
+    log: usize,
+    duty: Duty,
+}
+
+impl<'a, E, P> OnDuty<'a, E, P> {
+    fn begin(group: &'a Group<E, P>, log: usize, duty: Duty) -> Option<Self> {
+        pool(group, log).begin(duty).then(|| OnDuty { group, log, duty })
+    }
+}
+
+impl<E, P> Drop for OnDuty<'_, E, P> {
+    fn drop(&mut self) {
+        pool(self.group, self.log).end(self.duty);
+        if self.duty == Duty::Gathering && std::thread::panicking() {
+            // The task is unwound instead of leading: somebody else must.
+            self.group.rouse(self.log);
+        }
+    }
+}
+
+/// Number of the calling thread, in the order in which threads first ask.
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == usize::MAX {
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
+}

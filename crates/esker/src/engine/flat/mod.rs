@@ -1,0 +1,3 @@
+//! `flat`: FlatStore on persistent memory.
+
+pub(crate) mod batching;
