@@ -199,7 +199,8 @@ fn counters_that_lie_end_their_connection_and_no_other() {
         let client = &mut clients[0];
         client.check_status(&put(b"k", b"v"), Status::Ok);
         client.stream.writer.forge(TAIL, lie);
-        client.stream.bell.write_all(b"!").expect("ring");
+        // A server that still polls has seen it already.
+        let _ = client.stream.bell.write(b"!");
         assert_eq!(client.receive(), None, "closed");
         // The other core's stream has done nothing wrong.
         clients[1].check_status(&Request::Ping, Status::Ok);

@@ -8,7 +8,7 @@
 //!
 //! There are no timers: a batch is what was pending when its leader came. A task lets the other ready
 //! tasks of its core run once before it leads (*gathering*), so that a core that found eight requests in its sockets
-//! writes one batch of eight. With nothing pending and nobody else ready, a writer appends its entry itself: two
+//! writes one batch of eight; leaders of other cores leave its pool alone meanwhile. With nothing pending and nobody else ready, a writer appends its entry itself: two
 //! atomic operations, no memory.
 //!
 //! The four models of FlatStore's Figure 4 are one mechanism with other bounds, see [`Batching`].
