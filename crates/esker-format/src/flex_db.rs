@@ -30,7 +30,7 @@ pub struct Extra {
     pub flags: u32,
     /// Four bits for the layer above.
     pub state: u8,
-    /// Wall time in seconds since 1970; 0: never.
+    /// One more than the wall time in seconds since 1970 from which the pair is gone; 0: never.
     pub expires_at: u64,
 }
 

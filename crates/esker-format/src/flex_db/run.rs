@@ -149,6 +149,12 @@ impl RunWriter {
         self.pairs.len()
     }
 
+    /// The pairs so far, encoded, and the version that theirs are relative to.
+    #[must_use]
+    pub fn pairs(&self) -> (&[u8], u64) {
+        (&self.pairs, self.first_version)
+    }
+
     /// Appends the run to `to`: a base run if it gets an anchor.
     pub fn finish(&self, anchor: Option<&[u8]>, to: &mut Vec<u8>) {
         let start = to.len();

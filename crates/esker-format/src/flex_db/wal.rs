@@ -24,7 +24,7 @@ pub(crate) struct RawBatch {
     pub(crate) body_bytes: U32,
     pub(crate) change_count: U32,
     pub(crate) previous_checksum: U32,
-    pub(crate) reserved: U64,
+    pub(crate) durable_sequence: U64,
 }
 
 const _: () = assert!(size_of::<RawBatch>() == BATCH_HEADER_SIZE);
@@ -59,8 +59,10 @@ pub struct Batch {
     pub body_bytes: u32,
     /// Its changes.
     pub change_count: u32,
-    /// Checksum of the batch before it; 0 for the first.
+    /// Checksum of the batch before it, also if that is the last one of the log before.
     pub previous_checksum: u32,
+    /// How many batches of its log were durable when it was written.
+    pub durable_sequence: u64,
 }
 
 /// A batch that forms.
@@ -138,7 +140,7 @@ impl WalWriter {
             body_bytes: batch.body_bytes.into(),
             change_count: batch.change_count.into(),
             previous_checksum: batch.previous_checksum.into(),
-            reserved: 0.into(),
+            durable_sequence: batch.durable_sequence.into(),
         };
         let checksum =
             checksum_of(&raw, store_id, self.bytes.get(BATCH_HEADER_SIZE..).unwrap_or_default());
@@ -178,6 +180,7 @@ impl Batch {
             body_bytes: raw.body_bytes.get(),
             change_count: raw.change_count.get(),
             previous_checksum: raw.previous_checksum.get(),
+            durable_sequence: raw.durable_sequence.get(),
         };
         if batch.position != position {
             return Err(Flaw::Foreign);

@@ -331,6 +331,18 @@ impl Space {
         self.0.check()
     }
 
+    /// Size of a segment in bytes.
+    #[must_use]
+    pub fn segment_size_bytes(&self) -> u64 {
+        self.0.shape.segment_size_bytes
+    }
+
+    /// What the data lie on and what makes a write durable there, in words.
+    #[must_use]
+    pub fn report(&self) -> String {
+        self.0.files.data.report()
+    }
+
     /// Why writes are refused, if they are.
     #[must_use]
     pub fn failure(&self) -> Option<Error> {
