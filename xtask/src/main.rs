@@ -55,6 +55,20 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Crash exploration of the engine `flex`; resumable by seeds.
+    #[command(name = "crash-flexdb")]
+    CrashFlexDb {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the exploration of the engine `flex` notices.
+    #[command(name = "mutants-flexdb")]
+    MutantsFlexDb {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Proves that the exploration of FlexSpace notices.
     MutantsFlex {
         /// Arguments of the explorer.
@@ -172,6 +186,8 @@ fn run(command: Command) -> Result<()> {
         Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
         Command::CrashFlex { arguments } => run::all(&[crash_flex(&arguments)]),
         Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
+        Command::CrashFlexDb { arguments } => run::all(&[crash_flexdb(&arguments)]),
+        Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -188,7 +204,8 @@ fn check() -> Result<()> {
     run::all(&tests(None))?;
     run::all(&interleave())?;
     let gate = ["--gate".to_owned()];
-    run::all(&[crash(&gate), crash_flex(&gate), mutants(&gate), mutants_flex(&gate)])?;
+    run::all(&[crash(&gate), crash_flex(&gate), crash_flexdb(&gate)])?;
+    run::all(&[mutants(&gate), mutants_flex(&gate), mutants_flexdb(&gate)])?;
     skipped();
     println!("check: everything passed");
     Ok(())
@@ -251,6 +268,14 @@ fn crash_flex(arguments: &[String]) -> Step {
 
 fn mutants_flex(arguments: &[String]) -> Step {
     explorer("mutants of FlexSpace's sites", "flex_crash", &MUTANTS).arguments(arguments)
+}
+
+fn crash_flexdb(arguments: &[String]) -> Step {
+    explorer("crash exploration of flex", "flexdb_crash", &["--"]).arguments(arguments)
+}
+
+fn mutants_flexdb(arguments: &[String]) -> Step {
+    explorer("mutants of flex's sites", "flexdb_crash", &MUTANTS).arguments(arguments)
 }
 
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];

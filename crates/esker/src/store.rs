@@ -15,7 +15,7 @@ use crate::check::CheckReport;
 use crate::engine::depot::Depot;
 use crate::engine::flex::{Flex, FlexFiles};
 use crate::engine::{self, Engine};
-use crate::options::{Options, Progress};
+use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
@@ -103,6 +103,12 @@ impl Store {
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
         Ok(Store { engine: Flex::open_on(files, options)? })
+    }
+
+    /// The engine that keeps the data.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.engine.kind()
     }
 
     /// The value of `key`, if it has one.
@@ -325,6 +331,12 @@ impl Store {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         let (from, to) = (range.start_bound().cloned(), range.end_bound().cloned());
         self.engine.scan(from, to, direction, limit)
+    }
+
+    /// Whether [`Store::scan`] works: the engine keeps keys in order.
+    #[must_use]
+    pub fn is_ordered(&self) -> bool {
+        self.engine.is_ordered()
     }
 
     /// Deletes every key from `from` on and before `to`, or without end: one record, whatever lies between.

@@ -20,7 +20,7 @@ pub(crate) const OPERATIONS_MORE: u64 = 16;
 /// Longest that the files become, in bytes.
 const SIZES: [u64; DEVICES] = [256 << 10, 1 << 20, 64 << 10, 8 << 10, 8 << 10];
 /// First sizes.
-const FIRST: [u64; DEVICES] = [4096, 8192, 4096, 8 << 10, 8 << 10];
+const FIRST: [u64; DEVICES] = [4096, 8192, 4096, 4096, 4096];
 
 /// Tiny geometry: a table of a few keys, intervals of three pairs, segments of eight blocks.
 pub(crate) fn options(seed: u64) -> Options {
@@ -216,7 +216,9 @@ fn operation(
         16..18 => {
             let mut batch = Batch::new();
             for _ in 0..1 + rng.below(5) {
-                let (key, value) = (key(rng), value(rng));
+                let (key, mut value) = (key(rng), value(rng));
+                // A batch has up to a quarter of a log.
+                value.truncate(200);
                 if rng.chance(1, 4) {
                     next.remove(&key);
                     batch.delete(&key);

@@ -80,6 +80,9 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine keeps no order"))
     }
+    fn kind(&self) -> EngineKind {
+        EngineKind::Depot
+    }
     /// Whether [`Engine::scan`] works.
     fn is_ordered(&self) -> bool {
         false

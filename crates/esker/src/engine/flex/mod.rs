@@ -47,7 +47,7 @@ use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::{Admit, Engine, Items, Limits};
 use crate::flex::{Space, SpaceOptions};
-use crate::options::{Durability, FlexOptions, Options, Progress};
+use crate::options::{Durability, EngineKind, FlexOptions, Options, Progress};
 use crate::store::{Direction, Stats};
 use crate::value::{Outcome, PutOptions, Value};
 use background::Background;
@@ -326,6 +326,10 @@ impl Engine for Flex {
         self.begin("trim")?;
         self.space.trim()?;
         Ok(0)
+    }
+
+    fn kind(&self) -> EngineKind {
+        EngineKind::Flex
     }
 
     fn is_ordered(&self) -> bool {
