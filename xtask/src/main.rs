@@ -55,6 +55,20 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Crash exploration of the engine `flex`; resumable by seeds.
+    #[command(name = "crash-flexdb")]
+    CrashFlexDb {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the exploration of the engine `flex` notices.
+    #[command(name = "mutants-flexdb")]
+    MutantsFlexDb {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Proves that the exploration of FlexSpace notices.
     MutantsFlex {
         /// Arguments of the explorer.
@@ -178,6 +192,8 @@ fn run(command: Command) -> Result<()> {
         Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
         Command::CrashFlex { arguments } => run::all(&[crash_flex(&arguments)]),
         Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
+        Command::CrashFlexDb { arguments } => run::all(&[crash_flexdb(&arguments)]),
+        Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -252,8 +268,10 @@ fn gates() -> Vec<Step> {
     vec![
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
+        step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
         step("mutants of the sites", "crash", &["--mutants", "--gate"]),
         step("mutants of FlexSpace's sites", "flex_crash", &["--mutants", "--gate"]),
+        step("mutants of FlexDB's sites", "flexdb_crash", &["--mutants", "--gate"]),
     ]
 }
 
@@ -271,6 +289,14 @@ fn crash_flex(arguments: &[String]) -> Step {
 
 fn mutants_flex(arguments: &[String]) -> Step {
     explorer("mutants of FlexSpace's sites", "flex_crash", &MUTANTS).arguments(arguments)
+}
+
+fn crash_flexdb(arguments: &[String]) -> Step {
+    explorer("crash exploration of flex", "flexdb_crash", &["--"]).arguments(arguments)
+}
+
+fn mutants_flexdb(arguments: &[String]) -> Step {
+    explorer("mutants of flex's sites", "flexdb_crash", &MUTANTS).arguments(arguments)
 }
 
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];

@@ -178,7 +178,7 @@ pub(crate) struct ServeArguments {
     /// Folder or device with the data, created if missing; repeatable: the store is striped over all
     #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
     pub(crate) data: Vec<String>,
-    /// Storage engine: depot
+    /// Storage engine: depot, flex, or auto: the one that is there, else depot
     #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
     pub(crate) engine: Option<String>,
     /// Capacity of a new store; an existing one keeps its own

@@ -5,9 +5,11 @@ use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::remote;
 use crate::store::{new_options, open, open_with, options_at};
+use esker::Direction;
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
+use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 fn output_failed(source: std::io::Error) -> Failure {
@@ -82,14 +84,35 @@ pub(crate) fn scan(
     let prefix = prefix.map(OsStr::as_bytes).unwrap_or_default();
     let mut left = limit.unwrap_or(usize::MAX);
     let mut output = std::io::BufWriter::new(std::io::stdout().lock());
-    for item in store.iter() {
-        if left == 0 {
-            break;
+    if store.is_ordered() {
+        // Only the range of the prefix is read.
+        const AT_ONCE: usize = 1024;
+        let mut from = Bound::Included(prefix.to_vec());
+        while left > 0 {
+            let range = (from.as_ref().map(Vec::as_slice), Bound::Unbounded);
+            let items = store.scan(range, Direction::Forward, left.min(AT_ONCE))?;
+            let (count, full) = (items.len(), items.len() == left.min(AT_ONCE));
+            let mut inside = 0;
+            for (key, _) in items.iter().take_while(|(key, _)| key.starts_with(prefix)) {
+                inside += 1;
+                writeln!(output, "{}", show_key(key)).map_err(output_failed)?;
+            }
+            left -= inside;
+            match items.into_iter().next_back() {
+                Some((key, _)) if full && inside == count => from = Bound::Excluded(key),
+                _ => break,
+            }
         }
-        let (key, _) = item?;
-        if key.starts_with(prefix) {
-            left -= 1;
-            writeln!(output, "{}", show_key(&key)).map_err(output_failed)?;
+    } else {
+        for item in store.iter() {
+            if left == 0 {
+                break;
+            }
+            let (key, _) = item?;
+            if key.starts_with(prefix) {
+                left -= 1;
+                writeln!(output, "{}", show_key(&key)).map_err(output_failed)?;
+            }
         }
     }
     output.flush().map_err(output_failed)?;

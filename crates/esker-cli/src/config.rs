@@ -53,7 +53,11 @@ const SETTINGS: &[Setting] = &[
         r#""./esker-data""#,
         "folder or device with the data, created if missing; several: striped over them",
     ),
-    setting("engine", r#""depot""#, "storage engine"),
+    setting(
+        "engine",
+        r#""auto""#,
+        "storage engine: depot, flex, or auto: the one that is there, else depot",
+    ),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
     setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
@@ -320,11 +324,11 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
 
 fn parse_engine(text: &str) -> Result<String, String> {
     match text {
-        "depot" => Ok(text.to_owned()),
-        "flat" | "flex" | "matrix" => {
-            Err(format!("engine {text:?} is not in this version; depot is"))
+        "auto" | "depot" | "flex" => Ok(text.to_owned()),
+        "flat" | "matrix" => {
+            Err(format!("engine {text:?} is not in this version; depot and flex are"))
         }
-        _ => Err(format!("no engine is called {text:?}; depot is one")),
+        _ => Err(format!("no engine is called {text:?}; depot and flex are some")),
     }
 }
 

@@ -31,6 +31,10 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     }
     let mut store = options_at(&config.data);
     store.size_bytes = config.size_bytes;
+    store.engine = match config.engine.as_str() {
+        "auto" => None,
+        name => Some(name.parse()?),
+    };
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
     store.trim_idle = config.trim_idle;
@@ -45,7 +49,6 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     };
     let service = Service {
         store,
-        engine: config.engine,
         server,
         cores: config.cores,
         io: config.io,

@@ -12,6 +12,7 @@
 pub mod backup;
 pub mod depot;
 pub mod flex;
+pub mod flex_db;
 mod head;
 pub mod native;
 pub mod stripe;

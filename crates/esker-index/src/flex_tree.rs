@@ -41,11 +41,11 @@ mod node;
 mod range;
 mod store;
 
-pub use node::{CHILDREN_MAX, HOLE, LEAF_CAPACITY_MAX, Stored};
+pub use node::{CHILDREN_MAX, HOLE, LEAF_CAPACITY_MAX, MARK, Stored};
 pub use range::Range;
 pub use store::{BranchContent, HEIGHT_MAX, NodeContent, Root};
 
-use node::{Inner, Leaf, NodeId, absent, is_absent};
+use node::{Inner, Leaf, NodeId, absent, behind, is_absent};
 use std::fmt;
 
 /// Sizes of a tree. Small ones are for tests.
@@ -86,7 +86,7 @@ pub struct Extent {
     pub offset: u64,
     /// Bytes.
     pub length: u32,
-    /// Where the bytes are, or [`HOLE`].
+    /// Where the bytes are, with [`MARK`] if the first one is marked, or [`HOLE`].
     pub address: u64,
 }
 
@@ -95,6 +95,18 @@ impl Extent {
     #[must_use]
     pub fn is_hole(&self) -> bool {
         self.address == HOLE
+    }
+
+    /// Whether its first byte is marked ([`MARK`]).
+    #[must_use]
+    pub fn is_marked(&self) -> bool {
+        !self.is_hole() && self.address & MARK != 0
+    }
+
+    /// Its address without the mark; that of a hole stays [`HOLE`].
+    #[must_use]
+    pub fn place(&self) -> u64 {
+        if self.is_hole() { HOLE } else { self.address & !MARK }
     }
 
     /// First offset behind it.
@@ -109,7 +121,7 @@ impl Extent {
         let first = start.max(self.offset);
         let cut = first - self.offset;
         let length = self.end().min(end).saturating_sub(first);
-        let address = if self.is_hole() { HOLE } else { self.address + cut };
+        let address = behind(self.address, cut);
         Extent { offset: first, length: u32::try_from(length).unwrap_or(0), address }
     }
 }

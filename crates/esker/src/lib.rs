@@ -20,10 +20,12 @@ pub use batch::Batch;
 #[doc(hidden)]
 pub use check::repair_on;
 pub use check::{CheckReport, RepairReport, repair};
+#[doc(hidden)]
+pub use engine::flex::FlexFiles;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
-pub use options::{Durability, EngineKind, Options, Progress};
-pub use store::{Direction, Iter, Stats, Store};
+pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};
+pub use store::{Direction, Iter, Snapshot, Stats, Store};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
 /// For benchmarks of the project: the batching of `flat`.
@@ -38,6 +40,7 @@ pub mod flat_batching {
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
+    pub use crate::engine::flex::sites as flex_db;
     pub use crate::flex::sites as flex;
     pub use esker_media::striped::sites as striped;
 }

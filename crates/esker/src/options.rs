@@ -134,6 +134,8 @@ pub struct Options {
     /// DRAM for records that were read, in bytes, for devices that are slow to read: values over an eighth
     /// of a segment and over 1 in 64 of this are not kept. Default 0: none.
     pub record_cache_bytes: u64,
+    /// What only `flex` looks at.
+    pub flex: FlexOptions,
     /// Whether free space is given back to the file system or device while nobody writes, once it is more
     /// than an eighth of the store besides what is kept ready for writes (512 MiB, at most a quarter).
     /// Writes into it then pay for file-system metadata again. Default false: only
@@ -154,6 +156,43 @@ pub struct Options {
     /// What only tests set.
     #[doc(hidden)]
     pub testing: Testing,
+}
+
+/// Options of the engine `flex`.
+#[derive(Clone, Debug)]
+pub struct FlexOptions {
+    /// DRAM for intervals that were read, in bytes. Default 256 MiB.
+    pub cache_size_bytes: u64,
+    /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk.
+    /// Default 64 MiB.
+    pub memtable_size_bytes: u64,
+    /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). Default 16 pairs and
+    /// 16 KiB.
+    pub interval_pairs_max: u32,
+    /// See `interval_pairs_max`.
+    pub interval_size_bytes_max: u32,
+    /// Bytes of the space for which one interval is looked up when a store is opened; they are split when somebody
+    /// comes there first (FlexSpace §5.4). Default 256 KiB.
+    pub rebuild_step_bytes: u64,
+    /// Threads that look. Default 4.
+    pub rebuild_threads: usize,
+    /// What only tests set: sizes of a new space.
+    #[doc(hidden)]
+    pub space: Option<crate::flex::SpaceTesting>,
+}
+
+impl Default for FlexOptions {
+    fn default() -> Self {
+        FlexOptions {
+            cache_size_bytes: 256 << 20,
+            memtable_size_bytes: 64 << 20,
+            interval_pairs_max: 16,
+            interval_size_bytes_max: 16 << 10,
+            rebuild_step_bytes: 256 << 10,
+            rebuild_threads: 4,
+            space: None,
+        }
+    }
 }
 
 /// Seams for tests.
@@ -182,6 +221,7 @@ impl Options {
             durability: Durability::Sync,
             cache: false,
             record_cache_bytes: 0,
+            flex: FlexOptions::default(),
             trim_idle: false,
             create: true,
             format: false,

@@ -13,14 +13,15 @@ use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::depot::Depot;
+use crate::engine::flex::{Flex, FlexFiles};
 use crate::engine::{self, Engine};
-use crate::options::{Options, Progress};
+use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive};
 use std::collections::VecDeque;
-use std::ops::RangeBounds;
+use std::ops::{Bound, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -96,6 +97,18 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
         Ok(Store { engine: Depot::open(device, options)? })
+    }
+
+    /// Opens a store of `flex` on devices that the caller opened.
+    #[doc(hidden)]
+    pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
+        Ok(Store { engine: Flex::open_on(files, options)? })
+    }
+
+    /// The engine that keeps the data.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.engine.kind()
     }
 
     /// The value of `key`, if it has one.
@@ -320,10 +333,39 @@ impl Store {
         self.engine.scan(from, to, direction, limit)
     }
 
+    /// Whether [`Store::scan`] works: the engine keeps keys in order.
+    #[must_use]
+    pub fn is_ordered(&self) -> bool {
+        self.engine.is_ordered()
+    }
+
+    /// Deletes every key from `from` on and before `to`, or without end: one record, whatever lies between.
+    ///
+    /// # Errors
+    /// `Unsupported` if the engine keeps no order; as [`Store::put`].
+    pub fn delete_range(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
+        self.engine.delete_range(from, to)
+    }
+
+    /// What the store holds now, to be read as it is now while writes go on. The store keeps what is overwritten
+    /// until the snapshot is dropped.
+    ///
+    /// # Errors
+    /// `Unsupported` if the engine has none, `Closed`.
+    pub fn snapshot(&self) -> Result<Snapshot> {
+        Ok(Snapshot { version: self.engine.snapshot()?, store: self.clone() })
+    }
+
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
     pub fn iter(&self) -> Iter {
-        Iter { store: self.clone(), cursor: 0, items: VecDeque::new(), ended: false }
+        Iter {
+            store: self.clone(),
+            cursor: 0,
+            after: self.engine.is_ordered().then_some(Bound::Unbounded),
+            items: VecDeque::new(),
+            ended: false,
+        }
     }
 
     /// Brings to the device what is in memory only, without making it durable: it survives the end of
@@ -428,11 +470,50 @@ impl Store {
     }
 }
 
+/// A store as it was at one moment; see [`Store::snapshot`].
+#[derive(Debug)]
+pub struct Snapshot {
+    store: Store,
+    version: u64,
+}
+
+impl Snapshot {
+    /// The value that `key` had.
+    ///
+    /// # Errors
+    /// As [`Store::get`].
+    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.store.engine.get_as_of(key, self.version)
+    }
+
+    /// As [`Store::scan`], with all items as they were.
+    ///
+    /// # Errors
+    /// As [`Store::scan`].
+    pub fn scan<'a>(
+        &self,
+        range: impl RangeBounds<&'a [u8]>,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.store.engine.scan_as_of(range, direction, limit, self.version)
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        self.store.engine.release(self.version);
+    }
+}
+
 /// A walk over all items; see [`Store::iter`].
 #[derive(Debug)]
 pub struct Iter {
     store: Store,
     cursor: u64,
+    /// Of an engine that keeps order: where the walk goes on.
+    after: Option<Bound<Vec<u8>>>,
     items: VecDeque<(Vec<u8>, Option<Value>)>,
     ended: bool,
 }
@@ -454,6 +535,25 @@ impl Iterator for Iter {
             }
             if self.ended {
                 return None;
+            }
+            if let Some(after) = &self.after {
+                const AT_ONCE: usize = 128;
+                let from = after.as_ref().map(Vec::as_slice);
+                let scanned =
+                    self.store.engine.scan(from, Bound::Unbounded, Direction::Forward, AT_ONCE);
+                match scanned {
+                    Ok(items) => {
+                        self.ended = items.len() < AT_ONCE;
+                        self.after = items.last().map(|(key, _)| Bound::Excluded(key.clone()));
+                        self.items =
+                            items.into_iter().map(|(key, value)| (key, Some(value))).collect();
+                    }
+                    Err(error) => {
+                        self.ended = true;
+                        return Some(Err(error));
+                    }
+                }
+                continue;
             }
             match self.store.engine.walk(self.cursor) {
                 Ok(Some((items, next))) => {

@@ -18,20 +18,31 @@ pub struct Attributes {
 
 /// A value read from a store. Dereferences to its bytes; owns the buffer they were read into.
 pub struct Value {
-    buffer: IoBuf,
-    range: Range<usize>,
+    bytes: Bytes,
     version: Version,
     attributes: Attributes,
 }
 
+/// Where the bytes of a value are.
+enum Bytes {
+    /// In the buffer that they were read into.
+    Buffer(IoBuf, Range<usize>),
+    /// By themselves.
+    Owned(Box<[u8]>),
+}
+
 impl Value {
+    pub(crate) fn owned(bytes: Box<[u8]>, version: Version, attributes: Attributes) -> Self {
+        Value { bytes: Bytes::Owned(bytes), version, attributes }
+    }
+
     pub(crate) fn new(
         buffer: IoBuf,
         range: Range<usize>,
         version: Version,
         attributes: Attributes,
     ) -> Self {
-        Value { buffer, range, version, attributes }
+        Value { bytes: Bytes::Buffer(buffer, range), version, attributes }
     }
 
     /// The version of the record: changes with every write of the key, and never repeats.
@@ -43,7 +54,10 @@ impl Value {
     /// Memory that the value keeps, in bytes: that of the buffer it was read into.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        BufferPool::capacity_for(self.buffer.len()) as u64
+        match &self.bytes {
+            Bytes::Buffer(buffer, _) => BufferPool::capacity_for(buffer.len()) as u64,
+            Bytes::Owned(bytes) => bytes.len() as u64,
+        }
     }
 
     /// Flags and expiry.
@@ -57,7 +71,10 @@ impl Deref for Value {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.buffer.get(self.range.clone()).unwrap_or(&[])
+        match &self.bytes {
+            Bytes::Buffer(buffer, range) => buffer.get(range.clone()).unwrap_or(&[]),
+            Bytes::Owned(bytes) => bytes,
+        }
     }
 }
 

@@ -67,7 +67,7 @@ const RULES: [Rule; 8] = [
         word: "thread::Builder",
         allowed: &[
             "crates/esker-trt/",
-            "crates/esker/src/engine/depot/background.rs",
+            "crates/esker/src/engine/background.rs",
             "crates/esker-index/src/pool/helper.rs",
             "crates/esker-media/src/striped.rs",
             "crates/esker-cli/src/serve",

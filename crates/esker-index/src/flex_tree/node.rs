@@ -13,6 +13,9 @@ pub const LEAF_CAPACITY_MAX: usize = 60;
 pub const CHILDREN_MAX: usize = 31;
 /// The address of a range that maps to nothing: the largest of 48 bits.
 pub const HOLE: u64 = (1 << 48) - 1;
+/// Bit of an address that marks the first byte of its extent: the mark stays with that byte, so a part of the
+/// extent that begins behind it has none, and a marked extent never grows together with the one before.
+pub const MARK: u64 = 1 << 47;
 
 const LOW_48: u64 = (1 << 48) - 1;
 
@@ -106,6 +109,14 @@ impl<T, const N: usize> std::ops::DerefMut for Few<T, N> {
     }
 }
 
+/// The address of the byte `cut` bytes behind the one at `address`.
+pub(super) fn behind(address: u64, cut: u64) -> u64 {
+    match (address, cut) {
+        (_, 0) | (HOLE, _) => address,
+        _ => (address & !MARK) + cut,
+    }
+}
+
 /// One extent: offset and address of 48 bits, a length of 32.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
@@ -165,7 +176,7 @@ impl Entry {
     /// The part of it from `cut` bytes on, at `offset`.
     pub(super) fn tail(self, cut: u64, offset: u64) -> Entry {
         let length = u32::try_from(self.length() - cut).unwrap_or(0);
-        let address = if self.is_hole() { HOLE } else { self.address() + cut };
+        let address = behind(self.address(), cut);
         Entry::new(offset, length, address)
     }
 
@@ -180,7 +191,8 @@ impl Entry {
         if self.is_hole() || address == HOLE {
             return self.address() == address && sum <= u64::from(shape.hole_size_bytes_max);
         }
-        self.address() + self.length() == address
+        // A marked address never follows another one.
+        (self.address() & !MARK) + self.length() == address
             && sum <= u64::from(shape.extent_size_bytes_max)
             && (shape.boundary == 0 || !address.is_multiple_of(shape.boundary))
     }

@@ -1,7 +1,7 @@
 //! One seed: its workload, the states that cuts leave, and what is found in them.
 
-use crate::workload::{self, Timeline, Workload, content, devices, files, options};
-use esker::flex::Space;
+use crate::timeline::Timeline;
+use crate::workload::{self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Workload};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, Replay, SimDevices, SiteVisits};
 use std::collections::{HashMap, HashSet};
@@ -9,8 +9,6 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 
-/// Operations of a workload.
-const OPERATIONS: u64 = 70;
 /// Most states of a point; up to so many, all are tried.
 const STATES: u64 = 48;
 /// One state of so many goes on after its recovery.
@@ -68,18 +66,11 @@ impl fmt::Display for Report {
     }
 }
 
-type Outcome = Result<Vec<u8>, String>;
+type Outcome = Result<Content, String>;
 
-/// Opens the space on these images and reads everything.
+/// Recovers these images and reads everything.
 fn recover(images: &[Image], seed: u64) -> Outcome {
-    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
-    let opened = catch_unwind(AssertUnwindSafe(|| {
-        let devices = devices(&initial, seed, false);
-        let mut options = options(seed);
-        options.create = false;
-        let space = Space::open_on(files(&devices), &options)?;
-        content(&space)
-    }));
+    let opened = catch_unwind(AssertUnwindSafe(|| workload::open_and_read(images, seed)));
     match opened {
         Ok(found) => found.map_err(|error| format!("recovery failed: {error}")),
         Err(_) => Err("recovery panicked".to_owned()),
@@ -87,12 +78,12 @@ fn recover(images: &[Image], seed: u64) -> Outcome {
 }
 
 /// A second recovery, more operations, another cut, and what is found then.
-fn go_on(images: &[Image], first: &[u8], seed: u64) -> Result<(), String> {
-    if recover(images, seed ^ 1)? != first {
+fn go_on(images: &[Image], first: &Content, seed: u64) -> Result<(), String> {
+    if recover(images, seed ^ 1)? != *first {
         return Err("a second recovery found something else".to_owned());
     }
     let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
-    let workload = workload::run(&initial, seed, 14, Some(first.to_vec()))
+    let workload = workload::run(&initial, seed, OPERATIONS_MORE, Some(first.clone()))
         .map_err(|words| format!("after recovery: {words}"))?;
     let end = workload.devices.position();
     let mut rng = Rng::from_seed(seed);
@@ -146,8 +137,8 @@ pub(crate) fn explore_seed(seed: u64, only: Option<u64>) -> Report {
 
 fn make(seed: u64) -> Result<(Workload, bool), String> {
     let initial = match seed % 5 {
-        0 => vec![Initial::Zeros; 3],
-        1 => vec![Initial::Random; 3],
+        0 => vec![Initial::Zeros; DEVICES],
+        1 => vec![Initial::Random; DEVICES],
         _ => workload::recycled(seed ^ 0x5555)?.into_iter().map(Initial::Recycled).collect(),
     };
     Ok((workload::run(&initial, seed, OPERATIONS, None)?, seed % 5 > 1))
@@ -188,7 +179,7 @@ impl Seed {
         for number in 0..all.min(STATES) {
             let mut left = number;
             let mut hash = 0_u128;
-            let mut chosen = Vec::with_capacity(3);
+            let mut chosen = Vec::with_capacity(DEVICES);
             for (states, count) in states.iter_mut().zip(&counts) {
                 // Few: one after the other. Many: nothing, everything, or any, independently.
                 let pick = if all <= STATES {

@@ -15,6 +15,7 @@
 
 mod explore;
 mod scenarios;
+mod timeline;
 mod workload;
 
 use clap::Parser;

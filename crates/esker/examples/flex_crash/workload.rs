@@ -1,5 +1,6 @@
 //! Operations on a space, and what it may hold after a cut at any moment of them.
 
+use crate::timeline::Timeline;
 use esker::Result;
 use esker::flex::{Space, SpaceFiles, SpaceOptions};
 use esker_base::rng::Rng;
@@ -7,6 +8,14 @@ use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
 use esker_media::sim::{Image, Initial, SimBlockOptions, SimDevices};
 use std::sync::Arc;
+
+/// What is compared: all bytes of the space.
+pub(crate) type Content = Vec<u8>;
+/// Data, tree, log.
+pub(crate) const DEVICES: usize = 3;
+/// Operations of a workload, and of what goes on after a recovery.
+pub(crate) const OPERATIONS: u64 = 70;
+pub(crate) const OPERATIONS_MORE: u64 = 14;
 
 /// Longest that the files become, in bytes: data, tree, log.
 const SIZES: [u64; 3] = [160 << 10, 1 << 20, 64 << 10];
@@ -61,82 +70,6 @@ pub(crate) fn content(space: &Space) -> Result<Vec<u8>> {
     let count = space.read(0, &mut bytes)?;
     assert_eq!(count, bytes.len());
     Ok(bytes)
-}
-
-/// What the space held after one operation more.
-struct Moment {
-    /// Possible after cuts behind this position,
-    from: u64,
-    /// and before this one.
-    until: u64,
-    content: Vec<u8>,
-}
-
-/// What a space may hold after a cut, by the position of the cut.
-#[derive(Default)]
-pub(crate) struct Timeline {
-    moments: Vec<Moment>,
-    /// From this position on, nothing older than that moment.
-    floors: Vec<(u64, usize)>,
-}
-
-impl Timeline {
-    fn begin(&mut self, position: u64, content: Vec<u8>) {
-        self.moments.push(Moment { from: position, until: u64::MAX, content });
-    }
-
-    /// Everything so far is durable.
-    fn synced(&mut self, position: u64) {
-        self.floors.push((position, self.moments.len() - 1));
-    }
-
-    /// The process was killed and the space opened again: it held `content`, durably. An error if no moment
-    /// allows it.
-    fn reopened(&mut self, position: u64, content: &[u8]) -> std::result::Result<(), String> {
-        self.judge(u64::MAX, content)?;
-        let found = self
-            .moments
-            .iter()
-            .rposition(|moment| moment.until == u64::MAX && moment.content == content);
-        let index = found.ok_or("a state of another time")?;
-        for moment in &mut self.moments[index + 1..] {
-            moment.until = moment.until.min(position);
-        }
-        // What follows builds on this, not on what was lost.
-        self.begin(position.saturating_sub(1), content.to_vec());
-        self.synced(position);
-        Ok(())
-    }
-
-    /// A number that changes with what is allowed.
-    pub(crate) fn version(&self, position: u64) -> u64 {
-        let begun = self.moments.iter().filter(|moment| moment.from < position).count();
-        let ended = self.moments.iter().filter(|moment| moment.until <= position).count();
-        let floors = self.floors.iter().filter(|floor| floor.0 <= position).count();
-        (begun as u64) << 40 | (ended as u64) << 20 | floors as u64
-    }
-
-    /// Whether the space may hold `found` after a cut at `position`.
-    pub(crate) fn judge(&self, position: u64, found: &[u8]) -> std::result::Result<(), String> {
-        let floor = self.floors.iter().filter(|floor| floor.0 <= position).map(|floor| floor.1);
-        let floor = floor.max().unwrap_or(0);
-        // What was synced is there, even if it took no call to the devices.
-        let allowed = |(index, moment): &(usize, &Moment)| {
-            (moment.from < position || *index == 0) && position < moment.until
-                || position == u64::MAX && moment.until == u64::MAX
-        };
-        let mut all = self.moments[floor..].iter().enumerate().filter(allowed);
-        if all.any(|(_, moment)| moment.content == found) {
-            return Ok(());
-        }
-        let same = self.moments.iter().position(|moment| moment.content == found);
-        Err(match same {
-            Some(index) => {
-                format!("holds what it held after operation {index}, not {floor} or later")
-            }
-            None => format!("holds {} bytes that no operation left", found.len()),
-        })
-    }
 }
 
 /// A workload that ran.
@@ -254,6 +187,16 @@ fn operation(
     };
     done.map_err(|error| error.to_string())?;
     Ok(next)
+}
+
+/// Opens the space on these images and reads everything.
+pub(crate) fn open_and_read(images: &[Image], seed: u64) -> Result<Content> {
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    let devices = devices(&initial, seed, false);
+    let mut options = options(seed);
+    options.create = false;
+    let space = Space::open_on(files(&devices), &options)?;
+    content(&space)
 }
 
 /// What a cut may leave of another workload, for recycled media.

@@ -1,7 +1,9 @@
 //! The engines: siblings behind one trait, each a folder with the same file names.
 
+pub(crate) mod background;
 pub(crate) mod depot;
 pub(crate) mod flat;
+pub(crate) mod flex;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;
@@ -22,10 +24,19 @@ pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
-    match options.engine.unwrap_or_default() {
+    // A store that is there has its engine; another one is refused by that engine's files.
+    let there = (!options.format && flex::is_here(&options.path)).then_some(EngineKind::Flex);
+    if let (Some(there), Some(wanted)) = (there, options.engine)
+        && there != wanted
+    {
+        let words = format!("the store here is one of {there}, not of {wanted}");
+        return Err(Error::invalid("open store", words).device(options.path.display().to_string()));
+    }
+    match options.engine.or(there).unwrap_or_default() {
         EngineKind::Depot => {
             Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
         }
+        EngineKind::Flex => Ok(flex::Flex::open(options)? as Arc<dyn Engine>),
         kind => Err(Error::new(ErrorKind::Unsupported, "open store")
             .context(format!("engine {kind} is not built yet"))),
     }
@@ -70,6 +81,35 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
         _limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine keeps no order"))
+    }
+    fn kind(&self) -> EngineKind {
+        EngineKind::Depot
+    }
+    /// Whether [`Engine::scan`] works.
+    fn is_ordered(&self) -> bool {
+        false
+    }
+    /// Deletes all keys from `from` on and before `to`, or without end, at once.
+    fn delete_range(&self, _from: &[u8], _to: Option<&[u8]>) -> Result<()> {
+        Err(Error::new(ErrorKind::Unsupported, "delete range")
+            .context("this engine keeps no order"))
+    }
+    /// A version as of which all can be read until it is released.
+    fn snapshot(&self) -> Result<u64> {
+        Err(Error::new(ErrorKind::Unsupported, "snapshot").context("this engine has no snapshots"))
+    }
+    fn release(&self, _snapshot: u64) {}
+    fn get_as_of(&self, _key: &[u8], _snapshot: u64) -> Result<Option<Value>> {
+        Err(Error::new(ErrorKind::Unsupported, "get").context("this engine has no snapshots"))
+    }
+    fn scan_as_of(
+        &self,
+        _range: (Bound<&[u8]>, Bound<&[u8]>),
+        _direction: Direction,
+        _limit: usize,
+        _snapshot: u64,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine has no snapshots"))
     }
     /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
     /// one; `None` at the end.

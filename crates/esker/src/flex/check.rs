@@ -43,7 +43,7 @@ impl Inner {
             if extent.is_hole() {
                 continue;
             }
-            let index = usize::try_from(extent.address / payload).unwrap_or(usize::MAX);
+            let index = usize::try_from(extent.place() / payload).unwrap_or(usize::MAX);
             if let Some(valid) = valid.get_mut(index) {
                 *valid += u64::from(extent.length);
             }

@@ -12,7 +12,7 @@
 use super::{Inner, Writer};
 use esker_base::{ErrorKind, Result};
 use esker_format::flex::Record;
-use esker_index::flex_tree::Extent;
+use esker_index::flex_tree::{Extent, MARK};
 use std::collections::HashSet;
 
 /// Bytes of extents that a walk over the tree looks at under one lock.
@@ -29,13 +29,14 @@ impl Inner {
         let mut found = Vec::new();
         let payload = self.shape.segment_payload();
         self.walk(|extent| {
-            if !extent.is_hole() && victims.contains(&(extent.address / payload)) {
+            if !extent.is_hole() && victims.contains(&(extent.place() / payload)) {
                 found.push(extent);
             }
         })?;
         let mut moved = 0;
         for extent in found {
-            match self.move_extent(writer, extent.offset, u64::from(extent.length)) {
+            let marked = extent.is_marked();
+            match self.move_extent(writer, extent.offset, u64::from(extent.length), marked) {
                 Ok(()) => moved += u64::from(extent.length),
                 Err(error) if error.kind() == ErrorKind::Corrupted => {
                     tracing::error!(%error, "the collector leaves what it cannot read");
@@ -94,8 +95,14 @@ impl Inner {
         Ok(())
     }
 
-    /// Writes the bytes of an extent at another place.
-    fn move_extent(&self, writer: &mut Writer, offset: u64, length: u64) -> Result<()> {
+    /// Writes the bytes of an extent at another place, with its mark if it has one.
+    fn move_extent(
+        &self,
+        writer: &mut Writer,
+        offset: u64,
+        length: u64,
+        marked: bool,
+    ) -> Result<()> {
         let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
         self.read(offset, &mut bytes)?;
         self.load_range(offset, length)?;
@@ -103,6 +110,7 @@ impl Inner {
         let mut records = Vec::with_capacity(pieces.len());
         let mut at = offset;
         for (address, length) in pieces {
+            let address = if marked && at == offset { address | MARK } else { address };
             records.push(Record::Map { offset: at, length, address });
             at += length;
         }
@@ -119,19 +127,26 @@ impl Inner {
         while at < end {
             // A run of short extents between holes and long ones, up to the longest extent.
             self.load_range(at, longest)?;
-            let mut run = (at, 0);
+            let mut run = (at, 0, false);
             let mut extents = 0;
+            let mut ended = false;
             let mut next = at;
             let part = (end - at).min(longest);
             let done = self.shared.read().tree.visit(at, part, |extent| {
+                // A mark begins a run of its own, so that it stays where it is.
+                ended |= extent.is_marked() && extents > 0;
+                if ended {
+                    return;
+                }
                 next = extent.end();
                 if extent.is_hole() {
                     if extents <= 1 {
-                        run = (extent.end(), 0);
+                        run = (extent.end(), 0, false);
                         extents = 0;
                     }
                 } else if run.0 + run.1 == extent.offset {
                     run.1 += u64::from(extent.length);
+                    run.2 |= extent.is_marked();
                     extents += 1;
                 }
             });
@@ -142,7 +157,7 @@ impl Inner {
             if extents > 1 {
                 let room = self.make_room(&mut writer, run.1);
                 self.fail_on(room)?;
-                let done = self.move_extent(&mut writer, run.0, run.1);
+                let done = self.move_extent(&mut writer, run.0, run.1, run.2);
                 match done {
                     // Damage is what it is: nothing was moved.
                     Err(error) if error.kind() == ErrorKind::Corrupted => return Err(error),

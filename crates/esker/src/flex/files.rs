@@ -26,10 +26,11 @@ pub struct SpaceFiles {
 
 impl SpaceFiles {
     /// Opens or creates the files in the folder of `options`.
-    pub(super) fn open(options: &SpaceOptions) -> Result<SpaceFiles> {
-        // The tree file first: whoever has its lock has all of them.
-        let tree = open_file(options, "space.tree", Direct::Never)?;
-        let log = open_file(options, "space.log", Direct::Never)?;
+    pub(crate) fn open(options: &SpaceOptions) -> Result<SpaceFiles> {
+        // Direct, all of them: after a failed flush, what the page cache still has is not what a device has, and
+        // the next open would believe it. The tree file first: whoever has its lock has all of them.
+        let tree = open_file(options, "space.tree", Direct::Prefer)?;
+        let log = open_file(options, "space.log", Direct::Prefer)?;
         let data = open_file(options, "space.data", Direct::Prefer)?;
         Ok(SpaceFiles { data, tree, log })
     }

@@ -50,6 +50,7 @@ pub use options::SpaceOptions;
 #[doc(hidden)]
 pub use options::SpaceTesting;
 pub use read::SpaceExtent;
+pub use write::Splice;
 
 use cache::Cache;
 use commit::Log;
@@ -212,6 +213,39 @@ impl Space {
         self.0.collapse_range(offset, length)
     }
 
+    /// Does a change of a range at once: a crash leaves all of it or nothing, and a reader sees all of it or
+    /// nothing. `publish` is called when readers of [`Space::read_where`] begin to see it, and no earlier: what it changes
+    /// and they look at in `locate` changes with the space.
+    ///
+    /// # Errors
+    /// As for [`Space::write`]; `InvalidArgument` also if the range goes past the end. `publish` was not called then.
+    pub fn splice(&self, splice: &Splice<'_>, publish: &mut dyn FnMut()) -> Result<()> {
+        self.0.splice(splice, publish)
+    }
+
+    /// Fills `bytes` with the range that `locate` gives, offset and length: it is asked in the moment of which the bytes
+    /// are, possibly more than once, and must neither block for long nor call this space. `None` if it gives none, else
+    /// how many bytes there were.
+    ///
+    /// # Errors
+    /// As for [`Space::read`].
+    pub fn read_where(
+        &self,
+        locate: &mut dyn FnMut() -> Option<(u64, usize)>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Option<usize>> {
+        self.0.read_where(locate, bytes)
+    }
+
+    /// The first marked byte from `offset` on. Bytes are marked by [`Space::splice`], and stay so wherever they move,
+    /// until they are removed or written over (FlexSpace §5.4: where a record begins).
+    ///
+    /// # Errors
+    /// As for [`Space::read`].
+    pub fn next_mark(&self, offset: u64) -> Result<Option<u64>> {
+        self.0.next_mark(offset)
+    }
+
     /// Writes `data` behind the end, and returns where it stands.
     ///
     /// # Errors
@@ -295,6 +329,18 @@ impl Space {
     /// `Io`; damage is in the report.
     pub fn check(&self) -> Result<SpaceCheck> {
         self.0.check()
+    }
+
+    /// Size of a segment in bytes.
+    #[must_use]
+    pub fn segment_size_bytes(&self) -> u64 {
+        self.0.shape.segment_size_bytes
+    }
+
+    /// What the data lie on and what makes a write durable there, in words.
+    #[must_use]
+    pub fn report(&self) -> String {
+        self.0.files.data.report()
     }
 
     /// Why writes are refused, if they are.

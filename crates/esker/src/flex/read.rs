@@ -12,6 +12,11 @@ use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
 use std::ops::Range;
 
+/// Blocks between two parts that are read along, rather than with another call.
+const BLOCKS_BETWEEN: u64 = 8;
+/// Most parts of one call.
+const PARTS_OF_A_READ: usize = 256;
+
 /// An extent as [`Space::read_extent`](super::Space::read_extent) finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceExtent {
@@ -48,10 +53,54 @@ impl Inner {
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&parts, buf)? {
+                    if let Outcome::Done = self.read_parts(&mut parts, buf)? {
                         return Ok(count);
                     }
                 }
+                Err(missing) => self.load(&missing)?,
+            }
+        }
+    }
+
+    pub(super) fn read_where(
+        &self,
+        locate: &mut dyn FnMut() -> Option<(u64, usize)>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Option<usize>> {
+        let mut parts = Vec::new();
+        loop {
+            parts.clear();
+            let planned = {
+                let shared = self.shared.read();
+                let Some((offset, length)) = locate() else { return Ok(None) };
+                bytes.clear();
+                bytes.resize(length, 0);
+                self.plan(&shared, offset, bytes, &mut parts)
+            };
+            match planned {
+                Ok(count) => {
+                    if let Outcome::Done = self.read_parts(&mut parts, bytes)? {
+                        return Ok(Some(count));
+                    }
+                }
+                Err(missing) => self.load(&missing)?,
+            }
+        }
+    }
+
+    pub(super) fn next_mark(&self, offset: u64) -> Result<Option<u64>> {
+        /// Bytes that are looked at under one lock.
+        const STEP: u64 = 4 << 20;
+        let mut at = offset;
+        loop {
+            let size = self.shared.read().tree.size_bytes();
+            if at >= size {
+                return Ok(None);
+            }
+            let found = self.shared.read().next_mark(at, STEP);
+            match found {
+                Ok(Some(mark)) => return Ok(Some(mark)),
+                Ok(None) => at += STEP,
                 Err(missing) => self.load(&missing)?,
             }
         }
@@ -73,7 +122,7 @@ impl Inner {
             };
             match planned {
                 Ok(found) => {
-                    if let Outcome::Done = self.read_parts(&parts, buf)? {
+                    if let Outcome::Done = self.read_parts(&mut parts, buf)? {
                         return Ok(found);
                     }
                 }
@@ -100,7 +149,7 @@ impl Inner {
                 to.fill(0);
                 return;
             }
-            let (segment, position) = (extent.address / payload, extent.address % payload);
+            let (segment, position) = (extent.place() / payload, extent.place() % payload);
             if shared.open.number == Some(segment) {
                 shared.open.read(&self.shape, position, to);
             } else {
@@ -111,14 +160,100 @@ impl Inner {
         Ok(done)
     }
 
-    fn read_parts(&self, parts: &[Part], buf: &mut [u8]) -> Result<Outcome> {
-        for part in parts {
-            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-            if let Outcome::Stale = self.read_part(part, to)? {
-                return Ok(Outcome::Stale);
+    /// Reads all parts; neighbours on the device with one call.
+    fn read_parts(&self, parts: &mut [Part], buf: &mut [u8]) -> Result<Outcome> {
+        if let [part] = parts {
+            return self.read_part(part, buf.get_mut(part.range.clone()).unwrap_or_default());
+        }
+        parts.sort_unstable_by_key(|part| (part.segment, part.position));
+        let near = |a: &Part, b: &Part| {
+            let (_, last) = self.blocks(a);
+            let (first, _) = self.blocks(b);
+            a.segment == b.segment && first <= last + BLOCKS_BETWEEN
+        };
+        for group in parts.chunk_by(near) {
+            for run in group.chunks(PARTS_OF_A_READ) {
+                let outcome = match run {
+                    [part] => {
+                        let to = buf.get_mut(part.range.clone()).unwrap_or_default();
+                        self.read_part(part, to)?
+                    }
+                    run => self.read_run(run, buf)?,
+                };
+                if let Outcome::Stale = outcome {
+                    return Ok(Outcome::Stale);
+                }
             }
         }
         Ok(Outcome::Done)
+    }
+
+    /// First and last block of a part, in its segment.
+    fn blocks(&self, part: &Part) -> (u64, u64) {
+        let payload = self.shape.block_payload();
+        let length = (part.range.len() as u64).max(1);
+        (part.position / payload, (part.position + length - 1) / payload)
+    }
+
+    /// Parts that lie close together in one segment, in order.
+    fn read_run(&self, run: &[Part], buf: &mut [u8]) -> Result<Outcome> {
+        let mut missing = Vec::with_capacity(run.len());
+        let first_of_segment = run.first().map_or(0, |part| part.segment * self.shape.blocks());
+        for part in run {
+            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
+            let mut whole = true;
+            blocks_of(&self.shape, part.position, to.len(), |block, range, at| {
+                let into = to.get_mut(at..at + range.len()).unwrap_or_default();
+                let block = first_of_segment + block;
+                whole = whole && self.cache.get(block, part.salt, range.start, into);
+            });
+            if !whole {
+                missing.push(part);
+            }
+        }
+        let first = missing.iter().map(|part| self.blocks(part).0).min();
+        let last = missing.iter().map(|part| self.blocks(part).1).max();
+        let (Some(first), Some(last)) = (first, last) else { return Ok(Outcome::Done) };
+        let size = self.shape.block_size_bytes as usize;
+        let count = usize::try_from(last + 1 - first).unwrap_or(0);
+        let mut bytes = self.pool.get(count * size);
+        let offset = (first_of_segment + first) * size as u64;
+        self.files.data.read_at(sites::DATA_READ, offset, &mut bytes)?;
+        let payload = usize::try_from(self.shape.block_payload()).unwrap_or(0);
+        let mut verified = None;
+        for part in missing {
+            let (from, to) = self.blocks(part);
+            // What lies between parts is nobody's affair: other bytes, or none.
+            for block in from..=to {
+                if verified >= Some(block) {
+                    continue;
+                }
+                let start = usize::try_from(block - first).unwrap_or(0) * size;
+                let bytes = bytes.get(start..start + size).unwrap_or_default();
+                let number = first_of_segment + block;
+                let sound = block_is_sound(bytes, part.salt, number);
+                if !sound && !sites::BLOCK_CHECKSUM.disabled() {
+                    return self.unsound(part, number);
+                }
+                self.cache.put(number, part.salt, bytes.get(..payload).unwrap_or_default());
+                verified = Some(block);
+            }
+            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
+            self.copy(&bytes, first, part.position, to);
+        }
+        Ok(Outcome::Done)
+    }
+
+    /// Copies what stands at `position` of a segment out of its blocks from `first` on.
+    fn copy(&self, bytes: &[u8], first: u64, position: u64, to: &mut [u8]) {
+        let size = self.shape.block_size_bytes as usize;
+        blocks_of(&self.shape, position, to.len(), |block, range, at| {
+            let start = usize::try_from(block - first).unwrap_or(0) * size;
+            let from = bytes.get(start + range.start..start + range.end);
+            if let (Some(to), Some(from)) = (to.get_mut(at..at + range.len()), from) {
+                to.copy_from_slice(from);
+            }
+        });
     }
 
     fn read_part(&self, part: &Part, to: &mut [u8]) -> Result<Outcome> {
@@ -149,13 +284,7 @@ impl Inner {
             self.cache.put(block, part.salt, bytes.get(..payload).unwrap_or_default());
         }
         let rest = to.get_mut(at..).unwrap_or_default();
-        blocks_of(&self.shape, part.position + at as u64, rest.len(), |block, range, at| {
-            let start = usize::try_from(block - first).unwrap_or(0) * size;
-            let from = bytes.get(start + range.start..start + range.end);
-            if let (Some(to), Some(from)) = (rest.get_mut(at..at + range.len()), from) {
-                to.copy_from_slice(from);
-            }
-        });
+        self.copy(&bytes, first, part.position + at as u64, rest);
         Ok(Outcome::Done)
     }
 

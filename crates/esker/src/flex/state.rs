@@ -8,7 +8,7 @@
 
 use esker_format::flex::{HOLE, Record, SegmentState, SpaceShape, seal_block};
 use esker_index::FlexTree;
-use esker_index::flex_tree::{Extent, Missing};
+use esker_index::flex_tree::{Extent, MARK, Missing};
 use esker_media::IoBuf;
 use std::sync::Arc;
 
@@ -183,6 +183,7 @@ impl Shared {
             return Ok(());
         }
         let payload = shape.segment_payload();
+        let address = address & !MARK;
         let inside = address % payload + length <= payload
             && length <= u64::from(shape.extent_size_bytes_max)
             && address / payload < self.segments.len() as u64;
@@ -193,7 +194,8 @@ impl Shared {
         if address == HOLE {
             return;
         }
-        let index = usize::try_from(address / shape.segment_payload()).unwrap_or(usize::MAX);
+        let index =
+            usize::try_from((address & !MARK) / shape.segment_payload()).unwrap_or(usize::MAX);
         if let Some(segment) = self.segments.get_mut(index) {
             segment.valid_bytes += u32::try_from(length).unwrap_or(0);
             self.valid_bytes += length;
@@ -202,7 +204,7 @@ impl Shared {
 
     fn drop_all(&mut self, shape: &SpaceShape, gone: &[Extent]) {
         for extent in gone.iter().filter(|extent| !extent.is_hole()) {
-            let number = extent.address / shape.segment_payload();
+            let number = extent.place() / shape.segment_payload();
             let index = usize::try_from(number).unwrap_or(usize::MAX);
             let Some(segment) = self.segments.get_mut(index) else { continue };
             segment.valid_bytes = segment.valid_bytes.saturating_sub(extent.length);
@@ -211,6 +213,17 @@ impl Shared {
                 self.dying.push(number);
             }
         }
+    }
+
+    /// The first marked byte in `length` bytes from `offset` on.
+    pub(super) fn next_mark(&self, offset: u64, length: u64) -> Result<Option<u64>, Missing> {
+        for extent in self.tree.range(offset, length) {
+            let extent = extent?;
+            if extent.is_marked() {
+                return Ok(Some(extent.offset));
+            }
+        }
+        Ok(None)
     }
 
     /// The salt of a segment.

@@ -9,6 +9,20 @@ use super::{Inner, Writer, sites};
 use crate::flex::state::Unfit;
 use esker_base::{Error, Result};
 use esker_format::flex::{HOLE, Record};
+use esker_index::flex_tree::MARK;
+
+/// A change of a range at once: bytes go, and others come in their place.
+#[derive(Clone, Copy, Debug)]
+pub struct Splice<'a> {
+    /// Where.
+    pub offset: u64,
+    /// Bytes that go.
+    pub remove: u64,
+    /// Bytes that come.
+    pub data: &'a [u8],
+    /// Places in `data`, ascending, that are marked ([`Space::next_mark`](super::Space::next_mark)).
+    pub marks: &'a [usize],
+}
 
 /// No space reaches this many bytes.
 const SIZE_END: u64 = 1 << 62;
@@ -126,8 +140,55 @@ impl Inner {
         self.fail_on(done)
     }
 
+    pub(super) fn splice(&self, splice: &Splice<'_>, publish: &mut dyn FnMut()) -> Result<()> {
+        const OPERATION: &str = "splice range";
+        let Splice { offset, remove, data, marks } = *splice;
+        let mut writer = self.begin(OPERATION)?;
+        let size = self.shared.read().tree.size_bytes();
+        if offset.checked_add(remove).is_none_or(|end| end > size) {
+            return Err(Error::invalid(OPERATION, format!("the space ends at {size}")));
+        }
+        Inner::check_size(OPERATION, size.checked_add(data.len() as u64))?;
+        self.load_range(offset, remove)?;
+        let done = self
+            .commit_if_due(&mut writer)
+            .and_then(|()| self.make_room(&mut writer, data.len() as u64))
+            .and_then(|()| self.load_range(offset, remove))
+            .and_then(|()| {
+                let mut records = Vec::with_capacity(4);
+                if remove > 0 {
+                    records.push(Record::Collapse { offset, length: remove });
+                }
+                // Each mark begins an extent.
+                let mut at = 0;
+                let ends = marks.iter().copied().filter(|mark| *mark > 0).chain([data.len()]);
+                for end in ends {
+                    let part = data.get(at..end).unwrap_or_default();
+                    let mut mark = if marks.contains(&at) { MARK } else { 0 };
+                    for (address, length) in self.place(&mut writer, part)? {
+                        let offset = offset + at as u64;
+                        records.push(Record::Insert { offset, length, address: address | mark });
+                        mark = 0;
+                        at += usize::try_from(length).unwrap_or(0);
+                    }
+                }
+                self.apply_with(&mut writer, &records, publish)
+            });
+        self.fail_on(done)
+    }
+
     /// Does records to the tree, all under one lock, and keeps them for the log.
     pub(super) fn apply_all(&self, writer: &mut Writer, records: &[Record]) -> Result<()> {
+        self.apply_with(writer, records, &mut || ())
+    }
+
+    /// As `apply_all`, and calls `publish` under the same lock, behind the last record.
+    fn apply_with(
+        &self,
+        writer: &mut Writer,
+        records: &[Record],
+        publish: &mut dyn FnMut(),
+    ) -> Result<()> {
         let mut shared = self.shared.write();
         for record in records {
             shared.apply(&self.shape, *record).map_err(|unfit| match unfit {
@@ -138,6 +199,7 @@ impl Inner {
             })?;
         }
         writer.records.extend_from_slice(records);
+        publish();
         if sites::SEGMENT_WAIT.disabled() {
             let dying = std::mem::take(&mut shared.dying);
             drop(shared);

@@ -13,6 +13,7 @@ mod cache;
 mod damage;
 mod faults;
 mod flex;
+mod flex_db;
 mod large;
 mod model;
 mod prefix;

@@ -6,16 +6,14 @@
 //! the store is idle, so that a burst of writes does not share the device with zeros.
 //!
 //! # Concurrency
-//! One thread a store. While it waits it holds no reference to the store, so a dropped store ends
-//! it; a closed one waits until it ended, so that the device is free for the next opener.
+//! While the thread waits it holds no reference to the store, so a dropped store ends it; a closed one waits until
+//! it ended, so that the device is free for the next opener.
 
 use super::segments::Free;
 use super::{Depot, sites};
 use crate::options::Durability;
+use esker_base::Result;
 use esker_base::ids::Version;
-use esker_base::{Error, Result};
-use esker_trt::sync::Gate;
-use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -31,97 +29,20 @@ const TRIM_STEP: usize = 4;
 /// How often the thread looks without being woken.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Signal {
-    #[default]
-    None,
-    Work,
-    Stop,
-}
-
-/// What the store and its thread share.
-#[derive(Debug, Default)]
-pub(super) struct Background {
-    signal: Mutex<Signal>,
-    changed: Condvar,
-    running: Mutex<bool>,
-    ended: Gate,
-}
-
-impl Background {
-    fn signal(&self, signal: Signal) {
-        let mut current = self.signal.lock();
-        if *current != Signal::Stop {
-            *current = signal;
-        }
-        self.changed.notify_all();
-    }
-
-    /// Asks the thread to look at the free segments.
-    pub(super) fn wake(&self) {
-        self.signal(Signal::Work);
-    }
-
-    /// Whether there is a thread.
-    pub(super) fn is_running(&self) -> bool {
-        *self.running.lock()
-    }
-
-    /// Whether the thread is to end.
-    fn is_stopping(&self) -> bool {
-        *self.signal.lock() == Signal::Stop
-    }
-
-    /// Asks the thread to end.
-    pub(super) fn stop(&self) {
-        self.signal(Signal::Stop);
-    }
-
-    /// Waits for the thread to end, if there is one.
-    pub(super) fn join(&self) {
-        self.stop();
-        if *self.running.lock() {
-            self.ended.wait();
-        }
-    }
-
-    /// Waits for `period` or a call; false when the thread is to end.
-    fn idle(&self, period: Duration) -> bool {
-        let mut signal = self.signal.lock();
-        if *signal == Signal::None {
-            self.changed.wait_for(&mut signal, period);
-        }
-        if *signal == Signal::Work {
-            *signal = Signal::None;
-        }
-        *signal != Signal::Stop
-    }
-}
-
 impl Depot {
     /// Starts the thread. `new` stores have their first segments readied before the first write.
     pub(super) fn start_background(self: &Arc<Self>, new: bool) -> Result<()> {
         if new {
             self.prepare_ahead(SEGMENTS_AHEAD)?;
         }
-        let (store, background) = (Arc::downgrade(self), Arc::clone(&self.background));
+        let store = Arc::downgrade(self);
         let period = match self.durability {
             Durability::Periodic(window) => window.min(IDLE_PERIOD),
             Durability::Sync | Durability::None => IDLE_PERIOD,
         };
-        *self.background.running.lock() = true;
-        std::thread::Builder::new()
-            .name("esker-depot".into())
-            .spawn(move || {
-                let mut seen = Version(0);
-                while background.idle(period) && work(&store, &mut seen) {}
-                background.ended.open();
-            })
-            .map_err(|source| {
-                *self.background.running.lock() = false;
-                Error::io("start background thread", source)
-            })?;
-        Ok(())
+        let mut seen = Version(0);
+        self.background
+            .start("esker-depot", period, move || work(&store, &mut seen).then_some(period))
     }
 
     /// Readies the first `ahead` segments of the free list; true if there was one to ready.

@@ -1,0 +1,121 @@
+//! Runs, batches and roots come back as they were, and damage is noticed.
+
+use super::*;
+use crate::Flaw;
+use esker_base::rng::Rng;
+
+fn never() -> bool {
+    false
+}
+
+#[test]
+fn numbers_come_back_in_the_size_that_is_said() {
+    for value in (0..64).flat_map(|bit| [(1_u64 << bit) - 1, 1 << bit, u64::MAX >> bit]) {
+        let mut bytes = Vec::new();
+        varint::put(&mut bytes, value);
+        assert_eq!(bytes.len(), varint::size(value), "{value}");
+        bytes.push(9);
+        let mut rest = &bytes[..];
+        assert_eq!((varint::take(&mut rest), rest), (Some(value), &[9][..]));
+        bytes.truncate(bytes.len() - 2);
+        assert_eq!(varint::take(&mut &bytes[..]), None, "cut short");
+    }
+    assert_eq!(varint::take(&mut &[0xFF; 11][..]), None, "more than 64 bits");
+}
+
+#[test]
+fn a_run_comes_back_and_every_flipped_bit_is_noticed() {
+    let extra = Extra { flags: 7, state: 3, expires_at: 99 };
+    let pairs = [
+        Pair { key: b"a", version: 12, content: Content::Put(Extra::default(), b"") },
+        Pair { key: b"b", version: 900, content: Content::Delete },
+        Pair { key: b"b", version: 10, content: Content::Put(extra, &[5; 300]) },
+        Pair { key: b"c", version: 11, content: Content::Large(extra, 77, 1 << 32) },
+    ];
+    let mut writer = RunWriter::new(10);
+    pairs.iter().for_each(|pair| writer.push(pair));
+    let mut bytes = Vec::new();
+    writer.finish(Some(b"anchor"), &mut bytes);
+    let first = bytes.len();
+    writer.finish(None, &mut bytes);
+    let mut rest = &bytes[..];
+    for kind in [RunKind::Base, RunKind::Appended] {
+        let run = Run::take(&mut rest, never).unwrap();
+        assert_eq!((run.kind, run.count), (kind, 4));
+        assert_eq!(run.anchor, if kind == RunKind::Base { &b"anchor"[..] } else { b"" });
+        let mut encoded = run.pairs();
+        for pair in &pairs {
+            assert_eq!(run::take_pair(&mut encoded, run.first_version()).as_ref(), Some(pair));
+        }
+        assert!(encoded.is_empty());
+    }
+    assert!(rest.is_empty());
+    assert_eq!(Run::peek_anchor(&bytes[..40]), Ok(Some(&b"anchor"[..])));
+    for bit in 0..first * 8 {
+        let mut damaged = bytes[..first].to_vec();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(Run::take(&mut &damaged[..], never).is_err(), "bit {bit}");
+    }
+}
+
+#[test]
+fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
+    let id = [3; 16];
+    let mut writer = WalWriter::default();
+    let changes = [
+        Change::Set(b"key", Content::Put(Extra::default(), &[1; 700])),
+        Change::Set(b"gone", Content::Delete),
+        Change::DeleteRange(b"a", Some(b"b")),
+        Change::DeleteRange(b"", None),
+    ];
+    changes.iter().for_each(|change| writer.push(change));
+    let batch = Batch {
+        generation: 4,
+        sequence: 2,
+        position: 1024,
+        first_version: 50,
+        previous_checksum: 8,
+        ..Batch::default()
+    };
+    let (bytes, checksum) = writer.finish(batch, &id, 512);
+    assert_eq!(bytes.len(), 1024);
+    let (found, same) = Batch::decode(bytes, &id, 1024, never).unwrap();
+    assert_eq!(
+        (same, found.generation, found.sequence, found.previous_checksum),
+        (checksum, 4, 2, 8)
+    );
+    let mut at = 0;
+    found
+        .changes(bytes, |version, change| {
+            assert_eq!((version, change), (50 + at as u64, changes[at]));
+            at += 1;
+            Ok::<_, Flaw>(())
+        })
+        .unwrap();
+    assert_eq!(at, 4);
+    assert_eq!(Batch::decode(bytes, &id, 512, never), Err(Flaw::Foreign));
+    assert_eq!(Batch::decode(bytes, &[4; 16], 1024, never), Err(Flaw::Checksum));
+    let mut rng = Rng::from_seed(1);
+    for _ in 0..2000 {
+        let mut damaged = bytes.to_vec();
+        let byte = rng.index(damaged.len());
+        damaged[byte] ^= 1 << rng.below(8);
+        assert!(Batch::decode(&damaged, &id, 1024, never).is_err(), "byte {byte}");
+    }
+}
+
+#[test]
+fn a_root_comes_back_and_others_are_refused() {
+    let root =
+        Root { store_id: [9; 16], committed_generation: 5, last_version: 1 << 40, large_bytes: 3 };
+    let bytes = root.encode();
+    assert_eq!(Root::decode(&bytes, never), Ok(root));
+    for byte in 0..ROOT_SIZE {
+        let mut damaged = bytes;
+        damaged[byte] ^= 4;
+        assert!(Root::decode(&damaged, never).is_err(), "byte {byte}");
+    }
+    let mut newer = bytes;
+    newer[8] = 9;
+    assert_eq!(Root::decode(&newer, never), Err(Flaw::Version(9)));
+}

@@ -1,0 +1,95 @@
+//! Verification of everything: intervals against the index, the space against itself.
+
+use super::{Flex, ROOT_BYTES};
+use crate::check::CheckReport;
+use esker_base::{ErrorKind, Result};
+
+impl Flex {
+    pub(super) fn check_all(&self) -> Result<CheckReport> {
+        let mut report = CheckReport::default();
+        // Intervals stay where they are meanwhile.
+        let _committer = self.committer.lock();
+        self.look_inside_all()?;
+        let mut offset = 0;
+        let mut last: Option<Vec<u8>> = None;
+        let mut spot = Some(self.index.locate(&[]));
+        while let Some(located) = spot {
+            if located.offset != offset {
+                report.problem(format!("an interval at {}, not at {offset}", located.offset));
+            }
+            offset += u64::from(located.entry.size);
+            match self.verify(&located, &mut last, &mut report) {
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    report.problem(error.to_string())
+                }
+                done => done?,
+            }
+            spot = self.index.next(located.spot);
+        }
+        let size = self.space.size_bytes();
+        if offset + ROOT_BYTES != size {
+            report
+                .problem(format!("intervals end at {}, the space at {size}", offset + ROOT_BYTES));
+        }
+        if offset != self.index.size_bytes() {
+            report
+                .problem(format!("sums say {} bytes, intervals {offset}", self.index.size_bytes()));
+        }
+        let space = self.space.check()?;
+        report.bytes = space.bytes;
+        space.problems.into_iter().for_each(|problem| report.problem(problem));
+        Ok(report)
+    }
+
+    fn verify(
+        &self,
+        located: &super::index::Located,
+        last: &mut Option<Vec<u8>>,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let bytes = self.read_located(located)?;
+        if let Some(cached) = &located.entry.cached
+            && cached.bytes() != bytes
+        {
+            report.problem("an interval in memory is not what the space has".to_owned());
+        }
+        let interval = self.decode(bytes)?;
+        report.batches += u64::from(located.entry.runs);
+        report.records += interval.visible(u64::MAX).len() as u64;
+        if interval.len() != usize::from(located.entry.pairs) {
+            let (found, known) = (interval.len(), located.entry.pairs);
+            report.problem(format!("an interval of {found} pairs, {known} by the index"));
+        }
+        for index in 0..interval.len() {
+            let key = interval.pair(index).key;
+            let inside = *located.anchor <= *key
+                && located.upper.as_ref().is_none_or(|upper| *key < **upper)
+                && last.as_ref().is_none_or(|last| **last <= *key);
+            if !inside {
+                report.problem("a key outside of its interval, or out of order".to_owned());
+            }
+            *last = Some(key.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Looks inside up to `count` coarse intervals from leaf `from` on, if the committer is at rest. The leaf to go on
+    /// with; `None` if there is none left.
+    pub(super) fn look_inside(&self, from: usize, count: usize) -> Result<Option<usize>> {
+        let mut from = from;
+        for _ in 0..count {
+            let Some(_committer) = self.committer.try_lock() else { return Ok(Some(from)) };
+            let Some((leaf, anchor)) = self.index.coarse(from) else { return Ok(None) };
+            self.refine(&anchor)?;
+            from = leaf;
+        }
+        Ok(Some(from))
+    }
+
+    fn look_inside_all(&self) -> Result<()> {
+        while let Some((_, anchor)) = self.index.coarse(0) {
+            self.refine(&anchor)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,483 @@
+//! The committer: a sealed table goes to the space, key by key in order (FlexSpace §5.3).
+//!
+//! ```text
+//! 1. the log of the table is durable              (the table was sealed)
+//! 2. runs are appended to intervals, intervals are rewritten, split, merged
+//! 3. the root names the generation                ─ sync of the space
+//! 4. only now: the table goes, and its log may be written over
+//! ```
+//!
+//! What falls into one interval is appended to it as a run, without reading it. An interval with many runs is read,
+//! merged and written anew in their place, in pieces of 16 pairs.
+//!
+//! # Failure
+//! A crash before step 3 leaves some of the table in the space; the log has all of it, and brings it there again: pairs
+//! have versions, so that changes nothing.
+
+use super::index::{Entry, Fresh, Located};
+use super::interval::{Interval, parts};
+use super::memtable::{MemTable, RangeDelete, TableEntry};
+use super::snapshots::needed;
+use super::{Flex, ROOT_BYTES, sites};
+use crate::flex::Splice;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::run::take_pair;
+use esker_format::flex_db::{Content, Pair, Root, RunWriter};
+use std::sync::Arc;
+
+/// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
+const GROUP_PAIRS_MAX: u64 = 1024;
+const GROUP_BYTES_MAX: usize = 256 << 10;
+/// Most runs of an interval.
+const RUNS_MAX: u8 = 8;
+
+/// What only the committer knows.
+#[derive(Debug, Default)]
+pub(super) struct Committer {
+    pub(super) root: Root,
+    group: RunWriter,
+    data: Vec<u8>,
+    /// Bytes that were appended and rewritten.
+    pub(super) appended_bytes: u64,
+    pub(super) rewritten_bytes: u64,
+}
+
+impl Committer {
+    pub(super) fn new(root: Root) -> Self {
+        Committer { root, ..Committer::default() }
+    }
+}
+
+/// A pair on its way to a new interval.
+type Merged<'a> = (&'a [u8], u64, Content<'a>);
+
+/// The shortest key that is above `last` and not above `first`.
+fn separator<'a>(last: &[u8], first: &'a [u8]) -> &'a [u8] {
+    let shared = last.iter().zip(first).take_while(|(a, b)| a == b).count();
+    first.get(..=shared).unwrap_or(first)
+}
+
+impl Flex {
+    /// Brings the sealed table to the space, if there is one.
+    pub(super) fn commit_sealed(&self) -> Result<bool> {
+        let mut committer = self.committer.lock();
+        let Some((table, gate)) = self.tables.read().sealed.clone() else { return Ok(false) };
+        // Everybody who has a place in its log is in the table.
+        self.wal.drain(|_| ());
+        let done = self.commit_table(&mut committer, &table).and_then(|()| {
+            let mut root = committer.root;
+            root.committed_generation = table.generation;
+            root.last_version = self.tables.read().active.first_version.saturating_sub(1);
+            // PERSIST: everything of the table, and that it is there, before its log is written over.
+            self.space.write(0, &root.encode())?;
+            if !sites::WAL_WAIT.disabled() {
+                self.space.sync()?;
+            }
+            committer.root = root;
+            Ok(())
+        });
+        drop(committer);
+        match done {
+            Ok(()) => {
+                *self.stuck.lock() = None;
+                self.tables.write().sealed = None;
+                gate.open();
+                Ok(true)
+            }
+            Err(error) => {
+                *self.stuck.lock() = Some(error.clone());
+                if error.kind() != ErrorKind::NoSpace {
+                    self.wal.fail(&error);
+                }
+                // Those who wait hear of it; the table stays, for another try.
+                let again = Arc::new(esker_trt::sync::Gate::new());
+                if let Some((_, current)) = &mut self.tables.write().sealed {
+                    *current = again;
+                }
+                gate.open();
+                Err(error)
+            }
+        }
+    }
+
+    fn commit_table(&self, committer: &mut Committer, table: &MemTable) -> Result<()> {
+        let ranges = table.ranges();
+        for range in &ranges {
+            self.commit_range(committer, range, table.replayed)?;
+        }
+        let mut entries = table.iter().peekable();
+        while let Some(first) = entries.peek() {
+            let located = self.locate(first.key())?;
+            let mut group = std::mem::take(&mut committer.group);
+            group.restart(table.first_version);
+            while let Some(entry) = entries.peek() {
+                let beyond = located.upper.as_ref().is_some_and(|upper| **upper <= **entry.key());
+                let much = group.count() >= GROUP_PAIRS_MAX || group.size_bytes() > GROUP_BYTES_MAX;
+                if beyond || much {
+                    break;
+                }
+                self.add_to_group(&mut group, entry, &ranges);
+                entries.next();
+            }
+            let done = self.commit_group(committer, &located, &group);
+            committer.group = group;
+            done?;
+        }
+        Ok(())
+    }
+
+    /// Adds what counts of a key.
+    fn add_to_group(&self, group: &mut RunWriter, entry: &TableEntry<'_>, ranges: &[RangeDelete]) {
+        let key = &**entry.key();
+        let slot = entry.value().lock();
+        let snapshots = self.snapshots.all();
+        let covering = ranges.iter().filter(|range| range.covers(key));
+        let deletes = covering.map(|range| (range.version, Content::Delete));
+        let mut all: Vec<(u64, Content<'_>)> =
+            slot.iter().map(|item| (item.version, item.content())).chain(deletes).collect();
+        all.sort_unstable_by_key(|(version, _)| std::cmp::Reverse(*version));
+        let versions: Vec<u64> = all.iter().map(|(version, _)| *version).collect();
+        needed(&versions, &snapshots, |index| {
+            if let Some((version, content)) = all.get(index) {
+                group.push(&Pair { key, version: *version, content: *content });
+            }
+        });
+    }
+
+    /// The interval that holds `key`, one in which somebody has looked.
+    fn locate(&self, key: &[u8]) -> Result<Located> {
+        loop {
+            let located = self.index.locate(key);
+            if !located.entry.is_coarse() {
+                return Ok(located);
+            }
+            self.refine(&located.anchor)?;
+        }
+    }
+
+    /// Looks inside the interval with this anchor, if nobody has: several come out. The committer's lock is held.
+    pub(super) fn refine(&self, anchor: &[u8]) -> Result<()> {
+        let located = self.index.locate(anchor);
+        if !located.entry.is_coarse() {
+            return Ok(());
+        }
+        let bytes = self.read_located(&located)?;
+        let parts = parts(&bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
+        let fresh = parts.iter().enumerate().map(|(index, part)| {
+            let size = u32::try_from(part.bytes.len()).unwrap_or(u32::MAX);
+            Fresh {
+                anchor: if index == 0 { located.anchor.clone() } else { part.anchor.to_vec() },
+                entry: Entry::new(size, part.pairs, part.appended, part.runs),
+            }
+        });
+        self.index.replace(located.spot, 1, fresh.collect());
+        Ok(())
+    }
+
+    /// The bytes of an interval. The committer's lock is held, so they stay where they are.
+    pub(super) fn read_located(&self, located: &Located) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let place = (ROOT_BYTES + located.offset, located.entry.size as usize);
+        let read = self.space.read_where(&mut || Some(place), &mut bytes)?;
+        if read != Some(bytes.len()) {
+            return Err(self.damaged("an interval is behind the end of the space"));
+        }
+        Ok(bytes)
+    }
+
+    fn interval_of(&self, located: &Located) -> Result<Arc<Interval>> {
+        if let Some(interval) = &located.entry.cached {
+            return Ok(Arc::clone(interval));
+        }
+        self.decode(self.read_located(located)?).map(Arc::new)
+    }
+
+    pub(super) fn decode(&self, bytes: Vec<u8>) -> Result<Interval> {
+        Interval::decode(bytes, &self.hasher).map_err(|flaw| self.damaged(&flaw.to_string()))
+    }
+
+    fn commit_group(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        group: &RunWriter,
+    ) -> Result<()> {
+        if group.count() == 0 {
+            return Ok(());
+        }
+        let entry = &located.entry;
+        let pairs_max = u64::from(self.options.interval_pairs_max);
+        let size_max = u64::from(self.options.interval_size_bytes_max);
+        let appended = u64::from(entry.appended) + group.count();
+        let size = u64::from(entry.size) + group.size_bytes() as u64;
+        let fits = appended <= pairs_max.min(200) && size <= 2 * size_max && entry.runs < RUNS_MAX;
+        if fits && entry.runs > 0 {
+            self.append_run(committer, located, group)
+        } else {
+            self.rewrite(committer, located, Some(group), None)
+        }
+    }
+
+    fn append_run(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        group: &RunWriter,
+    ) -> Result<()> {
+        let data = &mut committer.data;
+        data.clear();
+        group.finish(None, data);
+        let mut cached = match &located.entry.cached {
+            Some(interval) => Some(Arc::new(self.decode([interval.bytes(), data].concat())?)),
+            None => None,
+        };
+        let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
+        let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);
+        let splice = Splice { offset, remove: 0, data, marks: &[] };
+        committer.appended_bytes += u64::from(size);
+        self.space.splice(&splice, &mut || {
+            self.index.grow(located.spot, size, count, cached.take());
+        })
+    }
+
+    /// Merges an interval with what is new, and writes it anew, in as many pieces as it takes. What `erase` covers goes.
+    fn rewrite(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        group: Option<&RunWriter>,
+        erase: Option<&RangeDelete>,
+    ) -> Result<()> {
+        let mut old = vec![self.interval_of(located)?];
+        let mut keeps = located.entry.cached.is_some();
+        let snapshots = self.snapshots.all();
+        let pairs_max = self.options.interval_pairs_max as usize;
+        let size_max = self.options.interval_size_bytes_max as usize;
+        let mut count = 1;
+        let mut remove = u64::from(located.entry.size);
+        // What became small takes the next interval along.
+        let left =
+            old.first().map_or(0, |interval| self.merge(interval, group, erase, &snapshots).len());
+        if left * 2 < pairs_max
+            && let Some(next) = self.index.next(located.spot)
+            && !next.entry.is_coarse()
+            && usize::from(next.entry.pairs) + left <= pairs_max
+            && next.entry.size as usize + located.entry.size as usize <= size_max
+            && group.is_none_or(|group| group.size_bytes() <= size_max)
+        {
+            old.push(self.interval_of(&next)?);
+            keeps |= next.entry.cached.is_some();
+            count = 2;
+            remove += u64::from(next.entry.size);
+        }
+        let mut merged: Vec<Merged<'_>> = Vec::new();
+        for (index, interval) in old.iter().enumerate() {
+            let group = if index == 0 { group } else { None };
+            merged.extend(self.merge(interval, group, erase, &snapshots));
+        }
+        let mut data = std::mem::take(&mut committer.data);
+        data.clear();
+        let (marks, fresh) = self.cut(&merged, located, keeps, &mut data)?;
+        drop(merged);
+        committer.rewritten_bytes += data.len() as u64;
+        let offset = ROOT_BYTES + located.offset;
+        let splice = Splice { offset, remove, data: &data, marks: &marks };
+        let mut fresh = Some(fresh);
+        let done = self.space.splice(&splice, &mut || {
+            self.index.replace(located.spot, count, fresh.take().unwrap_or_default());
+        });
+        committer.data = data;
+        self.index.make_room();
+        done
+    }
+
+    /// What is left of an interval and what is new, in order.
+    fn merge<'a>(
+        &self,
+        interval: &'a Interval,
+        group: Option<&'a RunWriter>,
+        erase: Option<&RangeDelete>,
+        snapshots: &[u64],
+    ) -> Vec<Merged<'a>> {
+        let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
+        all.extend((0..interval.len()).map(|index| {
+            let pair = interval.pair(index);
+            (pair.key, pair.version, pair.content)
+        }));
+        if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
+            while let Some(pair) = take_pair(&mut bytes, first_version) {
+                all.push((pair.key, pair.version, pair.content));
+            }
+        }
+        // Both halves are in order; one version of a key may be in both, after a crash.
+        all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
+        all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+        let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
+        for same in all.chunk_by(|a, b| a.0 == b.0) {
+            let Some((key, ..)) = same.first() else { continue };
+            let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
+            let start = merged.len();
+            if let ([only], None) = (same, erased) {
+                merged.push(*only);
+            } else {
+                let mut same = same.to_vec();
+                if let Some(version) = erased {
+                    same.push((key, version, Content::Delete));
+                    same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
+                }
+                let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
+                needed(&versions, snapshots, |index| merged.extend(same.get(index)));
+            }
+            // Nothing is older than the last one: if it says that there is nothing, it says nothing.
+            while merged.len() > start
+                && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
+            {
+                merged.pop();
+            }
+        }
+        merged
+    }
+
+    /// Cuts pairs into intervals: their bytes to `data`, where each begins, and what the index is to know.
+    fn cut(
+        &self,
+        merged: &[Merged<'_>],
+        located: &Located,
+        keeps: bool,
+        data: &mut Vec<u8>,
+    ) -> Result<(Vec<usize>, Vec<Fresh>)> {
+        let mut marks = Vec::new();
+        let mut fresh = Vec::new();
+        if merged.is_empty() {
+            // The first interval stays, without bytes; others fall to the one before.
+            let stays = located.anchor.is_empty();
+            return Ok((marks, if stays { vec![Fresh::default()] } else { fresh }));
+        }
+        let size_of = |(key, _, content): &Merged<'_>| match content {
+            Content::Put(_, value) => key.len() + value.len() + 8,
+            _ => key.len() + 24,
+        };
+        let total: usize = merged.iter().map(size_of).sum();
+        let pairs_max = self.options.interval_pairs_max.max(1) as usize;
+        let size_max = self.options.interval_size_bytes_max.max(1) as usize;
+        let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);
+        let (pairs_goal, size_goal) = (merged.len().div_ceil(pieces), total.div_ceil(pieces));
+        let mut rest = merged;
+        let mut last: Option<&[u8]> = None;
+        while !rest.is_empty() {
+            let (mut count, mut size) = (0, 0);
+            for pair in rest {
+                let same_key =
+                    count > 0 && rest.get(count - 1).is_some_and(|before| before.0 == pair.0);
+                let full =
+                    count >= pairs_goal || size + size_of(pair) > size_goal.max(64) + size_goal / 4;
+                if count > 0 && full && !same_key {
+                    break;
+                }
+                count += 1;
+                size += size_of(pair);
+            }
+            let (piece, more) = rest.split_at(count);
+            rest = more;
+            let anchor = match (last, piece.first()) {
+                (Some(last), Some((first, ..))) => separator(last, first).to_vec(),
+                _ => located.anchor.clone(),
+            };
+            last = piece.last().map(|(key, ..)| *key);
+            let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
+            let mut run = RunWriter::new(first_version);
+            for (key, version, content) in piece {
+                run.push(&Pair { key, version: *version, content: *content });
+            }
+            let start = data.len();
+            run.finish(Some(&anchor), data);
+            marks.push(start);
+            let bytes = data.get(start..).unwrap_or_default();
+            let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
+            if keeps {
+                entry.cached = Some(Arc::new(self.decode(bytes.to_vec())?));
+            }
+            fresh.push(Fresh { anchor, entry });
+        }
+        Ok((marks, fresh))
+    }
+
+    /// Empties a range of the space: intervals inside go with one collapse, if nobody needs what they hold.
+    fn commit_range(
+        &self,
+        committer: &mut Committer,
+        range: &RangeDelete,
+        replayed: bool,
+    ) -> Result<()> {
+        // A log that was found may have brought newer pairs there already.
+        let careful = replayed || !self.snapshots.all().is_empty();
+        let mut key = range.from.clone();
+        loop {
+            let located = self.locate(&key)?;
+            let inside = |located: &Located| {
+                let ends = match (&located.upper, &range.to) {
+                    (_, None) => true,
+                    (None, Some(_)) => false,
+                    (Some(upper), Some(to)) => upper <= to,
+                };
+                ends && located.anchor >= range.from
+            };
+            let upper = if !careful && inside(&located) {
+                let (mut count, mut remove) = (1, u64::from(located.entry.size));
+                let mut last = located.clone();
+                while let Some(next) = self.index.next(last.spot).filter(inside) {
+                    count += 1;
+                    remove += u64::from(next.entry.size);
+                    last = next;
+                }
+                let first = located.anchor.is_empty();
+                let offset = ROOT_BYTES + located.offset;
+                self.space.splice(
+                    &Splice { offset, remove, data: &[], marks: &[] },
+                    &mut || {
+                        let fresh = if first { vec![Fresh::default()] } else { Vec::new() };
+                        self.index.replace(located.spot, count, fresh);
+                    },
+                )?;
+                last.upper
+            } else {
+                if located.entry.size > 0 {
+                    self.rewrite_alone(committer, &located, range)?;
+                }
+                located.upper
+            };
+            match upper {
+                Some(upper) if range.to.as_ref().is_none_or(|to| upper < *to) => key = upper,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes what a range covers out of an interval, if it covers anything there.
+    fn rewrite_alone(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        range: &RangeDelete,
+    ) -> Result<()> {
+        let interval = self.interval_of(located)?;
+        let covered = |index| {
+            let pair = interval.pair(index);
+            range.covers(pair.key) && pair.version < range.version
+        };
+        if !(0..interval.len()).any(covered) {
+            return Ok(());
+        }
+        self.rewrite(committer, located, None, Some(range))
+    }
+
+    /// Why the committer gets no further, if it does not.
+    pub(super) fn check_stuck(&self) -> Result<()> {
+        match &*self.stuck.lock() {
+            Some(error) => Err(Error::new(error.kind(), "write").source(error.clone())),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The sparse index: which interval holds a key, and where it is in the space (FlexSpace §5.1).
+//!
+//! Leaves of up to 64 intervals, side by side; above them one row with the first anchor of each leaf. An interval's offset
+//! is the sum of the sizes before it: of leaves by a Fenwick tree, of intervals inside the leaf by adding them up. So a
+//! change of size touches one leaf and log n sums; that is what partial offsets and shifts do in the paper.
+//!
+//! # Invariants
+//! - X1: anchors ascend; that of the first interval is empty. An interval holds keys from its anchor on, below the next.
+//! - X2: sizes add up to what the space has of intervals. Both change together: under the space's lock
+//!   ([`esker::flex::Space::splice`](crate::flex::Space::splice)).
+//! - X3: who put an interval into the cache read it as it is: `stamp` changes with every change of the interval.
+//!
+//! # Concurrency
+//! One thread at a time changes intervals; any number look. Lock order: the space, the row, a leaf, the sums. None is
+//! held over I/O.
+#![allow(
+    clippy::indexing_slicing,
+    reason = "numbers of leaves and intervals are this module's own, made and used under one lock"
+)]
+
+mod leaf;
+mod row;
+
+pub(super) use leaf::{Entry, Fresh};
+
+use super::interval::Interval;
+use leaf::Leaf;
+use parking_lot::{Mutex, RwLock};
+use row::{Row, Sums};
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Most intervals of a leaf.
+const LEAF_CAPACITY: usize = 64;
+
+/// Where an interval stands in the index; good until the index changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spot {
+    pub(super) leaf: usize,
+    pub(super) index: usize,
+}
+
+/// What the committer wants to know of an interval.
+#[derive(Clone, Debug)]
+pub(super) struct Located {
+    pub(super) spot: Spot,
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    pub(super) entry: Entry,
+    pub(super) anchor: Vec<u8>,
+    /// Anchor of the next interval.
+    pub(super) upper: Option<Vec<u8>>,
+}
+
+/// Where intervals are that somebody wants to read.
+#[derive(Clone, Debug)]
+pub(super) struct Placed {
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    /// Size and stamp of each.
+    pub(super) sizes: Vec<(u32, u32)>,
+    pub(super) is_coarse: bool,
+    pub(super) anchor: Vec<u8>,
+    /// Anchor of the interval behind the first one.
+    pub(super) upper: Option<Vec<u8>>,
+}
+
+/// The index. See the module's text.
+#[derive(Debug)]
+pub(super) struct Index {
+    row: RwLock<Row>,
+    sums: RwLock<Sums>,
+    stamps: AtomicU64,
+    cached_bytes: AtomicU64,
+    budget_bytes: u64,
+    /// The leaf that the hand of the clock points at.
+    hand: Mutex<usize>,
+    intervals: AtomicU64,
+    pairs: AtomicU64,
+}
+
+impl Index {
+    /// An index of these intervals, in order, which may keep so many bytes of them in memory.
+    pub(super) fn new(intervals: Vec<Fresh>, budget_bytes: u64) -> Self {
+        let index = Index {
+            row: RwLock::new(Row::default()),
+            sums: RwLock::new(Sums::default()),
+            stamps: AtomicU64::new(1),
+            cached_bytes: AtomicU64::new(0),
+            budget_bytes,
+            hand: Mutex::new(0),
+            intervals: AtomicU64::new(0),
+            pairs: AtomicU64::new(0),
+        };
+        index.fill(intervals);
+        index
+    }
+
+    fn fill(&self, mut intervals: Vec<Fresh>) {
+        match intervals.first_mut() {
+            Some(first) => first.anchor.clear(),
+            None => intervals.push(Fresh::default()),
+        }
+        let mut leaves = Vec::with_capacity(intervals.len() / LEAF_CAPACITY + 1);
+        self.intervals.store(intervals.len() as u64, Ordering::Relaxed);
+        let pairs = intervals.iter().map(|fresh| u64::from(fresh.entry.known_pairs())).sum();
+        self.pairs.store(pairs, Ordering::Relaxed);
+        let mut rest = intervals.into_iter().peekable();
+        while rest.peek().is_some() {
+            let part: Vec<Fresh> = rest.by_ref().take(LEAF_CAPACITY / 4 * 3).collect();
+            leaves.push(Leaf::new(part));
+        }
+        let (mut row, mut sums) = (self.row.write(), self.sums.write());
+        *row = Row::new(leaves);
+        sums.rebuild(row.sizes());
+    }
+
+    fn stamp(&self) -> u32 {
+        let stamp = self.stamps.fetch_add(1, Ordering::Relaxed);
+        u32::try_from(stamp & u64::from(u32::MAX)).unwrap_or(0)
+    }
+
+    /// Calls `look` with the interval that holds `key`, under the leaf's lock.
+    #[inline]
+    pub(super) fn with<T>(&self, key: &[u8], look: impl FnOnce(&Entry) -> T) -> T {
+        let row = self.row.read();
+        let leaf = row.leaf(row.leaf_of(key)).read();
+        look(&leaf.entries[leaf.index_of(key)])
+    }
+
+    /// The interval that holds `key` (`before`: the one that holds the greatest key below it), and the anchors around it.
+    pub(super) fn around(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+    ) -> (Entry, Vec<u8>, Option<Vec<u8>>) {
+        let row = self.row.read();
+        let spot = row.spot(key, before);
+        let leaf = row.leaf(spot.leaf).read();
+        let anchor = leaf.anchor(spot.index).to_vec();
+        let upper = upper(&row, &leaf, spot);
+        (leaf.entries[spot.index].clone(), anchor, upper)
+    }
+
+    /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of up to
+    /// `more` behind it in its leaf that are not in memory.
+    pub(super) fn place(&self, key: Option<&[u8]>, before: bool, more: usize) -> Placed {
+        let row = self.row.read();
+        let spot = row.spot(key, before);
+        let leaf = row.leaf(spot.leaf).read();
+        let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
+        let first = &leaf.entries[spot.index];
+        let mut sizes = vec![(first.size, first.stamp)];
+        if !first.is_coarse() {
+            let behind = leaf.entries.get(spot.index + 1..).unwrap_or_default().iter().take(more);
+            let behind = behind.take_while(|entry| entry.cached.is_none() && !entry.is_coarse());
+            sizes.extend(behind.map(|entry| (entry.size, entry.stamp)));
+        }
+        Placed {
+            offset,
+            sizes,
+            is_coarse: first.is_coarse(),
+            anchor: leaf.anchor(spot.index).to_vec(),
+            upper: upper(&row, &leaf, spot),
+        }
+    }
+
+    /// Everything about the interval that holds `key`.
+    pub(super) fn locate(&self, key: &[u8]) -> Located {
+        let row = self.row.read();
+        let spot = row.spot(Some(key), false);
+        self.located(&row, spot)
+    }
+
+    /// Everything about the interval behind `spot`.
+    pub(super) fn next(&self, spot: Spot) -> Option<Located> {
+        let row = self.row.read();
+        let leaf = row.leaf(spot.leaf).read();
+        let next = if spot.index + 1 < leaf.entries.len() {
+            Spot { index: spot.index + 1, ..spot }
+        } else if spot.leaf + 1 < row.len() {
+            Spot { leaf: spot.leaf + 1, index: 0 }
+        } else {
+            return None;
+        };
+        drop(leaf);
+        Some(self.located(&row, next))
+    }
+
+    fn located(&self, row: &Row, spot: Spot) -> Located {
+        let leaf = row.leaf(spot.leaf).read();
+        let upper = upper(row, &leaf, spot);
+        Located {
+            spot,
+            offset: self.sums.read().before(spot.leaf) + leaf.size_before(spot.index),
+            entry: leaf.entries[spot.index].clone(),
+            anchor: leaf.anchor(spot.index).to_vec(),
+            upper,
+        }
+    }
+
+    /// Keeps intervals that were read where [`Index::place`] said, if they are still as they were then: the one that holds
+    /// `key`, and those behind it.
+    pub(super) fn keep(&self, key: &[u8], read: &[(u32, Arc<Interval>)]) {
+        if self.budget_bytes == 0 {
+            return;
+        }
+        let mut more = 0;
+        {
+            let row = self.row.read();
+            let mut leaf = row.leaf(row.leaf_of(key)).write();
+            let index = leaf.index_of(key);
+            for (entry, (stamp, interval)) in leaf.entries[index..].iter_mut().zip(read) {
+                if entry.stamp == *stamp && entry.cached.is_none() {
+                    more += interval.memory_bytes();
+                    entry.cached = Some(Arc::clone(interval));
+                }
+            }
+        }
+        self.cached_bytes.fetch_add(more, Ordering::Relaxed);
+        self.make_room();
+    }
+
+    /// Drops intervals that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2). The hand goes from leaf to
+    /// leaf.
+    pub(super) fn make_room(&self) {
+        if self.cached_bytes.load(Ordering::Relaxed) <= self.budget_bytes {
+            return;
+        }
+        let Some(mut hand) = self.hand.try_lock() else { return };
+        let goal = self.budget_bytes - self.budget_bytes / 64;
+        let mut steps = 2 * self.row.read().len() + 2;
+        while self.cached_bytes.load(Ordering::Relaxed) > goal && steps > 0 {
+            steps -= 1;
+            let mut gone: Vec<Arc<Interval>> = Vec::new();
+            {
+                let row = self.row.read();
+                *hand = if *hand + 1 < row.len() { *hand + 1 } else { 0 };
+                let mut leaf = row.leaf(*hand).write();
+                for entry in &mut leaf.entries {
+                    if entry.cached.as_ref().is_some_and(|interval| !interval.untouch()) {
+                        gone.extend(entry.cached.take());
+                    }
+                }
+            }
+            let bytes = gone.iter().map(|interval| interval.memory_bytes()).sum();
+            self.cached_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    fn count_cached(&self, before: Option<&Arc<Interval>>, after: Option<&Arc<Interval>>) {
+        let bytes =
+            |interval: Option<&Arc<Interval>>| interval.map_or(0, |known| known.memory_bytes());
+        self.cached_bytes.fetch_add(bytes(after), Ordering::Relaxed);
+        self.cached_bytes.fetch_sub(bytes(before), Ordering::Relaxed);
+    }
+
+    /// A run of so many bytes and pairs was appended to an interval, which is `cached` now if it is in memory.
+    pub(super) fn grow(&self, spot: Spot, bytes: u32, pairs: u16, cached: Option<Arc<Interval>>) {
+        let row = self.row.read();
+        let mut leaf = row.leaf(spot.leaf).write();
+        let entry = &mut leaf.entries[spot.index];
+        entry.size += bytes;
+        entry.pairs += pairs;
+        entry.appended = entry.appended.saturating_add(u8::try_from(pairs).unwrap_or(u8::MAX));
+        entry.runs = entry.runs.saturating_add(1);
+        entry.stamp = self.stamp();
+        // Who keeps it meanwhile kept the old one.
+        let before = std::mem::replace(&mut entry.cached, cached);
+        self.count_cached(before.as_ref(), entry.cached.as_ref());
+        self.pairs.fetch_add(u64::from(pairs), Ordering::Relaxed);
+        self.sums.write().add(spot.leaf, u64::from(bytes));
+    }
+
+    /// `count` intervals from `spot` on are replaced by others; the first one keeps its anchor if there is one, and what
+    /// the others held falls to the interval before. Goes over the end of leaves.
+    pub(super) fn replace(&self, spot: Spot, count: usize, mut fresh: Vec<Fresh>) {
+        for new in &mut fresh {
+            new.entry.stamp = self.stamp();
+        }
+        let row = self.row.upgradable_read();
+        let in_leaf = row.leaf(spot.leaf).read().entries.len();
+        let fits = spot.index + count <= in_leaf;
+        let len = in_leaf - count.min(in_leaf) + fresh.len();
+        let keeps_first = spot.index > 0 || (fits && !fresh.is_empty());
+        self.intervals.fetch_add(fresh.len() as u64, Ordering::Relaxed);
+        self.intervals.fetch_sub(count as u64, Ordering::Relaxed);
+        let more: u64 = fresh.iter().map(|new| u64::from(new.entry.known_pairs())).sum();
+        self.pairs.fetch_add(more, Ordering::Relaxed);
+        let more: u64 =
+            fresh.iter().filter_map(|new| Some(new.entry.cached.as_ref()?.memory_bytes())).sum();
+        self.cached_bytes.fetch_add(more, Ordering::Relaxed);
+        let gone = if fits && keeps_first && (1..=LEAF_CAPACITY).contains(&len) {
+            // The usual case: the row stays as it is.
+            let mut leaf = row.leaf(spot.leaf).write();
+            let gone = leaf.splice(spot.index..spot.index + count, fresh);
+            self.sums.write().set(spot.leaf, leaf.size());
+            gone
+        } else {
+            let mut row = parking_lot::RwLockUpgradableReadGuard::upgrade(row);
+            let gone = row.splice(spot, count, fresh);
+            self.sums.write().rebuild(row.sizes());
+            gone
+        };
+        let less = gone.iter().map(|entry| u64::from(entry.known_pairs())).sum();
+        self.pairs.fetch_sub(less, Ordering::Relaxed);
+        let less =
+            gone.iter().filter_map(|entry| Some(entry.cached.as_ref()?.memory_bytes())).sum();
+        self.cached_bytes.fetch_sub(less, Ordering::Relaxed);
+    }
+
+    /// Bytes of all intervals.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.sums.read().total()
+    }
+
+    /// Number of intervals.
+    pub(super) fn intervals(&self) -> u64 {
+        self.intervals.load(Ordering::Relaxed)
+    }
+
+    /// Pairs of intervals of which the number is known, old versions among them.
+    pub(super) fn pairs(&self) -> u64 {
+        self.pairs.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of intervals in memory.
+    pub(super) fn cached_bytes(&self) -> u64 {
+        self.cached_bytes.load(Ordering::Relaxed)
+    }
+
+    /// DRAM without cached intervals, in bytes.
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let row = self.row.read();
+        let leaves =
+            (0..row.len()).map(|number| row.leaf(number).read().memory_bytes()).sum::<u64>();
+        leaves + row.memory_bytes() + self.sums.read().memory_bytes()
+    }
+
+    /// The first coarse interval from leaf `from` on: its leaf and its anchor.
+    pub(super) fn coarse(&self, from: usize) -> Option<(usize, Vec<u8>)> {
+        let row = self.row.read();
+        (from..row.len()).find_map(|number| {
+            let leaf = row.leaf(number).read();
+            let index = leaf.entries.iter().position(Entry::is_coarse)?;
+            Some((number, leaf.anchor(index).to_vec()))
+        })
+    }
+}
+
+/// Anchor of the interval behind one.
+fn upper(row: &Row, leaf: &Leaf, spot: Spot) -> Option<Vec<u8>> {
+    if spot.index + 1 < leaf.entries.len() {
+        return Some(leaf.anchor(spot.index + 1).to_vec());
+    }
+    row.first(spot.leaf + 1).map(<[u8]>::to_vec)
+}
+
+/// The part of `range` that lies in `0..len`.
+fn clip(range: Range<usize>, len: usize) -> Range<usize> {
+    range.start.min(len)..range.end.min(len)
+}

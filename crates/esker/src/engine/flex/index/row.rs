@@ -1,0 +1,200 @@
+//! The row of leaves: which one holds a key, and how many bytes are before it.
+#![allow(clippy::indexing_slicing, reason = "as for the index")]
+
+use super::leaf::{Entry, Fresh, Leaf};
+use super::{LEAF_CAPACITY, Spot, clip};
+use parking_lot::RwLock;
+
+/// Leaves in order. A search looks at eight bytes of each anchor, behind what all of them share, which lie side by side.
+#[derive(Debug, Default)]
+pub(super) struct Row {
+    leaves: Vec<RwLock<Leaf>>,
+    firsts: Vec<Box<[u8]>>,
+    heads: Vec<u64>,
+    /// Bytes that all first anchors but the first one begin with.
+    shared: usize,
+}
+
+/// Eight bytes of an anchor from `start` on, as a number in the same order.
+fn head_of(anchor: &[u8], start: usize) -> u64 {
+    let mut bytes = [0; 8];
+    let rest = anchor.get(start..).unwrap_or_default();
+    bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    u64::from_be_bytes(bytes)
+}
+
+impl Row {
+    pub(super) fn new(leaves: Vec<Leaf>) -> Self {
+        let firsts = leaves.iter().map(|leaf| leaf.anchor(0).into()).collect();
+        let leaves = leaves.into_iter().map(RwLock::new).collect();
+        let mut row = Row { leaves, firsts, heads: Vec::new(), shared: 0 };
+        row.index();
+        row
+    }
+
+    /// Finds out what the anchors share, and their heads behind it.
+    fn index(&mut self) {
+        let shared = match (self.firsts.get(1), self.firsts.last()) {
+            (Some(a), Some(b)) => a.iter().zip(b).take_while(|(a, b)| a == b).count(),
+            _ => 0,
+        };
+        self.shared = shared;
+        self.heads = self.firsts.iter().map(|first| head_of(first, shared)).collect();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    pub(super) fn leaf(&self, number: usize) -> &RwLock<Leaf> {
+        &self.leaves[number]
+    }
+
+    /// First anchor of a leaf.
+    pub(super) fn first(&self, number: usize) -> Option<&[u8]> {
+        self.firsts.get(number).map(|first| &**first)
+    }
+
+    pub(super) fn sizes(&self) -> impl Iterator<Item = u64> {
+        self.leaves.iter().map(|leaf| leaf.read().size())
+    }
+
+    /// How many leaves begin at `key` or before; with `below`, before.
+    #[inline]
+    fn count_until(&self, key: &[u8], below: bool) -> usize {
+        let Some(second) = self.firsts.get(1) else { return 1 };
+        let shared = &second[..self.shared];
+        let beginning = key.get(..self.shared).unwrap_or(key);
+        if beginning != shared {
+            return if beginning < shared { 1 } else { self.firsts.len() };
+        }
+        let head = head_of(key, self.shared);
+        let heads = &self.heads[1..];
+        let before = 1 + heads.partition_point(|other| *other < head);
+        let until = before + heads[before - 1..].partition_point(|other| *other == head);
+        let equal = &self.firsts[before..until];
+        before + equal.partition_point(|first| if below { **first < *key } else { **first <= *key })
+    }
+
+    /// The leaf that holds `key`.
+    #[inline]
+    pub(super) fn leaf_of(&self, key: &[u8]) -> usize {
+        self.count_until(key, false).saturating_sub(1)
+    }
+
+    /// The interval that holds `key`, or with `before` the greatest key below it; `None`: behind all keys.
+    pub(super) fn spot(&self, key: Option<&[u8]>, before: bool) -> Spot {
+        let Some(key) = key else {
+            let leaf = self.len() - 1;
+            return Spot { leaf, index: self.leaves[leaf].read().entries.len() - 1 };
+        };
+        let leaf = self.count_until(key, before).saturating_sub(1);
+        let entries = self.leaves[leaf].read();
+        let count = entries.count_until(|anchor| if before { anchor < key } else { anchor <= key });
+        Spot { leaf, index: count.saturating_sub(1) }
+    }
+
+    /// Replaces intervals over the ends of leaves; those that are gone.
+    pub(super) fn splice(&mut self, spot: Spot, count: usize, fresh: Vec<Fresh>) -> Vec<Entry> {
+        // All leaves that lose something become one, which is cut anew.
+        let mut all = self.leaves[spot.leaf].get_mut().take();
+        let mut last = spot.leaf + 1;
+        while all.len() < spot.index + count && last < self.len() {
+            all.extend(self.leaves[last].get_mut().take());
+            last += 1;
+        }
+        let range = clip(spot.index..spot.index + count, all.len());
+        let at_end = last == self.len() && range.end == all.len();
+        let gone: Vec<Fresh> = all.splice(range, fresh).collect();
+        if let (0, Some(first)) = (spot.leaf, all.first_mut()) {
+            // The first interval holds what is below all anchors.
+            first.anchor.clear();
+        }
+        if all.is_empty() && spot.leaf == 0 {
+            match self.leaves.get_mut(last) {
+                None => all.push(Fresh::default()),
+                Some(leaf) => {
+                    all = leaf.get_mut().take();
+                    all.iter_mut().take(1).for_each(|first| first.anchor.clear());
+                    last += 1;
+                }
+            }
+        }
+        // Keys that come in order fill leaves.
+        let step = if at_end { LEAF_CAPACITY } else { LEAF_CAPACITY / 2 };
+        let mut leaves = Vec::new();
+        if all.len() <= LEAF_CAPACITY && !all.is_empty() {
+            leaves.push(Leaf::new(all));
+        } else {
+            let mut rest = all.into_iter().peekable();
+            while rest.peek().is_some() {
+                leaves.push(Leaf::new(rest.by_ref().take(step).collect()));
+            }
+        }
+        let firsts: Vec<Box<[u8]>> = leaves.iter().map(|leaf| leaf.anchor(0).into()).collect();
+        self.leaves.splice(spot.leaf..last, leaves.into_iter().map(RwLock::new));
+        self.firsts.splice(spot.leaf..last, firsts);
+        self.index();
+        gone.into_iter().map(|gone| gone.entry).collect()
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        let leaf = size_of::<RwLock<Leaf>>() - size_of::<Leaf>() + size_of::<Box<[u8]>>() + 8;
+        let firsts: usize = self.firsts.iter().map(|first| first.len() + 16).sum();
+        (self.leaves.capacity() * leaf + firsts) as u64
+    }
+}
+
+/// Sums of the sizes of leaves: a Fenwick tree.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    tree: Vec<u64>,
+    sizes: Vec<u64>,
+}
+
+impl Sums {
+    pub(super) fn rebuild(&mut self, sizes: impl Iterator<Item = u64>) {
+        self.sizes.clear();
+        self.sizes.extend(sizes);
+        self.tree.clear();
+        self.tree.extend_from_slice(&self.sizes);
+        for index in 1..=self.tree.len() {
+            let above = index + (index & index.wrapping_neg());
+            if above <= self.tree.len() {
+                self.tree[above - 1] += self.tree[index - 1];
+            }
+        }
+    }
+
+    /// Bytes of the leaves before `number`.
+    pub(super) fn before(&self, number: usize) -> u64 {
+        let (mut index, mut sum) = (number, 0);
+        while index > 0 {
+            sum += self.tree[index - 1];
+            index &= index - 1;
+        }
+        sum
+    }
+
+    pub(super) fn total(&self) -> u64 {
+        self.before(self.tree.len())
+    }
+
+    pub(super) fn add(&mut self, number: usize, bytes: u64) {
+        self.set(number, self.sizes[number] + bytes);
+    }
+
+    pub(super) fn set(&mut self, number: usize, bytes: u64) {
+        let by = bytes.wrapping_sub(self.sizes[number]);
+        self.sizes[number] = bytes;
+        let mut index = number + 1;
+        while index <= self.tree.len() {
+            self.tree[index - 1] = self.tree[index - 1].wrapping_add(by);
+            index += index & index.wrapping_neg();
+        }
+    }
+
+    pub(super) fn memory_bytes(&self) -> u64 {
+        ((self.tree.capacity() + self.sizes.capacity()) * 8) as u64
+    }
+}

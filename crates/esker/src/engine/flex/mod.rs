@@ -1,0 +1,451 @@
+//! `flex`: pairs in order in a flexible address space, found through a sparse index (FlexSpace §5).
+//!
+//! A write goes to the log and to a table in memory. A full table is sealed, with its log, and brought to the space by the
+//! committer, in order of keys: what falls into one interval is appended to it with one small insertion, or the interval is
+//! written anew in its place. Nothing else is ever rewritten: there are no levels. The index knows where each interval of
+//! about 16 pairs begins, and which ones are in memory.
+//!
+//! ```text
+//! put ─► log ─► table ─► (sealed) ─► committer ─► space: | root | interval | interval | ... |
+//! get ─► table ─► sealed table ─► index ─► interval in memory, or space
+//! ```
+//!
+//! # Invariants
+//! - F1: what was acknowledged is in a log that is durable as the options say, or in the space, durably.
+//! - F2: a table is in the space, durably, before its log is written over; logs go there oldest first.
+//! - F3: of one key the highest version counts, wherever it is.
+//! - F4: what a snapshot sees stays as long as it lives.
+//!
+//! # Concurrency
+//! Everything may be called from any number of threads and tasks. Lock order: turns of keys, rotation, the committer, the
+//! space, the index; the log's state and the tables are held for a few instructions.
+//!
+//! # Failure
+//! After a failed write or flush the store refuses writes until it is opened again; reads go on. Full: `NoSpace` for puts;
+//! reads and deletes go on.
+
+mod background;
+mod check;
+mod commit;
+mod files;
+mod index;
+mod interval;
+mod memtable;
+mod read;
+mod recover;
+mod scan;
+pub mod sites;
+mod snapshots;
+mod wal;
+mod write;
+
+pub use files::FlexFiles;
+pub(crate) use files::is_here;
+
+use crate::backup::BackupReport;
+use crate::batch::Batch;
+use crate::check::CheckReport;
+use crate::engine::background::Background;
+use crate::engine::{Admit, Engine, Items, Limits};
+use crate::flex::{Space, SpaceOptions};
+use crate::options::{Durability, EngineKind, FlexOptions, Options, Progress};
+use crate::store::{Direction, Stats};
+use crate::value::{Outcome, PutOptions, Value};
+use commit::Committer;
+use esker_base::clock::Clock;
+use esker_base::hash::KeyHasher;
+use esker_base::ids::Version;
+use esker_base::rng::{self, Rng};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root};
+use esker_media::Archive;
+use esker_trt::Facility;
+use esker_trt::sync::{self, Gate};
+use index::Index;
+use memtable::MemTable;
+use parking_lot::{Mutex, RwLock};
+use snapshots::Snapshots;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use wal::Wal;
+
+/// Where intervals begin in the space, in bytes.
+const ROOT_BYTES: u64 = ROOT_SIZE as u64;
+/// Turns of keys: a power of two.
+const STRIPES: usize = 1024;
+/// Share of the capacity that puts leave to deletes and to what is on its way, as one in so many.
+const SPARE_SHARE: u64 = 16;
+
+/// The table that takes writes, and the one on its way to the space, with what is opened when it is there.
+#[derive(Debug)]
+struct Tables {
+    active: Arc<MemTable>,
+    sealed: Option<(Arc<MemTable>, Arc<Gate>)>,
+}
+
+impl Tables {
+    /// The newest first.
+    fn all(&self) -> impl Iterator<Item = &Arc<MemTable>> {
+        std::iter::once(&self.active).chain(self.sealed.as_ref().map(|(table, _)| table))
+    }
+}
+
+/// An open store. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Flex {
+    name: String,
+    space: Space,
+    wal: Wal,
+    index: Index,
+    tables: RwLock<Tables>,
+    stripes: Box<[sync::Mutex<()>]>,
+    rotating: sync::Mutex<()>,
+    committer: sync::Mutex<Committer>,
+    /// Why the committer gets no further.
+    stuck: Mutex<Option<Error>>,
+    snapshots: Snapshots,
+    hasher: KeyHasher,
+    options: FlexOptions,
+    capacity_bytes: u64,
+    durability: Durability,
+    clock: Arc<dyn Clock>,
+    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
+    latest_unix_seconds: AtomicU64,
+    closed: AtomicBool,
+    background: Arc<Background>,
+}
+
+impl Flex {
+    /// Opens the store in the folder of `options`, or makes one there.
+    ///
+    /// # Errors
+    /// As for [`crate::Store::open`].
+    pub(crate) fn open(options: &Options) -> Result<Arc<Flex>> {
+        let space = space_options(options);
+        Flex::open_on(FlexFiles::open(&space, log_capacity(options))?, options)
+    }
+
+    /// As [`Flex::open`], on these devices.
+    ///
+    /// # Errors
+    /// As for [`crate::Store::open`].
+    pub(crate) fn open_on(files: FlexFiles, options: &Options) -> Result<Arc<Flex>> {
+        let name = files.space.data.name().to_owned();
+        let space = Space::open_on(files.space.clone(), &space_options(options))?;
+        let is_new = space.size_bytes() == 0;
+        let capacity = log_capacity(options);
+        for device in &files.logs {
+            let size = device.geometry().size_bytes;
+            if size < capacity {
+                device.reserve(sites::WAL_RESERVE, size, capacity - size)?;
+            }
+            if is_new {
+                recover::blank(&**device)?;
+            }
+        }
+        let root = recover::root(
+            &space,
+            || Ok(Root { store_id: identity(options)?, ..Root::default() }),
+            &name,
+        )?;
+        let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
+        let devices = files.logs.each_ref().map(|device| &**device);
+        let size = options.flex.memtable_size_bytes;
+        let mut found = recover::logs(devices, &root, &hasher, size)?;
+        let step = options.flex.rebuild_step_bytes;
+        let intervals = recover::intervals(&space, step, options.flex.rebuild_threads, &name)?;
+        let tail = found.tail;
+        let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
+        let wal = Wal::new(files.logs, root.store_id, capacity, tail, Arc::clone(&active));
+        let last = found.tables.pop().map(Arc::new);
+        let flex = Arc::new(Flex {
+            name,
+            space,
+            wal,
+            index: Index::new(intervals, options.flex.cache_size_bytes),
+            tables: RwLock::new(Tables { active, sealed: None }),
+            stripes: (0..STRIPES).map(|_| sync::Mutex::new(())).collect(),
+            rotating: sync::Mutex::default(),
+            committer: sync::Mutex::new(Committer::new(root)),
+            stuck: Mutex::new(None),
+            snapshots: Snapshots::default(),
+            hasher,
+            options: options.flex.clone(),
+            capacity_bytes: options.size_bytes,
+            durability: options.durability,
+            clock: Arc::clone(&options.clock),
+            latest_unix_seconds: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            background: Arc::default(),
+        });
+        // Of two tables the older one goes to the space at once: the next log takes its file (F2).
+        for table in found.tables.into_iter().map(Arc::new) {
+            flex.adopt(table);
+            flex.commit_sealed()?;
+        }
+        if let Some(table) = last {
+            flex.adopt(table);
+        }
+        if options.testing.background {
+            flex.start_background()?;
+            flex.background.wake();
+        }
+        Ok(flex)
+    }
+
+    /// Takes a table that was found as the sealed one.
+    fn adopt(&self, table: Arc<MemTable>) {
+        self.tables.write().sealed = Some((table, Arc::new(Gate::new())));
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    fn is_expired(&self, expires_at: Option<u64>) -> bool {
+        expires_at.is_some_and(|expires_at| {
+            let now = self.clock.unix_seconds();
+            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
+        })
+    }
+
+    /// Refuses a put for which there is no room, before anything happened.
+    fn admit(&self, bytes: usize) -> Result<()> {
+        self.wal.check()?;
+        let tables: u64 = self.tables.read().all().map(|table| table.bytes()).sum();
+        let spare = (self.capacity_bytes / SPARE_SHARE).max(8 * self.space.segment_size_bytes());
+        let taken = self.index.size_bytes() + tables + bytes as u64 + spare;
+        if taken > self.capacity_bytes {
+            return Err(Error::new(ErrorKind::NoSpace, "put").device(self.name.clone()));
+        }
+        Ok(())
+    }
+
+    /// Brings everything to the space.
+    fn commit_all(&self) -> Result<()> {
+        let generation = {
+            let tables = self.tables.read();
+            (!tables.active.is_empty()).then_some(tables.active.generation)
+        };
+        if let Some(generation) = generation {
+            self.change_table(generation)?;
+        }
+        while self.commit_sealed()? {}
+        Ok(())
+    }
+
+    fn begin(&self, operation: &'static str) -> Result<()> {
+        if self.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
+    }
+}
+
+/// Options of the space below.
+fn space_options(options: &Options) -> SpaceOptions {
+    let mut space = SpaceOptions::new(&options.path);
+    space.create = options.create;
+    space.format = options.format;
+    space.data_size_bytes_max = Some(options.size_bytes);
+    // Intervals have a cache of their own; this one is for neighbours in a block.
+    space.cache_size_bytes = (options.flex.cache_size_bytes / 16).min(16 << 20);
+    if let Some(testing) = &options.flex.space {
+        space.testing = testing.clone();
+        space.log_size_bytes_max = 3 << 10;
+        space.tree_size_bytes_max = 2 << 10;
+    }
+    space.testing.seed = options.testing.seed.or(space.testing.seed);
+    space
+}
+
+/// Bytes of a log: that of a table whose keys are written again and again, too.
+fn log_capacity(options: &Options) -> u64 {
+    let size = options.flex.memtable_size_bytes;
+    (size + size / 2).max(8 << 10).next_multiple_of(4096)
+}
+
+fn identity(options: &Options) -> Result<[u8; 16]> {
+    match options.testing.seed {
+        Some(seed) => {
+            let mut id = [0; 16];
+            Rng::from_seed(seed ^ 0x464C_4558).fill(&mut id);
+            Ok(id)
+        }
+        None => rng::secret(),
+    }
+}
+
+impl Drop for Flex {
+    fn drop(&mut self) {
+        self.background.stop();
+    }
+}
+
+impl Engine for Flex {
+    fn get(&self, key: &[u8], _admit: Admit<'_>) -> Result<Option<Value>> {
+        self.get_at(key, u64::MAX)
+    }
+
+    fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
+
+    fn read_size(&self, _key: &[u8]) -> u64 {
+        0
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
+        self.put_if(key, value, options)
+    }
+
+    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
+        self.delete_if(key, version)
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.delete_between(&[], None)
+    }
+
+    fn delete_range(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
+        self.delete_between(from, to)
+    }
+
+    fn write(&self, batch: &Batch) -> Result<Version> {
+        self.write_batch(batch)
+    }
+
+    fn clean(&self, segments: usize) -> Result<usize> {
+        self.begin("clean")?;
+        self.commit_all()?;
+        let moved = self.space.collect(segments as u64)?;
+        Ok(usize::from(moved > 0))
+    }
+
+    fn evict(&self, _segments: usize) -> Result<usize> {
+        Err(Error::new(ErrorKind::Unsupported, "evict").context("flex is no cache"))
+    }
+
+    fn trim(&self) -> Result<u64> {
+        self.begin("trim")?;
+        self.space.trim()?;
+        Ok(0)
+    }
+
+    fn kind(&self) -> EngineKind {
+        EngineKind::Flex
+    }
+
+    fn is_ordered(&self) -> bool {
+        true
+    }
+
+    fn scan(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.begin("scan")?;
+        self.scan_at((from, to), direction, limit, u64::MAX)
+    }
+
+    fn snapshot(&self) -> Result<u64> {
+        self.begin("snapshot")?;
+        Ok(self.wal.drain(|version| self.snapshots.add(version)))
+    }
+
+    fn release(&self, snapshot: u64) {
+        self.snapshots.remove(snapshot);
+    }
+
+    fn get_as_of(&self, key: &[u8], snapshot: u64) -> Result<Option<Value>> {
+        self.get_at(key, snapshot)
+    }
+
+    fn scan_as_of(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        snapshot: u64,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.begin("scan")?;
+        self.scan_at(range, direction, limit, snapshot)
+    }
+
+    fn walk(&self, _cursor: u64) -> Result<Option<(Items, u64)>> {
+        Err(Error::new(ErrorKind::Unsupported, "walk").context("flex is walked in order"))
+    }
+
+    fn write_out(&self) -> Result<()> {
+        self.wal.write_all(false)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.begin("sync")?;
+        self.wal.write_all(true)
+    }
+
+    fn close(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        self.background.join();
+        self.wal.check()?;
+        self.wal.drain(|_| ());
+        self.commit_all()?;
+        self.space.checkpoint()
+    }
+
+    fn stats(&self) -> Stats {
+        let space = self.space.stat();
+        let tables: usize = self.tables.read().all().map(|table| table.len()).sum();
+        let mut device = space.data;
+        for counters in [space.tree, space.log].into_iter().chain(self.wal.counters()) {
+            device.reads += counters.reads;
+            device.read_bytes += counters.read_bytes;
+            device.writes += counters.writes;
+            device.write_bytes += counters.write_bytes;
+            device.flushes += counters.flushes;
+        }
+        Stats {
+            items: self.index.pairs() + tables as u64,
+            live_bytes: space.data_bytes,
+            capacity_bytes: self.capacity_bytes,
+            segments: space.segments,
+            free_segments: space.free_segments,
+            index_entries: self.index.intervals(),
+            index_capacity: self.index.intervals(),
+            index_bytes: self.index.memory_bytes(),
+            last_version: Version(self.wal.last_version()),
+            device,
+            record_cache: [0, 0, self.index.cached_bytes()],
+            read_only: self.wal.failure().or(self.space.failure()).map(|error| error.to_string()),
+            ..Stats::default()
+        }
+    }
+
+    fn check(&self) -> Result<CheckReport> {
+        self.begin("check")?;
+        self.commit_all()?;
+        self.check_all()
+    }
+
+    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
+        Err(Error::new(ErrorKind::Unsupported, "back up").context("flex has no backup yet"))
+    }
+
+    fn report(&self) -> String {
+        format!("{}; {}", self.space.report(), self.wal.report())
+    }
+
+    fn facilities(&self) -> Vec<Facility> {
+        Facility::ALL.to_vec()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            key_size_bytes: KEY_SIZE_MAX_BYTES,
+            value_size_bytes: write::VALUE_SIZE_MAX_BYTES,
+            batch_size_bytes: self.wal.batch_size_max(),
+        }
+    }
+}

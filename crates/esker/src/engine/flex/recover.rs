@@ -1,0 +1,337 @@
+//! Opening: the root, the logs whose tables are not in the space, and an index of where intervals begin (FlexSpace §5.4).
+//!
+//! # Invariants
+//! - O1: logs are replayed in the order of their generations, each as far as its batches follow each other.
+//! - O2: what was found is durable before anybody reads it, and stays in its log until its table is in the space.
+//! - O3: a batch that does not count ends its log, unless there is proof that it was durable: that is damage, and the open
+//!   fails.
+
+use super::index::{Entry, Fresh};
+use super::memtable::{Item, MemTable, RangeDelete, What};
+use super::wal::Tail;
+use super::{ROOT_BYTES, sites};
+use crate::flex::Space;
+use esker_base::hash::KeyHasher;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
+use esker_format::flex_db::{
+    BATCH_HEADER_SIZE, Batch, Change, Content, KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root, Run,
+};
+use esker_media::{BlockDevice, BufferPool};
+use std::io::IoSlice;
+
+const OPERATION: &str = "open store";
+/// Bytes of a log that are looked at with one call.
+const READ_STEP: u64 = 1 << 20;
+/// How far versions jump at an open that found a log: those that were lost do not come again.
+const VERSIONS_SKIPPED: u64 = 1 << 20;
+
+/// What a log device holds.
+#[derive(Debug)]
+pub(super) struct FoundLog {
+    generation: u64,
+    first_version: u64,
+    /// Checksum of the batch before its first one, in the log before.
+    follows: u32,
+    end: Tail,
+    /// Version behind its last change.
+    next_version: u64,
+}
+
+/// What an open found in the logs.
+#[derive(Debug)]
+pub(super) struct FoundTables {
+    /// Oldest first.
+    pub(super) tables: Vec<MemTable>,
+    pub(super) next_version: u64,
+    /// Where the log goes on.
+    pub(super) tail: Tail,
+}
+
+/// Reads the root of a store, or makes it.
+pub(super) fn root(space: &Space, make: impl FnOnce() -> Result<Root>, name: &str) -> Result<Root> {
+    if space.size_bytes() == 0 {
+        let root = make()?;
+        space.insert_range(0, &root.encode())?;
+        space.sync()?;
+        return Ok(root);
+    }
+    let mut bytes = [0; ROOT_SIZE];
+    let read = space.read(0, &mut bytes)?;
+    let bytes = bytes.get(..read).unwrap_or_default();
+    Root::decode(bytes, || sites::ROOT_CHECKSUM.disabled()).map_err(|flaw| match flaw {
+        Flaw::Version(version) => Error::new(ErrorKind::UnsupportedFormat, OPERATION)
+            .device(name)
+            .context(format!("format version {version}")),
+        flaw => Error::corrupted(OPERATION, flaw.to_string()).device(name),
+    })
+}
+
+/// A log that is read from its start.
+struct Reader<'a> {
+    device: &'a dyn BlockDevice,
+    store_id: &'a [u8; 16],
+    block: u64,
+    pool: BufferPool,
+}
+
+impl Reader<'_> {
+    /// The batch at `position`, if there is a sound one, whole.
+    fn batch_at(&self, position: u64) -> Result<Option<(Batch, u32, Vec<u8>)>> {
+        let size = self.device.geometry().size_bytes;
+        if position.saturating_add(self.block) > size {
+            return Ok(None);
+        }
+        let block = usize::try_from(self.block).unwrap_or(512);
+        let mut head = self.pool.get(block);
+        self.device.read_at(sites::WAL_READ, position, &mut head)?;
+        let Ok(batch) = Batch::peek(&head, position) else { return Ok(None) };
+        let total = u64::from(batch.total_bytes);
+        if position.saturating_add(total) > size || !total.is_multiple_of(self.block) {
+            return Ok(None);
+        }
+        let mut bytes = self.pool.get(batch.total_bytes as usize);
+        self.device.read_at(sites::WAL_READ, position, &mut bytes)?;
+        let sound = || sites::WAL_CHECKSUM.disabled();
+        match Batch::decode(&bytes, self.store_id, position, sound) {
+            Ok((batch, checksum)) => Ok(Some((batch, checksum, bytes.to_vec()))),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Walks over the batches that follow each other from the start.
+    fn walk(&self, mut visit: impl FnMut(&Batch, &[u8]) -> Result<()>) -> Result<Option<FoundLog>> {
+        let mut found: Option<FoundLog> = None;
+        loop {
+            let position = found.as_ref().map_or(0, |found| found.end.position);
+            let Some((batch, checksum, bytes)) = self.batch_at(position)? else { return Ok(found) };
+            let follows = match &found {
+                None => batch.sequence == 0,
+                Some(log) => {
+                    batch.generation == log.generation
+                        && batch.sequence == log.end.sequence
+                        && batch.previous_checksum == log.end.previous_checksum
+                }
+            };
+            if !follows {
+                return Ok(found);
+            }
+            visit(&batch, &bytes)?;
+            let log = found.get_or_insert(FoundLog {
+                generation: batch.generation,
+                first_version: batch.first_version,
+                follows: batch.previous_checksum,
+                end: Tail { generation: batch.generation, ..Tail::default() },
+                next_version: batch.first_version,
+            });
+            log.end.position += u64::from(batch.total_bytes);
+            log.end.sequence += 1;
+            log.end.previous_checksum = checksum;
+            log.next_version = batch.first_version + u64::from(batch.change_count);
+        }
+    }
+
+    /// O3: batches that would not be there if the log ended where it seems to.
+    fn look_for_damage(&self, found: Option<&FoundLog>, committed: u64) -> Result<()> {
+        let size = self.device.geometry().size_bytes / self.block * self.block;
+        let (mut start, sequence) =
+            found.map_or((0, 0), |log| (log.end.position, log.end.sequence));
+        while start < size {
+            let length = (size - start).min(READ_STEP);
+            let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
+            self.device.read_at(sites::WAL_READ, start, &mut bytes)?;
+            let block = usize::try_from(self.block).unwrap_or(512);
+            for (part, at) in bytes.chunks(block).zip((start..).step_by(block)) {
+                let Ok(batch) = Batch::peek(part, at) else { continue };
+                let of_this = match found {
+                    Some(log) => batch.generation == log.generation && log.generation > committed,
+                    None => batch.generation > committed,
+                };
+                // What stands in a value may look like this: ask for the checksum.
+                let proof = of_this && batch.durable_sequence > sequence;
+                if proof && self.batch_at(at)?.is_some() {
+                    let words = "a batch of the log is damaged, and it was durable";
+                    return Err(Error::corrupted(OPERATION, words)
+                        .device(self.device.name())
+                        .at(found.map_or(0, |log| log.end.position), self.block));
+                }
+            }
+            start += length;
+        }
+        Ok(())
+    }
+}
+
+/// Replays the logs whose tables are not in the space.
+pub(super) fn logs(
+    devices: [&dyn BlockDevice; 2],
+    root: &Root,
+    hasher: &KeyHasher,
+    memtable_size_bytes: u64,
+) -> Result<FoundTables> {
+    let block =
+        devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
+    let readers = devices.map(|device| Reader {
+        device,
+        store_id: &root.store_id,
+        block: u64::from(block.max(512)),
+        pool: BufferPool::default(),
+    });
+    let mut found: Vec<(FoundLog, &Reader<'_>)> = Vec::new();
+    let mut newest = root.committed_generation;
+    for reader in &readers {
+        // PERSIST: what is found, which may be in a cache only, before anybody reads it.
+        reader.device.flush(sites::WAL_RECOVER_FLUSH)?;
+        let log = reader.walk(|_, _| Ok(()))?;
+        if !sites::WAL_DAMAGE.disabled() {
+            reader.look_for_damage(log.as_ref(), root.committed_generation)?;
+        }
+        if let Some(log) = log {
+            let is_old = log.generation <= root.committed_generation;
+            if !is_old || sites::WAL_GENERATION.disabled() {
+                newest = newest.max(log.generation);
+                found.push((log, reader));
+            }
+        }
+    }
+    found.sort_by_key(|(log, _)| log.generation);
+    let damaged = |words: &str| Error::corrupted(OPERATION, words);
+    if let [(older, _), (newer, reader)] = &*found
+        && (older.generation + 1 != newer.generation
+            || newer.follows != older.end.previous_checksum)
+        && !sites::WAL_DAMAGE.disabled()
+    {
+        return Err(damaged("the end of a log is missing").device(reader.device.name()));
+    }
+    if let [(only, reader)] = &*found
+        && only.generation > root.committed_generation + 1
+        && !sites::WAL_DAMAGE.disabled()
+    {
+        return Err(damaged("a log is missing").device(reader.device.name()));
+    }
+    if sites::WAL_ORDER.disabled() {
+        found.reverse();
+    }
+    let mut next_version = root.last_version + 1;
+    let mut previous_checksum = 0;
+    let mut tables = Vec::new();
+    for (log, reader) in &found {
+        let table = MemTable::new(log.generation, log.first_version, memtable_size_bytes, true);
+        reader.walk(|batch, bytes| replay(batch, bytes, &table, hasher))?;
+        next_version = next_version.max(log.next_version + VERSIONS_SKIPPED);
+        previous_checksum = log.end.previous_checksum;
+        tables.push(table);
+    }
+    let tail = Tail { generation: newest + 1, previous_checksum, ..Tail::default() };
+    Ok(FoundTables { tables, next_version, tail })
+}
+
+fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> Result<()> {
+    batch
+        .changes(bytes, |version, change| {
+            match change {
+                Change::Set(key, content) => {
+                    let what = match content {
+                        Content::Put(extra, value) => What::Put(extra, value.into()),
+                        Content::Delete => What::Delete,
+                        Content::Large(extra, number, length) => What::Large(extra, number, length),
+                    };
+                    table.insert(key, hasher.hash(key), Item { version, what }, |_| false);
+                }
+                Change::DeleteRange(from, to) => table.delete_range(RangeDelete {
+                    from: from.to_vec(),
+                    to: to.map(<[u8]>::to_vec),
+                    version,
+                }),
+            }
+            Ok::<(), Flaw>(())
+        })
+        .map_err(|flaw| Error::corrupted(OPERATION, flaw.to_string()))
+}
+
+/// Where intervals begin, and their anchors.
+type Anchors = Vec<(u64, Vec<u8>)>;
+
+/// Looks up about one interval in each `step` bytes of the space, by several threads: FlexSpace §5.4.
+pub(super) fn intervals(
+    space: &Space,
+    step: u64,
+    threads: usize,
+    name: &str,
+) -> Result<Vec<Fresh>> {
+    let end = space.size_bytes();
+    if end <= ROOT_BYTES {
+        return Ok(Vec::new());
+    }
+    let threads = (threads.max(1) as u64).min((end - ROOT_BYTES) / step.max(1) + 1);
+    let share = (end - ROOT_BYTES).div_ceil(threads);
+    let part = |number: u64| {
+        let start = ROOT_BYTES + number * share;
+        anchors(space, start, (start + share).min(end), step, name)
+    };
+    let parts: Vec<Result<Anchors>> = if threads == 1 {
+        vec![part(0)]
+    } else {
+        std::thread::scope(|scope| {
+            let part = &part;
+            let threads: Vec<_> =
+                (0..threads).map(|number| scope.spawn(move || part(number))).collect();
+            let lost = || Error::new(ErrorKind::Panicked, OPERATION);
+            threads.into_iter().map(|thread| thread.join().map_err(|_| lost())?).collect()
+        })
+    };
+    let mut found = Anchors::new();
+    for part in parts {
+        found.extend(part?);
+    }
+    if found.first().is_none_or(|(offset, _)| *offset != ROOT_BYTES) {
+        return Err(Error::corrupted(OPERATION, "no interval begins behind the root").device(name));
+    }
+    let ends: Vec<u64> = found.iter().skip(1).map(|(offset, _)| *offset).chain([end]).collect();
+    let too_long = || Error::corrupted(OPERATION, "an interval of 4 GiB").device(name);
+    let fresh = found.into_iter().zip(ends).map(|((offset, anchor), end)| {
+        let size = u32::try_from(end - offset).map_err(|_| too_long())?;
+        Ok(Fresh { anchor, entry: Entry::coarse(size) })
+    });
+    fresh.collect()
+}
+
+/// Marks and anchors between two offsets, `step` apart.
+fn anchors(space: &Space, start: u64, end: u64, step: u64, name: &str) -> Result<Anchors> {
+    let mut found = Vec::new();
+    let mut at = start;
+    while let Some(mark) = space.next_mark(at)? {
+        if mark >= end {
+            break;
+        }
+        found.push((mark, anchor_at(space, mark, name)?));
+        at = mark + step.max(1);
+        if at >= end {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+fn anchor_at(space: &Space, offset: u64, name: &str) -> Result<Vec<u8>> {
+    let mut bytes = vec![0; 256];
+    loop {
+        let read = space.read(offset, &mut bytes)?;
+        let damaged = |words: &str| Error::corrupted(OPERATION, words.to_owned()).device(name);
+        match Run::peek_anchor(bytes.get(..read).unwrap_or_default()) {
+            Ok(Some(anchor)) => return Ok(anchor.to_vec()),
+            Ok(None) if bytes.len() <= KEY_SIZE_MAX_BYTES => {
+                bytes.resize(KEY_SIZE_MAX_BYTES + 256, 0)
+            }
+            Ok(None) => return Err(damaged("no interval where one is marked")),
+            Err(flaw) => return Err(damaged(&flaw.to_string())),
+        }
+    }
+}
+
+/// Makes a log device say nothing, for a new store.
+pub(super) fn blank(device: &dyn BlockDevice) -> Result<()> {
+    let block = device.geometry().block_size_bytes as usize;
+    let zeros = BufferPool::new(0).get_zeroed(block.max(BATCH_HEADER_SIZE.next_multiple_of(block)));
+    device.write_at(sites::WAL_WRITE, 0, &[IoSlice::new(&zeros)])
+}

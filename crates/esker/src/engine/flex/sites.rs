@@ -1,0 +1,32 @@
+//! The sites of `flex` above its space: where durability and integrity are decided.
+//!
+//! A test build can disable each of them alone; the crash exploration must then fail.
+
+esker_base::sites! {
+    /// Reads the log at open.
+    pub WAL_READ: Read = "flexdb.wal.read";
+    /// Writes a batch of the log.
+    pub WAL_WRITE: Write = "flexdb.wal.write";
+    /// Makes batches durable before anybody hears of them, and the last one before its table is committed.
+    pub WAL_FLUSH: Flush = "flexdb.wal.flush";
+    /// Makes durable what recovery found, before anybody reads it.
+    pub WAL_RECOVER_FLUSH: Flush = "flexdb.wal.recover.flush";
+    /// Makes room for the log.
+    pub WAL_RESERVE: Write = "flexdb.wal.reserve";
+    /// A table is in the space, durably, before its log is written over.
+    pub WAL_WAIT: Wait = "flexdb.wal.wait";
+    /// A log is sealed before its table goes to the space.
+    pub SEAL_WAIT: Wait = "flexdb.seal.wait";
+    /// Logs are replayed in the order of their generations.
+    pub WAL_ORDER: Compare = "flexdb.wal.order";
+    /// A log whose table is in the space does not count.
+    pub WAL_GENERATION: Compare = "flexdb.wal.generation";
+    /// A batch has its checksum.
+    pub WAL_CHECKSUM: Checksum = "flexdb.wal.checksum";
+    /// A batch behind the end of the log is proof of damage.
+    pub WAL_DAMAGE: Compare = "flexdb.wal.damage";
+    /// The root has its checksum.
+    pub ROOT_CHECKSUM: Checksum = "flexdb.root.checksum";
+    /// A run has its checksum.
+    pub RUN_CHECKSUM: Checksum = "flexdb.run.checksum";
+}

@@ -1,0 +1,67 @@
+//! Snapshots: versions as of which somebody reads, so that what counted then is kept (FlexSpace §5.3 has none).
+//!
+//! # Invariants
+//! - H1: what a snapshot sees stays in tables and intervals as long as the snapshot lives.
+
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Versions with living snapshots, and how many each has.
+#[derive(Debug, Default)]
+pub(super) struct Snapshots {
+    versions: Mutex<BTreeMap<u64, u64>>,
+    /// The highest of them, plus one; 0 if there is none.
+    newest: AtomicU64,
+}
+
+impl Snapshots {
+    pub(super) fn add(&self, version: u64) {
+        let mut versions = self.versions.lock();
+        *versions.entry(version).or_insert(0) += 1;
+        self.note(&versions);
+    }
+
+    pub(super) fn remove(&self, version: u64) {
+        let mut versions = self.versions.lock();
+        if let Some(count) = versions.get_mut(&version) {
+            *count -= 1;
+            if *count == 0 {
+                versions.remove(&version);
+            }
+        }
+        self.note(&versions);
+    }
+
+    fn note(&self, versions: &BTreeMap<u64, u64>) {
+        let newest = versions.last_key_value().map_or(0, |(version, _)| version + 1);
+        self.newest.store(newest, Ordering::Release);
+    }
+
+    /// Whether somebody may see `version` although a newer one of its key is there.
+    #[inline]
+    pub(super) fn may_see(&self, version: u64) -> bool {
+        self.newest.load(Ordering::Acquire) > version
+    }
+
+    /// All versions, descending.
+    pub(super) fn all(&self) -> Vec<u64> {
+        if self.newest.load(Ordering::Acquire) == 0 {
+            return Vec::new();
+        }
+        self.versions.lock().keys().rev().copied().collect()
+    }
+}
+
+/// Whether the pair at each place is needed, of one key's versions in descending order.
+pub(super) fn needed(versions: &[u64], snapshots: &[u64], mut keep: impl FnMut(usize)) {
+    let mut last = None;
+    let seen = std::iter::once(u64::MAX).chain(snapshots.iter().copied());
+    for at in seen {
+        let index = versions.partition_point(|version| *version > at);
+        if index < versions.len() && last != Some(index) {
+            last = Some(index);
+            keep(index);
+        }
+    }
+}

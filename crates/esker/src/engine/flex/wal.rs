@@ -1,0 +1,426 @@
+//! The write-ahead log: two files in turns, each the changes of one table (FlexSpace §5).
+//!
+//! Changes that arrive while a batch is written form the next one; whoever waits and finds nobody writing writes it, for
+//! all. A generation has a file to itself; when its table is full, the next generation goes to the other file, from the
+//! start: that is when the table that was there must be in the space.
+//!
+//! # Invariants
+//! - L1: versions grow with the place in the log, without gaps in a batch.
+//! - L2: a batch of generation `g + 1` is written only after all of `g` is durable.
+//! - L3: a file is written from its start only after the table of the generation in it is in the space, durably.
+//!
+//! # Concurrency
+//! `state` is a short lock, never held over I/O. Who writes (`busy`) does so without it; there is one at a time.
+//!
+//! # Failure
+//! After a failed write or flush every write is refused; those that waited for it are told that nobody knows.
+
+use super::memtable::MemTable;
+use super::sites;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::{BATCH_HEADER_SIZE, Batch, WalWriter};
+use esker_media::BlockDevice;
+use esker_trt::sync::{self, Gate};
+use parking_lot::{Mutex, MutexGuard};
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// Bytes of a batch that is written although nobody waits for it.
+const BATCH_BYTES: usize = 512 << 10;
+/// Bytes of a batch beyond which writers wait for the one before.
+const BATCH_BYTES_MAX: usize = 4 << 20;
+/// How long a writer that is to be waited for may take between two looks.
+const REST: Duration = Duration::from_micros(20);
+
+/// Where the next batch of a generation goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tail {
+    pub(super) generation: u64,
+    pub(super) position: u64,
+    pub(super) sequence: u64,
+    pub(super) previous_checksum: u32,
+}
+
+#[derive(Debug)]
+struct State {
+    tail: Tail,
+    forming: WalWriter,
+    spare: WalWriter,
+    /// Version of the first change that forms.
+    first_version: u64,
+    next_version: u64,
+    /// The table of this generation.
+    table: Arc<MemTable>,
+    /// Number of the batch that forms; of the last one that was written; of the last one that is durable.
+    formed: u64,
+    written: u64,
+    durable: u64,
+    /// Batches of this generation that are durable.
+    durable_sequence: u64,
+    busy: Option<Arc<Gate>>,
+    epoch: usize,
+}
+
+/// The log. See the module's text.
+#[derive(Debug)]
+pub(super) struct Wal {
+    devices: [Arc<dyn BlockDevice>; 2],
+    store_id: [u8; 16],
+    block: usize,
+    capacity: u64,
+    state: Mutex<State>,
+    /// Writers between their place in the log and their place in the table, by epoch.
+    inside: [AtomicUsize; 2],
+    draining: sync::Mutex<()>,
+    failed: Mutex<Option<Error>>,
+    has_failed: AtomicBool,
+}
+
+/// A place in the log.
+#[derive(Debug)]
+pub(super) struct Ticket {
+    batch: u64,
+    pub(super) first_version: u64,
+    pub(super) table: Arc<MemTable>,
+    epoch: usize,
+}
+
+/// What became of an attempt to append.
+pub(super) enum Appended {
+    Done(Ticket),
+    /// The generation is full.
+    Full,
+}
+
+impl Wal {
+    /// A log whose next generation is empty and belongs to `table`.
+    pub(super) fn new(
+        devices: [Arc<dyn BlockDevice>; 2],
+        store_id: [u8; 16],
+        capacity: u64,
+        tail: Tail,
+        table: Arc<MemTable>,
+    ) -> Self {
+        let block = devices.iter().map(|device| device.geometry().block_size_bytes).max();
+        let next_version = table.first_version;
+        Wal {
+            devices,
+            store_id,
+            block: block.unwrap_or(512).max(512) as usize,
+            capacity,
+            state: Mutex::new(State {
+                tail,
+                forming: WalWriter::default(),
+                spare: WalWriter::default(),
+                first_version: next_version,
+                next_version,
+                table,
+                formed: 1,
+                written: 0,
+                durable: 0,
+                durable_sequence: 0,
+                busy: None,
+                epoch: 0,
+            }),
+            inside: [AtomicUsize::new(0), AtomicUsize::new(0)],
+            draining: sync::Mutex::new(()),
+            failed: Mutex::new(None),
+            has_failed: AtomicBool::new(false),
+        }
+    }
+
+    pub(super) fn device(&self, generation: u64) -> &dyn BlockDevice {
+        let [even, odd] = &self.devices;
+        if generation.is_multiple_of(2) { &**even } else { &**odd }
+    }
+
+    /// Largest batch in bytes.
+    pub(super) fn batch_size_max(&self) -> usize {
+        usize::try_from(self.capacity / 4).unwrap_or(usize::MAX).min(1 << 30)
+    }
+
+    /// Refuses writes after a failure.
+    pub(super) fn check(&self) -> Result<()> {
+        if !self.has_failed.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let cause = self.failed.lock().clone();
+        let refused = Error::new(ErrorKind::ReadOnly, "write");
+        Err(cause.map_or(refused.clone(), |cause| refused.source(cause)))
+    }
+
+    /// Why writes are refused, if they are.
+    pub(super) fn failure(&self) -> Option<Error> {
+        self.failed.lock().clone()
+    }
+
+    /// Refuses writes from now on.
+    pub(super) fn fail(&self, error: &Error) {
+        self.failed.lock().get_or_insert_with(|| error.clone());
+        self.has_failed.store(true, Ordering::Release);
+    }
+
+    fn unknown(&self) -> Error {
+        let unknown = Error::new(ErrorKind::DurabilityUnknown, "write");
+        let cause = self.failed.lock().clone();
+        cause.map_or(unknown.clone(), |cause| unknown.source(cause))
+    }
+
+    /// Gives `count` changes, which `write` appends, a place in the log.
+    pub(super) fn append(
+        &self,
+        size_bytes: usize,
+        count: u64,
+        write: &dyn Fn(&mut WalWriter),
+    ) -> Result<Appended> {
+        self.check()?;
+        let mut state = self.state.lock();
+        loop {
+            let claimed = state.tail.position
+                + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
+                + 2 * self.block as u64;
+            if claimed > self.capacity {
+                return Ok(Appended::Full);
+            }
+            match &state.busy {
+                Some(gate) if state.forming.size_bytes() > BATCH_BYTES_MAX => {
+                    let gate = Arc::clone(gate);
+                    drop(state);
+                    gate.wait();
+                    self.check()?;
+                    state = self.state.lock();
+                }
+                _ => break,
+            }
+        }
+        if state.forming.is_empty() {
+            state.first_version = state.next_version;
+        }
+        write(&mut state.forming);
+        let first_version = state.next_version;
+        state.next_version += count;
+        if let Some(inside) = self.inside.get(state.epoch) {
+            inside.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Appended::Done(Ticket {
+            batch: state.formed,
+            first_version,
+            table: Arc::clone(&state.table),
+            epoch: state.epoch,
+        }))
+    }
+
+    /// What was appended is in its table now, or never will be.
+    pub(super) fn leave(&self, ticket: &Ticket) {
+        if let Some(inside) = self.inside.get(ticket.epoch) {
+            inside.fetch_sub(1, Ordering::Release);
+        }
+    }
+
+    /// Waits until everybody who has a place in the log up to now is in a table. Returns the last version of these.
+    pub(super) fn drain(&self, mut meanwhile: impl FnMut(u64)) -> u64 {
+        let _turn = self.draining.lock();
+        let (old, last) = {
+            let mut state = self.state.lock();
+            let old = state.epoch;
+            state.epoch = 1 - old;
+            meanwhile(state.next_version - 1);
+            (old, state.next_version - 1)
+        };
+        while self.inside.get(old).is_some_and(|inside| inside.load(Ordering::Acquire) > 0) {
+            esker_trt::sleep(REST);
+        }
+        last
+    }
+
+    /// Waits until a place in the log is durable.
+    pub(super) fn wait_durable(&self, ticket: &Ticket) -> Result<()> {
+        self.bring(ticket.batch, true).map_err(|_| self.unknown())
+    }
+
+    /// Writes what forms if it is much.
+    pub(super) fn write_if_much(&self) -> Result<()> {
+        let state = self.state.lock();
+        if state.forming.size_bytes() < BATCH_BYTES || state.busy.is_some() {
+            return Ok(());
+        }
+        self.lead(state, false)
+    }
+
+    /// Writes everything that was appended, and makes it durable if `flush` says so.
+    pub(super) fn write_all(&self, flush: bool) -> Result<()> {
+        let batch = {
+            let state = self.state.lock();
+            if state.forming.is_empty() { state.formed - 1 } else { state.formed }
+        };
+        self.bring(batch, flush)
+    }
+
+    fn bring(&self, batch: u64, durable: bool) -> Result<()> {
+        loop {
+            let state = self.state.lock();
+            if (if durable { state.durable } else { state.written }) >= batch {
+                return Ok(());
+            }
+            self.check()?;
+            match &state.busy {
+                Some(gate) => {
+                    let gate = Arc::clone(gate);
+                    drop(state);
+                    gate.wait();
+                }
+                None => self.lead(state, durable)?,
+            }
+        }
+    }
+
+    /// Writes what forms, for everybody.
+    fn lead(&self, mut state: MutexGuard<'_, State>, flush: bool) -> Result<()> {
+        let gate = Arc::new(Gate::new());
+        state.busy = Some(Arc::clone(&gate));
+        let taken = self.take_forming(&mut state);
+        let generation = state.tail.generation;
+        drop(state);
+        let done = self.write(taken, generation, flush);
+        let mut state = self.state.lock();
+        let result = match done {
+            Ok((number, writer)) => {
+                if let Some(writer) = writer {
+                    state.spare = writer;
+                }
+                state.written = state.written.max(number);
+                if flush {
+                    state.durable = state.written;
+                    state.durable_sequence = state.tail.sequence;
+                }
+                Ok(())
+            }
+            Err(error) => {
+                self.fail(&error);
+                Err(error)
+            }
+        };
+        state.busy = None;
+        drop(state);
+        gate.open();
+        result
+    }
+
+    /// Takes the batch that forms, and its place; the next one forms from now on.
+    fn take_forming(&self, state: &mut State) -> Option<(u64, Batch, WalWriter)> {
+        if state.forming.is_empty() {
+            return None;
+        }
+        let spare = std::mem::take(&mut state.spare);
+        let writer = std::mem::replace(&mut state.forming, spare);
+        let number = state.formed;
+        state.formed += 1;
+        let Tail { generation, position, sequence, previous_checksum } = state.tail;
+        let total = writer.size_bytes().next_multiple_of(self.block);
+        let batch = Batch {
+            generation,
+            sequence,
+            position,
+            first_version: state.first_version,
+            previous_checksum,
+            durable_sequence: state.durable_sequence,
+            ..Batch::default()
+        };
+        state.tail.position += total as u64;
+        state.tail.sequence += 1;
+        Some((number, batch, writer))
+    }
+
+    fn write(
+        &self,
+        taken: Option<(u64, Batch, WalWriter)>,
+        generation: u64,
+        flush: bool,
+    ) -> Result<(u64, Option<WalWriter>)> {
+        let device = self.device(generation);
+        let mut done = (0, None);
+        if let Some((number, batch, mut writer)) = taken {
+            let (bytes, checksum) = writer.finish(batch, &self.store_id, self.block);
+            device.write_at(sites::WAL_WRITE, batch.position, &[IoSlice::new(bytes)])?;
+            self.state.lock().tail.previous_checksum = checksum;
+            writer.clear();
+            done = (number, Some(writer));
+        }
+        if flush {
+            // PERSIST: a batch, before anybody hears of it.
+            device.flush(sites::WAL_FLUSH)?;
+        }
+        Ok(done)
+    }
+
+    /// Seals this generation and begins the next one with a table that `make` makes of its generation and first version;
+    /// `switch` is called in the moment of the change. Only while the other file is free (L3).
+    pub(super) fn rotate(
+        &self,
+        make: impl Fn(u64, u64) -> Arc<MemTable>,
+        switch: impl Fn(&Arc<MemTable>, &Arc<MemTable>),
+    ) -> Result<()> {
+        let (mut state, gate) = loop {
+            let mut state = self.state.lock();
+            self.check()?;
+            match &state.busy {
+                Some(gate) => {
+                    let gate = Arc::clone(gate);
+                    drop(state);
+                    gate.wait();
+                }
+                None => {
+                    let gate = Arc::new(Gate::new());
+                    state.busy = Some(Arc::clone(&gate));
+                    break (state, gate);
+                }
+            }
+        };
+        let taken = self.take_forming(&mut state);
+        let old = state.tail.generation;
+        let table = make(old + 1, state.next_version);
+        switch(&state.table, &table);
+        state.table = table;
+        let previous_checksum = state.tail.previous_checksum;
+        state.tail = Tail { generation: old + 1, previous_checksum, ..Tail::default() };
+        state.durable_sequence = 0;
+        drop(state);
+        // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
+        let done = self.write(taken, old, !sites::SEAL_WAIT.disabled());
+        let mut state = self.state.lock();
+        let result = match done {
+            Ok((number, writer)) => {
+                if let Some(writer) = writer {
+                    state.spare = writer;
+                }
+                state.written = state.written.max(number);
+                state.durable = state.written;
+                Ok(())
+            }
+            Err(error) => {
+                self.fail(&error);
+                Err(error)
+            }
+        };
+        state.busy = None;
+        drop(state);
+        gate.open();
+        result
+    }
+
+    /// Version of the last change that has a place in the log.
+    pub(super) fn last_version(&self) -> u64 {
+        self.state.lock().next_version - 1
+    }
+
+    pub(super) fn counters(&self) -> [esker_media::Counters; 2] {
+        self.devices.each_ref().map(|device| device.counters())
+    }
+
+    /// What the log lies on, in words.
+    pub(super) fn report(&self) -> String {
+        self.device(0).report()
+    }
+}

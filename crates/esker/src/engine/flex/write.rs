@@ -1,0 +1,298 @@
+//! Writes: a place in the log, then in the table (FlexSpace §5.3).
+//!
+//! # Concurrency
+//! Writers of one key take turns (`stripes`), so a condition is decided on what the write follows. With `sync` the turn
+//! is held until the log is durable, and only then is the value seen by anybody: what was read once survives.
+
+use super::memtable::{Item, MemTable, RangeDelete, What};
+use super::read::extra_of;
+use super::wal::Appended;
+use super::{Flex, Tables};
+use crate::batch::{Batch, Change};
+use crate::options::Durability;
+use crate::value::{Condition, Outcome, PutOptions};
+use esker_base::ids::Version;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::{Change as Logged, Content, Extra, KEY_SIZE_MAX_BYTES};
+use esker_trt::sync::{Gate, MutexGuard};
+use std::sync::Arc;
+
+/// Longest value that goes through the log and the table, in bytes.
+pub(super) const VALUE_SIZE_MAX_BYTES: usize = 1 << 20;
+/// Most bytes of a change beside key and value.
+const CHANGE_OVERHEAD: usize = 48;
+
+/// A change on its way.
+struct Write<'a> {
+    key: &'a [u8],
+    hash: u64,
+    content: Content<'a>,
+}
+
+impl Write<'_> {
+    fn what(&self) -> What {
+        match self.content {
+            Content::Put(extra, value) => What::Put(extra, value.into()),
+            Content::Delete => What::Delete,
+            Content::Large(extra, number, length) => What::Large(extra, number, length),
+        }
+    }
+
+    fn size_bytes(&self) -> usize {
+        let value = match self.content {
+            Content::Put(_, value) => value.len(),
+            _ => 0,
+        };
+        self.key.len() + value + CHANGE_OVERHEAD
+    }
+}
+
+impl Flex {
+    pub(super) fn check_key(&self, operation: &'static str, key: &[u8]) -> Result<()> {
+        if self.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, operation));
+        }
+        if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
+            let words = format!("a key has 1 to {KEY_SIZE_MAX_BYTES} bytes");
+            return Err(Error::invalid(operation, words));
+        }
+        Ok(())
+    }
+
+    fn check_value(&self, value: &[u8]) -> Result<()> {
+        let most = VALUE_SIZE_MAX_BYTES.min(self.wal.batch_size_max() / 2);
+        if value.len() > most {
+            return Err(Error::invalid("put", format!("a value has up to {most} bytes")));
+        }
+        Ok(())
+    }
+
+    fn turn(&self, hash: u64) -> Option<MutexGuard<'_, ()>> {
+        let index = usize::try_from(hash).unwrap_or(0) & (self.stripes.len() - 1);
+        self.stripes.get(index).map(|stripe| stripe.lock())
+    }
+
+    pub(super) fn put_if(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
+        self.check_key("put", key)?;
+        self.check_value(value)?;
+        let hash = self.hasher.hash(key);
+        self.admit(key.len() + value.len())?;
+        let _turn = self.turn(hash);
+        if options.condition != Condition::Always {
+            let version = self.version_of(key, hash)?;
+            let refused = match (options.condition, version) {
+                (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
+                (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+                (Condition::VersionIs(wanted), Some(version)) if wanted.0 != version => {
+                    Some(Outcome::VersionDiffers)
+                }
+                _ => None,
+            };
+            if let Some(refused) = refused {
+                return Ok(refused);
+            }
+        }
+        let content = Content::Put(extra_of(&options.attributes), value);
+        let version = self.write_all(&[Write { key, hash, content }])?;
+        Ok(Outcome::Stored(Version(version)))
+    }
+
+    /// Version of the value of `key`.
+    fn version_of(&self, key: &[u8], hash: u64) -> Result<Option<u64>> {
+        let look = |version: u64, content: Content<'_>| match content {
+            Content::Put(Extra { expires_at, .. }, _)
+            | Content::Large(Extra { expires_at, .. }, ..) => {
+                (!self.is_expired(expires_at.checked_sub(1))).then_some(version)
+            }
+            Content::Delete => None,
+        };
+        self.find(key, hash, u64::MAX, look)
+    }
+
+    pub(super) fn delete_if(&self, key: &[u8], wanted: Option<Version>) -> Result<bool> {
+        self.check_key("delete", key)?;
+        self.wal.check()?;
+        let hash = self.hasher.hash(key);
+        let _turn = self.turn(hash);
+        let version = self.version_of(key, hash)?;
+        if version.is_none() || wanted.is_some_and(|wanted| Some(wanted.0) != version) {
+            return Ok(false);
+        }
+        self.write_all(&[Write { key, hash, content: Content::Delete }])?;
+        Ok(true)
+    }
+
+    pub(super) fn write_batch(&self, batch: &Batch) -> Result<Version> {
+        // Of several changes of one key the last one counts.
+        let mut writes = std::collections::BTreeMap::new();
+        for (key, change) in batch.changes() {
+            self.check_key("write batch", key)?;
+            let content = match change {
+                Change::Put(value, attributes) => {
+                    self.check_value(value)?;
+                    Content::Put(extra_of(&attributes), value)
+                }
+                Change::Delete => Content::Delete,
+            };
+            writes.insert(key, Write { key, hash: self.hasher.hash(key), content });
+        }
+        let writes: Vec<Write<'_>> = writes.into_values().collect();
+        let size: usize = writes.iter().map(Write::size_bytes).sum();
+        if size > self.wal.batch_size_max() {
+            let words = format!("a batch has up to {} bytes", self.wal.batch_size_max());
+            return Err(Error::invalid("write batch", words));
+        }
+        if writes.is_empty() {
+            return Ok(Version(self.wal.last_version()));
+        }
+        self.admit(size)?;
+        let mask = self.stripes.len() - 1;
+        let mut stripes: Vec<usize> =
+            writes.iter().map(|write| usize::try_from(write.hash).unwrap_or(0) & mask).collect();
+        stripes.sort_unstable();
+        stripes.dedup();
+        let _turns: Vec<_> =
+            stripes.iter().filter_map(|stripe| Some(self.stripes.get(*stripe)?.lock())).collect();
+        let first = self.write_all(&writes)?;
+        Ok(Version(first + writes.len() as u64 - 1))
+    }
+
+    /// Puts changes into the log, all at once, and then into the table. Version of the first one.
+    fn write_all(&self, writes: &[Write<'_>]) -> Result<u64> {
+        let size = writes.iter().map(Write::size_bytes).sum();
+        let first_version = self.log(
+            size,
+            writes.len() as u64,
+            |log| {
+                for write in writes {
+                    log.push(&Logged::Set(write.key, write.content));
+                }
+            },
+            |table, first_version| {
+                for (version, write) in (first_version..).zip(writes) {
+                    let item = Item { version, what: write.what() };
+                    table.insert(write.key, write.hash, item, |version| {
+                        self.snapshots.may_see(version)
+                    });
+                }
+            },
+        )?;
+        Ok(first_version)
+    }
+
+    pub(super) fn delete_between(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
+        if self.is_closed() {
+            return Err(Error::new(ErrorKind::Closed, "delete range"));
+        }
+        if to.is_some_and(|to| to <= from) {
+            return Ok(());
+        }
+        // Everybody's turn: conditions that are being decided see all of it or nothing.
+        let _turns: Vec<_> = self.stripes.iter().map(|stripe| stripe.lock()).collect();
+        let size = from.len() + to.map_or(0, <[u8]>::len) + CHANGE_OVERHEAD;
+        self.log(
+            size,
+            1,
+            |log| log.push(&Logged::DeleteRange(from, to)),
+            |table, version| {
+                table.delete_range(RangeDelete {
+                    from: from.to_vec(),
+                    to: to.map(<[u8]>::to_vec),
+                    version,
+                });
+            },
+        )?;
+        Ok(())
+    }
+
+    /// A place in the log for changes that `write` appends; `insert` puts them into the table when they are as durable
+    /// as they are to be.
+    fn log(
+        &self,
+        size_bytes: usize,
+        count: u64,
+        write: impl Fn(&mut esker_format::flex_db::WalWriter),
+        insert: impl FnOnce(&MemTable, u64),
+    ) -> Result<u64> {
+        let ticket = loop {
+            let generation = self.tables.read().active.generation;
+            match self.wal.append(size_bytes, count, &write)? {
+                Appended::Done(ticket) => break ticket,
+                Appended::Full => self.change_table(generation)?,
+            }
+        };
+        if self.durability == Durability::Sync
+            && let Err(error) = self.wal.wait_durable(&ticket)
+        {
+            self.wal.leave(&ticket);
+            return Err(error);
+        }
+        insert(&ticket.table, ticket.first_version);
+        self.wal.leave(&ticket);
+        if self.durability != Durability::Sync {
+            self.wal.write_if_much()?;
+        }
+        if ticket.table.bytes() >= self.options.memtable_size_bytes {
+            self.table_is_full(ticket.table.generation)?;
+        }
+        Ok(ticket.first_version)
+    }
+
+    /// Begins another table if the one before is in the space already; else this one grows on, until the log is full.
+    fn table_is_full(&self, generation: u64) -> Result<()> {
+        let is_free = {
+            let tables = self.tables.read();
+            tables.active.generation == generation && tables.sealed.is_none()
+        };
+        if is_free || !self.background.is_running() {
+            return self.change_table(generation);
+        }
+        Ok(())
+    }
+
+    /// Begins another table, when there is room for it, unless somebody did.
+    pub(super) fn change_table(&self, generation: u64) -> Result<()> {
+        loop {
+            self.wal.check()?;
+            let sealed = {
+                let tables = self.tables.read();
+                if tables.active.generation != generation {
+                    return Ok(());
+                }
+                tables.sealed.clone()
+            };
+            match sealed {
+                None => {
+                    let _turn = self.rotating.lock();
+                    let is_due = {
+                        let tables = self.tables.read();
+                        tables.active.generation == generation && tables.sealed.is_none()
+                    };
+                    if is_due {
+                        self.rotate()?;
+                        self.background.wake();
+                    }
+                }
+                Some((_, gate)) if self.background.is_running() => {
+                    gate.wait();
+                    self.check_stuck()?;
+                }
+                Some(_) => drop(self.commit_sealed()?),
+            }
+        }
+    }
+
+    /// Seals the table, with its log, and begins the next one.
+    fn rotate(&self) -> Result<()> {
+        let size = self.options.memtable_size_bytes;
+        self.wal.rotate(
+            |generation, first_version| {
+                Arc::new(MemTable::new(generation, first_version, size, false))
+            },
+            |old, new| {
+                let sealed = Some((Arc::clone(old), Arc::new(Gate::new())));
+                *self.tables.write() = Tables { active: Arc::clone(new), sealed };
+            },
+        )
+    }
+}
