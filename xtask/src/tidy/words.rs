@@ -65,6 +65,7 @@ const RULES: [Rule; 8] = [
         allowed: &[
             "crates/esker-trt/",
             "crates/esker/src/engine/depot/background.rs",
+            "crates/esker/src/engine/flex/background.rs",
             "crates/esker-index/src/pool/helper.rs",
             "crates/esker-media/src/striped.rs",
             "crates/esker-cli/src/serve",
