@@ -61,7 +61,7 @@ fn errors_say_where_and_what() {
         ),
         (
             "engine = \"flat\"",
-            "esker.toml:1: engine: engine \"flat\" is not in this version; depot is",
+            "esker.toml:1: engine: engine \"flat\" is not in this version; depot and flex are",
         ),
         (
             "durability = \"periodic:0\"",

@@ -1,11 +1,26 @@
 //! Runs, batches and roots come back as they were, and damage is noticed.
 
+use super::root::RawRoot;
+use super::wal::RawBatch;
 use super::*;
 use crate::Flaw;
+use crate::tests::table;
 use esker_base::rng::Rng;
 
 fn never() -> bool {
     false
+}
+
+/// Run with `REWRITE=1` to bring the page up to date after a change of the format.
+#[test]
+fn the_normative_page_has_the_tables_of_the_code() {
+    let root = table!(RawRoot: magic "ESKFLEXD", format_version "u32", checksum "u32",
+        store_id "16 bytes", committed_generation "u64", last_version "u64", large_bytes "u64",
+        reserved "zeros");
+    let batch = table!(RawBatch: magic "ESKW", checksum "u32", generation "u64", sequence "u64",
+        position "u64", first_version "u64", total_bytes "u32", body_bytes "u32",
+        change_count "u32", previous_checksum "u32", durable_sequence "u64");
+    crate::tests::assert_has("flex-db.md", &[("table root", root), ("table batch", batch)]);
 }
 
 #[test]

@@ -149,6 +149,7 @@ pub(crate) fn run(
                 store.sync().map_err(words)?;
                 timeline.synced(devices.position());
             }
+            2 if rng.chance(1, 2) => store.write_out().map_err(words)?,
             2 => drop(store.clean(1 + rng.index(3)).map_err(words)?),
             number @ 3..6 => {
                 let clean = number == 3;

@@ -3,6 +3,7 @@
 use super::{Flex, ROOT_BYTES};
 use crate::check::CheckReport;
 use esker_base::{ErrorKind, Result};
+use esker_format::flex_db::Content;
 
 impl Flex {
     pub(super) fn check_all(&self) -> Result<CheckReport> {
@@ -55,7 +56,8 @@ impl Flex {
         }
         let interval = self.decode(bytes)?;
         report.batches += u64::from(located.entry.runs);
-        report.records += interval.visible(u64::MAX).len() as u64;
+        let is_value = |index: &&u32| interval.pair(**index as usize).content != Content::Delete;
+        report.records += interval.visible(u64::MAX).iter().filter(is_value).count() as u64;
         if interval.len() != usize::from(located.entry.pairs) {
             let (found, known) = (interval.len(), located.entry.pairs);
             report.problem(format!("an interval of {found} pairs, {known} by the index"));

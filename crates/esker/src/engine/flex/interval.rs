@@ -11,7 +11,6 @@
     reason = "places were made by `decode` out of these bytes, and nothing changes afterwards"
 )]
 
-use super::sites;
 use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
@@ -59,7 +58,7 @@ pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
     let (mut rest, mut start) = (bytes, 0);
     while !rest.is_empty() {
         let begin = bytes.len() - rest.len();
-        let run = Run::take(&mut rest, || sites::RUN_CHECKSUM.disabled())?;
+        let run = Run::take(&mut rest, || false)?;
         let end = bytes.len() - rest.len();
         match (run.kind, parts.last_mut()) {
             (RunKind::Base, _) => {
@@ -97,7 +96,7 @@ impl Interval {
         let mut runs = Vec::with_capacity(4);
         let mut rest = &bytes[..];
         while !rest.is_empty() {
-            let run = Run::take(&mut rest, || sites::RUN_CHECKSUM.disabled())?;
+            let run = Run::take(&mut rest, || false)?;
             if (run.kind == RunKind::Base) != runs.is_empty() {
                 return Err(Flaw::Field("kind"));
             }

@@ -59,7 +59,7 @@ pub(super) fn root(space: &Space, make: impl FnOnce() -> Result<Root>, name: &st
     let mut bytes = [0; ROOT_SIZE];
     let read = space.read(0, &mut bytes)?;
     let bytes = bytes.get(..read).unwrap_or_default();
-    Root::decode(bytes, || sites::ROOT_CHECKSUM.disabled()).map_err(|flaw| match flaw {
+    Root::decode(bytes, || false).map_err(|flaw| match flaw {
         Flaw::Version(version) => Error::new(ErrorKind::UnsupportedFormat, OPERATION)
             .device(name)
             .context(format!("format version {version}")),

@@ -25,8 +25,4 @@ esker_base::sites! {
     pub WAL_CHECKSUM: Checksum = "flexdb.wal.checksum";
     /// A batch behind the end of the log is proof of damage.
     pub WAL_DAMAGE: Compare = "flexdb.wal.damage";
-    /// The root has its checksum.
-    pub ROOT_CHECKSUM: Checksum = "flexdb.root.checksum";
-    /// A run has its checksum.
-    pub RUN_CHECKSUM: Checksum = "flexdb.run.checksum";
 }
