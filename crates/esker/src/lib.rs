@@ -30,6 +30,7 @@ pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
+    pub use crate::engine::flat::sites as flat;
     pub use crate::flex::sites as flex;
     pub use esker_media::striped::sites as striped;
 }

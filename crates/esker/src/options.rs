@@ -144,6 +144,10 @@ pub struct Options {
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
     /// false.
     pub format: bool,
+    /// Engine `flat`: whether a file that is no persistent memory is taken as if it were: memory speed, and
+    /// nothing survives a power cut. Needed on tmpfs; other files are made durable with `msync` without it. Default
+    /// false.
+    pub pmem_emulate: bool,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.
     pub index_entries: Option<u64>,
@@ -168,6 +172,8 @@ pub struct Testing {
     pub hash_mask: u64,
     /// Whether the store has its background thread.
     pub background: bool,
+    /// Engine `flat`: number of logs, chosen by keys instead of by threads; recovery by one thread.
+    pub cores: Option<usize>,
 }
 
 impl Options {
@@ -185,6 +191,7 @@ impl Options {
             trim_idle: false,
             create: true,
             format: false,
+            pmem_emulate: false,
             index_entries: None,
             progress: Progress::default(),
             clock: Arc::new(SystemClock),
@@ -193,6 +200,7 @@ impl Options {
                 segment_size_bytes: None,
                 hash_mask: u64::MAX,
                 background: true,
+                cores: None,
             },
         }
     }

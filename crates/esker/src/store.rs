@@ -13,12 +13,13 @@ use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::depot::Depot;
+use crate::engine::flat::Flat;
 use crate::engine::{self, Engine};
 use crate::options::{Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::{Archive, BlockDevice, Counters, FolderArchive};
+use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
 use std::ops::RangeBounds;
 use std::path::Path;
@@ -52,6 +53,8 @@ pub struct Stats {
     pub last_version: Version,
     /// What the device did since it was opened.
     pub device: Counters,
+    /// What the persistent memory did since it was opened.
+    pub memory: PmemCounters,
     /// The store is a cache: when it is full it evicts.
     pub cache: bool,
     /// Items that were evicted since the store was opened.
@@ -96,6 +99,15 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
         Ok(Store { engine: Depot::open(device, options)? })
+    }
+
+    /// Opens a store of `flat` in memory that the caller opened; `options.path`, `devices` and `size_bytes` are
+    /// not looked at.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
+        Ok(Store { engine: Flat::open(memory, options)? })
     }
 
     /// The value of `key`, if it has one.

@@ -18,20 +18,46 @@ pub struct Attributes {
 
 /// A value read from a store. Dereferences to its bytes; owns the buffer they were read into.
 pub struct Value {
-    buffer: IoBuf,
-    range: Range<usize>,
+    bytes: Bytes,
     version: Version,
     attributes: Attributes,
 }
 
+/// Where the bytes are.
+enum Bytes {
+    /// Here: no memory of their own.
+    Near([u8; NEAR], u8),
+    /// In memory of their size.
+    Far(Box<[u8]>),
+    /// Part of the buffer that they were read into.
+    Read(IoBuf, Range<usize>),
+}
+
+/// Bytes that a value has room for itself.
+const NEAR: usize = 64;
+
 impl Value {
+    /// A value that is copied.
+    #[inline]
+    pub(crate) fn small(value: &[u8], version: Version, attributes: Attributes) -> Self {
+        let mut near = [0; NEAR];
+        let bytes = match (near.get_mut(..value.len()), u8::try_from(value.len())) {
+            (Some(place), Ok(length)) => {
+                place.copy_from_slice(value);
+                Bytes::Near(near, length)
+            }
+            _ => Bytes::Far(value.into()),
+        };
+        Value { bytes, version, attributes }
+    }
+
     pub(crate) fn new(
         buffer: IoBuf,
         range: Range<usize>,
         version: Version,
         attributes: Attributes,
     ) -> Self {
-        Value { buffer, range, version, attributes }
+        Value { bytes: Bytes::Read(buffer, range), version, attributes }
     }
 
     /// The version of the record: changes with every write of the key, and never repeats.
@@ -43,7 +69,11 @@ impl Value {
     /// Memory that the value keeps, in bytes: that of the buffer it was read into.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        BufferPool::capacity_for(self.buffer.len()) as u64
+        match &self.bytes {
+            Bytes::Near(..) => 0,
+            Bytes::Far(bytes) => bytes.len() as u64,
+            Bytes::Read(buffer, _) => BufferPool::capacity_for(buffer.len()) as u64,
+        }
     }
 
     /// Flags and expiry.
@@ -57,7 +87,11 @@ impl Deref for Value {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        self.buffer.get(self.range.clone()).unwrap_or(&[])
+        match &self.bytes {
+            Bytes::Near(bytes, length) => bytes.get(..usize::from(*length)).unwrap_or(&[]),
+            Bytes::Far(bytes) => bytes,
+            Bytes::Read(buffer, range) => buffer.get(range.clone()).unwrap_or(&[]),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The engines: siblings behind one trait, each a folder with the same file names.
 
 pub(crate) mod depot;
+pub(crate) mod flat;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;
@@ -21,11 +22,14 @@ pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
-    match options.engine.unwrap_or_default() {
+    match options.engine.unwrap_or_else(|| devices::engine_there(options)) {
         EngineKind::Depot => {
             Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
         }
-        kind => Err(Error::new(ErrorKind::Unsupported, "open store")
+        EngineKind::FlatCceh | EngineKind::FlatMasstree => {
+            Ok(flat::Flat::open(devices::open_memory(options)?, options)? as Arc<dyn Engine>)
+        }
+        kind @ EngineKind::Flex => Err(Error::new(ErrorKind::Unsupported, "open store")
             .context(format!("engine {kind} is not built yet"))),
     }
 }

@@ -65,7 +65,7 @@ use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
 use esker_index::{Directory, Link};
-use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf};
+use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf, PmemCounters};
 use esker_trt::Facility;
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
@@ -504,6 +504,7 @@ impl Engine for Depot {
             index_bytes: self.index.memory_bytes() as u64,
             last_version: self.last_version(),
             device: self.device.counters(),
+            memory: PmemCounters::default(),
             cache: self.superblock.cache,
             evictions: self.evictions.get(),
             record_cache: self.record_cache.as_ref().map_or([0; 3], RecordCache::figures),
