@@ -61,6 +61,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Crash exploration of `flat`; resumable by seeds.
+    CrashFlat {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the exploration of `flat` notices.
+    MutantsFlat {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
     Interleave,
     /// Documentation, with warnings denied.
@@ -136,6 +148,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `flat`: cost of a PUT in lines and fences, operations a second, time to open.
+    Flat {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -172,6 +190,8 @@ fn run(command: Command) -> Result<()> {
         Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
         Command::CrashFlex { arguments } => run::all(&[crash_flex(&arguments)]),
         Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
+        Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
+        Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -188,7 +208,8 @@ fn check() -> Result<()> {
     run::all(&tests(None))?;
     run::all(&interleave())?;
     let gate = ["--gate".to_owned()];
-    run::all(&[crash(&gate), crash_flex(&gate), mutants(&gate), mutants_flex(&gate)])?;
+    run::all(&[crash(&gate), crash_flex(&gate), crash_flat(&gate)])?;
+    run::all(&[mutants(&gate), mutants_flex(&gate)])?;
     skipped();
     println!("check: everything passed");
     Ok(())
@@ -253,6 +274,14 @@ fn mutants_flex(arguments: &[String]) -> Step {
     explorer("mutants of FlexSpace's sites", "flex_crash", &MUTANTS).arguments(arguments)
 }
 
+fn crash_flat(arguments: &[String]) -> Step {
+    explorer("crash exploration of flat", "flat_crash", &["--"]).arguments(arguments)
+}
+
+fn mutants_flat(arguments: &[String]) -> Step {
+    explorer("mutants of flat's sites", "flat_crash", &MUTANTS).arguments(arguments)
+}
+
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];
 
 fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
@@ -300,6 +329,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
         Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Flat { arguments } => ("esker", "flat_store_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),

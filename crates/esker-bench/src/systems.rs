@@ -1,6 +1,7 @@
 //! The systems of this crate: Esker's engines, and maps of the standard library as a floor.
 
 mod depot;
+mod flat;
 mod index;
 mod memory;
 
@@ -9,5 +10,5 @@ use crate::system::SystemKind;
 /// All of them. An engine that lands is added here.
 #[must_use]
 pub fn all() -> Vec<SystemKind> {
-    vec![depot::KIND, index::KIND, memory::HASHMAP, memory::BTREEMAP]
+    vec![depot::KIND, flat::KIND, index::KIND, memory::HASHMAP, memory::BTREEMAP]
 }

@@ -30,6 +30,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         return Ok(Done::Yes);
     }
     let mut store = options_at(&config.data);
+    store.engine = config.engine;
+    store.pmem_emulate = config.pmem_emulate;
     store.size_bytes = config.size_bytes;
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
@@ -45,7 +47,6 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     };
     let service = Service {
         store,
-        engine: config.engine,
         server,
         cores: config.cores,
         io: config.io,

@@ -35,7 +35,6 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// What a server process is asked for.
 pub(crate) struct Service {
     pub(crate) store: Options,
-    pub(crate) engine: String,
     pub(crate) server: ServerConfig,
     pub(crate) cores: usize,
     /// None: as the store says.
@@ -70,7 +69,7 @@ impl Service {
         say(&format!(
             "data in {}: engine {}, {} items, {live} of {capacity}; {}",
             paths.join(", "),
-            self.engine,
+            store.engine(),
             stats.items,
             store.report()
         ));

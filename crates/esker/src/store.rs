@@ -15,7 +15,7 @@ use crate::check::CheckReport;
 use crate::engine::depot::Depot;
 use crate::engine::flat::Flat;
 use crate::engine::{self, Engine};
-use crate::options::{Options, Progress};
+use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
@@ -338,6 +338,12 @@ impl Store {
         Iter { store: self.clone(), cursor: 0, items: VecDeque::new(), ended: false }
     }
 
+    /// Ends the use of a store as a crash does: nothing is written. For measurements of recovery.
+    #[doc(hidden)]
+    pub fn forget(self) {
+        self.engine.abandon();
+    }
+
     /// Brings to the device what is in memory only, without making it durable: it survives the end of
     /// the process, not that of the power. For tests of crashes between the two.
     #[doc(hidden)]
@@ -405,6 +411,12 @@ impl Store {
     #[doc(hidden)]
     pub fn backup_to(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
         self.engine.backup(archive, progress)
+    }
+
+    /// Which engine keeps the data.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.engine.kind()
     }
 
     /// What the data lie on and what makes a write durable there, in words.

@@ -126,15 +126,8 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         2 => "debug",
         _ => "trace",
     };
-    let service = Service {
-        store,
-        engine: "depot".into(),
-        server,
-        cores: plan.cores,
-        io: Vec::new(),
-        log,
-        ends_on_usr1: true,
-    };
+    let service =
+        Service { store, server, cores: plan.cores, io: Vec::new(), log, ends_on_usr1: true };
     let daemon = plan.daemon;
     let done = service.run(|| if daemon { process::fall_silent() } else { Ok(()) });
     drop(pid_file);

@@ -77,7 +77,9 @@ impl Subject for Flat {
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
         match self.try_apply(store, op) {
             // The store could not read what the key holds: it promises that nothing was written.
-            Err(error) if error.kind() == ErrorKind::Io => Ok(Reply::Refused),
+            Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) => {
+                Ok(Reply::Refused)
+            }
             reply => reply,
         }
     }

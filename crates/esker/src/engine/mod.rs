@@ -47,6 +47,9 @@ pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
 /// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
 pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
+    fn kind(&self) -> EngineKind;
+    /// Makes dropping the store write nothing, where it would.
+    fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
     /// Brings what DRAM knows of these keys near to the processor.
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);

@@ -49,7 +49,7 @@ use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::{Admit, Engine, Items, Limits};
-use crate::options::{Durability, Options, Progress};
+use crate::options::{Durability, EngineKind, Options, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use background::Background;
@@ -419,6 +419,10 @@ fn format(
 }
 
 impl Engine for Depot {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Depot
+    }
+
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_record(key, admit)
     }

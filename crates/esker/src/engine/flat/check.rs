@@ -38,7 +38,7 @@ impl Flat {
             };
             let header = read_header(&*self.memory, &self.layout, number)?;
             // Blocks may be freed while we look.
-            if header.is_none_or(|header| header.kind != kind) && chunk.is_log() {
+            if header.is_none_or(|(header, _)| header.kind != kind) && chunk.is_log() {
                 report.problem(format!("the header of chunk {number} is not that of its use"));
             }
             if kind == ChunkKind::Log {

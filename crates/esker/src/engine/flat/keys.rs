@@ -7,8 +7,6 @@
 
 use esker_trt::sync::{Mutex, MutexGuard};
 
-const STRIPES: usize = 8192;
-
 /// A held stripe.
 pub(super) type KeyLock<'a> = MutexGuard<'a, ()>;
 
@@ -20,25 +18,25 @@ pub(super) struct KeyLocks(Box<[Stripe]>);
 #[repr(align(64))]
 struct Stripe(Mutex<()>);
 
-fn stripe_of(hash: u64) -> usize {
-    // Not the bits by which the hash index chooses bucket and segment.
-    usize::try_from(hash >> 20).unwrap_or(0) % STRIPES
-}
-
 impl KeyLocks {
-    pub(super) fn new() -> Self {
-        KeyLocks((0..STRIPES).map(|_| Stripe::default()).collect())
+    pub(super) fn new(stripes: usize) -> Self {
+        KeyLocks((0..stripes.max(1)).map(|_| Stripe::default()).collect())
+    }
+
+    fn stripe_of(&self, hash: u64) -> usize {
+        // Not the bits by which the hash index chooses bucket and segment.
+        usize::try_from(hash >> 20).unwrap_or(0) % self.0.len().max(1)
     }
 
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "a remainder is in range")]
     pub(super) fn lock(&self, hash: u64) -> KeyLock<'_> {
-        self.0[stripe_of(hash)].0.lock()
+        self.0[self.stripe_of(hash)].0.lock()
     }
 
     /// Locks the stripes of several keys.
     pub(super) fn lock_many(&self, hashes: impl Iterator<Item = u64>) -> Vec<KeyLock<'_>> {
-        let mut stripes: Vec<usize> = hashes.map(stripe_of).collect();
+        let mut stripes: Vec<usize> = hashes.map(|hash| self.stripe_of(hash)).collect();
         stripes.sort_unstable();
         stripes.dedup();
         stripes.into_iter().filter_map(|stripe| Some(self.0.get(stripe)?.0.lock())).collect()

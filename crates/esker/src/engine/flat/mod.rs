@@ -63,6 +63,8 @@ use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
+/// Locks of keys.
+const KEY_STRIPES: usize = 8192;
 /// Most cores that have a log of their own.
 const CORES_MAX: usize = 60;
 
@@ -156,8 +158,11 @@ impl Flat {
     fn empty(memory: &Arc<dyn Pmem>, options: &Options, root: &Root) -> Flat {
         let superblock = &root.superblock;
         let layout = Layout::of(superblock);
-        let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let cores = options.testing.cores.unwrap_or(processors).clamp(1, CORES_MAX);
+        let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (cores, threads) = match options.testing.cores {
+            Some(cores) => (cores.clamp(1, CORES_MAX), 1),
+            None => (processors().min(CORES_MAX), processors()),
+        };
         let index: Box<dyn KeyIndex> = match superblock.index {
             IndexKind::Cceh => Box::new(HashIndex {
                 table: Cceh::with_capacity(options.index_entries.unwrap_or(0)),
@@ -173,7 +178,7 @@ impl Flat {
             chunks: Chunks::new(&layout),
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
-            keys: KeyLocks::new(),
+            keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
             cleaner: Mutex::new(Cleaner::new()),
             cleared: Mutex::new(root.clear),
             walks: Walks::default(),
@@ -181,7 +186,7 @@ impl Flat {
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
             core_by_key: options.testing.cores.is_some(),
-            threads: if options.testing.cores.is_some() { 1 } else { processors },
+            threads,
             session: AtomicU64::new(0),
             tombstones: AtomicU64::new(0),
             failure: Mutex::new(None),
@@ -266,6 +271,14 @@ impl Flat {
 }
 
 impl Engine for Flat {
+    fn kind(&self) -> EngineKind {
+        if self.index.is_ordered() { EngineKind::FlatMasstree } else { EngineKind::FlatCceh }
+    }
+
+    fn abandon(&self) {
+        self.state.store(CLOSED, Ordering::Release);
+    }
+
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_value(key, admit)
     }

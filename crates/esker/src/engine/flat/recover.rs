@@ -42,6 +42,8 @@ pub(super) struct Root {
     pub(super) session: Session,
     pub(super) clear: Clear,
     pub(super) headers: Vec<ChunkHeader>,
+    /// Copies of headers that do not say what counts: offset, and what counts.
+    stale: Vec<(u64, ChunkHeader)>,
 }
 
 fn corrupted(memory: &dyn Pmem, words: String, offset: u64, length: u64) -> Error {
@@ -143,20 +145,26 @@ fn format(
     Ok(superblock)
 }
 
-/// The newer whole copy of a chunk's header; `None` if neither is whole.
+/// The newer whole copy of a chunk's header, and the number of the other one if that says something else; `None` if
+/// neither is whole.
 pub(super) fn read_header(
     memory: &dyn Pmem,
     layout: &Layout,
     number: u32,
-) -> Result<Option<ChunkHeader>> {
+) -> Result<Option<(ChunkHeader, Option<u64>)>> {
     let mut bytes = [0; 2 * CHUNK_HEADER_SIZE];
     memory.read(layout.start_of(number), &mut bytes)?;
     let sound = || sites::CHUNK_CHECKSUM.disabled();
-    let copies = bytes.chunks_exact(CHUNK_HEADER_SIZE);
-    let whole =
-        copies.filter_map(|copy| ChunkHeader::decode(copy, &layout.store_id, number, sound).ok());
-    // Both say the same, but for a crash between them: then the first is the newer one.
-    Ok(whole.reduce(|first, second| if second.epoch > first.epoch { second } else { first }))
+    let decode = |bytes: &[u8]| ChunkHeader::decode(bytes, &layout.store_id, number, sound).ok();
+    let (first, second) = bytes.split_at(CHUNK_HEADER_SIZE);
+    // Both say the same, but for a crash between them: then the first is the newer one, or it is torn.
+    Ok(match (decode(first), decode(second)) {
+        (Some(first), Some(second)) if first == second => Some((first, None)),
+        (Some(first), Some(second)) if second.epoch > first.epoch => Some((second, Some(0))),
+        (Some(first), _) => Some((first, Some(1))),
+        (None, Some(second)) => Some((second, Some(0))),
+        (None, None) => None,
+    })
 }
 
 impl Root {
@@ -190,7 +198,7 @@ impl Root {
             return Err(corrupted(memory, words, 0, 256));
         }
         let layout = Layout::of(&superblock);
-        let headers = Root::read_headers(memory, &layout)?;
+        let (headers, stale) = Root::read_headers(memory, &layout)?;
         let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
         let word = memory.load_u64(SESSION_OFFSET)?;
         // A damaged word costs the image: the headers know the latest session that wrote.
@@ -206,14 +214,18 @@ impl Root {
                 clear = slot;
             }
         }
-        Ok(Root { superblock, session, clear, headers })
+        Ok(Root { superblock, session, clear, headers, stale })
     }
 
-    fn read_headers(memory: &dyn Pmem, layout: &Layout) -> Result<Vec<ChunkHeader>> {
-        let mut headers = Vec::new();
+    #[expect(clippy::type_complexity, reason = "headers, and copies that are stale")]
+    fn read_headers(
+        memory: &dyn Pmem,
+        layout: &Layout,
+    ) -> Result<(Vec<ChunkHeader>, Vec<(u64, ChunkHeader)>)> {
+        let (mut headers, mut stale) = (Vec::new(), Vec::new());
         let mut number = 1;
         while number < layout.chunk_count {
-            let Some(header) = read_header(memory, layout, number)? else {
+            let Some((header, other)) = read_header(memory, layout, number)? else {
                 let words = format!("neither header of chunk {number} is whole");
                 return Err(corrupted(memory, words, layout.start_of(number), CHUNK_START));
             };
@@ -224,9 +236,14 @@ impl Root {
                 return Err(corrupted(memory, words, layout.start_of(number), CHUNK_START));
             }
             headers.push(header);
+            stale.extend(
+                other.map(|copy| {
+                    (layout.start_of(number) + copy * CHUNK_HEADER_SIZE as u64, header)
+                }),
+            );
             number += chunks;
         }
-        Ok(headers)
+        Ok((headers, stale))
     }
 }
 
@@ -359,6 +376,7 @@ impl Flat {
             None => self.scan_logs(root, options)?,
         }
         self.begin_session(root)?;
+        self.mend_headers(root)?;
         self.free_unused(root)?;
         Ok(true)
     }
@@ -465,6 +483,17 @@ impl Flat {
         self.session.store(number, Ordering::Relaxed);
         self.chunks.begin_session(number);
         Ok(())
+    }
+
+    /// Makes both copies of each header whole: the next change of a header may tear the first.
+    fn mend_headers(&self, root: &Root) -> Result<()> {
+        for (offset, header) in &root.stale {
+            let bytes = header.encode(&self.layout.store_id);
+            // PERSIST: the other copy stays as it is.
+            self.memory.store(sites::CHUNK_STORE, *offset, &bytes)?;
+            self.memory.flush(sites::MEND_FLUSH, *offset, bytes.len() as u64)?;
+        }
+        if root.stale.is_empty() { Ok(()) } else { self.memory.fence(sites::MEND_FENCE) }
     }
 
     /// Frees what nothing that counts is in.

@@ -29,6 +29,10 @@ esker_base::sites! {
     pub CHUNK_COPY_FLUSH: Flush = "flat.chunk.copy_flush";
     /// Makes it durable before the first changes again.
     pub CHUNK_COPY_FENCE: Fence = "flat.chunk.copy_fence";
+    /// Writes back a copy of a header that a crash left stale.
+    pub MEND_FLUSH: Flush = "flat.mend.flush";
+    /// Makes it durable before the other copy changes.
+    pub MEND_FENCE: Fence = "flat.mend.fence";
     /// Stores a batch.
     pub COMMIT_STORE: Write = "flat.commit.store";
     /// Writes back the lines of a batch.
