@@ -71,3 +71,6 @@ fn fold(store_id: &[u8; 16]) -> u64 {
     high.copy_from_slice(store_id.last_chunk::<8>().unwrap_or(&[0; 8]));
     mix(u64::from_le_bytes(low), u64::from_le_bytes(high))
 }
+
+#[cfg(test)]
+mod tests;
