@@ -75,6 +75,18 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Crash exploration of `flat`; resumable by seeds.
+    CrashFlat {
+        /// Arguments of the explorer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Proves that the exploration of `flat` notices.
+    MutantsFlat {
+        /// Arguments of the explorer.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
     Interleave,
     /// Documentation, with warnings denied.
@@ -156,6 +168,12 @@ enum Bench {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// `flat`: cost of a PUT in lines and fences, operations a second, time to open.
+    Flat {
+        /// Arguments of the benchmark, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// `depot`: GETs beside raw reads, by facility and queue depth.
     Gets {
         /// Arguments of the benchmark, `--help` among them.
@@ -194,6 +212,8 @@ fn run(command: Command) -> Result<()> {
         Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
         Command::CrashFlexDb { arguments } => run::all(&[crash_flexdb(&arguments)]),
         Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
+        Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
+        Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -269,6 +289,7 @@ fn gates() -> Vec<Step> {
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
+        step("crash exploration of flat", "flat_crash", &["--gate"]),
         step("mutants of the sites", "crash", &["--mutants", "--gate"]),
         step("mutants of FlexSpace's sites", "flex_crash", &["--mutants", "--gate"]),
         step("mutants of FlexDB's sites", "flexdb_crash", &["--mutants", "--gate"]),
@@ -297,6 +318,14 @@ fn crash_flexdb(arguments: &[String]) -> Step {
 
 fn mutants_flexdb(arguments: &[String]) -> Step {
     explorer("mutants of flex's sites", "flexdb_crash", &MUTANTS).arguments(arguments)
+}
+
+fn crash_flat(arguments: &[String]) -> Step {
+    explorer("crash exploration of flat", "flat_crash", &["--"]).arguments(arguments)
+}
+
+fn mutants_flat(arguments: &[String]) -> Step {
+    explorer("mutants of flat's sites", "flat_crash", &MUTANTS).arguments(arguments)
 }
 
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];
@@ -345,6 +374,7 @@ fn benchmark(bench: Bench) -> Step {
         Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
         Bench::FlatBatching { arguments } => ("esker", "flat_batching", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
+        Bench::Flat { arguments } => ("esker", "flat_store_bench", arguments),
         Bench::Gets { arguments } => ("esker", "gets", arguments),
         Bench::Restart { arguments } => ("esker", "restart", arguments),
         Bench::Churn { arguments } => ("esker", "churn", arguments),

@@ -178,9 +178,12 @@ pub(crate) struct ServeArguments {
     /// Folder or device with the data, created if missing; repeatable: the store is striped over all
     #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
     pub(crate) data: Vec<String>,
-    /// Storage engine: depot, flex, or auto: the one that is there, else depot
+    /// Storage engine: depot, flat:cceh, flat:masstree, flex, or auto: the one that is there, else depot
     #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
     pub(crate) engine: Option<String>,
+    /// Engine flat takes memory that a power cut empties, such as a file on tmpfs
+    #[arg(long, env = "ESKER_PMEM_EMULATE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
+    pub(crate) pmem_emulate: Option<String>,
     /// Capacity of a new store; an existing one keeps its own
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
@@ -240,6 +243,7 @@ impl ServeArguments {
             ("auth-file", one(&self.auth_file)),
             ("data", self.data.clone()),
             ("engine", one(&self.engine)),
+            ("pmem-emulate", one(&self.pmem_emulate)),
             ("size", one(&self.size)),
             ("cache", one(&self.cache)),
             ("record-cache", one(&self.record_cache)),

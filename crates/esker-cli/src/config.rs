@@ -10,7 +10,7 @@
 
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
-use esker::Durability;
+use esker::{Durability, EngineKind};
 use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
@@ -56,7 +56,12 @@ const SETTINGS: &[Setting] = &[
     setting(
         "engine",
         r#""auto""#,
-        "storage engine: depot, flex, or auto: the one that is there, else depot",
+        "storage engine: depot, flat:cceh, flat:masstree, flex, or auto: the one that is there, else depot",
+    ),
+    setting(
+        "pmem-emulate",
+        "false",
+        "engine flat takes memory that a power cut empties, such as a file on tmpfs",
     ),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
     setting("cache", "false", "a new store is a cache: when it is full it evicts"),
@@ -105,7 +110,9 @@ pub(crate) struct Config {
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) auth_file: Option<PathBuf>,
     pub(crate) data: Vec<PathBuf>,
-    pub(crate) engine: String,
+    /// None: the one that is there, or `depot`.
+    pub(crate) engine: Option<EngineKind>,
+    pub(crate) pmem_emulate: bool,
     pub(crate) size_bytes: u64,
     pub(crate) cache: bool,
     pub(crate) record_cache_bytes: u64,
@@ -175,7 +182,8 @@ impl Config {
             tls_key: None,
             auth_file: None,
             data: Vec::new(),
-            engine: String::new(),
+            engine: None,
+            pmem_emulate: false,
             size_bytes: 0,
             cache: false,
             record_cache_bytes: 0,
@@ -247,6 +255,7 @@ impl Config {
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),
             "engine" => self.engine = parse_engine(text)?,
+            "pmem-emulate" => self.pmem_emulate = parse_truth(text)?,
             "size" => self.size_bytes = parse_size(text)?,
             "durability" => self.durability = parse_durability(text)?,
             "cores" => self.cores = parse_count(text)?,
@@ -322,13 +331,15 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
     }
 }
 
-fn parse_engine(text: &str) -> Result<String, String> {
+fn parse_engine(text: &str) -> Result<Option<EngineKind>, String> {
     match text {
-        "auto" | "depot" | "flex" => Ok(text.to_owned()),
-        "flat" | "matrix" => {
-            Err(format!("engine {text:?} is not in this version; depot and flex are"))
+        "auto" => Ok(None),
+        "matrix" => {
+            Err(format!("engine {text:?} is not in this version; depot, flat and flex are"))
         }
-        _ => Err(format!("no engine is called {text:?}; depot and flex are some")),
+        _ => text.parse().map(Some).map_err(|_| {
+            format!("no engine is called {text:?}; depot, flat:cceh, flat:masstree and flex are")
+        }),
     }
 }
 

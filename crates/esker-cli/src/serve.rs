@@ -30,11 +30,9 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         return Ok(Done::Yes);
     }
     let mut store = options_at(&config.data);
+    store.engine = config.engine;
+    store.pmem_emulate = config.pmem_emulate;
     store.size_bytes = config.size_bytes;
-    store.engine = match config.engine.as_str() {
-        "auto" => None,
-        name => Some(name.parse()?),
-    };
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
     store.trim_idle = config.trim_idle;

@@ -11,6 +11,7 @@
 
 pub mod backup;
 pub mod depot;
+pub mod flat;
 pub mod flex;
 pub mod flex_db;
 mod head;

@@ -5,18 +5,25 @@
 //! open goes on from there.
 
 use crate::engine::depot::plan;
-use crate::options::Options;
+use crate::engine::flex::TREE_FILE;
+use crate::options::{EngineKind, Options};
 use esker_base::rng::{self, Rng};
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::folder::{Located, locate};
-use esker_media::{BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, StripedDevice};
+use esker_media::{
+    BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, Pmem, PmemFile, PmemOptions,
+    StripedDevice,
+};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Name of the data file in a store's folder.
 const DATA_FILE: &str = "depot.esker";
+
+/// Name of the file of a store of `flat` in its folder.
+const MEMORY_FILE: &str = "flat.esker";
 
 /// How often, and after which rest, a store that another process has open is tried again.
 const LOCK_TRIES: u32 = 100;
@@ -43,6 +50,52 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
         return Err(Error::invalid("open store", words).device(device.name()));
     }
     Ok(Arc::new(device))
+}
+
+/// The engine whose data are in the folder, if any are. Of the two kinds of `flat` it says one: the store knows.
+pub(crate) fn engine_there(options: &Options) -> Option<EngineKind> {
+    if !options.devices.is_empty() {
+        return None;
+    }
+    let holds = |name: &str| {
+        locate(&options.path, name, false).is_ok_and(|found| {
+            found.exists && found.path.file_name().is_some_and(|file| file == name)
+        })
+    };
+    let kinds = [
+        (DATA_FILE, EngineKind::Depot),
+        (MEMORY_FILE, EngineKind::FlatCceh),
+        (TREE_FILE, EngineKind::Flex),
+    ];
+    kinds.into_iter().find_map(|(name, kind)| holds(name).then_some(kind))
+}
+
+/// Opens the memory of a store of `flat`.
+pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
+    if !options.devices.is_empty() {
+        return Err(Error::invalid("open store", "engine flat takes one path"));
+    }
+    let found = locate(&options.path, MEMORY_FILE, options.create)?;
+    let memory = PmemOptions {
+        create_size_bytes: (!found.exists).then_some(options.size_bytes),
+        emulate: options.pmem_emulate,
+    };
+    let mut opened = PmemFile::open(&found.path, memory);
+    for _ in 0..LOCK_TRIES {
+        if !opened.as_ref().is_err_and(|error| error.kind() == ErrorKind::Locked) {
+            break;
+        }
+        esker_trt::sleep(LOCK_REST);
+        opened = PmemFile::open(&found.path, memory);
+    }
+    let opened = opened.map_err(|error| match error.kind() {
+        ErrorKind::NoSpace => {
+            let wanted = format_size_bytes(options.size_bytes);
+            error.context(format!("a new store takes {wanted}; a smaller size may fit"))
+        }
+        _ => error,
+    })?;
+    Ok(Arc::new(opened))
 }
 
 /// Opens several devices as one.

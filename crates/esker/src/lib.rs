@@ -40,6 +40,7 @@ pub mod flat_batching {
 #[doc(hidden)]
 pub mod sites {
     pub use crate::engine::depot::sites as depot;
+    pub use crate::engine::flat::sites as flat;
     pub use crate::engine::flex::sites as flex_db;
     pub use crate::flex::sites as flex;
     pub use esker_media::striped::sites as striped;

@@ -53,6 +53,12 @@ impl EngineKind {
     pub const ALL: [EngineKind; 4] =
         [EngineKind::Depot, EngineKind::FlatCceh, EngineKind::FlatMasstree, EngineKind::Flex];
 
+    /// Whether both keep their data in the same files.
+    pub(crate) fn has_files_of(self, other: EngineKind) -> bool {
+        let is_flat = |kind| matches!(kind, EngineKind::FlatCceh | EngineKind::FlatMasstree);
+        self == other || (is_flat(self) && is_flat(other))
+    }
+
     /// The name.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -146,6 +152,10 @@ pub struct Options {
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
     /// false.
     pub format: bool,
+    /// Engine `flat`: whether a file that is no persistent memory is taken as if it were: memory speed, and
+    /// nothing survives a power cut. Needed on tmpfs; other files are made durable with `msync` without it. Default
+    /// false.
+    pub pmem_emulate: bool,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.
     pub index_entries: Option<u64>,
@@ -207,6 +217,8 @@ pub struct Testing {
     pub hash_mask: u64,
     /// Whether the store has its background thread.
     pub background: bool,
+    /// Engine `flat`: number of logs, chosen by keys instead of by threads; recovery by one thread.
+    pub cores: Option<usize>,
 }
 
 impl Options {
@@ -225,6 +237,7 @@ impl Options {
             trim_idle: false,
             create: true,
             format: false,
+            pmem_emulate: false,
             index_entries: None,
             progress: Progress::default(),
             clock: Arc::new(SystemClock),
@@ -233,6 +246,7 @@ impl Options {
                 segment_size_bytes: None,
                 hash_mask: u64::MAX,
                 background: true,
+                cores: None,
             },
         }
     }

@@ -13,13 +13,14 @@ use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::depot::Depot;
+use crate::engine::flat::Flat;
 use crate::engine::flex::{Flex, FlexFiles};
 use crate::engine::{self, Engine};
 use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::{Archive, BlockDevice, Counters, FolderArchive};
+use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
 use std::ops::{Bound, RangeBounds};
 use std::path::Path;
@@ -53,6 +54,8 @@ pub struct Stats {
     pub last_version: Version,
     /// What the device did since it was opened.
     pub device: Counters,
+    /// What the persistent memory did since it was opened.
+    pub memory: PmemCounters,
     /// The store is a cache: when it is full it evicts.
     pub cache: bool,
     /// Items that were evicted since the store was opened.
@@ -99,16 +102,19 @@ impl Store {
         Ok(Store { engine: Depot::open(device, options)? })
     }
 
+    /// Opens a store of `flat` in memory that the caller opened; `options.path`, `devices` and `size_bytes` are
+    /// not looked at.
+    ///
+    /// # Errors
+    /// As [`Store::open`].
+    pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
+        Ok(Store { engine: Flat::open(memory, options)? })
+    }
+
     /// Opens a store of `flex` on devices that the caller opened.
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
         Ok(Store { engine: Flex::open_on(files, options)? })
-    }
-
-    /// The engine that keeps the data.
-    #[must_use]
-    pub fn engine(&self) -> EngineKind {
-        self.engine.kind()
     }
 
     /// The value of `key`, if it has one.
@@ -368,6 +374,12 @@ impl Store {
         }
     }
 
+    /// Ends the use of a store as a crash does: nothing is written. For measurements of recovery.
+    #[doc(hidden)]
+    pub fn forget(self) {
+        self.engine.abandon();
+    }
+
     /// Brings to the device what is in memory only, without making it durable: it survives the end of
     /// the process, not that of the power. For tests of crashes between the two.
     #[doc(hidden)]
@@ -435,6 +447,12 @@ impl Store {
     #[doc(hidden)]
     pub fn backup_to(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
         self.engine.backup(archive, progress)
+    }
+
+    /// Which engine keeps the data.
+    #[must_use]
+    pub fn engine(&self) -> EngineKind {
+        self.engine.kind()
     }
 
     /// What the data lie on and what makes a write durable there, in words.

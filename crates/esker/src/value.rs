@@ -23,17 +23,37 @@ pub struct Value {
     attributes: Attributes,
 }
 
-/// Where the bytes of a value are.
+/// Where the bytes are.
 enum Bytes {
-    /// In the buffer that they were read into.
-    Buffer(IoBuf, Range<usize>),
-    /// By themselves.
-    Owned(Box<[u8]>),
+    /// Here: no memory of their own.
+    Near([u8; NEAR], u8),
+    /// In memory of their size.
+    Far(Box<[u8]>),
+    /// Part of the buffer that they were read into.
+    Read(IoBuf, Range<usize>),
 }
 
+/// Bytes that a value has room for itself.
+const NEAR: usize = 64;
+
 impl Value {
+    /// A value that is copied.
+    #[inline]
+    pub(crate) fn small(value: &[u8], version: Version, attributes: Attributes) -> Self {
+        let mut near = [0; NEAR];
+        let bytes = match (near.get_mut(..value.len()), u8::try_from(value.len())) {
+            (Some(place), Ok(length)) => {
+                place.copy_from_slice(value);
+                Bytes::Near(near, length)
+            }
+            _ => Bytes::Far(value.into()),
+        };
+        Value { bytes, version, attributes }
+    }
+
+    /// A value in memory of its own.
     pub(crate) fn owned(bytes: Box<[u8]>, version: Version, attributes: Attributes) -> Self {
-        Value { bytes: Bytes::Owned(bytes), version, attributes }
+        Value { bytes: Bytes::Far(bytes), version, attributes }
     }
 
     pub(crate) fn new(
@@ -42,7 +62,7 @@ impl Value {
         version: Version,
         attributes: Attributes,
     ) -> Self {
-        Value { bytes: Bytes::Buffer(buffer, range), version, attributes }
+        Value { bytes: Bytes::Read(buffer, range), version, attributes }
     }
 
     /// The version of the record: changes with every write of the key, and never repeats.
@@ -55,8 +75,9 @@ impl Value {
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         match &self.bytes {
-            Bytes::Buffer(buffer, _) => BufferPool::capacity_for(buffer.len()) as u64,
-            Bytes::Owned(bytes) => bytes.len() as u64,
+            Bytes::Near(..) => 0,
+            Bytes::Far(bytes) => bytes.len() as u64,
+            Bytes::Read(buffer, _) => BufferPool::capacity_for(buffer.len()) as u64,
         }
     }
 
@@ -72,8 +93,9 @@ impl Deref for Value {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Buffer(buffer, range) => buffer.get(range.clone()).unwrap_or(&[]),
-            Bytes::Owned(bytes) => bytes,
+            Bytes::Near(bytes, length) => bytes.get(..usize::from(*length)).unwrap_or(&[]),
+            Bytes::Far(bytes) => bytes,
+            Bytes::Read(buffer, range) => buffer.get(range.clone()).unwrap_or(&[]),
         }
     }
 }

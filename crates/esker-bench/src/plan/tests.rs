@@ -242,7 +242,7 @@ impl crate::system::Session for Liar {
 
 #[test]
 fn systems_that_are_not_in_this_build_are_refused_by_name() {
-    for name in ["flat:cceh", "flex", "matrix", "depot:spdk"] {
+    for name in ["flat:btree", "matrix", "depot:spdk"] {
         let plan = Plan { data: Some(PathBuf::from("/nonexistent")), ..tiny(&["ycsb-a"], &[name]) };
         let launch = |_: &Cell, _: &mut dyn FnMut(Event)| Ok(());
         let failure = run(&plan, &Registry::new(), "test", launch, |_, _, _| ()).unwrap_err();

@@ -60,8 +60,8 @@ fn errors_say_where_and_what() {
             "esker.toml:1: durability: \"sometimes\" is none of sync, periodic, periodic:500ms, none",
         ),
         (
-            "engine = \"flat\"",
-            "esker.toml:1: engine: engine \"flat\" is not in this version; depot and flex are",
+            "engine = \"matrix\"",
+            "esker.toml:1: engine: engine \"matrix\" is not in this version; depot, flat and flex are",
         ),
         (
             "durability = \"periodic:0\"",
@@ -105,6 +105,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         auth_file: some(),
         data: vec![String::new()],
         engine: some(),
+        pmem_emulate: some(),
         size: some(),
         cache: some(),
         record_cache: some(),

@@ -80,7 +80,7 @@ fn a_store_is_recovered_in_another_process_than_wrote_it() {
 fn mistakes_of_the_command_line_are_usage() {
     let scratch = Scratch::new();
     for (arguments, words) in [
-        (&["--systems", "flat:cceh"][..], "not in this build"),
+        (&["--systems", "flat:btree"][..], "not in this build"),
         (&["--workload", "ycsb-z"], "no workload ycsb-z"),
         (&["--distribution", "normal"], "no distribution"),
         (&["--utilization", "120"], "utilization"),

@@ -87,7 +87,7 @@ fn mistakes_exit_with_2_and_say_so_in_one_line() {
     for arguments in [
         &["get", "k", "--data", "nowhere"][..],
         &["put", "k", "v", "--size", "many"],
-        &["serve", "--engine", "flat"],
+        &["serve", "--engine", "matrix"],
         &["serve", "--listen", "memcache://0.0.0.0:1"],
         &["serve", "--memory-max", "1MiB"],
         &["serve", "--config", "nowhere.toml"],

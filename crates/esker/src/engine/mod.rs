@@ -24,10 +24,9 @@ pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
-    // A store that is there has its engine; another one is refused by that engine's files.
-    let there = (!options.format && flex::is_here(&options.path)).then_some(EngineKind::Flex);
+    let there = if options.format { None } else { devices::engine_there(options) };
     if let (Some(there), Some(wanted)) = (there, options.engine)
-        && there != wanted
+        && !there.has_files_of(wanted)
     {
         let words = format!("the store here is one of {there}, not of {wanted}");
         return Err(Error::invalid("open store", words).device(options.path.display().to_string()));
@@ -36,9 +35,10 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
         EngineKind::Depot => {
             Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
         }
+        EngineKind::FlatCceh | EngineKind::FlatMasstree => {
+            Ok(flat::Flat::open(devices::open_memory(options)?, options)? as Arc<dyn Engine>)
+        }
         EngineKind::Flex => Ok(flex::Flex::open(options)? as Arc<dyn Engine>),
-        kind => Err(Error::new(ErrorKind::Unsupported, "open store")
-            .context(format!("engine {kind} is not built yet"))),
     }
 }
 
@@ -55,6 +55,9 @@ pub(crate) type Admit<'a> = &'a mut dyn FnMut(u64) -> Result<()>;
 
 /// What every engine does for a [`Store`](crate::Store). All calls work from any thread or task.
 pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
+    fn kind(&self) -> EngineKind;
+    /// Makes dropping the store write nothing, where it would.
+    fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
     /// Brings what DRAM knows of these keys near to the processor.
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);
@@ -81,9 +84,6 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
         _limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine keeps no order"))
-    }
-    fn kind(&self) -> EngineKind {
-        EngineKind::Depot
     }
     /// Whether [`Engine::scan`] works.
     fn is_ordered(&self) -> bool {

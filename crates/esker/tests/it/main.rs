@@ -12,6 +12,7 @@ mod basics;
 mod cache;
 mod damage;
 mod faults;
+mod flat;
 mod flex;
 mod flex_db;
 mod large;

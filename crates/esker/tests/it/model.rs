@@ -1,7 +1,7 @@
 //! A store against a map, over random operations and reopenings, with strong and with weak hashes.
 
-use crate::support::{device, open, options};
-use esker::Outcome;
+use crate::support::{Bed, ENGINES};
+use esker::{EngineKind, Outcome};
 use esker_base::rng::Rng;
 use std::collections::BTreeMap;
 
@@ -13,17 +13,26 @@ fn value(rng: &mut Rng) -> Vec<u8> {
     value
 }
 
-fn run(seed: u64, hash_mask: u64) {
-    let device = device(seed);
-    let mut options = options(seed);
+/// Keys of 8 bytes, others, and some that are too long to stand in a log.
+fn key(rng: &mut Rng) -> Vec<u8> {
+    match rng.below(24) {
+        number @ 0..10 => format!("user{number}").into_bytes(),
+        number @ 10..20 => format!("user{number:04}").into_bytes(),
+        number => format!("user{number:0300}").into_bytes(),
+    }
+}
+
+fn run(engine: EngineKind, seed: u64, hash_mask: u64) {
+    let bed = Bed::new(engine, seed);
+    let mut options = bed.options(seed);
     options.record_cache_bytes = if seed.is_multiple_of(3) { 8 << 10 } else { 0 };
     options.testing.hash_mask = hash_mask;
-    let mut store = open(&device, &options).unwrap();
+    let mut store = bed.open(&options).unwrap();
     let mut model: BTreeMap<Vec<u8>, Vec<u8>> = BTreeMap::new();
     let mut rng = Rng::from_seed(seed);
     for step in 0..3000 {
-        let key = format!("user{}", rng.below(24)).into_bytes();
-        let context = format!("seed {seed}, step {step}");
+        let key = key(&mut rng);
+        let context = format!("{engine}, seed {seed}, step {step}");
         match rng.below(100) {
             0..45 => {
                 let value = value(&mut rng);
@@ -59,28 +68,34 @@ fn run(seed: u64, hash_mask: u64) {
                     store.close().expect(&context);
                 }
                 drop(store);
-                store = open(&device, &options).expect(&context);
+                store = bed.open(&options).expect(&context);
             }
         }
         assert_eq!(store.stats().items, model.len() as u64, "{context}");
     }
     let report = store.check().unwrap();
-    assert!(report.is_sound(), "seed {seed}: {:?}", report.problems);
+    assert!(report.is_sound(), "{engine}, seed {seed}: {:?}", report.problems);
 }
 
 #[test]
 fn agrees_with_a_map() {
-    (0..20).for_each(|seed| run(seed, u64::MAX));
+    for engine in ENGINES {
+        (0..20).for_each(|seed| run(engine, seed, u64::MAX));
+    }
 }
 
 #[test]
 fn agrees_with_a_map_when_all_keys_share_a_few_hashes() {
-    (0..10).for_each(|seed| run(seed, 0b11));
-    (0..10).for_each(|seed| run(seed, 0));
+    for engine in ENGINES {
+        (0..10).for_each(|seed| run(engine, seed, 0b11));
+        (0..10).for_each(|seed| run(engine, seed, 0));
+    }
 }
 
 #[test]
 fn agrees_with_a_map_when_all_keys_share_home_or_tag() {
-    (0..5).for_each(|seed| run(seed, 0xFF << 56));
-    (0..5).for_each(|seed| run(seed, 0xFFFF));
+    for engine in ENGINES {
+        (0..5).for_each(|seed| run(engine, seed, 0xFF << 56));
+        (0..5).for_each(|seed| run(engine, seed, 0xFFFF));
+    }
 }

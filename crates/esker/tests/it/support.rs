@@ -1,15 +1,17 @@
 //! Small stores on simulated devices.
 
-use esker::{Options, Result, Store};
+use esker::{EngineKind, Options, Result, Store};
 use esker_base::clock::ManualClock;
-use esker_media::BlockDevice;
-use esker_media::sim::{SimBlock, SimBlockOptions};
+use esker_media::sim::{SimBlock, SimBlockOptions, SimPm, SimPmOptions};
+use esker_media::{BlockDevice, Pmem};
 use std::sync::Arc;
 
 /// Size of a test device in bytes: with segments of 8 KiB, reuse comes within a hundred writes.
 pub(crate) const DEVICE_SIZE: u64 = 128 << 10;
 /// Size of a test segment in bytes.
 pub(crate) const SEGMENT_SIZE: u64 = 8 << 10;
+/// Size of a test chunk of `flat` in bytes.
+pub(crate) const CHUNK_SIZE: u64 = 4 << 10;
 /// Wall time at which tests start, in seconds.
 pub(crate) const START: u64 = 1_800_000_000;
 
@@ -36,4 +38,49 @@ pub(crate) fn open(device: &Arc<SimBlock>, options: &Options) -> Result<Store> {
 /// The value of `key` as bytes.
 pub(crate) fn get(store: &Store, key: &str) -> Option<Vec<u8>> {
     store.get(key.as_bytes()).expect("get works").map(|value| value.to_vec())
+}
+
+/// The engines that are tested by what every engine does.
+pub(crate) const ENGINES: [EngineKind; 3] =
+    [EngineKind::Depot, EngineKind::FlatCceh, EngineKind::FlatMasstree];
+
+/// A simulated medium and the engine that keeps its data there.
+pub(crate) enum Bed {
+    Device(Arc<SimBlock>),
+    Memory(Arc<SimPm>, EngineKind),
+}
+
+impl Bed {
+    /// A blank medium for an engine.
+    pub(crate) fn new(engine: EngineKind, seed: u64) -> Bed {
+        match engine {
+            EngineKind::FlatCceh | EngineKind::FlatMasstree => {
+                let mut options = SimPmOptions::new(DEVICE_SIZE, seed);
+                options.record = false;
+                Bed::Memory(Arc::new(SimPm::new(options)), engine)
+            }
+            _ => Bed::Device(device(seed)),
+        }
+    }
+
+    /// Options for the engine, with tiny geometry.
+    pub(crate) fn options(&self, seed: u64) -> Options {
+        let mut options = options(seed);
+        if let Bed::Memory(_, engine) = self {
+            options.engine = Some(*engine);
+            options.testing.segment_size_bytes = Some(CHUNK_SIZE);
+            options.testing.cores = Some(2);
+        }
+        options
+    }
+
+    /// Opens the store.
+    pub(crate) fn open(&self, options: &Options) -> Result<Store> {
+        match self {
+            Bed::Device(device) => open(device, options),
+            Bed::Memory(memory, _) => {
+                Store::open_on_memory(Arc::clone(memory) as Arc<dyn Pmem>, options)
+            }
+        }
+    }
 }

@@ -50,7 +50,7 @@ use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::background::Background;
 use crate::engine::{Admit, Engine, Items, Limits};
-use crate::options::{Durability, Options, Progress};
+use crate::options::{Durability, EngineKind, Options, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use clean::{Cleaner, Pace};
@@ -65,7 +65,7 @@ use esker_format::depot::{
     HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
 };
 use esker_index::{Directory, Link};
-use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf};
+use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf, PmemCounters};
 use esker_trt::Facility;
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
@@ -419,6 +419,10 @@ fn format(
 }
 
 impl Engine for Depot {
+    fn kind(&self) -> EngineKind {
+        EngineKind::Depot
+    }
+
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_record(key, admit)
     }
@@ -504,6 +508,7 @@ impl Engine for Depot {
             index_bytes: self.index.memory_bytes() as u64,
             last_version: self.last_version(),
             device: self.device.counters(),
+            memory: PmemCounters::default(),
             cache: self.superblock.cache,
             evictions: self.evictions.get(),
             record_cache: self.record_cache.as_ref().map_or([0; 3], RecordCache::figures),

@@ -1,3 +1,418 @@
-//! `flat`: FlatStore on persistent memory.
+//! `flat`: small entries in a log for each core on persistent memory, any index in DRAM (FlatStore).
+//!
+//! A write appends one entry, which holds key and value or points at a record outside the log, and makes it durable
+//! with one fence; then the index follows. A read looks the index up and copies the value out.
+//!
+//! # Invariants
+//! - F1: what was acknowledged is on media ([`commit`]), and found again ([`recover`]).
+//! - F2: nobody sees what is not durable: the index follows after the fence.
+//! - F3: a value that is returned is that of the key that was asked for.
+//!
+//! # Concurrency
+//! Everything may be called from any number of threads and tasks. Lock order: keys in order of their stripes, a core's
+//! log, the cleaner, a core's blocks, free chunks. Readers take none of them.
+//!
+//! # Failure
+//! After a failed store, flush or fence the store is read-only until it is opened again; reads go on. Full:
+//! `NoSpace`; reads and deletes go on. Every write is durable when it returns, whatever `durability` says: there is
+//! nothing to gain by less.
 
+mod atomic;
 pub(crate) mod batching;
+mod check;
+mod checkpoint;
+mod chunks;
+mod clean;
+mod commit;
+mod index;
+mod keys;
+mod layout;
+mod place;
+mod read;
+mod recover;
+mod scan;
+pub mod sites;
+mod write;
+
+use crate::backup::BackupReport;
+use crate::batch::Batch;
+use crate::check::CheckReport;
+use crate::engine::{Admit, Engine, Items, Limits};
+use crate::options::{EngineKind, Options, Progress};
+use crate::store::{Direction, Stats};
+use crate::value::{Condition, Outcome, PutOptions, Value};
+use chunks::{Chunks, Use};
+use clean::Cleaner;
+use commit::{CoreLog, Log};
+use esker_base::clock::Clock;
+use esker_base::hash::KeyHasher;
+use esker_base::ids::Version;
+use esker_base::rng::{self, Rng};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flat::{Clear, IndexKind, KEY_SIZE_MAX_BYTES, LINE, VALUE_SIZE_MAX_BYTES};
+use esker_index::{Cceh, Masstree};
+use esker_media::{Archive, BufferPool, Pmem};
+use esker_trt::Facility;
+use index::{HashIndex, KeyIndex};
+use keys::KeyLocks;
+use layout::Layout;
+use parking_lot::Mutex;
+use place::CoreBlocks;
+use recover::Root;
+use scan::Walks;
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Locks of keys.
+const KEY_STRIPES: usize = 8192;
+/// Most cores that have a log of their own.
+const CORES_MAX: usize = 60;
+
+const OPEN: u32 = 0;
+const FAILED: u32 = 1;
+const CLOSED: u32 = 2;
+
+/// A value on a line that nothing else shares.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Apart<T>(T);
+
+impl<T> std::ops::Deref for Apart<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+/// An open store. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Flat {
+    memory: Arc<dyn Pmem>,
+    layout: Layout,
+    hasher: KeyHasher,
+    index: Box<dyn KeyIndex>,
+    chunks: Chunks,
+    logs: Box<[CoreLog]>,
+    blocks: Box<[CoreBlocks]>,
+    keys: KeyLocks,
+    cleaner: Mutex<Cleaner>,
+    cleared: Mutex<Clear>,
+    walks: Walks,
+    pool: BufferPool,
+    clock: Arc<dyn Clock>,
+    /// Latest wall time seen, so that a clock that jumps back brings nothing back.
+    latest_unix_seconds: AtomicU64,
+    /// Keys choose their cores, as in tests; else threads do.
+    core_by_key: bool,
+    /// Threads of recovery.
+    threads: usize,
+    session: AtomicU64,
+    tombstones: AtomicU64,
+    failure: Mutex<Option<Error>>,
+    state: Apart<AtomicU32>,
+    /// Version of the next entry.
+    sequence: Apart<AtomicU64>,
+}
+
+/// Number of this thread, counted from 0 in order of first use: its core.
+#[inline]
+fn thread_number() -> usize {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    thread_local! {
+        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+    }
+    NUMBER.try_with(|number| *number).unwrap_or(0)
+}
+
+impl Flat {
+    /// Opens the store in `memory`, or makes one there if it is blank.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if something else is there, `UnsupportedFormat`, `Corrupted`, `Io`.
+    pub(crate) fn open(memory: Arc<dyn Pmem>, options: &Options) -> Result<Arc<Flat>> {
+        if options.cache {
+            let words = "engine flat keeps what it is given: it is no cache";
+            return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
+        }
+        let seed = match options.testing.seed {
+            Some(seed) => seed,
+            None => u64::from_le_bytes(rng::secret()?),
+        };
+        let index = match options.engine {
+            Some(EngineKind::FlatCceh) => Some(IndexKind::Cceh),
+            Some(EngineKind::FlatMasstree) => Some(IndexKind::Masstree),
+            _ => None,
+        };
+        let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed))?;
+        let flat = Flat::empty(&memory, options, &root);
+        if flat.recover(&root, options, true)? {
+            return Ok(Arc::new(flat));
+        }
+        tracing::warn!("the image of the last stop is damaged: the logs are read");
+        let flat = Flat::empty(&memory, options, &root);
+        flat.recover(&root, options, false)?;
+        Ok(Arc::new(flat))
+    }
+
+    fn empty(memory: &Arc<dyn Pmem>, options: &Options, root: &Root) -> Flat {
+        let superblock = &root.superblock;
+        let layout = Layout::of(superblock);
+        let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let (cores, threads) = match options.testing.cores {
+            Some(cores) => (cores.clamp(1, CORES_MAX), 1),
+            None => (processors().min(CORES_MAX), processors()),
+        };
+        let index: Box<dyn KeyIndex> = match superblock.index {
+            IndexKind::Cceh => Box::new(HashIndex {
+                table: Cceh::with_capacity(options.index_entries.unwrap_or(0)),
+                exact: superblock.hash_mask == u64::MAX,
+            }),
+            IndexKind::Masstree => Box::new(Masstree::new()),
+        };
+        Flat {
+            memory: Arc::clone(memory),
+            layout,
+            hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
+            index,
+            chunks: Chunks::new(&layout),
+            logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
+            blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
+            keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
+            cleaner: Mutex::new(Cleaner::new()),
+            cleared: Mutex::new(root.clear),
+            walks: Walks::default(),
+            pool: BufferPool::default(),
+            clock: Arc::clone(&options.clock),
+            latest_unix_seconds: AtomicU64::new(0),
+            core_by_key: options.testing.cores.is_some(),
+            threads,
+            session: AtomicU64::new(0),
+            tombstones: AtomicU64::new(0),
+            failure: Mutex::new(None),
+            state: Apart::default(),
+            sequence: Apart(AtomicU64::new(1)),
+        }
+    }
+
+    /// The core whose log a write goes to.
+    #[inline]
+    fn core_of(&self, hash: u64) -> usize {
+        let number = match self.core_by_key {
+            true => usize::try_from(hash >> 7).unwrap_or(0),
+            false => thread_number(),
+        };
+        number % self.logs.len().max(1)
+    }
+
+    fn is_expired(&self, expires_at: Option<u64>) -> bool {
+        expires_at.is_some_and(|expires_at| {
+            let now = self.clock.unix_seconds();
+            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
+        })
+    }
+
+    /// Refuses writes to a store that failed or was closed.
+    #[inline]
+    fn refuse(&self) -> Result<()> {
+        if self.state.load(Ordering::Acquire) == OPEN { Ok(()) } else { self.refusal() }
+    }
+
+    #[cold]
+    fn refusal(&self) -> Result<()> {
+        self.check_open()?;
+        match &*self.failure.lock() {
+            Some(cause) => {
+                Err(Error::new(ErrorKind::ReadOnly, "write store").source(cause.clone()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn check_open(&self) -> Result<()> {
+        if self.state.load(Ordering::Acquire) == CLOSED {
+            return Err(Error::new(ErrorKind::Closed, "use store"));
+        }
+        Ok(())
+    }
+
+    /// After a failed write nobody knows what is durable: the store is read-only from now on.
+    fn poison(&self, cause: &Error) -> Error {
+        let mut failure = self.failure.lock();
+        if failure.is_none() {
+            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+            *failure = Some(cause.clone());
+            let _ = self.state.compare_exchange(OPEN, FAILED, Ordering::AcqRel, Ordering::Acquire);
+        }
+        Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
+    }
+
+    fn live_bytes(&self) -> u64 {
+        self.chunks
+            .iter()
+            .map(|(_, chunk)| match chunk.usage() {
+                Use::OpenLog | Use::Log => {
+                    let (entries, dead) = chunk.counts();
+                    let tail = u64::from(chunk.tail.load(Ordering::Relaxed));
+                    tail * u64::from(entries.saturating_sub(dead)) / u64::from(entries.max(1))
+                }
+                Use::Blocks => {
+                    let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+                    u64::from(chunk.live.load(Ordering::Relaxed)) * lines * LINE as u64
+                }
+                Use::Large => {
+                    u64::from(chunk.lines.load(Ordering::Relaxed)) * self.layout.chunk_size
+                }
+                Use::Free | Use::Tail | Use::Other => 0,
+            })
+            .sum()
+    }
+}
+
+impl Engine for Flat {
+    fn kind(&self) -> EngineKind {
+        if self.index.is_ordered() { EngineKind::FlatMasstree } else { EngineKind::FlatCceh }
+    }
+
+    fn is_ordered(&self) -> bool {
+        self.kind() == EngineKind::FlatMasstree
+    }
+
+    fn abandon(&self) {
+        self.state.store(CLOSED, Ordering::Release);
+    }
+
+    fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.get_value(key, admit)
+    }
+
+    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
+        let keys: Vec<(u64, &[u8])> = keys.map(|key| (self.hasher.hash(key), key)).collect();
+        self.index.prefetch(&keys, &mut |_| ());
+    }
+
+    fn read_size(&self, key: &[u8]) -> u64 {
+        self.value_size(key)
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
+        self.put_value(key, value, options.attributes, options.condition)
+    }
+
+    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
+        let condition = version.map_or(Condition::Present, Condition::VersionIs);
+        Ok(matches!(self.delete_key(key, condition)?, Outcome::Stored(_)))
+    }
+
+    fn clear(&self) -> Result<()> {
+        self.clear_all()
+    }
+
+    fn write(&self, batch: &Batch) -> Result<Version> {
+        self.write_atomic(batch)
+    }
+
+    fn clean(&self, segments: usize) -> Result<usize> {
+        self.clean_now(segments)
+    }
+
+    fn evict(&self, _segments: usize) -> Result<usize> {
+        Err(Error::new(ErrorKind::Unsupported, "evict").context("engine flat is no cache"))
+    }
+
+    fn trim(&self) -> Result<u64> {
+        // Persistent memory has nothing to be told of.
+        self.refuse().map(|()| 0)
+    }
+
+    fn scan(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.scan_items(from, to, direction, limit)
+    }
+
+    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+        self.walk_part(cursor)
+    }
+
+    fn write_out(&self) -> Result<()> {
+        self.refuse()
+    }
+
+    fn sync(&self) -> Result<()> {
+        // Whatever was acknowledged is durable.
+        self.refuse()
+    }
+
+    fn close(&self) -> Result<()> {
+        let _locks = self.keys.lock_all();
+        let _cleaner = self.cleaner.lock();
+        let state = self.state.swap(CLOSED, Ordering::AcqRel);
+        match state {
+            OPEN => self.write_image(),
+            _ => Ok(()),
+        }
+    }
+
+    fn stats(&self) -> Stats {
+        let tombstones = self.tombstones.load(Ordering::Relaxed);
+        Stats {
+            items: self.index.len().saturating_sub(tombstones),
+            tombstones,
+            live_bytes: self.live_bytes(),
+            capacity_bytes: self.layout.chunk_size * u64::from(self.layout.chunk_count - 1),
+            segments: u64::from(self.layout.chunk_count - 1),
+            free_segments: self.chunks.free_count() as u64,
+            index_entries: self.index.len(),
+            index_capacity: self.index.capacity(),
+            index_bytes: self.index.memory_bytes(),
+            last_version: self.last_version(),
+            memory: self.memory.counters(),
+            read_only: self.failure.lock().as_ref().map(ToString::to_string),
+            ..Stats::default()
+        }
+    }
+
+    fn check(&self) -> Result<CheckReport> {
+        self.check_store()
+    }
+
+    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
+        let words = "engine flat has no backup yet";
+        Err(Error::new(ErrorKind::Unsupported, "back up store").context(words))
+    }
+
+    fn report(&self) -> String {
+        self.memory.report()
+    }
+
+    fn facilities(&self) -> Vec<Facility> {
+        Facility::ALL.to_vec()
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            key_size_bytes: KEY_SIZE_MAX_BYTES,
+            value_size_bytes: usize::try_from(VALUE_SIZE_MAX_BYTES).unwrap_or(usize::MAX),
+            batch_size_bytes: self.layout.batch_room(),
+        }
+    }
+}
+
+impl Drop for Flat {
+    /// Best effort for a store that nobody closed: nothing is lost without, but the next open takes longer.
+    fn drop(&mut self) {
+        if self.state.load(Ordering::Acquire) == OPEN
+            && !std::thread::panicking()
+            && let Err(error) = self.close()
+        {
+            tracing::warn!(%error, "closing the store failed");
+        }
+    }
+}

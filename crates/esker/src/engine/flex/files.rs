@@ -4,13 +4,12 @@ use crate::flex::{SpaceFiles, SpaceOptions};
 use esker_base::Result;
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, FileDevice, OpenOptions};
-use std::path::Path;
 use std::sync::Arc;
 
 /// Names of the logs: even generations go to the first one.
 const LOGS: [&str; 2] = ["flex.wal.0", "flex.wal.1"];
 /// The file of a space that is there if the space is.
-const TREE: &str = "space.tree";
+pub(crate) const TREE_FILE: &str = "space.tree";
 
 /// Devices of a store: data, tree and log of its space, and its own two logs.
 #[derive(Clone, Debug)]
@@ -35,9 +34,4 @@ impl FlexFiles {
         let [even, odd] = LOGS;
         Ok(FlexFiles { space, logs: [log(even)?, log(odd)?] })
     }
-}
-
-/// Whether a folder holds a store of this engine.
-pub(crate) fn is_here(folder: &Path) -> bool {
-    folder.join(TREE).exists()
 }

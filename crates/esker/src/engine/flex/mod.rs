@@ -40,7 +40,7 @@ mod wal;
 mod write;
 
 pub use files::FlexFiles;
-pub(crate) use files::is_here;
+pub(crate) use files::TREE_FILE;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;

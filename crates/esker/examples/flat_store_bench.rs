@@ -1,0 +1,146 @@
+//! `flat` measured: what a PUT costs in cache lines and fences, operations a second, and the time to open after a crash
+//! and after a clean stop. `cargo xtask bench flat`.
+#![allow(
+    clippy::unwrap_used,
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "measurements fail by panicking"
+)]
+
+use clap::Parser;
+use esker::{Batch, EngineKind, Options, Store};
+use esker_base::clock::{Clock, SystemClock};
+use esker_base::rng::Rng;
+use std::path::PathBuf;
+
+#[derive(Parser)]
+#[command(name = "flat", about = "Costs and speed of flat")]
+struct Arguments {
+    /// Where the store is made: emulated unless it is persistent memory.
+    #[arg(long, default_value = "/dev/shm")]
+    folder: PathBuf,
+    /// Records.
+    #[arg(long, default_value_t = 1_000_000)]
+    records: u64,
+    /// Bytes of a value.
+    #[arg(long, default_value_t = 48)]
+    value_size: usize,
+    /// Threads.
+    #[arg(long, default_value_t = 2)]
+    threads: u64,
+}
+
+/// A key of 8 bytes: neighbours are far apart.
+fn key(number: u64) -> [u8; 8] {
+    number.wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes()
+}
+
+fn seconds(work: impl FnOnce()) -> f64 {
+    let start = SystemClock.monotonic();
+    work();
+    (SystemClock.monotonic() - start).as_secs_f64()
+}
+
+/// Runs `work` with its number on each thread; returns millions of operations a second.
+fn rate(threads: u64, operations: u64, work: impl Fn(u64) + Sync) -> f64 {
+    let taken = seconds(|| {
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let work = &work;
+                scope.spawn(move || work(thread));
+            }
+        });
+    });
+    operations as f64 / taken / 1e6
+}
+
+fn cost(options: &Options, value_size: usize, together: u64) {
+    const PUTS: u64 = 100_000;
+    let options = Options { format: true, ..options.clone() };
+    let store = Store::open(&options).unwrap();
+    let value = vec![7; value_size];
+    let before = store.stats().memory;
+    for first in (0..PUTS).step_by(together as usize) {
+        if together == 1 {
+            store.put(&key(first), &value).unwrap();
+            continue;
+        }
+        let mut batch = Batch::new();
+        (first..first + together).for_each(|number| {
+            batch.put(&key(number), &value);
+        });
+        store.write(&batch).unwrap();
+    }
+    let after = store.stats().memory;
+    println!(
+        "values of {value_size} B, {together} in a batch: {:.3} fences, {:.3} lines for each PUT",
+        (after.fences - before.fences) as f64 / PUTS as f64,
+        (after.flushed_lines - before.flushed_lines) as f64 / PUTS as f64,
+    );
+}
+
+fn main() {
+    let arguments = Arguments::parse();
+    let folder = tempfile::tempdir_in(&arguments.folder).unwrap();
+    for engine in [EngineKind::FlatCceh, EngineKind::FlatMasstree] {
+        let mut options = Options::new(folder.path().join(engine.name().replace(':', "-")));
+        options.engine = Some(engine);
+        options.pmem_emulate = true;
+        let record = (arguments.value_size as u64 + 90).next_multiple_of(64);
+        options.size_bytes = (arguments.records * record * 3 / 2).max(64 << 20);
+        options.size_bytes = options.size_bytes.next_multiple_of(4 << 20);
+        println!("== {engine}");
+        if engine == EngineKind::FlatCceh {
+            for value_size in [8, 64] {
+                [1, 8, 16].into_iter().for_each(|together| cost(&options, value_size, together));
+            }
+        }
+        run(&arguments, &options);
+    }
+}
+
+fn run(arguments: &Arguments, options: &Options) {
+    let Arguments { records, threads, value_size, .. } = *arguments;
+    let store = Store::open(&Options { format: true, ..options.clone() }).unwrap();
+    println!("{}", store.report());
+    let value = vec![7; value_size];
+    let share = records / threads;
+    let load = rate(threads, share * threads, |thread| {
+        (thread * share..(thread + 1) * share).for_each(|number| {
+            store.put(&key(number), &value).unwrap();
+        });
+    });
+    let overwrite = rate(threads, share * threads, |thread| {
+        let mut rng = Rng::from_seed(thread);
+        (0..share).for_each(|_| {
+            store.put(&key(rng.below(share * threads)), &value).unwrap();
+        });
+    });
+    let get = rate(threads, share * threads, |thread| {
+        let mut rng = Rng::from_seed(thread + 100);
+        (0..share).for_each(|_| {
+            assert!(store.get(&key(rng.below(share * threads))).unwrap().is_some());
+        });
+    });
+    println!("load {load:.2}, overwrite {overwrite:.2}, get {get:.2} million a second");
+    store.close().unwrap();
+    drop(store);
+    let mut store = None;
+    let clean = seconds(|| store = Some(Store::open(options).unwrap()));
+    let items = store.as_ref().map_or(0, |store| store.stats().items);
+    assert_eq!(items, share * threads, "everything is found");
+    // Not closed, as after a crash: its locks end with it.
+    let crash = crash(store.take().unwrap(), options);
+    println!("open after a clean stop {clean:.3} s, after a crash {crash:.3} s: {items} records");
+}
+
+/// Opens the store without the image of its last stop.
+fn crash(store: Store, options: &Options) -> f64 {
+    store.put(b"once more", b"1").unwrap();
+    store.forget();
+    let mut store = None;
+    let taken = seconds(|| store = Some(Store::open(options).unwrap()));
+    drop(store);
+    taken
+}

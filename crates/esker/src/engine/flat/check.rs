@@ -1,0 +1,169 @@
+//! Verifies what is on media against what DRAM knows, while other calls go on.
+
+use super::chunks::Use;
+use super::index::{Cursor, Part};
+use super::layout::Place;
+use super::recover::{read_header, version_in};
+use super::{Flat, sites};
+use crate::check::CheckReport;
+use esker_base::{Error, Result};
+use esker_format::Flaw;
+use esker_format::flat::batch::batch_size;
+use esker_format::flat::{
+    Action, BatchHeader, BatchKind, CHUNK_START, ChunkKind, Entry, LINE, Stamp,
+};
+use esker_index::Word;
+use std::collections::HashSet;
+use std::sync::atomic::Ordering;
+
+impl Flat {
+    /// What is wrong with the log at an offset.
+    pub(super) fn damage(&self, flaw: Flaw, offset: u64) -> Error {
+        Error::corrupted("read log", flaw.to_string())
+            .device(self.memory.name())
+            .at(offset, LINE as u64)
+    }
+
+    pub(super) fn check_store(&self) -> Result<CheckReport> {
+        self.check_open()?;
+        // Nothing is moved meanwhile; writers go on.
+        let _cleaner = self.cleaner.lock();
+        let mut report = CheckReport::default();
+        for (number, chunk) in self.chunks.iter() {
+            let kind = match chunk.usage() {
+                Use::OpenLog | Use::Log => ChunkKind::Log,
+                Use::Blocks => ChunkKind::Blocks,
+                Use::Large => ChunkKind::Large,
+                Use::Free | Use::Tail | Use::Other => continue,
+            };
+            let header = read_header(&*self.memory, &self.layout, number)?;
+            // Blocks may be freed while we look.
+            if header.is_none_or(|(header, _)| header.kind != kind) && chunk.is_log() {
+                report.problem(format!("the header of chunk {number} is not that of its use"));
+            }
+            if kind == ChunkKind::Log {
+                self.check_log(number, &mut report)?;
+            }
+        }
+        self.check_index(&mut report)?;
+        Ok(report)
+    }
+
+    fn check_log(&self, number: u32, report: &mut CheckReport) -> Result<()> {
+        let Some(chunk) = self.chunks.get(number) else { return Ok(()) };
+        let (start, salt) = (self.layout.start_of(number), chunk.salt());
+        let tail = usize::try_from(chunk.tail.load(Ordering::Acquire)).unwrap_or(0);
+        let mut buffer = vec![0; tail];
+        self.memory.read(start, &mut buffer)?;
+        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let mut last = 0;
+        while at < tail {
+            let offset = start + at as u64;
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let sound = || sites::BATCH_CHECKSUM.disabled();
+            let (header, payload) = match BatchHeader::decode(batch, salt, offset, sound) {
+                Ok((BatchHeader { kind: BatchKind::Seal, .. }, _)) => break,
+                Ok(found) => found,
+                Err(flaw) => {
+                    report.problem(self.damage(flaw, offset).to_string());
+                    return Ok(());
+                }
+            };
+            report.batches += 1;
+            report.bytes += header.payload_bytes as u64;
+            let mut rest = payload;
+            let mut ordinal = 0;
+            while !rest.is_empty() {
+                let Ok(entry) = Entry::decode(rest) else {
+                    report.problem(self.damage(Flaw::Field("entry"), offset).to_string());
+                    return Ok(());
+                };
+                let version = version_in(&header, ordinal, entry.stamp);
+                if entry.stamp == Stamp::Place && version < last && version < chunk.born() {
+                    report.problem(format!("chunk {number} has an entry from before its time"));
+                }
+                last = version;
+                ordinal += 1;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
+            }
+            at += batch_size(header.payload_bytes);
+        }
+        Ok(())
+    }
+
+    /// Reads what every entry of the index says, records included.
+    fn check_index(&self, report: &mut CheckReport) -> Result<()> {
+        let mut lines = HashSet::new();
+        let mut cursor = Cursor::Start;
+        while let Some((part, next)) = self.index.walk(&cursor) {
+            cursor = next;
+            match part {
+                Part::Hashes(entries) => {
+                    for (hash, word) in entries {
+                        self.check_entry(hash, None, word, &mut lines, report)?;
+                    }
+                }
+                Part::Keys(entries) => {
+                    for (key, word) in entries {
+                        let hash = self.hasher.hash(&key);
+                        self.check_entry(hash, Some(&key), word, &mut lines, report)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_entry(
+        &self,
+        hash: u64,
+        key: Option<&[u8]>,
+        word: Word,
+        lines: &mut HashSet<u64>,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let place = Place::of(word);
+        let number = self.layout.chunk_of(place.offset);
+        if !self.chunks.get(number).is_some_and(super::chunks::Chunk::is_log) {
+            report.problem(format!("an entry of the index points into chunk {number}, no log"));
+            return Ok(());
+        }
+        let seen = self.with_entry(place, |entry| {
+            let found = self.key_of_entry(entry)?;
+            let same_kind = Flat::kind_of_action(entry.action) == place.kind;
+            let line = match entry.action {
+                Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
+                Action::Value(_) | Action::Delete(None) => None,
+            };
+            Ok::<_, Error>((found.map(std::borrow::Cow::into_owned), same_kind, line))
+        });
+        let (found, same_kind, line) = match seen {
+            Ok(Some(seen)) => seen?,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                report.problem(error.to_string());
+                return Ok(());
+            }
+        };
+        report.records += 1;
+        let right = found.as_ref().is_some_and(|found| {
+            self.hasher.hash(found) == hash && key.is_none_or(|key| key == found)
+        });
+        // Whoever wrote the key meanwhile may have freed the record.
+        let stands = |key: &[u8]| self.index.holds(hash, key, word);
+        let key = key.map(<[u8]>::to_vec).or(found).unwrap_or_default();
+        if !(right && same_kind) && stands(&key) {
+            report.problem(format!("the entry at {} is not what the index says", place.offset));
+        }
+        if let Some(line) = line {
+            match self.read_value(hash, &key, word, &mut |_| Ok(())) {
+                Err(error) if stands(&key) => report.problem(error.to_string()),
+                _ => {}
+            }
+            if !lines.insert(line) && stands(&key) {
+                report.problem(format!("two entries have the record at line {line}"));
+            }
+        }
+        Ok(())
+    }
+}

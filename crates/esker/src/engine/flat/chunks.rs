@@ -1,0 +1,371 @@
+//! The table of chunks: what each is used for, what of it counts, and which are free.
+//!
+//! # Invariants
+//! - K1: a chunk's header is durable before anything in the chunk is, and a freed chunk's before its space
+//!   is used anew. (So the headers are the journal of FlatStore §3.4: a chunk in the making is found by its own.)
+//! - K2: a chunk's generation changes before it can be used anew: who read in a chunk and finds the generation as it
+//!   was has read what stood there.
+//! - K3: an epoch is used once: it begins with the number of the session.
+//! - K4: the last free chunks are kept for the cleaner, those before for deletes.
+//!
+//! # Concurrency
+//! Counters are atomic; one short lock guards the free ones.
+
+use super::layout::Layout;
+use super::sites;
+use esker_base::Result;
+use esker_format::flat::{CHUNK_HEADER_SIZE, ChunkHeader, ChunkKind};
+use esker_media::Pmem;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+
+/// Bits of an epoch that count within a session.
+const EPOCH_BITS: u32 = 32;
+/// Free chunks that only the cleaner takes.
+const KEPT_FOR_CLEANER: usize = 3;
+/// Free chunks that only the cleaner and deletes take.
+const KEPT_FOR_DELETES: usize = 5;
+
+/// For whom a chunk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum For {
+    Puts,
+    Deletes,
+    Cleaner,
+}
+
+impl For {
+    /// Free chunks that it leaves alone.
+    pub(super) fn kept(self) -> usize {
+        match self {
+            For::Puts => KEPT_FOR_DELETES,
+            For::Deletes => KEPT_FOR_CLEANER,
+            For::Cleaner => 0,
+        }
+    }
+}
+
+/// What a chunk is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub(super) enum Use {
+    Free = 0,
+    /// A log that is appended to.
+    OpenLog = 1,
+    /// A log that is not.
+    Log = 2,
+    Blocks = 3,
+    Large = 4,
+    /// Behind a `Large`.
+    Tail = 5,
+    /// The root, and what the image of a clean stop takes until it is loaded.
+    Other = 6,
+}
+
+/// A chunk. On a line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Chunk {
+    usage: AtomicU32,
+    /// K2.
+    generation: AtomicU64,
+    /// Logs: see the format.
+    born: AtomicU64,
+    salt: AtomicU64,
+    /// Logs: entries that were appended.
+    pub(super) entries: AtomicU32,
+    /// Logs: those of them that the index followed, after which what they replaced was counted as dead.
+    published: AtomicU32,
+    /// Logs: those that do not count any more.
+    dead: AtomicU32,
+    /// Blocks and large records in use.
+    pub(super) live: AtomicU32,
+    /// Logs: bytes that are written.
+    pub(super) tail: AtomicU32,
+    /// Blocks: lines of each. Large: chunks.
+    pub(super) lines: AtomicU32,
+    pub(super) owner: AtomicU32,
+    /// Blocks: it is among its owner's chunks with room.
+    pub(super) listed: AtomicBool,
+    /// Blocks in use, a bit each.
+    pub(super) bits: OnceLock<Box<[AtomicU64]>>,
+}
+
+impl Chunk {
+    fn new() -> Chunk {
+        Chunk {
+            usage: AtomicU32::new(Use::Free as u32),
+            generation: AtomicU64::new(0),
+            born: AtomicU64::new(0),
+            salt: AtomicU64::new(0),
+            entries: AtomicU32::new(0),
+            published: AtomicU32::new(0),
+            dead: AtomicU32::new(0),
+            live: AtomicU32::new(0),
+            tail: AtomicU32::new(0),
+            lines: AtomicU32::new(0),
+            owner: AtomicU32::new(0),
+            listed: AtomicBool::new(false),
+            bits: OnceLock::new(),
+        }
+    }
+
+    pub(super) fn usage(&self) -> Use {
+        match self.usage.load(Ordering::Acquire) {
+            0 => Use::Free,
+            1 => Use::OpenLog,
+            2 => Use::Log,
+            3 => Use::Blocks,
+            4 => Use::Large,
+            5 => Use::Tail,
+            _ => Use::Other,
+        }
+    }
+
+    pub(super) fn set_usage(&self, usage: Use) {
+        self.usage.store(usage as u32, Ordering::Release);
+    }
+
+    pub(super) fn is_log(&self) -> bool {
+        matches!(self.usage(), Use::OpenLog | Use::Log)
+    }
+
+    #[inline]
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// What its batches' checksums are mixed with.
+    pub(super) fn salt(&self) -> u64 {
+        self.salt.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn born(&self) -> u64 {
+        self.born.load(Ordering::Relaxed)
+    }
+
+    /// The index follows an entry.
+    pub(super) fn count_published(&self, entries: u32) {
+        // After the counts of what it replaced.
+        self.published.fetch_add(entries, Ordering::Release);
+    }
+
+    /// An entry does not count any more, and the index does not have it.
+    pub(super) fn count_dead(&self) {
+        self.dead.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Entries, and those that do not count.
+    pub(super) fn counts(&self) -> (u32, u32) {
+        (self.entries.load(Ordering::Relaxed), self.dead.load(Ordering::Acquire))
+    }
+
+    /// Whether the index follows all entries.
+    pub(super) fn is_published(&self) -> bool {
+        self.published.load(Ordering::Acquire) == self.entries.load(Ordering::Relaxed)
+    }
+
+    /// Whether nothing counts any more, and nobody will say so of any entry.
+    pub(super) fn is_dead(&self) -> bool {
+        let (entries, dead) = self.counts();
+        self.is_published() && dead == entries
+    }
+
+    /// What recovery found: entries, and those that count.
+    pub(super) fn set_counts(&self, entries: u32, dead: u32, tail: u32) {
+        self.entries.store(entries, Ordering::Relaxed);
+        self.published.store(entries, Ordering::Relaxed);
+        self.dead.store(dead, Ordering::Relaxed);
+        self.tail.store(tail, Ordering::Relaxed);
+    }
+
+    /// Takes over what a header says.
+    pub(super) fn adopt(&self, header: &ChunkHeader, layout: &Layout) {
+        self.born.store(header.born, Ordering::Relaxed);
+        self.salt.store(header.salt(&layout.store_id), Ordering::Relaxed);
+        self.owner.store(u32::from(header.owner), Ordering::Relaxed);
+        let count = if header.kind == ChunkKind::Large { header.chunks } else { header.lines };
+        self.lines.store(count, Ordering::Relaxed);
+        self.set_counts(0, 0, 0);
+        self.live.store(0, Ordering::Relaxed);
+        self.set_usage(match header.kind {
+            ChunkKind::Free => Use::Free,
+            ChunkKind::Log => Use::Log,
+            ChunkKind::Blocks => Use::Blocks,
+            ChunkKind::Large => Use::Large,
+            ChunkKind::Image => Use::Other,
+        });
+    }
+}
+
+/// The free chunks, a flag each, and how many.
+#[derive(Debug)]
+struct Free {
+    flags: Vec<bool>,
+    count: usize,
+    /// Where the next search begins, so that all space is worn alike.
+    next: usize,
+}
+
+/// All chunks of a store.
+#[derive(Debug)]
+pub(super) struct Chunks {
+    layout: Layout,
+    chunks: Box<[Chunk]>,
+    free: Mutex<Free>,
+    free_count: AtomicU32,
+    epoch: AtomicU64,
+}
+
+impl Chunks {
+    pub(super) fn new(layout: &Layout) -> Chunks {
+        let count = usize::try_from(layout.chunk_count).unwrap_or(0);
+        let chunks: Box<[Chunk]> = (0..count).map(|_| Chunk::new()).collect();
+        let free = Free { flags: vec![false; count], count: 0, next: 0 };
+        let chunks = Chunks {
+            layout: *layout,
+            chunks,
+            free: Mutex::new(free),
+            free_count: AtomicU32::new(0),
+            epoch: AtomicU64::new(0),
+        };
+        if let Some(root) = chunks.get(0) {
+            root.set_usage(Use::Other);
+        }
+        chunks
+    }
+
+    #[inline]
+    pub(super) fn get(&self, number: u32) -> Option<&Chunk> {
+        self.chunks.get(usize::try_from(number).ok()?)
+    }
+
+    /// All but the root, with their numbers.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Chunk)> {
+        (0..).zip(&*self.chunks).skip(1)
+    }
+
+    /// Begins a session: epochs follow from its number.
+    pub(super) fn begin_session(&self, session: u64) {
+        self.epoch.store(session << EPOCH_BITS, Ordering::Relaxed);
+    }
+
+    pub(super) fn next_epoch(&self) -> u64 {
+        self.epoch.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn free_count(&self) -> usize {
+        usize::try_from(self.free_count.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
+    /// Puts a chunk among the free ones; its header says so, or does not matter.
+    pub(super) fn add_free(&self, number: u32) {
+        if let Some(chunk) = self.get(number) {
+            chunk.set_usage(Use::Free);
+        }
+        let mut free = self.free.lock();
+        if let Some(flag) = free.flags.get_mut(usize::try_from(number).unwrap_or(usize::MAX))
+            && !*flag
+        {
+            *flag = true;
+            free.count += 1;
+            self.free_count.store(u32::try_from(free.count).unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Takes `count` free chunks in a row; `None` if there are none that `whom` may have.
+    pub(super) fn take(&self, count: usize, whom: For) -> Option<u32> {
+        let mut free = self.free.lock();
+        if free.count < count + whom.kept() {
+            return None;
+        }
+        let length = free.flags.len();
+        let mut run = 0;
+        let mut found = None;
+        // Around once, from where the last search ended; runs do not go around.
+        for step in 0..length + count {
+            let place = (free.next + step) % length;
+            run = if place == 0 { 0 } else { run };
+            run = if free.flags.get(place).copied().unwrap_or(false) { run + 1 } else { 0 };
+            if run == count {
+                found = Some(place + 1 - count);
+                break;
+            }
+        }
+        let first = found?;
+        free.flags.get_mut(first..first + count)?.fill(false);
+        free.count -= count;
+        free.next = (first + count) % length;
+        self.free_count.store(u32::try_from(free.count).unwrap_or(0), Ordering::Relaxed);
+        let number = u32::try_from(first).ok()?;
+        for (number, _) in (number..).zip(0..count) {
+            if let Some(chunk) = self.get(number) {
+                // K2.
+                chunk.generation.fetch_add(1, Ordering::AcqRel);
+            }
+        }
+        // Before whatever is written there.
+        fence(Ordering::Release);
+        Some(number)
+    }
+
+    /// Writes a header, durably (K1).
+    pub(super) fn write_header(&self, memory: &dyn Pmem, header: &ChunkHeader) -> Result<()> {
+        let bytes = header.encode(&self.layout.store_id);
+        let start = self.layout.start_of(header.number);
+        // PERSIST: the first copy before the second: a crash leaves one of them whole, and the newer whole
+        //          one counts. Nothing in the chunk is written before.
+        memory.store(sites::CHUNK_STORE, start, &bytes)?;
+        memory.flush(sites::CHUNK_FLUSH, start, bytes.len() as u64)?;
+        memory.fence(sites::CHUNK_FENCE)?;
+        let copy = start + CHUNK_HEADER_SIZE as u64;
+        memory.store(sites::CHUNK_STORE, copy, &bytes)?;
+        memory.flush(sites::CHUNK_COPY_FLUSH, copy, bytes.len() as u64)?;
+        memory.fence(sites::CHUNK_COPY_FENCE)
+    }
+
+    /// Gives chunks to a use, durably.
+    pub(super) fn begin(&self, memory: &dyn Pmem, mut header: ChunkHeader) -> Result<()> {
+        header.epoch = self.next_epoch();
+        self.write_header(memory, &header)?;
+        if let Some(chunk) = self.get(header.number) {
+            chunk.adopt(&header, &self.layout);
+        }
+        if header.kind == ChunkKind::Large {
+            for number in header.number + 1..header.number.saturating_add(header.chunks) {
+                if let Some(chunk) = self.get(number) {
+                    chunk.set_usage(Use::Tail);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the content of a chunk, or of a large record's chunks, away, durably, and frees them.
+    pub(super) fn release(&self, memory: &dyn Pmem, number: u32) -> Result<()> {
+        let Some(chunk) = self.get(number) else { return Ok(()) };
+        let count = match chunk.usage() {
+            Use::Large => chunk.lines.load(Ordering::Relaxed).max(1),
+            _ => 1,
+        };
+        // PERSIST: behind a large record's first chunk there are no headers: they are made first, so that its own
+        //          says until then that there are none.
+        for number in (number..number.saturating_add(count)).rev() {
+            let header = ChunkHeader {
+                epoch: self.next_epoch(),
+                born: 0,
+                kind: ChunkKind::Free,
+                owner: 0,
+                number,
+                lines: 0,
+                chunks: 0,
+            };
+            self.write_header(memory, &header)?;
+        }
+        for number in number..number.saturating_add(count) {
+            self.add_free(number);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,382 @@
+//! Log cleaning: live entries of a chunk are copied to the cleaner's log, the index follows, and the chunk is free
+//! (FlatStore §3.4).
+//!
+//! An entry is live if the index has its very place. A tombstone is needed as long as an older entry of its key may be
+//! on media: those had been overtaken when it was written, so they stand in chunks that were begun before and have entries
+//! that do not count; once there is no such chunk besides its own, it is dropped.
+//!
+//! # Invariants
+//! - C1: copies are durable before the index follows them, and the index has followed all before the chunk's header
+//!   says that it is free. So a crash finds each entry at least once; twice is no harm: both have one version.
+//! - C2: the cleaner's chunk is found by its header, which is durable before the first copy: the journal of §3.4.
+//! - C3: the chunks that the cleaner writes to are born when it began to look at what it copies there.
+//!
+//! # Concurrency
+//! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
+
+use super::chunks::{For, Use};
+use super::commit::{Log, Sites};
+use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
+use super::{Flat, sites};
+use esker_base::{Error, Result};
+use esker_format::flat::batch::batch_size;
+use esker_format::flat::{
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, Entry, LINE, Stamp,
+};
+use esker_index::Word;
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+const MOVE: Sites = Sites { store: sites::MOVE_STORE, flush: sites::MOVE_FLUSH, fence: None };
+/// A chunk is worth cleaning if one in so many of its entries does not count.
+const WORTH: u32 = 16;
+
+/// State of the cleaner.
+#[derive(Debug)]
+pub(super) struct Cleaner {
+    log: Log,
+    /// Entries that did not count when there was nothing left to gain.
+    futile: Option<u64>,
+    /// Chunks with damage: they are left as they are.
+    damaged: BTreeSet<u32>,
+    buffer: Vec<u8>,
+}
+
+impl Cleaner {
+    pub(super) fn new() -> Cleaner {
+        Cleaner { log: Log::new(None), futile: None, damaged: BTreeSet::new(), buffer: Vec::new() }
+    }
+}
+
+/// An entry that was copied.
+struct Move {
+    hash: u64,
+    key: Vec<u8>,
+    old: Word,
+    new: Word,
+}
+
+/// Copies on their way to a batch.
+#[derive(Default)]
+struct Forming {
+    bytes: Vec<u8>,
+    base: u64,
+    /// Offset within the batch, and the rest of the new place.
+    entries: Vec<(usize, Kind, bool, u64, Vec<u8>, Word)>,
+}
+
+impl Flat {
+    /// Makes room until so many chunks are free for somebody; false if that cannot be.
+    pub(super) fn make_room(&self, count: usize, whom: For) -> Result<bool> {
+        let mut cleaner = self.cleaner.lock();
+        let wanted = count + whom.kept();
+        if self.chunks.free_count() >= wanted && count == 1 {
+            return Ok(true);
+        }
+        let before = self.chunks.free_count();
+        let mut visited = BTreeSet::new();
+        loop {
+            let dead = self.dead_entries();
+            if cleaner.futile.is_some_and(|futile| dead <= futile) {
+                return Ok(false);
+            }
+            let victim = self.victim(&visited, &cleaner.damaged, true);
+            let Some(victim) = victim else {
+                cleaner.futile = Some(self.dead_entries());
+                return Ok(self.chunks.free_count() > before);
+            };
+            visited.insert(victim);
+            self.clean_chunk(&mut cleaner, victim)?;
+            let free = self.chunks.free_count();
+            if free >= wanted && (count == 1 || free > before) {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Cleans up to so many chunks, those first from which there is most to gain.
+    pub(super) fn clean_now(&self, count: usize) -> Result<usize> {
+        self.refuse()?;
+        let mut cleaner = self.cleaner.lock();
+        let mut visited = BTreeSet::new();
+        for done in 0..count {
+            // The cleaner needs room for one victim's copies.
+            if self.chunks.free_count() == 0 {
+                return Ok(done);
+            }
+            let Some(victim) = self.victim(&visited, &cleaner.damaged, false) else {
+                return Ok(done);
+            };
+            visited.insert(victim);
+            self.clean_chunk(&mut cleaner, victim)?;
+        }
+        Ok(count)
+    }
+
+    fn dead_entries(&self) -> u64 {
+        let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
+        logs.map(|(_, chunk)| u64::from(chunk.counts().1)).sum()
+    }
+
+    /// The full chunk with the smallest share of entries that count; one without any to drop only if it may have
+    /// tombstones that are not needed any more.
+    fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, worth: bool) -> Option<u32> {
+        let tombstones = self.tombstones.load(Ordering::Relaxed) > 0;
+        let candidates = self.chunks.iter().filter(|(number, chunk)| {
+            let allowed = !visited.contains(number) && !damaged.contains(number);
+            chunk.usage() == Use::Log && chunk.is_published() && allowed
+        });
+        let shares = candidates.filter_map(|(number, chunk)| {
+            let (entries, dead) = chunk.counts();
+            let live = entries.saturating_sub(dead);
+            let useful = match worth {
+                true => dead * WORTH >= entries,
+                false => dead > 0,
+            };
+            let share = u64::from(live) * 1_000_000 / u64::from(entries.max(1));
+            (entries == 0 || useful || tombstones).then_some((share, chunk.born(), number))
+        });
+        shares.min().map(|(_, _, number)| number)
+    }
+
+    fn clean_chunk(&self, cleaner: &mut Cleaner, victim: u32) -> Result<()> {
+        let Some(chunk) = self.chunks.get(victim) else { return Ok(()) };
+        // C3.
+        let born = self.sequence.load(Ordering::Relaxed);
+        let needed = self.tombstones_needed_below(victim);
+        if !chunk.is_dead() {
+            let mut buffer = std::mem::take(&mut cleaner.buffer);
+            let copied = self.copy_live(cleaner, victim, &mut buffer, born, needed);
+            cleaner.buffer = buffer;
+            match copied {
+                Ok(true) => {}
+                Ok(false) => {
+                    cleaner.damaged.insert(victim);
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if !chunk.is_dead() {
+            // Somebody who overtook an entry has not counted it yet: a later pass finds the chunk dead.
+            return Ok(());
+        }
+        // PERSIST: whatever counted stands elsewhere, durably.
+        let released = self.chunks.release(&*self.memory, victim);
+        released.map_err(|error| self.poison(&error))
+    }
+
+    /// Tombstones from this version on may be needed by chunks other than `but`.
+    fn tombstones_needed_below(&self, but: u32) -> u64 {
+        let may_hold = self
+            .chunks
+            .iter()
+            .filter(|(number, chunk)| *number != but && chunk.is_log() && chunk.counts().1 > 0);
+        may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX)
+    }
+
+    /// Copies what counts in a chunk; false if it is damaged.
+    fn copy_live(
+        &self,
+        cleaner: &mut Cleaner,
+        victim: u32,
+        buffer: &mut Vec<u8>,
+        born: u64,
+        needed: u64,
+    ) -> Result<bool> {
+        let Some(chunk) = self.chunks.get(victim) else { return Ok(true) };
+        let (start, salt) = (self.layout.start_of(victim), chunk.salt());
+        let tail = usize::try_from(chunk.tail.load(Ordering::Relaxed)).unwrap_or(0);
+        buffer.clear();
+        buffer.resize(tail, 0);
+        self.memory.read(start, buffer)?;
+        let mut moves = Vec::new();
+        let copied = self.copy_batches(cleaner, start, salt, buffer, &mut moves, born, needed);
+        // PERSIST: C1.
+        self.memory.fence(sites::MOVE_FENCE).map_err(|error| self.poison(&error))?;
+        // Also after an error: what was copied is as good as the original.
+        for Move { hash, key, old, new } in moves {
+            // Either the old place does not count any more, or the copy never did.
+            if self.index.replace(hash, &key, old, new) {
+                chunk.count_dead();
+            } else if let Some(to) = self.chunks.get(self.layout.chunk_of(Place::of(new).offset)) {
+                to.count_dead();
+            }
+        }
+        copied
+    }
+
+    /// Copies what counts to the cleaner's log, to be fenced; false if there is damage.
+    #[expect(clippy::too_many_arguments, reason = "the state of one pass")]
+    fn copy_batches(
+        &self,
+        cleaner: &mut Cleaner,
+        start: u64,
+        salt: u64,
+        buffer: &mut [u8],
+        moves: &mut Vec<Move>,
+        born: u64,
+        needed: u64,
+    ) -> Result<bool> {
+        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let tail = buffer.len();
+        let mut forming = Forming::default();
+        while at + LINE <= tail {
+            let offset = start + at as u64;
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let sound = || sites::BATCH_CHECKSUM.disabled();
+            let (header, mut rest) = match BatchHeader::decode(batch, salt, offset, sound) {
+                Ok((BatchHeader { kind: BatchKind::Seal, .. }, _)) => break,
+                Ok(found) => found,
+                Err(flaw) => {
+                    let error = self.damage(flaw, offset);
+                    tracing::warn!(%error, "a chunk is left as it is");
+                    return Ok(false);
+                }
+            };
+            let mut ordinal = 0;
+            while !rest.is_empty() {
+                let Ok(entry) = Entry::decode(rest) else { return Ok(false) };
+                let place = self.place_in(&header, offset, rest.len(), ordinal, &entry);
+                let version = match entry.stamp {
+                    Stamp::Place => header.base_version + ordinal as u64,
+                    Stamp::Delta(delta) => header.base_version + u64::from(delta),
+                    Stamp::Whole(version) => version,
+                };
+                self.copy_entry(
+                    cleaner,
+                    &mut forming,
+                    moves,
+                    &entry,
+                    place,
+                    version,
+                    born,
+                    needed,
+                )?;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
+                ordinal += 1;
+            }
+            at += batch_size(header.payload_bytes);
+        }
+        self.end_batch(cleaner, &mut forming, moves, born)?;
+        Ok(true)
+    }
+
+    /// The place of an entry that was found in a batch, `left` bytes before the end of its entries.
+    pub(super) fn place_in(
+        &self,
+        header: &BatchHeader,
+        batch_offset: u64,
+        left: usize,
+        ordinal: usize,
+        entry: &Entry<'_>,
+    ) -> Place {
+        let within = BATCH_HEADER_SIZE + header.payload_bytes - left;
+        let offset = batch_offset + within as u64;
+        Place {
+            offset,
+            kind: Flat::kind_of_action(entry.action),
+            key_of_8: entry.key.is_of_8(),
+            ordinal: ordinal & 0x3F,
+            lines: (within / LINE) as u64 & 0x7F,
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the state of one pass")]
+    fn copy_entry(
+        &self,
+        cleaner: &mut Cleaner,
+        forming: &mut Forming,
+        moves: &mut Vec<Move>,
+        entry: &Entry<'_>,
+        place: Place,
+        version: u64,
+        born: u64,
+        needed: u64,
+    ) -> Result<()> {
+        let Some(key) = self.key_of_entry(entry)? else { return Ok(()) };
+        let (hash, word, key) = (self.hasher.hash(&key), place.word(), key.into_owned());
+        if !self.index.holds(hash, &key, word) {
+            return Ok(());
+        }
+        if place.kind.is_tombstone() && (version < needed || sites::TOMBSTONE_NEEDED.disabled()) {
+            let record = self.record_of(word)?.flatten();
+            if self.index.remove(hash, &key, word) {
+                self.let_go(word, record);
+            }
+            return Ok(());
+        }
+        let full = forming.entries.len() == BATCH_ENTRIES_MAX
+            || BATCH_HEADER_SIZE + forming.bytes.len() + entry.size + 8 > BATCH_NEAR_BYTES
+            || BATCH_HEADER_SIZE + forming.bytes.len() + entry.size + 8 > self.layout.batch_room();
+        if full {
+            self.end_batch(cleaner, forming, moves, born)?;
+        }
+        if forming.entries.is_empty() {
+            forming.base = version;
+        }
+        let delta = version.checked_sub(forming.base).and_then(|delta| u16::try_from(delta).ok());
+        let stamp = delta.map_or(Stamp::Whole(version), Stamp::Delta);
+        let at = forming.bytes.len();
+        entry.moved().encode(stamp, &mut forming.bytes);
+        forming.entries.push((at, place.kind, place.key_of_8, hash, key, word));
+        Ok(())
+    }
+
+    /// Writes the batch of copies that forms to the cleaner's log, to be fenced.
+    fn end_batch(
+        &self,
+        cleaner: &mut Cleaner,
+        forming: &mut Forming,
+        moves: &mut Vec<Move>,
+        born: u64,
+    ) -> Result<()> {
+        if forming.entries.is_empty() {
+            return Ok(());
+        }
+        let payload = forming.bytes.len();
+        let total = batch_size(payload);
+        let open =
+            cleaner.log.open.filter(|(_, tail)| tail + total as u64 <= self.layout.chunk_size);
+        let (chunk, tail) = match open {
+            Some(open) => open,
+            None => {
+                if let Some((full, tail)) = cleaner.log.open.take() {
+                    self.seal(full, tail)?;
+                }
+                let Some(next) = self.chunks.take(1, For::Cleaner) else {
+                    let words = "the cleaner has no free chunk";
+                    return Err(Error::new(esker_base::ErrorKind::NoSpace, "clean").context(words));
+                };
+                let begun = self.begin_log(next, 0, born);
+                (next, begun.map_err(|error| self.poison(&error))?)
+            }
+        };
+        let offset = self.layout.start_of(chunk) + tail;
+        let mut bytes = vec![0; BATCH_HEADER_SIZE];
+        bytes.append(&mut forming.bytes);
+        bytes.resize(total, 0);
+        self.write_batch(chunk, offset, &mut bytes, payload, forming.base, MOVE)?;
+        let end = tail + total as u64;
+        cleaner.log.open = Some((chunk, end));
+        if let Some(state) = self.chunks.get(chunk) {
+            let count = u32::try_from(forming.entries.len()).unwrap_or(0);
+            state.entries.fetch_add(count, Ordering::Relaxed);
+            state.count_published(count);
+            state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
+        }
+        for (ordinal, (at, kind, key_of_8, hash, key, old)) in forming.entries.drain(..).enumerate()
+        {
+            let within = BATCH_HEADER_SIZE + at;
+            let place = Place {
+                offset: offset + within as u64,
+                kind,
+                key_of_8,
+                ordinal,
+                lines: (within / LINE) as u64,
+            };
+            moves.push(Move { hash, key, old, new: place.word() });
+        }
+        Ok(())
+    }
+}

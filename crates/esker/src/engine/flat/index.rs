@@ -1,0 +1,221 @@
+//! The index of a store: hash or ordered, behind one trait (FlatStore §4.1, §4.2).
+//!
+//! An index maps a key to the place of its newest entry. The ordered one keeps keys; the hash index keeps
+//! hashes, and asks whether an entry is the key's, unless both keys have 8 bytes: the hash is invertible on those,
+//! so that equal hashes are equal keys.
+
+use super::layout::Place;
+use crate::store::Direction;
+use esker_base::Result;
+use esker_index::{Cceh, Masstree, Word};
+use std::fmt::Debug;
+use std::ops::{Bound, ControlFlow};
+
+/// Whether an entry is that of a key; `None` if it is gone meanwhile.
+pub(super) type Same<'a> = &'a mut dyn FnMut(Word) -> Result<Option<bool>>;
+/// What a scan does with a key and its word.
+pub(super) type Visit<'a> = &'a mut dyn FnMut(&[u8], Word) -> ControlFlow<()>;
+
+/// Entries of a part of a walk: hash or key, and word.
+pub(super) enum Part {
+    Hashes(Vec<(u64, Word)>),
+    Keys(Vec<(Vec<u8>, Word)>),
+}
+
+/// Where a walk goes on.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Cursor {
+    #[default]
+    Start,
+    Hash(u64),
+    Key(Vec<u8>),
+}
+
+/// What both indexes do. All calls from any thread; a key's word changes under the key's lock, or, by the
+/// cleaner, from the word that it knows.
+pub(super) trait KeyIndex: Send + Sync + Debug {
+    /// The word of a key.
+    fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>>;
+    /// Whether this very word stands under the key.
+    fn holds(&self, hash: u64, key: &[u8], word: Word) -> bool;
+    /// Adds a key that has no word.
+    fn insert(&self, hash: u64, key: &[u8], word: Word);
+    /// Replaces a word; false if it is not there.
+    fn replace(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool;
+    /// Removes a word; false if it is not there.
+    fn remove(&self, hash: u64, key: &[u8], old: Word) -> bool;
+    /// Starts to fetch what lookups will read.
+    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>));
+    /// A part of a walk over everything, and where it goes on.
+    fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
+    /// In order, if there is one.
+    fn scan(&self, from: Bound<&[u8]>, direction: Direction, visit: Visit<'_>) -> bool;
+    /// Whether there is an order.
+    fn is_ordered(&self) -> bool;
+    /// Adds entries of an image of this kind of index.
+    fn load_hashes(&self, entries: &[(u64, Word)]);
+    /// As before.
+    fn load_keys(&self, entries: &[(&[u8], Word)]);
+    fn len(&self) -> u64;
+    fn capacity(&self) -> u64;
+    fn memory_bytes(&self) -> u64;
+}
+
+/// Keys of a part of a walk over the ordered index.
+const PART: usize = 1000;
+
+/// The hash index.
+#[derive(Debug)]
+pub(super) struct HashIndex {
+    pub(super) table: Cceh,
+    /// Whether hashes of keys of 8 bytes are whole, and so tell the key.
+    pub(super) exact: bool,
+}
+
+impl KeyIndex for HashIndex {
+    #[inline]
+    fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>> {
+        'again: loop {
+            let candidates = self.table.lookup(hash);
+            for word in candidates.iter() {
+                let of_8 = Place::of(word).key_of_8;
+                if of_8 != (key.len() == 8) {
+                    continue;
+                }
+                if of_8 && self.exact {
+                    return Ok(Some(word));
+                }
+                match same(word)? {
+                    Some(true) => return Ok(Some(word)),
+                    Some(false) => {}
+                    None => continue 'again,
+                }
+            }
+            return Ok(None);
+        }
+    }
+
+    fn holds(&self, hash: u64, _key: &[u8], word: Word) -> bool {
+        self.table.lookup(hash).iter().any(|found| found == word)
+    }
+
+    fn insert(&self, hash: u64, _key: &[u8], word: Word) {
+        self.table.insert(hash, word);
+    }
+
+    fn replace(&self, hash: u64, _key: &[u8], old: Word, new: Word) -> bool {
+        self.table.replace(hash, old, new)
+    }
+
+    fn remove(&self, hash: u64, _key: &[u8], old: Word) -> bool {
+        self.table.remove(hash, old)
+    }
+
+    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>)) {
+        let hashes: Vec<u64> = keys.iter().map(|(hash, _)| *hash).collect();
+        self.table.lookup_many(&hashes, |_, found| visit(found.iter().next()));
+    }
+
+    fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
+        let at = match cursor {
+            Cursor::Hash(hash) => *hash,
+            Cursor::Start | Cursor::Key(_) => 0,
+        };
+        let (entries, next) = self.table.walk(at)?;
+        Some((Part::Hashes(entries), Cursor::Hash(next)))
+    }
+
+    fn scan(&self, _from: Bound<&[u8]>, _direction: Direction, _visit: Visit<'_>) -> bool {
+        false
+    }
+
+    fn is_ordered(&self) -> bool {
+        false
+    }
+
+    fn load_hashes(&self, entries: &[(u64, Word)]) {
+        self.table.insert_many(entries);
+    }
+
+    fn load_keys(&self, _entries: &[(&[u8], Word)]) {}
+
+    fn len(&self) -> u64 {
+        self.table.len()
+    }
+
+    fn capacity(&self) -> u64 {
+        self.table.capacity()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        self.table.memory_bytes() as u64
+    }
+}
+
+impl KeyIndex for Masstree {
+    #[inline]
+    fn find(&self, _hash: u64, key: &[u8], _same: Same<'_>) -> Result<Option<Word>> {
+        Ok(self.get(key))
+    }
+
+    fn holds(&self, _hash: u64, key: &[u8], word: Word) -> bool {
+        self.get(key) == Some(word)
+    }
+
+    fn insert(&self, _hash: u64, key: &[u8], word: Word) {
+        Masstree::insert(self, key, word);
+    }
+
+    fn replace(&self, _hash: u64, key: &[u8], old: Word, new: Word) -> bool {
+        Masstree::replace(self, key, old, new)
+    }
+
+    fn remove(&self, _hash: u64, key: &[u8], old: Word) -> bool {
+        Masstree::remove(self, key, old)
+    }
+
+    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>)) {
+        let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
+        self.lookup_many(&keys, |_, found| visit(found));
+    }
+
+    fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
+        let after = match cursor {
+            Cursor::Key(key) => Some(&key[..]),
+            Cursor::Start | Cursor::Hash(_) => None,
+        };
+        let entries = Masstree::walk(self, after, PART);
+        let last = entries.last()?.0.clone();
+        Some((Part::Keys(entries), Cursor::Key(last)))
+    }
+
+    fn scan(&self, from: Bound<&[u8]>, direction: Direction, visit: Visit<'_>) -> bool {
+        match direction {
+            Direction::Forward => Masstree::scan(self, from, visit),
+            Direction::Reverse => self.scan_back(from, visit),
+        }
+        true
+    }
+
+    fn is_ordered(&self) -> bool {
+        true
+    }
+
+    fn load_hashes(&self, _entries: &[(u64, Word)]) {}
+
+    fn load_keys(&self, entries: &[(&[u8], Word)]) {
+        self.insert_many(entries);
+    }
+
+    fn len(&self) -> u64 {
+        Masstree::len(self)
+    }
+
+    fn capacity(&self) -> u64 {
+        Masstree::len(self)
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        Masstree::memory_bytes(self) as u64
+    }
+}

@@ -1,0 +1,332 @@
+//! The lazy-persist allocator: blocks for records that do not stand in the log (FlatStore §3.2).
+//!
+//! A chunk is cut into blocks of one size, which its header says. Which blocks are in use is known in DRAM only:
+//! the entries of the log that count point at them, and recovery marks those. So an allocation persists
+//! nothing, and a crash leaks nothing. What is larger than half a chunk has chunks of its own, in a row.
+//!
+//! # Invariants
+//! - A1: a block's chunk says its size durably before anything points at a block of it.
+//! - A2: a block is free from the moment on in which nothing that counts points at it, and not before.
+//!
+//! # Concurrency
+//! Blocks are allocated from the chunks of a core, under its lock; anybody frees, without a lock but
+//! where a full chunk gets room or a chunk becomes empty.
+
+use super::chunks::{Chunk, For, Use};
+use super::{Flat, sites};
+use esker_base::Result;
+use esker_format::flat::record::record_size;
+use esker_format::flat::{CHUNK_START, ChunkHeader, ChunkKind, LINE, RECORD_HEADER_SIZE, Record};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Smallest block in lines.
+const LINES_MIN: u64 = 1;
+/// Sizes from one power of two to the next.
+const STEPS: u64 = 4;
+
+/// The chunks of a core with room, by size class.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(super) struct CoreBlocks(Mutex<Vec<Class>>);
+
+#[derive(Debug, Default)]
+struct Class {
+    /// The chunk that blocks are taken from.
+    current: Option<u32>,
+    /// Others with free blocks.
+    more: Vec<u32>,
+}
+
+/// The number of a size class, and the lines of its blocks: those asked for, or up to a fifth more.
+fn class_of(lines: u64) -> (usize, u64) {
+    let lines = lines.max(LINES_MIN);
+    if lines <= STEPS {
+        return (usize::try_from(lines).unwrap_or(0), lines);
+    }
+    let power = (lines - 1).ilog2();
+    let step = (1 << power) / STEPS;
+    let steps = (lines - (1 << power)).div_ceil(step);
+    let number = u64::from(power) * STEPS + steps;
+    (usize::try_from(number).unwrap_or(0), (1 << power) + steps * step)
+}
+
+/// Marks a free block of a chunk as in use.
+fn take_bit(bits: &[AtomicU64], count: u64) -> Option<u64> {
+    for (word, first) in bits.iter().zip((0..count).step_by(64)) {
+        let mut seen = word.load(Ordering::Relaxed);
+        while seen != u64::MAX {
+            let bit = seen.trailing_ones();
+            if first + u64::from(bit) >= count {
+                break;
+            }
+            match word.compare_exchange_weak(
+                seen,
+                seen | 1 << bit,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(first + u64::from(bit)),
+                Err(now) => seen = now,
+            }
+        }
+    }
+    None
+}
+
+/// The word of a block's bit, and the bit.
+fn bit_of(chunk: &Chunk, block: u64) -> Option<(&AtomicU64, u64)> {
+    let word = chunk.bits.get()?.get(usize::try_from(block / 64).ok()?)?;
+    Some((word, 1 << (block % 64)))
+}
+
+impl Flat {
+    fn blocks_of(&self, lines: u64) -> u64 {
+        self.layout.room() / (lines.max(1) * LINE as u64)
+    }
+
+    /// Whether records of so many bytes have chunks of their own.
+    fn is_large(&self, size: u64) -> bool {
+        size > self.layout.room() / 2
+    }
+
+    pub(super) fn bits(&self, chunk: &Chunk) {
+        let words = self.blocks_of(LINES_MIN).div_ceil(64);
+        chunk.bits.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
+    }
+
+    /// Allocates a place for a record, writes it there and makes it durable; returns its line.
+    pub(super) fn place_record(
+        &self,
+        core: usize,
+        whom: For,
+        key: &[u8],
+        value: &[u8],
+    ) -> Result<u64> {
+        let size = record_size(key.len(), value.len() as u64);
+        let offset = self.allocate(core, whom, size)?;
+        let header = Record::encode(key, value, &self.layout.store_id, offset);
+        let memory = &*self.memory;
+        let written = || {
+            // PERSIST: durable before an entry points at it (l-persist). Until then nobody knows of it.
+            memory.store(sites::RECORD_STORE, offset, &header)?;
+            let at = offset + RECORD_HEADER_SIZE as u64;
+            memory.store(sites::RECORD_STORE, at, key)?;
+            memory.store(sites::RECORD_STORE, at + key.len() as u64, value)?;
+            memory.flush(sites::RECORD_FLUSH, offset, size)?;
+            memory.fence(sites::RECORD_FENCE)
+        };
+        written().map_err(|error| self.poison(&error))?;
+        Ok(offset / LINE as u64)
+    }
+
+    fn allocate(&self, core: usize, whom: For, size: u64) -> Result<u64> {
+        if self.is_large(size) {
+            // The first chunk's headers stay; those of the others are overwritten.
+            let count = (size + CHUNK_START).div_ceil(self.layout.chunk_size);
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            let first = self.take_chunks(count, whom)?;
+            let chunks = u32::try_from(count).unwrap_or(u32::MAX);
+            self.begin_chunk(first, core, ChunkKind::Large, 0, chunks)?;
+            if let Some(chunk) = self.chunks.get(first) {
+                chunk.live.store(1, Ordering::Relaxed);
+            }
+            return Ok(self.layout.start_of(first) + CHUNK_START);
+        }
+        let (class, lines) = class_of(size.div_ceil(LINE as u64));
+        // A class whose blocks fit no better than the next smaller number of them has the chunk's lines.
+        loop {
+            if let Some(offset) = self.allocate_block(core, class, lines) {
+                return Ok(offset);
+            }
+            // Without the lock: making room may free blocks.
+            let chunk = self.take_chunks(1, whom)?;
+            self.begin_chunk(chunk, core, ChunkKind::Blocks, lines, 0)?;
+            if let Some(state) = self.chunks.get(chunk) {
+                self.bits(state);
+                state.bits.get().into_iter().flatten().for_each(|bits| {
+                    bits.store(0, Ordering::Relaxed);
+                });
+            }
+            self.list(core, class, chunk);
+        }
+    }
+
+    fn begin_chunk(
+        &self,
+        number: u32,
+        core: usize,
+        kind: ChunkKind,
+        lines: u64,
+        chunks: u32,
+    ) -> Result<()> {
+        let header = ChunkHeader {
+            epoch: 0,
+            born: 0,
+            kind,
+            owner: u16::try_from(core % self.blocks.len().max(1)).unwrap_or(0),
+            number,
+            lines: u32::try_from(lines).unwrap_or(0),
+            chunks,
+        };
+        self.chunks.begin(&*self.memory, header).map_err(|error| self.poison(&error))
+    }
+
+    fn core_blocks(&self, core: usize) -> Option<&CoreBlocks> {
+        self.blocks.get(core % self.blocks.len().max(1))
+    }
+
+    /// Puts a chunk among those of a core with room.
+    pub(super) fn list(&self, core: usize, class: usize, chunk: u32) {
+        let Some(blocks) = self.core_blocks(core) else { return };
+        let mut classes = blocks.0.lock();
+        if classes.len() <= class {
+            classes.resize_with(class + 1, Class::default);
+        }
+        if let (Some(class), Some(state)) = (classes.get_mut(class), self.chunks.get(chunk))
+            && !state.listed.swap(true, Ordering::AcqRel)
+        {
+            class.more.push(chunk);
+        }
+    }
+
+    /// Lists a chunk of blocks that recovery found, by its size.
+    pub(super) fn list_found(&self, chunk: u32) {
+        let Some(state) = self.chunks.get(chunk) else { return };
+        let lines = u64::from(state.lines.load(Ordering::Relaxed));
+        if u64::from(state.live.load(Ordering::Relaxed)) < self.blocks_of(lines) {
+            let owner = usize::try_from(state.owner.load(Ordering::Relaxed)).unwrap_or(0);
+            self.list(owner, class_of(lines).0, chunk);
+        }
+    }
+
+    fn allocate_block(&self, core: usize, class: usize, lines: u64) -> Option<u64> {
+        let mut classes = self.core_blocks(core)?.0.lock();
+        let class = classes.get_mut(class)?;
+        let count = self.blocks_of(lines);
+        loop {
+            let number = match class.current {
+                Some(number) => number,
+                None => *class.current.insert(class.more.pop()?),
+            };
+            let chunk = self.chunks.get(number)?;
+            if chunk.usage() == Use::Blocks
+                && let Some(block) = take_bit(chunk.bits.get()?, count)
+            {
+                chunk.live.fetch_add(1, Ordering::Relaxed);
+                return Some(
+                    self.layout.start_of(number) + CHUNK_START + block * lines * LINE as u64,
+                );
+            }
+            // Full: whoever frees one of its blocks lists it again.
+            class.current = None;
+            // In one order with the count, so that one of the two sees the other.
+            chunk.listed.swap(false, Ordering::SeqCst);
+            if u64::from(chunk.live.load(Ordering::SeqCst)) < count
+                && !chunk.listed.swap(true, Ordering::AcqRel)
+            {
+                class.more.push(number);
+            }
+        }
+    }
+
+    /// Marks a record's place as in use: recovery. False if there is no such place, or it is taken.
+    pub(super) fn mark(&self, line: u64) -> bool {
+        let offset = line.saturating_mul(LINE as u64);
+        let number = self.layout.chunk_of(offset);
+        let Some(chunk) = self.chunks.get(number) else { return false };
+        match chunk.usage() {
+            Use::Large => {
+                offset == self.layout.start_of(number) + CHUNK_START
+                    && chunk.live.swap(1, Ordering::Relaxed) == 0
+            }
+            Use::Blocks => {
+                self.bits(chunk);
+                let Some(block) = self.block_of(chunk, number, offset) else { return false };
+                let Some((word, bit)) = bit_of(chunk, block) else { return false };
+                let fresh = word.fetch_or(bit, Ordering::Relaxed) & bit == 0;
+                chunk.live.fetch_add(u32::from(fresh), Ordering::Relaxed);
+                fresh
+            }
+            _ => false,
+        }
+    }
+
+    fn block_of(&self, chunk: &Chunk, number: u32, offset: u64) -> Option<u64> {
+        let size = u64::from(chunk.lines.load(Ordering::Relaxed)) * LINE as u64;
+        let within = offset.checked_sub(self.layout.start_of(number) + CHUNK_START)?;
+        (size > 0 && within.is_multiple_of(size)).then(|| within / size)
+    }
+
+    /// Frees a record's place.
+    pub(super) fn free_record(&self, line: u64) {
+        let offset = line.saturating_mul(LINE as u64);
+        let number = self.layout.chunk_of(offset);
+        let Some(chunk) = self.chunks.get(number) else { return };
+        match chunk.usage() {
+            Use::Large if chunk.live.swap(0, Ordering::AcqRel) == 1 => self.release_chunk(number),
+            Use::Blocks => {
+                let Some(block) = self.block_of(chunk, number, offset) else { return };
+                let Some((word, bit)) = bit_of(chunk, block) else { return };
+                if word.fetch_and(!bit, Ordering::AcqRel) & bit == 0 {
+                    return;
+                }
+                let left = chunk.live.fetch_sub(1, Ordering::SeqCst) - 1;
+                if left == 0 || !chunk.listed.load(Ordering::SeqCst) {
+                    self.relist(number, chunk);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A chunk of blocks became empty, or got room.
+    fn relist(&self, number: u32, chunk: &Chunk) {
+        let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+        let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
+        let Some(blocks) = self.core_blocks(owner) else { return };
+        let mut classes = blocks.0.lock();
+        let Some(class) = classes.get_mut(class_of(lines).0) else { return };
+        if chunk.usage() != Use::Blocks || class.current == Some(number) {
+            return;
+        }
+        if chunk.live.load(Ordering::Acquire) > 0 {
+            if !chunk.listed.swap(true, Ordering::AcqRel) {
+                class.more.push(number);
+            }
+            return;
+        }
+        class.more.retain(|listed| *listed != number);
+        chunk.listed.store(false, Ordering::Release);
+        // Nobody finds it any more.
+        chunk.set_usage(Use::Other);
+        drop(classes);
+        self.release_chunk(number);
+    }
+
+    /// Frees a chunk that nothing points into. If that fails the store is read-only.
+    fn release_chunk(&self, number: u32) {
+        if self.refuse().is_ok()
+            && let Err(error) = self.chunks.release(&*self.memory, number)
+        {
+            self.poison(&error);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_waste_at_most_a_fifth_and_grow() {
+        let mut last = (0, 0);
+        for lines in 1..20_000 {
+            let (class, size) = class_of(lines);
+            assert!(size >= lines && size * 4 <= lines * 5 + 4, "{lines}: {size}");
+            assert!(class >= last.0 && size >= last.1);
+            assert_eq!(class == last.0, size == last.1, "a class has one size: {lines}");
+            last = (class, size);
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! Reads: index, entry, and for long values the record (FlatStore §3.2).
+//!
+//! No reader takes a lock. What stands in the log does not change until its chunk is used anew, which the
+//! chunk's generation tells. A record's place is free once the key is written again, which the
+//! index tells. Who finds either changed looks the key up again.
+
+use super::layout::{Kind, Place};
+use super::{Flat, sites};
+use crate::engine::Admit;
+use crate::value::{Attributes, Value};
+use esker_base::ids::Version;
+use esker_base::{Error, Result};
+use esker_format::Flaw;
+use esker_format::flat::entry::ENTRY_SIZE_MAX;
+use esker_format::flat::{
+    Action, BATCH_HEADER_SIZE, BatchHeader, Entry, EntryAttributes, EntryKey, LINE,
+    RECORD_HEADER_SIZE, Record, Stamp,
+};
+use esker_index::Word;
+use esker_media::BufferPool;
+use std::borrow::Cow;
+use std::sync::atomic::{Ordering, fence};
+
+/// Bytes of an entry that are read at first: enough for most.
+const NEAR_BYTES: usize = 96;
+
+/// What an entry says of its key, besides the value.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    pub(super) version: Version,
+    pub(super) exists: bool,
+    pub(super) expires_at: Option<u64>,
+}
+
+/// Attributes as they stand in an entry; `None` for what all values have.
+pub(super) fn entry_attributes(attributes: Attributes) -> Option<EntryAttributes> {
+    let state = attributes.state & 0xF;
+    let plain = attributes.flags == 0 && attributes.expires_at.is_none() && state == 0;
+    (!plain).then(|| EntryAttributes {
+        flags: attributes.flags,
+        expires_at: attributes.expires_at.unwrap_or(u64::MAX),
+        state,
+    })
+}
+
+pub(super) fn attributes_of(entry: &Entry<'_>) -> Attributes {
+    entry.attributes.map_or_else(Attributes::default, |found| Attributes {
+        flags: found.flags,
+        expires_at: Some(found.expires_at).filter(|expires_at| *expires_at != u64::MAX),
+        state: found.state,
+    })
+}
+
+impl Flat {
+    fn corrupted(&self, flaw: Flaw, offset: u64, length: u64) -> Error {
+        Error::corrupted("read entry", flaw.to_string())
+            .device(self.memory.name())
+            .at(offset, length)
+    }
+
+    /// Reads the entry at a place and gives it to `see`; `None` if its chunk was used anew meanwhile.
+    #[inline]
+    pub(super) fn with_entry<R>(
+        &self,
+        place: Place,
+        see: impl FnOnce(&Entry<'_>) -> R,
+    ) -> Result<Option<R>> {
+        let number = self.layout.chunk_of(place.offset);
+        let Some(chunk) = self.chunks.get(number) else {
+            return Err(self.corrupted(Flaw::Field("place"), place.offset, 0));
+        };
+        let generation = chunk.generation();
+        let end = self.layout.start_of(number) + self.layout.chunk_size;
+        let left = usize::try_from(end - place.offset).unwrap_or(0);
+        let mut near = [0; NEAR_BYTES];
+        let bytes = near.get_mut(..left.min(NEAR_BYTES)).unwrap_or_default();
+        self.memory.read(place.offset, bytes)?;
+        let unchanged = || {
+            fence(Ordering::Acquire);
+            chunk.generation() == generation || sites::READ_GENERATION.disabled()
+        };
+        match Entry::decode(bytes) {
+            Ok(entry) => {
+                let seen = see(&entry);
+                Ok(unchanged().then_some(seen))
+            }
+            Err(Flaw::TooShort) if left > NEAR_BYTES => {
+                let mut far = [0; ENTRY_SIZE_MAX];
+                let bytes = far.get_mut(..left.min(ENTRY_SIZE_MAX)).unwrap_or_default();
+                self.memory.read(place.offset, bytes)?;
+                let seen = Entry::decode(bytes).map(|entry| see(&entry));
+                match (unchanged(), seen) {
+                    (false, _) => Ok(None),
+                    (true, Ok(seen)) => Ok(Some(seen)),
+                    (true, Err(flaw)) => Err(self.corrupted(flaw, place.offset, left as u64)),
+                }
+            }
+            Err(_) if !unchanged() => Ok(None),
+            Err(flaw) => Err(self.corrupted(flaw, place.offset, left as u64)),
+        }
+    }
+
+    /// The version of an entry. If its chunk is used anew, it may be anything: the reader of the entry finds
+    /// out.
+    #[inline]
+    pub(super) fn version_of(&self, place: Place, stamp: Stamp) -> Result<Version> {
+        if let Stamp::Whole(version) = stamp {
+            return Ok(Version(version));
+        }
+        let mut head = [0; BATCH_HEADER_SIZE];
+        self.memory.read(place.batch_offset(), &mut head)?;
+        let base = BatchHeader::peek(&head).map_or(0, |header| header.base_version);
+        let more = match stamp {
+            Stamp::Delta(delta) => u64::from(delta),
+            Stamp::Place | Stamp::Whole(_) => place.ordinal as u64,
+        };
+        Ok(Version(base.wrapping_add(more)))
+    }
+
+    /// The key's word, by reading the entries of candidates if their hash does not tell.
+    #[inline]
+    pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
+        self.index.find(hash, key, &mut |word| self.is_entry_of(word, key))
+    }
+
+    fn is_entry_of(&self, word: Word, key: &[u8]) -> Result<Option<bool>> {
+        let place = Place::of(word);
+        let seen = self.with_entry(place, |entry| match entry.key {
+            EntryKey::Here(found) => Ok(found == key || sites::ENTRY_KEY.disabled()),
+            EntryKey::Record(_) => {
+                self.key_of_entry(entry).map(|found| found.as_deref() == Some(key))
+            }
+        })?;
+        match seen {
+            None => Ok(None),
+            Some(Ok(true)) => Ok(Some(true)),
+            Some(Ok(false)) if place.kind.has_record() => {
+                // Another key; or the record was overwritten, and then the index has another word.
+                let hash = self.hasher.hash(key);
+                Ok(self.index.holds(hash, key, word).then_some(false))
+            }
+            Some(same) => same.map(Some),
+        }
+    }
+
+    /// The key of an entry, from the entry or its record; `None` if the record is another's by now.
+    pub(super) fn key_of_entry<'e>(&self, entry: &Entry<'e>) -> Result<Option<Cow<'e, [u8]>>> {
+        match (entry.key, entry.action) {
+            (EntryKey::Here(key), _) => Ok(Some(Cow::Borrowed(key))),
+            (EntryKey::Record(hash), Action::Pointer(line) | Action::Delete(Some(line))) => {
+                let key = self.read_key(line)?;
+                Ok(key.filter(|key| self.hasher.hash(key) == hash).map(Cow::Owned))
+            }
+            (EntryKey::Record(_), _) => Ok(None),
+        }
+    }
+
+    /// The key that a record holds; `None` if it holds none.
+    fn read_key(&self, line: u64) -> Result<Option<Vec<u8>>> {
+        let Some((record, offset)) = self.peek_record(line)? else { return Ok(None) };
+        let mut key = vec![0; record.key_length];
+        self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut key)?;
+        Ok(Some(key))
+    }
+
+    /// The header of a record, and where it stands; `None` if nothing that can be one stands there.
+    fn peek_record(&self, line: u64) -> Result<Option<(Record, u64)>> {
+        let offset = line.saturating_mul(LINE as u64);
+        let end = self.layout.chunk_size.saturating_mul(u64::from(self.layout.chunk_count));
+        if offset.saturating_add(RECORD_HEADER_SIZE as u64) > end {
+            return Ok(None);
+        }
+        let mut head = [0; RECORD_HEADER_SIZE];
+        self.memory.read(offset, &mut head)?;
+        let Ok(record) = Record::peek(&head) else { return Ok(None) };
+        let size = RECORD_HEADER_SIZE as u64 + record.key_length as u64 + record.value_length;
+        Ok((size <= end - offset).then_some((record, offset)))
+    }
+
+    /// What the entry of a word says; `None` if it is gone meanwhile.
+    pub(super) fn known(&self, word: Word) -> Result<Option<Known>> {
+        let place = Place::of(word);
+        let seen = self.with_entry(place, |entry| {
+            let version = self.version_of(place, entry.stamp)?;
+            let expires_at = attributes_of(entry).expires_at;
+            Ok(Known { version, exists: !place.kind.is_tombstone(), expires_at })
+        })?;
+        seen.transpose()
+    }
+
+    /// The line of an entry's record, if it has one; the inner `None` if the entry is gone meanwhile.
+    pub(super) fn record_of(&self, word: Word) -> Result<Option<Option<u64>>> {
+        let place = Place::of(word);
+        if !place.kind.has_record() {
+            return Ok(Some(None));
+        }
+        self.with_entry(place, |entry| match entry.action {
+            Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
+            Action::Value(_) | Action::Delete(None) => None,
+        })
+    }
+
+    pub(super) fn get_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.check_key(key, "get")?;
+        self.check_open()?;
+        let hash = self.hasher.hash(key);
+        loop {
+            let Some(word) = self.find(hash, key)? else { return Ok(None) };
+            if let Some(found) = self.read_value(hash, key, word, admit)? {
+                return Ok(found);
+            }
+        }
+    }
+
+    /// The value of the entry of a word: `None` to look the key up again.
+    pub(super) fn read_value(
+        &self,
+        hash: u64,
+        key: &[u8],
+        word: Word,
+        admit: Admit<'_>,
+    ) -> Result<Option<Option<Value>>> {
+        enum Seen {
+            Value(Value),
+            Record(u64, Version, Attributes),
+            Gone,
+        }
+        let place = Place::of(word);
+        if place.kind.is_tombstone() {
+            return Ok(Some(None));
+        }
+        if place.kind == Kind::Value {
+            admit(ENTRY_SIZE_MAX as u64)?;
+        }
+        let seen = self.with_entry(place, |entry| {
+            let version = self.version_of(place, entry.stamp)?;
+            let attributes = attributes_of(entry);
+            if attributes.expires_at.is_some() && self.is_expired(attributes.expires_at) {
+                return Ok::<_, Error>(Seen::Gone);
+            }
+            Ok(match entry.action {
+                Action::Value(value) => Seen::Value(Value::small(value, version, attributes)),
+                Action::Pointer(line) => Seen::Record(line, version, attributes),
+                Action::Delete(_) => Seen::Gone,
+            })
+        })?;
+        match seen.transpose()? {
+            None => Ok(None),
+            Some(Seen::Gone) => Ok(Some(None)),
+            Some(Seen::Value(value)) => Ok(Some(Some(value))),
+            Some(Seen::Record(line, version, attributes)) => {
+                let read = self.read_record(line, version, attributes, admit)?;
+                // The place was free for others once the key was written anew, or moved and written anew.
+                let current = self.index.holds(hash, key, word) || sites::READ_CURRENT.disabled();
+                match (current, read) {
+                    (false, _) => Ok(None),
+                    (true, Some(value)) => Ok(Some(Some(value))),
+                    (true, None) => {
+                        Err(self.corrupted(Flaw::Checksum, line.saturating_mul(LINE as u64), 0))
+                    }
+                }
+            }
+        }
+    }
+
+    /// The value of a record; `None` if what stands there is none.
+    fn read_record(
+        &self,
+        line: u64,
+        version: Version,
+        attributes: Attributes,
+        admit: Admit<'_>,
+    ) -> Result<Option<Value>> {
+        let Some((record, offset)) = self.peek_record(line)? else { return Ok(None) };
+        let Ok(value_length) = usize::try_from(record.value_length) else { return Ok(None) };
+        let length = record.key_length + value_length;
+        admit(BufferPool::capacity_for(length) as u64)?;
+        let mut buffer = self.pool.get(length);
+        self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut buffer)?;
+        let sound = record.is_sound(&buffer, &self.layout.store_id, offset);
+        if !sound && !sites::RECORD_CHECKSUM.disabled() {
+            return Ok(None);
+        }
+        Ok(Some(Value::new(buffer, record.key_length..length, version, attributes)))
+    }
+
+    /// Memory that reading a key takes.
+    pub(super) fn value_size(&self, key: &[u8]) -> u64 {
+        let hash = self.hasher.hash(key);
+        let Ok(Some(word)) = self.find(hash, key) else { return 0 };
+        match Place::of(word).kind {
+            Kind::Tombstone | Kind::TombstoneRecord => 0,
+            Kind::Value => ENTRY_SIZE_MAX as u64,
+            Kind::Record => {
+                let line = self.record_of(word).ok().flatten().flatten();
+                let record = line.and_then(|line| self.peek_record(line).ok().flatten());
+                record.map_or(0, |(record, _)| {
+                    let length = record.value_length + record.key_length as u64;
+                    BufferPool::capacity_for(usize::try_from(length).unwrap_or(usize::MAX)) as u64
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Walks over everything, and scans in order where the index keeps one.
+
+use super::Flat;
+use super::index::{Cursor, Part};
+use super::layout::{Place, kind_of};
+use crate::engine::Items;
+use crate::store::Direction;
+use crate::value::Value;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flat::EntryKey;
+use esker_index::Word;
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::{Bound, ControlFlow};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Keys of a part of a scan, at most.
+const PART: usize = 256;
+/// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
+const WALKS_MAX: usize = 256;
+
+/// Where walks over an ordered index go on: cursors are numbers.
+#[derive(Debug, Default)]
+pub(super) struct Walks {
+    places: parking_lot::Mutex<HashMap<u64, Vec<u8>>>,
+    next: AtomicU64,
+}
+
+impl Walks {
+    fn keep(&self, key: Vec<u8>) -> u64 {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut places = self.places.lock();
+        if places.len() >= WALKS_MAX
+            && let Some(oldest) = places.keys().min().copied()
+        {
+            places.remove(&oldest);
+        }
+        places.insert(number, key);
+        number
+    }
+}
+
+impl Flat {
+    /// A part of a walk; keys only: who walks reads the values.
+    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+        self.check_open()?;
+        let at = match (self.index.is_ordered(), cursor) {
+            (_, 0) => Cursor::Start,
+            (false, hash) => Cursor::Hash(hash),
+            (true, number) => {
+                let key = self.walks.places.lock().remove(&number);
+                Cursor::Key(key.ok_or_else(|| Error::invalid("walk", "the walk was forgotten"))?)
+            }
+        };
+        let (items, next) = loop {
+            let Some((part, next)) = self.index.walk(&at) else { return Ok(None) };
+            if let Some(items) = self.items_of(part)? {
+                break (items, next);
+            }
+        };
+        let next = match next {
+            Cursor::Hash(hash) => hash,
+            Cursor::Key(key) => self.walks.keep(key),
+            Cursor::Start => 0,
+        };
+        Ok(Some((items, next)))
+    }
+
+    /// The keys with a value of a part; `None` if an entry was moved meanwhile: the part is to be copied again.
+    fn items_of(&self, part: Part) -> Result<Option<Items>> {
+        let mut items = Items::new();
+        match part {
+            Part::Hashes(entries) => {
+                for (hash, word) in entries {
+                    if kind_of(word).is_tombstone() {
+                        continue;
+                    }
+                    let Some(key) = self.key_of(hash, word)? else { return Ok(None) };
+                    items.push((key, None));
+                }
+            }
+            Part::Keys(entries) => {
+                let live = entries.into_iter().filter(|(_, word)| !kind_of(*word).is_tombstone());
+                items.extend(live.map(|(key, _)| (key, None)));
+            }
+        }
+        Ok(Some(items))
+    }
+
+    /// The key of an entry; `None` if it is gone meanwhile.
+    fn key_of(&self, hash: u64, word: Word) -> Result<Option<Vec<u8>>> {
+        let seen = self.with_entry(Place::of(word), |entry| {
+            let here = matches!(entry.key, EntryKey::Here(_));
+            let key = self.key_of_entry(entry)?;
+            // The record's place is its own as long as the word stands.
+            let own = |key: &Cow<'_, [u8]>| here || self.index.holds(hash, key, word);
+            Ok::<_, Error>(key.filter(own).map(Cow::into_owned))
+        })?;
+        Ok(seen.transpose()?.flatten())
+    }
+
+    pub(super) fn scan_items(
+        &self,
+        from: Bound<&[u8]>,
+        to: Bound<&[u8]>,
+        direction: Direction,
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.check_open()?;
+        if !self.index.is_ordered() {
+            let words = "flat:cceh keeps no order; flat:masstree does";
+            return Err(Error::new(ErrorKind::Unsupported, "scan").context(words));
+        }
+        let (start, end) = match direction {
+            Direction::Forward => (from, to),
+            Direction::Reverse => (to, from),
+        };
+        let mut items = Vec::with_capacity(limit.min(PART));
+        let mut start: Bound<Vec<u8>> = start.map(<[u8]>::to_vec);
+        while items.len() < limit {
+            let wanted = (limit - items.len()).min(PART);
+            let mut found: Vec<(Vec<u8>, Word)> = Vec::with_capacity(wanted);
+            let mut ended = true;
+            self.index.scan(start.as_ref().map(Vec::as_slice), direction, &mut |key, word| {
+                if !is_before(key, end, direction) {
+                    return ControlFlow::Break(());
+                }
+                found.push((key.to_vec(), word));
+                ended = found.len() < wanted;
+                if ended { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            });
+            let last = found.last().map(|(key, _)| key.clone());
+            for (key, word) in found {
+                if let Some(value) = self.value_of(&key, word)? {
+                    items.push((key, value));
+                }
+            }
+            match last {
+                Some(last) if !ended => start = Bound::Excluded(last),
+                _ => break,
+            }
+        }
+        Ok(items)
+    }
+
+    fn value_of(&self, key: &[u8], word: Word) -> Result<Option<Value>> {
+        if kind_of(word).is_tombstone() {
+            return Ok(None);
+        }
+        match self.read_value(0, key, word, &mut |_| Ok(()))? {
+            Some(value) => Ok(value),
+            None => self.get_value(key, &mut |_| Ok(())),
+        }
+    }
+}
+
+/// Whether a key lies on this side of the end of a scan.
+fn is_before(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
+    let forward = direction == Direction::Forward;
+    match end {
+        Bound::Unbounded => true,
+        Bound::Included(end) => key == end || (key < end) == forward,
+        Bound::Excluded(end) => key != end && (key < end) == forward,
+    }
+}

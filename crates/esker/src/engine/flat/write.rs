@@ -1,0 +1,291 @@
+//! Writes: the record if the value is long, the entry, then the index (FlatStore §3.2, §3.3).
+//!
+//! A key's lock is held from the decision until the index has the new entry: so the order of decisions on a key is
+//! that of its versions. Only the cleaner changes a key's word meanwhile, to another place of the same entry.
+
+use super::chunks::For;
+use super::commit::{LogEntry, Placed};
+use super::layout::{Kind, Place, kind_of};
+use super::read::{Known, entry_attributes};
+use super::{Flat, sites};
+use crate::value::{Attributes, Condition, Outcome};
+use esker_base::ids::Version;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flat::{
+    Action, CLEAR_OFFSETS, Clear, EncodeEntry, EntryKey, INLINE_KEY_MAX, INLINE_VALUE_MAX,
+    KEY_SIZE_MAX_BYTES, VALUE_SIZE_MAX_BYTES,
+};
+use esker_index::Word;
+use std::sync::atomic::Ordering;
+
+/// An entry that is ready to be appended, and the record that it points at.
+pub(super) struct Prepared {
+    pub(super) entry: LogEntry,
+    pub(super) record: Option<u64>,
+}
+
+impl Flat {
+    pub(super) fn check_key(&self, key: &[u8], operation: &'static str) -> Result<()> {
+        if key.is_empty() || key.len() > KEY_SIZE_MAX_BYTES {
+            let words =
+                format!("keys have 1 to {KEY_SIZE_MAX_BYTES} bytes, this one {}", key.len());
+            return Err(Error::invalid(operation, words));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_value(&self, value: &[u8]) -> Result<()> {
+        if value.len() as u64 > VALUE_SIZE_MAX_BYTES {
+            let words = format!(
+                "values have at most {VALUE_SIZE_MAX_BYTES} bytes, this one {}",
+                value.len()
+            );
+            return Err(Error::invalid("put", words));
+        }
+        Ok(())
+    }
+
+    pub(super) fn put_value(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+        condition: Condition,
+    ) -> Result<Outcome> {
+        self.check_key(key, "put")?;
+        self.check_value(value)?;
+        self.refuse()?;
+        let hash = self.hasher.hash(key);
+        let _lock = self.keys.lock(hash);
+        let found = self.find(hash, key)?;
+        if condition != Condition::Always {
+            let known = self.known_of(hash, key, found)?;
+            if let Some(refused) = self.decide(condition, known) {
+                return Ok(refused);
+            }
+        }
+        let core = self.core_of(hash);
+        let prepared = self.prepare_put(core, key, value, attributes)?;
+        let placed = self.commit(core, For::Puts, prepared)?;
+        self.publish(hash, key, found, placed.word)?;
+        Ok(Outcome::Stored(placed.version))
+    }
+
+    pub(super) fn delete_key(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
+        self.check_key(key, "delete")?;
+        self.refuse()?;
+        let hash = self.hasher.hash(key);
+        let _lock = self.keys.lock(hash);
+        let found = self.find(hash, key)?;
+        let known = self.known_of(hash, key, found)?;
+        if let Some(refused) = self.decide(condition, known) {
+            return Ok(refused);
+        }
+        let core = self.core_of(hash);
+        let prepared = self.prepare_delete(core, key)?;
+        let placed = self.commit(core, For::Deletes, prepared)?;
+        self.publish(hash, key, found, placed.word)?;
+        Ok(Outcome::Stored(placed.version))
+    }
+
+    /// What the store knows of a key whose lock the caller holds.
+    fn known_of(&self, hash: u64, key: &[u8], found: Option<Word>) -> Result<Option<Known>> {
+        let mut found = found;
+        loop {
+            let Some(word) = found else { return Ok(None) };
+            if let Some(known) = self.known(word)? {
+                return Ok(Some(known));
+            }
+            // The cleaner moved it.
+            found = self.find(hash, key)?;
+        }
+    }
+
+    /// Why the condition does not hold, if it does not.
+    fn decide(&self, condition: Condition, known: Option<Known>) -> Option<Outcome> {
+        let live = known.filter(|known| known.exists && !self.is_expired(known.expires_at));
+        match (condition, live) {
+            (Condition::Always, _) | (Condition::Absent, None) | (Condition::Present, Some(_)) => {
+                None
+            }
+            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
+            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+            (Condition::VersionIs(version), Some(live)) => {
+                (live.version != version).then_some(Outcome::VersionDiffers)
+            }
+        }
+    }
+
+    /// How a key stands in an entry.
+    pub(super) fn entry_key<'k>(&self, key: &'k [u8]) -> EntryKey<'k> {
+        if key.len() <= INLINE_KEY_MAX {
+            EntryKey::Here(key)
+        } else {
+            EntryKey::Record(self.hasher.hash(key))
+        }
+    }
+
+    pub(super) fn prepare_put(
+        &self,
+        core: usize,
+        key: &[u8],
+        value: &[u8],
+        attributes: Attributes,
+    ) -> Result<Prepared> {
+        let near_key = key.len() <= INLINE_KEY_MAX;
+        let entry_key = self.entry_key(key);
+        let record_key = if near_key { &[] } else { key };
+        let attributes = entry_attributes(attributes);
+        if near_key && value.len() <= INLINE_VALUE_MAX {
+            let entry = EncodeEntry { key: entry_key, action: Action::Value(value), attributes };
+            return Ok(Prepared { entry: LogEntry::new(&entry, Kind::Value), record: None });
+        }
+        let line = self.place_record(core, For::Puts, record_key, value)?;
+        let entry = EncodeEntry { key: entry_key, action: Action::Pointer(line), attributes };
+        Ok(Prepared { entry: LogEntry::new(&entry, Kind::Record), record: Some(line) })
+    }
+
+    pub(super) fn prepare_delete(&self, core: usize, key: &[u8]) -> Result<Prepared> {
+        let near_key = key.len() <= INLINE_KEY_MAX;
+        if near_key {
+            let action = Action::Delete(None);
+            let entry = EncodeEntry { key: self.entry_key(key), action, attributes: None };
+            return Ok(Prepared { entry: LogEntry::new(&entry, Kind::Tombstone), record: None });
+        }
+        let line = self.place_record(core, For::Deletes, key, &[])?;
+        let action = Action::Delete(Some(line));
+        let entry = EncodeEntry { key: self.entry_key(key), action, attributes: None };
+        Ok(Prepared { entry: LogEntry::new(&entry, Kind::TombstoneRecord), record: Some(line) })
+    }
+
+    /// Makes a prepared entry durable. If that has no room, its record's place is free again.
+    fn commit(&self, core: usize, whom: For, prepared: Prepared) -> Result<Placed> {
+        let mut landed = None;
+        let appended = self.append(core, whom, std::iter::once(&prepared.entry), |_, placed| {
+            landed = Some(placed);
+        });
+        if let Err(error) = appended {
+            self.give_back(&error, prepared.record);
+            return Err(error);
+        }
+        landed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"))
+    }
+
+    /// Frees the record of an entry that was not appended. After any other failure the entry may survive.
+    pub(super) fn give_back(&self, error: &Error, record: Option<u64>) {
+        if let (ErrorKind::NoSpace, Some(line)) = (error.kind(), record) {
+            self.free_record(line);
+        }
+    }
+
+    /// The index follows a key's new entry, which is durable. The caller holds the key's lock.
+    pub(super) fn publish(
+        &self,
+        hash: u64,
+        key: &[u8],
+        found: Option<Word>,
+        new: Word,
+    ) -> Result<()> {
+        let mut found = found;
+        if kind_of(new).is_tombstone() {
+            self.tombstones.fetch_add(1, Ordering::Relaxed);
+        }
+        loop {
+            let Some(old) = found else {
+                self.index.insert(hash, key, new);
+                break;
+            };
+            // Its entry may be gone as soon as the index does not have it any more. The new one is durable: without a
+            // place in the index the store cannot go on.
+            let record = self.record_of(old).map_err(|error| self.poison(&error))?;
+            if let Some(record) = record
+                && self.index.replace(hash, key, old, new)
+            {
+                self.let_go(old, record);
+                break;
+            }
+            // The cleaner moved it, or dropped a tombstone.
+            found = self.find(hash, key).map_err(|error| self.poison(&error))?;
+        }
+        // Last: the cleaner relies on the counts once this says so.
+        if let Some(chunk) = self.chunks.get(self.layout.chunk_of(Place::of(new).offset)) {
+            chunk.count_published(1);
+        }
+        Ok(())
+    }
+
+    /// An entry does not count any more.
+    pub(super) fn let_go(&self, old: Word, record: Option<u64>) {
+        let place = Place::of(old);
+        if let Some(chunk) = self.chunks.get(self.layout.chunk_of(place.offset)) {
+            chunk.count_dead();
+        }
+        if place.kind.is_tombstone() {
+            self.tombstones.fetch_sub(1, Ordering::Relaxed);
+        }
+        if let Some(line) = record {
+            self.free_record(line);
+        }
+    }
+
+    /// Deletes everything: one durable slot says that older entries are gone (`flush_all` of memcache).
+    pub(super) fn clear_all(&self) -> Result<()> {
+        self.refuse()?;
+        let _locks = self.keys.lock_all();
+        // Nobody moves what is about to go.
+        let _cleaner = self.cleaner.lock();
+        let mut cleared = self.cleared.lock();
+        let next = Clear {
+            generation: cleared.generation + 1,
+            version: self.sequence.fetch_add(1, Ordering::Relaxed),
+        };
+        let written = || {
+            let [even, odd] = CLEAR_OFFSETS;
+            let offset = if next.generation.is_multiple_of(2) { even } else { odd };
+            let bytes = next.encode(&self.layout.store_id);
+            // PERSIST: the other slot stays: torn, this one does not count.
+            self.memory.store(sites::CLEAR_STORE, offset, &bytes)?;
+            self.memory.flush(sites::CLEAR_FLUSH, offset, bytes.len() as u64)?;
+            self.memory.fence(sites::CLEAR_FENCE)
+        };
+        written().map_err(|error| self.poison(&error))?;
+        *cleared = next;
+        drop(cleared);
+        self.forget_all()
+    }
+
+    /// Takes every entry out of the index. The caller holds all keys' locks.
+    fn forget_all(&self) -> Result<()> {
+        let mut cursor = super::index::Cursor::Start;
+        while let Some((part, next)) = self.index.walk(&cursor) {
+            cursor = next;
+            match part {
+                super::index::Part::Hashes(entries) => {
+                    for (hash, word) in entries {
+                        self.forget(hash, &[], word)?;
+                    }
+                }
+                super::index::Part::Keys(entries) => {
+                    for (key, word) in entries {
+                        self.forget(0, &key, word)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn forget(&self, hash: u64, key: &[u8], word: Word) -> Result<()> {
+        let record = self.record_of(word).map_err(|error| self.poison(&error))?;
+        if let Some(record) = record
+            && self.index.remove(hash, key, word)
+        {
+            self.let_go(word, record);
+        }
+        Ok(())
+    }
+
+    pub(super) fn last_version(&self) -> Version {
+        Version(self.sequence.load(Ordering::Relaxed).saturating_sub(1))
+    }
+}

@@ -1,0 +1,188 @@
+//! What is particular to `flat`: scans in order, opening after clean stops and crashes, room.
+
+use crate::support::{Bed, ENGINES};
+use esker::{Batch, Direction, EngineKind, ErrorKind, Options, Store};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+
+fn keys_of(items: Vec<(Vec<u8>, esker::Value)>) -> Vec<Vec<u8>> {
+    items.into_iter().map(|(key, _)| key).collect()
+}
+
+#[test]
+fn scans_go_in_order_both_ways_and_stop_at_bounds_and_limits() {
+    let bed = Bed::new(EngineKind::FlatMasstree, 1);
+    let store = bed.open(&bed.options(1)).unwrap();
+    let mut model = BTreeMap::new();
+    for number in 0..300_u32 {
+        let key = format!("key {:03}", number * 7 % 300).into_bytes();
+        store.put(&key, &number.to_le_bytes()).unwrap();
+        model.insert(key, number);
+    }
+    store.delete(b"key 100").unwrap();
+    model.remove(&b"key 100"[..]);
+    let all: Vec<Vec<u8>> = model.keys().cloned().collect();
+    let range = (Bound::<&[u8]>::Unbounded, Bound::Unbounded);
+    let up = store.scan(range, Direction::Forward, 1000).unwrap();
+    let mut down = keys_of(store.scan(range, Direction::Reverse, 1000).unwrap());
+    down.reverse();
+    assert_eq!((keys_of(up), down), (all.clone(), all.clone()));
+    let (from, to) = (b"key 090".to_vec(), b"key 120".to_vec());
+    let range = (Bound::Excluded(&from[..]), Bound::Included(&to[..]));
+    let expected: Vec<_> = all.iter().filter(|key| **key > from && **key <= to).cloned().collect();
+    let found = store.scan(range, Direction::Forward, 1000).unwrap();
+    assert_eq!(keys_of(found), expected);
+    let found = keys_of(store.scan(range, Direction::Reverse, 5).unwrap());
+    let mut last = expected[expected.len() - 5..].to_vec();
+    last.reverse();
+    assert_eq!(found, last);
+}
+
+#[test]
+fn the_hash_index_says_that_it_keeps_no_order() {
+    let bed = Bed::new(EngineKind::FlatCceh, 2);
+    let store = bed.open(&bed.options(2)).unwrap();
+    let error = store.scan(.., Direction::Forward, 1).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+}
+
+#[test]
+fn batches_of_any_size_are_found_again_with_versions_that_grow() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 3);
+        let options = bed.options(3);
+        let store = bed.open(&options).unwrap();
+        for count in [1_u32, 3, 64, 65, 70] {
+            let mut batch = Batch::new();
+            for number in 0..count {
+                batch.put(&number.to_le_bytes(), &[7; 8]);
+            }
+            let last = store.write(&batch).unwrap();
+            let versions: Vec<_> = (0..count)
+                .map(|number| store.get(&number.to_le_bytes()).unwrap().unwrap().version())
+                .collect();
+            assert_eq!(versions.iter().max(), Some(&last), "{engine}, {count}");
+            let mut distinct = versions.clone();
+            distinct.sort_unstable();
+            distinct.dedup();
+            assert_eq!(distinct.len(), versions.len());
+        }
+        store.forget();
+        let store = bed.open(&options).unwrap();
+        assert_eq!(store.stats().items, 70, "{engine}");
+    }
+}
+
+#[test]
+fn a_store_is_the_same_after_a_clean_stop_and_after_a_crash() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 4);
+        let options = bed.options(4);
+        let mut store = bed.open(&options).unwrap();
+        for round in 0..6_u32 {
+            for number in 0..40_u32 {
+                let size = if number % 9 == 0 { 700 } else { 20 };
+                store.put(&number.to_le_bytes(), &vec![round as u8; size]).unwrap();
+            }
+            store.delete(&round.to_le_bytes()).unwrap();
+            let before: Vec<_> = (0..40_u32)
+                .map(|number| store.get(&number.to_le_bytes()).unwrap())
+                .map(|value| value.map(|value| (value.version(), value.to_vec())))
+                .collect();
+            let stats = store.stats();
+            if round % 2 == 0 {
+                store.close().unwrap();
+            } else {
+                store.forget();
+            }
+            store = bed.open(&options).unwrap();
+            let after: Vec<_> = (0..40_u32)
+                .map(|number| store.get(&number.to_le_bytes()).unwrap())
+                .map(|value| value.map(|value| (value.version(), value.to_vec())))
+                .collect();
+            assert_eq!(after, before, "{engine}, round {round}");
+            assert_eq!(store.stats().items, stats.items);
+            assert!(store.check().unwrap().is_sound());
+        }
+    }
+}
+
+#[test]
+fn overwriting_and_deleting_for_ever_reuses_chunks() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 5);
+        let store = bed.open(&bed.options(5)).unwrap();
+        for number in 0..6000_u32 {
+            // Keys that never come back: their tombstones must go.
+            store.put(&number.to_le_bytes(), &[1; 40]).unwrap();
+            store.put(b"the same", &number.to_le_bytes()).unwrap();
+            assert!(store.delete(&number.to_le_bytes()).unwrap(), "{engine}, {number}");
+        }
+        assert_eq!(store.stats().items, 1);
+        assert!(store.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn a_full_store_says_so_and_still_reads_and_deletes() {
+    for engine in ENGINES {
+        let bed = Bed::new(engine, 6);
+        let store = bed.open(&bed.options(6)).unwrap();
+        let mut stored = 0_u32;
+        let error = loop {
+            match store.put(&stored.to_le_bytes(), &[1; 700]) {
+                Ok(_) => stored += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error.kind(), ErrorKind::NoSpace);
+        assert!(stored > 50, "{engine}: {stored}");
+        for number in 0..stored {
+            assert!(store.contains(&number.to_le_bytes()).unwrap());
+        }
+        for number in 0..stored {
+            assert!(store.delete(&number.to_le_bytes()).unwrap(), "{engine}, {number} of {stored}");
+        }
+        store.put(b"room again", &[2; 700]).unwrap();
+        assert!(store.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn values_larger_than_a_chunk_come_back_and_give_their_chunks_back() {
+    let bed = Bed::new(EngineKind::FlatCceh, 7);
+    let options = bed.options(7);
+    let mut store = bed.open(&options).unwrap();
+    let free = store.stats().free_segments;
+    for round in 0..8_u8 {
+        store.put(b"large", &vec![round; 20_000]).unwrap();
+        store.forget();
+        store = bed.open(&options).unwrap();
+        let found = store.get(b"large").unwrap().unwrap();
+        assert!(found.len() == 20_000 && found.iter().all(|byte| *byte == round));
+    }
+    store.delete(b"large").unwrap();
+    assert!(store.stats().free_segments + 10 > free, "chunks leak");
+}
+
+#[test]
+fn a_folder_opens_with_the_engine_that_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::FlatMasstree);
+    options.size_bytes = 64 << 20;
+    options.pmem_emulate = true;
+    let store = Store::open(&options).unwrap();
+    store.put(b"k", b"v").unwrap();
+    store.close().unwrap();
+    drop(store);
+    options.engine = None;
+    let store = Store::open(&options).unwrap();
+    assert_eq!(store.engine(), EngineKind::FlatMasstree);
+    assert_eq!(&*store.get(b"k").unwrap().unwrap(), b"v");
+    drop(store);
+    options.engine = Some(EngineKind::FlatCceh);
+    assert_eq!(Store::open(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
