@@ -11,6 +11,7 @@ mod backup;
 mod basics;
 mod cache;
 mod damage;
+mod engines;
 mod faults;
 mod flat;
 mod flex;

@@ -96,11 +96,19 @@ impl Flex {
         };
         // A bound that is included going down: the interval that holds the key itself.
         let mut before = direction == Direction::Reverse && !matches!(start, Bound::Included(_));
+        // An interval that is met after the first one may have become larger meanwhile: what comes before `position` in
+        // it was met already.
+        let mut first = true;
         while items.len() < limit {
             let ahead = (limit - items.len()) / PAIRS_OF_AN_INTERVAL;
             let loaded = self.interval_for(position.as_deref(), before, direction, ahead)?;
             let mut cursor = Cursor::new(loaded.interval, at, direction);
-            cursor.seek(start);
+            cursor.seek(match (&position, direction) {
+                (Some(position), Direction::Forward) if !first => Bound::Included(position),
+                (Some(position), Direction::Reverse) if !first => Bound::Excluded(position),
+                _ => start,
+            });
+            first = false;
             let ended = self.merge_next(
                 (&tables, &mut heads),
                 &mut cursor,
