@@ -1,5 +1,5 @@
 //! Words that every Esker crate shares: errors, ids and units, checksums, key hashing, clocks,
-//! randomness, sites and the sync shim. No I/O, no unsafe.
+//! randomness, sites, striped values and the sync shim. No I/O, no unsafe.
 //!
 //! Everything outside the process that can differ between two runs comes in through a seam of
 //! this crate: time through [`clock::Clock`], randomness through [`rng::Rng`].
@@ -11,6 +11,7 @@ pub mod hash;
 pub mod ids;
 pub mod rng;
 pub mod site;
+pub mod striped;
 pub mod sync;
 pub mod units;
 

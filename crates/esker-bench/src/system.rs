@@ -157,8 +157,8 @@ pub struct SystemKind {
     pub name: &'static str,
     /// What it is, in a line.
     pub about: &'static str,
-    /// Keeps keys in order.
-    pub ordered: bool,
+    /// Whether it keeps keys in order, with this variant.
+    pub ordered: fn(Option<&str>) -> bool,
     /// Has a capacity that `utilization` can set.
     pub fixed_capacity: bool,
     /// Keeps data when it is closed.

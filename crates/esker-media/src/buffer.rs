@@ -32,7 +32,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use esker_base::striped::thread_number;
 use std::sync::{Arc, LazyLock};
 
 /// Alignment of every buffer in bytes: no device here asks for more.
@@ -137,15 +137,6 @@ fn class_of(length: usize) -> Option<usize> {
     Some((capacity.trailing_zeros() - ALIGNMENT.trailing_zeros()) as usize)
 }
 
-/// Number of this thread, counted from 0 in order of first use; picks a shard.
-fn thread_index() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static INDEX: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    INDEX.try_with(|index| *index).unwrap_or(0)
-}
-
 /// A source of [`IoBuf`]s. Cheap to clone: clones share their memory. Safe from any thread.
 #[derive(Clone)]
 pub struct BufferPool {
@@ -188,7 +179,7 @@ impl BufferPool {
             let capacity = Self::capacity_for(length);
             return IoBuf { memory: Some(Memory::zeroed(capacity)), length, home: None };
         };
-        let index = thread_index() % self.shards.len().max(1);
+        let index = thread_number() % self.shards.len().max(1);
         let home = self.shards.get(index).map(Arc::clone);
         let memory = home.as_ref().and_then(|shard| shard.take(class));
         let memory = memory.unwrap_or_else(|| Memory::zeroed(ALIGNMENT << class));

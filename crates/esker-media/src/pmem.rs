@@ -20,6 +20,7 @@
 //! A media error on load (poison, a truncated file) comes out as `Corrupted` with its range, and
 //! again on each later access to that page; the process lives.
 
+use esker_base::striped::Striped;
 use esker_base::{Error, Result, Site};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -50,8 +51,12 @@ pub struct PmemCounters {
     pub media_blocks: u64,
 }
 
+/// Counters that threads change without sharing a line.
 #[derive(Debug, Default)]
-pub(crate) struct AtomicPmemCounters {
+pub(crate) struct AtomicPmemCounters(Striped<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
     stores: AtomicU64,
     flushed_lines: AtomicU64,
     fences: AtomicU64,
@@ -64,32 +69,39 @@ fn units(offset: u64, length: u64, unit: u64) -> u64 {
 }
 
 impl AtomicPmemCounters {
+    #[inline]
     pub(crate) fn store(&self) {
-        self.stores.fetch_add(1, Ordering::Relaxed);
+        self.0.here().stores.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn ntstore(&self, offset: u64, length: u64) {
         self.store();
         let blocks = units(offset, length, MEDIA_BLOCK_SIZE_BYTES);
-        self.media_blocks.fetch_add(blocks, Ordering::Relaxed);
+        self.0.here().media_blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn flush(&self, offset: u64, length: u64) {
-        self.flushed_lines.fetch_add(units(offset, length, LINE_SIZE_BYTES), Ordering::Relaxed);
+        let counts = self.0.here();
+        counts.flushed_lines.fetch_add(units(offset, length, LINE_SIZE_BYTES), Ordering::Relaxed);
         let blocks = units(offset, length, MEDIA_BLOCK_SIZE_BYTES);
-        self.media_blocks.fetch_add(blocks, Ordering::Relaxed);
+        counts.media_blocks.fetch_add(blocks, Ordering::Relaxed);
     }
 
+    #[inline]
     pub(crate) fn fence(&self) {
-        self.fences.fetch_add(1, Ordering::Relaxed);
+        self.0.here().fences.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> PmemCounters {
+        let sum = |field: fn(&Counts) -> &AtomicU64| {
+            self.0.iter().map(|counts| field(counts).load(Ordering::Relaxed)).sum()
+        };
         PmemCounters {
-            stores: self.stores.load(Ordering::Relaxed),
-            flushed_lines: self.flushed_lines.load(Ordering::Relaxed),
-            fences: self.fences.load(Ordering::Relaxed),
-            media_blocks: self.media_blocks.load(Ordering::Relaxed),
+            stores: sum(|counts| &counts.stores),
+            flushed_lines: sum(|counts| &counts.flushed_lines),
+            fences: sum(|counts| &counts.fences),
+            media_blocks: sum(|counts| &counts.media_blocks),
         }
     }
 }

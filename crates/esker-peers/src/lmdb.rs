@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(crate) const KIND: SystemKind = SystemKind {
     name: "lmdb",
     about: "LMDB, a B+-tree in a memory map",
-    ordered: true,
+    ordered: |_| true,
     fixed_capacity: false,
     persistent: true,
     promises: &Durability::ALL,

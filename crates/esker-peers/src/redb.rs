@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub(crate) const KIND: SystemKind = SystemKind {
     name: "redb",
     about: "redb, a copy-on-write B+-tree",
-    ordered: true,
+    ordered: |_| true,
     fixed_capacity: false,
     persistent: true,
     promises: &Durability::ALL,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 pub(crate) const KIND: SystemKind = SystemKind {
     name: "sled",
     about: "sled 0.34, a log-structured tree",
-    ordered: true,
+    ordered: |_| true,
     fixed_capacity: false,
     persistent: true,
     promises: &[Durability::None],

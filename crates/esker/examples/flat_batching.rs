@@ -148,15 +148,21 @@ fn now_ns() -> u64 {
     u64::try_from(SystemClock.monotonic().as_nanos()).unwrap()
 }
 
-type Shared = Arc<(Batcher<PmemLogs>, Mutex<Histogram<u64>>)>;
+struct Setting {
+    batcher: Batcher<PmemLogs>,
+    logs: PmemLogs,
+    histogram: Mutex<Histogram<u64>>,
+}
+
+type Shared = Arc<Setting>;
 
 /// Writes one request and notes how long it took since `begun`.
 fn request(shared: &Shared, histogram: &mut Histogram<u64>, n: u64, batch: u64, begun: u64) {
-    let batcher = &shared.0;
+    let Setting { batcher, logs, .. } = &**shared;
     if batch == 1 {
-        batcher.commit((n, n)).unwrap();
+        batcher.commit(logs, (n, n)).unwrap();
     } else {
-        let posted: Vec<_> = (0..batch).map(|m| batcher.post((n, m))).collect();
+        let posted: Vec<_> = (0..batch).map(|m| batcher.post(logs, (n, m))).collect();
         posted.into_iter().for_each(|posted| assert!(posted.wait().is_ok()));
     }
     histogram.record(now_ns() - begun).unwrap();
@@ -177,7 +183,7 @@ fn closed(shared: &Shared, batch: u64, end: u64) {
         n += 1;
         request(shared, &mut histogram, n, batch, begun);
     }
-    shared.1.lock().add(histogram).unwrap();
+    shared.histogram.lock().add(histogram).unwrap();
 }
 
 /// The clients of one core, each with a time at which its next request is due, and the loop that stands for the polling of
@@ -205,7 +211,7 @@ fn paced(shared: &Shared, clients: usize, seed: u64, arguments: (u64, u64), end:
                         None => bell.wait().unwrap(),
                     }
                 }
-                shared.1.lock().add(histogram).unwrap();
+                shared.histogram.lock().add(histogram).unwrap();
             })
         })
         .collect();
@@ -250,7 +256,9 @@ fn measure(arguments: &Arguments, kind: Kind, model: Batching, clients: usize) -
     }
     let before = logs.pmem.counters();
     let options = BatchingOptions { model, cores, ..BatchingOptions::default() };
-    let shared: Shared = Arc::new((Batcher::new(logs, options), Mutex::new(histogram())));
+    let batcher = Batcher::new(options);
+    let shared: Shared =
+        Arc::new(Setting { batcher, logs, histogram: Mutex::new(histogram()) });
     let (batch, pace) = (arguments.batch, arguments.pace);
     let length = arguments.milliseconds * 1_000_000;
     let mut begun = now_ns();
@@ -287,8 +295,8 @@ fn measure(arguments: &Arguments, kind: Kind, model: Batching, clients: usize) -
         runtime.shutdown().unwrap();
     }
     let seconds = (now_ns() - begun) as f64 / 1e9;
-    let after = shared.0.logs().pmem.counters();
-    let histogram = shared.1.lock();
+    let after = shared.logs.pmem.counters();
+    let histogram = shared.histogram.lock();
     row(&histogram, seconds, batch, before, after)
 }
 
@@ -318,7 +326,7 @@ fn median(rows: &[Row], field: impl Fn(&Row) -> f64) -> f64 {
 /// What a writer pays that is alone, beside the log itself and two atomic operations.
 fn lone() {
     const COUNT: u64 = 2_000_000;
-    let batcher = Batcher::new(NoLogs, BatchingOptions::default());
+    let batcher = Batcher::new(BatchingOptions::default());
     let word = AtomicU64::new(0);
     let timed = |work: &dyn Fn(u64) -> u64| {
         let mut sum = 0_u64;
@@ -333,8 +341,8 @@ fn lone() {
         let taken = word.compare_exchange(0, n | 1_u64, Ordering::AcqRel, Ordering::Relaxed);
         word.fetch_and(0, Ordering::AcqRel) + u64::from(taken.is_ok())
     };
-    let commit = |n| batcher.commit((n, n)).unwrap();
-    let post = |n| batcher.post((n, n)).wait().unwrap();
+    let commit = |n| batcher.commit(&NoLogs, (n, n)).unwrap();
+    let post = |n| batcher.post(&NoLogs, (n, n)).wait().unwrap();
     let mut best = [f64::MAX; 3];
     for _ in 0..9 {
         for (best, work) in best.iter_mut().zip([&atomics as &dyn Fn(u64) -> u64, &commit, &post]) {

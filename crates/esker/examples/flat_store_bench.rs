@@ -9,9 +9,10 @@
 )]
 
 use clap::Parser;
-use esker::{Batch, EngineKind, Options, Store};
+use esker::{Batch, Batching, EngineKind, Options, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
+use esker_trt::{Config, Runtime};
 use std::path::PathBuf;
 
 #[derive(Parser)]
@@ -29,6 +30,12 @@ struct Arguments {
     /// Threads.
     #[arg(long, default_value_t = 2)]
     threads: u64,
+    /// Engines.
+    #[arg(long, value_delimiter = ',', default_value = "flat:cceh,flat:masstree")]
+    engines: Vec<EngineKind>,
+    /// Leave out what a PUT costs.
+    #[arg(long)]
+    no_costs: bool,
 }
 
 /// A key of 8 bytes: neighbours are far apart.
@@ -80,10 +87,56 @@ fn cost(options: &Options, value_size: usize, together: u64) {
     );
 }
 
+/// The same with so many tasks that each put one value after another, over `cores` cores of a run-time.
+fn cost_in_flight(options: &Options, model: Batching, value_size: usize, cores: usize, tasks: u64) {
+    const PUTS: u64 = 100_000;
+    let options = Options { format: true, batching: model, ..options.clone() };
+    let store = Store::open(&options).unwrap();
+    let runtime = Runtime::start(Config { cores, ..Config::default() }).unwrap();
+    let before = store.stats().memory;
+    let share = PUTS / tasks;
+    let taken = seconds(|| {
+        let writers: Vec<_> = (0..tasks)
+            .map(|task| {
+                let store = store.clone();
+                runtime.spawn(move || {
+                    let value = vec![7; value_size];
+                    for number in task * share..(task + 1) * share {
+                        store.put(&key(number), &value).unwrap();
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    runtime.shutdown().unwrap();
+    let after = store.stats().memory;
+    let puts = (share * tasks) as f64;
+    println!(
+        "{value_size:5} {cores:5} {tasks:9}  {:22} {:7.3} {:7.3} {:7.3} {:8.2}",
+        model.words(),
+        (after.fences - before.fences) as f64 / puts,
+        (after.flushed_lines - before.flushed_lines) as f64 / puts,
+        (after.media_blocks - before.media_blocks) as f64 / puts,
+        puts / taken / 1e6,
+    );
+}
+
+fn costs_in_flight(options: &Options) {
+    println!("value cores in flight  model                   fences   lines  blocks  M puts/s");
+    for value_size in [8, 64] {
+        for (cores, tasks) in [(1, 1), (1, 8), (2, 16), (2, 64)] {
+            for model in Batching::ALL {
+                cost_in_flight(options, model, value_size, cores, tasks);
+            }
+        }
+    }
+}
+
 fn main() {
     let arguments = Arguments::parse();
     let folder = tempfile::tempdir_in(&arguments.folder).unwrap();
-    for engine in [EngineKind::FlatCceh, EngineKind::FlatMasstree] {
+    for engine in arguments.engines.iter().copied() {
         let mut options = Options::new(folder.path().join(engine.name().replace(':', "-")));
         options.engine = Some(engine);
         options.pmem_emulate = true;
@@ -91,10 +144,11 @@ fn main() {
         options.size_bytes = (arguments.records * record * 3 / 2).max(64 << 20);
         options.size_bytes = options.size_bytes.next_multiple_of(4 << 20);
         println!("== {engine}");
-        if engine == EngineKind::FlatCceh {
+        if engine == EngineKind::FlatCceh && !arguments.no_costs {
             for value_size in [8, 64] {
                 [1, 8, 16].into_iter().for_each(|together| cost(&options, value_size, together));
             }
+            costs_in_flight(&options);
         }
         run(&arguments, &options);
     }

@@ -22,6 +22,7 @@ pub use check::repair_on;
 pub use check::{CheckReport, RepairReport, repair};
 #[doc(hidden)]
 pub use engine::flex::FlexFiles;
+pub use engine::flat::batching::Batching;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};

@@ -1,5 +1,6 @@
 //! How a store is opened.
 
+use crate::engine::flat::batching::Batching;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, Result};
 use std::fmt;
@@ -156,6 +157,8 @@ pub struct Options {
     /// nothing survives a power cut. Needed on tmpfs; other files are made durable with `msync` without it. Default
     /// false.
     pub pmem_emulate: bool,
+    /// Engine `flat`: how entries of many writers become durable together. Default: pipelined horizontal batching.
+    pub batching: Batching,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.
     pub index_entries: Option<u64>,
@@ -238,6 +241,7 @@ impl Options {
             create: true,
             format: false,
             pmem_emulate: false,
+            batching: Batching::default(),
             index_entries: None,
             progress: Progress::default(),
             clock: Arc::new(SystemClock),

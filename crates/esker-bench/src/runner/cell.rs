@@ -155,8 +155,9 @@ impl Runner<'_> {
     /// The workloads that the system can run; rows say why it cannot run the others.
     fn possible(&mut self, value_size_max: u64) -> Vec<Workload> {
         let mut possible = Vec::new();
+        let ordered = (self.kind.ordered)(self.open.variant.as_deref());
         for workload in &self.cell.workloads {
-            let why = if workload.needs_order() && !self.kind.ordered {
+            let why = if workload.needs_order() && !ordered {
                 Some("keeps no order")
             } else if self.open.utilization.is_some() && !self.kind.fixed_capacity {
                 Some("has no fixed capacity")

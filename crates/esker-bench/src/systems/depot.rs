@@ -15,7 +15,7 @@ use std::time::Duration;
 pub(super) const KIND: SystemKind = SystemKind {
     name: "depot",
     about: "Esker's log-structured store with a hash index",
-    ordered: false,
+    ordered: |_| false,
     fixed_capacity: true,
     persistent: true,
     promises: &Durability::ALL,
@@ -57,6 +57,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         Durability::Periodic => esker::Durability::Periodic(Duration::from_secs(1)),
         Durability::None => esker::Durability::None,
     };
+    store.record_cache_bytes = options.cache_bytes;
     let runtime = match options.variant.as_deref() {
         None => None,
         Some(variant) => {
@@ -75,7 +76,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         ("durability".to_owned(), options.durability.to_string()),
         ("size_bytes".to_owned(), size_bytes.to_string()),
         ("medium".to_owned(), store.report()),
-        ("value cache".to_owned(), "none: the cache bytes are not used".to_owned()),
+        ("value cache".to_owned(), format!("{} bytes of records in DRAM", options.cache_bytes)),
     ]);
     if let Some(runtime) = &runtime {
         said.insert("run-time".to_owned(), runtime.report());

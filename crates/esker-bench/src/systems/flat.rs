@@ -1,6 +1,6 @@
 //! `flat:cceh` and `flat:masstree`: small entries in logs on persistent memory, or on memory that stands in for it.
 
-use crate::failure::{Failure, Outcome};
+use crate::failure::Outcome;
 use crate::numbers::{real, whole};
 use crate::system::{Counters, Durability, OpenOptions, Session, System, SystemKind};
 use esker::{Direction, EngineKind, Options, Store};
@@ -10,7 +10,7 @@ use std::ops::Bound;
 pub(super) const KIND: SystemKind = SystemKind {
     name: "flat",
     about: "Esker's log of small entries on persistent memory, with a hash index or an ordered one",
-    ordered: true,
+    ordered: |variant| variant == Some("masstree"),
     fixed_capacity: true,
     persistent: true,
     promises: &Durability::ALL,
@@ -114,9 +114,6 @@ impl Session for Client {
     }
 
     fn scan(&mut self, from: &[u8], limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
-        if self.store.engine() != EngineKind::FlatMasstree {
-            return Err(Failure::new("flat:cceh keeps no order"));
-        }
         let limit = usize::try_from(limit)?;
         let range = (Bound::Included(from), Bound::Unbounded);
         let items = self.store.scan(range, Direction::Forward, limit)?;

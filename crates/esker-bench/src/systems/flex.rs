@@ -11,7 +11,7 @@ use std::time::Duration;
 pub(super) const KIND: SystemKind = SystemKind {
     name: "flex",
     about: "Esker's ordered store on a flexible address space",
-    ordered: true,
+    ordered: |_| true,
     fixed_capacity: false,
     persistent: true,
     promises: &Durability::ALL,

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(super) const KIND: SystemKind = SystemKind {
     name: "index",
     about: "depot's hopscotch index alone, in DRAM; no values",
-    ordered: false,
+    ordered: |_| false,
     fixed_capacity: false,
     persistent: false,
     promises: &Durability::ALL,

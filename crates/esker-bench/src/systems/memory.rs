@@ -12,7 +12,7 @@ use std::sync::Arc;
 pub(super) const HASHMAP: SystemKind = SystemKind {
     name: "hashmap",
     about: "std's HashMap in DRAM, 64 shards behind locks; durable never",
-    ordered: false,
+    ordered: |_| false,
     fixed_capacity: false,
     persistent: false,
     promises: &Durability::ALL,
@@ -25,7 +25,7 @@ pub(super) const HASHMAP: SystemKind = SystemKind {
 pub(super) const BTREEMAP: SystemKind = SystemKind {
     name: "btreemap",
     about: "std's BTreeMap in DRAM behind one lock; durable never",
-    ordered: true,
+    ordered: |_| true,
     fixed_capacity: false,
     persistent: false,
     promises: &Durability::ALL,

@@ -15,6 +15,7 @@ mod gate;
 mod mutex;
 mod semaphore;
 mod signal;
+mod turn;
 
 pub use channel::{Receiver, SendError, Sender, channel};
 pub use future::{Future, Promise, promise};
@@ -22,6 +23,7 @@ pub use gate::Gate;
 pub use mutex::{Mutex, MutexGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use signal::Signal;
+pub use turn::{Turn, TurnGuard};
 
 #[cfg(test)]
 mod tests;

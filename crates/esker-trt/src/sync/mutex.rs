@@ -1,10 +1,10 @@
 //! A lock that may be held over a suspension.
 //!
-//! The turn is a semaphore, so tasks that wait are suspended and served in order. The value sits
+//! Tasks that wait for the turn are suspended and served in order. The value sits
 //! in an ordinary lock, which is free whenever the turn is; it is what makes the guard safe
 //! without unsafe code here.
 
-use crate::sync::{Permit, Semaphore};
+use crate::sync::{Turn, TurnGuard};
 use parking_lot::Mutex as Lock;
 use std::ops::{Deref, DerefMut};
 
@@ -12,7 +12,7 @@ use std::ops::{Deref, DerefMut};
 /// other waits. Served in the order of asking; not poisoned by a panic.
 #[derive(Debug)]
 pub struct Mutex<T> {
-    turn: Semaphore,
+    turn: Turn,
     value: Lock<T>,
 }
 
@@ -21,26 +21,26 @@ pub struct Mutex<T> {
 pub struct MutexGuard<'a, T> {
     // Dropped in this order: the value is free before the next one gets the turn.
     value: parking_lot::MutexGuard<'a, T>,
-    _turn: Permit<'a>,
+    _turn: TurnGuard<'a>,
 }
 
 impl<T> Mutex<T> {
     /// A free lock around `value`.
     #[must_use]
     pub fn new(value: T) -> Self {
-        Mutex { turn: Semaphore::new(1), value: Lock::new(value) }
+        Mutex { turn: Turn::new(), value: Lock::new(value) }
     }
 
     /// Waits for the lock. Not ended by a shutdown.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let turn = self.turn.acquire(1);
+        let turn = self.turn.take();
         MutexGuard { value: self.value.lock(), _turn: turn }
     }
 
     /// The lock if it is free and nobody waits.
     #[must_use]
     pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
-        let turn = self.turn.try_acquire(1)?;
+        let turn = self.turn.try_take()?;
         Some(MutexGuard { value: self.value.lock(), _turn: turn })
     }
 

@@ -1,7 +1,6 @@
 //! Several changes at once: one batch of one log, which a crash leaves whole or not at all.
 
-use super::chunks::For;
-use super::commit::{LogEntry, Placed};
+use super::commit::{LogEntry, Wanted};
 use super::layout::Kind;
 use super::read::entry_attributes;
 use super::{Flat, write::Prepared};
@@ -50,12 +49,10 @@ impl Flat {
             }
         }
         let Some(first) = steps.first() else { return Ok(self.last_version()) };
-        let puts = steps.iter().any(|step| step.change != Change::Delete);
-        let whom = if puts { For::Puts } else { For::Deletes };
-        self.write_steps(&steps, self.core_of(first.hash), whom)
+        self.write_steps(&steps, self.core_of(first.hash))
     }
 
-    fn write_steps(&self, steps: &[Step<'_>], core: usize, whom: For) -> Result<Version> {
+    fn write_steps(&self, steps: &[Step<'_>], core: usize) -> Result<Version> {
         self.check_size(steps)?;
         let mut records: Vec<Option<u64>> = Vec::with_capacity(steps.len());
         let mut entries: Vec<LogEntry> = Vec::with_capacity(steps.len());
@@ -85,13 +82,12 @@ impl Flat {
             false => 0,
             true => self.stamp_all(steps, &mut entries, &records),
         };
-        let mut landed: Vec<Placed> = Vec::with_capacity(entries.len());
-        let appended = self.append(core, whom, entries.iter(), |_, placed| landed.push(placed));
-        appended.map_err(|error| give_back(error, &records))?;
-        for (step, placed) in steps.iter().zip(&landed) {
+        let landed = self.commit(core, Wanted::Many(entries));
+        let landed = landed.map_err(|error| give_back(error, &records))?;
+        for (step, placed) in steps.iter().zip(landed.placed()) {
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }
-        let version = landed.last().map_or(0, |placed| placed.version.0);
+        let version = landed.placed().last().map_or(0, |placed| placed.version.0);
         Ok(Version(if wide { first + steps.len() as u64 - 1 } else { version }))
     }
 

@@ -3,7 +3,8 @@
 use super::chunks::Use;
 use super::index::{Cursor, Part};
 use super::layout::Place;
-use super::recover::{read_header, version_in};
+use super::recover::read_header;
+use super::replay::version_in;
 use super::{Flat, sites};
 use crate::check::CheckReport;
 use esker_base::{Error, Result};

@@ -1,4 +1,5 @@
-//! The OpLog: one log for each core, to which batches are appended (FlatStore §3.2).
+//! The OpLog: one log for each core, to which batches are appended (FlatStore §3.2). Which entries make a batch is
+//! decided in [`batching`](super::batching).
 //!
 //! # Invariants
 //! - L1: a batch is durable before its writers hear of it, and before the next one of its log is stored: so only the
@@ -11,7 +12,8 @@
 //! After a failed append the store is read-only: whether the batch survives is not known.
 
 use super::chunks::{For, Use};
-use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
+use super::batching::{Batching, BatchingOptions, Logs, Slot};
+use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Layout, Place};
 use super::{Flat, sites};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result, Site};
@@ -24,19 +26,59 @@ use esker_index::Word;
 use parking_lot::Mutex;
 use std::sync::atomic::Ordering;
 
-/// What a writer wants appended: an entry as it will stand in the log.
+/// An entry as it will stand in the log.
 #[derive(Clone, Debug)]
-pub(super) struct LogEntry {
+pub(crate) struct LogEntry {
     pub(super) bytes: EntryBytes,
     pub(super) kind: Kind,
     pub(super) key_of_8: bool,
 }
 
-/// Where it landed.
+/// Where an entry landed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placed {
+pub(crate) struct Placed {
     pub(super) word: Word,
     pub(super) version: Version,
+}
+
+/// What a writer wants appended: an entry, or several that no crash may part.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    One(LogEntry),
+    Many(Vec<LogEntry>),
+}
+
+/// Where that landed: as many as were wanted.
+#[derive(Debug)]
+pub(crate) enum Landed {
+    One(Placed),
+    Many(Vec<Placed>),
+}
+
+impl Wanted {
+    fn entries(&self) -> &[LogEntry] {
+        match self {
+            Wanted::One(entry) => std::slice::from_ref(entry),
+            Wanted::Many(entries) => entries,
+        }
+    }
+
+    /// For whom the space is.
+    fn whom(&self) -> For {
+        match self.entries().iter().all(|entry| entry.kind.is_tombstone()) {
+            true => For::Deletes,
+            false => For::Puts,
+        }
+    }
+}
+
+impl Landed {
+    pub(super) fn placed(&self) -> &[Placed] {
+        match self {
+            Landed::One(placed) => std::slice::from_ref(placed),
+            Landed::Many(placed) => placed,
+        }
+    }
 }
 
 /// The log of a core, or of the cleaner.
@@ -82,36 +124,95 @@ impl LogEntry {
 }
 
 /// Where the entries of a batch will be.
-struct Entries {
+struct Places {
     base_version: u64,
     batch_offset: u64,
     at: u64,
+    ordinal: usize,
 }
 
-impl Entries {
-    /// The place of the next entry, of so many bytes.
-    fn next(&mut self, kind: Kind, key_of_8: bool, ordinal: usize, size: usize) -> Place {
-        let offset = self.at;
-        self.at += size as u64;
+impl Places {
+    /// The place of the next entry.
+    fn next(&mut self, entry: &LogEntry) -> Placed {
+        let (offset, ordinal) = (self.at, self.ordinal);
+        self.at += entry.bytes.as_slice().len() as u64;
+        self.ordinal += 1;
         let line = offset - offset % LINE as u64;
-        Place { offset, kind, key_of_8, ordinal, lines: (line - self.batch_offset) / LINE as u64 }
+        let lines = (line - self.batch_offset) / LINE as u64;
+        let place = Place { offset, kind: entry.kind, key_of_8: entry.key_of_8, ordinal, lines };
+        Placed { word: place.word(), version: Version(self.base_version + ordinal as u64) }
+    }
+}
+
+/// The entries of a batch, without those that failed.
+fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry> {
+    let stays = |slot: &&Slot<Wanted, Landed>| !slot.has_failed();
+    slots.iter().filter(stays).flat_map(|slot| slot.entry().entries())
+}
+
+/// Bytes of a batch that count for an entry at least: so that what fits a batch by bytes fits it by number.
+const ENTRY_SHARE: usize = (BATCH_NEAR_BYTES - BATCH_HEADER_SIZE) / BATCH_ENTRIES_MAX;
+
+/// How writers' entries come together.
+pub(super) fn batching(model: Batching, cores: usize, layout: &Layout) -> BatchingOptions {
+    let near = BATCH_NEAR_BYTES - BATCH_HEADER_SIZE;
+    BatchingOptions {
+        model,
+        cores,
+        group_size: 0,
+        entries_max: BATCH_ENTRIES_MAX,
+        size_bytes_max: near.min(layout.batch_room()) as u64,
+    }
+}
+
+impl Logs for Flat {
+    type Entry = Wanted;
+    type Placed = Landed;
+
+    fn size_bytes(&self, wanted: &Wanted) -> u64 {
+        let size = |entry: &LogEntry| entry.bytes.as_slice().len().max(ENTRY_SHARE) as u64;
+        wanted.entries().iter().map(size).sum()
+    }
+
+    #[inline]
+    fn append(&self, core: usize, batch: &mut [Slot<Wanted, Landed>]) -> Result<()> {
+        let is_of = |slot: &Slot<Wanted, Landed>, whom| slot.entry().whom() == whom;
+        let puts = batch.iter().any(|slot| is_of(slot, For::Puts));
+        let whom = if puts { For::Puts } else { For::Deletes };
+        match self.append_batch(core, whom, batch) {
+            // Deletes go on: they are what makes room.
+            Err(error) if error.kind() == ErrorKind::NoSpace && puts => {
+                let refused = batch.iter_mut().filter(|slot| is_of(slot, For::Puts));
+                refused.for_each(|slot| slot.fail(error.clone()));
+                match batch.iter().all(Slot::has_failed) {
+                    true => Ok(()),
+                    false => self.append_batch(core, For::Deletes, batch),
+                }
+            }
+            result => result,
+        }
     }
 }
 
 impl Flat {
-    /// Appends entries as one batch to the log of a core, durably; `placed` is told of each, in order.
-    pub(super) fn append<'e>(
+    /// Makes what a writer wants durable, beside what others want at the same time.
+    #[inline]
+    pub(super) fn commit(&self, core: usize, wanted: Wanted) -> Result<Landed> {
+        self.batcher.commit_on(self, core, wanted)
+    }
+
+    /// Appends what has not failed as one batch to the log of a core, durably.
+    fn append_batch(
         &self,
         core: usize,
         whom: For,
-        entries: impl Iterator<Item = &'e LogEntry> + Clone,
-        mut placed: impl FnMut(usize, Placed),
+        slots: &mut [Slot<Wanted, Landed>],
     ) -> Result<()> {
-        let Some(log) = self.logs.get(core % self.logs.len().max(1)) else { return Ok(()) };
+        let Some(log) = self.logs.get(core) else { return Ok(()) };
         let mut log = log.0.lock();
         self.refuse()?;
         let (mut count, mut payload) = (0, 0);
-        for entry in entries.clone() {
+        for entry in entries_of(slots) {
             count += 1;
             payload += entry.bytes.as_slice().len();
         }
@@ -121,7 +222,7 @@ impl Flat {
         let Log { buffer, open } = &mut *log;
         buffer.clear();
         buffer.resize(BATCH_HEADER_SIZE, 0);
-        entries.clone().for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
+        entries_of(slots).for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
         buffer.resize(total, 0);
         self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
         let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
@@ -130,16 +231,20 @@ impl Flat {
         let end = offset + total as u64 - self.layout.start_of(chunk);
         state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
         *open = Some((chunk, end));
-        let mut at = Entries {
+        let mut places = Places {
             base_version: base,
             batch_offset: offset,
             at: offset + BATCH_HEADER_SIZE as u64,
+            ordinal: 0,
         };
-        for (ordinal, entry) in entries.enumerate() {
-            let size = entry.bytes.as_slice().len();
-            let place = at.next(entry.kind, entry.key_of_8, ordinal, size);
-            let version = Version(at.base_version + ordinal as u64);
-            placed(ordinal, Placed { word: place.word(), version });
+        for slot in slots.iter_mut().filter(|slot| !slot.has_failed()) {
+            let landed = match slot.entry() {
+                Wanted::One(entry) => Landed::One(places.next(entry)),
+                Wanted::Many(entries) => {
+                    Landed::Many(entries.iter().map(|entry| places.next(entry)).collect())
+                }
+            };
+            slot.place(landed);
         }
         Ok(())
     }

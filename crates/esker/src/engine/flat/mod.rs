@@ -30,6 +30,7 @@ mod layout;
 mod place;
 mod read;
 mod recover;
+mod replay;
 mod scan;
 pub mod sites;
 mod write;
@@ -41,6 +42,7 @@ use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{EngineKind, Options, Progress};
 use crate::store::{Direction, Stats};
 use crate::value::{Condition, Outcome, PutOptions, Value};
+use batching::Batcher;
 use chunks::{Chunks, Use};
 use clean::Cleaner;
 use commit::{CoreLog, Log};
@@ -62,7 +64,7 @@ use recover::Root;
 use scan::Walks;
 use std::ops::Bound;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Locks of keys.
 const KEY_STRIPES: usize = 8192;
@@ -95,6 +97,7 @@ pub(crate) struct Flat {
     index: Box<dyn KeyIndex>,
     chunks: Chunks,
     logs: Box<[CoreLog]>,
+    batcher: Batcher<Flat>,
     blocks: Box<[CoreBlocks]>,
     keys: KeyLocks,
     cleaner: Mutex<Cleaner>,
@@ -104,7 +107,7 @@ pub(crate) struct Flat {
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
-    /// Keys choose their cores, as in tests; else threads do.
+    /// Keys choose their cores, as in tests; else cores of the run-time and threads do.
     core_by_key: bool,
     /// Threads of recovery.
     threads: usize,
@@ -114,16 +117,6 @@ pub(crate) struct Flat {
     state: Apart<AtomicU32>,
     /// Version of the next entry.
     sequence: Apart<AtomicU64>,
-}
-
-/// Number of this thread, counted from 0 in order of first use: its core.
-#[inline]
-fn thread_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static NUMBER: usize = NEXT.fetch_add(1, Ordering::Relaxed);
-    }
-    NUMBER.try_with(|number| *number).unwrap_or(0)
 }
 
 impl Flat {
@@ -177,6 +170,7 @@ impl Flat {
             hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
             index,
             chunks: Chunks::new(&layout),
+            batcher: Batcher::new(commit::batching(options.batching, cores, &layout)),
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
@@ -199,11 +193,10 @@ impl Flat {
     /// The core whose log a write goes to.
     #[inline]
     fn core_of(&self, hash: u64) -> usize {
-        let number = match self.core_by_key {
-            true => usize::try_from(hash >> 7).unwrap_or(0),
-            false => thread_number(),
-        };
-        number % self.logs.len().max(1)
+        match self.core_by_key {
+            true => usize::try_from(hash >> 7).unwrap_or(0) % self.logs.len().max(1),
+            false => self.batcher.here(),
+        }
     }
 
     fn is_expired(&self, expires_at: Option<u64>) -> bool {

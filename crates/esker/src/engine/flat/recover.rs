@@ -1,8 +1,6 @@
 //! Opening: making a store, or finding what is there (FlatStore §3.5).
 //!
-//! After a crash all logs are read, chunk by chunk, in any order and by several threads: of two entries of a key the
-//! one with the newer version counts. Then the index says what counts in each chunk, and which records are in use.
-//! After a clean stop an image says all that (`checkpoint`).
+//! After a crash the logs say what the index has (`replay`), after a clean stop an image does (`checkpoint`).
 //!
 //! # Failure
 //! Nothing is written before everything was read; then the new session is made durable, which takes the mark of the
@@ -10,29 +8,20 @@
 
 use super::checkpoint::Image;
 use super::chunks::Use;
-use super::index::Part;
-use super::layout::{Layout, Place};
+use super::layout::Layout;
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::flat::batch::batch_size;
 use esker_format::flat::{
-    BatchHeader, BatchKind, CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkHeader,
-    ChunkKind, Clear, Entry, IndexKind, LINE, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE,
-    Session, Stamp, Superblock,
+    CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkHeader, ChunkKind, Clear, IndexKind,
+    SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
 };
-use esker_index::Word;
 use esker_media::Pmem;
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-/// Locks of keys while several threads recover.
-const LOCKS: usize = 1024;
-/// Longest batch that is looked for behind a torn one, in bytes.
-const SEARCH_BYTES: usize = 8 << 10;
 /// Bits of an epoch below the session's number.
 const EPOCH_BITS: u32 = 32;
 
@@ -46,7 +35,7 @@ pub(super) struct Root {
     stale: Vec<(u64, ChunkHeader)>,
 }
 
-fn corrupted(memory: &dyn Pmem, words: String, offset: u64, length: u64) -> Error {
+pub(super) fn corrupted(memory: &dyn Pmem, words: String, offset: u64, length: u64) -> Error {
     Error::corrupted("open store", words).device(memory.name()).at(offset, length)
 }
 
@@ -247,107 +236,6 @@ impl Root {
     }
 }
 
-/// What recovery learns, by several threads.
-struct Scan<'a> {
-    flat: &'a Flat,
-    clear: u64,
-    locks: Box<[Mutex<()>]>,
-    /// The highest version that was found.
-    newest: AtomicU64,
-}
-
-impl Scan<'_> {
-    /// Reads a chunk of a log.
-    fn chunk(&self, number: u32, buffer: &mut Vec<u8>) -> Result<()> {
-        let flat = self.flat;
-        let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
-        let (start, salt) = (flat.layout.start_of(number), chunk.salt());
-        buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        flat.memory.read(start, buffer)?;
-        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
-        let (mut entries, mut sealed) = (0, false);
-        while at < buffer.len() {
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let offset = start + at as u64;
-            let sound = || sites::BATCH_CHECKSUM.disabled();
-            let Ok((header, payload)) = BatchHeader::decode(batch, salt, offset, sound) else {
-                break;
-            };
-            if header.kind == BatchKind::Seal {
-                sealed = true;
-                break;
-            }
-            entries += self.batch(&header, payload, offset)?;
-            at += batch_size(header.payload_bytes);
-        }
-        if !sealed && self.goes_on(buffer, at, salt, start) && !sites::COMMITTED_POINT.disabled() {
-            let words = "a batch is damaged, and whole ones follow it".to_owned();
-            return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
-        }
-        chunk.set_counts(entries, 0, u32::try_from(at).unwrap_or(u32::MAX));
-        Ok(())
-    }
-
-    /// Whether a whole batch stands behind one that is not: only the last one can be torn (L1).
-    fn goes_on(&self, buffer: &mut [u8], from: usize, salt: u64, start: u64) -> bool {
-        (from + LINE..buffer.len()).step_by(LINE).any(|at| {
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let short = BatchHeader::peek(batch)
-                .is_ok_and(|header| batch_size(header.payload_bytes) <= SEARCH_BYTES);
-            short && BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
-        })
-    }
-
-    fn batch(&self, header: &BatchHeader, payload: &[u8], offset: u64) -> Result<u32> {
-        let mut rest = payload;
-        let mut ordinal = 0;
-        let mut newest = 0;
-        while !rest.is_empty() {
-            let entry = Entry::decode(rest)
-                .map_err(|flaw| corrupted(&*self.flat.memory, flaw.to_string(), offset, 64))?;
-            let place = self.flat.place_in(header, offset, rest.len(), ordinal, &entry);
-            let version = version_in(header, ordinal, entry.stamp);
-            newest = newest.max(version);
-            ordinal += 1;
-            rest = rest.get(entry.size..).unwrap_or(&[]);
-            if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
-                continue;
-            }
-            self.entry(&entry, place, version)?;
-        }
-        self.newest.fetch_max(newest, Ordering::Relaxed);
-        Ok(u32::try_from(ordinal).unwrap_or(u32::MAX))
-    }
-
-    fn entry(&self, entry: &Entry<'_>, place: Place, version: u64) -> Result<()> {
-        let flat = self.flat;
-        let Some(key) = flat.key_of_entry(entry)? else { return Ok(()) };
-        let key = &key[..];
-        let (hash, word) = (flat.hasher.hash(key), place.word());
-        let _lock =
-            self.locks.get(usize::try_from(hash >> 7).unwrap_or(0) % LOCKS).map(Mutex::lock);
-        match flat.find(hash, key)? {
-            None => flat.index.insert(hash, key, word),
-            Some(held) => {
-                let other = flat.known(held)?.map_or(0, |known| known.version.0);
-                if other < version || sites::RECOVER_NEWEST.disabled() {
-                    flat.index.replace(hash, key, held, word);
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The version of an entry of a batch.
-pub(super) fn version_in(header: &BatchHeader, ordinal: usize, stamp: Stamp) -> u64 {
-    match stamp {
-        Stamp::Place => header.base_version.wrapping_add(ordinal as u64),
-        Stamp::Delta(delta) => header.base_version.wrapping_add(u64::from(delta)),
-        Stamp::Whole(version) => version,
-    }
-}
-
 impl Flat {
     /// Makes the state in DRAM from what is on media, and begins a session.
     /// False if there is an image that is damaged: then what this made is of no use, and the image not to be asked
@@ -381,36 +269,6 @@ impl Flat {
         Ok(true)
     }
 
-    fn scan_logs(&self, root: &Root, options: &Options) -> Result<()> {
-        let logs: Vec<u32> = root
-            .headers
-            .iter()
-            .filter(|header| header.kind == ChunkKind::Log)
-            .map(|header| header.number)
-            .collect();
-        let scan = Scan {
-            flat: self,
-            clear: root.clear.version,
-            locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
-            newest: AtomicU64::new(root.clear.version),
-        };
-        let done = AtomicUsize::new(0);
-        let work = || {
-            let mut buffer = Vec::new();
-            loop {
-                let step = done.fetch_add(1, Ordering::Relaxed);
-                let Some(number) = logs.get(step) else { return Ok(()) };
-                scan.chunk(*number, &mut buffer)?;
-                options.progress.report(step as u64, logs.len() as u64);
-            }
-        };
-        self.in_parallel(logs.len(), &work)?;
-        let born = root.headers.iter().map(|header| header.born).max().unwrap_or(0);
-        let newest = scan.newest.load(Ordering::Relaxed);
-        self.sequence.store((newest + 1).max(born), Ordering::Relaxed);
-        self.count_found()
-    }
-
     /// Runs the same work on as many threads as there are cores; the first error counts.
     pub(super) fn in_parallel(
         &self,
@@ -431,44 +289,6 @@ impl Flat {
             // All are waited for, also after an error.
             ends.collect::<Vec<_>>().into_iter().collect()
         })
-    }
-
-    /// Counts what the index has: live entries of each chunk, and records in use.
-    fn count_found(&self) -> Result<()> {
-        let mut live = vec![0_u32; usize::try_from(self.layout.chunk_count).unwrap_or(0)];
-        let mut tombstones = 0;
-        let mut cursor = super::index::Cursor::Start;
-        let mut count = |word: Word| -> Result<()> {
-            let place = Place::of(word);
-            let number = self.layout.chunk_of(place.offset);
-            if let Some(live) = live.get_mut(usize::try_from(number).unwrap_or(usize::MAX)) {
-                *live += 1;
-            }
-            tombstones += u64::from(place.kind.is_tombstone());
-            if let Some(Some(line)) = self.record_of(word)?
-                && !self.mark(line)
-            {
-                let words = "an entry points at what is no record of its own".to_owned();
-                return Err(corrupted(&*self.memory, words, place.offset, LINE as u64));
-            }
-            Ok(())
-        };
-        while let Some((part, next)) = self.index.walk(&cursor) {
-            cursor = next;
-            match part {
-                Part::Hashes(entries) => entries.iter().try_for_each(|(_, word)| count(*word))?,
-                Part::Keys(entries) => entries.iter().try_for_each(|(_, word)| count(*word))?,
-            }
-        }
-        self.tombstones.store(tombstones, Ordering::Relaxed);
-        for ((_, chunk), live) in self.chunks.iter().zip(live.iter().skip(1)) {
-            if chunk.is_log() {
-                let entries = chunk.counts().0;
-                let tail = chunk.tail.load(Ordering::Relaxed);
-                chunk.set_counts(entries, entries.saturating_sub(*live), tail);
-            }
-        }
-        Ok(())
     }
 
     /// Takes the mark of a clean stop away, durably, and begins a session.

@@ -4,7 +4,7 @@
 //! that of its versions. Only the cleaner changes a key's word meanwhile, to another place of the same entry.
 
 use super::chunks::For;
-use super::commit::{LogEntry, Placed};
+use super::commit::{LogEntry, Placed, Wanted};
 use super::layout::{Kind, Place, kind_of};
 use super::read::{Known, entry_attributes};
 use super::{Flat, sites};
@@ -66,7 +66,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let placed = self.commit(core, For::Puts, prepared)?;
+        let placed = self.append_prepared(core, prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -83,7 +83,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
-        let placed = self.commit(core, For::Deletes, prepared)?;
+        let placed = self.append_prepared(core, prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -159,16 +159,12 @@ impl Flat {
     }
 
     /// Makes a prepared entry durable. If that has no room, its record's place is free again.
-    fn commit(&self, core: usize, whom: For, prepared: Prepared) -> Result<Placed> {
-        let mut landed = None;
-        let appended = self.append(core, whom, std::iter::once(&prepared.entry), |_, placed| {
-            landed = Some(placed);
-        });
-        if let Err(error) = appended {
-            self.give_back(&error, prepared.record);
-            return Err(error);
-        }
-        landed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"))
+    #[inline]
+    fn append_prepared(&self, core: usize, prepared: Prepared) -> Result<Placed> {
+        let landed = self.commit(core, Wanted::One(prepared.entry));
+        let landed = landed.inspect_err(|error| self.give_back(error, prepared.record))?;
+        let placed = landed.placed().first().copied();
+        placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"))
     }
 
     /// Frees the record of an entry that was not appended. After any other failure the entry may survive.

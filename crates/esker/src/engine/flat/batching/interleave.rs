@@ -1,6 +1,7 @@
 //! The four models under random interleavings (`cargo xtask interleave`): every entry is appended once, no
 //! two appends to a log overlap, and nobody waits for ever, which shuttle reports as a deadlock.
 
+use super::tested::Tested;
 use super::*;
 use esker_base::sync::thread;
 use shuttle::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
@@ -44,14 +45,14 @@ impl Logs for MemoryLogs {
     }
 }
 
-fn batcher(model: Batching, cores: usize, entries_max: usize) -> Arc<Batcher<MemoryLogs>> {
+fn batcher(model: Batching, cores: usize, entries_max: usize) -> Arc<Tested<MemoryLogs>> {
     let logs = MemoryLogs {
         logs: (0..cores).map(|_| MemoryLog::default()).collect(),
         ..MemoryLogs::default()
     };
     let options =
         BatchingOptions { model, cores, group_size: cores, entries_max, size_bytes_max: 1 << 20 };
-    Arc::new(Batcher::new(logs, options))
+    Arc::new(Tested::new(logs, options))
 }
 
 /// Four writers with two entries each on one or two cores.
@@ -61,17 +62,17 @@ fn story(model: Batching, cores: usize, entries_max: usize) {
         let batcher = Arc::clone(&batcher);
         thread::spawn(move || {
             for n in 0..2 {
-                let begun = batcher.logs().clock.fetch_add(1, SeqCst);
+                let begun = batcher.logs.clock.fetch_add(1, SeqCst);
                 let core = usize::try_from(writer).unwrap_or(0);
                 let time = batcher.commit_on(core, writer * 10 + n).unwrap();
-                let ended = batcher.logs().clock.fetch_add(1, SeqCst);
+                let ended = batcher.logs.clock.fetch_add(1, SeqCst);
                 assert!(begun < time && time < ended);
             }
         })
     });
     writers.collect::<Vec<_>>().into_iter().for_each(|writer| writer.join().unwrap());
     let mut entries: Vec<_> =
-        batcher.logs().logs.iter().flat_map(|log| log.entries.lock().clone()).collect();
+        batcher.logs.logs.iter().flat_map(|log| log.entries.lock().clone()).collect();
     entries.sort_unstable();
     assert_eq!(entries, [0, 1, 10, 11, 20, 21, 30, 31]);
     assert!(batcher.groups.iter().all(|group| group.word.is_idle()));
@@ -96,7 +97,7 @@ fn posts(entries_max: usize) {
         })
     });
     writers.collect::<Vec<_>>().into_iter().for_each(|writer| writer.join().unwrap());
-    let entries = batcher.logs().logs.iter().map(|log| log.entries.lock().len());
+    let entries = batcher.logs.logs.iter().map(|log| log.entries.lock().len());
     assert_eq!(entries.sum::<usize>(), 6);
 }
 

@@ -70,6 +70,7 @@ pub(super) fn broken() -> Error {
 /// A leader at work.
 pub(super) struct Leader<'a, L: Logs> {
     batcher: &'a Batcher<L>,
+    logs: &'a L,
     group: &'a Group<L::Entry, L::Placed>,
     /// Number of the core in its group.
     log: usize,
@@ -83,18 +84,19 @@ impl<'a, L: Logs> Leader<'a, L> {
     #[inline]
     pub(super) fn new(
         batcher: &'a Batcher<L>,
+        logs: &'a L,
         group: &'a Group<L::Entry, L::Placed>,
         log: usize,
         collecting: bool,
     ) -> Self {
-        Leader { batcher, group, log, batch: Batch::new(), collecting, done: false }
+        Leader { batcher, logs, group, log, batch: Batch::new(), collecting, done: false }
     }
 
     /// A batch of one entry.
     #[inline]
     pub(super) fn append_alone(mut self, entry: L::Entry) -> Result<L::Placed> {
         let mut slots = [Slot::new(entry)];
-        let result = self.batcher.logs.append(self.group.first + self.log, &mut slots);
+        let result = self.logs.append(self.group.first + self.log, &mut slots);
         self.finish();
         let [slot] = slots;
         result.and_then(|()| slot.into_result())
@@ -118,7 +120,7 @@ impl<'a, L: Logs> Leader<'a, L> {
         let result = if self.batch.slots.is_empty() {
             Ok(())
         } else {
-            self.batcher.logs.append(self.group.first + self.log, &mut self.batch.slots)
+            self.logs.append(self.group.first + self.log, &mut self.batch.slots)
         };
         // The next batch first: it is written while the writers of this one wake up.
         self.finish();

@@ -14,8 +14,8 @@
 //! The four models of FlatStore's Figure 4 are one mechanism with other bounds, see [`Batching`].
 //!
 //! # How an engine uses it
-//! It implements [`Logs`] and asks [`Batcher::commit`] for each entry, after what the entry points at is durable
-//! (l-persist), and updates its index afterwards (volatile phase). An entry may itself be several
+//! It implements [`Logs`] and asks [`Batcher::commit`] for each entry, with itself as the logs, after what the entry points at is
+//! durable (l-persist), and updates its index afterwards (volatile phase). An entry may itself be several
 //! that belong together: a batch holds it whole. Order of writes of one key is the engine's: a second
 //! write of a key that is under way waits in its conflict queue, or lets versions decide.
 //!
@@ -30,8 +30,8 @@
 //! Any threads and tasks. Locks of pools are short and never held over a wait. [`Logs::append`] may suspend the task.
 //!
 //! # Failure
-//! An error of an append reaches the writers of that batch, all of them and no others; whether later appends are
-//! refused is for the log to say. After a leader panicked nothing is appended any more.
+//! An error of an append reaches the writers of that batch, all of them and no others; a log may also fail some of them
+//! only ([`Slot::fail`]). Whether later appends are refused is for the log to say. After a leader panicked nothing is appended any more.
 
 mod lead;
 mod pool;
@@ -41,18 +41,19 @@ mod word;
 #[cfg(test)]
 #[cfg(shuttle)]
 mod interleave;
+#[cfg(all(test, not(loom)))]
+mod tested;
 #[cfg(test)]
 #[cfg(not(any(loom, shuttle)))]
 mod tests;
 
+use esker_base::striped::thread_number;
 use esker_base::sync::Arc;
 use esker_base::{Error, ErrorKind, Result};
 use lead::{Batch, Group, Leader, broken};
 use pool::{Duty, Pool, Seat};
 use shim::{Mutex, SPINS, TURNS};
-use std::cell::Cell;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use word::{CORES_MAX, Claim, Word};
 
 /// The logs that batches go to: one for each core.
@@ -77,7 +78,7 @@ pub trait Logs: Send + Sync {
 #[derive(Debug)]
 pub struct Slot<E, P> {
     entry: E,
-    placed: Option<P>,
+    placed: Option<Result<P>>,
 }
 
 impl<E, P> Slot<E, P> {
@@ -92,7 +93,17 @@ impl<E, P> Slot<E, P> {
 
     /// Says where it landed; counts once the batch is durable.
     pub fn place(&mut self, placed: P) {
-        self.placed = Some(placed);
+        self.placed = Some(Ok(placed));
+    }
+
+    /// Says that this entry is not in the batch, whatever becomes of the others.
+    pub fn fail(&mut self, error: Error) {
+        self.placed = Some(Err(error));
+    }
+
+    /// Whether [`Slot::fail`] was called.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.placed, Some(Err(_)))
     }
 
     fn into_result(self) -> Result<P> {
@@ -100,7 +111,7 @@ impl<E, P> Slot<E, P> {
             Error::new(ErrorKind::DurabilityUnknown, "append to log")
                 .context("entry without a place")
         };
-        self.placed.ok_or_else(forgotten)
+        self.placed.unwrap_or_else(|| Err(forgotten()))
     }
 }
 
@@ -168,7 +179,6 @@ impl Default for BatchingOptions {
 
 /// Batches of many writers. See the module's text.
 pub struct Batcher<L: Logs> {
-    logs: L,
     groups: Vec<Group<L::Entry, L::Placed>>,
     cores: usize,
     group_size: usize,
@@ -182,13 +192,14 @@ pub struct Batcher<L: Logs> {
 #[must_use = "nobody may lead for it before it is waited for"]
 pub struct Posted<'a, L: Logs> {
     batcher: &'a Batcher<L>,
+    logs: &'a L,
     core: usize,
     seat: Option<Arc<Seat<L::Placed>>>,
 }
 
 impl<L: Logs> Batcher<L> {
-    /// A batcher in front of `logs`, of which there are `options.cores`.
-    pub fn new(logs: L, options: BatchingOptions) -> Self {
+    /// A batcher in front of `options.cores` logs: every call is given the same ones.
+    pub fn new(options: BatchingOptions) -> Self {
         let cores = options.cores.max(1);
         let group_size = match (options.model, options.group_size) {
             (Batching::None | Batching::Vertical, _) => 1,
@@ -206,7 +217,6 @@ impl<L: Logs> Batcher<L> {
             pools: (first..cores.min(first + group_size)).map(|_| Pool::new()).collect(),
         };
         Batcher {
-            logs,
             groups: (0..cores).step_by(group_size).map(group).collect(),
             cores,
             group_size,
@@ -216,11 +226,6 @@ impl<L: Logs> Batcher<L> {
         }
     }
 
-    /// The logs.
-    pub fn logs(&self) -> &L {
-        &self.logs
-    }
-
     /// Appends `entry` to the log of this core, or lets another core take it along, and returns its place once it is
     /// durable. Blocks the thread or suspends the task. Not ended by a shutdown of the run-time.
     ///
@@ -228,8 +233,8 @@ impl<L: Logs> Batcher<L> {
     /// Those of [`Logs::append`]; `ReadOnly` after a leader panicked, `DurabilityUnknown` if it was the leader of this
     /// entry's batch.
     #[inline]
-    pub fn commit(&self, entry: L::Entry) -> Result<L::Placed> {
-        self.commit_on(self.here(), entry)
+    pub fn commit(&self, logs: &L, entry: L::Entry) -> Result<L::Placed> {
+        self.commit_on(logs, self.here(), entry)
     }
 
     /// As [`Batcher::commit`], from the core `core`, counted from 0 and taken modulo the number of cores.
@@ -237,25 +242,25 @@ impl<L: Logs> Batcher<L> {
     /// # Errors
     /// As there.
     #[inline]
-    pub fn commit_on(&self, core: usize, entry: L::Entry) -> Result<L::Placed> {
+    pub fn commit_on(&self, logs: &L, core: usize, entry: L::Entry) -> Result<L::Placed> {
         let (group, log) = self.place(core);
         if !esker_trt::others_ready() && group.word.claim_alone(log) {
-            return Leader::new(self, group, log, false).append_alone(entry);
+            return Leader::new(self, logs, group, log, false).append_alone(entry);
         }
-        self.post_on(core, entry).wait()
+        self.post_on(logs, core, entry).wait()
     }
 
     /// Posts `entry` for whoever leads next. A writer with several entries posts them all, then waits for each.
-    pub fn post(&self, entry: L::Entry) -> Posted<'_, L> {
-        self.post_on(self.here(), entry)
+    pub fn post<'a>(&'a self, logs: &'a L, entry: L::Entry) -> Posted<'a, L> {
+        self.post_on(logs, self.here(), entry)
     }
 
-    fn post_on(&self, core: usize, entry: L::Entry) -> Posted<'_, L> {
+    fn post_on<'a>(&'a self, logs: &'a L, core: usize, entry: L::Entry) -> Posted<'a, L> {
         let (group, log) = self.place(core);
-        let size_bytes = self.logs.size_bytes(&entry);
+        let size_bytes = logs.size_bytes(&entry);
         let seat = pool(group, log).post(entry, size_bytes);
         group.word.announce();
-        Posted { batcher: self, core, seat: Some(seat) }
+        Posted { batcher: self, logs, core, seat: Some(seat) }
     }
 
     /// The group of a core, and the core's number in it.
@@ -271,10 +276,10 @@ impl<L: Logs> Batcher<L> {
         (&self.groups[group], log)
     }
 
-    /// The core of the calling task, or the one that is the calling thread's for good. In a simulation, where one core runs
-    /// all tasks, any.
+    /// The core of the calling task, or the one that is the calling thread's for good: counted from 0, taken modulo their number.
+    /// In a simulation, where one core runs all tasks, any.
     #[inline]
-    fn here(&self) -> usize {
+    pub(super) fn here(&self) -> usize {
         match esker_trt::current_core() {
             Some(core) => match esker_trt::sim::random(self.cores as u64) {
                 Some(core) => usize::try_from(core).unwrap_or(0),
@@ -333,8 +338,8 @@ impl<L: Logs> Posted<'_, L> {
                 esker_trt::yield_now();
                 drop(gathering);
                 // Also when its own entry was taken along: other tasks rely on it.
-                self.batcher.lead(group, log);
-            } else if pool.listen(&seat) || !self.batcher.lead(group, log) {
+                self.batcher.lead(self.logs, group, log);
+            } else if pool.listen(&seat) || !self.batcher.lead(self.logs, group, log) {
                 group.wait_for_bell(log, &seat);
             }
         };
@@ -345,10 +350,10 @@ impl<L: Logs> Posted<'_, L> {
 
 impl<L: Logs> Batcher<L> {
     /// Leads if it can and anything is pending; false if the caller had better wait.
-    fn lead(&self, group: &Group<L::Entry, L::Placed>, log: usize) -> bool {
+    fn lead(&self, logs: &L, group: &Group<L::Entry, L::Placed>, log: usize) -> bool {
         let claim = group.word.claim(log);
         match claim {
-            Claim::Leads => Leader::new(self, group, log, true).lead(),
+            Claim::Leads => Leader::new(self, logs, group, log, true).lead(),
             // An entry that was collected before hears from its leader.
             Claim::Broken => group.fail_pending(),
             Claim::Waits => {}
@@ -396,18 +401,4 @@ impl<E, P> Drop for OnDuty<'_, E, P> {
             self.group.rouse(self.log);
         }
     }
-}
-
-/// Number of the calling thread, in the order in which threads first ask.
-fn thread_number() -> usize {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    thread_local! {
-        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
-    }
-    NUMBER.with(|number| {
-        if number.get() == usize::MAX {
-            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
-        }
-        number.get()
-    })
 }

@@ -1,5 +1,6 @@
 //! All four models over logs in memory: every entry once, in time, in its place, whatever fails.
 
+use super::tested::Tested;
 use super::*;
 use esker_trt::sync::Gate;
 use esker_trt::{Config, Runtime, sim};
@@ -74,7 +75,7 @@ fn options(model: Batching, cores: usize) -> BatchingOptions {
 fn batcher_with(
     options: BatchingOptions,
     change: impl FnOnce(&mut MemoryLogs),
-) -> Arc<Batcher<MemoryLogs>> {
+) -> Arc<Tested<MemoryLogs>> {
     let mut logs = MemoryLogs {
         logs: (0..options.cores).map(|_| MemoryLog::default()).collect(),
         entries_max: if options.model == Batching::None { 1 } else { options.entries_max },
@@ -82,33 +83,33 @@ fn batcher_with(
         ..MemoryLogs::default()
     };
     change(&mut logs);
-    Arc::new(Batcher::new(logs, options))
+    Arc::new(Tested::new(logs, options))
 }
 
-fn batcher(options: BatchingOptions) -> Arc<Batcher<MemoryLogs>> {
+fn batcher(options: BatchingOptions) -> Arc<Tested<MemoryLogs>> {
     batcher_with(options, |_| {})
 }
 
 /// Commits `count` entries of the writer `writer` and checks when they were appended.
-fn write(batcher: &Batcher<MemoryLogs>, writer: u64, count: u64, core: Option<usize>) {
+fn write(batcher: &Tested<MemoryLogs>, writer: u64, count: u64, core: Option<usize>) {
     for n in 0..count {
         let entry = writer * 1_000_000 + n;
-        let begun = batcher.logs().clock.fetch_add(1, SeqCst);
+        let begun = batcher.logs.clock.fetch_add(1, SeqCst);
         let placed = match core {
             Some(core) => batcher.commit_on(core, entry),
             None => batcher.commit(entry),
         };
         let (time, core, batch, position) = placed.unwrap();
-        let ended = batcher.logs().clock.fetch_add(1, SeqCst);
+        let ended = batcher.logs.clock.fetch_add(1, SeqCst);
         assert!(begun < time && time < ended, "appended at {time}, outside {begun} to {ended}");
-        assert_eq!(batcher.logs().logs[core].batches.lock()[batch][position], entry);
+        assert_eq!(batcher.logs.logs[core].batches.lock()[batch][position], entry);
     }
 }
 
 /// All entries are in the logs, once (B1), and nobody is left at work.
-fn check(batcher: &Batcher<MemoryLogs>, writers: u64, count: u64) -> BTreeMap<u64, usize> {
+fn check(batcher: &Tested<MemoryLogs>, writers: u64, count: u64) -> BTreeMap<u64, usize> {
     let mut found = BTreeMap::new();
-    for (core, log) in batcher.logs().logs.iter().enumerate() {
+    for (core, log) in batcher.logs.logs.iter().enumerate() {
         for entry in log.batches.lock().iter().flatten() {
             assert_eq!(found.insert(*entry, core), None, "{entry} twice");
         }
@@ -197,7 +198,7 @@ fn eight_tasks_of_a_core_share_a_batch() {
         });
         all.join().unwrap();
         check(&batcher, 8, 100);
-        let appends = batcher.logs().appends.load(SeqCst);
+        let appends = batcher.logs.appends.load(SeqCst);
         assert!(appends <= 110, "{model:?}: {appends} appends for 100 rounds of 8");
         runtime.shutdown().unwrap();
     }
@@ -249,7 +250,7 @@ fn a_failed_append_reaches_the_writers_of_its_batch_and_no_others() {
             batch.sort_unstable();
             batch == failed
         };
-        let logs = &batcher.logs().logs;
+        let logs = &batcher.logs.logs;
         assert!(logs.iter().any(|log| log.batches.lock().iter().any(is_failed)), "{failed:?}");
     }
 }
@@ -304,7 +305,7 @@ fn done_beside_a_held_append(model: Batching) -> [bool; 2] {
     };
     let found = std::thread::scope(|scope| {
         scope.spawn(|| batcher.commit_on(0, 1).unwrap());
-        waits(&|| batcher.logs().logs[0].busy.load(SeqCst));
+        waits(&|| batcher.logs.logs[0].busy.load(SeqCst));
         scope.spawn(|| {
             batcher.commit_on(0, 2).unwrap();
             done[0].store(true, SeqCst);
@@ -316,11 +317,11 @@ fn done_beside_a_held_append(model: Batching) -> [bool; 2] {
         });
         waits(&|| done.iter().all(|done| done.load(SeqCst)));
         let found = done.each_ref().map(|done| done.load(SeqCst));
-        batcher.logs().held.as_ref().unwrap().open();
+        batcher.logs.held.as_ref().unwrap().open();
         found
     });
     assert_eq!(
-        batcher.logs().logs.iter().map(|log| log.batches.lock().concat().len()).sum::<usize>(),
+        batcher.logs.logs.iter().map(|log| log.batches.lock().concat().len()).sum::<usize>(),
         3
     );
     found
@@ -354,14 +355,14 @@ fn writers_that_do_not_wait_hold_nobody_up() {
         batcher_with(options(Batching::Vertical, 1), |logs| logs.held = Some(Gate::new()));
     std::thread::scope(|scope| {
         scope.spawn(|| batcher.commit_on(0, 1).unwrap());
-        while !batcher.logs().logs[0].busy.load(SeqCst) {
+        while !batcher.logs.logs[0].busy.load(SeqCst) {
             std::thread::yield_now();
         }
         // Stands before the other one in the pool and is not waited for.
         let posted = batcher.post_on(0, 2);
         let other = scope.spawn(|| batcher.commit_on(0, 3).unwrap());
         std::thread::park_timeout(std::time::Duration::from_millis(20));
-        batcher.logs().held.as_ref().unwrap().open();
+        batcher.logs.held.as_ref().unwrap().open();
         let (_, core, batch, position) = other.join().unwrap();
         assert_eq!((core, batch, position), (0, 1, 1));
         assert_eq!(posted.wait().unwrap(), (1, 0, 1, 0));

@@ -1,0 +1,286 @@
+//! Reading the logs: after a crash the index is made from them (FlatStore §3.5).
+//!
+//! Chunks are read in any order, by several threads: of two entries of a key the one with the higher version counts. What a chunk's
+//! versions span is known once it was read, which nearly always tells which of two is newer without looking at the other
+//! again.
+//!
+//! # Failure
+//! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage.
+
+use super::index::{Cursor, Part};
+use super::layout::Place;
+use super::recover::{Root, corrupted};
+use super::{Flat, sites};
+use crate::options::Options;
+use esker_base::Result;
+use esker_format::flat::batch::batch_size;
+use esker_format::flat::{
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, Entry, LINE, Stamp,
+};
+use esker_index::Word;
+use parking_lot::Mutex;
+use std::borrow::Cow;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+
+/// Locks of keys.
+const LOCKS: usize = 1024;
+/// Entries that are entered together.
+const GROUP: usize = 64;
+/// Longest batch that is looked for behind a torn one, in bytes.
+const SEARCH_BYTES: usize = 8 << 10;
+
+/// What recovery learns, by several threads.
+struct Scan<'a> {
+    flat: &'a Flat,
+    clear: u64,
+    locks: Box<[Mutex<()>]>,
+    /// The highest version that was found.
+    newest: AtomicU64,
+    /// Of each chunk: what is known of it so far.
+    chunks: Box<[Learned]>,
+    tombstones: AtomicI64,
+}
+
+/// What is known of a chunk.
+#[derive(Debug)]
+struct Learned {
+    /// Entries in the index.
+    live: AtomicU32,
+    /// Lowest and highest version of its entries, once all were read.
+    versions: OnceLock<(u64, u64)>,
+}
+
+/// An entry that was read and is not in the index yet.
+struct Found<'b> {
+    hash: u64,
+    key: Cow<'b, [u8]>,
+    place: Place,
+    version: u64,
+}
+
+impl Scan<'_> {
+    /// Reads a chunk of a log.
+    fn chunk(&self, number: u32, buffer: &mut Vec<u8>) -> Result<()> {
+        let flat = self.flat;
+        let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
+        let (start, salt) = (flat.layout.start_of(number), chunk.salt());
+        buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
+        flat.memory.read(start, buffer)?;
+        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let (mut batches, mut sealed) = (Vec::new(), false);
+        while at < buffer.len() {
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let sound = || sites::BATCH_CHECKSUM.disabled();
+            let Ok((header, _)) = BatchHeader::decode(batch, salt, start + at as u64, sound) else {
+                break;
+            };
+            if header.kind == BatchKind::Seal {
+                sealed = true;
+                break;
+            }
+            batches.push((at, header));
+            at += batch_size(header.payload_bytes);
+        }
+        if !sealed && self.goes_on(buffer, at, salt, start) && !sites::COMMITTED_POINT.disabled() {
+            let words = "a batch is damaged, and whole ones follow it".to_owned();
+            return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
+        }
+        let entries = self.entries(number, &batches, buffer)?;
+        chunk.set_counts(entries, 0, u32::try_from(at).unwrap_or(u32::MAX));
+        Ok(())
+    }
+
+    /// Whether a whole batch stands behind one that is not: only the last one can be torn (L1).
+    fn goes_on(&self, buffer: &mut [u8], from: usize, salt: u64, start: u64) -> bool {
+        (from + LINE..buffer.len()).step_by(LINE).any(|at| {
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let short = BatchHeader::peek(batch)
+                .is_ok_and(|header| batch_size(header.payload_bytes) <= SEARCH_BYTES);
+            short && BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
+        })
+    }
+
+    /// Enters what the batches of a chunk say; returns the number of entries.
+    fn entries(&self, chunk: u32, batches: &[(usize, BatchHeader)], buffer: &[u8]) -> Result<u32> {
+        let flat = self.flat;
+        let start = flat.layout.start_of(chunk);
+        let mut group: Vec<Found<'_>> = Vec::with_capacity(GROUP);
+        let (mut count, mut oldest, mut newest) = (0, u64::MAX, 0);
+        for (at, header) in batches {
+            let offset = start + *at as u64;
+            let from = at + BATCH_HEADER_SIZE;
+            let mut rest = buffer.get(from..from + header.payload_bytes).unwrap_or_default();
+            let mut ordinal = 0;
+            while !rest.is_empty() {
+                let entry = Entry::decode(rest)
+                    .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
+                let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
+                let version = version_in(header, ordinal, entry.stamp);
+                (oldest, newest) = (oldest.min(version), newest.max(version));
+                ordinal += 1;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
+                if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
+                    continue;
+                }
+                let Some(key) = flat.key_of_entry(&entry)? else { continue };
+                group.push(Found { hash: flat.hasher.hash(&key), key, place, version });
+                if group.len() == GROUP {
+                    self.enter(chunk, &mut group)?;
+                }
+            }
+            count += ordinal;
+        }
+        self.enter(chunk, &mut group)?;
+        self.newest.fetch_max(newest, Ordering::Relaxed);
+        if let Some(learned) = self.learned(chunk) {
+            learned.versions.get_or_init(|| (oldest, newest));
+        }
+        Ok(u32::try_from(count).unwrap_or(u32::MAX))
+    }
+
+    fn learned(&self, chunk: u32) -> Option<&Learned> {
+        self.chunks.get(usize::try_from(chunk).ok()?)
+    }
+
+    /// Enters entries of a chunk, in their order; what the index keeps of them is fetched at once.
+    fn enter(&self, chunk: u32, group: &mut Vec<Found<'_>>) -> Result<()> {
+        let keys: Vec<(u64, &[u8])> = group.iter().map(|found| (found.hash, &*found.key)).collect();
+        self.flat.index.prefetch(&keys, &mut |_| ());
+        drop(keys);
+        group.drain(..).try_for_each(|found| self.entry(chunk, &found))
+    }
+
+    fn entry(&self, chunk: u32, found: &Found<'_>) -> Result<()> {
+        let flat = self.flat;
+        let Found { hash, key, place, version } = found;
+        let word = place.word();
+        let lock = usize::try_from(hash >> 7).unwrap_or(0) % LOCKS;
+        let _lock = self.locks.get(lock).map(Mutex::lock);
+        match flat.find(*hash, key)? {
+            None => flat.index.insert(*hash, key, word),
+            Some(held) => {
+                let older = self.is_older(Place::of(held), chunk, *version)?;
+                if !older && !sites::RECOVER_NEWEST.disabled() {
+                    return Ok(());
+                }
+                flat.index.replace(*hash, key, held, word);
+                self.count(Place::of(held), false);
+            }
+        }
+        self.count(*place, true);
+        Ok(())
+    }
+
+    /// Whether the entry at a place, which the index has, is older than one with this version that was found in `chunk`.
+    fn is_older(&self, held: Place, chunk: u32, version: u64) -> Result<bool> {
+        let number = self.flat.layout.chunk_of(held.offset);
+        if number == chunk {
+            // L3, and the cleaner copies a key's entries in their order.
+            return Ok(true);
+        }
+        if let Some((oldest, newest)) = self.learned(number).and_then(|it| it.versions.get())
+            && (version < *oldest || version > *newest)
+        {
+            return Ok(version > *newest);
+        }
+        Ok(self.flat.known(held.word())?.map_or(0, |known| known.version.0) < version)
+    }
+
+    /// Counts an entry that the index has now, or has no more.
+    fn count(&self, place: Place, has: bool) {
+        let step = if has { 1 } else { -1 };
+        if let Some(learned) = self.learned(self.flat.layout.chunk_of(place.offset)) {
+            match has {
+                true => learned.live.fetch_add(1, Ordering::Relaxed),
+                false => learned.live.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+        if place.kind.is_tombstone() {
+            self.tombstones.fetch_add(step, Ordering::Relaxed);
+        }
+    }
+}
+
+/// The version of an entry of a batch.
+pub(super) fn version_in(header: &BatchHeader, ordinal: usize, stamp: Stamp) -> u64 {
+    match stamp {
+        Stamp::Place => header.base_version.wrapping_add(ordinal as u64),
+        Stamp::Delta(delta) => header.base_version.wrapping_add(u64::from(delta)),
+        Stamp::Whole(version) => version,
+    }
+}
+
+impl Flat {
+    pub(super) fn scan_logs(&self, root: &Root, options: &Options) -> Result<()> {
+        let mut logs: Vec<&ChunkHeader> =
+            root.headers.iter().filter(|header| header.kind == ChunkKind::Log).collect();
+        // The newest first: most of what was overtaken is then found so at once.
+        logs.sort_unstable_by_key(|header| std::cmp::Reverse(header.born));
+        let learned = |_| Learned { live: AtomicU32::new(0), versions: OnceLock::new() };
+        let scan = Scan {
+            flat: self,
+            clear: root.clear.version,
+            locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
+            newest: AtomicU64::new(root.clear.version),
+            chunks: (0..self.layout.chunk_count).map(learned).collect(),
+            tombstones: AtomicI64::new(0),
+        };
+        let done = AtomicUsize::new(0);
+        let work = || {
+            let mut buffer = Vec::new();
+            loop {
+                let step = done.fetch_add(1, Ordering::Relaxed);
+                let Some(header) = logs.get(step) else { return Ok(()) };
+                scan.chunk(header.number, &mut buffer)?;
+                options.progress.report(step as u64, logs.len() as u64);
+            }
+        };
+        self.in_parallel(logs.len(), &work)?;
+        let born = root.headers.iter().map(|header| header.born).max().unwrap_or(0);
+        let newest = scan.newest.load(Ordering::Relaxed);
+        self.sequence.store((newest + 1).max(born), Ordering::Relaxed);
+        let tombstones = scan.tombstones.load(Ordering::Relaxed);
+        self.tombstones.store(u64::try_from(tombstones).unwrap_or(0), Ordering::Relaxed);
+        for (number, chunk) in self.chunks.iter().filter(|(_, chunk)| chunk.is_log()) {
+            let live = scan.learned(number).map_or(0, |it| it.live.load(Ordering::Relaxed));
+            let entries = chunk.counts().0;
+            let tail = chunk.tail.load(Ordering::Relaxed);
+            chunk.set_counts(entries, entries.saturating_sub(live), tail);
+        }
+        let has_records = |header: &ChunkHeader| {
+            matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large)
+        };
+        if root.headers.iter().any(has_records) { self.mark_records() } else { Ok(()) }
+    }
+
+    /// Marks the places of all records that the index knows as in use.
+    fn mark_records(&self) -> Result<()> {
+        let cursor = Mutex::new(Cursor::Start);
+        let mark = |word: Word| {
+            if let Some(Some(line)) = self.record_of(word)?
+                && !self.mark(line)
+            {
+                let words = "an entry points at what is no record of its own".to_owned();
+                let offset = Place::of(word).offset;
+                return Err(corrupted(&*self.memory, words, offset, LINE as u64));
+            }
+            Ok(())
+        };
+        let work = || {
+            loop {
+                let part = {
+                    let mut cursor = cursor.lock();
+                    let Some((part, next)) = self.index.walk(&cursor) else { return Ok(()) };
+                    *cursor = next;
+                    part
+                };
+                match part {
+                    Part::Hashes(entries) => entries.iter().try_for_each(|(_, word)| mark(*word))?,
+                    Part::Keys(entries) => entries.iter().try_for_each(|(_, word)| mark(*word))?,
+                }
+            }
+        };
+        self.in_parallel(self.threads, &work)
+    }
+}
