@@ -106,7 +106,8 @@ impl AtomicPmemCounters {
     }
 }
 
-/// Whether `length` bytes at `offset` lie inside `size_bytes` and start and end on `alignment`.
+/// Whether `length` bytes at `offset` lie inside `size_bytes` and start and end on `alignment`, a power of two.
+#[inline]
 pub(crate) fn check(
     operation: &'static str,
     size_bytes: u64,
@@ -114,15 +115,27 @@ pub(crate) fn check(
     length: u64,
     alignment: u64,
 ) -> Result<()> {
-    if !offset.is_multiple_of(alignment) || !length.is_multiple_of(alignment) {
-        let context = format!("offset and length must be multiples of {alignment} bytes");
-        return Err(Error::invalid(operation, context).at(offset, length));
+    let aligned = (offset | length) & (alignment - 1) == 0;
+    if aligned && offset.checked_add(length).is_some_and(|end| end <= size_bytes) {
+        return Ok(());
     }
-    if offset.checked_add(length).is_none_or(|end| end > size_bytes) {
-        let context = format!("the medium ends at {size_bytes} bytes");
-        return Err(Error::invalid(operation, context).at(offset, length));
-    }
-    Ok(())
+    Err(refuse(operation, size_bytes, offset, length, alignment, aligned))
+}
+
+#[cold]
+fn refuse(
+    operation: &'static str,
+    size_bytes: u64,
+    offset: u64,
+    length: u64,
+    alignment: u64,
+    aligned: bool,
+) -> Error {
+    let context = match aligned {
+        false => format!("offset and length must be multiples of {alignment} bytes"),
+        true => format!("the medium ends at {size_bytes} bytes"),
+    };
+    Error::invalid(operation, context).at(offset, length)
 }
 
 /// Persistent memory: real, emulated or simulated.

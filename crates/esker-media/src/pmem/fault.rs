@@ -53,12 +53,18 @@ impl Damage {
 
     /// First damaged page that the range touches, as an offset. Called after an access by the
     /// thread that made it.
+    #[inline]
     pub(super) fn find(&self, offset: usize, length: usize) -> Option<usize> {
         // The handler ran on this thread: the compiler must not look before the access.
         compiler_fence(Ordering::SeqCst);
         if self.count.load(Ordering::Acquire) == 0 || length == 0 {
             return None;
         }
+        self.first_marked(offset, length)
+    }
+
+    #[cold]
+    fn first_marked(&self, offset: usize, length: usize) -> Option<usize> {
         let pages = offset / PAGE_SIZE_BYTES..=(offset + length - 1) / PAGE_SIZE_BYTES;
         let is_marked = |page: &usize| {
             let word = self.pages.get(page / 64).map_or(0, |word| word.load(Ordering::Relaxed));

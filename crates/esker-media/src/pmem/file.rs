@@ -146,12 +146,14 @@ impl PmemFile {
         self.mode
     }
 
+    #[inline]
     fn check(&self, operation: &'static str, offset: u64, length: u64, unit: u64) -> Result<()> {
         check(operation, self.size_bytes, offset, length, unit)
             .map_err(|error| error.device(&self.name))
     }
 
     /// Fails if the medium lost bytes of the range that was just accessed.
+    #[inline]
     fn check_damage(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {
         match self.mapping.damaged(index(offset), index(length)) {
             None => Ok(()),

@@ -20,9 +20,16 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 const WORD: usize = 8;
+
+/// Bytes of a range before its first aligned word.
+#[inline]
+fn head(offset: usize, length: usize) -> usize {
+    (offset.wrapping_neg() % WORD).min(length)
+}
 
 /// A mapped file.
 #[derive(Debug)]
@@ -64,6 +71,7 @@ impl Mapping {
         Ok(Some(mapping))
     }
 
+    #[inline]
     fn check(&self, offset: usize, length: usize) {
         let inside = offset.checked_add(length).is_some_and(|end| end <= self.length);
         assert!(inside, "range outside the mapping");
@@ -74,9 +82,21 @@ impl Mapping {
         unsafe { self.base.add(offset) }.as_ptr()
     }
 
-    fn byte(&self, offset: usize) -> &AtomicU8 {
-        // SAFETY: mapped while `self` is borrowed (S1), inside (S2), only ever atomic (S4).
-        unsafe { AtomicU8::from_ptr(self.at(offset)) }
+    /// `count` bytes.
+    #[inline]
+    fn bytes(&self, offset: usize, count: usize) -> &[AtomicU8] {
+        self.check(offset, count);
+        // SAFETY: mapped while `self` is borrowed (S1), inside, only ever atomic (S4).
+        unsafe { slice::from_raw_parts(self.at(offset).cast::<AtomicU8>(), count) }
+    }
+
+    /// `count` words from an aligned place on.
+    #[inline]
+    fn words(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        self.check(offset, count * WORD);
+        assert!(offset.is_multiple_of(WORD), "aligned");
+        // SAFETY: mapped while `self` is borrowed (S1), inside, aligned (S3), only ever atomic (S4).
+        unsafe { slice::from_raw_parts(self.at(offset).cast::<AtomicU64>(), count) }
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
@@ -86,40 +106,44 @@ impl Mapping {
 
     /// Copies bytes out.
     pub(super) fn read(&self, offset: usize, buf: &mut [u8]) {
-        self.check(offset, buf.len());
-        let head = (offset.next_multiple_of(WORD) - offset).min(buf.len());
+        let head = head(offset, buf.len());
         let (first, rest) = buf.split_at_mut(head);
-        for (byte, at) in first.iter_mut().zip(offset..) {
-            *byte = self.byte(at).load(Ordering::Relaxed);
+        for (byte, from) in first.iter_mut().zip(self.bytes(offset, head)) {
+            *byte = from.load(Ordering::Relaxed);
         }
-        let mut at = offset + head;
         let (words, last) = rest.as_chunks_mut::<WORD>();
-        for word in words {
-            *word = u64::from_le(self.word(at).load(Ordering::Relaxed)).to_le_bytes();
-            at += WORD;
+        let (at, count) = (offset + head, words.len());
+        for (word, from) in words.iter_mut().zip(self.words_if_any(at, count)) {
+            *word = from.load(Ordering::Relaxed).to_ne_bytes();
         }
-        for (byte, at) in last.iter_mut().zip(at..) {
-            *byte = self.byte(at).load(Ordering::Relaxed);
+        let (at, count) = (at + count * WORD, last.len());
+        for (byte, from) in last.iter_mut().zip(self.bytes(at, count)) {
+            *byte = from.load(Ordering::Relaxed);
         }
     }
 
     /// Copies bytes in.
     pub(super) fn store(&self, offset: usize, bytes: &[u8]) {
-        self.check(offset, bytes.len());
-        let head = (offset.next_multiple_of(WORD) - offset).min(bytes.len());
+        let head = head(offset, bytes.len());
         let (first, rest) = bytes.split_at(head);
-        for (byte, at) in first.iter().zip(offset..) {
-            self.byte(at).store(*byte, Ordering::Relaxed);
+        for (byte, to) in first.iter().zip(self.bytes(offset, head)) {
+            to.store(*byte, Ordering::Relaxed);
         }
-        let mut at = offset + head;
         let (words, last) = rest.as_chunks::<WORD>();
-        for word in words {
-            self.word(at).store(u64::from_le_bytes(*word).to_le(), Ordering::Relaxed);
-            at += WORD;
+        let at = offset + head;
+        for (word, to) in words.iter().zip(self.words_if_any(at, words.len())) {
+            to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
-        for (byte, at) in last.iter().zip(at..) {
-            self.byte(at).store(*byte, Ordering::Relaxed);
+        let at = at + words.len() * WORD;
+        for (byte, to) in last.iter().zip(self.bytes(at, last.len())) {
+            to.store(*byte, Ordering::Relaxed);
         }
+    }
+
+    /// As [`Mapping::words`]; without any, `offset` may be what it wants.
+    #[inline]
+    fn words_if_any(&self, offset: usize, count: usize) -> &[AtomicU64] {
+        if count == 0 { &[] } else { self.words(offset, count) }
     }
 
     /// Reads an aligned word; acquires.

@@ -1,15 +1,12 @@
 //! Several changes at once: one batch of one log, which a crash leaves whole or not at all.
 
-use super::commit::{LogEntry, Wanted};
+use super::commit::LogEntry;
 use super::layout::Kind;
-use super::read::entry_attributes;
 use super::{Flat, write::Prepared};
 use crate::batch::{Batch, Change};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
-use esker_format::flat::{
-    Action, EncodeEntry, EntryBytes, INLINE_KEY_MAX, INLINE_VALUE_MAX, Stamp,
-};
+use esker_format::flat::{Action, INLINE_KEY_MAX, INLINE_VALUE_MAX, Stamp};
 use esker_index::Word;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -20,6 +17,30 @@ struct Step<'a> {
     key: &'a [u8],
     change: Change<'a>,
     found: Option<Word>,
+}
+
+/// Says that versions from one on may belong to entries that are not counted yet (C3 of the cleaner), until it is dropped.
+struct Early<'a> {
+    flat: &'a Flat,
+    from: u64,
+}
+
+impl<'a> Early<'a> {
+    fn begin(flat: &'a Flat) -> Early<'a> {
+        let mut early = flat.early.lock();
+        let from = flat.sequence.load(Ordering::SeqCst);
+        early.push(from);
+        Early { flat, from }
+    }
+}
+
+impl Drop for Early<'_> {
+    fn drop(&mut self) {
+        let mut early = self.flat.early.lock();
+        if let Some(place) = early.iter().position(|from| *from == self.from) {
+            early.swap_remove(place);
+        }
+    }
 }
 
 impl Flat {
@@ -54,69 +75,46 @@ impl Flat {
 
     fn write_steps(&self, steps: &[Step<'_>], core: usize) -> Result<Version> {
         self.check_size(steps)?;
-        let mut records: Vec<Option<u64>> = Vec::with_capacity(steps.len());
-        let mut entries: Vec<LogEntry> = Vec::with_capacity(steps.len());
+        let mut prepared: Vec<Prepared<'_>> = Vec::with_capacity(steps.len());
         let mut prepare = || {
             for step in steps {
-                let prepared = match step.change {
+                prepared.push(match step.change {
                     Change::Put(value, attributes) => {
                         self.prepare_put(core, step.key, value, attributes)
                     }
                     Change::Delete => self.prepare_delete(core, step.key),
-                };
-                let Prepared { entry, record } = prepared?;
-                records.push(record);
-                entries.push(entry);
+                }?);
             }
             Ok(())
         };
-        let prepared: Result<()> = prepare();
-        let give_back = |error: Error, records: &[Option<u64>]| {
-            records.iter().for_each(|record| self.give_back(&error, *record));
-            error
+        let done: Result<()> = prepare();
+        let give_back = |error: &Error, prepared: &[Prepared<'_>]| {
+            prepared.iter().for_each(|prepared| self.give_back(error, prepared.record));
         };
-        prepared.map_err(|error| give_back(error, &records))?;
-        let payload = entries.iter().map(|entry| entry.bytes.as_slice().len()).sum();
-        let wide = !Flat::has_places(entries.len(), payload);
-        let first = match wide {
-            false => 0,
-            true => self.stamp_all(steps, &mut entries, &records),
-        };
-        let landed = self.commit(core, Wanted::Many(entries));
-        let landed = landed.map_err(|error| give_back(error, &records))?;
+        done.inspect_err(|error| give_back(error, &prepared))?;
+        let near: Vec<_> =
+            prepared.iter().map(|it| LogEntry::new(&it.entry, Stamp::Place)).collect();
+        let wide = !Flat::has_places(&near);
+        let _early = wide.then(|| Early::begin(self));
+        let (entries, own_versions) = if wide { self.stamp_all(&prepared) } else { (near, None) };
+        let landed = self.commit_all(core, entries);
+        let landed = landed.inspect_err(|error| give_back(error, &prepared))?;
         for (step, placed) in steps.iter().zip(landed.placed()) {
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }
-        let version = landed.placed().last().map_or(0, |placed| placed.version.0);
-        Ok(Version(if wide { first + steps.len() as u64 - 1 } else { version }))
+        let last = landed.placed().last().map_or(Version(0), |placed| placed.version);
+        Ok(own_versions.unwrap_or(last))
     }
 
-    /// Entries that are too many, or too far from the start of their batch, carry their versions.
-    fn stamp_all(
-        &self,
-        steps: &[Step<'_>],
-        entries: &mut [LogEntry],
-        records: &[Option<u64>],
-    ) -> u64 {
-        let first = self.sequence.fetch_add(steps.len() as u64, Ordering::Relaxed);
-        for (((step, entry), record), version) in
-            steps.iter().zip(entries).zip(records).zip(first..)
-        {
-            let key = self.entry_key(step.key);
-            let (action, attributes) = match (step.change, *record) {
-                (Change::Put(value, attributes), None) => {
-                    (Action::Value(value), entry_attributes(attributes))
-                }
-                (Change::Put(_, attributes), Some(line)) => {
-                    (Action::Pointer(line), entry_attributes(attributes))
-                }
-                (Change::Delete, line) => (Action::Delete(line), None),
-            };
-            let mut bytes = EntryBytes::default();
-            EncodeEntry { key, action, attributes }.encode(Stamp::Whole(version), &mut bytes);
-            entry.bytes = bytes;
-        }
-        first
+    /// Entries that are too many, or too far from the start of their batch, carry their versions; the last of those comes with
+    /// them.
+    fn stamp_all(&self, prepared: &[Prepared<'_>]) -> (Vec<LogEntry>, Option<Version>) {
+        let count = prepared.len() as u64;
+        let first = self.sequence.fetch_add(count, Ordering::SeqCst);
+        let numbered = prepared.iter().zip(first..);
+        let entries =
+            numbered.map(|(it, version)| LogEntry::new(&it.entry, Stamp::Whole(version))).collect();
+        (entries, Some(Version(first + count - 1)))
     }
 
     /// Refuses what does not fit one batch, before anything is written.

@@ -163,7 +163,9 @@ impl Chunk {
 
     /// Whether the index follows all entries.
     pub(super) fn is_published(&self) -> bool {
-        self.published.load(Ordering::Acquire) == self.entries.load(Ordering::Relaxed)
+        // In this order: what is published was counted before.
+        let published = self.published.load(Ordering::SeqCst);
+        published == self.entries.load(Ordering::SeqCst)
     }
 
     /// Whether nothing counts any more, and nobody will say so of any entry.

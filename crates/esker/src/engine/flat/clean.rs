@@ -9,7 +9,8 @@
 //! - C1: copies are durable before the index follows them, and the index has followed all before the chunk's header
 //!   says that it is free. So a crash finds each entry at least once; twice is no harm: both have one version.
 //! - C2: the cleaner's chunk is found by its header, which is durable before the first copy: the journal of §3.4.
-//! - C3: the chunks that the cleaner writes to are born when it began to look at what it copies there.
+//! - C3: the chunks that the cleaner writes to are born before any version that the index did not follow yet when the cleaner began
+//!   to look at what it copies there: so an entry that overtakes a copy has a version from their birth on.
 //!
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
@@ -141,8 +142,7 @@ impl Flat {
 
     fn clean_chunk(&self, cleaner: &mut Cleaner, victim: u32) -> Result<()> {
         let Some(chunk) = self.chunks.get(victim) else { return Ok(()) };
-        // C3.
-        let born = self.sequence.load(Ordering::Relaxed);
+        let born = self.followed_below();
         let needed = self.tombstones_needed_below(victim);
         if !chunk.is_dead() {
             let mut buffer = std::mem::take(&mut cleaner.buffer);
@@ -164,6 +164,15 @@ impl Flat {
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, victim);
         released.map_err(|error| self.poison(&error))
+    }
+
+    /// The index follows all entries with versions below this one (C3).
+    fn followed_below(&self) -> u64 {
+        // First: what has a version by now was counted before, or is among the early ones.
+        let given = self.sequence.load(Ordering::SeqCst);
+        let early = self.early.lock().iter().copied().min().unwrap_or(u64::MAX);
+        let behind = self.chunks.iter().filter(|(_, chunk)| chunk.is_log() && !chunk.is_published());
+        behind.map(|(_, chunk)| chunk.born()).fold(given.min(early), u64::min)
     }
 
     /// Tombstones from this version on may be needed by chunks other than `but`.

@@ -116,10 +116,11 @@ pub(super) const COMMIT: Sites = Sites {
 };
 
 impl LogEntry {
-    pub(super) fn new(entry: &EncodeEntry<'_>, kind: Kind) -> LogEntry {
+    /// An entry with a stamp, for later.
+    pub(super) fn new(entry: &EncodeEntry<'_>, stamp: Stamp) -> LogEntry {
         let mut bytes = EntryBytes::default();
-        entry.encode(Stamp::Place, &mut bytes);
-        LogEntry { bytes, kind, key_of_8: entry.key.is_of_8() }
+        entry.encode(stamp, &mut bytes);
+        LogEntry { bytes, kind: Flat::kind_of_action(entry.action), key_of_8: entry.key.is_of_8() }
     }
 }
 
@@ -153,6 +154,10 @@ fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry>
 /// Bytes of a batch that count for an entry at least: so that what fits a batch by bytes fits it by number.
 const ENTRY_SHARE: usize = (BATCH_NEAR_BYTES - BATCH_HEADER_SIZE) / BATCH_ENTRIES_MAX;
 
+fn size_of_batch(entries: &[LogEntry]) -> usize {
+    entries.iter().map(|entry| entry.bytes.as_slice().len().max(ENTRY_SHARE)).sum()
+}
+
 /// How writers' entries come together.
 pub(super) fn batching(model: Batching, cores: usize, layout: &Layout) -> BatchingOptions {
     let near = BATCH_NEAR_BYTES - BATCH_HEADER_SIZE;
@@ -170,8 +175,7 @@ impl Logs for Flat {
     type Placed = Landed;
 
     fn size_bytes(&self, wanted: &Wanted) -> u64 {
-        let size = |entry: &LogEntry| entry.bytes.as_slice().len().max(ENTRY_SHARE) as u64;
-        wanted.entries().iter().map(size).sum()
+        size_of_batch(wanted.entries()) as u64
     }
 
     #[inline]
@@ -195,10 +199,71 @@ impl Logs for Flat {
 }
 
 impl Flat {
-    /// Makes what a writer wants durable, beside what others want at the same time.
+    /// Makes entries durable that no crash may part, beside what others want at the same time.
+    pub(super) fn commit_all(&self, core: usize, entries: Vec<LogEntry>) -> Result<Landed> {
+        self.batcher.commit_on(self, core, Wanted::Many(entries))
+    }
+
+    /// Makes an entry durable, beside what others want at the same time.
     #[inline]
-    pub(super) fn commit(&self, core: usize, wanted: Wanted) -> Result<Landed> {
-        self.batcher.commit_on(self, core, wanted)
+    pub(super) fn commit(&self, core: usize, entry: &EncodeEntry<'_>) -> Result<Placed> {
+        let Some(alone) = self.batcher.alone(core) else {
+            let wanted = Wanted::One(LogEntry::new(entry, Stamp::Place));
+            let landed = self.batcher.post_on(self, core, wanted).wait()?;
+            let placed = landed.placed().first().copied();
+            return placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"));
+        };
+        alone.append(|core| self.append_one(core, entry))
+    }
+
+    /// Appends a batch of one entry to the log of a core, durably.
+    fn append_one(&self, core: usize, entry: &EncodeEntry<'_>) -> Result<Placed> {
+        let full = || Error::new(ErrorKind::DurabilityUnknown, "write");
+        let mut log = self.logs.get(core).ok_or_else(full)?.0.lock();
+        self.refuse()?;
+        let kind = Flat::kind_of_action(entry.action);
+        let whom = if kind.is_tombstone() { For::Deletes } else { For::Puts };
+        let mut buffer = std::mem::take(&mut log.buffer);
+        buffer.clear();
+        buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
+        entry.encode(Stamp::Place, &mut buffer);
+        let result = self.append_bytes(&mut log, core, whom, &mut buffer, 1);
+        log.buffer = buffer;
+        let (base_version, batch_offset) = result?;
+        let place = Place {
+            offset: batch_offset + BATCH_HEADER_SIZE as u64,
+            kind,
+            key_of_8: entry.key.is_of_8(),
+            ordinal: 0,
+            lines: 0,
+        };
+        Ok(Placed { word: place.word(), version: Version(base_version) })
+    }
+
+    /// Appends a batch of `count` entries, which stand behind the room for its header, durably. Returns the version of its first
+    /// entry, and where it stands.
+    #[inline]
+    fn append_bytes(
+        &self,
+        log: &mut Log,
+        core: usize,
+        whom: For,
+        buffer: &mut Vec<u8>,
+        count: u32,
+    ) -> Result<(u64, u64)> {
+        let payload = buffer.len() - BATCH_HEADER_SIZE;
+        let total = batch_size(payload);
+        buffer.resize(total, 0);
+        let (chunk, offset) = self.room_in(log, total, whom, core)?;
+        let Some(state) = self.chunks.get(chunk) else { return Ok((0, 0)) };
+        // Before they have versions, so that the cleaner knows of versions that the index does not follow yet (C3).
+        state.entries.fetch_add(count, Ordering::SeqCst);
+        let base = self.sequence.fetch_add(u64::from(count), Ordering::SeqCst);
+        self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
+        let end = offset + total as u64 - self.layout.start_of(chunk);
+        state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
+        log.open = Some((chunk, end));
+        Ok((base, offset))
     }
 
     /// Appends what has not failed as one batch to the log of a core, durably.
@@ -211,26 +276,17 @@ impl Flat {
         let Some(log) = self.logs.get(core) else { return Ok(()) };
         let mut log = log.0.lock();
         self.refuse()?;
-        let (mut count, mut payload) = (0, 0);
-        for entry in entries_of(slots) {
-            count += 1;
-            payload += entry.bytes.as_slice().len();
-        }
-        let total = batch_size(payload);
-        let (chunk, offset) = self.room_in(&mut log, total, whom, core)?;
-        let base = self.sequence.fetch_add(count, Ordering::Relaxed);
-        let Log { buffer, open } = &mut *log;
+        let mut buffer = std::mem::take(&mut log.buffer);
         buffer.clear();
-        buffer.resize(BATCH_HEADER_SIZE, 0);
-        entries_of(slots).for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
-        buffer.resize(total, 0);
-        self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
-        let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
-        let count = u32::try_from(count).unwrap_or(0);
-        state.entries.fetch_add(count, Ordering::Relaxed);
-        let end = offset + total as u64 - self.layout.start_of(chunk);
-        state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
-        *open = Some((chunk, end));
+        buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
+        let mut count = 0;
+        for entry in entries_of(slots) {
+            buffer.extend_from_slice(entry.bytes.as_slice());
+            count += 1;
+        }
+        let result = self.append_bytes(&mut log, core, whom, &mut buffer, count);
+        log.buffer = buffer;
+        let (base, offset) = result?;
         let mut places = Places {
             base_version: base,
             batch_offset: offset,
@@ -337,8 +393,8 @@ impl Flat {
         }
     }
 
-    /// Whether entries of so many and so many bytes have versions by their places.
-    pub(super) fn has_places(count: usize, payload: usize) -> bool {
-        count <= BATCH_ENTRIES_MAX && payload + BATCH_HEADER_SIZE <= BATCH_NEAR_BYTES
+    /// Whether these entries have versions by their places, whatever else their batch holds.
+    pub(super) fn has_places(entries: &[LogEntry]) -> bool {
+        size_of_batch(entries) <= BATCH_NEAR_BYTES - BATCH_HEADER_SIZE
     }
 }

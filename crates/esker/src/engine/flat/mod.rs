@@ -115,6 +115,8 @@ pub(crate) struct Flat {
     tombstones: AtomicU64,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
+    /// Lower bounds of versions that were given to entries before these were counted.
+    early: Mutex<Vec<u64>>,
     /// Version of the next entry.
     sequence: Apart<AtomicU64>,
 }
@@ -186,6 +188,7 @@ impl Flat {
             tombstones: AtomicU64::new(0),
             failure: Mutex::new(None),
             state: Apart::default(),
+            early: Mutex::default(),
             sequence: Apart(AtomicU64::new(1)),
         }
     }

@@ -4,8 +4,8 @@
 //! that of its versions. Only the cleaner changes a key's word meanwhile, to another place of the same entry.
 
 use super::chunks::For;
-use super::commit::{LogEntry, Placed, Wanted};
-use super::layout::{Kind, Place, kind_of};
+use super::commit::Placed;
+use super::layout::{Place, kind_of};
 use super::read::{Known, entry_attributes};
 use super::{Flat, sites};
 use crate::value::{Attributes, Condition, Outcome};
@@ -19,8 +19,8 @@ use esker_index::Word;
 use std::sync::atomic::Ordering;
 
 /// An entry that is ready to be appended, and the record that it points at.
-pub(super) struct Prepared {
-    pub(super) entry: LogEntry,
+pub(super) struct Prepared<'a> {
+    pub(super) entry: EncodeEntry<'a>,
     pub(super) record: Option<u64>,
 }
 
@@ -66,7 +66,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let placed = self.append_prepared(core, prepared)?;
+        let placed = self.append_prepared(core, &prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -83,7 +83,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
-        let placed = self.append_prepared(core, prepared)?;
+        let placed = self.append_prepared(core, &prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -125,46 +125,42 @@ impl Flat {
         }
     }
 
-    pub(super) fn prepare_put(
+    pub(super) fn prepare_put<'a>(
         &self,
         core: usize,
-        key: &[u8],
-        value: &[u8],
+        key: &'a [u8],
+        value: &'a [u8],
         attributes: Attributes,
-    ) -> Result<Prepared> {
+    ) -> Result<Prepared<'a>> {
         let near_key = key.len() <= INLINE_KEY_MAX;
-        let entry_key = self.entry_key(key);
-        let record_key = if near_key { &[] } else { key };
+        let (action, record) = if near_key && value.len() <= INLINE_VALUE_MAX {
+            (Action::Value(value), None)
+        } else {
+            let record_key = if near_key { &[] } else { key };
+            let line = self.place_record(core, For::Puts, record_key, value)?;
+            (Action::Pointer(line), Some(line))
+        };
         let attributes = entry_attributes(attributes);
-        if near_key && value.len() <= INLINE_VALUE_MAX {
-            let entry = EncodeEntry { key: entry_key, action: Action::Value(value), attributes };
-            return Ok(Prepared { entry: LogEntry::new(&entry, Kind::Value), record: None });
-        }
-        let line = self.place_record(core, For::Puts, record_key, value)?;
-        let entry = EncodeEntry { key: entry_key, action: Action::Pointer(line), attributes };
-        Ok(Prepared { entry: LogEntry::new(&entry, Kind::Record), record: Some(line) })
+        let entry = EncodeEntry { key: self.entry_key(key), action, attributes };
+        Ok(Prepared { entry, record })
     }
 
-    pub(super) fn prepare_delete(&self, core: usize, key: &[u8]) -> Result<Prepared> {
+    pub(super) fn prepare_delete<'a>(&self, core: usize, key: &'a [u8]) -> Result<Prepared<'a>> {
         let near_key = key.len() <= INLINE_KEY_MAX;
-        if near_key {
-            let action = Action::Delete(None);
-            let entry = EncodeEntry { key: self.entry_key(key), action, attributes: None };
-            return Ok(Prepared { entry: LogEntry::new(&entry, Kind::Tombstone), record: None });
-        }
-        let line = self.place_record(core, For::Deletes, key, &[])?;
-        let action = Action::Delete(Some(line));
+        let record = match near_key {
+            true => None,
+            false => Some(self.place_record(core, For::Deletes, key, &[])?),
+        };
+        let action = Action::Delete(record);
         let entry = EncodeEntry { key: self.entry_key(key), action, attributes: None };
-        Ok(Prepared { entry: LogEntry::new(&entry, Kind::TombstoneRecord), record: Some(line) })
+        Ok(Prepared { entry, record })
     }
 
     /// Makes a prepared entry durable. If that has no room, its record's place is free again.
     #[inline]
-    fn append_prepared(&self, core: usize, prepared: Prepared) -> Result<Placed> {
-        let landed = self.commit(core, Wanted::One(prepared.entry));
-        let landed = landed.inspect_err(|error| self.give_back(error, prepared.record))?;
-        let placed = landed.placed().first().copied();
-        placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"))
+    fn append_prepared(&self, core: usize, prepared: &Prepared<'_>) -> Result<Placed> {
+        let placed = self.commit(core, &prepared.entry);
+        placed.inspect_err(|error| self.give_back(error, prepared.record))
     }
 
     /// Frees the record of an entry that was not appended. After any other failure the entry may survive.

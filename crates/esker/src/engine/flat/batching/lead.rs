@@ -38,6 +38,14 @@ pub(super) struct Group<E, P> {
 }
 
 impl<E, P> Group<E, P> {
+    /// Gives a log back, and the group if it was `collecting`, and sees to what is pending (W1).
+    #[inline]
+    pub(super) fn finish(&self, log: usize, collecting: bool) {
+        if self.word.release(log, collecting) {
+            self.rouse(log);
+        }
+    }
+
     /// Wakes a writer whose entry waits, so that it leads: first of the core whose log is free now.
     pub(super) fn rouse(&self, log: usize) {
         let first = self.from(log).find_map(Pool::first);
@@ -80,26 +88,14 @@ pub(super) struct Leader<'a, L: Logs> {
 }
 
 impl<'a, L: Logs> Leader<'a, L> {
-    /// For whoever claimed the log: alone, or as a leader that is `collecting`.
-    #[inline]
+    /// For whoever claimed log and group.
     pub(super) fn new(
         batcher: &'a Batcher<L>,
         logs: &'a L,
         group: &'a Group<L::Entry, L::Placed>,
         log: usize,
-        collecting: bool,
     ) -> Self {
-        Leader { batcher, logs, group, log, batch: Batch::new(), collecting, done: false }
-    }
-
-    /// A batch of one entry.
-    #[inline]
-    pub(super) fn append_alone(mut self, entry: L::Entry) -> Result<L::Placed> {
-        let mut slots = [Slot::new(entry)];
-        let result = self.logs.append(self.group.first + self.log, &mut slots);
-        self.finish();
-        let [slot] = slots;
-        result.and_then(|()| slot.into_result())
+        Leader { batcher, logs, group, log, batch: Batch::new(), collecting: true, done: false }
     }
 
     /// Collects, appends, and tells the writers.
@@ -164,13 +160,9 @@ impl<'a, L: Logs> Leader<'a, L> {
         }
     }
 
-    /// Gives log and group back, and sees to what is pending (W1).
-    #[inline]
     fn finish(&mut self) {
         self.done = true;
-        if self.group.word.release(self.log, self.collecting) {
-            self.group.rouse(self.log);
-        }
+        self.group.finish(self.log, self.collecting);
     }
 }
 

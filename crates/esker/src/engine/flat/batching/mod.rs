@@ -197,6 +197,15 @@ pub struct Posted<'a, L: Logs> {
     seat: Option<Arc<Seat<L::Placed>>>,
 }
 
+/// A log that was taken for a batch of one.
+#[must_use = "it is given back by `append`"]
+pub struct Alone<'a, L: Logs> {
+    batcher: &'a Batcher<L>,
+    group: &'a Group<L::Entry, L::Placed>,
+    log: usize,
+    done: bool,
+}
+
 impl<L: Logs> Batcher<L> {
     /// A batcher in front of `options.cores` logs: every call is given the same ones.
     pub fn new(options: BatchingOptions) -> Self {
@@ -243,11 +252,23 @@ impl<L: Logs> Batcher<L> {
     /// As there.
     #[inline]
     pub fn commit_on(&self, logs: &L, core: usize, entry: L::Entry) -> Result<L::Placed> {
-        let (group, log) = self.place(core);
-        if !esker_trt::others_ready() && group.word.claim_alone(log) {
-            return Leader::new(self, logs, group, log, false).append_alone(entry);
+        match self.alone(core) {
+            None => self.post_on(logs, core, entry).wait(),
+            Some(alone) => alone.append(|core| {
+                let mut slots = [Slot::new(entry)];
+                logs.append(core, &mut slots)?;
+                let [slot] = slots;
+                slot.into_result()
+            }),
         }
-        self.post_on(logs, core, entry).wait()
+    }
+
+    /// The log of the core `core` for a batch of one; `None` if there are others to share a batch with: then post.
+    #[inline]
+    pub fn alone(&self, core: usize) -> Option<Alone<'_, L>> {
+        let (group, log) = self.place(core);
+        let free = !esker_trt::others_ready() && group.word.claim_alone(log);
+        free.then(|| Alone { batcher: self, group, log, done: false })
     }
 
     /// Posts `entry` for whoever leads next. A writer with several entries posts them all, then waits for each.
@@ -255,7 +276,7 @@ impl<L: Logs> Batcher<L> {
         self.post_on(logs, self.here(), entry)
     }
 
-    fn post_on<'a>(&'a self, logs: &'a L, core: usize, entry: L::Entry) -> Posted<'a, L> {
+    pub(super) fn post_on<'a>(&'a self, logs: &'a L, core: usize, entry: L::Entry) -> Posted<'a, L> {
         let (group, log) = self.place(core);
         let size_bytes = logs.size_bytes(&entry);
         let seat = pool(group, log).post(entry, size_bytes);
@@ -353,7 +374,7 @@ impl<L: Logs> Batcher<L> {
     fn lead(&self, logs: &L, group: &Group<L::Entry, L::Placed>, log: usize) -> bool {
         let claim = group.word.claim(log);
         match claim {
-            Claim::Leads => Leader::new(self, logs, group, log, true).lead(),
+            Claim::Leads => Leader::new(self, logs, group, log).lead(),
             // An entry that was collected before hears from its leader.
             Claim::Broken => group.fail_pending(),
             Claim::Waits => {}
@@ -377,6 +398,31 @@ impl<E, P> Group<E, P> {
         if !seat.is_done() {
             seat.bell.wait();
         }
+    }
+}
+
+impl<L: Logs> Alone<'_, L> {
+    /// Does the append, given the number of the log's core, and gives the log back.
+    #[inline]
+    pub fn append<R>(mut self, append: impl FnOnce(usize) -> R) -> R {
+        let result = append(self.group.first + self.log);
+        self.done = true;
+        self.group.finish(self.log, false);
+        result
+    }
+}
+
+impl<L: Logs> Drop for Alone<'_, L> {
+    fn drop(&mut self) {
+        if !self.done {
+            self.batcher.break_down();
+        }
+    }
+}
+
+impl<L: Logs> fmt::Debug for Alone<'_, L> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Alone").field("log", &self.log).finish_non_exhaustive()
     }
 }
 
