@@ -49,7 +49,9 @@ mod tests {
         let sum = Striped::<AtomicU64>::default();
         std::thread::scope(|scope| {
             for _ in 0..STRIPES + 3 {
-                scope.spawn(|| (0..1000).for_each(|_| drop(sum.here().fetch_add(1, Ordering::Relaxed))));
+                scope.spawn(|| {
+                    (0..1000).for_each(|_| drop(sum.here().fetch_add(1, Ordering::Relaxed)))
+                });
             }
         });
         let all: u64 = sum.iter().map(|stripe| stripe.load(Ordering::Relaxed)).sum();

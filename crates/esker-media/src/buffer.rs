@@ -26,13 +26,13 @@
 //! - S3: `IoBuf::length <= Memory::capacity`.
 #![expect(unsafe_code, reason = "aligned memory needs the raw allocator")]
 
+use esker_base::striped::thread_number;
 use parking_lot::Mutex;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 use std::slice;
-use esker_base::striped::thread_number;
 use std::sync::{Arc, LazyLock};
 
 /// Alignment of every buffer in bytes: no device here asks for more.

@@ -257,8 +257,7 @@ fn measure(arguments: &Arguments, kind: Kind, model: Batching, clients: usize) -
     let before = logs.pmem.counters();
     let options = BatchingOptions { model, cores, ..BatchingOptions::default() };
     let batcher = Batcher::new(options);
-    let shared: Shared =
-        Arc::new(Setting { batcher, logs, histogram: Mutex::new(histogram()) });
+    let shared: Shared = Arc::new(Setting { batcher, logs, histogram: Mutex::new(histogram()) });
     let (batch, pace) = (arguments.batch, arguments.pace);
     let length = arguments.milliseconds * 1_000_000;
     let mut begun = now_ns();

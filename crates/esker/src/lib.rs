@@ -20,9 +20,9 @@ pub use batch::Batch;
 #[doc(hidden)]
 pub use check::repair_on;
 pub use check::{CheckReport, RepairReport, repair};
+pub use engine::flat::batching::Batching;
 #[doc(hidden)]
 pub use engine::flex::FlexFiles;
-pub use engine::flat::batching::Batching;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};

@@ -1,15 +1,16 @@
 //! Several changes at once: one batch of one log, which a crash leaves whole or not at all.
 
+use super::Flat;
 use super::commit::LogEntry;
+use super::keys::KeyLock;
 use super::layout::Kind;
-use super::{Flat, write::Prepared};
+use super::write::Prepared;
 use crate::batch::{Batch, Change};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::flat::{Action, INLINE_KEY_MAX, INLINE_VALUE_MAX, Stamp};
 use esker_index::Word;
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 
 /// A change of a key that takes place.
 struct Step<'a> {
@@ -26,9 +27,9 @@ struct Early<'a> {
 }
 
 impl<'a> Early<'a> {
-    fn begin(flat: &'a Flat) -> Early<'a> {
+    fn begin(flat: &'a Flat, core: usize) -> Early<'a> {
         let mut early = flat.early.lock();
-        let from = flat.sequence.load(Ordering::SeqCst);
+        let from = flat.versions.now(core);
         early.push(from);
         Early { flat, from }
     }
@@ -58,7 +59,7 @@ impl Flat {
         // One seed, one run.
         changes.sort_unstable_by_key(|(key, _)| *key);
         let hash = |key| self.hasher.hash(key);
-        let _locks = self.keys.lock_many(changes.iter().map(|(key, _)| hash(key)));
+        let locks = self.keys.lock_many(changes.iter().map(|(key, _)| hash(key)));
         let mut steps = Vec::with_capacity(changes.len());
         for (key, change) in changes {
             let hash = hash(key);
@@ -70,10 +71,15 @@ impl Flat {
             }
         }
         let Some(first) = steps.first() else { return Ok(self.last_version()) };
-        self.write_steps(&steps, self.core_of(first.hash))
+        self.write_steps(&steps, &locks, self.core_of(first.hash))
     }
 
-    fn write_steps(&self, steps: &[Step<'_>], core: usize) -> Result<Version> {
+    fn write_steps(
+        &self,
+        steps: &[Step<'_>],
+        locks: &[KeyLock<'_>],
+        core: usize,
+    ) -> Result<Version> {
         self.check_size(steps)?;
         let mut prepared: Vec<Prepared<'_>> = Vec::with_capacity(steps.len());
         let mut prepare = || {
@@ -95,22 +101,31 @@ impl Flat {
         let near: Vec<_> =
             prepared.iter().map(|it| LogEntry::new(&it.entry, Stamp::Place)).collect();
         let wide = !Flat::has_places(&near);
-        let _early = wide.then(|| Early::begin(self));
-        let (entries, own_versions) = if wide { self.stamp_all(&prepared) } else { (near, None) };
-        let landed = self.commit_all(core, entries);
+        let _early = wide.then(|| Early::begin(self, core));
+        let after = locks.iter().map(KeyLock::last).max().unwrap_or(0);
+        let (entries, own_versions) =
+            if wide { self.stamp_all(core, after, &prepared) } else { (near, None) };
+        let landed = self.commit_all(core, after, entries);
         let landed = landed.inspect_err(|error| give_back(error, &prepared))?;
         for (step, placed) in steps.iter().zip(landed.placed()) {
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }
         let last = landed.placed().last().map_or(Version(0), |placed| placed.version);
-        Ok(own_versions.unwrap_or(last))
+        let last = own_versions.unwrap_or(last);
+        locks.iter().for_each(|lock| lock.follow(last));
+        Ok(last)
     }
 
     /// Entries that are too many, or too far from the start of their batch, carry their versions; the last of those comes with
     /// them.
-    fn stamp_all(&self, prepared: &[Prepared<'_>]) -> (Vec<LogEntry>, Option<Version>) {
+    fn stamp_all(
+        &self,
+        core: usize,
+        after: u64,
+        prepared: &[Prepared<'_>],
+    ) -> (Vec<LogEntry>, Option<Version>) {
         let count = prepared.len() as u64;
-        let first = self.sequence.fetch_add(count, Ordering::SeqCst);
+        let first = self.versions.give(core, after, count);
         let numbered = prepared.iter().zip(first..);
         let entries =
             numbered.map(|(it, version)| LogEntry::new(&it.entry, Stamp::Whole(version))).collect();

@@ -96,7 +96,7 @@ impl Writer<'_> {
             kind: self.kind,
             count: self.count,
             payload_bytes: self.payload.len() as u64,
-            next_version: flat.sequence.load(Ordering::Relaxed),
+            next_version: flat.versions.last().0 + 1,
             tombstones: flat.tombstones.load(Ordering::Relaxed),
         };
         let head = header.encode(&self.payload, &flat.layout.store_id);
@@ -226,7 +226,7 @@ impl Flat {
             return Ok(None);
         }
         if part == 0 {
-            self.sequence.store(header.next_version, Ordering::Relaxed);
+            self.versions.raise(header.next_version);
             self.tombstones.store(header.tombstones, Ordering::Relaxed);
         }
         Ok(match header.kind {

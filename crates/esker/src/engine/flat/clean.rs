@@ -168,10 +168,11 @@ impl Flat {
 
     /// The index follows all entries with versions below this one (C3).
     fn followed_below(&self) -> u64 {
-        // First: what has a version by now was counted before, or is among the early ones.
-        let given = self.sequence.load(Ordering::SeqCst);
+        // First: what has a lower version was counted before, or is among the early ones.
+        let given = self.versions.meet();
         let early = self.early.lock().iter().copied().min().unwrap_or(u64::MAX);
-        let behind = self.chunks.iter().filter(|(_, chunk)| chunk.is_log() && !chunk.is_published());
+        let behind =
+            self.chunks.iter().filter(|(_, chunk)| chunk.is_log() && !chunk.is_published());
         behind.map(|(_, chunk)| chunk.born()).fold(given.min(early), u64::min)
     }
 

@@ -5,14 +5,13 @@
 //! - L1: a batch is durable before its writers hear of it, and before the next one of its log is stored: so only the
 //!   last batch of a log can be torn, and one that is whole behind one that is not proves damage.
 //! - L2: no line is stored to after it was flushed.
-//! - L3: of two entries of a key, the later one has the higher version: versions are given out under the key's
-//!   lock, by a counter of the store.
+//! - L3: of two entries of a key, the later one has the higher version ([`versions`](super::versions)).
 //!
 //! # Failure
 //! After a failed append the store is read-only: whether the batch survives is not known.
 
-use super::chunks::{For, Use};
 use super::batching::{Batching, BatchingOptions, Logs, Slot};
+use super::chunks::{For, Use};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Layout, Place};
 use super::{Flat, sites};
 use esker_base::ids::Version;
@@ -41,9 +40,17 @@ pub(crate) struct Placed {
     pub(super) version: Version,
 }
 
-/// What a writer wants appended: an entry, or several that no crash may part.
+/// What a writer wants appended.
 #[derive(Debug)]
-pub(crate) enum Wanted {
+pub(crate) struct Wanted {
+    entries: Entries,
+    /// Versions must be higher than this.
+    after: u64,
+}
+
+/// An entry, or several that no crash may part.
+#[derive(Debug)]
+enum Entries {
     One(LogEntry),
     Many(Vec<LogEntry>),
 }
@@ -57,9 +64,9 @@ pub(crate) enum Landed {
 
 impl Wanted {
     fn entries(&self) -> &[LogEntry] {
-        match self {
-            Wanted::One(entry) => std::slice::from_ref(entry),
-            Wanted::Many(entries) => entries,
+        match &self.entries {
+            Entries::One(entry) => std::slice::from_ref(entry),
+            Entries::Many(entries) => entries,
         }
     }
 
@@ -200,24 +207,35 @@ impl Logs for Flat {
 
 impl Flat {
     /// Makes entries durable that no crash may part, beside what others want at the same time.
-    pub(super) fn commit_all(&self, core: usize, entries: Vec<LogEntry>) -> Result<Landed> {
-        self.batcher.commit_on(self, core, Wanted::Many(entries))
+    pub(super) fn commit_all(
+        &self,
+        core: usize,
+        after: u64,
+        entries: Vec<LogEntry>,
+    ) -> Result<Landed> {
+        self.batcher.commit_on(self, core, Wanted { entries: Entries::Many(entries), after })
     }
 
-    /// Makes an entry durable, beside what others want at the same time.
+    /// Makes an entry durable, beside what others want at the same time. Its version is higher than `after`.
     #[inline]
-    pub(super) fn commit(&self, core: usize, entry: &EncodeEntry<'_>) -> Result<Placed> {
+    pub(super) fn commit(
+        &self,
+        core: usize,
+        after: u64,
+        entry: &EncodeEntry<'_>,
+    ) -> Result<Placed> {
         let Some(alone) = self.batcher.alone(core) else {
-            let wanted = Wanted::One(LogEntry::new(entry, Stamp::Place));
+            let entries = Entries::One(LogEntry::new(entry, Stamp::Place));
+            let wanted = Wanted { entries, after };
             let landed = self.batcher.post_on(self, core, wanted).wait()?;
             let placed = landed.placed().first().copied();
             return placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"));
         };
-        alone.append(|core| self.append_one(core, entry))
+        alone.append(|core| self.append_one(core, after, entry))
     }
 
     /// Appends a batch of one entry to the log of a core, durably.
-    fn append_one(&self, core: usize, entry: &EncodeEntry<'_>) -> Result<Placed> {
+    fn append_one(&self, core: usize, after: u64, entry: &EncodeEntry<'_>) -> Result<Placed> {
         let full = || Error::new(ErrorKind::DurabilityUnknown, "write");
         let mut log = self.logs.get(core).ok_or_else(full)?.0.lock();
         self.refuse()?;
@@ -227,7 +245,7 @@ impl Flat {
         buffer.clear();
         buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
         entry.encode(Stamp::Place, &mut buffer);
-        let result = self.append_bytes(&mut log, core, whom, &mut buffer, 1);
+        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, 1);
         log.buffer = buffer;
         let (base_version, batch_offset) = result?;
         let place = Place {
@@ -248,6 +266,7 @@ impl Flat {
         log: &mut Log,
         core: usize,
         whom: For,
+        after: u64,
         buffer: &mut Vec<u8>,
         count: u32,
     ) -> Result<(u64, u64)> {
@@ -258,7 +277,7 @@ impl Flat {
         let Some(state) = self.chunks.get(chunk) else { return Ok((0, 0)) };
         // Before they have versions, so that the cleaner knows of versions that the index does not follow yet (C3).
         state.entries.fetch_add(count, Ordering::SeqCst);
-        let base = self.sequence.fetch_add(u64::from(count), Ordering::SeqCst);
+        let base = self.versions.give(core, after, u64::from(count));
         self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);
         state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -279,12 +298,14 @@ impl Flat {
         let mut buffer = std::mem::take(&mut log.buffer);
         buffer.clear();
         buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
+        let stays = |slot: &&Slot<Wanted, Landed>| !slot.has_failed();
+        let after = slots.iter().filter(stays).map(|slot| slot.entry().after).max().unwrap_or(0);
         let mut count = 0;
         for entry in entries_of(slots) {
             buffer.extend_from_slice(entry.bytes.as_slice());
             count += 1;
         }
-        let result = self.append_bytes(&mut log, core, whom, &mut buffer, count);
+        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, count);
         log.buffer = buffer;
         let (base, offset) = result?;
         let mut places = Places {
@@ -294,9 +315,9 @@ impl Flat {
             ordinal: 0,
         };
         for slot in slots.iter_mut().filter(|slot| !slot.has_failed()) {
-            let landed = match slot.entry() {
-                Wanted::One(entry) => Landed::One(places.next(entry)),
-                Wanted::Many(entries) => {
+            let landed = match &slot.entry().entries {
+                Entries::One(entry) => Landed::One(places.next(entry)),
+                Entries::Many(entries) => {
                     Landed::Many(entries.iter().map(|entry| places.next(entry)).collect())
                 }
             };
@@ -339,7 +360,7 @@ impl Flat {
         if let Some((chunk, tail)) = log.open.take() {
             self.seal(chunk, tail)?;
         }
-        let begun = self.begin_log(next, core, self.sequence.load(Ordering::Relaxed));
+        let begun = self.begin_log(next, core, self.versions.now(core));
         let tail = begun.map_err(|error| self.poison(&error))?;
         log.open = Some((next, tail));
         Ok((next, self.layout.start_of(next) + tail))

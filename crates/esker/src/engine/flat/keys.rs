@@ -5,10 +5,16 @@
 //! Tasks that wait are suspended, threads blocked, in the order of asking. Held over the wait for a batch.
 //! Several stripes are locked in ascending order.
 
+use esker_base::ids::Version;
 use esker_trt::sync::{Turn, TurnGuard};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A held stripe.
-pub(super) type KeyLock<'a> = TurnGuard<'a>;
+#[derive(Debug)]
+pub(super) struct KeyLock<'a> {
+    stripe: &'a Stripe,
+    _turn: TurnGuard<'a>,
+}
 
 /// The stripes, a power of two of them, each in a line of its own.
 #[derive(Debug)]
@@ -16,7 +22,32 @@ pub(super) struct KeyLocks(Box<[Stripe]>);
 
 #[derive(Debug, Default)]
 #[repr(align(64))]
-struct Stripe(Turn);
+struct Stripe {
+    turn: Turn,
+    /// The highest version of its keys that was written since the store was opened. Changes under its turn.
+    last: AtomicU64,
+}
+
+impl Stripe {
+    #[inline]
+    fn lock(&self) -> KeyLock<'_> {
+        KeyLock { stripe: self, _turn: self.turn.take() }
+    }
+}
+
+impl KeyLock<'_> {
+    /// The next version of its keys must be higher than this.
+    #[inline]
+    pub(super) fn last(&self) -> u64 {
+        self.stripe.last.load(Ordering::Relaxed)
+    }
+
+    /// One of its keys has this version now.
+    #[inline]
+    pub(super) fn follow(&self, version: Version) {
+        self.stripe.last.store(version.0, Ordering::Relaxed);
+    }
+}
 
 impl KeyLocks {
     pub(super) fn new(stripes: usize) -> Self {
@@ -31,7 +62,7 @@ impl KeyLocks {
     #[inline]
     #[expect(clippy::indexing_slicing, reason = "their number is a power of two")]
     pub(super) fn lock(&self, hash: u64) -> KeyLock<'_> {
-        self.0[self.stripe_of(hash)].0.take()
+        self.0[self.stripe_of(hash)].lock()
     }
 
     /// Locks the stripes of several keys.
@@ -39,11 +70,11 @@ impl KeyLocks {
         let mut stripes: Vec<usize> = hashes.map(|hash| self.stripe_of(hash)).collect();
         stripes.sort_unstable();
         stripes.dedup();
-        stripes.into_iter().filter_map(|stripe| Some(self.0.get(stripe)?.0.take())).collect()
+        stripes.into_iter().filter_map(|stripe| Some(self.0.get(stripe)?.lock())).collect()
     }
 
     /// Locks all of them.
     pub(super) fn lock_all(&self) -> Vec<KeyLock<'_>> {
-        self.0.iter().map(|stripe| stripe.0.take()).collect()
+        self.0.iter().map(Stripe::lock).collect()
     }
 }

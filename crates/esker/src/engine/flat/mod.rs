@@ -33,6 +33,7 @@ mod recover;
 mod replay;
 mod scan;
 pub mod sites;
+mod versions;
 mod write;
 
 use crate::backup::BackupReport;
@@ -65,6 +66,7 @@ use scan::Walks;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use versions::Versions;
 
 /// Locks of keys.
 const KEY_STRIPES: usize = 8192;
@@ -117,8 +119,7 @@ pub(crate) struct Flat {
     state: Apart<AtomicU32>,
     /// Lower bounds of versions that were given to entries before these were counted.
     early: Mutex<Vec<u64>>,
-    /// Version of the next entry.
-    sequence: Apart<AtomicU64>,
+    versions: Versions,
 }
 
 impl Flat {
@@ -189,7 +190,7 @@ impl Flat {
             failure: Mutex::new(None),
             state: Apart::default(),
             early: Mutex::default(),
-            sequence: Apart(AtomicU64::new(1)),
+            versions: Versions::new(cores),
         }
     }
 

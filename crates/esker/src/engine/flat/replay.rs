@@ -15,7 +15,8 @@ use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, Entry, LINE, Stamp,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, Entry, LINE,
+    Stamp,
 };
 use esker_index::Word;
 use parking_lot::Mutex;
@@ -239,7 +240,7 @@ impl Flat {
         self.in_parallel(logs.len(), &work)?;
         let born = root.headers.iter().map(|header| header.born).max().unwrap_or(0);
         let newest = scan.newest.load(Ordering::Relaxed);
-        self.sequence.store((newest + 1).max(born), Ordering::Relaxed);
+        self.versions.raise((newest + 1).max(born));
         let tombstones = scan.tombstones.load(Ordering::Relaxed);
         self.tombstones.store(u64::try_from(tombstones).unwrap_or(0), Ordering::Relaxed);
         for (number, chunk) in self.chunks.iter().filter(|(_, chunk)| chunk.is_log()) {
@@ -248,9 +249,8 @@ impl Flat {
             let tail = chunk.tail.load(Ordering::Relaxed);
             chunk.set_counts(entries, entries.saturating_sub(live), tail);
         }
-        let has_records = |header: &ChunkHeader| {
-            matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large)
-        };
+        let has_records =
+            |header: &ChunkHeader| matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large);
         if root.headers.iter().any(has_records) { self.mark_records() } else { Ok(()) }
     }
 
@@ -276,7 +276,9 @@ impl Flat {
                     part
                 };
                 match part {
-                    Part::Hashes(entries) => entries.iter().try_for_each(|(_, word)| mark(*word))?,
+                    Part::Hashes(entries) => {
+                        entries.iter().try_for_each(|(_, word)| mark(*word))?
+                    }
                     Part::Keys(entries) => entries.iter().try_for_each(|(_, word)| mark(*word))?,
                 }
             }

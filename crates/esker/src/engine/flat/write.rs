@@ -5,6 +5,7 @@
 
 use super::chunks::For;
 use super::commit::Placed;
+use super::keys::KeyLock;
 use super::layout::{Place, kind_of};
 use super::read::{Known, entry_attributes};
 use super::{Flat, sites};
@@ -56,7 +57,7 @@ impl Flat {
         self.check_value(value)?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
-        let _lock = self.keys.lock(hash);
+        let lock = self.keys.lock(hash);
         let found = self.find(hash, key)?;
         if condition != Condition::Always {
             let known = self.known_of(hash, key, found)?;
@@ -66,7 +67,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let placed = self.append_prepared(core, &prepared)?;
+        let placed = self.append_prepared(core, &lock, &prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -75,7 +76,7 @@ impl Flat {
         self.check_key(key, "delete")?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
-        let _lock = self.keys.lock(hash);
+        let lock = self.keys.lock(hash);
         let found = self.find(hash, key)?;
         let known = self.known_of(hash, key, found)?;
         if let Some(refused) = self.decide(condition, known) {
@@ -83,7 +84,7 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
-        let placed = self.append_prepared(core, &prepared)?;
+        let placed = self.append_prepared(core, &lock, &prepared)?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -158,9 +159,16 @@ impl Flat {
 
     /// Makes a prepared entry durable. If that has no room, its record's place is free again.
     #[inline]
-    fn append_prepared(&self, core: usize, prepared: &Prepared<'_>) -> Result<Placed> {
-        let placed = self.commit(core, &prepared.entry);
-        placed.inspect_err(|error| self.give_back(error, prepared.record))
+    fn append_prepared(
+        &self,
+        core: usize,
+        lock: &KeyLock<'_>,
+        prepared: &Prepared<'_>,
+    ) -> Result<Placed> {
+        let placed = self.commit(core, lock.last(), &prepared.entry);
+        let placed = placed.inspect_err(|error| self.give_back(error, prepared.record))?;
+        lock.follow(placed.version);
+        Ok(placed)
     }
 
     /// Frees the record of an entry that was not appended. After any other failure the entry may survive.
@@ -227,10 +235,7 @@ impl Flat {
         // Nobody moves what is about to go.
         let _cleaner = self.cleaner.lock();
         let mut cleared = self.cleared.lock();
-        let next = Clear {
-            generation: cleared.generation + 1,
-            version: self.sequence.fetch_add(1, Ordering::Relaxed),
-        };
+        let next = Clear { generation: cleared.generation + 1, version: self.versions.meet() };
         let written = || {
             let [even, odd] = CLEAR_OFFSETS;
             let offset = if next.generation.is_multiple_of(2) { even } else { odd };
@@ -278,6 +283,6 @@ impl Flat {
     }
 
     pub(super) fn last_version(&self) -> Version {
-        Version(self.sequence.load(Ordering::Relaxed).saturating_sub(1))
+        self.versions.last()
     }
 }

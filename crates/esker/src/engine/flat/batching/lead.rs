@@ -7,9 +7,9 @@
 //! # Concurrency
 //! A leader owns its log's bit of the group's word, so one append at a time goes to a log.
 
-use super::pool::{Collected, Pool, Posted, Seat};
+use super::pool::{Collected, Pool, Seat};
 use super::word::Word;
-use super::{Batcher, Logs, Slot};
+use super::{Batcher, Logs, Slot, pool};
 use esker_base::sync::Arc;
 use esker_base::{Error, ErrorKind, Result};
 
@@ -48,16 +48,16 @@ impl<E, P> Group<E, P> {
 
     /// Wakes a writer whose entry waits, so that it leads: first of the core whose log is free now.
     pub(super) fn rouse(&self, log: usize) {
-        let first = self.from(log).find_map(Pool::first);
+        let first = self.from(log).find_map(|core| pool(self, core).first());
         if let Some(seat) = first {
             seat.bell.set();
         }
     }
 
-    /// The pools, beginning with that of the core `log`.
-    fn from(&self, log: usize) -> impl Iterator<Item = &Pool<E, P>> {
-        let (before, behind) = self.pools.split_at(log.min(self.pools.len()));
-        behind.iter().chain(before)
+    /// The cores, beginning with `log`.
+    fn from(&self, log: usize) -> impl Iterator<Item = usize> + use<E, P> {
+        let cores = self.pools.len();
+        (log..cores).chain(0..log.min(cores))
     }
 
     /// Fails what waits: nobody leads any more.
@@ -130,7 +130,7 @@ impl<'a, L: Logs> Leader<'a, L> {
         let (entries_max, bytes_max) = (self.batcher.entries_max, self.batcher.bytes_max);
         let mut count = slots.len();
         let mut left = Collected::All;
-        for (thief, pool) in self.group.from(self.log).enumerate() {
+        for core in self.group.from(self.log) {
             let fits = |size: u64| {
                 let bytes = size_bytes.saturating_add(size);
                 let room = count == 0 || (count < entries_max && bytes <= bytes_max);
@@ -139,10 +139,15 @@ impl<'a, L: Logs> Leader<'a, L> {
                 }
                 room
             };
-            left = left.max(pool.collect(thief > 0, fits, |Posted { entry, seat, .. }| {
-                slots.push(Slot::new(entry));
-                seats.push(seat);
-            }));
+            self.group.word.look(core);
+            let kept = pool(self.group, core).collect(core != self.log, fits, |posted| {
+                slots.push(Slot::new(posted.entry));
+                seats.push(posted.seat);
+            });
+            if kept != Collected::All {
+                self.group.word.leave(core);
+            }
+            left = left.max(kept);
             if left == Collected::Full {
                 break;
             }

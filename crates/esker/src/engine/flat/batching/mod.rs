@@ -221,7 +221,10 @@ impl<L: Logs> Batcher<L> {
             _ => options.entries_max.max(1),
         };
         let group = |first: usize| Group {
-            word: Word::new(options.model == Batching::NaiveHorizontal),
+            word: Word::new(
+                group_size.min(cores - first),
+                options.model == Batching::NaiveHorizontal,
+            ),
             first,
             pools: (first..cores.min(first + group_size)).map(|_| Pool::new()).collect(),
         };
@@ -276,11 +279,16 @@ impl<L: Logs> Batcher<L> {
         self.post_on(logs, self.here(), entry)
     }
 
-    pub(super) fn post_on<'a>(&'a self, logs: &'a L, core: usize, entry: L::Entry) -> Posted<'a, L> {
+    pub(super) fn post_on<'a>(
+        &'a self,
+        logs: &'a L,
+        core: usize,
+        entry: L::Entry,
+    ) -> Posted<'a, L> {
         let (group, log) = self.place(core);
         let size_bytes = logs.size_bytes(&entry);
         let seat = pool(group, log).post(entry, size_bytes);
-        group.word.announce();
+        group.word.announce(log);
         Posted { batcher: self, logs, core, seat: Some(seat) }
     }
 

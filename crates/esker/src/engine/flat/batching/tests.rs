@@ -5,8 +5,8 @@ use super::*;
 use esker_trt::sync::Gate;
 use esker_trt::{Config, Runtime, sim};
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 /// Logs in memory that check what a batcher promises them.
 #[derive(Default)]
