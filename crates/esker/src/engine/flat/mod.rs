@@ -32,6 +32,8 @@ mod read;
 mod recover;
 mod replay;
 mod scan;
+#[cfg(test)]
+mod tests;
 pub mod sites;
 mod versions;
 mod write;
