@@ -23,6 +23,18 @@ struct Step<'a> {
     found: Option<Word>,
 }
 
+/// Versions that were given out before their entries were appended.
+struct UnderWay<'a> {
+    flat: &'a Flat,
+    first: u64,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.flat.wide.lock().remove(&self.first);
+    }
+}
+
 impl Flat {
     pub(super) fn write_atomic(&self, batch: &Batch) -> Result<Version> {
         self.refuse()?;
@@ -81,10 +93,11 @@ impl Flat {
         prepared.map_err(|error| give_back(error, &records))?;
         let payload = entries.iter().map(|entry| entry.bytes.as_slice().len()).sum();
         let wide = !Flat::has_places(entries.len(), payload);
-        let first = match wide {
-            false => 0,
-            true => self.stamp_all(steps, &mut entries, &records),
-        };
+        let under_way = wide.then(|| self.begin_wide(steps.len()));
+        let first = under_way.as_ref().map_or(0, |under_way| under_way.first);
+        if wide {
+            self.stamp_all(steps, &mut entries, &records, first);
+        }
         let mut landed: Vec<Placed> = Vec::with_capacity(entries.len());
         let appended = self.append(core, whom, entries.iter(), |_, placed| landed.push(placed));
         appended.map_err(|error| give_back(error, &records))?;
@@ -101,8 +114,8 @@ impl Flat {
         steps: &[Step<'_>],
         entries: &mut [LogEntry],
         records: &[Option<u64>],
-    ) -> u64 {
-        let first = self.sequence.fetch_add(steps.len() as u64, Ordering::Relaxed);
+        first: u64,
+    ) {
         for (((step, entry), record), version) in
             steps.iter().zip(entries).zip(records).zip(first..)
         {
@@ -120,7 +133,15 @@ impl Flat {
             EncodeEntry { key, action, attributes }.encode(Stamp::Whole(version), &mut bytes);
             entry.bytes = bytes;
         }
-        first
+    }
+
+    /// Gives versions to the entries of a batch that carry their own; the cleaner knows of them until the index
+    /// follows.
+    fn begin_wide(&self, count: usize) -> UnderWay<'_> {
+        let mut wide = self.wide.lock();
+        let first = self.sequence.fetch_add(count as u64, Ordering::AcqRel);
+        wide.insert(first);
+        UnderWay { flat: self, first }
     }
 
     /// Refuses what does not fit one batch, before anything is written.

@@ -63,15 +63,11 @@ impl Log {
 pub(super) struct Sites {
     pub(super) store: Site,
     pub(super) flush: Site,
-    /// `None`: somebody else fences.
-    pub(super) fence: Option<Site>,
+    pub(super) fence: Site,
 }
 
-pub(super) const COMMIT: Sites = Sites {
-    store: sites::COMMIT_STORE,
-    flush: sites::COMMIT_FLUSH,
-    fence: Some(sites::COMMIT_FENCE),
-};
+pub(super) const COMMIT: Sites =
+    Sites { store: sites::COMMIT_STORE, flush: sites::COMMIT_FLUSH, fence: sites::COMMIT_FENCE };
 
 impl LogEntry {
     pub(super) fn new(entry: &EncodeEntry<'_>, kind: Kind) -> LogEntry {
@@ -117,16 +113,16 @@ impl Flat {
         }
         let total = batch_size(payload);
         let (chunk, offset) = self.room_in(&mut log, total, whom, core)?;
-        let base = self.sequence.fetch_add(count, Ordering::Relaxed);
+        let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
+        // Counted before they have versions: the cleaner knows then that the index does not follow them yet.
+        state.entries.fetch_add(u32::try_from(count).unwrap_or(0), Ordering::Relaxed);
+        let base = self.sequence.fetch_add(count, Ordering::AcqRel);
         let Log { buffer, open } = &mut *log;
         buffer.clear();
         buffer.resize(BATCH_HEADER_SIZE, 0);
         entries.clone().for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
         buffer.resize(total, 0);
         self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
-        let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
-        let count = u32::try_from(count).unwrap_or(0);
-        state.entries.fetch_add(count, Ordering::Relaxed);
         let end = offset + total as u64 - self.layout.start_of(chunk);
         state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
         *open = Some((chunk, end));
@@ -162,7 +158,7 @@ impl Flat {
             //          acknowledged after the fence. Torn, it is the end of the log.
             self.memory.store(sites.store, offset, buffer)?;
             self.memory.flush(sites.flush, offset, buffer.len() as u64)?;
-            sites.fence.map_or(Ok(()), |site| self.memory.fence(site))
+            self.memory.fence(sites.fence)
         };
         written().map_err(|error| self.poison(&error))
     }
@@ -223,6 +219,9 @@ impl Flat {
     pub(super) fn take_chunks(&self, count: usize, whom: For) -> Result<u32> {
         loop {
             if let Some(first) = self.chunks.take(count, whom) {
+                if self.chunks.free_count() < self.reserve().1 {
+                    self.background.wake();
+                }
                 return Ok(first);
             }
             if !self.make_room(count, whom)? {

@@ -10,7 +10,8 @@
 //!
 //! # Concurrency
 //! Everything may be called from any number of threads and tasks. Lock order: keys in order of their stripes, a core's
-//! log, the cleaner, a core's blocks, free chunks. Readers take none of them.
+//! log, the cleaner, the checkpoint, a core's blocks, free chunks. Readers take none of them. A thread of its own cleans
+//! ahead of writers, and writes a checkpoint when they rest ([`background`]).
 //!
 //! # Failure
 //! After a failed store, flush or fence the store is read-only until it is opened again; reads go on. Full:
@@ -18,6 +19,7 @@
 //! nothing to gain by less.
 
 mod atomic;
+mod background;
 pub(crate) mod batching;
 mod check;
 mod checkpoint;
@@ -27,6 +29,7 @@ mod commit;
 mod index;
 mod keys;
 mod layout;
+mod periodic;
 mod place;
 mod read;
 mod recover;
@@ -37,6 +40,7 @@ mod write;
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
+use crate::engine::background::Background;
 use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{EngineKind, Options, Progress};
 use crate::store::{Direction, Stats};
@@ -57,9 +61,11 @@ use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
 use layout::Layout;
 use parking_lot::Mutex;
+use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
 use scan::Walks;
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -99,6 +105,8 @@ pub(crate) struct Flat {
     keys: KeyLocks,
     cleaner: Mutex<Cleaner>,
     cleared: Mutex<Clear>,
+    checkpoint: Mutex<Checkpoint>,
+    background: Arc<Background>,
     walks: Walks,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -110,6 +118,8 @@ pub(crate) struct Flat {
     threads: usize,
     session: AtomicU64,
     tombstones: AtomicU64,
+    /// First versions of batches whose entries carry their own, until the index follows.
+    wide: Mutex<BTreeSet<u64>>,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
     /// Version of the next entry.
@@ -147,13 +157,32 @@ impl Flat {
         };
         let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed))?;
         let flat = Flat::empty(&memory, options, &root);
-        if flat.recover(&root, options, true)? {
-            return Ok(Arc::new(flat));
+        let flat = match flat.recover(&root, options, true)? {
+            true => flat,
+            false => {
+                tracing::warn!("an image of the index is damaged: the logs are read");
+                let flat = Flat::empty(&memory, options, &root);
+                flat.recover(&root, options, false)?;
+                flat
+            }
+        };
+        let flat = Arc::new(flat);
+        if options.testing.background {
+            flat.start_background()?;
         }
-        tracing::warn!("the image of the last stop is damaged: the logs are read");
-        let flat = Flat::empty(&memory, options, &root);
-        flat.recover(&root, options, false)?;
-        Ok(Arc::new(flat))
+        Ok(flat)
+    }
+
+    /// Ends the use of the store, and writes the image. Waits for nobody.
+    fn close_store(&self) -> Result<()> {
+        self.background.stop();
+        let _locks = self.keys.lock_all();
+        let _cleaner = self.cleaner.lock();
+        let state = self.state.swap(CLOSED, Ordering::AcqRel);
+        match state {
+            OPEN => self.write_image(),
+            _ => Ok(()),
+        }
     }
 
     fn empty(memory: &Arc<dyn Pmem>, options: &Options, root: &Root) -> Flat {
@@ -182,6 +211,8 @@ impl Flat {
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
             cleaner: Mutex::new(Cleaner::new()),
             cleared: Mutex::new(root.clear),
+            checkpoint: Mutex::default(),
+            background: Arc::default(),
             walks: Walks::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
@@ -190,6 +221,7 @@ impl Flat {
             threads,
             session: AtomicU64::new(0),
             tombstones: AtomicU64::new(0),
+            wide: Mutex::default(),
             failure: Mutex::new(None),
             state: Apart::default(),
             sequence: Apart(AtomicU64::new(1)),
@@ -351,13 +383,14 @@ impl Engine for Flat {
     }
 
     fn close(&self) -> Result<()> {
-        let _locks = self.keys.lock_all();
-        let _cleaner = self.cleaner.lock();
-        let state = self.state.swap(CLOSED, Ordering::AcqRel);
-        match state {
-            OPEN => self.write_image(),
-            _ => Ok(()),
-        }
+        let closed = self.close_store();
+        // So that the memory is free for the next opener.
+        self.background.join();
+        closed
+    }
+
+    fn checkpoint(&self) -> Result<bool> {
+        self.write_checkpoint()
     }
 
     fn stats(&self) -> Stats {
@@ -408,9 +441,11 @@ impl Engine for Flat {
 impl Drop for Flat {
     /// Best effort for a store that nobody closed: nothing is lost without, but the next open takes longer.
     fn drop(&mut self) {
+        // Without waiting: this may be the background thread itself.
+        self.background.stop();
         if self.state.load(Ordering::Acquire) == OPEN
             && !std::thread::panicking()
-            && let Err(error) = self.close()
+            && let Err(error) = self.close_store()
         {
             tracing::warn!(%error, "closing the store failed");
         }

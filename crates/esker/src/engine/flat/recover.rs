@@ -2,16 +2,18 @@
 //!
 //! After a crash all logs are read, chunk by chunk, in any order and by several threads: of two entries of a key the
 //! one with the newer version counts. Then the index says what counts in each chunk, and which records are in use.
-//! After a clean stop an image says all that (`checkpoint`).
+//! After a clean stop an image says all that (`checkpoint`); an image of an open store says it of what stood in the logs
+//! before (`periodic`), so that only the rest of them is read.
 //!
 //! # Failure
 //! Nothing is written before everything was read; then the new session is made durable, which takes the mark of the
 //! clean stop away in the same word, and chunks of records that nobody points at are freed. A crash here changes nothing.
 
 use super::checkpoint::Image;
-use super::chunks::Use;
+use super::chunks::{Since, Use};
 use super::index::Part;
 use super::layout::{Layout, Place};
+use super::periodic::Tails;
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::ids::StoreId;
@@ -139,9 +141,9 @@ fn format(
     memory.fence(sites::FORMAT_FENCE)?;
     for offset in SUPERBLOCK_OFFSETS {
         memory.store_u64(sites::FORMAT_STORE, offset, u64::from_le_bytes(*magic))?;
+        // Durable with the fence of the session that begins now, before which nobody hears of the store.
         memory.flush(sites::SUPERBLOCK_FLUSH, offset, 8)?;
     }
-    memory.fence(sites::SUPERBLOCK_FENCE)?;
     Ok(superblock)
 }
 
@@ -197,6 +199,8 @@ impl Root {
             let words = format!("the store has {} bytes, the memory fewer", superblock.size_bytes);
             return Err(corrupted(memory, words, 0, 256));
         }
+        let size = u64::from(superblock.chunk_count).saturating_mul(superblock.chunk_size_bytes);
+        Layout::check_size(size).map_err(|error| error.device(memory.name()))?;
         let layout = Layout::of(&superblock);
         let (headers, stale) = Root::read_headers(memory, &layout)?;
         let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
@@ -250,6 +254,7 @@ impl Root {
 /// What recovery learns, by several threads.
 struct Scan<'a> {
     flat: &'a Flat,
+    tails: &'a Tails,
     clear: u64,
     locks: Box<[Mutex<()>]>,
     /// The highest version that was found.
@@ -263,9 +268,9 @@ impl Scan<'_> {
         let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
         let (start, salt) = (flat.layout.start_of(number), chunk.salt());
         buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        flat.memory.read(start, buffer)?;
-        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
-        let (mut entries, mut sealed) = (0, false);
+        let (mut at, mut entries) = self.tails.of(number);
+        flat.memory.read(start + at as u64, buffer.get_mut(at..).unwrap_or_default())?;
+        let mut sealed = false;
         while at < buffer.len() {
             let batch = buffer.get_mut(at..).unwrap_or_default();
             let offset = start + at as u64;
@@ -329,7 +334,7 @@ impl Scan<'_> {
         match flat.find(hash, key)? {
             None => flat.index.insert(hash, key, word),
             Some(held) => {
-                let other = flat.known(held)?.map_or(0, |known| known.version.0);
+                let other = flat.known(held, Since::HELD)?.map_or(0, |known| known.version.0);
                 if other < version || sites::RECOVER_NEWEST.disabled() {
                     flat.index.replace(hash, key, held, word);
                 }
@@ -352,7 +357,7 @@ impl Flat {
     /// Makes the state in DRAM from what is on media, and begins a session.
     /// False if there is an image that is damaged: then what this made is of no use, and the image not to be asked
     /// for again.
-    pub(super) fn recover(&self, root: &Root, options: &Options, image: bool) -> Result<bool> {
+    pub(super) fn recover(&self, root: &Root, options: &Options, images: bool) -> Result<bool> {
         self.session.store(root.session.number, Ordering::Relaxed);
         for header in &root.headers {
             if let Some(chunk) = self.chunks.get(header.number) {
@@ -366,14 +371,25 @@ impl Flat {
                 }
             }
         }
-        let image = match root.session.clean && image {
+        let image = match root.session.clean && images {
             true => Image::find(&*self.memory, &self.layout, root)?,
             false => None,
         };
         match image {
             Some(image) if self.load_image(&image, options)? => {}
             Some(_) => return Ok(false),
-            None => self.scan_logs(root, options)?,
+            None => {
+                let checkpoint = if images { self.find_checkpoint(root)? } else { None };
+                let tails = match &checkpoint {
+                    Some(checkpoint) if !self.load_checkpoint(checkpoint, options)? => {
+                        return Ok(false);
+                    }
+                    Some(checkpoint) => &checkpoint.tails,
+                    None => &Tails::default(),
+                };
+                self.scan_logs(root, tails, options)?;
+                self.keep_checkpoint(checkpoint);
+            }
         }
         self.begin_session(root)?;
         self.mend_headers(root)?;
@@ -381,7 +397,8 @@ impl Flat {
         Ok(true)
     }
 
-    fn scan_logs(&self, root: &Root, options: &Options) -> Result<()> {
+    /// Reads the logs, or what stands behind the tails that a checkpoint covers.
+    fn scan_logs(&self, root: &Root, tails: &Tails, options: &Options) -> Result<()> {
         let logs: Vec<u32> = root
             .headers
             .iter()
@@ -390,9 +407,10 @@ impl Flat {
             .collect();
         let scan = Scan {
             flat: self,
+            tails,
             clear: root.clear.version,
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
-            newest: AtomicU64::new(root.clear.version),
+            newest: AtomicU64::new(root.clear.version.max(tails.newest)),
         };
         let done = AtomicUsize::new(0);
         let work = || {
@@ -405,7 +423,8 @@ impl Flat {
             }
         };
         self.in_parallel(logs.len(), &work)?;
-        let born = root.headers.iter().map(|header| header.born).max().unwrap_or(0);
+        let logs = root.headers.iter().filter(|header| header.kind == ChunkKind::Log);
+        let born = logs.map(|header| header.born).max().unwrap_or(0);
         let newest = scan.newest.load(Ordering::Relaxed);
         self.sequence.store((newest + 1).max(born), Ordering::Relaxed);
         self.count_found()
@@ -445,7 +464,7 @@ impl Flat {
                 *live += 1;
             }
             tombstones += u64::from(place.kind.is_tombstone());
-            if let Some(Some(line)) = self.record_of(word)?
+            if let Some(Some(line)) = self.record_of(word, Since::HELD)?
                 && !self.mark(line)
             {
                 let words = "an entry points at what is no record of its own".to_owned();
@@ -502,6 +521,7 @@ impl Flat {
             let Some(chunk) = self.chunks.get(header.number) else { continue };
             let used = chunk.live.load(Ordering::Relaxed) > 0;
             match header.kind {
+                ChunkKind::Image if self.is_of_checkpoint(header.number) => {}
                 ChunkKind::Free | ChunkKind::Image => self.chunks.add_free(header.number),
                 // Their headers do not matter until they are written anew.
                 ChunkKind::Blocks if !used => self.chunks.add_free(header.number),
