@@ -109,17 +109,30 @@ fn entry(value: &esker::Value) -> Entry {
     }
 }
 
+fn items(store: &Store) -> Result<Map> {
+    store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+}
+
+/// A store that the power cut ends: dropped, it writes no image.
+pub(crate) struct Open(Store);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.clone().forget();
+    }
+}
+
 impl Subject for Flat {
     type Medium = Memory;
-    type Store = Store;
+    type Store = Open;
 
-    fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Store> {
+    fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Open> {
         let mut options = options(self.engine, self.hash_mask, fresh);
         options.testing.segment_size_bytes = Some(self.chunk_size);
-        Store::open_on_memory(memory, &options)
+        Store::open_on_memory(memory, &options).map(Open)
     }
 
-    fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
+    fn apply(&self, Open(store): &Open, op: &Op) -> Result<Reply> {
         match self.try_apply(store, op) {
             // The store could not read what the key holds: it promises that nothing was written.
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) => {
@@ -129,12 +142,12 @@ impl Subject for Flat {
         }
     }
 
-    fn dump(&self, store: &Store) -> Result<Map> {
-        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+    fn dump(&self, Open(store): &Open) -> Result<Map> {
+        items(store)
     }
 
-    fn close(&self, store: Store) -> Result<()> {
-        store.close()
+    fn close(&self, store: Open) -> Result<()> {
+        store.0.close()
     }
 }
 
@@ -168,7 +181,7 @@ impl Flat {
                 store.checkpoint()?;
                 Reply::Done
             }
-            Op::Iterate => Reply::All(self.dump(store)?),
+            Op::Iterate => Reply::All(items(store)?),
             Op::Check => {
                 let report = store.check()?;
                 match report.problems.first() {
