@@ -11,6 +11,7 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod backups;
 mod checkpoints;
 mod races;
 mod scenarios;

@@ -4,7 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::subject::{CHUNK_SIZE, options};
-use super::{checkpoints, races, stories};
+use super::{backups, checkpoints, races, stories};
 use esker::{EngineKind, ErrorKind, Options, Result, Store};
 use esker_base::{Site, SiteKind};
 use esker_media::Pmem;
@@ -20,7 +20,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them, each in a simulation of its own, and tells what went wrong.
 pub(crate) fn failures() -> impl Iterator<Item = String> {
-    let scenarios: [Scenario; 25] = [
+    let scenarios: [Scenario; 27] = [
         ("a format is whole or none", a_format_is_whole_or_none),
         ("a first write survives", a_first_write_survives),
         ("a clean stop survives", a_clean_stop_survives),
@@ -46,6 +46,8 @@ pub(crate) fn failures() -> impl Iterator<Item = String> {
         ("a checkpoint counts for what stands", checkpoints::a_checkpoint_counts_for_what_stands),
         ("what was cleared is not covered", checkpoints::what_was_cleared_is_not_covered),
         ("a checkpoint waits for writes", checkpoints::a_checkpoint_waits_for_writes_under_way),
+        ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
+        ("a restore is whole or none", backups::a_restore_is_whole_or_none),
     ];
     scenarios.into_iter().filter_map(|(name, scenario)| {
         match esker_trt::sim::run(7, scenario).outcome {

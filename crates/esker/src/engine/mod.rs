@@ -1,6 +1,7 @@
 //! The engines: siblings behind one trait, each a folder with the same file names.
 
 pub(crate) mod background;
+pub(crate) mod backup;
 pub(crate) mod depot;
 pub(crate) mod flat;
 pub(crate) mod flex;

@@ -41,9 +41,12 @@ fn work(store: &Weak<Flat>, idle: &mut Idle) -> bool {
         return false;
     }
     let background = Arc::clone(&store.background);
-    if let Err(error) = store.clean_ahead(|| background.is_stopping()) {
-        tracing::error!(%error, "cleaning failed");
-    }
+    let clean = |wanted| {
+        if let Err(error) = store.clean_ahead(wanted, || background.is_stopping()) {
+            tracing::error!(%error, "cleaning failed");
+        }
+    };
+    clean(store.reserve().0);
     let next = store.sequence.load(Ordering::Relaxed);
     idle.rounds = if std::mem::replace(&mut idle.seen, next) == next { idle.rounds + 1 } else { 0 };
     let written = next.saturating_sub(store.checkpointed());
@@ -51,6 +54,7 @@ fn work(store: &Weak<Flat>, idle: &mut Idle) -> bool {
     if idle.rounds >= RESTING && worth {
         // Once for each rest, also if there is no room.
         idle.rounds = 0;
+        clean(store.checkpoint_room());
         if let Err(error) = store.write_checkpoint() {
             tracing::warn!(%error, "writing a checkpoint failed");
         }

@@ -86,8 +86,9 @@ impl Flat {
     /// Makes room until so many chunks are free for somebody; false if that cannot be.
     pub(super) fn make_room(&self, count: usize, whom: For) -> Result<bool> {
         let mut cleaner = self.cleaner.lock();
-        // A checkpoint is worth less than any write.
-        Ok(self.clean_for(&mut cleaner, count, whom)? || self.drop_checkpoint()?)
+        // A checkpoint is worth less than any write, and so is a backup.
+        let cleaned = self.clean_for(&mut cleaner, count, whom)?;
+        Ok(cleaned || self.drop_checkpoint()? || self.break_hold())
     }
 
     fn clean_for(&self, cleaner: &mut Cleaner, count: usize, whom: For) -> Result<bool> {
@@ -104,7 +105,8 @@ impl Flat {
             }
             let victim = self.victim(&visited, &cleaner.damaged, Gain::Some);
             let Some(victim) = victim else {
-                cleaner.futile = Some(self.dead_entries());
+                // What a backup holds will be worth a look again.
+                cleaner.futile = (!self.hold.is_active()).then(|| self.dead_entries());
                 return Ok(self.chunks.free_count() > before);
             };
             visited.insert(victim);
@@ -143,11 +145,11 @@ impl Flat {
         (least + share(RESERVE_SHARE).max(2), least + share(2 * RESERVE_SHARE).max(1))
     }
 
-    /// Cleans while fewer chunks are free than are kept ahead of writers, as long as that is worth its while: the
-    /// emptier a chunk, the earlier (FlatStore §3.4).
-    pub(super) fn clean_ahead(&self, stop: impl Fn() -> bool) -> Result<()> {
+    /// Cleans while fewer chunks are free than wanted, as long as that is worth its while: the emptier a chunk, the
+    /// earlier (FlatStore §3.4).
+    pub(super) fn clean_ahead(&self, wanted: usize, stop: impl Fn() -> bool) -> Result<()> {
         let mut visited = BTreeSet::new();
-        while !stop() && self.chunks.free_count() < self.reserve().0 {
+        while !stop() && self.chunks.free_count() < wanted {
             // For each chunk anew: writers may be waiting.
             let mut cleaner = self.cleaner.lock();
             if self.state.load(Ordering::Acquire) != OPEN {
@@ -171,7 +173,8 @@ impl Flat {
     fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, gain: Gain) -> Option<u32> {
         let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
         let candidates = self.chunks.iter().filter(|(number, chunk)| {
-            let allowed = !visited.contains(number) && !damaged.contains(number);
+            let allowed =
+                !visited.contains(number) && !damaged.contains(number) && !self.hold.holds(*number);
             chunk.usage() == Use::Log && chunk.is_published() && allowed
         });
         let shares = candidates.filter_map(|(number, chunk)| {

@@ -20,12 +20,14 @@
 
 mod atomic;
 mod background;
+mod backup;
 pub(crate) mod batching;
 mod check;
 mod checkpoint;
 mod chunks;
 mod clean;
 mod commit;
+mod hold;
 mod index;
 mod keys;
 mod layout;
@@ -33,6 +35,7 @@ mod periodic;
 mod place;
 mod read;
 mod recover;
+pub(crate) mod restore;
 mod scan;
 pub mod sites;
 mod write;
@@ -53,10 +56,13 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::Version;
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flat::{Clear, IndexKind, KEY_SIZE_MAX_BYTES, LINE, VALUE_SIZE_MAX_BYTES};
+use esker_format::flat::{
+    Clear, IndexKind, KEY_SIZE_MAX_BYTES, LINE, Superblock, VALUE_SIZE_MAX_BYTES,
+};
 use esker_index::{Cceh, Masstree};
 use esker_media::{Archive, BufferPool, Pmem};
 use esker_trt::Facility;
+use hold::Hold;
 use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
 use layout::Layout;
@@ -96,6 +102,7 @@ impl<T> std::ops::Deref for Apart<T> {
 #[derive(Debug)]
 pub(crate) struct Flat {
     memory: Arc<dyn Pmem>,
+    superblock: Superblock,
     layout: Layout,
     hasher: KeyHasher,
     index: Box<dyn KeyIndex>,
@@ -106,6 +113,7 @@ pub(crate) struct Flat {
     cleaner: Mutex<Cleaner>,
     cleared: Mutex<Clear>,
     checkpoint: Mutex<Checkpoint>,
+    hold: Hold,
     background: Arc<Background>,
     walks: Walks,
     pool: BufferPool,
@@ -202,6 +210,7 @@ impl Flat {
         };
         Flat {
             memory: Arc::clone(memory),
+            superblock: *superblock,
             layout,
             hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
             index,
@@ -212,6 +221,7 @@ impl Flat {
             cleaner: Mutex::new(Cleaner::new()),
             cleared: Mutex::new(root.clear),
             checkpoint: Mutex::default(),
+            hold: Hold::default(),
             background: Arc::default(),
             walks: Walks::default(),
             pool: BufferPool::default(),
@@ -416,9 +426,8 @@ impl Engine for Flat {
         self.check_store()
     }
 
-    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
-        let words = "engine flat has no backup yet";
-        Err(Error::new(ErrorKind::Unsupported, "back up store").context(words))
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.backup_store(archive, progress)
     }
 
     fn report(&self) -> String {

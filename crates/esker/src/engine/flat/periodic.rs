@@ -28,7 +28,7 @@ use super::recover::Root;
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::Result;
-use esker_format::flat::image::LOG_TAIL_SIZE;
+use esker_format::flat::image::{HASH_ENTRY_SIZE, LOG_TAIL_SIZE};
 use esker_format::flat::{CHUNK_START, Entry, ImageKind, LogTail};
 use esker_index::Word;
 use std::sync::atomic::Ordering;
@@ -213,6 +213,16 @@ impl Flat {
     /// Whether a chunk is a part of the checkpoint that counts.
     pub(super) fn is_of_checkpoint(&self, number: u32) -> bool {
         self.checkpoint.lock().chunks.contains(&number)
+    }
+
+    /// Free chunks with which there is room for a checkpoint.
+    pub(super) fn checkpoint_room(&self) -> usize {
+        /// Bytes of an entry of an ordered index, about.
+        const KEY_ENTRY: usize = 48;
+        let each = if self.index.is_ordered() { KEY_ENTRY } else { HASH_ENTRY_SIZE };
+        let bytes = self.index.len().saturating_mul(each as u64);
+        let parts = usize::try_from(bytes / self.layout.room()).unwrap_or(usize::MAX);
+        For::Checkpoint.kept().saturating_add(parts).saturating_add(3)
     }
 
     /// The version that came next when the last checkpoint was written.

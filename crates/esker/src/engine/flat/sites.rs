@@ -71,6 +71,14 @@ esker_base::sites! {
     pub CHECKPOINT_CLEAR: Compare = "flat.checkpoint.clear";
     /// All that stood before the tails was in the index: no write and no move was under way.
     pub CHECKPOINT_SETTLED: Wait = "flat.checkpoint.settled";
+    /// Nothing that a backup is to copy is overwritten before.
+    pub BACKUP_HOLD: Compare = "flat.backup.hold";
+    /// Stores a restored chunk, or the root.
+    pub RESTORE_STORE: Write = "flat.restore.store";
+    /// Writes it back.
+    pub RESTORE_FLUSH: Flush = "flat.restore.flush";
+    /// Makes what is restored durable before the memory is a store.
+    pub RESTORE_FENCE: Fence = "flat.restore.fence";
     /// A part of an image has the checksum of its place.
     pub IMAGE_CHECKSUM: Checksum = "flat.image.checksum";
     /// A chunk header has the checksum of its place.
