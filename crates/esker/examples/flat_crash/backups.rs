@@ -24,6 +24,8 @@ pub(super) fn what_is_copied_is_not_overwritten() -> Verdict {
     let store = open(&memory, &one_core())?;
     for number in 0..8_u8 {
         put(&store, &format!("key{number}"), &[number; 400])?;
+        // So that the chunk of the record is not free without it.
+        put(&store, &format!("kept{number}"), &[number; 400])?;
         put(&store, &format!("small{number}"), &[number; 30])?;
     }
     let old = held(&store)?;

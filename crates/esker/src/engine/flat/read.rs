@@ -164,7 +164,7 @@ impl Flat {
             (EntryKey::Here(key), _) => Ok(Some(Cow::Borrowed(key))),
             (EntryKey::Record(hash), Action::Pointer(line) | Action::Delete(Some(line))) => {
                 let key = self.read_key(line)?;
-                Ok(key.filter(|key| self.hasher.hash(key) == hash).map(Cow::Owned))
+                Ok(key.filter(|key| self.hasher.hash_whole(key) == hash).map(Cow::Owned))
             }
             (EntryKey::Record(_), _) => Ok(None),
         }

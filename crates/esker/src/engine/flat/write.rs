@@ -122,7 +122,7 @@ impl Flat {
         if key.len() <= INLINE_KEY_MAX {
             EntryKey::Here(key)
         } else {
-            EntryKey::Record(self.hasher.hash(key))
+            EntryKey::Record(self.hasher.hash_whole(key))
         }
     }
 
