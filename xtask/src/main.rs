@@ -293,6 +293,7 @@ fn gates() -> Vec<Step> {
         step("mutants of the sites", "crash", &["--mutants", "--gate"]),
         step("mutants of FlexSpace's sites", "flex_crash", &["--mutants", "--gate"]),
         step("mutants of FlexDB's sites", "flexdb_crash", &["--mutants", "--gate"]),
+        step("mutants of flat's sites", "flat_crash", &["--mutants", "--gate"]),
     ]
 }
 

@@ -1,6 +1,6 @@
-//! What a backup of a `depot` says of itself (`docs/format/backup.md`).
+//! What a backup of a `depot` or a `flat` says of itself (`docs/format/backup.md`).
 //!
-//! A backup is a folder: one file for each segment with that segment's bytes as they stood on the
+//! A backup is a folder: one file for each segment (a chunk, of `flat`) with that segment's bytes as they stood on the
 //! device, and a manifest that names them. The manifest is the backup: files that it does not name
 //! are none of it.
 //!
@@ -16,8 +16,9 @@
 
 use crate::Flaw;
 use crate::depot::{SUPERBLOCK_SIZE, Superblock};
+use crate::flat;
 use crate::head::Head;
-use esker_base::ids::{SegmentEpoch, SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -48,7 +49,8 @@ pub(crate) struct Raw {
     pub(crate) clear_version: U64,
     pub(crate) created_unix_seconds: U64,
     pub(crate) entry_count: U32,
-    pub(crate) reserved: [u8; 76],
+    pub(crate) engine: U32,
+    pub(crate) reserved: [u8; 72],
 }
 
 const _: () = assert!(size_of::<Raw>() == HEADER_SIZE);
@@ -120,9 +122,114 @@ pub fn is_backup_name(name: &str) -> bool {
     is_number(8) && is_number(16) && is_number(8) && parts.next().is_none()
 }
 
+/// Which engine's store was backed up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum BackupEngine {
+    /// `depot`.
+    Depot = 0,
+    /// `flat`.
+    Flat = 1,
+}
+
+/// The root of a store, as a manifest keeps it.
+pub trait Root: Sized {
+    /// Whose root it is.
+    const ENGINE: BackupEngine;
+    /// The bytes, at most [`SUPERBLOCK_SIZE`].
+    fn encode_root(&self) -> Vec<u8>;
+    /// Reads and checks them.
+    ///
+    /// # Errors
+    /// The first [`Flaw`] found.
+    fn decode_root(bytes: &[u8]) -> Result<Self, Flaw>;
+    /// Identity of the store.
+    fn identity(&self) -> StoreId;
+    /// Segments of the store.
+    fn segments(&self) -> u32;
+    /// Whether a file of this form can have so many bytes.
+    fn fits(&self, form: SegmentForm, length_bytes: u64) -> bool;
+}
+
+impl Root for Superblock {
+    const ENGINE: BackupEngine = BackupEngine::Depot;
+
+    fn encode_root(&self) -> Vec<u8> {
+        self.encode().to_vec()
+    }
+
+    fn decode_root(bytes: &[u8]) -> Result<Self, Flaw> {
+        Superblock::decode(bytes)
+    }
+
+    fn identity(&self) -> StoreId {
+        self.store_id
+    }
+
+    fn segments(&self) -> u32 {
+        self.segment_count
+    }
+
+    fn fits(&self, form: SegmentForm, length_bytes: u64) -> bool {
+        let (size, block) = (self.segment_size_bytes, u64::from(self.block_size_bytes));
+        // A cut segment ends before the trailer.
+        match form {
+            SegmentForm::Whole => length_bytes == size,
+            SegmentForm::Cut => {
+                length_bytes >= block
+                    && length_bytes.is_multiple_of(block)
+                    && length_bytes <= size - 2 * block
+            }
+        }
+    }
+}
+
+impl Root for flat::Superblock {
+    const ENGINE: BackupEngine = BackupEngine::Flat;
+
+    fn encode_root(&self) -> Vec<u8> {
+        self.encode().to_vec()
+    }
+
+    fn decode_root(bytes: &[u8]) -> Result<Self, Flaw> {
+        flat::Superblock::decode(bytes.get(..flat::SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?)
+    }
+
+    fn identity(&self) -> StoreId {
+        self.store_id
+    }
+
+    fn segments(&self) -> u32 {
+        self.chunk_count
+    }
+
+    fn fits(&self, _form: SegmentForm, length_bytes: u64) -> bool {
+        let line = flat::LINE as u64;
+        (line..=self.chunk_size_bytes).contains(&length_bytes) && length_bytes.is_multiple_of(line)
+    }
+}
+
+/// The engine of the backup whose manifest this is; its checksum is compared when it is decoded.
+///
+/// # Errors
+/// `TooShort`, or `Field` for an engine that this build does not know.
+pub fn engine_of(bytes: &[u8]) -> Result<BackupEngine, Flaw> {
+    let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+    match raw.engine.get() {
+        0 => Ok(BackupEngine::Depot),
+        1 => Ok(BackupEngine::Flat),
+        _ => Err(Flaw::Field("engine")),
+    }
+}
+
+/// The manifest of a backup of a `depot`.
+pub type Manifest = ManifestOf<Superblock>;
+/// The manifest of a backup of a `flat`.
+pub type FlatManifest = ManifestOf<flat::Superblock>;
+
 /// A backup: which files it is made of, and what they cover.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ManifestOf<R> {
     /// Counts the backups of a folder, from 1.
     pub number: u64,
     /// Every record with a lower version is covered, and none with this or a higher one.
@@ -132,12 +239,12 @@ pub struct Manifest {
     /// Wall time of the backup, for people.
     pub created_unix_seconds: u64,
     /// Root of the store that was backed up.
-    pub superblock: Superblock,
+    pub superblock: R,
     /// The segments, by id.
     pub segments: Vec<ManifestEntry>,
 }
 
-impl Manifest {
+impl<R: Root> ManifestOf<R> {
     /// The bytes of the file.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
@@ -147,9 +254,11 @@ impl Manifest {
             clear_version: self.clear_version.0.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
             entry_count: u32::try_from(self.segments.len()).unwrap_or(u32::MAX).into(),
+            engine: (R::ENGINE as u32).into(),
             ..Raw::new_zeroed()
         };
-        let mut bytes = [raw.as_bytes(), &self.superblock.encode()].concat();
+        let mut bytes = [raw.as_bytes(), &self.superblock.encode_root()].concat();
+        bytes.resize(MANIFEST_HEADER_SIZE, 0);
         for entry in &self.segments {
             let raw = RawEntry {
                 segment_id: entry.id.0.into(),
@@ -175,7 +284,10 @@ impl Manifest {
         HEAD.check(bytes)?;
         let (raw, rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
         let (superblock, entries) = rest.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
-        let superblock = Superblock::decode(superblock)?;
+        if raw.engine.get() != R::ENGINE as u32 {
+            return Err(Flaw::Field("engine"));
+        }
+        let superblock = R::decode_root(superblock)?;
         let count = usize::try_from(raw.entry_count.get()).map_err(|_| Flaw::TooShort)?;
         if entries.len() != count.saturating_mul(MANIFEST_ENTRY_SIZE) {
             return Err(Flaw::TooShort);
@@ -188,7 +300,7 @@ impl Manifest {
             }
             segments.push(entry);
         }
-        Ok(Manifest {
+        Ok(ManifestOf {
             number: raw.number.get(),
             next_version: Version(raw.next_version.get()),
             clear_version: Version(raw.clear_version.get()),
@@ -199,28 +311,18 @@ impl Manifest {
     }
 }
 
-fn decode_entry(bytes: &[u8], superblock: &Superblock) -> Result<ManifestEntry, Flaw> {
+fn decode_entry<R: Root>(bytes: &[u8], superblock: &R) -> Result<ManifestEntry, Flaw> {
     let raw = RawEntry::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
     let form = match raw.form.get() {
         1 => SegmentForm::Whole,
         2 => SegmentForm::Cut,
         _ => return Err(Flaw::Field("form")),
     };
-    let (size, block) = (superblock.segment_size_bytes, u64::from(superblock.block_size_bytes));
     let length_bytes = raw.length_bytes.get();
-    // A cut segment ends before the trailer.
-    let fits = match form {
-        SegmentForm::Whole => length_bytes == size,
-        SegmentForm::Cut => {
-            length_bytes >= block
-                && length_bytes.is_multiple_of(block)
-                && length_bytes <= size - 2 * block
-        }
-    };
-    if !fits {
+    if !superblock.fits(form, length_bytes) {
         return Err(Flaw::Field("length_bytes"));
     }
-    if raw.segment_id.get() >= superblock.segment_count {
+    if raw.segment_id.get() >= superblock.segments() {
         return Err(Flaw::Field("segment_id"));
     }
     Ok(ManifestEntry {

@@ -26,7 +26,7 @@ pub use chunk::{CHUNK_HEADER_SIZE, CHUNK_START, ChunkHeader, ChunkKind};
 pub use entry::{
     Action, EncodeEntry, Entry, EntryAttributes, EntryBytes, EntryKey, EntrySink, Stamp,
 };
-pub use image::{ChunkState, IMAGE_HEADER_SIZE, ImageHeader, ImageKind};
+pub use image::{ChunkState, IMAGE_HEADER_SIZE, ImageHeader, ImageKind, LogTail};
 pub use record::{RECORD_HEADER_SIZE, Record};
 pub use root::{
     CLEAR_OFFSETS, CLEAR_SIZE, Clear, IndexKind, SESSION_OFFSET, SUPERBLOCK_OFFSETS,

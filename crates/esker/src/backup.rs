@@ -8,11 +8,14 @@
 //! a place that no open takes for a store; restore again.
 
 use crate::devices;
-use crate::engine::depot::restore::{Backup, restore as restore_depot};
+use crate::engine::backup::{Backup, engine_of};
+use crate::engine::depot::restore::restore as restore_depot;
+use crate::engine::flat::restore::restore as restore_flat;
 use crate::options::Options;
 use esker_base::Result;
 use esker_base::ids::Version;
-use esker_media::{Archive, BlockDevice, FolderArchive};
+use esker_format::backup::BackupEngine;
+use esker_media::{Archive, BlockDevice, FolderArchive, Pmem};
 use std::path::Path;
 
 /// What a backup did.
@@ -53,8 +56,16 @@ pub struct RestoreReport {
 /// `Locked`; `NoSpace`; `Io`.
 pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     let archive = FolderArchive::open(source)?;
-    let backup = Backup::open(&archive)?;
     let mut sized = options.clone();
+    if engine_of(&archive)? == Some(BackupEngine::Flat) {
+        let backup = Backup::open(&archive)?;
+        if sized.size_bytes == 0 {
+            sized.size_bytes = backup.memory_size_bytes();
+        }
+        let memory = devices::open_memory(&sized)?;
+        return restore_flat(&backup, &*memory, options.format, &options.progress);
+    }
+    let backup = Backup::open(&archive)?;
     if sized.size_bytes == 0 {
         sized.size_bytes = backup.device_size_bytes();
     }
@@ -70,4 +81,14 @@ pub fn restore_on(
     options: &Options,
 ) -> Result<RestoreReport> {
     restore_depot(&Backup::open(archive)?, device, options.format, &options.progress)
+}
+
+/// As [`restore`], of a store of `flat` to memory that the caller opened.
+#[doc(hidden)]
+pub fn restore_on_memory(
+    archive: &dyn Archive,
+    memory: &dyn Pmem,
+    options: &Options,
+) -> Result<RestoreReport> {
+    restore_flat(&Backup::open(archive)?, memory, options.format, &options.progress)
 }

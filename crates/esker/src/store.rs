@@ -306,6 +306,16 @@ impl Store {
         self.engine.evict(segments)
     }
 
+    /// Writes a checkpoint of the index, so that an open after a crash reads only what was written since. Engine `flat` does
+    /// so by itself while nobody writes; the others keep what they need as they go, and do nothing. False if there was
+    /// nothing to write, or too little room.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `DurabilityUnknown`, `Io`.
+    pub fn checkpoint(&self) -> Result<bool> {
+        self.engine.checkpoint()
+    }
+
     /// Tells the device which segments are free: holes in a file, discards on a device. Returns their
     /// bytes. Their first use afterwards is slower, so this is for space that stays free.
     ///

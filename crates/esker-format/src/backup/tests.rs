@@ -13,7 +13,7 @@ fn the_normative_page_has_the_tables_of_the_code() {
             "table manifest header",
             table!(Raw: magic "ESKBACKU", format_version "u32", checksum "u32", number "u64",
                 next_version "u64", clear_version "u64", created_unix_seconds "u64",
-                entry_count "u32", reserved "zeros"),
+                entry_count "u32", engine "u32", reserved "zeros"),
         ),
         (
             "table manifest entry",

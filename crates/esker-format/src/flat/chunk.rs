@@ -52,7 +52,8 @@ pub enum ChunkKind {
 pub struct ChunkHeader {
     /// The incarnation: never used twice in a store.
     pub epoch: u64,
-    /// Logs: the chunk holds no entry that had been overtaken before this version was given out.
+    /// Logs: the chunk holds no entry that had been overtaken before this version was given out. Images: a
+    /// number that all parts share, higher than that of any earlier image.
     pub born: u64,
     /// What for.
     pub kind: ChunkKind,

@@ -1,7 +1,9 @@
-//! The image of a clean stop: what DRAM knew, in parts of a chunk each (FlatStore §3.5).
+//! Images: what DRAM knew, in parts of a chunk each (FlatStore §3.5).
 //!
-//! Parts with the states of chunks come first, then those with entries of the index, in its order. The image counts
-//! if the session word says so and all its parts are whole.
+//! Of a clean stop: parts with the states of chunks come first, then those with entries of the index, in its order. The
+//! image counts if the session word says so and all its parts are whole. Of an open store: the tails of the logs, then
+//! entries of the index. It counts whenever all its parts are whole, for what stands before the tails of logs that
+//! are still there.
 
 use super::bound;
 use crate::Flaw;
@@ -53,6 +55,8 @@ pub enum ImageKind {
     Hashes = 2,
     /// Entries of an ordered index: length of the key in 4 bytes, word, key.
     Keys = 3,
+    /// How far the logs were when the image of an open store was begun.
+    Tails = 4,
 }
 
 /// The header of a part.
@@ -126,6 +130,7 @@ impl ImageHeader {
                 1 => ImageKind::Chunks,
                 2 => ImageKind::Hashes,
                 3 => ImageKind::Keys,
+                4 => ImageKind::Tails,
                 _ => return Err(Flaw::Field("kind")),
             },
             count: raw.count.get(),
@@ -217,6 +222,63 @@ pub fn take_key_entry<'a>(bytes: &mut &'a [u8]) -> Result<(&'a [u8], u64), Flaw>
     let (key, rest) = bytes.split_at_checked(length).ok_or(Flaw::TooShort)?;
     *bytes = rest;
     Ok((key, word))
+}
+
+/// How far a log was when the image of an open store was begun: every entry before was in the index, if it counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogTail {
+    /// Number of the chunk.
+    pub number: u32,
+    /// Bytes that were written.
+    pub tail: u32,
+    /// Entries in them.
+    pub entries: u32,
+    /// The salt of the chunk's incarnation.
+    pub salt: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub(crate) struct RawLogTail {
+    pub(crate) number: U32,
+    pub(crate) tail: U32,
+    pub(crate) entries: U32,
+    pub(crate) reserved: [u8; 4],
+    pub(crate) salt: U64,
+}
+
+/// Size of a log's tail in an image, in bytes.
+pub const LOG_TAIL_SIZE: usize = size_of::<RawLogTail>();
+
+impl LogTail {
+    /// The bytes.
+    #[must_use]
+    pub fn encode(&self) -> [u8; LOG_TAIL_SIZE] {
+        let raw = RawLogTail {
+            number: self.number.into(),
+            tail: self.tail.into(),
+            entries: self.entries.into(),
+            reserved: [0; 4],
+            salt: self.salt.into(),
+        };
+        let mut bytes = [0; LOG_TAIL_SIZE];
+        bytes.copy_from_slice(raw.as_bytes());
+        bytes
+    }
+
+    /// Reads one.
+    ///
+    /// # Errors
+    /// `TooShort`.
+    pub fn decode(bytes: &[u8]) -> Result<LogTail, Flaw> {
+        let (raw, _) = RawLogTail::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
+        Ok(LogTail {
+            number: raw.number.get(),
+            tail: raw.tail.get(),
+            entries: raw.entries.get(),
+            salt: raw.salt.get(),
+        })
+    }
 }
 
 /// What DRAM knew of a chunk.

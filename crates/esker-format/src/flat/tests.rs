@@ -2,7 +2,7 @@
 
 use super::batch::{RawBatch, batch_size, seal_batch};
 use super::chunk::RawChunk;
-use super::image::{RawChunkState, RawImage};
+use super::image::{RawChunkState, RawImage, RawLogTail};
 use super::record::RawRecord;
 use super::root::{RawClear, RawSuperblock};
 use super::*;
@@ -29,6 +29,8 @@ fn the_normative_page_has_the_tables_of_the_code() {
         parts "u32", kind "u32", count "u32", payload_bytes "u64", next_version "u64",
         tombstones "u64", reserved "zeros");
     let state = table!(RawChunkState: number "u32", tail "u32", entries "u32", live "u32");
+    let tail = table!(RawLogTail: number "u32", tail "u32", entries "u32", reserved "zeros",
+        salt "u64");
     crate::tests::assert_has(
         "flat.md",
         &[
@@ -39,6 +41,7 @@ fn the_normative_page_has_the_tables_of_the_code() {
             ("table record", record),
             ("table image", image),
             ("table state", state),
+            ("table tail", tail),
         ],
     );
 }

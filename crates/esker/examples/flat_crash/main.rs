@@ -11,18 +11,21 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod backups;
+mod checkpoints;
+mod races;
 mod scenarios;
+mod stories;
 mod subject;
 
 use clap::Parser;
-use esker::EngineKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_media::sim::FaultKind;
 use esker_testkit::explore::{Explorer, Report};
 use esker_testkit::mutants;
 use std::io::Write as _;
 use std::process::ExitCode;
-use subject::{Flat, config};
+use subject::subject;
 
 #[derive(Parser)]
 #[command(name = "flat_crash", about = "Crash exploration of flat")]
@@ -59,14 +62,12 @@ struct Arguments {
     ledger: Option<std::path::PathBuf>,
 }
 
-/// Kinds of hashes: all bits; few enough that keys share a hash; none.
-const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
 /// Seeds of one piece of work.
 const PIECE: u64 = 2;
 /// States of a run of the gate.
 const GATE_STATES: u64 = 10_000;
-/// Seeds that each mutant has to survive.
-const MUTANT_SEEDS: u64 = 16;
+/// Seeds that each mutant has to survive besides the scenarios.
+const MUTANT_SEEDS: u64 = 2;
 
 fn main() -> ExitCode {
     let mut arguments = Arguments::parse();
@@ -78,25 +79,19 @@ fn main() -> ExitCode {
     if arguments.mutants { run_mutants(&arguments) } else { explore(&arguments) }
 }
 
-fn explorer(piece: u64, point: Option<u64>) -> Explorer<Flat> {
-    let mut config = config();
+fn explorer(piece: u64, point: Option<u64>) -> Explorer<subject::Flat> {
+    let (flat, mut config) = subject(piece);
     config.only_point = point;
-    let engine =
-        if piece.is_multiple_of(2) { EngineKind::FlatCceh } else { EngineKind::FlatMasstree };
-    let hash_mask = if piece.is_multiple_of(3) {
-        u64::MAX
-    } else {
-        HASH_MASKS[usize::try_from(piece / 3 % 3).unwrap_or(0)]
-    };
-    Explorer::new(Flat { engine, hash_mask }, config)
+    Explorer::new(flat, config)
 }
 
 fn explore(arguments: &Arguments) -> ExitCode {
     let start = SystemClock.monotonic();
     let mut total = Report::default();
     let mut seed = arguments.seed;
-    if let Err(words) = scenarios::all() {
-        println!("scenario failed: {words}");
+    let failed: Vec<String> = scenarios::failures().collect();
+    failed.iter().for_each(|words| println!("scenario failed: {words}"));
+    if !failed.is_empty() {
         return ExitCode::FAILURE;
     }
     if arguments.point.is_none() && !arguments.no_sweep && !sweep(0) {
@@ -172,7 +167,8 @@ fn run_mutants(arguments: &Arguments) -> ExitCode {
     let sites: Vec<_> = esker::sites::flat::ALL.iter().filter(wanted).copied().collect();
     let report = mutants::run(&sites, || {
         // The cheap part first: most mutants end there.
-        if scenarios::all().is_err() {
+        if let Some(words) = scenarios::failures().next() {
+            println!("  {words}");
             return false;
         }
         let start = arguments.seed;

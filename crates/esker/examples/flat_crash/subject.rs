@@ -16,11 +16,15 @@ pub(crate) const CHUNK_SIZE: u64 = 2048;
 /// Wall time of the simulations, in seconds.
 const NOW: u64 = 1_800_000_000;
 
-/// A `flat` with an index, and a hash of some bits.
+/// Kinds of hashes: all bits; few enough that keys share a hash; none.
+const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
+
+/// A `flat` with an index, a hash of some bits, and chunks of some size.
 #[derive(Clone, Debug)]
 pub(crate) struct Flat {
-    pub(crate) engine: EngineKind,
-    pub(crate) hash_mask: u64,
+    engine: EngineKind,
+    hash_mask: u64,
+    chunk_size: u64,
 }
 
 /// Options of a store in a simulation.
@@ -34,22 +38,61 @@ pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Optio
     options.testing.segment_size_bytes = Some(CHUNK_SIZE);
     options.testing.hash_mask = hash_mask;
     options.testing.cores = Some(2);
+    options.testing.background = false;
     options
 }
 
-/// Geometry of an exploration.
-pub(crate) fn config() -> Config {
-    Config {
+/// The store and the workload of a piece of work: both indexes, weak hashes, and one of four geometries.
+pub(crate) fn subject(piece: u64) -> (Flat, Config) {
+    let engine =
+        if piece.is_multiple_of(2) { EngineKind::FlatCceh } else { EngineKind::FlatMasstree };
+    let hash_mask = if piece.is_multiple_of(3) {
+        u64::MAX
+    } else {
+        HASH_MASKS[usize::try_from(piece / 3 % 3).unwrap_or(0)]
+    };
+    let weights = Weights { batch: 8, clean: 10, check: 3, sync: 6, reopen: 4, ..Weights::USUAL };
+    let limits = Limits {
+        // Longer than what stands in the log.
+        key_size_bytes_max: 300,
+        value_size_bytes_max: 1500,
+        segment_size_bytes: usize::try_from(CHUNK_SIZE).unwrap_or(0),
+        ..Limits::default()
+    };
+    let usual = Config {
         size_bytes: 28 * CHUNK_SIZE,
         op_count: 80,
-        limits: Limits {
-            value_size_bytes_max: 1500,
-            segment_size_bytes: usize::try_from(CHUNK_SIZE).unwrap_or(0),
-            ..Limits::default()
-        },
-        weights: Weights { batch: 8, clean: 10, check: 3, ..Weights::USUAL },
+        limits,
+        weights,
+        // A nested crash is a hundred recoveries.
+        nested_one_in: 256,
         ..Config::default()
-    }
+    };
+    let (chunk_size, config) = match piece / 2 % 4 {
+        // Many small entries: batches of copies behind one another, an index that grows.
+        1 => {
+            let limits = Limits {
+                value_size_bytes_max: 20,
+                key_count: 150,
+                key_size_bytes_max: 40,
+                ..limits
+            };
+            let size_bytes = 16 * 2 * CHUNK_SIZE;
+            (2 * CHUNK_SIZE, Config { size_bytes, op_count: 240, limits, ..usual })
+        }
+        // Records of several chunks.
+        2 => {
+            let limits = Limits { value_size_bytes_max: 5000, ..limits };
+            (CHUNK_SIZE, Config { size_bytes: 40 * CHUNK_SIZE, limits, ..usual })
+        }
+        // So little room that cleaning goes on all the time.
+        3 => {
+            let limits = Limits { value_size_bytes_max: 300, ..limits };
+            (CHUNK_SIZE, Config { size_bytes: 16 * CHUNK_SIZE, op_count: 120, limits, ..usual })
+        }
+        _ => (CHUNK_SIZE, usual),
+    };
+    (Flat { engine, hash_mask, chunk_size }, config)
 }
 
 fn attributes(entry: &Entry) -> Attributes {
@@ -66,15 +109,30 @@ fn entry(value: &esker::Value) -> Entry {
     }
 }
 
+fn items(store: &Store) -> Result<Map> {
+    store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+}
+
+/// A store that the power cut ends: dropped, it writes no image.
+pub(crate) struct Open(Store);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.clone().forget();
+    }
+}
+
 impl Subject for Flat {
     type Medium = Memory;
-    type Store = Store;
+    type Store = Open;
 
-    fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Store> {
-        Store::open_on_memory(memory, &options(self.engine, self.hash_mask, fresh))
+    fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Open> {
+        let mut options = options(self.engine, self.hash_mask, fresh);
+        options.testing.segment_size_bytes = Some(self.chunk_size);
+        Store::open_on_memory(memory, &options).map(Open)
     }
 
-    fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
+    fn apply(&self, Open(store): &Open, op: &Op) -> Result<Reply> {
         match self.try_apply(store, op) {
             // The store could not read what the key holds: it promises that nothing was written.
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) => {
@@ -84,12 +142,12 @@ impl Subject for Flat {
         }
     }
 
-    fn dump(&self, store: &Store) -> Result<Map> {
-        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+    fn dump(&self, Open(store): &Open) -> Result<Map> {
+        items(store)
     }
 
-    fn close(&self, store: Store) -> Result<()> {
-        store.close()
+    fn close(&self, store: Open) -> Result<()> {
+        store.0.close()
     }
 }
 
@@ -118,10 +176,12 @@ impl Flat {
                 Reply::Done
             }
             Op::Sync => {
+                // Nothing is left to make durable: a checkpoint takes its odds.
                 store.sync()?;
+                store.checkpoint()?;
                 Reply::Done
             }
-            Op::Iterate => Reply::All(self.dump(store)?),
+            Op::Iterate => Reply::All(items(store)?),
             Op::Check => {
                 let report = store.check()?;
                 match report.problems.first() {

@@ -1,6 +1,7 @@
 //! The engines: siblings behind one trait, each a folder with the same file names.
 
 pub(crate) mod background;
+pub(crate) mod backup;
 pub(crate) mod depot;
 pub(crate) mod flat;
 pub(crate) mod flex;
@@ -73,6 +74,10 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn clean(&self, segments: usize) -> Result<usize>;
     /// Evicts up to `segments` segments of a cache; returns how many.
     fn evict(&self, segments: usize) -> Result<usize>;
+    /// Writes what makes the next open fast, beside everything else; false if there is nothing to write or no room.
+    fn checkpoint(&self) -> Result<bool> {
+        Ok(false)
+    }
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
     /// Up to `limit` items between two keys, in order of their bytes.

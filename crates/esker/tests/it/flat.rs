@@ -186,3 +186,76 @@ fn a_folder_opens_with_the_engine_that_is_there() {
     options.engine = Some(EngineKind::FlatCceh);
     assert_eq!(Store::open(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
+
+/// Memory that says that it is larger than it is.
+#[derive(Debug)]
+struct Vast(esker_media::sim::SimPm, u64);
+
+impl esker_media::Pmem for Vast {
+    fn name(&self) -> &str {
+        self.0.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.1
+    }
+    fn report(&self) -> String {
+        self.0.report()
+    }
+    fn counters(&self) -> esker_media::PmemCounters {
+        self.0.counters()
+    }
+    fn read(&self, offset: u64, buf: &mut [u8]) -> esker::Result<()> {
+        self.0.read(offset, buf)
+    }
+    fn load_u64(&self, offset: u64) -> esker::Result<u64> {
+        self.0.load_u64(offset)
+    }
+    fn store(&self, site: esker_base::Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
+        self.0.store(site, offset, bytes)
+    }
+    fn store_u64(&self, site: esker_base::Site, offset: u64, value: u64) -> esker::Result<()> {
+        self.0.store_u64(site, offset, value)
+    }
+    fn ntstore(&self, site: esker_base::Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
+        self.0.ntstore(site, offset, bytes)
+    }
+    fn flush(&self, site: esker_base::Site, offset: u64, length: u64) -> esker::Result<()> {
+        self.0.flush(site, offset, length)
+    }
+    fn fence(&self, site: esker_base::Site) -> esker::Result<()> {
+        self.0.fence(site)
+    }
+}
+
+#[test]
+fn a_store_larger_than_places_can_name_is_refused_before_anything_is_written() {
+    use esker_base::ids::StoreId;
+    use esker_format::flat::{IndexKind, SUPERBLOCK_OFFSETS, Superblock};
+    use esker_media::Pmem;
+    use esker_media::sim::{SimPm, SimPmOptions};
+    const MOST: u64 = 1 << 46;
+    let bed = Bed::new(EngineKind::FlatCceh, 9);
+    let mut options = bed.options(9);
+    options.testing.segment_size_bytes = None;
+    let vast = std::sync::Arc::new(Vast(SimPm::new(SimPmOptions::new(4096, 9)), MOST + (4 << 20)));
+    let open = |options: &Options| Store::open_on_memory(vast.clone(), options).unwrap_err();
+    let error = open(&options);
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains(&MOST.to_string()), "{error}");
+    assert!(vast.0.image().to_vec().iter().all(|byte| *byte == 0));
+    // And one that somebody else made.
+    let superblock = Superblock {
+        store_id: StoreId([1; 16]),
+        hash_key: [2; 16],
+        hash_mask: u64::MAX,
+        size_bytes: vast.1,
+        chunk_size_bytes: 4 << 20,
+        chunk_count: u32::try_from(vast.1 >> 22).unwrap(),
+        index: IndexKind::Cceh,
+        created_unix_seconds: 0,
+    };
+    const SITE: esker_base::Site = esker_base::Site::new("test", esker_base::SiteKind::Write);
+    vast.store(SITE, SUPERBLOCK_OFFSETS[0], &superblock.encode()).unwrap();
+    let error = open(&options);
+    assert!(error.to_string().contains(&MOST.to_string()), "{error}");
+}

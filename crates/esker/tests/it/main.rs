@@ -14,6 +14,8 @@ mod damage;
 mod engines;
 mod faults;
 mod flat;
+mod flat_backup;
+mod flat_threads;
 mod flex;
 mod flex_db;
 mod large;

@@ -44,16 +44,14 @@ use super::scan::Step;
 use super::segments::Incarnation;
 use super::{Depot, sites};
 use crate::backup::BackupReport;
+use crate::engine::backup::{Copied, copied, publish, read_manifest};
 use crate::options::Progress;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::backup::{
-    MANIFEST_NAME, MANIFEST_NEW_NAME, Manifest, ManifestEntry, SegmentForm, is_backup_name,
-};
+use esker_format::backup::{Manifest, ManifestEntry, SegmentForm};
 use esker_format::depot::{SEGMENT_HEADER_SIZE, Stream};
 use esker_media::Archive;
-use std::collections::{HashMap, HashSet};
 
 /// Bytes read and written at once.
 const COPY_SIZE: u64 = 1 << 20;
@@ -87,9 +85,6 @@ struct Cut {
     entries: Vec<ManifestEntry>,
 }
 
-/// Full segments that an earlier backup has.
-type Copied = HashMap<(SegmentId, u64, u64), ManifestEntry>;
-
 impl Depot {
     /// Copies the store to `archive`.
     pub(super) fn backup_store(
@@ -98,7 +93,7 @@ impl Depot {
         progress: &Progress,
     ) -> Result<BackupReport> {
         self.log.refuse()?;
-        let earlier = read_manifest(archive)?;
+        let earlier: Option<Manifest> = read_manifest(archive)?;
         if let Some(earlier) = &earlier
             && earlier.superblock.store_id != self.superblock.store_id
         {
@@ -303,66 +298,4 @@ impl Depot {
         }
         Ok(position)
     }
-}
-
-/// The manifest of an archive, if there is one.
-///
-/// # Errors
-/// `Corrupted` naming the file, `UnsupportedFormat`, `Io`; `InvalidArgument` if the folder holds
-/// something else.
-pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<Manifest>> {
-    let named = |error: Error| error.device(format!("{}/{MANIFEST_NAME}", archive.name()));
-    let Some(size) = archive.size_bytes_of(MANIFEST_NAME)? else {
-        if let Some(other) = archive.list()?.into_iter().find(|name| !is_backup_name(name)) {
-            let words = format!("the folder holds {other:?}, which is no part of a backup");
-            return Err(Error::invalid("read backup", words).device(archive.name()));
-        }
-        return Ok(None);
-    };
-    // No more than a manifest of the largest store takes.
-    const SIZE_MAX: u64 = 256 << 20;
-    let size = usize::try_from(size.min(SIZE_MAX)).unwrap_or(0);
-    let mut bytes = vec![0; size];
-    let read = archive.read_at(MANIFEST_NAME, 0, &mut bytes)?;
-    let decoded = Manifest::decode(bytes.get(..read).unwrap_or(&[]));
-    decoded.map(Some).map_err(|flaw| match flaw {
-        esker_format::Flaw::Version(version) => {
-            let words = format!("format version {version} is not known to this build");
-            named(Error::new(ErrorKind::UnsupportedFormat, "read backup").context(words))
-        }
-        flaw => named(Error::corrupted("read backup", flaw.to_string())),
-    })
-}
-
-/// Full segments of an earlier backup whose files are there.
-fn copied(archive: &dyn Archive, earlier: Option<&Manifest>) -> Result<Copied> {
-    let mut copied = HashMap::new();
-    for entry in earlier.into_iter().flat_map(|manifest| &manifest.segments) {
-        if entry.form == SegmentForm::Whole
-            && archive.size_bytes_of(&entry.file_name())? == Some(entry.length_bytes)
-        {
-            copied.insert((entry.id, entry.epoch.0, entry.salt), *entry);
-        }
-    }
-    Ok(copied)
-}
-
-/// Makes the manifest the one of the archive, and removes what it does not name.
-fn publish(archive: &dyn Archive, manifest: &Manifest) -> Result<()> {
-    // PERSIST: the files and their names, before a manifest names them. Crash before: the earlier
-    //          manifest, and files that nobody names.
-    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    let mut writer = archive.create(MANIFEST_NEW_NAME)?;
-    writer.write(&manifest.encode())?;
-    writer.finish(sites::BACKUP_FILE_FLUSH)?;
-    archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
-    // PERSIST: the new manifest's name, before files go that only the earlier one names.
-    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    let named: HashSet<String> = manifest.segments.iter().map(ManifestEntry::file_name).collect();
-    for name in archive.list()? {
-        if is_backup_name(&name) && name != MANIFEST_NAME && !named.contains(&name) {
-            archive.remove(&name)?;
-        }
-    }
-    Ok(())
 }

@@ -17,12 +17,11 @@
 //! # Failure
 //! A crash or an error leaves a device that is refused by an open, until it is restored again.
 
-use super::backup::read_manifest;
 use super::layout::{Layout, SEGMENT_COUNT_MIN};
 use super::sites;
 use crate::backup::RestoreReport;
+use crate::engine::backup::{Backup, COPY_SIZE};
 use crate::options::Progress;
-use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentId, Version};
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
@@ -30,46 +29,10 @@ use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restorin
 use esker_format::depot::{
     SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Superblock,
 };
-use esker_media::{Archive, BlockDevice, BufferPool, IoBuf};
+use esker_media::{BlockDevice, BufferPool};
 use std::io::IoSlice;
 
-/// Bytes read and written at once.
-const COPY_SIZE: u64 = 1 << 20;
-
-/// A backup that is there.
-#[derive(Debug)]
-pub(crate) struct Backup<'a> {
-    archive: &'a dyn Archive,
-    manifest: Manifest,
-}
-
-impl<'a> Backup<'a> {
-    /// Reads the manifest of an archive.
-    ///
-    /// # Errors
-    /// `InvalidArgument` if there is no backup, `Corrupted` naming the file, `UnsupportedFormat`,
-    /// `Io`.
-    pub(crate) fn open(archive: &'a dyn Archive) -> Result<Self> {
-        let Some(manifest) = read_manifest(archive)? else {
-            let words = "there is no backup in this folder";
-            return Err(Error::invalid("read backup", words).device(archive.name()));
-        };
-        let backup = Backup { archive, manifest };
-        for entry in &backup.manifest.segments {
-            let size = archive.size_bytes_of(&entry.file_name())?;
-            if size != Some(entry.length_bytes) {
-                let words = match size {
-                    None => "the file is missing".to_owned(),
-                    Some(size) => {
-                        format!("the file has {size} bytes instead of {}", entry.length_bytes)
-                    }
-                };
-                return Err(backup.damaged(entry, &words));
-            }
-        }
-        Ok(backup)
-    }
-
+impl Backup<'_, Superblock> {
     /// Size of the device that was backed up, in bytes.
     pub(crate) fn device_size_bytes(&self) -> u64 {
         self.manifest.superblock.device_size_bytes
@@ -78,47 +41,6 @@ impl<'a> Backup<'a> {
     /// Where its segments start and how long one is, in bytes.
     pub(crate) fn shape(&self) -> (u64, u64) {
         (self.manifest.superblock.data_offset, self.manifest.superblock.segment_size_bytes)
-    }
-
-    fn damaged(&self, entry: &ManifestEntry, words: &str) -> Error {
-        let device = format!("{}/{}", self.archive.name(), entry.file_name());
-        Error::corrupted("read backup", words).device(device)
-    }
-
-    /// Compares all checksums.
-    ///
-    /// # Errors
-    /// `Corrupted` naming the file, `Io`.
-    pub(crate) fn verify(&self, pool: &BufferPool) -> Result<()> {
-        let each = |entry| self.each_piece(pool, entry, &mut |_, _| Ok(()));
-        self.manifest.segments.iter().try_for_each(each)
-    }
-
-    /// Gives the content of a file to `visit`, piece by piece with offsets; then compares the
-    /// checksum.
-    fn each_piece(
-        &self,
-        pool: &BufferPool,
-        entry: &ManifestEntry,
-        visit: &mut dyn FnMut(u64, &mut IoBuf) -> Result<()>,
-    ) -> Result<()> {
-        let name = entry.file_name();
-        let mut crc = Crc32c::new();
-        let mut done = 0;
-        while done < entry.length_bytes {
-            let size = COPY_SIZE.min(entry.length_bytes - done);
-            let mut buffer = pool.get(usize::try_from(size).unwrap_or(0));
-            if self.archive.read_at(&name, done, &mut buffer)? < buffer.len() {
-                return Err(self.damaged(entry, "the file is cut short"));
-            }
-            crc.update(&buffer);
-            visit(done, &mut buffer)?;
-            done += size;
-        }
-        if crc.finish() != entry.checksum && !sites::RESTORE_CHECKSUM.disabled() {
-            return Err(self.damaged(entry, "checksum does not match"));
-        }
-        Ok(())
     }
 
     /// The superblock of the new store on `device`.
@@ -208,7 +130,7 @@ impl Target<'_> {
     /// those of free segments said.
     fn write_segment(
         &self,
-        backup: &Backup<'_>,
+        backup: &Backup<'_, Superblock>,
         entry: &ManifestEntry,
         newest: bool,
     ) -> Result<()> {
@@ -258,7 +180,7 @@ impl Target<'_> {
 /// `InvalidArgument` if the device holds something or is too small, `Corrupted` naming the file of
 /// the backup, `Io`.
 pub(crate) fn restore(
-    backup: &Backup<'_>,
+    backup: &Backup<'_, Superblock>,
     device: &dyn BlockDevice,
     format: bool,
     progress: &Progress,

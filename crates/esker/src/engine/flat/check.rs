@@ -1,6 +1,6 @@
 //! Verifies what is on media against what DRAM knows, while other calls go on.
 
-use super::chunks::Use;
+use super::chunks::{Since, Use};
 use super::index::{Cursor, Part};
 use super::layout::Place;
 use super::recover::read_header;
@@ -129,7 +129,8 @@ impl Flat {
             report.problem(format!("an entry of the index points into chunk {number}, no log"));
             return Ok(());
         }
-        let seen = self.with_entry(place, |entry| {
+        // The cleaner's lock is held.
+        let seen = self.with_entry(place, Since::HELD, |entry| {
             let found = self.key_of_entry(entry)?;
             let same_kind = Flat::kind_of_action(entry.action) == place.kind;
             let line = match entry.action {
@@ -157,7 +158,7 @@ impl Flat {
             report.problem(format!("the entry at {} is not what the index says", place.offset));
         }
         if let Some(line) = line {
-            match self.read_value(hash, &key, word, &mut |_| Ok(())) {
+            match self.read_value(hash, &key, word, Since::HELD, &mut |_| Ok(())) {
                 Err(error) if stands(&key) => report.problem(error.to_string()),
                 _ => {}
             }

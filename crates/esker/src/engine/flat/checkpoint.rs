@@ -1,8 +1,8 @@
 //! The image of a clean stop: index and counts, in free chunks, so that the next open reads no log (FlatStore §3.5).
 //!
 //! # Failure
-//! The image counts if the session word says so, which is durable after the image is, and which the next open takes away
-//! before anything new is written. Of an image that is damaged nothing is used: the logs are read instead.
+//! The image counts if the session word says so, which the next open takes away before anything new is written, and if
+//! all its parts are whole. Of an image that is torn or damaged nothing is used: the logs are read instead.
 
 use super::chunks::{For, Use};
 use super::index::{Cursor, Part};
@@ -21,53 +21,89 @@ use esker_format::flat::{
 };
 use esker_index::Word;
 use esker_media::Pmem;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// In a state's tail: the log goes on in this chunk.
 const OPEN: u32 = 1 << 31;
-/// Bits of an epoch below the session's number.
-const EPOCH_BITS: u32 = 32;
 
 /// The parts of an image, by number.
 pub(super) struct Image {
-    chunks: Vec<u32>,
+    pub(super) chunks: Vec<u32>,
+    /// The header of its first part.
+    pub(super) first: ImageHeader,
 }
 
 impl Image {
-    /// The parts of the image of the last session, if all are there. They are checked as they are loaded.
+    /// The newest image of the last session that is of a clean stop, if all its parts are there. They are checked as
+    /// they are loaded.
     pub(super) fn find(memory: &dyn Pmem, layout: &Layout, root: &Root) -> Result<Option<Image>> {
-        let mut parts: Vec<(u32, u32)> = root
-            .headers
-            .iter()
-            .filter(|header| {
-                header.kind == ChunkKind::Image && header.epoch >> EPOCH_BITS == root.session.number
-            })
-            .map(|header| (header.chunks, header.number))
-            .collect();
-        parts.sort_unstable();
-        let consecutive = parts.iter().zip(0..).all(|((part, _), number)| *part == number);
-        let Some((last, chunk)) = parts.last().filter(|_| consecutive) else { return Ok(None) };
-        let mut head = [0; IMAGE_HEADER_SIZE];
-        memory.read(layout.start_of(*chunk) + CHUNK_START, &mut head)?;
-        let whole = ImageHeader::peek(&head).is_ok_and(|head| head.parts == last + 1);
-        let chunks = parts.iter().map(|(_, chunk)| *chunk).collect();
-        Ok(whole.then_some(Image { chunks }))
+        let found = Image::find_all(memory, layout, root)?;
+        Ok(found.into_iter().find(|image| {
+            image.first.kind == ImageKind::Chunks && image.first.session == root.session.number
+        }))
+    }
+
+    /// All images whose parts are all there, the newest first.
+    pub(super) fn find_all(memory: &dyn Pmem, layout: &Layout, root: &Root) -> Result<Vec<Image>> {
+        let mut images: BTreeMap<u64, Vec<(u32, u32)>> = BTreeMap::new();
+        for header in root.headers.iter().filter(|header| header.kind == ChunkKind::Image) {
+            images.entry(header.born).or_default().push((header.chunks, header.number));
+        }
+        let mut found = Vec::new();
+        for mut parts in images.into_values().rev() {
+            parts.sort_unstable();
+            let consecutive = parts.iter().zip(0..).all(|((part, _), number)| *part == number);
+            let head = |chunk: u32| -> Result<Option<ImageHeader>> {
+                let mut head = [0; IMAGE_HEADER_SIZE];
+                memory.read(layout.start_of(chunk) + CHUNK_START, &mut head)?;
+                Ok(ImageHeader::peek(&head).ok())
+            };
+            let (Some((_, first)), Some((last, end))) = (parts.first(), parts.last()) else {
+                continue;
+            };
+            let whole = consecutive && head(*end)?.is_some_and(|head| head.parts == last + 1);
+            if let Some(first) = head(*first)?.filter(|_| whole) {
+                found
+                    .push(Image { chunks: parts.iter().map(|(_, chunk)| *chunk).collect(), first });
+            }
+        }
+        Ok(found)
     }
 }
 
 /// A part that is being filled.
-struct Writer<'a> {
+pub(super) struct Writer<'a> {
     flat: &'a Flat,
+    whom: For,
+    /// Says which parts belong together.
+    id: u64,
+    next_version: u64,
     kind: ImageKind,
-    payload: Vec<u8>,
-    count: u32,
-    part: u32,
+    pub(super) payload: Vec<u8>,
+    pub(super) count: u32,
     room: usize,
+    /// Chunks of the parts that are written.
+    pub(super) chunks: Vec<u32>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    pub(super) fn new(flat: &'a Flat, whom: For, kind: ImageKind, next_version: u64) -> Self {
+        let room = usize::try_from(flat.layout.room()).unwrap_or(0) - IMAGE_HEADER_SIZE;
+        Writer {
+            flat,
+            whom,
+            id: flat.chunks.next_epoch(),
+            next_version,
+            kind,
+            payload: Vec::new(),
+            count: 0,
+            room,
+            chunks: Vec::new(),
+        }
+    }
     /// Makes room for an item of so many bytes; false if there is no free chunk.
-    fn room_for(&mut self, kind: ImageKind, size: usize) -> Result<bool> {
+    pub(super) fn room_for(&mut self, kind: ImageKind, size: usize) -> Result<bool> {
         if self.kind == kind && self.payload.len() + size <= self.room {
             return Ok(true);
         }
@@ -76,27 +112,35 @@ impl Writer<'_> {
         Ok(done && size <= self.room)
     }
 
+    /// Writes the last part.
+    pub(super) fn finish(&mut self) -> Result<bool> {
+        let parts = u32::try_from(self.chunks.len()).unwrap_or(0) + 1;
+        self.write(parts)
+    }
+
     fn write(&mut self, parts: u32) -> Result<bool> {
         let flat = self.flat;
-        let Some(number) = flat.chunks.take(1, For::Cleaner) else { return Ok(false) };
+        let Some(number) = flat.chunks.take(1, self.whom) else { return Ok(false) };
+        let part = u32::try_from(self.chunks.len()).unwrap_or(0);
+        self.chunks.push(number);
         let header = ChunkHeader {
             epoch: 0,
-            born: 0,
+            born: self.id,
             kind: ChunkKind::Image,
             owner: 0,
             number,
             lines: 0,
-            chunks: self.part,
+            chunks: part,
         };
         flat.chunks.begin(&*flat.memory, header)?;
         let header = ImageHeader {
             session: flat.session.load(Ordering::Relaxed),
-            part: self.part,
+            part,
             parts,
             kind: self.kind,
             count: self.count,
             payload_bytes: self.payload.len() as u64,
-            next_version: flat.versions.last().0 + 1,
+            next_version: self.next_version,
             tombstones: flat.tombstones.load(Ordering::Relaxed),
         };
         let head = header.encode(&self.payload, &flat.layout.store_id);
@@ -107,7 +151,6 @@ impl Writer<'_> {
         flat.memory.flush(sites::IMAGE_FLUSH, offset, length)?;
         self.payload.clear();
         self.count = 0;
-        self.part += 1;
         Ok(true)
     }
 }
@@ -115,19 +158,19 @@ impl Writer<'_> {
 impl Flat {
     /// Writes the image, if there is room, and the mark that it counts. Nobody writes to the store meanwhile.
     pub(super) fn write_image(&self) -> Result<()> {
-        let room = usize::try_from(self.layout.room()).unwrap_or(0) - IMAGE_HEADER_SIZE;
-        let kind = ImageKind::Chunks;
-        let mut writer = Writer { flat: self, kind, payload: Vec::new(), count: 0, part: 0, room };
+        // It takes the place of the last checkpoint.
+        self.drop_checkpoint()?;
+        let next = self.versions.meet();
+        let mut writer = Writer::new(self, For::Cleaner, ImageKind::Chunks, next);
         if !(self.add_states(&mut writer)? && self.add_entries(&mut writer)?) {
             tracing::warn!("no room for an image of the index: the next open reads the logs");
             return Ok(());
         }
-        let parts = writer.part + 1;
-        if !writer.write(parts)? {
+        if !writer.finish()? {
             return Ok(());
         }
-        // PERSIST: the image before the word that says that it counts.
-        self.memory.fence(sites::IMAGE_FENCE)?;
+        // PERSIST: one fence for the image and the word that says that it counts: parts validate themselves, so that of
+        //          a torn image nothing is used.
         let session = Session { number: self.session.load(Ordering::Relaxed), clean: true };
         let word = session.encode(&self.layout.store_id);
         self.memory.store_u64(sites::SESSION_STORE, SESSION_OFFSET, word)?;
@@ -160,7 +203,7 @@ impl Flat {
         Ok(true)
     }
 
-    fn add_entries(&self, writer: &mut Writer<'_>) -> Result<bool> {
+    pub(super) fn add_entries(&self, writer: &mut Writer<'_>) -> Result<bool> {
         let mut cursor = Cursor::Start;
         while let Some((part, next)) = self.index.walk(&cursor) {
             cursor = next;
@@ -190,26 +233,55 @@ impl Flat {
 
     /// Takes over an image; false if a part is damaged: then the state in DRAM is of no use.
     pub(super) fn load_image(&self, image: &Image, options: &Options) -> Result<bool> {
-        let done = AtomicUsize::new(0);
+        let load = |part: &ImageHeader, payload: &[u8]| match part.kind {
+            ImageKind::Chunks => self.load_states(payload, part.count),
+            ImageKind::Hashes => self.load_hashes(payload, part.count, &|_| true),
+            ImageKind::Keys => self.load_keys(payload, part.count, &|_| true),
+            ImageKind::Tails => None,
+        };
+        self.versions.raise(image.first.next_version);
+        self.tombstones.store(image.first.tombstones, Ordering::Relaxed);
+        self.load_parts(image, 0, options, &load)
+    }
+
+    /// Reads the parts of an image from `first` on; false if one is damaged.
+    pub(super) fn load_parts(
+        &self,
+        image: &Image,
+        first: usize,
+        options: &Options,
+        load: &(dyn Fn(&ImageHeader, &[u8]) -> Option<()> + Sync),
+    ) -> Result<bool> {
+        let done = AtomicUsize::new(first);
         let whole = AtomicBool::new(true);
         let work = || {
             let mut buffer = Vec::new();
             loop {
                 let step = done.fetch_add(1, Ordering::Relaxed);
-                let Some(chunk) = image.chunks.get(step) else { return Ok(()) };
-                if self.load_part(*chunk, step, &mut buffer)?.is_none() {
+                if step >= image.chunks.len() {
+                    return Ok(());
+                }
+                let part = self.read_part(image, step, &mut buffer)?;
+                if part.and_then(|(header, payload)| load(&header, payload)).is_none() {
                     whole.store(false, Ordering::Relaxed);
                     return Ok(());
                 }
                 options.progress.report(step as u64, image.chunks.len() as u64);
             }
         };
-        self.in_parallel(image.chunks.len(), &work)?;
+        self.in_parallel(image.chunks.len().saturating_sub(first), &work)?;
         Ok(whole.load(Ordering::Relaxed))
     }
 
-    fn load_part(&self, chunk: u32, part: usize, buffer: &mut Vec<u8>) -> Result<Option<()>> {
-        let offset = self.layout.start_of(chunk) + CHUNK_START;
+    /// A part of an image; `None` if it is damaged, or another's.
+    pub(super) fn read_part<'b>(
+        &self,
+        image: &Image,
+        part: usize,
+        buffer: &'b mut Vec<u8>,
+    ) -> Result<Option<(ImageHeader, &'b [u8])>> {
+        let Some(chunk) = image.chunks.get(part) else { return Ok(None) };
+        let offset = self.layout.start_of(*chunk) + CHUNK_START;
         let mut head = [0; IMAGE_HEADER_SIZE];
         self.memory.read(offset, &mut head)?;
         let room = self.layout.room() - IMAGE_HEADER_SIZE as u64;
@@ -221,19 +293,10 @@ impl Flat {
         let sound = || sites::IMAGE_CHECKSUM.disabled();
         let found = ImageHeader::decode(buffer, &self.layout.store_id, sound).ok();
         let Some((header, payload)) = found else { return Ok(None) };
-        let session = self.session.load(Ordering::Relaxed);
-        if usize::try_from(header.part).unwrap_or(usize::MAX) != part || header.session != session {
-            return Ok(None);
-        }
-        if part == 0 {
-            self.versions.raise(header.next_version);
-            self.tombstones.store(header.tombstones, Ordering::Relaxed);
-        }
-        Ok(match header.kind {
-            ImageKind::Chunks => self.load_states(payload, header.count),
-            ImageKind::Hashes => self.load_hashes(payload, header.count),
-            ImageKind::Keys => self.load_keys(payload, header.count),
-        })
+        let ImageHeader { session, next_version, .. } = image.first;
+        let own = header.session == session && header.next_version == next_version;
+        let right = usize::try_from(header.part).is_ok_and(|number| number == part);
+        Ok((own && right).then_some((header, payload)))
     }
 
     fn load_states(&self, payload: &[u8], count: u32) -> Option<()> {
@@ -277,23 +340,41 @@ impl Flat {
         }
     }
 
-    fn load_hashes(&self, payload: &[u8], count: u32) -> Option<()> {
+    /// Adds those entries whose words `counts` says count.
+    pub(super) fn load_hashes(
+        &self,
+        payload: &[u8],
+        count: u32,
+        counts: &dyn Fn(Word) -> bool,
+    ) -> Option<()> {
         let mut rest = payload;
         let mut entries = Vec::with_capacity(payload.len() / HASH_ENTRY_SIZE);
         for _ in 0..count {
             let (hash, word) = take_hash_entry(&mut rest).ok()?;
-            entries.push((hash, Word::new(word)?));
+            let word = Word::new(word)?;
+            if counts(word) {
+                entries.push((hash, word));
+            }
         }
         self.index.load_hashes(&entries);
         Some(())
     }
 
-    fn load_keys(&self, payload: &[u8], count: u32) -> Option<()> {
+    /// As before.
+    pub(super) fn load_keys(
+        &self,
+        payload: &[u8],
+        count: u32,
+        counts: &dyn Fn(Word) -> bool,
+    ) -> Option<()> {
         let mut rest = payload;
         let mut entries = Vec::new();
         for _ in 0..count {
             let (key, word) = take_key_entry(&mut rest).ok()?;
-            entries.push((key, Word::new(word)?));
+            let word = Word::new(word)?;
+            if counts(word) {
+                entries.push((key, word));
+            }
         }
         self.index.load_keys(&entries);
         Some(())

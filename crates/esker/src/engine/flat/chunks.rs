@@ -3,8 +3,9 @@
 //! # Invariants
 //! - K1: a chunk's header is durable before anything in the chunk is, and a freed chunk's before its space
 //!   is used anew. (So the headers are the journal of FlatStore §3.4: a chunk in the making is found by its own.)
-//! - K2: a chunk's generation changes before it can be used anew: who read in a chunk and finds the generation as it
-//!   was has read what stood there.
+//! - K2: a chunk's generation changes before it can be used anew, and so does the number of chunks that were taken: who
+//!   looked a word up when no chunk had been taken since, and finds the generation as it was after reading, has read
+//!   what the word is about ([`Since`]).
 //! - K3: an epoch is used once: it begins with the number of the session.
 //! - K4: the last free chunks are kept for the cleaner, those before for deletes.
 //!
@@ -26,6 +27,8 @@ const EPOCH_BITS: u32 = 32;
 const KEPT_FOR_CLEANER: usize = 3;
 /// Free chunks that only the cleaner and deletes take.
 const KEPT_FOR_DELETES: usize = 5;
+/// Free chunks that a checkpoint leaves alone.
+const KEPT_FOR_WRITERS: usize = 8;
 
 /// For whom a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +36,8 @@ pub(super) enum For {
     Puts,
     Deletes,
     Cleaner,
+    /// A checkpoint, which writers can do without.
+    Checkpoint,
 }
 
 impl For {
@@ -42,8 +47,19 @@ impl For {
             For::Puts => KEPT_FOR_DELETES,
             For::Deletes => KEPT_FOR_CLEANER,
             For::Cleaner => 0,
+            For::Checkpoint => KEPT_FOR_WRITERS,
         }
     }
+}
+
+/// A moment before a word was looked up: if no chunk was taken from then until an entry is about to be read, the
+/// word's chunk was not used anew between the lookup and the read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Since(Option<u64>);
+
+impl Since {
+    /// The chunk cannot go: the caller has the cleaner's lock, or nobody else is there yet.
+    pub(super) const HELD: Since = Since(None);
 }
 
 /// What a chunk is used for.
@@ -218,6 +234,8 @@ pub(super) struct Chunks {
     free: Mutex<Free>,
     free_count: AtomicU32,
     epoch: AtomicU64,
+    /// Chunks that were taken.
+    taken: AtomicU64,
 }
 
 impl Chunks {
@@ -231,6 +249,7 @@ impl Chunks {
             free: Mutex::new(free),
             free_count: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
         };
         if let Some(root) = chunks.get(0) {
             root.set_usage(Use::Other);
@@ -246,6 +265,18 @@ impl Chunks {
     /// All but the root, with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Chunk)> {
         (0..).zip(&*self.chunks).skip(1)
+    }
+
+    /// This moment: to be asked for before a word is looked up.
+    #[inline]
+    pub(super) fn now(&self) -> Since {
+        Since(Some(self.taken.load(Ordering::Acquire)))
+    }
+
+    /// Whether no chunk was taken since.
+    #[inline]
+    pub(super) fn none_taken(&self, since: Since) -> bool {
+        since.0.is_none_or(|taken| taken == self.taken.load(Ordering::Acquire))
     }
 
     /// Begins a session: epochs follow from its number.
@@ -307,6 +338,7 @@ impl Chunks {
                 chunk.generation.fetch_add(1, Ordering::AcqRel);
             }
         }
+        self.taken.fetch_add(1, Ordering::AcqRel);
         // Before whatever is written there.
         fence(Ordering::Release);
         Some(number)

@@ -9,16 +9,17 @@
 //! - C1: copies are durable before the index follows them, and the index has followed all before the chunk's header
 //!   says that it is free. So a crash finds each entry at least once; twice is no harm: both have one version.
 //! - C2: the cleaner's chunk is found by its header, which is durable before the first copy: the journal of §3.4.
-//! - C3: the chunks that the cleaner writes to are born before any version that the index did not follow yet when the cleaner began
-//!   to look at what it copies there: so an entry that overtakes a copy has a version from their birth on.
+//! - C3: the chunks that the cleaner writes to are born when it began to look at what it copies there, or rather
+//!   before the first version whose entry the index did not follow then: an entry that is about to overtake one of the
+//!   copies has a version already.
 //!
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
 
-use super::chunks::{For, Use};
+use super::chunks::{Chunk, For, Since, Use};
 use super::commit::{Log, Sites};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
-use super::{Flat, sites};
+use super::{Flat, OPEN, sites};
 use esker_base::{Error, Result};
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::{
@@ -28,9 +29,24 @@ use esker_index::Word;
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
-const MOVE: Sites = Sites { store: sites::MOVE_STORE, flush: sites::MOVE_FLUSH, fence: None };
-/// A chunk is worth cleaning if one in so many of its entries does not count.
-const WORTH: u32 = 16;
+/// Each batch of copies is durable before the next is stored, as in any log (L1): else a crash could leave a whole one
+/// behind a torn one, which proves damage.
+const MOVE: Sites =
+    Sites { store: sites::MOVE_STORE, flush: sites::MOVE_FLUSH, fence: sites::MOVE_FENCE };
+/// A chunk is worth cleaning for somebody who needs room if one in so many of its entries does not count.
+const SOME: u32 = 16;
+/// The same, while nobody does.
+const MUCH: u32 = 4;
+/// One chunk in so many is kept free ahead of writers.
+const RESERVE_SHARE: u32 = 32;
+
+/// How much there must be to gain of a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gain {
+    Any,
+    Some,
+    Much,
+}
 
 /// State of the cleaner.
 #[derive(Debug)]
@@ -70,6 +86,12 @@ impl Flat {
     /// Makes room until so many chunks are free for somebody; false if that cannot be.
     pub(super) fn make_room(&self, count: usize, whom: For) -> Result<bool> {
         let mut cleaner = self.cleaner.lock();
+        // A checkpoint is worth less than any write, and so is a backup.
+        let cleaned = self.clean_for(&mut cleaner, count, whom)?;
+        Ok(cleaned || self.drop_checkpoint()? || self.break_hold())
+    }
+
+    fn clean_for(&self, cleaner: &mut Cleaner, count: usize, whom: For) -> Result<bool> {
         let wanted = count + whom.kept();
         if self.chunks.free_count() >= wanted && count == 1 {
             return Ok(true);
@@ -81,13 +103,14 @@ impl Flat {
             if cleaner.futile.is_some_and(|futile| dead <= futile) {
                 return Ok(false);
             }
-            let victim = self.victim(&visited, &cleaner.damaged, true);
+            let victim = self.victim(&visited, &cleaner.damaged, Gain::Some);
             let Some(victim) = victim else {
-                cleaner.futile = Some(self.dead_entries());
+                // What a backup holds will be worth a look again.
+                cleaner.futile = (!self.hold.is_active()).then(|| self.dead_entries());
                 return Ok(self.chunks.free_count() > before);
             };
             visited.insert(victim);
-            self.clean_chunk(&mut cleaner, victim)?;
+            self.clean_chunk(cleaner, victim)?;
             let free = self.chunks.free_count();
             if free >= wanted && (count == 1 || free > before) {
                 return Ok(true);
@@ -97,15 +120,16 @@ impl Flat {
 
     /// Cleans up to so many chunks, those first from which there is most to gain.
     pub(super) fn clean_now(&self, count: usize) -> Result<usize> {
-        self.refuse()?;
         let mut cleaner = self.cleaner.lock();
+        // With the lock: nothing may change once a close has written the image.
+        self.refuse()?;
         let mut visited = BTreeSet::new();
         for done in 0..count {
             // The cleaner needs room for one victim's copies.
             if self.chunks.free_count() == 0 {
                 return Ok(done);
             }
-            let Some(victim) = self.victim(&visited, &cleaner.damaged, false) else {
+            let Some(victim) = self.victim(&visited, &cleaner.damaged, Gain::Any) else {
                 return Ok(done);
             };
             visited.insert(victim);
@@ -114,25 +138,52 @@ impl Flat {
         Ok(count)
     }
 
+    /// Free chunks that are kept ahead of writers, and those below which they ask for more.
+    pub(super) fn reserve(&self) -> (usize, usize) {
+        let share = |part: u32| usize::try_from(self.layout.chunk_count / part).unwrap_or(0);
+        let least = For::Puts.kept();
+        (least + share(RESERVE_SHARE).max(2), least + share(2 * RESERVE_SHARE).max(1))
+    }
+
+    /// Cleans while fewer chunks are free than wanted, as long as that is worth its while: the emptier a chunk, the
+    /// earlier (FlatStore §3.4).
+    pub(super) fn clean_ahead(&self, wanted: usize, stop: impl Fn() -> bool) -> Result<()> {
+        let mut visited = BTreeSet::new();
+        while !stop() && self.chunks.free_count() < wanted {
+            // For each chunk anew: writers may be waiting.
+            let mut cleaner = self.cleaner.lock();
+            if self.state.load(Ordering::Acquire) != OPEN {
+                return Ok(());
+            }
+            let victim = self.victim(&visited, &cleaner.damaged, Gain::Much);
+            let Some(victim) = victim else { return Ok(()) };
+            visited.insert(victim);
+            self.clean_chunk(&mut cleaner, victim)?;
+        }
+        Ok(())
+    }
+
     fn dead_entries(&self) -> u64 {
         let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
         logs.map(|(_, chunk)| u64::from(chunk.counts().1)).sum()
     }
 
     /// The full chunk with the smallest share of entries that count; one without any to drop only if it may have
-    /// tombstones that are not needed any more.
-    fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, worth: bool) -> Option<u32> {
-        let tombstones = self.tombstones.load(Ordering::Relaxed) > 0;
+    /// tombstones that are not needed any more, and somebody needs the room.
+    fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, gain: Gain) -> Option<u32> {
+        let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
         let candidates = self.chunks.iter().filter(|(number, chunk)| {
-            let allowed = !visited.contains(number) && !damaged.contains(number);
+            let allowed =
+                !visited.contains(number) && !damaged.contains(number) && !self.hold.holds(*number);
             chunk.usage() == Use::Log && chunk.is_published() && allowed
         });
         let shares = candidates.filter_map(|(number, chunk)| {
             let (entries, dead) = chunk.counts();
             let live = entries.saturating_sub(dead);
-            let useful = match worth {
-                true => dead * WORTH >= entries,
-                false => dead > 0,
+            let useful = match gain {
+                Gain::Any => dead > 0,
+                Gain::Some => dead * SOME >= entries,
+                Gain::Much => dead * MUCH >= entries && dead > 0,
             };
             let share = u64::from(live) * 1_000_000 / u64::from(entries.max(1));
             (entries == 0 || useful || tombstones).then_some((share, chunk.born(), number))
@@ -142,7 +193,7 @@ impl Flat {
 
     fn clean_chunk(&self, cleaner: &mut Cleaner, victim: u32) -> Result<()> {
         let Some(chunk) = self.chunks.get(victim) else { return Ok(()) };
-        let born = self.followed_below();
+        let born = self.settled();
         let needed = self.tombstones_needed_below(victim);
         if !chunk.is_dead() {
             let mut buffer = std::mem::take(&mut cleaner.buffer);
@@ -166,14 +217,17 @@ impl Flat {
         released.map_err(|error| self.poison(&error))
     }
 
-    /// The index follows all entries with versions below this one (C3).
-    fn followed_below(&self) -> u64 {
+    /// A version such that the index follows every entry with a lower one (C3).
+    fn settled(&self) -> u64 {
         // First: what has a lower version was counted before, or is among the early ones.
         let given = self.versions.meet();
-        let early = self.early.lock().iter().copied().min().unwrap_or(u64::MAX);
-        let behind =
-            self.chunks.iter().filter(|(_, chunk)| chunk.is_log() && !chunk.is_published());
-        behind.map(|(_, chunk)| chunk.born()).fold(given.min(early), u64::min)
+        if sites::CLEAN_SETTLED.disabled() {
+            return given;
+        }
+        let early = self.early.lock().iter().copied().min().unwrap_or(given);
+        let logs = self.chunks.iter().map(|(_, chunk)| chunk).filter(|chunk| chunk.is_log());
+        let unsettled = logs.filter(|chunk| !chunk.is_published()).map(Chunk::born).min();
+        given.min(early).min(unsettled.unwrap_or(given))
     }
 
     /// Tombstones from this version on may be needed by chunks other than `but`.
@@ -202,9 +256,7 @@ impl Flat {
         self.memory.read(start, buffer)?;
         let mut moves = Vec::new();
         let copied = self.copy_batches(cleaner, start, salt, buffer, &mut moves, born, needed);
-        // PERSIST: C1.
-        self.memory.fence(sites::MOVE_FENCE).map_err(|error| self.poison(&error))?;
-        // Also after an error: what was copied is as good as the original.
+        // Also after an error: what was copied is durable (C1), and as good as the original.
         for Move { hash, key, old, new } in moves {
             // Either the old place does not count any more, or the copy never did.
             if self.index.replace(hash, &key, old, new) {
@@ -216,7 +268,7 @@ impl Flat {
         copied
     }
 
-    /// Copies what counts to the cleaner's log, to be fenced; false if there is damage.
+    /// Copies what counts to the cleaner's log; false if there is damage.
     #[expect(clippy::too_many_arguments, reason = "the state of one pass")]
     fn copy_batches(
         &self,
@@ -310,7 +362,7 @@ impl Flat {
             return Ok(());
         }
         if place.kind.is_tombstone() && (version < needed || sites::TOMBSTONE_NEEDED.disabled()) {
-            let record = self.record_of(word)?.flatten();
+            let record = self.record_of(word, Since::HELD)?.flatten();
             if self.index.remove(hash, &key, word) {
                 self.let_go(word, record);
             }
@@ -333,7 +385,7 @@ impl Flat {
         Ok(())
     }
 
-    /// Writes the batch of copies that forms to the cleaner's log, to be fenced.
+    /// Writes the batch of copies that forms to the cleaner's log, durably.
     fn end_batch(
         &self,
         cleaner: &mut Cleaner,

@@ -112,15 +112,11 @@ impl Log {
 pub(super) struct Sites {
     pub(super) store: Site,
     pub(super) flush: Site,
-    /// `None`: somebody else fences.
-    pub(super) fence: Option<Site>,
+    pub(super) fence: Site,
 }
 
-pub(super) const COMMIT: Sites = Sites {
-    store: sites::COMMIT_STORE,
-    flush: sites::COMMIT_FLUSH,
-    fence: Some(sites::COMMIT_FENCE),
-};
+pub(super) const COMMIT: Sites =
+    Sites { store: sites::COMMIT_STORE, flush: sites::COMMIT_FLUSH, fence: sites::COMMIT_FENCE };
 
 impl LogEntry {
     /// An entry with a stamp, for later.
@@ -344,7 +340,7 @@ impl Flat {
             //          acknowledged after the fence. Torn, it is the end of the log.
             self.memory.store(sites.store, offset, buffer)?;
             self.memory.flush(sites.flush, offset, buffer.len() as u64)?;
-            sites.fence.map_or(Ok(()), |site| self.memory.fence(site))
+            self.memory.fence(sites.fence)
         };
         written().map_err(|error| self.poison(&error))
     }
@@ -405,6 +401,9 @@ impl Flat {
     pub(super) fn take_chunks(&self, count: usize, whom: For) -> Result<u32> {
         loop {
             if let Some(first) = self.chunks.take(count, whom) {
+                if self.chunks.free_count() < self.reserve().1 {
+                    self.background.wake();
+                }
                 return Ok(first);
             }
             if !self.make_room(count, whom)? {

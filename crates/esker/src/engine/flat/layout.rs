@@ -9,6 +9,8 @@ use esker_index::Word;
 const CHUNK_SIZE: u64 = 4 << 20;
 /// Fewest chunks of a store: the root, a log, its successor, the cleaner's, blocks, and spare ones.
 const CHUNKS_MIN: u64 = 12;
+/// Bytes that places in a store can name: 64 TiB.
+const SIZE_MAX_BYTES: u64 = 1 << 46;
 /// Entries of a batch whose versions follow from their places.
 pub(super) const BATCH_ENTRIES_MAX: usize = 64;
 /// Bytes of a batch behind whose start entries can be found from their own place.
@@ -41,7 +43,18 @@ impl Layout {
             let words = format!("a store of flat takes at least {} bytes", CHUNKS_MIN * chunk_size);
             return Err(Error::invalid("open store", words));
         }
+        Layout::check_size(count.saturating_mul(chunk_size))?;
         Ok((chunk_size, u32::try_from(count).unwrap_or(u32::MAX)))
+    }
+
+    /// Refuses a store that is larger than places can name.
+    pub(super) fn check_size(size_bytes: u64) -> Result<()> {
+        if size_bytes > SIZE_MAX_BYTES {
+            let words =
+                format!("a store of flat has at most {SIZE_MAX_BYTES} bytes, not {size_bytes}");
+            return Err(Error::invalid("open store", words));
+        }
+        Ok(())
     }
 
     #[inline]
@@ -120,7 +133,7 @@ impl Place {
             | u64::from(self.key_of_8) << 13
             | (self.ordinal as u64 & 0x3F) << 7
             | self.lines & 0x7F;
-        // The root chunk has no entries, so the number is not 0; stores end below 2^46 bytes.
+        // The root chunk has no entries, so the number is not 0; stores end at `SIZE_MAX_BYTES`.
         Word::new(number & (Word::END - 1)).unwrap_or(WORD_MIN)
     }
 

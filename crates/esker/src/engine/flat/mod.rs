@@ -10,7 +10,8 @@
 //!
 //! # Concurrency
 //! Everything may be called from any number of threads and tasks. Lock order: keys in order of their stripes, a core's
-//! log, the cleaner, a core's blocks, free chunks. Readers take none of them.
+//! log, the cleaner, the checkpoint, a core's blocks, free chunks. Readers take none of them. A thread of its own cleans
+//! ahead of writers, and writes a checkpoint when they rest ([`background`]).
 //!
 //! # Failure
 //! After a failed store, flush or fence the store is read-only until it is opened again; reads go on. Full:
@@ -18,29 +19,35 @@
 //! nothing to gain by less.
 
 mod atomic;
+mod background;
+mod backup;
 pub(crate) mod batching;
 mod check;
 mod checkpoint;
 mod chunks;
 mod clean;
 mod commit;
+mod hold;
 mod index;
 mod keys;
 mod layout;
+mod periodic;
 mod place;
 mod read;
 mod recover;
 mod replay;
+pub(crate) mod restore;
 mod scan;
+pub mod sites;
 #[cfg(test)]
 mod tests;
-pub mod sites;
 mod versions;
 mod write;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
+use crate::engine::background::Background;
 use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{EngineKind, Options, Progress};
 use crate::store::{Direction, Stats};
@@ -54,14 +61,18 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::Version;
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flat::{Clear, IndexKind, KEY_SIZE_MAX_BYTES, LINE, VALUE_SIZE_MAX_BYTES};
+use esker_format::flat::{
+    Clear, IndexKind, KEY_SIZE_MAX_BYTES, LINE, Superblock, VALUE_SIZE_MAX_BYTES,
+};
 use esker_index::{Cceh, Masstree};
 use esker_media::{Archive, BufferPool, Pmem};
 use esker_trt::Facility;
+use hold::Hold;
 use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
 use layout::Layout;
 use parking_lot::Mutex;
+use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
 use scan::Walks;
@@ -96,6 +107,7 @@ impl<T> std::ops::Deref for Apart<T> {
 #[derive(Debug)]
 pub(crate) struct Flat {
     memory: Arc<dyn Pmem>,
+    superblock: Superblock,
     layout: Layout,
     hasher: KeyHasher,
     index: Box<dyn KeyIndex>,
@@ -106,6 +118,9 @@ pub(crate) struct Flat {
     keys: KeyLocks,
     cleaner: Mutex<Cleaner>,
     cleared: Mutex<Clear>,
+    checkpoint: Mutex<Checkpoint>,
+    hold: Hold,
+    background: Arc<Background>,
     walks: Walks,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
@@ -145,13 +160,32 @@ impl Flat {
         };
         let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed))?;
         let flat = Flat::empty(&memory, options, &root);
-        if flat.recover(&root, options, true)? {
-            return Ok(Arc::new(flat));
+        let flat = match flat.recover(&root, options, true)? {
+            true => flat,
+            false => {
+                tracing::warn!("an image of the index is damaged: the logs are read");
+                let flat = Flat::empty(&memory, options, &root);
+                flat.recover(&root, options, false)?;
+                flat
+            }
+        };
+        let flat = Arc::new(flat);
+        if options.testing.background {
+            flat.start_background()?;
         }
-        tracing::warn!("the image of the last stop is damaged: the logs are read");
-        let flat = Flat::empty(&memory, options, &root);
-        flat.recover(&root, options, false)?;
-        Ok(Arc::new(flat))
+        Ok(flat)
+    }
+
+    /// Ends the use of the store, and writes the image. Waits for nobody.
+    fn close_store(&self) -> Result<()> {
+        self.background.stop();
+        let _locks = self.keys.lock_all();
+        let _cleaner = self.cleaner.lock();
+        let state = self.state.swap(CLOSED, Ordering::AcqRel);
+        match state {
+            OPEN => self.write_image(),
+            _ => Ok(()),
+        }
     }
 
     fn empty(memory: &Arc<dyn Pmem>, options: &Options, root: &Root) -> Flat {
@@ -171,6 +205,7 @@ impl Flat {
         };
         Flat {
             memory: Arc::clone(memory),
+            superblock: *superblock,
             layout,
             hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
             index,
@@ -181,6 +216,9 @@ impl Flat {
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
             cleaner: Mutex::new(Cleaner::new()),
             cleared: Mutex::new(root.clear),
+            checkpoint: Mutex::default(),
+            hold: Hold::default(),
+            background: Arc::default(),
             walks: Walks::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
@@ -350,13 +388,14 @@ impl Engine for Flat {
     }
 
     fn close(&self) -> Result<()> {
-        let _locks = self.keys.lock_all();
-        let _cleaner = self.cleaner.lock();
-        let state = self.state.swap(CLOSED, Ordering::AcqRel);
-        match state {
-            OPEN => self.write_image(),
-            _ => Ok(()),
-        }
+        let closed = self.close_store();
+        // So that the memory is free for the next opener.
+        self.background.join();
+        closed
+    }
+
+    fn checkpoint(&self) -> Result<bool> {
+        self.write_checkpoint()
     }
 
     fn stats(&self) -> Stats {
@@ -382,9 +421,8 @@ impl Engine for Flat {
         self.check_store()
     }
 
-    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
-        let words = "engine flat has no backup yet";
-        Err(Error::new(ErrorKind::Unsupported, "back up store").context(words))
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.backup_store(archive, progress)
     }
 
     fn report(&self) -> String {
@@ -407,9 +445,11 @@ impl Engine for Flat {
 impl Drop for Flat {
     /// Best effort for a store that nobody closed: nothing is lost without, but the next open takes longer.
     fn drop(&mut self) {
+        // Without waiting: this may be the background thread itself.
+        self.background.stop();
         if self.state.load(Ordering::Acquire) == OPEN
             && !std::thread::panicking()
-            && let Err(error) = self.close()
+            && let Err(error) = self.close_store()
         {
             tracing::warn!(%error, "closing the store failed");
         }

@@ -263,6 +263,9 @@ impl Flat {
         let offset = line.saturating_mul(LINE as u64);
         let number = self.layout.chunk_of(offset);
         let Some(chunk) = self.chunks.get(number) else { return };
+        if self.hold.park(number, line) {
+            return;
+        }
         match chunk.usage() {
             Use::Large if chunk.live.swap(0, Ordering::AcqRel) == 1 => self.release_chunk(number),
             Use::Blocks => {

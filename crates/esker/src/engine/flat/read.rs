@@ -1,9 +1,11 @@
 //! Reads: index, entry, and for long values the record (FlatStore §3.2).
 //!
 //! No reader takes a lock. What stands in the log does not change until its chunk is used anew, which the
-//! chunk's generation tells. A record's place is free once the key is written again, which the
-//! index tells. Who finds either changed looks the key up again.
+//! chunk's generation tells; that it was not used anew between the lookup and the read, the number of chunks that were
+//! taken. A record's place is free once the key is written again, which the index tells. Who finds any of these changed
+//! looks the key up again.
 
+use super::chunks::Since;
 use super::layout::{Kind, Place};
 use super::{Flat, sites};
 use crate::engine::Admit;
@@ -58,11 +60,13 @@ impl Flat {
             .at(offset, length)
     }
 
-    /// Reads the entry at a place and gives it to `see`; `None` if its chunk was used anew meanwhile.
+    /// Reads the entry at a place that was looked up after `since`, and gives it to `see`; `None` if its chunk was used
+    /// anew meanwhile, or may have been.
     #[inline]
     pub(super) fn with_entry<R>(
         &self,
         place: Place,
+        since: Since,
         see: impl FnOnce(&Entry<'_>) -> R,
     ) -> Result<Option<R>> {
         let number = self.layout.chunk_of(place.offset);
@@ -70,6 +74,9 @@ impl Flat {
             return Err(self.corrupted(Flaw::Field("place"), place.offset, 0));
         };
         let generation = chunk.generation();
+        if !self.chunks.none_taken(since) && !sites::READ_SINCE.disabled() {
+            return Ok(None);
+        }
         let end = self.layout.start_of(number) + self.layout.chunk_size;
         let left = usize::try_from(end - place.offset).unwrap_or(0);
         let mut near = [0; NEAR_BYTES];
@@ -120,12 +127,20 @@ impl Flat {
     /// The key's word, by reading the entries of candidates if their hash does not tell.
     #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
-        self.index.find(hash, key, &mut |word| self.is_entry_of(word, key))
+        let mut since = self.chunks.now();
+        self.index.find(hash, key, &mut |word| {
+            let same = self.is_entry_of(word, key, since)?;
+            if same.is_none() {
+                // The index looks again.
+                since = self.chunks.now();
+            }
+            Ok(same)
+        })
     }
 
-    fn is_entry_of(&self, word: Word, key: &[u8]) -> Result<Option<bool>> {
+    fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
         let place = Place::of(word);
-        let seen = self.with_entry(place, |entry| match entry.key {
+        let seen = self.with_entry(place, since, |entry| match entry.key {
             EntryKey::Here(found) => Ok(found == key || sites::ENTRY_KEY.disabled()),
             EntryKey::Record(_) => {
                 self.key_of_entry(entry).map(|found| found.as_deref() == Some(key))
@@ -149,7 +164,7 @@ impl Flat {
             (EntryKey::Here(key), _) => Ok(Some(Cow::Borrowed(key))),
             (EntryKey::Record(hash), Action::Pointer(line) | Action::Delete(Some(line))) => {
                 let key = self.read_key(line)?;
-                Ok(key.filter(|key| self.hasher.hash(key) == hash).map(Cow::Owned))
+                Ok(key.filter(|key| self.hasher.hash_whole(key) == hash).map(Cow::Owned))
             }
             (EntryKey::Record(_), _) => Ok(None),
         }
@@ -178,9 +193,9 @@ impl Flat {
     }
 
     /// What the entry of a word says; `None` if it is gone meanwhile.
-    pub(super) fn known(&self, word: Word) -> Result<Option<Known>> {
+    pub(super) fn known(&self, word: Word, since: Since) -> Result<Option<Known>> {
         let place = Place::of(word);
-        let seen = self.with_entry(place, |entry| {
+        let seen = self.with_entry(place, since, |entry| {
             let version = self.version_of(place, entry.stamp)?;
             let expires_at = attributes_of(entry).expires_at;
             Ok(Known { version, exists: !place.kind.is_tombstone(), expires_at })
@@ -189,12 +204,12 @@ impl Flat {
     }
 
     /// The line of an entry's record, if it has one; the inner `None` if the entry is gone meanwhile.
-    pub(super) fn record_of(&self, word: Word) -> Result<Option<Option<u64>>> {
+    pub(super) fn record_of(&self, word: Word, since: Since) -> Result<Option<Option<u64>>> {
         let place = Place::of(word);
         if !place.kind.has_record() {
             return Ok(Some(None));
         }
-        self.with_entry(place, |entry| match entry.action {
+        self.with_entry(place, since, |entry| match entry.action {
             Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
             Action::Value(_) | Action::Delete(None) => None,
         })
@@ -205,8 +220,9 @@ impl Flat {
         self.check_open()?;
         let hash = self.hasher.hash(key);
         loop {
+            let since = self.chunks.now();
             let Some(word) = self.find(hash, key)? else { return Ok(None) };
-            if let Some(found) = self.read_value(hash, key, word, admit)? {
+            if let Some(found) = self.read_value(hash, key, word, since, admit)? {
                 return Ok(found);
             }
         }
@@ -218,6 +234,7 @@ impl Flat {
         hash: u64,
         key: &[u8],
         word: Word,
+        since: Since,
         admit: Admit<'_>,
     ) -> Result<Option<Option<Value>>> {
         enum Seen {
@@ -232,7 +249,7 @@ impl Flat {
         if place.kind == Kind::Value {
             admit(ENTRY_SIZE_MAX as u64)?;
         }
-        let seen = self.with_entry(place, |entry| {
+        let seen = self.with_entry(place, since, |entry| {
             let version = self.version_of(place, entry.stamp)?;
             let attributes = attributes_of(entry);
             if attributes.expires_at.is_some() && self.is_expired(attributes.expires_at) {
@@ -287,12 +304,13 @@ impl Flat {
     /// Memory that reading a key takes.
     pub(super) fn value_size(&self, key: &[u8]) -> u64 {
         let hash = self.hasher.hash(key);
+        let since = self.chunks.now();
         let Ok(Some(word)) = self.find(hash, key) else { return 0 };
         match Place::of(word).kind {
             Kind::Tombstone | Kind::TombstoneRecord => 0,
             Kind::Value => ENTRY_SIZE_MAX as u64,
             Kind::Record => {
-                let line = self.record_of(word).ok().flatten().flatten();
+                let line = self.record_of(word, since).ok().flatten().flatten();
                 let record = line.and_then(|line| self.peek_record(line).ok().flatten());
                 record.map_or(0, |(record, _)| {
                     let length = record.value_length + record.key_length as u64;

@@ -1,6 +1,7 @@
 //! Opening: making a store, or finding what is there (FlatStore §3.5).
 //!
-//! After a crash the logs say what the index has (`replay`), after a clean stop an image does (`checkpoint`).
+//! After a crash the logs say what the index has (`replay`), after a clean stop an image does (`checkpoint`); an image of an
+//! open store says it of what stood in the logs before (`periodic`), so that only the rest of them is read.
 //!
 //! # Failure
 //! Nothing is written before everything was read; then the new session is made durable, which takes the mark of the
@@ -9,6 +10,8 @@
 use super::checkpoint::Image;
 use super::chunks::Use;
 use super::layout::Layout;
+use super::periodic::Tails;
+use super::replay::Learned;
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::ids::StoreId;
@@ -128,9 +131,9 @@ fn format(
     memory.fence(sites::FORMAT_FENCE)?;
     for offset in SUPERBLOCK_OFFSETS {
         memory.store_u64(sites::FORMAT_STORE, offset, u64::from_le_bytes(*magic))?;
+        // Durable with the fence of the session that begins now, before which nobody hears of the store.
         memory.flush(sites::SUPERBLOCK_FLUSH, offset, 8)?;
     }
-    memory.fence(sites::SUPERBLOCK_FENCE)?;
     Ok(superblock)
 }
 
@@ -186,6 +189,8 @@ impl Root {
             let words = format!("the store has {} bytes, the memory fewer", superblock.size_bytes);
             return Err(corrupted(memory, words, 0, 256));
         }
+        let size = u64::from(superblock.chunk_count).saturating_mul(superblock.chunk_size_bytes);
+        Layout::check_size(size).map_err(|error| error.device(memory.name()))?;
         let layout = Layout::of(&superblock);
         let (headers, stale) = Root::read_headers(memory, &layout)?;
         let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
@@ -240,7 +245,7 @@ impl Flat {
     /// Makes the state in DRAM from what is on media, and begins a session.
     /// False if there is an image that is damaged: then what this made is of no use, and the image not to be asked
     /// for again.
-    pub(super) fn recover(&self, root: &Root, options: &Options, image: bool) -> Result<bool> {
+    pub(super) fn recover(&self, root: &Root, options: &Options, images: bool) -> Result<bool> {
         self.session.store(root.session.number, Ordering::Relaxed);
         for header in &root.headers {
             if let Some(chunk) = self.chunks.get(header.number) {
@@ -254,14 +259,26 @@ impl Flat {
                 }
             }
         }
-        let image = match root.session.clean && image {
+        let image = match root.session.clean && images {
             true => Image::find(&*self.memory, &self.layout, root)?,
             false => None,
         };
         match image {
             Some(image) if self.load_image(&image, options)? => {}
             Some(_) => return Ok(false),
-            None => self.scan_logs(root, options)?,
+            None => {
+                let checkpoint = if images { self.find_checkpoint(root)? } else { None };
+                let learned = Learned::new(&self.layout);
+                let tails = match &checkpoint {
+                    Some(found) if !self.load_checkpoint(found, &learned, options)? => {
+                        return Ok(false);
+                    }
+                    Some(found) => &found.tails,
+                    None => &Tails::default(),
+                };
+                self.scan_logs(root, tails, &learned, options)?;
+                self.keep_checkpoint(checkpoint);
+            }
         }
         self.begin_session(root)?;
         self.mend_headers(root)?;
@@ -322,6 +339,7 @@ impl Flat {
             let Some(chunk) = self.chunks.get(header.number) else { continue };
             let used = chunk.live.load(Ordering::Relaxed) > 0;
             match header.kind {
+                ChunkKind::Image if self.is_of_checkpoint(header.number) => {}
                 ChunkKind::Free | ChunkKind::Image => self.chunks.add_free(header.number),
                 // Their headers do not matter until they are written anew.
                 ChunkKind::Blocks if !used => self.chunks.add_free(header.number),

@@ -7,16 +7,17 @@
 //! # Failure
 //! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage.
 
+use super::chunks::Since;
 use super::index::{Cursor, Part};
-use super::layout::Place;
+use super::layout::{Layout, Place};
+use super::periodic::Tails;
 use super::recover::{Root, corrupted};
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, Entry, LINE,
-    Stamp,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, ChunkHeader, ChunkKind, Entry, LINE, Stamp,
 };
 use esker_index::Word;
 use parking_lot::Mutex;
@@ -31,25 +32,57 @@ const GROUP: usize = 64;
 /// Longest batch that is looked for behind a torn one, in bytes.
 const SEARCH_BYTES: usize = 8 << 10;
 
-/// What recovery learns, by several threads.
+/// What recovery does, by several threads.
 struct Scan<'a> {
     flat: &'a Flat,
+    tails: &'a Tails,
+    learned: &'a Learned,
     clear: u64,
     locks: Box<[Mutex<()>]>,
     /// The highest version that was found.
     newest: AtomicU64,
-    /// Of each chunk: what is known of it so far.
-    chunks: Box<[Learned]>,
+}
+
+/// What recovery learns of what the index has.
+#[derive(Debug)]
+pub(super) struct Learned {
+    chunks: Box<[LearnedChunk]>,
     tombstones: AtomicI64,
 }
 
-/// What is known of a chunk.
 #[derive(Debug)]
-struct Learned {
+struct LearnedChunk {
     /// Entries in the index.
     live: AtomicU32,
     /// Lowest and highest version of its entries, once all were read.
     versions: OnceLock<(u64, u64)>,
+}
+
+impl Learned {
+    pub(super) fn new(layout: &Layout) -> Learned {
+        let chunk = |_| LearnedChunk { live: AtomicU32::new(0), versions: OnceLock::new() };
+        Learned {
+            chunks: (0..layout.chunk_count).map(chunk).collect(),
+            tombstones: AtomicI64::new(0),
+        }
+    }
+
+    fn chunk(&self, number: u32) -> Option<&LearnedChunk> {
+        self.chunks.get(usize::try_from(number).ok()?)
+    }
+
+    /// Counts an entry that the index has now, or has no more.
+    pub(super) fn count(&self, layout: &Layout, place: Place, has: bool) {
+        if let Some(chunk) = self.chunk(layout.chunk_of(place.offset)) {
+            match has {
+                true => chunk.live.fetch_add(1, Ordering::Relaxed),
+                false => chunk.live.fetch_sub(1, Ordering::Relaxed),
+            };
+        }
+        if place.kind.is_tombstone() {
+            self.tombstones.fetch_add(if has { 1 } else { -1 }, Ordering::Relaxed);
+        }
+    }
 }
 
 /// An entry that was read and is not in the index yet.
@@ -67,8 +100,8 @@ impl Scan<'_> {
         let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
         let (start, salt) = (flat.layout.start_of(number), chunk.salt());
         buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        flat.memory.read(start, buffer)?;
-        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let (mut at, covered) = self.tails.of(number);
+        flat.memory.read(start + at as u64, buffer.get_mut(at..).unwrap_or_default())?;
         let (mut batches, mut sealed) = (Vec::new(), false);
         while at < buffer.len() {
             let batch = buffer.get_mut(at..).unwrap_or_default();
@@ -87,8 +120,11 @@ impl Scan<'_> {
             let words = "a batch is damaged, and whole ones follow it".to_owned();
             return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
         }
-        let entries = self.entries(number, &batches, buffer)?;
-        chunk.set_counts(entries, 0, u32::try_from(at).unwrap_or(u32::MAX));
+        let (entries, versions) = self.entries(number, &batches, buffer)?;
+        if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
+            learned.versions.get_or_init(|| versions);
+        }
+        chunk.set_counts(covered + entries, 0, u32::try_from(at).unwrap_or(u32::MAX));
         Ok(())
     }
 
@@ -102,8 +138,13 @@ impl Scan<'_> {
         })
     }
 
-    /// Enters what the batches of a chunk say; returns the number of entries.
-    fn entries(&self, chunk: u32, batches: &[(usize, BatchHeader)], buffer: &[u8]) -> Result<u32> {
+    /// Enters what the batches of a chunk say; returns the number of entries, and the versions between which theirs lie.
+    fn entries(
+        &self,
+        chunk: u32,
+        batches: &[(usize, BatchHeader)],
+        buffer: &[u8],
+    ) -> Result<(u32, (u64, u64))> {
         let flat = self.flat;
         let start = flat.layout.start_of(chunk);
         let mut group: Vec<Found<'_>> = Vec::with_capacity(GROUP);
@@ -134,14 +175,7 @@ impl Scan<'_> {
         }
         self.enter(chunk, &mut group)?;
         self.newest.fetch_max(newest, Ordering::Relaxed);
-        if let Some(learned) = self.learned(chunk) {
-            learned.versions.get_or_init(|| (oldest, newest));
-        }
-        Ok(u32::try_from(count).unwrap_or(u32::MAX))
-    }
-
-    fn learned(&self, chunk: u32) -> Option<&Learned> {
-        self.chunks.get(usize::try_from(chunk).ok()?)
+        Ok((u32::try_from(count).unwrap_or(u32::MAX), (oldest, newest)))
     }
 
     /// Enters entries of a chunk, in their order; what the index keeps of them is fetched at once.
@@ -166,10 +200,10 @@ impl Scan<'_> {
                     return Ok(());
                 }
                 flat.index.replace(*hash, key, held, word);
-                self.count(Place::of(held), false);
+                self.learned.count(&flat.layout, Place::of(held), false);
             }
         }
-        self.count(*place, true);
+        self.learned.count(&flat.layout, *place, true);
         Ok(())
     }
 
@@ -180,26 +214,12 @@ impl Scan<'_> {
             // L3, and the cleaner copies a key's entries in their order.
             return Ok(true);
         }
-        if let Some((oldest, newest)) = self.learned(number).and_then(|it| it.versions.get())
+        if let Some((oldest, newest)) = self.learned.chunk(number).and_then(|it| it.versions.get())
             && (version < *oldest || version > *newest)
         {
             return Ok(version > *newest);
         }
-        Ok(self.flat.known(held.word())?.map_or(0, |known| known.version.0) < version)
-    }
-
-    /// Counts an entry that the index has now, or has no more.
-    fn count(&self, place: Place, has: bool) {
-        let step = if has { 1 } else { -1 };
-        if let Some(learned) = self.learned(self.flat.layout.chunk_of(place.offset)) {
-            match has {
-                true => learned.live.fetch_add(1, Ordering::Relaxed),
-                false => learned.live.fetch_sub(1, Ordering::Relaxed),
-            };
-        }
-        if place.kind.is_tombstone() {
-            self.tombstones.fetch_add(step, Ordering::Relaxed);
-        }
+        Ok(self.flat.known(held.word(), Since::HELD)?.map_or(0, |known| known.version.0) < version)
     }
 }
 
@@ -213,19 +233,25 @@ pub(super) fn version_in(header: &BatchHeader, ordinal: usize, stamp: Stamp) -> 
 }
 
 impl Flat {
-    pub(super) fn scan_logs(&self, root: &Root, options: &Options) -> Result<()> {
+    /// Reads the logs, or what stands behind the tails that a checkpoint covers.
+    pub(super) fn scan_logs(
+        &self,
+        root: &Root,
+        tails: &Tails,
+        learned: &Learned,
+        options: &Options,
+    ) -> Result<()> {
         let mut logs: Vec<&ChunkHeader> =
             root.headers.iter().filter(|header| header.kind == ChunkKind::Log).collect();
         // The newest first: most of what was overtaken is then found so at once.
         logs.sort_unstable_by_key(|header| std::cmp::Reverse(header.born));
-        let learned = |_| Learned { live: AtomicU32::new(0), versions: OnceLock::new() };
         let scan = Scan {
             flat: self,
+            tails,
+            learned,
             clear: root.clear.version,
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
-            newest: AtomicU64::new(root.clear.version),
-            chunks: (0..self.layout.chunk_count).map(learned).collect(),
-            tombstones: AtomicI64::new(0),
+            newest: AtomicU64::new(root.clear.version.max(tails.newest)),
         };
         let done = AtomicUsize::new(0);
         let work = || {
@@ -238,13 +264,13 @@ impl Flat {
             }
         };
         self.in_parallel(logs.len(), &work)?;
-        let born = root.headers.iter().map(|header| header.born).max().unwrap_or(0);
+        let born = logs.iter().map(|header| header.born).max().unwrap_or(0);
         let newest = scan.newest.load(Ordering::Relaxed);
         self.versions.raise((newest + 1).max(born));
-        let tombstones = scan.tombstones.load(Ordering::Relaxed);
+        let tombstones = learned.tombstones.load(Ordering::Relaxed);
         self.tombstones.store(u64::try_from(tombstones).unwrap_or(0), Ordering::Relaxed);
         for (number, chunk) in self.chunks.iter().filter(|(_, chunk)| chunk.is_log()) {
-            let live = scan.learned(number).map_or(0, |it| it.live.load(Ordering::Relaxed));
+            let live = learned.chunk(number).map_or(0, |it| it.live.load(Ordering::Relaxed));
             let entries = chunk.counts().0;
             let tail = chunk.tail.load(Ordering::Relaxed);
             chunk.set_counts(entries, entries.saturating_sub(live), tail);
@@ -258,7 +284,7 @@ impl Flat {
     fn mark_records(&self) -> Result<()> {
         let cursor = Mutex::new(Cursor::Start);
         let mark = |word: Word| {
-            if let Some(Some(line)) = self.record_of(word)?
+            if let Some(Some(line)) = self.record_of(word, Since::HELD)?
                 && !self.mark(line)
             {
                 let words = "an entry points at what is no record of its own".to_owned();

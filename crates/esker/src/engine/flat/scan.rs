@@ -1,6 +1,7 @@
 //! Walks over everything, and scans in order where the index keeps one.
 
 use super::Flat;
+use super::chunks::Since;
 use super::index::{Cursor, Part};
 use super::layout::{Place, kind_of};
 use crate::engine::Items;
@@ -53,8 +54,9 @@ impl Flat {
             }
         };
         let (items, next) = loop {
+            let since = self.chunks.now();
             let Some((part, next)) = self.index.walk(&at) else { return Ok(None) };
-            if let Some(items) = self.items_of(part)? {
+            if let Some(items) = self.items_of(part, since)? {
                 break (items, next);
             }
         };
@@ -67,7 +69,7 @@ impl Flat {
     }
 
     /// The keys with a value of a part; `None` if an entry was moved meanwhile: the part is to be copied again.
-    fn items_of(&self, part: Part) -> Result<Option<Items>> {
+    fn items_of(&self, part: Part, mut since: Since) -> Result<Option<Items>> {
         let mut items = Items::new();
         match part {
             Part::Hashes(entries) => {
@@ -75,7 +77,16 @@ impl Flat {
                     if kind_of(word).is_tombstone() {
                         continue;
                     }
-                    let Some(key) = self.key_of(hash, word)? else { return Ok(None) };
+                    let key = loop {
+                        if let Some(key) = self.key_of(hash, word, since)? {
+                            break key;
+                        }
+                        // Moved, or only some chunk was taken.
+                        since = self.chunks.now();
+                        if !self.index.holds(hash, &[], word) {
+                            return Ok(None);
+                        }
+                    };
                     items.push((key, None));
                 }
             }
@@ -88,8 +99,8 @@ impl Flat {
     }
 
     /// The key of an entry; `None` if it is gone meanwhile.
-    fn key_of(&self, hash: u64, word: Word) -> Result<Option<Vec<u8>>> {
-        let seen = self.with_entry(Place::of(word), |entry| {
+    fn key_of(&self, hash: u64, word: Word, since: Since) -> Result<Option<Vec<u8>>> {
+        let seen = self.with_entry(Place::of(word), since, |entry| {
             let here = matches!(entry.key, EntryKey::Here(_));
             let key = self.key_of_entry(entry)?;
             // The record's place is its own as long as the word stands.
@@ -121,6 +132,7 @@ impl Flat {
             let wanted = (limit - items.len()).min(PART);
             let mut found: Vec<(Vec<u8>, Word)> = Vec::with_capacity(wanted);
             let mut ended = true;
+            let since = self.chunks.now();
             self.index.scan(start.as_ref().map(Vec::as_slice), direction, &mut |key, word| {
                 if !is_before(key, end, direction) {
                     return ControlFlow::Break(());
@@ -131,7 +143,7 @@ impl Flat {
             });
             let last = found.last().map(|(key, _)| key.clone());
             for (key, word) in found {
-                if let Some(value) = self.value_of(&key, word)? {
+                if let Some(value) = self.value_of(&key, word, since)? {
                     items.push((key, value));
                 }
             }
@@ -143,11 +155,11 @@ impl Flat {
         Ok(items)
     }
 
-    fn value_of(&self, key: &[u8], word: Word) -> Result<Option<Value>> {
+    fn value_of(&self, key: &[u8], word: Word, since: Since) -> Result<Option<Value>> {
         if kind_of(word).is_tombstone() {
             return Ok(None);
         }
-        match self.read_value(0, key, word, &mut |_| Ok(()))? {
+        match self.read_value(0, key, word, since, &mut |_| Ok(()))? {
             Some(value) => Ok(value),
             None => self.get_value(key, &mut |_| Ok(())),
         }

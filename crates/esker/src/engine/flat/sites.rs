@@ -11,8 +11,6 @@ esker_base::sites! {
     pub FORMAT_FENCE: Fence = "flat.format.fence";
     /// Writes back the superblock.
     pub SUPERBLOCK_FLUSH: Flush = "flat.superblock.flush";
-    /// Makes it durable.
-    pub SUPERBLOCK_FENCE: Fence = "flat.superblock.fence";
     /// Stores the session word.
     pub SESSION_STORE: Write = "flat.session.store";
     /// Writes back the session word: the mark of a clean stop is gone before anything new is written.
@@ -65,8 +63,22 @@ esker_base::sites! {
     pub IMAGE_STORE: Write = "flat.image.store";
     /// Writes it back.
     pub IMAGE_FLUSH: Flush = "flat.image.flush";
-    /// Makes the image durable before the session word says that it counts.
-    pub IMAGE_FENCE: Fence = "flat.image.fence";
+    /// Makes the image of an open store durable before the one before it goes.
+    pub CHECKPOINT_FENCE: Fence = "flat.checkpoint.fence";
+    /// An entry of such an image stands in a log that is still there, before the tail.
+    pub CHECKPOINT_STANDS: Compare = "flat.checkpoint.stands";
+    /// Nothing was cleared since such an image.
+    pub CHECKPOINT_CLEAR: Compare = "flat.checkpoint.clear";
+    /// All that stood before the tails was in the index: no write and no move was under way.
+    pub CHECKPOINT_SETTLED: Wait = "flat.checkpoint.settled";
+    /// Nothing that a backup is to copy is overwritten before.
+    pub BACKUP_HOLD: Compare = "flat.backup.hold";
+    /// Stores a restored chunk, or the root.
+    pub RESTORE_STORE: Write = "flat.restore.store";
+    /// Writes it back.
+    pub RESTORE_FLUSH: Flush = "flat.restore.flush";
+    /// Makes what is restored durable before the memory is a store.
+    pub RESTORE_FENCE: Fence = "flat.restore.fence";
     /// A part of an image has the checksum of its place.
     pub IMAGE_CHECKSUM: Checksum = "flat.image.checksum";
     /// A chunk header has the checksum of its place.
@@ -83,6 +95,12 @@ esker_base::sites! {
     pub COMMITTED_POINT: Compare = "flat.recover.committed_point";
     /// An entry that was read belongs to the key that was asked for.
     pub ENTRY_KEY: Compare = "flat.entry.key";
+    /// No chunk was used anew between the lookup of a word and the read of its entry.
+    pub READ_SINCE: Compare = "flat.read.since";
+    /// An entry whose record is about to be freed still stands in the index.
+    pub WRITE_STANDS: Compare = "flat.write.stands";
+    /// What the cleaner copies is no older than the first entry that the index does not follow yet.
+    pub CLEAN_SETTLED: Compare = "flat.clean.settled";
     /// No chunk was used anew while an entry was read.
     pub READ_GENERATION: Compare = "flat.read.generation";
     /// The record that was read still belonged to its key.

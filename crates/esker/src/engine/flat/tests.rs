@@ -22,7 +22,9 @@ fn options(engine: EngineKind) -> Options {
 }
 
 fn put(store: &Flat, key: &[u8]) {
-    store.put_value(key, &[3; 200], Attributes::default(), crate::value::Condition::Always).unwrap();
+    store
+        .put_value(key, &[3; 200], Attributes::default(), crate::value::Condition::Always)
+        .unwrap();
 }
 
 /// Appends a tombstone of a key, and leaves the index as it is.

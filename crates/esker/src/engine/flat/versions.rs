@@ -56,6 +56,12 @@ impl Versions {
         });
     }
 
+    /// A number that grows with everything that is given.
+    pub(super) fn given(&self) -> u64 {
+        let clocks = self.0.iter().map(|clock| clock.load(Ordering::Relaxed));
+        clocks.fold(0, u64::wrapping_add)
+    }
+
     /// The highest version that was given.
     pub(super) fn last(&self) -> Version {
         let next = self.0.iter().map(|clock| clock.load(Ordering::Relaxed)).max();

@@ -3,7 +3,7 @@
 //! A key's lock is held from the decision until the index has the new entry: so the order of decisions on a key is
 //! that of its versions. Only the cleaner changes a key's word meanwhile, to another place of the same entry.
 
-use super::chunks::For;
+use super::chunks::{For, Since};
 use super::commit::Placed;
 use super::keys::KeyLock;
 use super::layout::{Place, kind_of};
@@ -58,13 +58,15 @@ impl Flat {
         self.refuse()?;
         let hash = self.hasher.hash(key);
         let lock = self.keys.lock(hash);
-        let found = self.find(hash, key)?;
-        if condition != Condition::Always {
-            let known = self.known_of(hash, key, found)?;
+        let found = if condition == Condition::Always {
+            self.find(hash, key)?
+        } else {
+            let (found, known) = self.known_of(hash, key)?;
             if let Some(refused) = self.decide(condition, known) {
                 return Ok(refused);
             }
-        }
+            found
+        };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
         let placed = self.append_prepared(core, &lock, &prepared)?;
@@ -77,8 +79,7 @@ impl Flat {
         self.refuse()?;
         let hash = self.hasher.hash(key);
         let lock = self.keys.lock(hash);
-        let found = self.find(hash, key)?;
-        let known = self.known_of(hash, key, found)?;
+        let (found, known) = self.known_of(hash, key)?;
         if let Some(refused) = self.decide(condition, known) {
             return Ok(refused);
         }
@@ -89,16 +90,16 @@ impl Flat {
         Ok(Outcome::Stored(placed.version))
     }
 
-    /// What the store knows of a key whose lock the caller holds.
-    fn known_of(&self, hash: u64, key: &[u8], found: Option<Word>) -> Result<Option<Known>> {
-        let mut found = found;
+    /// The word of a key whose lock the caller holds, and what its entry says.
+    fn known_of(&self, hash: u64, key: &[u8]) -> Result<(Option<Word>, Option<Known>)> {
         loop {
-            let Some(word) = found else { return Ok(None) };
-            if let Some(known) = self.known(word)? {
-                return Ok(Some(known));
+            let since = self.chunks.now();
+            let found = self.find(hash, key)?;
+            let Some(word) = found else { return Ok((None, None)) };
+            if let Some(known) = self.known(word, since)? {
+                return Ok((found, Some(known)));
             }
             // The cleaner moved it.
-            found = self.find(hash, key)?;
         }
     }
 
@@ -122,7 +123,7 @@ impl Flat {
         if key.len() <= INLINE_KEY_MAX {
             EntryKey::Here(key)
         } else {
-            EntryKey::Record(self.hasher.hash(key))
+            EntryKey::Record(self.hasher.hash_whole(key))
         }
     }
 
@@ -195,10 +196,10 @@ impl Flat {
                 self.index.insert(hash, key, new);
                 break;
             };
-            // Its entry may be gone as soon as the index does not have it any more. The new one is durable: without a
-            // place in the index the store cannot go on.
-            let record = self.record_of(old).map_err(|error| self.poison(&error))?;
-            if let Some(record) = record
+            // Its entry may be gone as soon as the index does not have it any more: it was looked up long ago. The new
+            // one is durable: without a place in the index the store cannot go on.
+            let record = self.standing_record(hash, key, old);
+            if let Some(record) = record.map_err(|error| self.poison(&error))?
                 && self.index.replace(hash, key, old, new)
             {
                 self.let_go(old, record);
@@ -212,6 +213,13 @@ impl Flat {
             chunk.count_published(1);
         }
         Ok(())
+    }
+
+    /// The line of the record of an entry that the index has under the key; `None` if it has another one by now.
+    fn standing_record(&self, hash: u64, key: &[u8], word: Word) -> Result<Option<Option<u64>>> {
+        let since = self.chunks.now();
+        let gone = kind_of(word).has_record() && !self.index.holds(hash, key, word);
+        if gone && !sites::WRITE_STANDS.disabled() { Ok(None) } else { self.record_of(word, since) }
     }
 
     /// An entry does not count any more.
@@ -236,6 +244,8 @@ impl Flat {
         let _cleaner = self.cleaner.lock();
         let mut cleared = self.cleared.lock();
         let next = Clear { generation: cleared.generation + 1, version: self.versions.meet() };
+        // So that a checkpoint from now on comes after it.
+        self.versions.raise(next.version + 1);
         let written = || {
             let [even, odd] = CLEAR_OFFSETS;
             let offset = if next.generation.is_multiple_of(2) { even } else { odd };
@@ -273,7 +283,7 @@ impl Flat {
     }
 
     fn forget(&self, hash: u64, key: &[u8], word: Word) -> Result<()> {
-        let record = self.record_of(word).map_err(|error| self.poison(&error))?;
+        let record = self.record_of(word, Since::HELD).map_err(|error| self.poison(&error))?;
         if let Some(record) = record
             && self.index.remove(hash, key, word)
         {

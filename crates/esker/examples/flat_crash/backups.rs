@@ -1,0 +1,87 @@
+//! Scenarios of backups: what a copy of a store in use must hold, and what a crash leaves of a restore.
+
+use super::races::one_core;
+use super::scenarios::{Verdict, cut, each_state, memory, memory_of, open, put, words};
+use super::subject::CHUNK_SIZE;
+use esker::options::Progress;
+use esker::{Store, restore_on_memory};
+use esker_media::sim::{Initial, SimArchive};
+use std::collections::BTreeMap;
+
+/// Chunks of the small stores that are restored.
+const SMALL: u64 = 16 * CHUNK_SIZE;
+
+type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn held(store: &Store) -> std::result::Result<Map, String> {
+    let items = store.iter().map(|item| item.map(|(key, value)| (key, value.to_vec())));
+    items.collect::<esker::Result<_>>().map_err(words)
+}
+
+/// Records are freed and their blocks used anew, and logs cleaned, before each chunk is copied.
+pub(super) fn what_is_copied_is_not_overwritten() -> Verdict {
+    let memory = memory(Initial::Zeros);
+    let store = open(&memory, &one_core())?;
+    for number in 0..8_u8 {
+        put(&store, &format!("key{number}"), &[number; 400])?;
+        // So that the chunk of the record is not free without it.
+        put(&store, &format!("kept{number}"), &[number; 400])?;
+        put(&store, &format!("small{number}"), &[number; 30])?;
+    }
+    let old = held(&store)?;
+    let archive = SimArchive::new();
+    let beside = store.clone();
+    archive.before_create(move |file| {
+        if file.starts_with("segment") {
+            for number in 0..8_u8 {
+                let _ = beside.put(format!("key{number}").as_bytes(), &[!number; 400]);
+                let _ = beside.put(format!("small{number}").as_bytes(), &[!number; 30]);
+            }
+            let _ = beside.clean(8);
+        }
+    });
+    match store.backup_to(&archive, &Progress::default()) {
+        Ok(_) => {}
+        Err(error) => return Err(format!("backup: {error}")),
+    }
+    let target = memory_of(super::scenarios::SIZE, Initial::Ones);
+    let mut options = one_core();
+    options.format = true;
+    restore_on_memory(&archive, &*target, &options).map_err(words)?;
+    if held(&open(&target, &one_core())?)? != old {
+        return Err("something was overwritten before it was copied".to_owned());
+    }
+    Ok(())
+}
+
+/// A store is replaced by its own backup: until that is whole, the one that was there is, or none.
+pub(super) fn a_restore_is_whole_or_none() -> Verdict {
+    let memory = memory_of(SMALL, Initial::Zeros);
+    let store = open(&memory, &one_core())?;
+    put(&store, "key", &[1; 400])?;
+    put(&store, "small", &[1; 30])?;
+    let backed_up = held(&store)?;
+    let archive = SimArchive::new();
+    store.backup_to(&archive, &Progress::default()).map_err(words)?;
+    put(&store, "key", &[2; 400])?;
+    put(&store, "later", &[2; 30])?;
+    let replaced = held(&store)?;
+    let target = memory_of(SMALL, Initial::Recycled(memory.image()));
+    let mut options = one_core();
+    options.format = true;
+    restore_on_memory(&archive, &*target, &options).map_err(words)?;
+    if held(&open(&cut(&target), &one_core())?)? != backed_up {
+        return Err("what was restored did not survive".to_owned());
+    }
+    let mut number = 0_u32;
+    each_state(&target, 0, 24, |image| {
+        // More than enough states: a part of them.
+        number += 1;
+        if !number.is_multiple_of(5) {
+            return Ok(());
+        }
+        let found = held(&open(&memory_of(SMALL, Initial::Recycled(image)), &one_core())?)?;
+        let right = found.is_empty() || found == backed_up || found == replaced;
+        if right { Ok(()) } else { Err(format!("a part of a store: {} items", found.len())) }
+    })
+}

@@ -1,0 +1,226 @@
+//! Backups: a copy of the logs and records as they stood at one moment, taken while everything goes on.
+//!
+//! A backup is what a power cut at that moment, the *cut*, could have left, so restoring is recovery. The cut is made with
+//! the locks of all keys and of the cleaner: no write and no move is under way, all versions below the next one are in the
+//! logs, durable, and none above. Each log is copied up to its tail then; a log only grows behind it. What the entries
+//! there point at is not overwritten before it is copied ([`super::hold`]): records that are freed meanwhile are parked, and
+//! their chunks change only where nothing was in use.
+//!
+//! Full logs and large records do not change in one incarnation, so those that an earlier backup has, by number, epoch and
+//! salt, are not read again and not held.
+//!
+//! # Concurrency
+//! One backup at a time. The locks are held for a look at each chunk; then nothing is held across a copy that anybody
+//! waits for. If a writer finds no room, the hold is broken and the backup fails.
+//!
+//! # Failure
+//! As [`crate::engine::backup`].
+
+use super::chunks::Use;
+use super::hold::Holding;
+use super::recover::read_header;
+use super::{Flat, sites};
+use crate::backup::BackupReport;
+use crate::engine::backup::{COPY_SIZE, Copied, copied, publish, read_manifest};
+use crate::options::Progress;
+use esker_base::checksum::Crc32c;
+use esker_base::ids::{SegmentEpoch, SegmentId, Version};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::backup::{FlatManifest, ManifestEntry, SegmentForm};
+use esker_format::flat::{CHUNK_HEADER_SIZE, CHUNK_START, ChunkHeader};
+use esker_media::Archive;
+use std::sync::atomic::Ordering;
+
+/// A chunk of the cut, or the chunks of a large record.
+struct Part {
+    header: ChunkHeader,
+    chunks: u32,
+    form: SegmentForm,
+    /// Bytes to copy of each.
+    length: u64,
+}
+
+/// What a backup covers.
+struct Cut {
+    next_version: u64,
+    clear_version: u64,
+    /// Chunks to copy.
+    missing: Vec<Part>,
+    /// Chunks that an earlier backup has.
+    entries: Vec<ManifestEntry>,
+}
+
+impl Flat {
+    /// Copies the store to `archive`.
+    pub(super) fn backup_store(
+        &self,
+        archive: &dyn Archive,
+        progress: &Progress,
+    ) -> Result<BackupReport> {
+        self.refuse()?;
+        let earlier: Option<FlatManifest> = read_manifest(archive)?;
+        if let Some(earlier) = &earlier
+            && earlier.superblock.store_id != self.layout.store_id
+        {
+            let words = format!(
+                "the folder has backups of store {}, this one is {}",
+                earlier.superblock.store_id, self.layout.store_id
+            );
+            return Err(Error::invalid("back up", words).device(archive.name()));
+        }
+        let copied = copied(archive, earlier.as_ref())?;
+        let number = earlier.map_or(1, |earlier| earlier.number + 1);
+        let (holding, cut) = self.cut(&copied)?;
+        let Cut { next_version, clear_version, missing, mut entries } = cut;
+        let reused = entries.len() as u64;
+        let (mut bytes, mut chunks) = (0, 0);
+        for (done, part) in (0..).zip(&missing) {
+            progress.report(done, missing.len() as u64);
+            let first = entries.len();
+            self.copy_part(archive, &holding, part, number, &mut entries)?;
+            let new = entries.get(first..).unwrap_or_default();
+            bytes += new.iter().map(|entry| entry.length_bytes).sum::<u64>();
+            chunks += new.len() as u64;
+        }
+        progress.report(missing.len() as u64, missing.len() as u64);
+        drop(holding);
+        entries.sort_by_key(|entry| entry.id);
+        let manifest = FlatManifest {
+            number,
+            next_version: Version(next_version),
+            clear_version: Version(clear_version),
+            created_unix_seconds: self.clock.unix_seconds(),
+            superblock: self.superblock,
+            segments: entries,
+        };
+        publish(archive, &manifest)?;
+        Ok(BackupReport {
+            segments_copied: chunks,
+            segments_reused: reused,
+            bytes_copied: bytes,
+            last_version: Version(next_version.saturating_sub(1)),
+        })
+    }
+
+    /// Chooses what the backup covers, and begins to hold what is not copied yet.
+    fn cut(&self, earlier: &Copied) -> Result<(Holding<'_>, Cut)> {
+        let _locks = self.keys.lock_all();
+        let _cleaner = self.cleaner.lock();
+        self.refuse()?;
+        let mut cut = Cut {
+            next_version: self.versions.meet(),
+            clear_version: self.cleared.lock().version,
+            missing: Vec::new(),
+            entries: Vec::new(),
+        };
+        for (number, chunk) in self.chunks.iter() {
+            let tail = u64::from(chunk.tail.load(Ordering::Relaxed)).max(CHUNK_START);
+            let live = chunk.live.load(Ordering::Relaxed) > 0;
+            let (form, length) = match chunk.usage() {
+                Use::Log => (SegmentForm::Whole, tail),
+                Use::OpenLog => (SegmentForm::Cut, tail),
+                Use::Blocks if live => (SegmentForm::Cut, self.layout.chunk_size),
+                Use::Large if live => (SegmentForm::Whole, self.layout.chunk_size),
+                _ => continue,
+            };
+            let Some((header, _)) = read_header(&*self.memory, &self.layout, number)? else {
+                let words = format!("neither header of chunk {number} is whole");
+                return Err(Error::corrupted("back up", words).device(self.memory.name()));
+            };
+            let chunks = if chunk.usage() == Use::Large { header.chunks.max(1) } else { 1 };
+            let part = Part { header, chunks, form, length };
+            let known: Option<Vec<ManifestEntry>> = (0..chunks)
+                .map(|more| {
+                    let entry = self.entry_of(&part, number + more, 0);
+                    earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied()
+                })
+                .collect();
+            match known.filter(|_| form == SegmentForm::Whole) {
+                Some(known) => cut.entries.extend(known),
+                None => cut.missing.push(part),
+            }
+        }
+        let kept = cut.missing.iter().map(|part| part.header.number).collect();
+        let holding = self.begin_hold(kept).ok_or_else(|| {
+            Error::new(ErrorKind::Locked, "back up")
+                .context("another backup of this store is under way")
+        })?;
+        Ok((holding, cut))
+    }
+
+    fn entry_of(&self, part: &Part, number: u32, backup: u64) -> ManifestEntry {
+        ManifestEntry {
+            id: SegmentId(number),
+            epoch: SegmentEpoch(part.header.epoch),
+            salt: part.header.salt(&self.layout.store_id),
+            form: part.form,
+            length_bytes: part.length,
+            number: backup,
+            checksum: 0,
+        }
+    }
+
+    /// Copies one part, each chunk to a file of its own.
+    fn copy_part(
+        &self,
+        archive: &dyn Archive,
+        holding: &Holding<'_>,
+        part: &Part,
+        backup: u64,
+        entries: &mut Vec<ManifestEntry>,
+    ) -> Result<()> {
+        let first = part.header.number;
+        for number in first..first + part.chunks {
+            let mut entry = self.entry_of(part, number, backup);
+            let mut writer = archive.create(&entry.file_name())?;
+            let header = (number == first).then_some(&part.header);
+            entry.checksum =
+                self.copy_bytes(number, header, part.length, holding, &mut |bytes| {
+                    writer.write(bytes)
+                })?;
+            writer.finish(crate::engine::depot::sites::BACKUP_FILE_FLUSH)?;
+            entries.push(entry);
+        }
+        if !holding.release(first) && !sites::BACKUP_HOLD.disabled() {
+            return Err(Error::new(ErrorKind::NoSpace, "back up").context(
+                "the store ran short of free chunks while they were copied, and went on without the \
+                 backup; the earlier backup is as it was",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Gives the bytes of a chunk to `write`; returns their checksum.
+    fn copy_bytes(
+        &self,
+        number: u32,
+        header: Option<&ChunkHeader>,
+        length: u64,
+        holding: &Holding<'_>,
+        write: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<u32> {
+        let mut crc = Crc32c::new();
+        let mut done = 0;
+        while done < length {
+            self.check_open()?;
+            if holding.is_broken() {
+                // Told by the caller.
+                return Ok(0);
+            }
+            let size = COPY_SIZE.min(length - done);
+            let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
+            self.memory.read(self.layout.start_of(number) + done, &mut buffer)?;
+            if let Some(header) = header.filter(|_| done == 0) {
+                // Of two copies the one that is whole.
+                let bytes = header.encode(&self.layout.store_id);
+                for copy in buffer.chunks_exact_mut(CHUNK_HEADER_SIZE).take(2) {
+                    copy.copy_from_slice(&bytes);
+                }
+            }
+            crc.update(&buffer);
+            write(&buffer)?;
+            done += size;
+        }
+        Ok(crc.finish())
+    }
+}

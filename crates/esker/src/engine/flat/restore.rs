@@ -1,0 +1,186 @@
+//! Restoring: a store from a backup, in memory that holds none.
+//!
+//! Batches and records are bound to their places, so every chunk goes back to where it was; the others become free. What
+//! stands there then is what a power cut at the moment of the backup could have left, and the next open recovers it.
+//!
+//! # Invariants
+//! - Z1: until everything is durable, the memory holds no store.
+//! - Z2: no byte of the backup is believed before its checksum was compared.
+//! - Z3: nothing that stood there before can be taken for a part of the store, also if it was the same store: every header
+//!   is written, and all of a chunk behind what the backup has.
+//!
+//! # Concurrency
+//! One caller, who has the memory to himself.
+//!
+//! # Failure
+//! A crash or an error leaves blank memory: restore again.
+
+use super::layout::Layout;
+use super::sites;
+use crate::backup::RestoreReport;
+use crate::engine::backup::Backup;
+use crate::options::Progress;
+use esker_base::ids::Version;
+use esker_base::{Error, Result};
+use esker_format::backup::ManifestEntry;
+use esker_format::flat::{
+    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, SESSION_OFFSET,
+    SUPERBLOCK_OFFSETS, Session, Superblock,
+};
+use esker_media::{BufferPool, Pmem};
+
+/// Bits of an epoch below the session's number.
+const EPOCH_BITS: u32 = 32;
+/// Bytes of zeros that are written at once.
+const ZEROS: usize = 64 << 10;
+
+impl Backup<'_, Superblock> {
+    /// Size of the memory that was backed up, in bytes.
+    pub(crate) fn memory_size_bytes(&self) -> u64 {
+        self.manifest.superblock.size_bytes
+    }
+
+    /// The superblock of the new store.
+    fn superblock_in(&self, memory: &dyn Pmem) -> Result<Superblock> {
+        let old = self.manifest.superblock;
+        let size = memory.size_bytes();
+        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
+        if size / old.chunk_size_bytes < last {
+            let needed = last * old.chunk_size_bytes;
+            let words = format!(
+                "{size} bytes are too few: chunks keep their places, and the last one in use ends at {needed}"
+            );
+            return Err(Error::invalid("restore", words).device(memory.name()));
+        }
+        let (_, chunk_count) = Layout::plan(size, Some(old.chunk_size_bytes))?;
+        Ok(Superblock { size_bytes: size, chunk_count, ..old })
+    }
+}
+
+/// Memory that becomes a store.
+struct Target<'a> {
+    memory: &'a dyn Pmem,
+    layout: Layout,
+    pool: BufferPool,
+}
+
+impl Target<'_> {
+    fn is_taken(&self) -> Result<bool> {
+        let magics = SUPERBLOCK_OFFSETS.map(|offset| self.memory.load_u64(offset));
+        magics.into_iter().try_fold(false, |taken, magic| Ok(taken || magic? != 0))
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.memory.store(sites::RESTORE_STORE, offset, bytes)?;
+        self.memory.flush(sites::RESTORE_FLUSH, offset, bytes.len() as u64)
+    }
+
+    fn fence(&self) -> Result<()> {
+        self.memory.fence(sites::RESTORE_FENCE)
+    }
+
+    fn write_zeros(&self, mut offset: u64, end: u64) -> Result<()> {
+        let zeros = vec![0; ZEROS];
+        while offset < end {
+            let size = usize::try_from(end - offset).unwrap_or(ZEROS).min(ZEROS);
+            self.write(offset, zeros.get(..size).unwrap_or(&zeros))?;
+            offset += size as u64;
+        }
+        Ok(())
+    }
+
+    fn write_chunk(&self, backup: &Backup<'_, Superblock>, entry: &ManifestEntry) -> Result<()> {
+        let start = self.layout.start_of(entry.id.0);
+        backup.each_piece(&self.pool, entry, &mut |at, buffer| self.write(start + at, buffer))?;
+        // Z3: batches of the same incarnation may stand there.
+        self.write_zeros(start + entry.length_bytes, start + self.layout.chunk_size)
+    }
+
+    fn write_free(&self, number: u32) -> Result<()> {
+        let header = ChunkHeader {
+            epoch: 0,
+            born: 0,
+            kind: ChunkKind::Free,
+            owner: 0,
+            number,
+            lines: 0,
+            chunks: 0,
+        };
+        let bytes = header.encode(&self.layout.store_id);
+        let start = self.layout.start_of(number);
+        self.write(start, &bytes)?;
+        self.write(start + CHUNK_HEADER_SIZE as u64, &bytes)
+    }
+
+    /// Takes away what made a store of the memory, or makes one of it.
+    fn write_magic(&self, magic: u64) -> Result<()> {
+        for offset in SUPERBLOCK_OFFSETS {
+            self.memory.store_u64(sites::RESTORE_STORE, offset, magic)?;
+            self.memory.flush(sites::RESTORE_FLUSH, offset, 8)?;
+        }
+        self.fence()
+    }
+}
+
+/// Makes the store of a backup in `memory`; `format` overwrites what is there.
+///
+/// # Errors
+/// `InvalidArgument` if the memory holds something or is too small, `Corrupted` naming the file of the backup, `Io`.
+pub(crate) fn restore(
+    backup: &Backup<'_, Superblock>,
+    memory: &dyn Pmem,
+    format: bool,
+    progress: &Progress,
+) -> Result<RestoreReport> {
+    let superblock = backup.superblock_in(memory)?;
+    let layout = Layout::of(&superblock);
+    let target = Target { memory, layout, pool: BufferPool::default() };
+    if target.is_taken()? {
+        if !format {
+            let words = "there is something here already; a backup is restored to an empty place";
+            return Err(Error::invalid("restore", words).device(memory.name()));
+        }
+        backup.verify(&target.pool)?;
+    }
+    // PERSIST: Z1. Crash before: what was here; after: nothing.
+    target.write_magic(0)?;
+    let entries = &backup.manifest.segments;
+    let mut named = entries.iter().peekable();
+    let mut report = RestoreReport {
+        last_version: Version(backup.manifest.next_version.0.saturating_sub(1)),
+        ..RestoreReport::default()
+    };
+    let mut session = 0;
+    for number in 1..superblock.chunk_count {
+        let Some(entry) = named.next_if(|entry| entry.id.0 == number) else {
+            target.write_free(number)?;
+            continue;
+        };
+        progress.report(report.segments, entries.len() as u64);
+        target.write_chunk(backup, entry)?;
+        session = session.max(entry.epoch.0 >> EPOCH_BITS);
+        report.segments += 1;
+        report.bytes += entry.length_bytes;
+    }
+    progress.report(report.segments, entries.len() as u64);
+    let store_id = &superblock.store_id;
+    let clear = Clear { generation: 1, version: backup.manifest.clear_version.0 };
+    for offset in CLEAR_OFFSETS {
+        target.write(offset, &clear.encode(store_id))?;
+    }
+    let word = Session { number: session + 1, clean: false }.encode(store_id);
+    memory.store_u64(sites::RESTORE_STORE, SESSION_OFFSET, word)?;
+    memory.flush(sites::RESTORE_FLUSH, SESSION_OFFSET, 8)?;
+    let bytes = superblock.encode();
+    let (magic, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+    for offset in SUPERBLOCK_OFFSETS {
+        target.write(offset + 8, rest)?;
+    }
+    // PERSIST: everything, before the superblock says that there is a store.
+    target.fence()?;
+    target.write_magic(u64::from_le_bytes(*magic))?;
+    if report.segments != entries.len() as u64 {
+        return Err(Error::corrupted("restore", "chunks are out of order"));
+    }
+    Ok(report)
+}
