@@ -20,7 +20,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them, each in a simulation of its own, and tells what went wrong.
 pub(crate) fn failures() -> impl Iterator<Item = String> {
-    let scenarios: [Scenario; 27] = [
+    let scenarios: [Scenario; 28] = [
         ("a format is whole or none", a_format_is_whole_or_none),
         ("a first write survives", a_first_write_survives),
         ("a clean stop survives", a_clean_stop_survives),
@@ -38,6 +38,7 @@ pub(crate) fn failures() -> impl Iterator<Item = String> {
         ("copies go before originals", stories::copies_go_before_originals),
         ("a cleaner's log has one torn end", stories::a_cleaners_log_has_one_torn_end),
         ("a tombstone outlives older entries", stories::a_tombstone_outlives_older_entries),
+        ("a record goes after its tombstone", stories::a_record_goes_after_its_tombstone),
         ("a tombstone under way is seen", races::a_tombstone_under_way_is_seen),
         ("a slow read survives reuse", races::a_slow_read_survives_reuse),
         ("a late read survives reuse", races::a_late_read_survives_reuse),

@@ -165,3 +165,33 @@ pub(super) fn a_tombstone_outlives_older_entries() -> Verdict {
     expect(&store, "gone", None)?;
     expect(&store, "kept0", Some(&[1; 200]))
 }
+
+/// A tombstone that is not needed any more is dropped, and its record was the last of its chunk: a crash before
+/// the tombstone's own chunk is free finds both.
+pub(super) fn a_record_goes_after_its_tombstone() -> Verdict {
+    let memory = memory(Initial::Zeros);
+    let mut options = usual();
+    options.testing.cores = Some(1);
+    let store = open(&memory, &options)?;
+    let long = "long".repeat(75);
+    put(&store, &long, b"")?;
+    store.delete(long.as_bytes()).map_err(words)?;
+    // The rest of the chunk of its record, and one of the next.
+    for number in 0..6 {
+        put(&store, &format!("record{number}"), &[1; 300])?;
+    }
+    for number in 0..5 {
+        store.delete(format!("record{number}").as_bytes()).map_err(words)?;
+    }
+    // Until the log goes on in another chunk, without anything there that does not count.
+    for number in 0..8 {
+        put(&store, &format!("kept{number}"), &[2; 200])?;
+    }
+    let from = memory.position();
+    store.clean(1).map_err(words)?;
+    each_crash(&memory, from, STATES, |store| {
+        expect(store, &long, None)?;
+        expect(store, "record5", Some(&[1; 300]))?;
+        expect(store, "kept0", Some(&[2; 200]))
+    })
+}

@@ -13,6 +13,9 @@
 //!   before the first version whose entry the index did not follow then: an entry that is about to overtake one of the
 //!   copies has a version already.
 //!
+//! - C4: the record of a tombstone that is dropped is free only once the tombstone's chunk is: a crash before that finds the
+//!   tombstone, and what it points at.
+//!
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
 
@@ -26,7 +29,7 @@ use esker_format::flat::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, Entry, LINE, Stamp,
 };
 use esker_index::Word;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
 /// Each batch of copies is durable before the next is stored, as in any log (L1): else a crash could leave a whole one
@@ -54,6 +57,8 @@ pub(super) struct Cleaner {
     log: Log,
     /// Entries that did not count when there was nothing left to gain.
     futile: Option<u64>,
+    /// Records of tombstones that were dropped, by the chunk of the tombstone (C4).
+    dropped: BTreeMap<u32, Vec<u64>>,
     /// Chunks with damage: they are left as they are.
     damaged: BTreeSet<u32>,
     buffer: Vec<u8>,
@@ -61,7 +66,13 @@ pub(super) struct Cleaner {
 
 impl Cleaner {
     pub(super) fn new() -> Cleaner {
-        Cleaner { log: Log::new(None), futile: None, damaged: BTreeSet::new(), buffer: Vec::new() }
+        Cleaner {
+            log: Log::new(None),
+            futile: None,
+            damaged: BTreeSet::new(),
+            dropped: BTreeMap::new(),
+            buffer: Vec::new(),
+        }
     }
 }
 
@@ -214,7 +225,11 @@ impl Flat {
         }
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, victim);
-        released.map_err(|error| self.poison(&error))
+        released.map_err(|error| self.poison(&error))?;
+        // C4.
+        let dropped = cleaner.dropped.remove(&victim);
+        dropped.into_iter().flatten().for_each(|line| self.free_record(line));
+        Ok(())
     }
 
     /// A version such that the index follows every entry with a lower one (C3).
@@ -364,7 +379,9 @@ impl Flat {
         if place.kind.is_tombstone() && (version < needed || sites::TOMBSTONE_NEEDED.disabled()) {
             let record = self.record_of(word, Since::HELD)?.flatten();
             if self.index.remove(hash, &key, word) {
-                self.let_go(word, record);
+                self.let_go(word, None);
+                let victim = self.layout.chunk_of(place.offset);
+                cleaner.dropped.entry(victim).or_default().extend(record);
             }
             return Ok(());
         }
