@@ -1,7 +1,7 @@
 //! The directory: hopscotch tables that grow one by one with what they hold (uDepot §4.2, §4.3).
 //!
 //! An array of pointers, indexed by the first bits of a hash, to tables (see `table`), which are
-//! small: 262144 homes, 2 or 3 MiB. A table that is full to 90-94 % grows by half, then splits in two; the array
+//! small: 2 or 3 MiB. A table that is full to 90-94 % grows by half, then splits in two; the array
 //! doubles when a table splits that has but one place in it. So the memory follows the data in
 //! small steps, at 8.5 to 13 bytes per entry, and each step moves few entries. A directory begins
 //! with one table of 64 homes that doubles until it is as large as the others.
@@ -135,15 +135,10 @@ impl Root {
     fn lookup(&self, hash: u64, pin: &Pin) -> Candidates {
         let Some(mut table) = self.table(hash, pin) else { return Candidates::default() };
         loop {
-            if let Some(next) = table.moved(hash) {
-                table = next;
-                continue;
-            }
             let found = table.lookup(hash, self.overflow());
             // H5 of the table: what was read there counts if it had not moved by then.
-            if table.moved(hash).is_none() {
-                return found;
-            }
+            let Some(next) = table.moved(hash) else { return found };
+            table = next;
         }
     }
 }
@@ -183,8 +178,7 @@ impl Directory {
     pub fn len(&self) -> u64 {
         let pin = pin();
         let root = self.root.load(&pin);
-        let entries = root.each(&pin).map(Table::entries).sum::<i64>();
-        u64::try_from(entries).unwrap_or(0) + root.overflow().len()
+        root.each(&pin).map(Table::entries).sum::<u64>() + root.overflow().len()
     }
 
     /// Whether there is no entry.
@@ -304,6 +298,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        crate::reclaim::collect();
         self.pool.stop();
     }
 }

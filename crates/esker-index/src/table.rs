@@ -1,26 +1,29 @@
 //! One hopscotch table of the directory (uDepot §4.2).
 //!
-//! An array of 8-byte entries. A key of a home lies in one of the 32 slots of its neighbourhood,
-//! from the home's first slot on; a lookup reads just those. There is neither a bitmap nor a list: an
-//! entry carries its distance and a tag (see `entry`), and a lookup compares both.
+//! An array of 8-byte entries in lines of eight, one cache line each. A key of a home lies in one of
+//! the three or four lines of its neighbourhood, as near to the first one as there was room. There is
+//! neither a bitmap nor a list: an entry tells its home and a tag (see `entry`), and a lookup compares
+//! both. Neighbourhoods begin with a line, not with a slot: so nearly every lookup reads one line,
+//! where those of uDepot take two from the start and three or four once tables are full.
 //!
 //! Tables, homes and tags follow the order of hashes: a table has the hashes that begin with its
-//! prefix, a home those that begin with its position. A table has two or three slots for two homes:
-//! it grows by half its slots without spending bits of tags, then by doubling its homes.
+//! prefix, a home those that begin with its position. A table has a slot for each home, or three slots
+//! for four: it grows by half its slots for twice its homes, and from there by another third.
 //!
 //! # Invariants
-//! - H1: an entry at slot `s` with distance `d` belongs to the home with first slot `s - d`.
-//! - H2: within a table entries move only forwards, and are copied before they are cleared. A lookup
-//!   reads its neighbourhood in ascending order, so an entry that moves is seen in its old place,
+//! - H1: an entry of a line belongs to that one of the 32 homes whose neighbourhoods have the line
+//!   which agrees with it in the last five bits.
+//! - H2: within a table entries move only to later lines, and are copied before they are cleared. A
+//!   lookup reads its lines in ascending order, so an entry that moves is seen in its old place,
 //!   its new one or both, never in neither.
 //! - H3: entries of a home change only under the lock of the home's region.
-//! - H4: what finds no slot lies in the overflow, and the region's bit for its home is set:
+//! - H4: what finds no slot lies in the overflow, and the region's bit for its home's line is set:
 //!   inserting never fails. Lookups look there only where a bit is set.
-//! - H6: the region's bits for a home say how far from it its entries may be. They are set before
-//!   an entry is put there, and never cleared; a lookup that finds them changed reads on. Most need
-//!   one line or two of the four or five.
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
+//! - H6: the region's bits for a line say how far from it the entries of its homes may be. They are set
+//!   before an entry is put there, and never cleared; a lookup reads them after the line, and those
+//!   that say more after what they said before.
 //!
 //! # Concurrency
 //! Lookups take no lock. Changes lock one or two adjacent regions, in ascending order, and those of
@@ -32,15 +35,13 @@ mod shape;
 pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
-use crate::entry::{
-    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, is_at,
-    link_of, matches, spread,
-};
+use crate::entry::{Candidates, FREE, Known, Tag, entry_of, link_of, matches, pattern};
+use crate::line::{Line, SLOTS, free, matching};
 use crate::link::Link;
-use crate::locks::{Mutex, MutexGuard};
+use crate::locks::{Latch, Latched};
 use crate::overflow::Overflow;
 use crate::pool::{Pool, Slots};
-use esker_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use esker_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -60,8 +61,8 @@ pub(crate) struct Table {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Counters {
-    /// Entries in slots, without those that have migrated.
-    /// Below 0 for a moment where an entry is removed that is not counted yet.
+    /// Entries in slots that regions have told of, without those that have migrated. Each region
+    /// tells of as many as [`Shape::tally`] at once, so that threads rarely share this line.
     entries: AtomicI64,
     /// Regions that have not migrated.
     unmigrated: AtomicUsize,
@@ -69,44 +70,51 @@ struct Counters {
     next_region: AtomicUsize,
 }
 
-/// A run of homes. A cache line, so that a lookup reads one.
+/// A run of homes, in half a cache line.
 #[derive(Debug, Default)]
-#[repr(align(64))]
+#[repr(align(32))]
 struct Region {
-    lock: Mutex<()>,
+    /// A bit for each line: set if the overflow may have an entry of its homes.
+    overflow: AtomicU64,
+    /// A bit for each line: set if entries of its homes may be in the next one, or farther away.
+    far: [AtomicU64; 2],
+    /// Entries of these homes in slots. Changes under the lock.
+    entries: AtomicU32,
+    lock: Latch,
     /// Set once, under the lock: the entries of these homes are in the table's growth.
     migrated: AtomicBool,
-    /// A bit for each 64th of the homes: set if the overflow may have an entry of theirs.
-    overflow: AtomicU64,
-    /// A bit for each 64th of the homes: set if an entry of theirs may be 8 slots away, or 16.
-    far: [AtomicU64; 2],
 }
+const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 32);
 
 impl Region {
-    /// How many slots of the neighbourhoods of these homes hold all their entries: H6.
+    /// Whether all entries of the homes of a line are in it.
     #[inline]
-    fn reach(&self, bit: u64) -> usize {
+    fn is_near(&self, bit: u64) -> bool {
         // Acquire: with the entries' Release it is at least what their writers made it.
+        let [far, _] = &self.far;
+        (far.load(Ordering::Acquire) | self.overflow.load(Ordering::Acquire)) & bit == 0
+    }
+
+    /// How many lines of a neighbourhood hold all entries of these homes: H6.
+    #[inline]
+    fn reach(&self, bit: u64, span: usize) -> usize {
         match &self.far {
-            [_, far] if far.load(Ordering::Acquire) & bit != 0 => NEIGHBOURHOOD,
-            [far, _] if far.load(Ordering::Acquire) & bit != 0 => 2 * NEAR,
-            _ => NEAR,
+            [_, far] if far.load(Ordering::Acquire) & bit != 0 => span,
+            [far, _] if far.load(Ordering::Acquire) & bit != 0 => 2,
+            _ => 1,
         }
     }
 
-    /// Says that an entry is about to stand at this distance.
+    /// Says that an entry is about to stand so many lines away.
     #[inline]
-    fn reach_to(&self, bit: u64, distance: usize) {
-        for (far, start) in self.far.iter().zip([NEAR, 2 * NEAR]) {
-            if distance >= start && far.load(Ordering::Relaxed) & bit == 0 {
+    fn reach_to(&self, bit: u64, lines: usize) {
+        for far in self.far.iter().take(lines) {
+            if far.load(Ordering::Relaxed) & bit == 0 {
                 far.fetch_or(bit, Ordering::Release);
             }
         }
     }
 }
-
-/// Slots that every lookup reads: a line, and the one that it may begin in.
-const NEAR: usize = 8;
 
 /// What an attempt to insert came to.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,10 +129,27 @@ pub(crate) enum Inserted {
     Unplaced,
 }
 
-#[inline(never)]
-fn consider(entry: u64, pattern: u64, found: &mut Candidates) {
-    if matches(entry, pattern) {
-        found.push(link_of(entry));
+impl Inserted {
+    fn done(full: bool) -> Inserted {
+        if full { Inserted::Full } else { Inserted::Done }
+    }
+}
+
+/// Gives the links of a line's entries that may belong to a key.
+#[inline]
+fn scan(line: &Line, pattern: u16, found: &mut Candidates) {
+    let mut left = matching(line, pattern);
+    while left != 0 {
+        let place = usize::try_from(left.trailing_zeros()).unwrap_or(0);
+        left &= left - 1;
+        if let Some(slot) = line.get(place) {
+            // Acquire: whoever sees an entry sees what was done before it was published. If it has
+            // moved since, it is met again where it is (H2).
+            let entry = slot.load(Ordering::Acquire);
+            if matches(entry, pattern) {
+                found.push(link_of(entry));
+            }
+        }
     }
 }
 
@@ -159,11 +184,13 @@ impl Table {
     }
 
     /// Entries in slots, here and in what the table becomes.
-    pub(crate) fn entries(&self) -> i64 {
+    pub(crate) fn entries(&self) -> u64 {
         let grown = self.growth().map_or(0, |growth| growth.tables().map(|t| t.entries()).sum());
-        self.counters.entries.load(Ordering::Relaxed) + grown
+        let own = self.regions.iter().map(|region| region.entries.load(Ordering::Relaxed));
+        own.map(u64::from).sum::<u64>() + grown
     }
 
+    #[inline]
     fn region(&self, home: usize) -> Option<&Region> {
         self.regions.get(self.shape.region_of(home))
     }
@@ -186,8 +213,9 @@ impl Table {
         Hint::new(self.shape, self.slots.as_ptr().addr())
     }
 
-    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor sees that it
-    /// will be read while it waits for the slots. In a batch, the slots are there already.
+    /// Starts to fetch what an operation reads besides slots. A lookup alone need not: the processor
+    /// sees that it will be read while it waits for the slots. In a batch, the slots are there
+    /// already.
     #[inline]
     pub(crate) fn prefetch_region(&self, hash: u64) {
         if let Some(region) = self.region(self.shape.home(hash)) {
@@ -200,53 +228,51 @@ impl Table {
     #[inline]
     pub(crate) fn lookup(&self, hash: u64, overflow: &Overflow) -> Candidates {
         let home = self.shape.home(hash);
+        let pattern = pattern(hash, self.shape.level);
         let mut found = Candidates::default();
-        let Some(region) = self.region(home) else { return found };
-        let bit = self.shape.overflow_bit(home);
-        let tag = Tag::of(hash, self.shape.level);
-        let (eights, _) = self.neighbourhood(home).as_chunks::<NEAR>();
-        let (mut reach, mut read) = (NEAR, 0);
-        while read < reach {
-            self.scan(eights.get(read / NEAR..reach / NEAR).unwrap_or(&[]), read, tag, &mut found);
-            read = reach;
-            reach = reach.max(region.reach(bit));
+        if let Some(line) = self.lines().get(self.shape.line_of(home)) {
+            scan(line, pattern, &mut found);
         }
-        if region.overflow.load(Ordering::Acquire) & bit != 0 {
-            overflow.find(hash, &mut found);
+        let Some(region) = self.region(home) else { return found };
+        if !region.is_near(self.shape.line_bit(home)) {
+            self.lookup_far(hash, region, overflow, &mut found);
         }
         found
     }
 
-    /// Looks for entries with this tag in some slots, the first of which is at distance `start`.
-    #[inline]
-    fn scan(&self, eights: &[[AtomicU64; NEAR]], start: usize, tag: Tag, found: &mut Candidates) {
-        for (number, slots) in eights.iter().enumerate() {
-            // Only the distance in this loop, which costs as much as it has instructions: it rules
-            // out nearly every slot.
-            let first = start + NEAR * number;
-            let spread = spread(first);
-            for (place, slot) in slots.iter().enumerate() {
-                // Acquire: whoever sees an entry sees what was done before it was published; and H2.
-                let entry = slot.load(Ordering::Acquire);
-                if is_at(entry, spread, place) {
-                    consider(entry, tag.at(first + place), found);
-                }
+    /// The rest of a lookup: lines behind the first one, and the overflow.
+    fn lookup_far(&self, hash: u64, region: &Region, overflow: &Overflow, found: &mut Candidates) {
+        let home = self.shape.home(hash);
+        let bit = self.shape.line_bit(home);
+        let pattern = pattern(hash, self.shape.level);
+        let lines = self.neighbourhood(home);
+        let mut read = 1;
+        loop {
+            let reach = region.reach(bit, self.shape.span());
+            if read >= reach {
+                break;
             }
+            for line in lines.get(read..reach).unwrap_or(&[]) {
+                scan(line, pattern, found);
+            }
+            read = reach;
+        }
+        if region.overflow.load(Ordering::Acquire) & bit != 0 {
+            overflow.find(hash, found);
         }
     }
 
     fn overflows(&self, home: usize) -> bool {
         self.region(home).is_some_and(|region| {
-            region.overflow.load(Ordering::Acquire) & self.shape.overflow_bit(home) != 0
+            region.overflow.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
         })
     }
 
     /// Says that the overflow may have entries of these homes.
-    fn mark(&self, homes: Range<usize>) {
-        let step = self.shape.homes_per_overflow_bit();
-        for home in (homes.start / step * step..homes.end).step_by(step) {
+    fn mark(&self, homes: &Range<usize>) {
+        for home in self.shape.heads(homes) {
             if let Some(region) = self.region(home) {
-                region.overflow.fetch_or(self.shape.overflow_bit(home), Ordering::Release);
+                region.overflow.fetch_or(self.shape.line_bit(home), Ordering::Release);
             }
         }
     }
@@ -259,14 +285,12 @@ impl Table {
             return Inserted::Unplaced;
         };
         {
-            let locks = self.lock(region, self.shape.region_of_slot(self.last_slot(home)));
+            let _locks = self.lock(region, self.shape.region_of_line(self.last_line(home)));
             if self.has_migrated(region) {
                 return Inserted::Migrated;
             }
-            if let Some(distance) = self.free_near(home) {
-                self.publish(home, distance, tag, link);
-                drop(locks);
-                return self.counted();
+            if let Some(slot) = self.free_near(home) {
+                return Inserted::done(self.publish(home, slot, tag, link));
             }
         }
         // The neighbourhood is full: make room, no further than two regions reach.
@@ -275,13 +299,10 @@ impl Table {
             return Inserted::Migrated;
         }
         match self.room(home, region, region + 1) {
-            Some(distance) => {
-                self.publish(home, distance, tag, link);
-                self.counted()
-            }
+            Some(slot) => Inserted::done(self.publish(home, slot, tag, link)),
             None => {
                 overflow.insert(known, link);
-                self.mark(home..home + 1);
+                self.mark(&(home..home + 1));
                 Inserted::Done
             }
         }
@@ -300,31 +321,26 @@ impl Table {
         for (known, link) in run {
             let home = self.shape.home(known.hash);
             let Some(tag) = Tag::of_known(*known, self.shape.level) else { break };
-            let Some(distance) = self.free_near(home) else { break };
             if known.hash < first.hash || known.hash > last {
                 break;
             }
-            self.publish(home, distance, tag, *link);
+            let Some(slot) = self.free_near(home) else { break };
+            self.publish(home, slot, tag, *link);
             done += 1;
         }
-        let added = i64::try_from(done).unwrap_or(0);
-        self.counters.entries.fetch_add(added, Ordering::Relaxed);
         done
     }
 
-    /// Whether one insert more makes the table grow.
+    /// Whether the table should grow before more comes.
     pub(crate) fn is_full(&self) -> bool {
-        let entries = self.counters.entries.load(Ordering::Relaxed);
-        u64::try_from(entries).is_ok_and(|entries| entries + 1 >= self.shape.entries_max())
+        self.is_full_with(self.counters.entries.load(Ordering::Relaxed))
     }
 
-    fn counted(&self) -> Inserted {
-        let entries = self.counters.entries.fetch_add(1, Ordering::Relaxed) + 1;
-        if u64::try_from(entries).is_ok_and(|entries| entries >= self.shape.entries_max()) {
-            Inserted::Full
-        } else {
-            Inserted::Done
-        }
+    /// Whether a table is as full as it should get whose regions have told of so many entries.
+    fn is_full_with(&self, told: i64) -> bool {
+        // On average each region has half a tally that it has not told of.
+        let untold = u64::from(self.shape.tally() - 1) * self.regions.len() as u64 / 2;
+        u64::try_from(told).is_ok_and(|told| told + untold >= self.shape.entries_max())
     }
 
     fn has_migrated(&self, region: usize) -> bool {
@@ -332,67 +348,95 @@ impl Table {
         self.regions.get(region).is_some_and(|region| region.migrated.load(Ordering::Relaxed))
     }
 
-    fn publish(&self, home: usize, distance: usize, tag: Tag, link: Link) {
-        self.reach_to(home, distance);
-        if let Some(slot) = self.slots.get(self.shape.first_slot(home) + distance) {
-            slot.store(entry_of(link, tag, distance), Ordering::Release);
+    /// Puts an entry of `home` into a free slot. True if the table is as full then as it should get.
+    /// The caller holds the locks.
+    fn publish(&self, home: usize, slot: usize, tag: Tag, link: Link) -> bool {
+        self.reach_to(home, slot);
+        if let Some(slot) = self.slots.get(slot) {
+            slot.store(entry_of(link, tag, home), Ordering::Release);
+        }
+        let Some(region) = self.region(home) else { return false };
+        let entries = region.entries.load(Ordering::Relaxed) + 1;
+        region.entries.store(entries, Ordering::Relaxed);
+        let tally = self.shape.tally();
+        entries & (tally - 1) == 0 && {
+            let more = i64::from(tally);
+            self.is_full_with(self.counters.entries.fetch_add(more, Ordering::Relaxed) + more)
         }
     }
 
+    /// Frees a slot with an entry of `home`. The caller holds the locks.
+    fn clear(&self, home: usize, slot: &AtomicU64) {
+        slot.store(FREE, Ordering::Release);
+        let Some(region) = self.region(home) else { return };
+        let entries = region.entries.load(Ordering::Relaxed);
+        region.entries.store(entries.saturating_sub(1), Ordering::Relaxed);
+        let tally = self.shape.tally();
+        if entries & (tally - 1) == 0 {
+            self.counters.entries.fetch_sub(i64::from(tally), Ordering::Relaxed);
+        }
+    }
+
+    /// Says that an entry of `home` is about to stand in a slot.
     #[inline]
-    fn reach_to(&self, home: usize, distance: usize) {
-        if distance >= NEAR
+    fn reach_to(&self, home: usize, slot: usize) {
+        let lines = slot / SLOTS - self.shape.line_of(home);
+        if lines > 0
             && let Some(region) = self.region(home)
         {
-            region.reach_to(self.shape.overflow_bit(home), distance);
+            region.reach_to(self.shape.line_bit(home), lines);
         }
     }
 
-    /// The distance at which an entry of `home` can be put, after others made room for it if need
-    /// be. The caller holds the locks of the regions `first..=last`.
+    /// A slot where an entry of `home` can be put, after others made room for it if need be. The
+    /// caller holds the locks of the regions `first..=last`.
     fn room(&self, home: usize, first: usize, last: usize) -> Option<usize> {
         self.free_near(home).or_else(|| self.displace(home, first, last))
     }
 
+    #[inline]
     fn free_near(&self, home: usize) -> Option<usize> {
-        self.neighbourhood(home).iter().position(|slot| slot.load(Ordering::Relaxed) == FREE)
+        self.free_in(self.shape.line_of(home), self.last_line(home) + 1)
+    }
+
+    /// The first free slot of the lines `start..end`.
+    #[inline]
+    fn free_in(&self, start: usize, end: usize) -> Option<usize> {
+        (start..).zip(self.lines().get(start..end)?).find_map(|(number, line)| {
+            let free = free(line);
+            let place = usize::try_from(free.trailing_zeros()).ok()?;
+            (free != 0).then_some(number * SLOTS + place)
+        })
     }
 
     /// Moves entries forwards until a slot of the neighbourhood of `home` is free. The caller holds
     /// the locks of the regions `first..=last`.
     fn displace(&self, home: usize, first: usize, last: usize) -> Option<usize> {
-        let start = self.shape.first_slot(home);
-        let end = self.shape.slots_of_region(last).end;
-        let mut free = self.find_free(start + NEIGHBOURHOOD, end)?;
-        while free - start >= NEIGHBOURHOOD {
-            let from = (free + 1 - NEIGHBOURHOOD..free).find(|slot| {
-                let entry = self.entry(*slot);
-                let first_of_it = slot - distance_of(entry);
-                // Only entries of homes under our locks may move, and not past their neighbourhood.
-                entry != FREE
-                    && free - first_of_it < NEIGHBOURHOOD
-                    && self.shape.region_of(self.shape.home_of_slot(first_of_it)) >= first
+        let (span, behind) = (self.shape.span(), self.last_line(home) + 1);
+        let mut free = self.free_in(behind, self.shape.end_of_region(last))?;
+        while free / SLOTS >= behind {
+            let line = free / SLOTS;
+            // Only entries of homes under our locks may move, not past their neighbourhood, and from
+            // one line to another (H2).
+            let from = ((line + 1 - span) * SLOTS..line * SLOTS).find(|slot| {
+                self.home_at(*slot).is_some_and(|home| {
+                    line < self.shape.line_of(home) + span && self.shape.region_of(home) >= first
+                })
             })?;
             let (source, target) = (self.slots.get(from)?, self.slots.get(free)?);
-            let entry = source.load(Ordering::Relaxed);
-            let distance = free - (from - distance_of(entry));
             // H6, then H2: copy, then clear. Release on both: whoever sees the slot free sees the copy.
-            self.reach_to(self.shape.home_of_slot(free - distance), distance);
-            target.store(at_distance(entry, distance), Ordering::Release);
+            self.reach_to(self.home_at(from)?, free);
+            target.store(source.load(Ordering::Relaxed), Ordering::Release);
             source.store(FREE, Ordering::Release);
             free = from;
         }
-        Some(free - start)
+        Some(free)
     }
 
-    fn find_free(&self, start: usize, end: usize) -> Option<usize> {
-        let slots = self.slots.get(start..end)?;
-        let place = slots.iter().position(|slot| slot.load(Ordering::Relaxed) == FREE)?;
-        Some(start + place)
-    }
-
-    fn entry(&self, slot: usize) -> u64 {
-        self.slots.get(slot).map_or(FREE, |slot| slot.load(Ordering::Relaxed))
+    /// The home of the entry in a slot, if there is one.
+    fn home_at(&self, slot: usize) -> Option<usize> {
+        let entry = self.slots.get(slot)?.load(Ordering::Relaxed);
+        (entry != FREE).then(|| self.shape.home_of(slot / SLOTS, entry))
     }
 
     /// Puts `new` in the place of `old`, with a whole tag, or takes `old` out. `None` if the region
@@ -406,24 +450,31 @@ impl Table {
     ) -> Option<bool> {
         let home = self.shape.home(hash);
         let region = self.shape.region_of(home);
-        let _locks = self.lock(region, self.shape.region_of_slot(self.last_slot(home)));
+        let _locks = self.lock(region, self.shape.region_of_line(self.last_line(home)));
         if self.has_migrated(region) {
             return None;
         }
-        let tag = Tag::of(hash, self.shape.level);
-        let reach = self.regions.get(region)?.reach(self.shape.overflow_bit(home));
-        for (distance, slot) in self.neighbourhood(home).iter().take(reach).enumerate() {
+        let pattern = pattern(hash, self.shape.level);
+        let reach = self.regions.get(region)?.reach(self.shape.line_bit(home), self.shape.span());
+        let slots = self.neighbourhood(home).iter().take(reach).flatten();
+        let is_old = |slot: &&AtomicU64| {
             let entry = slot.load(Ordering::Relaxed);
-            if matches(entry, tag.at(distance)) && link_of(entry) == old {
-                let entry = new.map_or(FREE, |link| entry_of(link, tag, distance));
-                slot.store(entry, Ordering::Release);
-                if new.is_none() {
-                    self.counters.entries.fetch_sub(1, Ordering::Relaxed);
-                }
-                return Some(true);
+            matches(entry, pattern) && link_of(entry) == old
+        };
+        Some(match (slots.into_iter().find(is_old), new) {
+            (Some(slot), Some(new)) => {
+                let tag = Tag::of(hash, self.shape.level);
+                slot.store(entry_of(new, tag, home), Ordering::Release);
+                true
             }
-        }
-        Some(self.overflows(home) && overflow.change(hash, old, new, self.shape.level))
+            (Some(slot), None) => {
+                self.clear(home, slot);
+                true
+            }
+            (None, _) => {
+                self.overflows(home) && overflow.change(hash, old, new, self.shape.level)
+            }
+        })
     }
 
     /// Visits the entries of the region of `cursor`, from the home of `cursor` on, `homes_max` at
@@ -459,22 +510,29 @@ impl Table {
         let (first, last) = self.shape.hashes(&homes);
         let start = self.shape.home(known.hash.max(first));
         let end = self.shape.home(known.last().min(last)) + 1;
-        self.mark(start..end);
+        self.mark(&(start..end));
         Some(last.checked_add(1).filter(|next| *next <= known.last()))
     }
 
     #[inline]
-    fn neighbourhood(&self, home: usize) -> &[AtomicU64] {
-        let first = self.shape.first_slot(home);
-        self.slots.get(first..first + NEIGHBOURHOOD).unwrap_or(&[])
+    fn lines(&self) -> &[Line] {
+        self.slots.as_chunks().0
     }
 
-    fn last_slot(&self, home: usize) -> usize {
-        self.shape.first_slot(home) + NEIGHBOURHOOD - 1
+    #[inline]
+    fn neighbourhood(&self, home: usize) -> &[Line] {
+        let first = self.shape.line_of(home);
+        self.lines().get(first..first + self.shape.span()).unwrap_or(&[])
+    }
+
+    #[inline]
+    fn last_line(&self, home: usize) -> usize {
+        self.shape.line_of(home) + self.shape.span() - 1
     }
 
     /// Locks the regions `first..=last`, three at most.
-    fn lock(&self, first: usize, last: usize) -> [Option<MutexGuard<'_, ()>>; 3] {
+    #[inline]
+    fn lock(&self, first: usize, last: usize) -> [Option<Latched<'_>>; 3] {
         let lock = |region: usize| {
             let region = (region <= last).then(|| self.regions.get(region))??;
             Some(region.lock.lock())
@@ -507,13 +565,14 @@ impl Part<'_> {
     /// The entries with their homes, in the order of slots, not of homes.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (usize, u64)> {
         let (table, homes) = (self.table, self.homes.clone());
-        let start = table.shape.first_slot(homes.start);
-        let end = table.last_slot(homes.end - 1) + 1;
-        let slots = table.slots.get(start..end).unwrap_or(&[]);
-        (start..end).zip(slots).filter_map(move |(slot, entry)| {
-            let entry = entry.load(Ordering::Acquire);
-            let first = slot.checked_sub(distance_of(entry))?;
-            let home = table.shape.home_of_slot(first);
+        let start = table.shape.line_of(homes.start);
+        let end = table.last_line(homes.end - 1) + 1;
+        let lines = table.lines().get(start..end).unwrap_or(&[]);
+        let slots = (start..).zip(lines).flat_map(|(number, line)| {
+            line.iter().map(move |slot| (number, slot.load(Ordering::Acquire)))
+        });
+        slots.filter_map(move |(number, entry)| {
+            let home = table.shape.home_of(number, entry);
             (entry != FREE && homes.contains(&home)).then_some((home, entry))
         })
     }

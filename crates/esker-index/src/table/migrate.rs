@@ -1,7 +1,7 @@
 //! Growing: what a table becomes, and how its regions move there one by one (uDepot §4.3).
 //!
-//! A table becomes one of the same homes and half as many slots again, one of twice the homes, or
-//! two tables. From then on each insert that comes to the table moves the region of its home, and
+//! A table becomes one of twice the homes and half as many slots again, then one of the same homes
+//! with a slot each, or two tables of half of them. From then on each insert that comes to the table moves the region of its home, and
 //! two more, so that a table of 512 regions is through after some 170 inserts; each region has a
 //! flag that says where its entries are.
 //!
@@ -101,19 +101,17 @@ impl Table {
         let to = new.shape.region_of(new.shape.home(last)) + 1;
         let _locks = new.lock(from, to);
         let doubles = new.shape.level > self.shape.level;
-        let (mut taken, mut gone) = (0, 0);
         for (home, entry) in (Part { table: self, homes }).entries() {
             let Some(tag) = Tag::of_entry(entry) else { continue };
             let position = self.shape.position(home);
-            gone += 1;
             let moved = if doubles {
                 tag.spend().map(|(bit, tag)| (2 * position + bit as u64, tag))
             } else {
                 Some((position, tag))
             };
-            taken += match moved {
+            match moved {
                 Some((position, tag)) => {
-                    new.take_in(position, tag, link_of(entry), (from, to), overflow)
+                    new.take_in(position, tag, link_of(entry), (from, to), overflow);
                 }
                 None => {
                     // The tag is spent: the entry may belong to either home.
@@ -121,18 +119,15 @@ impl Table {
                         Known { hash: position << (64 - self.shape.level), bits: self.shape.level };
                     overflow.insert(known, link_of(entry));
                     new.mark_homes_of(known, first, last);
-                    0
                 }
-            };
+            }
         }
         let back = if region.overflow.load(Ordering::Relaxed) == 0 {
             Vec::new()
         } else {
             new.take_back((first, last), (from, to), overflow)
         };
-        let back_count = i64::try_from(back.len()).unwrap_or(0);
-        new.counters.entries.fetch_add(taken + back_count, Ordering::Relaxed);
-        self.counters.entries.fetch_sub(gone, Ordering::Relaxed);
+        region.entries.store(0, Ordering::Relaxed);
         // Release: whoever sees the flag sees the copies.
         region.migrated.store(true, Ordering::Release);
         for (known, link) in &back {
@@ -140,8 +135,7 @@ impl Table {
         }
     }
 
-    /// Takes in an entry of the old table; gives how many slots that took. The caller holds the
-    /// locks of the regions `from..=to`.
+    /// Takes in an entry of the old table. The caller holds the locks of the regions `from..=to`.
     fn take_in(
         &self,
         position: u64,
@@ -149,16 +143,15 @@ impl Table {
         link: Link,
         (from, to): (usize, usize),
         overflow: &Overflow,
-    ) -> i64 {
+    ) {
         let known = tag.known(position, self.shape.level);
         let home = self.shape.home(known.hash);
-        if let Some(distance) = self.room(home, from, to) {
-            self.publish(home, distance, tag, link);
-            return 1;
+        if let Some(slot) = self.room(home, from, to) {
+            self.publish(home, slot, tag, link);
+        } else {
+            overflow.insert(known, link);
+            self.mark(&(home..home + 1));
         }
-        overflow.insert(known, link);
-        self.mark(home..home + 1);
-        0
     }
 
     /// Takes in what it can of the overflow's entries of a region; gives those. They must be removed
@@ -174,15 +167,15 @@ impl Table {
             let home = self.shape.home(known.hash);
             let tag = Tag::of_known(known, self.shape.level);
             let place = tag.and_then(|tag| Some((tag, self.room(home, from, to)?)));
-            if let Some((tag, distance)) = place {
-                self.publish(home, distance, tag, link);
+            if let Some((tag, slot)) = place {
+                self.publish(home, slot, tag, link);
                 back.push((known, link));
             } else {
                 self.mark_homes_of(known, first, last);
             }
         }
         if overflow.reaches(first) {
-            self.mark(self.shape.home(first)..self.shape.home(last) + 1);
+            self.mark(&(self.shape.home(first)..self.shape.home(last) + 1));
         }
         back
     }
@@ -192,6 +185,6 @@ impl Table {
     fn mark_homes_of(&self, known: Known, first: u64, last: u64) {
         let start = self.shape.home(known.hash.max(first));
         let end = self.shape.home(known.last().min(last));
-        self.mark(start..end + 1);
+        self.mark(&(start..end + 1));
     }
 }
