@@ -113,7 +113,7 @@ impl Root {
     #[inline]
     fn prefetch(&self, hash: u64, pin: &Pin) {
         if let Some(table) = self.table(hash, pin) {
-            table.prefetch_region(hash);
+            table.prefetch_beyond(hash);
         }
     }
 

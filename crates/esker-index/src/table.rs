@@ -17,13 +17,13 @@
 //!   lookup reads its lines in ascending order, so an entry that moves is seen in its old place,
 //!   its new one or both, never in neither.
 //! - H3: entries of a home change only under the lock of the home's region.
-//! - H4: what finds no slot lies in the overflow, and the region's bit for its home's line is set:
-//!   inserting never fails. Lookups look there only where a bit is set.
+//! - H4: what finds no slot lies in the overflow, and the bits for its home and that one's line are set:
+//!   inserting never fails. Lookups look there only where both are.
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
-//! - H6: the region's bits for a line say how far from it the entries of its homes may be. They are set
-//!   before an entry is put there, and never cleared; a lookup reads them after the line, and those
-//!   that say more after what they said before.
+//! - H6: a bit for each home says whether all its entries are in its first line, one for each line whether
+//!   those of its homes are there or in the next. Bits are set before an entry is put elsewhere, and
+//!   never cleared; a lookup reads each behind the lines that it would otherwise leave it at.
 //!
 //! # Concurrency
 //! Lookups take no lock. Changes lock one or two adjacent regions, in ascending order, and those of
@@ -51,6 +51,8 @@ pub(crate) struct Table {
     shape: Shape,
     slots: Slots,
     regions: Box<[Region]>,
+    /// A bit for each home: set if an entry of it may be elsewhere than in its first line.
+    beyond: Box<[AtomicU64]>,
     /// What this table becomes, once that has begun.
     growth: OnceLock<Growth>,
     counters: Counters,
@@ -70,49 +72,26 @@ struct Counters {
     next_region: AtomicUsize,
 }
 
-/// A run of homes, in half a cache line.
+/// A run of homes.
 #[derive(Debug, Default)]
-#[repr(align(32))]
 struct Region {
     /// A bit for each line: set if the overflow may have an entry of its homes.
     overflow: AtomicU64,
-    /// A bit for each line: set if entries of its homes may be in the next one, or farther away.
-    far: [AtomicU64; 2],
+    /// A bit for each line: set if an entry of its homes may be two lines away or more.
+    far: AtomicU64,
     /// Entries of these homes in slots. Changes under the lock.
     entries: AtomicU32,
     lock: Latch,
     /// Set once, under the lock: the entries of these homes are in the table's growth.
     migrated: AtomicBool,
 }
-const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 32);
+const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 24);
 
-impl Region {
-    /// Whether all entries of the homes of a line are in it.
-    #[inline]
-    fn is_near(&self, bit: u64) -> bool {
-        // Acquire: with the entries' Release it is at least what their writers made it.
-        let [far, _] = &self.far;
-        (far.load(Ordering::Acquire) | self.overflow.load(Ordering::Acquire)) & bit == 0
-    }
-
-    /// How many lines of a neighbourhood hold all entries of these homes: H6.
-    #[inline]
-    fn reach(&self, bit: u64, span: usize) -> usize {
-        match &self.far {
-            [_, far] if far.load(Ordering::Acquire) & bit != 0 => span,
-            [far, _] if far.load(Ordering::Acquire) & bit != 0 => 2,
-            _ => 1,
-        }
-    }
-
-    /// Says that an entry is about to stand so many lines away.
-    #[inline]
-    fn reach_to(&self, bit: u64, lines: usize) {
-        for far in self.far.iter().take(lines) {
-            if far.load(Ordering::Relaxed) & bit == 0 {
-                far.fetch_or(bit, Ordering::Release);
-            }
-        }
+/// Sets a bit that is never cleared.
+#[inline]
+fn set(word: &AtomicU64, bit: u64) {
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Release);
     }
 }
 
@@ -159,6 +138,7 @@ impl Table {
             shape,
             slots: pool.take(shape.slots()),
             regions: (0..shape.regions()).map(|_| Region::default()).collect(),
+            beyond: (0..shape.words()).map(|_| AtomicU64::new(0)).collect(),
             growth: OnceLock::new(),
             counters: Counters {
                 entries: AtomicI64::new(0),
@@ -172,7 +152,7 @@ impl Table {
     }
 
     fn bytes_besides_slots(&self) -> usize {
-        size_of::<Table>() + size_of_val(&*self.regions)
+        size_of::<Table>() + size_of_val(&*self.regions) + size_of_val(&*self.beyond)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -213,13 +193,13 @@ impl Table {
         Hint::new(self.shape, self.slots.as_ptr().addr())
     }
 
-    /// Starts to fetch what an operation reads besides slots. A lookup alone need not: the processor
+    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor
     /// sees that it will be read while it waits for the slots. In a batch, the slots are there
     /// already.
     #[inline]
-    pub(crate) fn prefetch_region(&self, hash: u64) {
-        if let Some(region) = self.region(self.shape.home(hash)) {
-            crate::prefetch::lines(std::ptr::from_ref(region).addr(), 0);
+    pub(crate) fn prefetch_beyond(&self, hash: u64) {
+        if let Some(word) = self.beyond.get(self.shape.home(hash) / 64) {
+            crate::prefetch::lines(std::ptr::from_ref(word).addr(), 0);
         }
     }
 
@@ -233,33 +213,42 @@ impl Table {
         if let Some(line) = self.lines().get(self.shape.line_of(home)) {
             scan(line, pattern, &mut found);
         }
-        let Some(region) = self.region(home) else { return found };
-        if !region.is_near(self.shape.line_bit(home)) {
-            self.lookup_far(hash, region, overflow, &mut found);
+        if self.reaches_beyond(home) {
+            self.lookup_beyond(hash, overflow, &mut found);
         }
         found
     }
 
+    /// Whether an entry of this home may be elsewhere than in its first line.
+    #[inline]
+    fn reaches_beyond(&self, home: usize) -> bool {
+        // Acquire: with the entries' Release it is at least what their writers made it.
+        let word = self.beyond.get(home / 64).map_or(0, |word| word.load(Ordering::Acquire));
+        word >> (home % 64) & 1 == 1
+    }
+
     /// The rest of a lookup: lines behind the first one, and the overflow.
-    fn lookup_far(&self, hash: u64, region: &Region, overflow: &Overflow, found: &mut Candidates) {
+    #[inline(never)]
+    fn lookup_beyond(&self, hash: u64, overflow: &Overflow, found: &mut Candidates) {
         let home = self.shape.home(hash);
-        let bit = self.shape.line_bit(home);
         let pattern = pattern(hash, self.shape.level);
-        let lines = self.neighbourhood(home);
-        let mut read = 1;
-        loop {
-            let reach = region.reach(bit, self.shape.span());
-            if read >= reach {
-                break;
-            }
-            for line in lines.get(read..reach).unwrap_or(&[]) {
-                scan(line, pattern, found);
-            }
-            read = reach;
+        let mut rest = self.neighbourhood(home).iter().skip(1);
+        if let Some(second) = rest.next() {
+            scan(second, pattern, found);
         }
-        if region.overflow.load(Ordering::Acquire) & bit != 0 {
+        if self.reaches_far(home) {
+            rest.for_each(|line| scan(line, pattern, found));
+        }
+        if self.overflows(home) {
             overflow.find(hash, found);
         }
+    }
+
+    /// Whether an entry of this home may be behind the second line of its neighbourhood.
+    fn reaches_far(&self, home: usize) -> bool {
+        self.region(home).is_some_and(|region| {
+            region.far.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
+        })
     }
 
     fn overflows(&self, home: usize) -> bool {
@@ -269,11 +258,18 @@ impl Table {
     }
 
     /// Says that the overflow may have entries of these homes.
-    fn mark(&self, homes: &Range<usize>) {
-        for home in self.shape.heads(homes) {
+    fn mark(&self, homes: Range<usize>) {
+        for home in homes {
             if let Some(region) = self.region(home) {
-                region.overflow.fetch_or(self.shape.line_bit(home), Ordering::Release);
+                set(&region.overflow, self.shape.line_bit(home));
             }
+            self.set_beyond(home);
+        }
+    }
+
+    fn set_beyond(&self, home: usize) {
+        if let Some(word) = self.beyond.get(home / 64) {
+            set(word, 1 << (home % 64));
         }
     }
 
@@ -302,7 +298,7 @@ impl Table {
             Some(slot) => Inserted::done(self.publish(home, slot, tag, link)),
             None => {
                 overflow.insert(known, link);
-                self.mark(&(home..home + 1));
+                self.mark(home..home + 1);
                 Inserted::Done
             }
         }
@@ -381,10 +377,13 @@ impl Table {
     #[inline]
     fn reach_to(&self, home: usize, slot: usize) {
         let lines = slot / SLOTS - self.shape.line_of(home);
-        if lines > 0
+        if lines > 1
             && let Some(region) = self.region(home)
         {
-            region.reach_to(self.shape.line_bit(home), lines);
+            set(&region.far, self.shape.line_bit(home));
+        }
+        if lines > 0 {
+            self.set_beyond(home);
         }
     }
 
@@ -455,13 +454,17 @@ impl Table {
             return None;
         }
         let pattern = pattern(hash, self.shape.level);
-        let reach = self.regions.get(region)?.reach(self.shape.line_bit(home), self.shape.span());
-        let slots = self.neighbourhood(home).iter().take(reach).flatten();
+        let lines = match (self.reaches_beyond(home), self.reaches_far(home)) {
+            (false, _) => 1,
+            (true, false) => 2,
+            (true, true) => self.shape.span(),
+        };
+        let mut slots = self.neighbourhood(home).iter().take(lines).flatten();
         let is_old = |slot: &&AtomicU64| {
             let entry = slot.load(Ordering::Relaxed);
             matches(entry, pattern) && link_of(entry) == old
         };
-        Some(match (slots.into_iter().find(is_old), new) {
+        Some(match (slots.find(is_old), new) {
             (Some(slot), Some(new)) => {
                 let tag = Tag::of(hash, self.shape.level);
                 slot.store(entry_of(new, tag, home), Ordering::Release);
@@ -510,7 +513,7 @@ impl Table {
         let (first, last) = self.shape.hashes(&homes);
         let start = self.shape.home(known.hash.max(first));
         let end = self.shape.home(known.last().min(last)) + 1;
-        self.mark(&(start..end));
+        self.mark(start..end);
         Some(last.checked_add(1).filter(|next| *next <= known.last()))
     }
 

@@ -150,7 +150,7 @@ impl Table {
             self.publish(home, slot, tag, link);
         } else {
             overflow.insert(known, link);
-            self.mark(&(home..home + 1));
+            self.mark(home..home + 1);
         }
     }
 
@@ -175,7 +175,7 @@ impl Table {
             }
         }
         if overflow.reaches(first) {
-            self.mark(&(self.shape.home(first)..self.shape.home(last) + 1));
+            self.mark(self.shape.home(first)..self.shape.home(last) + 1);
         }
         back
     }
@@ -185,6 +185,6 @@ impl Table {
     fn mark_homes_of(&self, known: Known, first: u64, last: u64) {
         let start = self.shape.home(known.hash.max(first));
         let end = self.shape.home(known.last().min(last));
-        self.mark(&(start..end + 1));
+        self.mark(start..end + 1);
     }
 }
