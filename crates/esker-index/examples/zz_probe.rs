@@ -23,9 +23,12 @@ fn main() {
     let s = Instant::now();
     for n in 0..entries { d.insert(hash(n), link(n)); }
     println!("grow {:.1} ns, {:.2} B/entry, overflow {}", s.elapsed().as_nanos() as f64 / entries as f64, d.memory_bytes() as f64 / entries as f64, d.overflow_len());
+    let sm = || { let t = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap(); let g = |w: &str| t.lines().find(|l| l.starts_with(w)).unwrap().split_whitespace().nth(1).unwrap().to_string(); println!("rss {} huge {}", g("Rss"), g("AnonHuge")); };
+    sm();
     let places = (d.memory_bytes() / 8) as u64;
     let mut next: Vec<u64> = (0..places).collect();
     for n in (1..places).rev() { next.swap(n as usize, pick(n, n) as usize); }
+    sm();
     let keys: Vec<u64> = (0..(C*R) as u64).map(|n| hash(pick(n, entries))).collect();
     let draws: Vec<u64> = (0..(C*R) as u64).map(|n| pick(n, places)).collect();
     let (mut a, mut b, mut l, mut li, mut ab, mut ba, mut ins, mut rep) = (Med(vec![]),Med(vec![]),Med(vec![]),Med(vec![]),Med(vec![]),Med(vec![]),Med(vec![]),Med(vec![]));

@@ -37,8 +37,10 @@ use crate::table::{GEOMETRY, Geometry, Hint, Inserted, Shape, Table};
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Lookups of a batch whose memory is fetched at once.
-const GROUP: usize = 16;
+/// Lookups of a batch under one pin.
+const GROUP: usize = 256;
+/// How many lookups of a batch wait for memory at the same time: about as many as a core can.
+const AHEAD: usize = 12;
 
 /// The index. All methods may be called from any thread at once.
 #[derive(Debug)]
@@ -96,7 +98,8 @@ impl Root {
 
     #[inline]
     fn place(&self, hash: u64) -> Option<&Place> {
-        let number = hash.checked_shr(64 - self.bits).unwrap_or(0);
+        // In two steps, as there may be no bits.
+        let number = (hash >> 1).wrapping_shr(63 - self.bits);
         self.tables.get(usize::try_from(number).unwrap_or(usize::MAX))
     }
 
@@ -214,16 +217,17 @@ impl Directory {
     }
 
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
-    /// memory of 16 hashes is fetched at once, so that they wait for it together.
+    /// memory of the next dozen is fetched meanwhile, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates)) {
         for (group, hashes) in hashes.chunks(GROUP).enumerate() {
             // A pin per group, so that a long batch does not keep memory from being freed.
             let pin = pin();
             let root = self.root.load(&pin);
-            for hash in hashes {
-                root.prefetch(*hash, &pin);
-            }
+            hashes.iter().take(AHEAD).for_each(|hash| root.prefetch(*hash, &pin));
             for (place, hash) in hashes.iter().enumerate() {
+                if let Some(ahead) = hashes.get(place + AHEAD) {
+                    root.prefetch(*ahead, &pin);
+                }
                 visit(group * GROUP + place, root.lookup(*hash, &pin));
             }
         }

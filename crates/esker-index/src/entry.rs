@@ -37,28 +37,6 @@ const _: () = assert!(1 << WITHIN_BITS == WINDOW);
 pub(crate) struct Tag(u64);
 
 impl Tag {
-    /// The tag of a whole hash in a table of this level.
-    #[inline]
-    pub(crate) fn of(hash: u64, level: u32) -> Tag {
-        Tag(hash.wrapping_shl(level) >> (64 - FIELD_BITS) | 1)
-    }
-
-    /// The tag of what is known of a hash; `None` if that does not even say where it belongs.
-    pub(crate) fn of_known(known: Known, level: u32) -> Option<Tag> {
-        let bits = known.bits.checked_sub(level)?.min(TAG_BITS);
-        let whole = Self::of(known.hash, level).0;
-        let sentinel = 1 << (TAG_BITS - bits);
-        Some(Tag(whole & !(2 * sentinel - 1) | sentinel))
-    }
-
-    /// Spends the first bit; `None` if there is none.
-    #[inline]
-    pub(crate) fn spend(self) -> Option<(usize, Tag)> {
-        let first = usize::from(self.0 >> TAG_BITS != 0);
-        let rest = self.0 << 1 & low(FIELD_BITS);
-        (rest != 0).then_some((first, Tag(rest)))
-    }
-
     /// What is known of the hash of an entry with this tag at a home.
     pub(crate) fn known(self, position: u64, level: u32) -> Known {
         let bits = TAG_BITS - self.0.trailing_zeros();
@@ -93,15 +71,26 @@ fn low_half(entry: u64) -> u16 {
     u16::try_from(entry & low(LINK_SHIFT)).unwrap_or(0)
 }
 
-/// The word of an entry of a home.
+/// The word of an entry, with what is known of its hash (from [`pattern`] or [`Known::field`]).
 #[inline]
-pub(crate) fn entry_of(link: Link, tag: Tag, home: usize) -> u64 {
-    with_within(link.0 << LINK_SHIFT | tag.0, home)
+pub(crate) fn entry_of(link: Link, field: u16) -> u64 {
+    link.to_bits() << LINK_SHIFT | u64::from(field)
+}
+
+/// Spends the first bit of an entry's tag on the choice of its home in a table with twice the homes:
+/// gives that bit and the entry. `None` if there is none left.
+#[inline]
+pub(crate) fn spend(entry: u64) -> Option<(usize, u64)> {
+    let field = low_half(entry);
+    let first = usize::from(field >> (FIELD_BITS - 1) & 1);
+    // The run of bits moves on by one.
+    let spent = entry & !low(LINK_SHIFT) | u64::from(field << 1);
+    (spent & low(FIELD_BITS) != 0).then_some((first, spent))
 }
 
 #[inline]
 pub(crate) fn link_of(entry: u64) -> Link {
-    Link(entry >> LINK_SHIFT)
+    Link::in_entry(entry >> LINK_SHIFT)
 }
 
 /// The last bits of the number of an entry's home.
@@ -137,6 +126,15 @@ impl Known {
     /// The first `bits` of a hash, of which there must be some.
     pub(crate) fn first(hash: u64, bits: u32) -> Known {
         Known { hash: hash >> (64 - bits) << (64 - bits), bits }
+    }
+
+    /// What an entry in a table of this level says of the hash; `None` if that would not even be where
+    /// it belongs.
+    #[inline]
+    pub(crate) fn field(self, level: u32) -> Option<u16> {
+        let bits = self.bits.checked_sub(level)?.min(TAG_BITS);
+        let sentinel = 1u16 << (TAG_BITS - bits);
+        Some(pattern(self.hash, level) & !(2 * sentinel - 1) | sentinel)
     }
 
     /// The greatest hash that begins so.
@@ -203,17 +201,20 @@ mod tests {
         for _ in 0..20_000 {
             let (hash, other, level) = (rng.next_u64(), rng.next_u64(), 6 + small(&mut rng, 36));
             let bits = level + small(&mut rng, 11);
-            let tag = Tag::of_known(Known::first(hash, bits), level).unwrap();
             let home = usize::try_from(hash >> (64 - level)).unwrap();
-            let entry = entry_of(Link::record(5, 5).unwrap(), tag, home);
+            let field = Known::first(hash, bits).field(level).unwrap();
+            let entry = entry_of(Link::record(5, 5).unwrap(), field);
             assert_eq!(within_of(entry), home % WINDOW);
+            assert_eq!(within_of(with_within(entry, home + 1)), (home + 1) % WINDOW);
             assert!(matches(entry, pattern(hash, level)));
             assert!(!matches(entry, pattern(hash ^ 1 << (64 - level), level)), "another home");
             assert!(!matches(entry, pattern(hash ^ 16 << (64 - level), level)), "another home");
             let same_home = hash >> (64 - level) << (64 - level) | other >> level;
             let agrees = (hash ^ same_home) >> (64 - bits) == 0;
             assert_eq!(matches(entry, pattern(same_home, level)), agrees);
+            let tag = Tag::of_entry(entry).unwrap();
             assert_eq!(tag.known(hash >> (64 - level), level), Known::first(hash, bits));
+            assert_eq!(link_of(entry), Link::record(5, 5).unwrap());
         }
         assert!(!matches(FREE, pattern(0, 6)));
     }
@@ -223,14 +224,17 @@ mod tests {
         let mut rng = Rng::from_seed(2);
         for _ in 0..1000 {
             let hash = rng.next_u64();
-            let (mut tag, mut position, mut level) = (Tag::of(hash, 20), hash >> 44, 20);
-            while let Some((bit, rest)) = tag.spend() {
-                (tag, position, level) = (rest, position * 2 + bit as u64, level + 1);
+            let link = Link::record(1 + (hash & 0xFFFF), 9).unwrap();
+            let mut entry = entry_of(link, pattern(hash, 20));
+            let (mut position, mut level) = (hash >> 44, 20);
+            while let Some((bit, rest)) = spend(entry) {
+                (entry, position, level) = (rest, position * 2 + bit as u64, level + 1);
                 assert_eq!(position, hash >> (64 - level));
+                assert_eq!(Known::first(hash, 30).field(level).map(|f| entry_of(link, f)), Some(entry));
             }
             assert_eq!(level, 30);
-            assert_eq!(tag.known(position, level), Known::first(hash, 30));
-            assert_eq!(Tag::of_known(Known::first(hash, 30), 31), None);
+            assert_eq!(Tag::of_entry(entry).unwrap().known(position, level), Known::first(hash, 30));
+            assert_eq!(Known::first(hash, 30).field(31), None);
         }
     }
 }

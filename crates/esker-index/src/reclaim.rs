@@ -24,8 +24,8 @@ use esker_base::sync::atomic::{AtomicPtr, Ordering};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-static CELLS: Domain = Domain::new(0);
-static LONG: Domain = Domain::new(1);
+static CELLS: Domain<0> = Domain::new();
+static LONG: Domain<1> = Domain::new();
 
 /// Proof that what this thread reads from cells stays.
 #[derive(Debug)]

@@ -35,7 +35,7 @@ mod shape;
 pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
-use crate::entry::{Candidates, FREE, Known, Tag, entry_of, link_of, matches, pattern};
+use crate::entry::{Candidates, FREE, Known, entry_of, link_of, matches, pattern};
 use crate::line::{Line, SLOTS, free, matching};
 use crate::link::Link;
 use crate::locks::{Latch, Latched};
@@ -276,32 +276,51 @@ impl Table {
     /// Adds an entry.
     pub(crate) fn insert(&self, known: Known, link: Link, overflow: &Overflow) -> Inserted {
         let home = self.shape.home(known.hash);
-        let region = self.shape.region_of(home);
-        let Some(tag) = Tag::of_known(known, self.shape.level) else {
-            return Inserted::Unplaced;
-        };
-        {
-            let _locks = self.lock(region, self.shape.region_of_line(self.last_line(home)));
-            if self.has_migrated(region) {
-                return Inserted::Migrated;
-            }
-            if let Some(slot) = self.free_near(home) {
-                return Inserted::done(self.publish(home, slot, tag, link));
-            }
-        }
-        // The neighbourhood is full: make room, no further than two regions reach.
-        let _locks = self.lock(region, region + 1);
-        if self.has_migrated(region) {
+        let Some(field) = known.field(self.shape.level) else { return Inserted::Unplaced };
+        let Some(region) = self.region(home) else { return Inserted::Unplaced };
+        let _lock = region.lock.lock();
+        if region.migrated.load(Ordering::Relaxed) {
             return Inserted::Migrated;
         }
-        match self.room(home, region, region + 1) {
-            Some(slot) => Inserted::done(self.publish(home, slot, tag, link)),
-            None => {
-                overflow.insert(known, link);
-                self.mark(home..home + 1);
-                Inserted::Done
-            }
+        // Mostly there is room in the first line.
+        let entry = entry_of(link, field);
+        if let Some(slot) = self.free_at(home) {
+            slot.store(entry, Ordering::Release);
+            return Inserted::done(self.count(region, 1));
         }
+        self.insert_beyond(home, known, entry, overflow)
+    }
+
+    /// Adds an entry that finds no room in its first line. The caller holds the lock of the home's
+    /// region.
+    #[inline(never)]
+    fn insert_beyond(
+        &self,
+        home: usize,
+        known: Known,
+        entry: u64,
+        overflow: &Overflow,
+    ) -> Inserted {
+        let (first, last) = (self.shape.line_of(home), self.last_line(home));
+        let region = self.shape.region_of(home);
+        let next = || self.regions.get(region + 1).map(|next| next.lock.lock());
+        let mut _next = None;
+        if self.shape.region_of_line(last) > region {
+            _next = next();
+        }
+        if let Some(slot) = self.free_in(first + 1, last + 1) {
+            return Inserted::done(self.publish(home, slot, entry));
+        }
+        // The neighbourhood is full: make room, no further than two regions reach.
+        if _next.is_none() {
+            _next = next();
+        }
+        if let Some(slot) = self.displace(home, region, region + 1) {
+            return Inserted::done(self.publish(home, slot, entry));
+        }
+        overflow.insert(known, link_of(entry));
+        self.mark(home..home + 1);
+        Inserted::Done
     }
 
     /// Adds entries of one region, from the first one on, as long as that is simple; gives how many.
@@ -316,12 +335,12 @@ impl Table {
         let mut done = 0;
         for (known, link) in run {
             let home = self.shape.home(known.hash);
-            let Some(tag) = Tag::of_known(*known, self.shape.level) else { break };
+            let Some(field) = known.field(self.shape.level) else { break };
             if known.hash < first.hash || known.hash > last {
                 break;
             }
             let Some(slot) = self.free_near(home) else { break };
-            self.publish(home, slot, tag, *link);
+            self.publish(home, slot, entry_of(*link, field));
             done += 1;
         }
         done
@@ -335,7 +354,7 @@ impl Table {
     /// Whether a table is as full as it should get whose regions have told of so many entries.
     fn is_full_with(&self, told: i64) -> bool {
         // On average each region has half a tally that it has not told of.
-        let untold = u64::from(self.shape.tally() - 1) * self.regions.len() as u64 / 2;
+        let untold = (self.shape.tally() - 1) * self.regions.len() as u64 / 2;
         u64::try_from(told).is_ok_and(|told| told + untold >= self.shape.entries_max())
     }
 
@@ -346,18 +365,25 @@ impl Table {
 
     /// Puts an entry of `home` into a free slot. True if the table is as full then as it should get.
     /// The caller holds the locks.
-    fn publish(&self, home: usize, slot: usize, tag: Tag, link: Link) -> bool {
+    fn publish(&self, home: usize, slot: usize, entry: u64) -> bool {
         self.reach_to(home, slot);
         if let Some(slot) = self.slots.get(slot) {
-            slot.store(entry_of(link, tag, home), Ordering::Release);
+            slot.store(entry, Ordering::Release);
         }
-        let Some(region) = self.region(home) else { return false };
-        let entries = region.entries.load(Ordering::Relaxed) + 1;
+        self.region(home).is_some_and(|region| self.count(region, 1))
+    }
+
+    /// Counts entries that came to a region, whose lock the caller holds. True if the table is as full
+    /// then as it should get.
+    #[inline]
+    fn count(&self, region: &Region, more: u32) -> bool {
+        let before = region.entries.load(Ordering::Relaxed);
+        let entries = before + more;
         region.entries.store(entries, Ordering::Relaxed);
-        let tally = self.shape.tally();
-        entries & (tally - 1) == 0 && {
-            let more = i64::from(tally);
-            self.is_full_with(self.counters.entries.fetch_add(more, Ordering::Relaxed) + more)
+        let told = self.shape.told(entries) - self.shape.told(before);
+        told > 0 && {
+            let before = self.counters.entries.fetch_add(told, Ordering::Relaxed);
+            self.is_full_with(before + told)
         }
     }
 
@@ -365,11 +391,12 @@ impl Table {
     fn clear(&self, home: usize, slot: &AtomicU64) {
         slot.store(FREE, Ordering::Release);
         let Some(region) = self.region(home) else { return };
-        let entries = region.entries.load(Ordering::Relaxed);
-        region.entries.store(entries.saturating_sub(1), Ordering::Relaxed);
-        let tally = self.shape.tally();
-        if entries & (tally - 1) == 0 {
-            self.counters.entries.fetch_sub(i64::from(tally), Ordering::Relaxed);
+        let before = region.entries.load(Ordering::Relaxed);
+        let entries = before.saturating_sub(1);
+        region.entries.store(entries, Ordering::Relaxed);
+        let told = self.shape.told(before) - self.shape.told(entries);
+        if told > 0 {
+            self.counters.entries.fetch_sub(told, Ordering::Relaxed);
         }
     }
 
@@ -393,7 +420,13 @@ impl Table {
         self.free_near(home).or_else(|| self.displace(home, first, last))
     }
 
+    /// A free slot in the first line of a home.
     #[inline]
+    fn free_at(&self, home: usize) -> Option<&AtomicU64> {
+        let line = self.lines().get(self.shape.line_of(home))?;
+        line.get(usize::try_from(free(line).trailing_zeros()).unwrap_or(SLOTS))
+    }
+
     fn free_near(&self, home: usize) -> Option<usize> {
         self.free_in(self.shape.line_of(home), self.last_line(home) + 1)
     }
@@ -415,27 +448,26 @@ impl Table {
         let mut free = self.free_in(behind, self.shape.end_of_region(last))?;
         while free / SLOTS >= behind {
             let line = free / SLOTS;
-            // Only entries of homes under our locks may move, not past their neighbourhood, and from
-            // one line to another (H2).
-            let from = ((line + 1 - span) * SLOTS..line * SLOTS).find(|slot| {
-                self.home_at(*slot).is_some_and(|home| {
-                    line < self.shape.line_of(home) + span && self.shape.region_of(home) >= first
+            let (from, home) = (line + 1 - span..line).find_map(|number| {
+                let mut slots = (number * SLOTS..).zip(self.lines().get(number)?);
+                slots.find_map(|(from, slot)| {
+                    let entry = slot.load(Ordering::Relaxed);
+                    let home = self.shape.home_of(number, entry);
+                    // Only entries of homes under our locks may move, not past their neighbourhood,
+                    // and from one line to another (H2).
+                    let may = line < self.shape.line_of(home) + span
+                        && self.shape.region_of(home) >= first;
+                    (entry != FREE && may).then_some((from, home))
                 })
             })?;
             let (source, target) = (self.slots.get(from)?, self.slots.get(free)?);
             // H6, then H2: copy, then clear. Release on both: whoever sees the slot free sees the copy.
-            self.reach_to(self.home_at(from)?, free);
+            self.reach_to(home, free);
             target.store(source.load(Ordering::Relaxed), Ordering::Release);
             source.store(FREE, Ordering::Release);
             free = from;
         }
         Some(free)
-    }
-
-    /// The home of the entry in a slot, if there is one.
-    fn home_at(&self, slot: usize) -> Option<usize> {
-        let entry = self.slots.get(slot)?.load(Ordering::Relaxed);
-        (entry != FREE).then(|| self.shape.home_of(slot / SLOTS, entry))
     }
 
     /// Puts `new` in the place of `old`, with a whole tag, or takes `old` out. `None` if the region
@@ -466,8 +498,7 @@ impl Table {
         };
         Some(match (slots.find(is_old), new) {
             (Some(slot), Some(new)) => {
-                let tag = Tag::of(hash, self.shape.level);
-                slot.store(entry_of(new, tag, home), Ordering::Release);
+                slot.store(entry_of(new, pattern), Ordering::Release);
                 true
             }
             (Some(slot), None) => {
@@ -565,18 +596,19 @@ impl Part<'_> {
         self.table.shape
     }
 
-    /// The entries with their homes, in the order of slots, not of homes.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (usize, u64)> {
-        let (table, homes) = (self.table, self.homes.clone());
+    /// Gives each entry with its home to `visit`, in the order of slots, not of homes.
+    pub(crate) fn each(&self, mut visit: impl FnMut(usize, u64)) {
+        let (table, homes) = (self.table, &self.homes);
         let start = table.shape.line_of(homes.start);
         let end = table.last_line(homes.end - 1) + 1;
-        let lines = table.lines().get(start..end).unwrap_or(&[]);
-        let slots = (start..).zip(lines).flat_map(|(number, line)| {
-            line.iter().map(move |slot| (number, slot.load(Ordering::Acquire)))
-        });
-        slots.filter_map(move |(number, entry)| {
-            let home = table.shape.home_of(number, entry);
-            (entry != FREE && homes.contains(&home)).then_some((home, entry))
-        })
+        for (number, line) in (start..).zip(table.lines().get(start..end).unwrap_or(&[])) {
+            for slot in line {
+                let entry = slot.load(Ordering::Acquire);
+                let home = table.shape.home_of(number, entry);
+                if entry != FREE && homes.contains(&home) {
+                    visit(home, entry);
+                }
+            }
+        }
     }
 }

@@ -75,8 +75,8 @@ impl Directory {
 
 fn words(part: &Part<'_>, first: u64, overflow: &[(Known, Link)]) -> Vec<u64> {
     let groups = part.homes.len().div_ceil(GROUP);
-    let mut entries: Vec<(usize, u64)> =
-        part.entries().map(|(home, entry)| (home - part.homes.start, entry)).collect();
+    let mut entries: Vec<(usize, u64)> = Vec::new();
+    part.each(|home, entry| entries.push((home - part.homes.start, entry)));
     entries.sort_unstable_by_key(|(home, _)| *home);
     let level = u64::from(part.shape().level);
     let mut words = Vec::with_capacity(HEAD + groups / 4 + 1 + entries.len() + 2 * overflow.len());
@@ -93,7 +93,7 @@ fn words(part: &Part<'_>, first: u64, overflow: &[(Known, Link)]) -> Vec<u64> {
     }
     words.extend(entries.iter().map(|(home, entry)| with_within(*entry, *home)));
     for (known, link) in overflow {
-        words.extend([known.hash, link.0 << 16 | u64::from(known.bits)]);
+        words.extend([known.hash, link.to_bits() << 16 | u64::from(known.bits)]);
     }
     words
 }
@@ -142,7 +142,7 @@ fn read(part: &[u8], found: &mut Vec<(Known, Link)>) -> Result<()> {
     }
     while let Some((hash, rest)) = words.next().zip(words.next()) {
         let bits = u32::try_from(rest & 0xFFFF).unwrap_or(0);
-        let link = Link(rest >> 16);
+        let link = Link::in_entry(rest >> 16);
         if !(LEVEL_MIN..=64).contains(&bits) || hash.checked_shl(bits).unwrap_or(0) != 0 {
             return Err(bad("has an entry under an impossible hash"));
         }

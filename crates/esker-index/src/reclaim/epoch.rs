@@ -48,8 +48,7 @@ pub(super) struct Slot {
 }
 
 /// Epochs of their own: who notes one delays nobody who uses another domain.
-pub(super) struct Domain {
-    number: usize,
+pub(super) struct Domain<const NUMBER: usize> {
     epoch: AtomicU64,
     /// Length of `garbage`, roughly.
     waiting: AtomicUsize,
@@ -83,10 +82,9 @@ impl Drop for Leave {
     }
 }
 
-impl Domain {
-    pub(super) const fn new(number: usize) -> Domain {
+impl<const NUMBER: usize> Domain<NUMBER> {
+    pub(super) const fn new() -> Self {
         Domain {
-            number,
             epoch: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             slots: Mutex::new(Vec::new()),
@@ -97,7 +95,7 @@ impl Domain {
     /// Notes that this thread reads. Each call needs a [`Domain::leave`] on the same thread.
     #[inline]
     pub(super) fn enter(&self) -> &'static Slot {
-        let own = OWN.with(|own| own.get(self.number).and_then(Cell::get));
+        let own = OWN.with(|own| own.get(NUMBER).and_then(Cell::get));
         let slot = own.unwrap_or_else(|| self.slot());
         let entered = slot.entered.load(Ordering::Relaxed);
         slot.entered.store(entered.wrapping_add(1), Ordering::Relaxed);
@@ -135,7 +133,7 @@ impl Domain {
         slot.taken.store(true, Ordering::Relaxed);
         // A thread that reads while its locals are being destroyed keeps the slot for ever.
         if LEAVE.try_with(|_| ()).is_ok() {
-            OWN.with(|own| own.get(self.number).map(|own| own.set(Some(slot))));
+            OWN.with(|own| own.get(NUMBER).map(|own| own.set(Some(slot))));
         }
         slot
     }

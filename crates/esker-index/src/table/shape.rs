@@ -23,9 +23,9 @@ pub(crate) struct Geometry {
     pub(crate) region_bits: u32,
 }
 
-/// A table of 262144 slots takes 2 MiB, and 3 when it is stretched: at least one huge page. A region
+/// A table of 524288 slots takes 4 MiB, and 6 when it is stretched: whole huge pages. A region
 /// of 512 homes moves in a few microseconds.
-pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 18, region_bits: 9 };
+pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 19, region_bits: 9 };
 const _: () = assert!(1 << GEOMETRY.region_bits <= SLOTS * 64);
 
 /// The shape of one table.
@@ -125,6 +125,12 @@ impl Shape {
         self.prefix << self.home_bits | home as u64
     }
 
+    /// The home at a position of this table.
+    #[inline]
+    pub(crate) fn home_at_position(self, position: u64) -> usize {
+        usize::try_from(position & self.home_mask).unwrap_or(0)
+    }
+
     /// The first and the last hash of some homes.
     pub(crate) fn hashes(self, homes: &Range<usize>) -> (u64, u64) {
         let first = self.position(homes.start) << (64 - self.level);
@@ -173,11 +179,11 @@ impl Shape {
         (self.line_of(self.homes()) + self.span() - 1) * SLOTS
     }
 
-    /// Entries from which on the table grows: between 90 and 94 % of its room, so that tables of
+    /// Entries from which on the table grows: between 87 and 91 % of its room, so that tables of
     /// one age do not grow all at once.
     pub(crate) fn entries_max(self) -> u64 {
         let turn = self.prefix.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 61;
-        self.room() * (464 + 2 * turn) / 512
+        self.room() * (448 + 2 * turn) / 512
     }
 
     pub(crate) fn regions(self) -> usize {
@@ -220,9 +226,19 @@ impl Shape {
     }
 
     /// Entries of a region that the table is told of at once: a power of two, 1 in small regions.
+    pub(crate) fn tally(self) -> u64 {
+        1 << self.tally_bits()
+    }
+
     #[inline]
-    pub(crate) fn tally(self) -> u32 {
-        1 << self.region_bits.saturating_sub(6)
+    fn tally_bits(self) -> u32 {
+        self.region_bits.saturating_sub(6)
+    }
+
+    /// How many of a region's entries the table has been told of.
+    #[inline]
+    pub(crate) fn told(self, entries: u32) -> i64 {
+        i64::from(entries) >> self.tally_bits() << self.tally_bits()
     }
 
     /// The lengths of slots that tables of the largest size have, if this is one.
@@ -273,7 +289,7 @@ mod tests {
             shapes.push(next);
             shape = next;
         }
-        assert_eq!((shape.homes(), shape.room()), (1 << 19, 3 << 17));
+        assert_eq!((shape.homes(), shape.room()), (1 << 20, 3 << 18));
         for shape in shapes {
             assert!((0..shape.homes()).is_sorted_by_key(|home| shape.line_of(home)));
             for home in 0..shape.homes() {
@@ -306,7 +322,7 @@ mod tests {
             shape = next;
         }
         let [low, high] = shape.split().unwrap();
-        assert_eq!((low.room(), high.room(), low.level), (1 << 18, 1 << 18, shape.level));
+        assert_eq!((low.room(), high.room(), low.level), (1 << 19, 1 << 19, shape.level));
         assert_eq!(low.depth(), shape.depth() + 1);
         assert_eq!(high.first_hash(), 1 << 63);
     }
