@@ -230,10 +230,16 @@ mod tests {
             while let Some((bit, rest)) = spend(entry) {
                 (entry, position, level) = (rest, position * 2 + bit as u64, level + 1);
                 assert_eq!(position, hash >> (64 - level));
-                assert_eq!(Known::first(hash, 30).field(level).map(|f| entry_of(link, f)), Some(entry));
+                assert_eq!(
+                    Known::first(hash, 30).field(level).map(|f| entry_of(link, f)),
+                    Some(entry)
+                );
             }
             assert_eq!(level, 30);
-            assert_eq!(Tag::of_entry(entry).unwrap().known(position, level), Known::first(hash, 30));
+            assert_eq!(
+                Tag::of_entry(entry).unwrap().known(position, level),
+                Known::first(hash, 30)
+            );
             assert_eq!(Known::first(hash, 30).field(31), None);
         }
     }

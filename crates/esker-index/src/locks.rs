@@ -8,7 +8,6 @@ pub(crate) use parking_lot::Mutex;
 #[cfg(shuttle)]
 pub(crate) use explored::Mutex;
 #[cfg(shuttle)]
-
 #[cfg(shuttle)]
 mod explored {
     use std::sync::PoisonError;
@@ -72,11 +71,7 @@ impl Latch {
     #[inline]
     pub(crate) fn lock(&self) -> Latched<'_> {
         let mut wait = Wait::default();
-        while self
-            .0
-            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
-            .is_err()
-        {
+        while self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             while self.0.load(Ordering::Relaxed) {
                 wait.turn();
             }

@@ -14,10 +14,7 @@
 //! # Failure
 //! Where nothing can be mapped, the allocator is asked, which ends the process if it has nothing either.
 
-#![cfg_attr(
-    not(any(loom, shuttle)),
-    expect(unsafe_code, reason = "memory mapped at an alignment")
-)]
+#![cfg_attr(not(any(loom, shuttle)), expect(unsafe_code, reason = "memory mapped at an alignment"))]
 
 use esker_base::sync::atomic::AtomicU64;
 
@@ -167,7 +164,7 @@ mod tests {
         for length in [0, 1, 100, (2 << 20) / 8 - 1, (2 << 20) / 8, (3 << 20) / 8 + 32] {
             let words = zeroed(length);
             assert_eq!(words.len(), length);
-            assert!(length == 0 || words.as_ptr().addr() % 64 == 0);
+            assert!(words.as_ptr().addr().is_multiple_of(64));
             assert!(words.iter().all(|word| word.load(Ordering::Relaxed) == 0));
             words.iter().zip(1..).for_each(|(word, n)| word.store(n, Ordering::Relaxed));
             assert!(words.iter().zip(1..).all(|(word, n)| word.load(Ordering::Relaxed) == n));

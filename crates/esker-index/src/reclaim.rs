@@ -219,9 +219,9 @@ mod tests {
 
     #[test]
     fn threads_that_end_leave_their_slots_to_others() {
-        let slots = |_| std::thread::spawn(|| std::ptr::from_ref(pin_long().0).addr()).join();
-        let all: Vec<usize> = (0..100).map(|n| slots(n).unwrap()).collect();
-        let mut different = all.clone();
+        let slot = || std::ptr::from_ref(pin_long().0).addr();
+        let one = |_| std::thread::scope(|scope| scope.spawn(slot).join().unwrap());
+        let mut different: Vec<usize> = (0..100).map(one).collect();
         different.sort_unstable();
         different.dedup();
         assert!(different.len() < 50, "{} slots for one thread at a time", different.len());

@@ -41,7 +41,9 @@ use crate::link::Link;
 use crate::locks::{Latch, Latched};
 use crate::overflow::Overflow;
 use crate::pool::{Pool, Slots};
-use esker_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use esker_base::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -505,9 +507,7 @@ impl Table {
                 self.clear(home, slot);
                 true
             }
-            (None, _) => {
-                self.overflows(home) && overflow.change(hash, old, new, self.shape.level)
-            }
+            (None, _) => self.overflows(home) && overflow.change(hash, old, new, self.shape.level),
         })
     }
 

@@ -133,13 +133,7 @@ impl Table {
 
     /// Takes in an entry of the old table. The caller holds the locks of the regions `from..=to`.
     #[inline]
-    fn take_in(
-        &self,
-        position: u64,
-        entry: u64,
-        (from, to): (usize, usize),
-        overflow: &Overflow,
-    ) {
+    fn take_in(&self, position: u64, entry: u64, (from, to): (usize, usize), overflow: &Overflow) {
         let home = self.shape.home_at_position(position);
         if let (Some(slot), Some(region)) = (self.free_at(home), self.region(home)) {
             slot.store(entry, Ordering::Release);
