@@ -1,10 +1,10 @@
 //! The directory: hopscotch tables that grow one by one with what they hold (uDepot §4.2, §4.3).
 //!
 //! An array of pointers, indexed by the first bits of a hash, to tables (see `table`), which are
-//! small: 2 or 3 MiB. A table that is full to 90-94 % grows by half, then splits in two; the array
+//! small: 4 or 6 MiB. A table that is full to 87-91 % grows by half, then splits in two; the array
 //! doubles when a table splits that has but one place in it. So the memory follows the data in
-//! small steps, at 8.5 to 13 bytes per entry, and each step moves few entries. A directory begins
-//! with one table of 64 homes that doubles until it is as large as the others.
+//! small steps, at 9 to 14 bytes per entry, and each step moves few entries. A directory begins
+//! with one table of 64 homes that grows until it is as large as the others.
 //!
 //! # Invariants
 //! - D1: each hash has one table in the array, which knows its prefix and its level.
@@ -161,7 +161,7 @@ impl Directory {
         Directory { root, grow: Mutex::default(), geometry, pool }
     }
 
-    /// Lets the directory start a thread, once it is larger than a few MiB, that allocates tables
+    /// Lets the directory start a thread, once it is larger than some 100 MiB, that allocates tables
     /// before they are needed and frees those that nobody reads any more (uDepot §4.3: "pre-allocated
     /// in a separate thread"). Without it the inserts do that, as a simulation wants it. The thread
     /// ends with the directory.
@@ -169,7 +169,7 @@ impl Directory {
         self.pool.allow_helper();
     }
 
-    /// Number of slots of all tables: about 92 % of them can be taken before the directory grows.
+    /// Number of slots of all tables: about 89 % of them can be taken before the directory grows.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         let pin = pin();
