@@ -3,6 +3,11 @@
 //! One run prints what one random access to memory costs, what lookups, inserts and batches cost at
 //! a size, two-thread throughput against three maps of the same content, bytes per entry over
 //! the growth, and the latency of inserts during it. `cargo xtask bench index [ENTRIES]`.
+//!
+//! Access is measured in four ways: each waits for the one before, or they are independent, so that
+//! the processor overlaps them; in pages of 4 KiB, as the allocator gives them, or in huge ones. A
+//! lookup that waits for the one before is compared with accesses that do, both in huge pages, and
+//! so on: equals with equals. Keys are drawn before, for all alike.
 
 #![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a benchmark prints figures")]
 
@@ -35,11 +40,18 @@ impl Watch {
         u64::try_from(self.0.monotonic().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Nanoseconds per operation.
+    /// Nanoseconds per operation that this thread was on a core: other work counts little.
     fn time(&self, operations: u64, work: impl FnOnce()) -> f64 {
-        let start = self.now();
+        let start = self.on_core();
         work();
-        (self.now() - start) as f64 / operations as f64
+        (self.on_core() - start) / operations as f64
+    }
+
+    /// Nanoseconds that this thread was on a core; all that passed, where the kernel does not tell.
+    fn on_core(&self) -> f64 {
+        let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
+        let told = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
+        told.unwrap_or_else(|| self.now() as f64)
     }
 }
 
@@ -49,8 +61,8 @@ fn pick(n: u64, bound: u64) -> u64 {
         .unwrap_or(0)
 }
 
-/// One dependent access after another, over as many bytes as the index has.
-fn random_access(watch: &Watch, bytes: usize) -> f64 {
+/// Nanoseconds of one access to as many bytes: each after the one before, and independent ones.
+fn random_access(watch: &Watch, bytes: usize) -> [f64; 2] {
     // One cycle through all places, in random order (Sattolo).
     let places = u32::try_from(bytes / 8).unwrap_or(u32::MAX);
     let mut next: Vec<u64> = (0..u64::from(places)).collect();
@@ -65,7 +77,26 @@ fn random_access(watch: &Watch, bytes: usize) -> f64 {
         black_box(place);
     };
     walk(OPERATIONS / 10);
-    watch.time(OPERATIONS, || walk(OPERATIONS))
+    let waiting = watch.time(OPERATIONS, || walk(OPERATIONS));
+    let draws: Vec<usize> =
+        (0..OPERATIONS).map(|n| usize::try_from(pick(n, u64::from(places))).unwrap_or(0)).collect();
+    let independent = watch.time(OPERATIONS, || {
+        let all = draws.iter().filter_map(|place| next.get(*place));
+        black_box(all.fold(0, |sum: u64, held| sum ^ held));
+    });
+    [waiting, independent]
+}
+
+/// As [`random_access`], in huge pages: in a process of its own, whose allocator asks for them.
+fn random_access_huge(bytes: usize) -> Option<[f64; 2]> {
+    let told = std::process::Command::new(std::env::current_exe().ok()?)
+        .args(["access", &bytes.to_string()])
+        .env("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+        .output()
+        .ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
+    let mut figures = told.split_whitespace().filter_map(|figure| figure.parse().ok());
+    Some([figures.next()?, figures.next()?])
 }
 
 fn grow(watch: &Watch, directory: &Directory, entries: u64) {
@@ -104,42 +135,76 @@ fn grow(watch: &Watch, directory: &Directory, entries: u64) {
         us(0.9999),
         latencies.max() as f64 / 1000.0
     );
+    let mut idle = Histogram::<u64>::new(3).unwrap_or_else(|e| unreachable!("{e}"));
+    let mut last = watch.now();
+    for n in 0..OPERATIONS {
+        black_box((0..32).fold(n, |n, _| hash(n)));
+        let now = watch.now();
+        let _ = idle.record(now - last);
+        last = now;
+    }
+    println!(
+        "  a computation instead, as long: p50 {:.2} us, p99.99 {:.1}, max {:.1}: what else runs here",
+        idle.value_at_quantile(0.5) as f64 / 1000.0,
+        idle.value_at_quantile(0.9999) as f64 / 1000.0,
+        idle.max() as f64 / 1000.0
+    );
     println!("  overflow: {} entries", directory.overflow_len());
 }
 
 fn costs(watch: &Watch, directory: &Directory, entries: u64) {
-    let access = random_access(watch, directory.memory_bytes());
-    println!("one random access to as much memory: {access:.1} ns");
-    let found = |n: u64| directory.lookup(hash(pick(n, entries))).iter().count();
+    let bytes = directory.memory_bytes();
+    let small = random_access(watch, bytes);
+    let huge = random_access_huge(bytes).unwrap_or(small);
+    println!("one random access to as much memory, waiting and independent:");
+    println!("  {:.1} and {:.1} ns in huge pages", huge[0], huge[1]);
+    println!("  {:.1} and {:.1} ns in pages of 4 KiB", small[0], small[1]);
+    let keys: Vec<u64> = (0..OPERATIONS).map(|n| hash(pick(n, entries))).collect();
+    let absent: Vec<u64> = (0..OPERATIONS).map(|n| hash(entries + n)).collect();
+    for (what, keys) in [("lookup", &keys), ("lookup of absent keys", &absent)] {
+        let mut total = 0;
+        let waiting = watch.time(OPERATIONS, || {
+            // What was found decides what is looked for: it adds nothing, which only we know.
+            let mut before = 0;
+            for key in keys {
+                let found = black_box(directory.lookup(key.wrapping_add(before)).iter().count());
+                total += found;
+                before = (found >> 32) as u64;
+            }
+        });
+        let independent = watch.time(OPERATIONS, || {
+            let found = keys.iter().map(|key| directory.lookup(*key).iter().count());
+            black_box(found.sum::<usize>());
+        });
+        println!(
+            "{what}: waiting {waiting:.1} ns, {:.2} accesses (goal 1.3), {:.2} in 4 KiB; independent \
+             {independent:.1} ns, {:.2} accesses; {:.4} candidates",
+            waiting / huge[0],
+            waiting / small[0],
+            independent / huge[1],
+            total as f64 / OPERATIONS as f64
+        );
+    }
     let cost = watch.time(OPERATIONS, || {
-        let total: usize = (0..OPERATIONS).map(found).sum();
-        println!("  {:.4} candidates per lookup", total as f64 / OPERATIONS as f64);
-    });
-    println!("lookup: {cost:.1} ns, {:.2} accesses (goal 1.3)", cost / access);
-    let cost = watch.time(OPERATIONS, || {
-        let misses: usize =
-            (0..OPERATIONS).map(|n| directory.lookup(hash(entries + n)).iter().count()).sum();
-        println!("  {:.4} candidates per absent key", misses as f64 / OPERATIONS as f64);
-    });
-    println!("lookup of absent keys: {cost:.1} ns, {:.2} accesses", cost / access);
-    let mut batch = Vec::with_capacity(64);
-    let cost = watch.time(OPERATIONS, || {
-        for start in (0..OPERATIONS).step_by(64) {
-            batch.clear();
-            batch.extend((start..start + 64).map(|n| hash(pick(n, entries))));
-            directory.lookup_many(&batch, |_, found| {
+        for batch in keys.chunks(BATCH) {
+            directory.lookup_many(batch, |_, found| {
                 black_box(found);
             });
         }
     });
-    println!("batched lookup: {cost:.1} ns, {:.2} accesses", cost / access);
+    println!("batched lookup: {cost:.1} ns, {:.2} independent accesses", cost / huge[1]);
+    let access = huge[0];
     let inserts = (entries / 20).max(1);
     let cost = watch.time(inserts, || {
         for n in entries..entries + inserts {
             directory.insert(hash(n), link(n));
         }
     });
-    println!("insert: {cost:.1} ns, {:.2} accesses (goal 2)", cost / access);
+    println!(
+        "insert: {cost:.1} ns, {:.2} accesses (goal 2), {:.2} in 4 KiB",
+        cost / access,
+        cost / small[0]
+    );
     let cost = watch.time(inserts, || {
         for n in entries..entries + inserts {
             directory.replace(hash(n), link(n), link(n + 1));
@@ -168,14 +233,16 @@ fn parts(watch: &Watch, directory: &Directory, entries: u64) {
     println!("export: {cost:.1} ns and {:.2} bytes per entry", bytes as f64 / entries as f64);
     for threads in [1, 2] {
         let again = Directory::with_capacity(directory.len());
-        let cost = watch.time(entries, || {
+        let start = watch.now();
+        {
             std::thread::scope(|scope| {
                 for half in all.chunks(all.len().div_ceil(threads)) {
                     let again = &again;
                     scope.spawn(move || half.iter().all(|part| again.import(part).is_ok()));
                 }
             });
-        });
+        }
+        let cost = (watch.now() - start) as f64 / entries as f64;
         println!(
             "import with {threads} threads: {cost:.1} ns per entry, {:.2} s for 10 million ({})",
             cost / 100.0,
@@ -195,7 +262,9 @@ trait Peer: Sync {
 }
 
 impl Peer for Directory {
+    /// The maps look whether the key is there, so this does, too.
     fn put(&self, key: u64, value: u64) {
+        black_box(self.lookup(key));
         self.insert(key, link(value));
     }
     fn has(&self, key: u64) -> bool {
@@ -254,18 +323,20 @@ impl Peer for dashmap::DashMap<u64, u64, BuildAsIs> {
 /// Lookups that a batch asks for at a time.
 const BATCH: usize = 64;
 
-/// Million operations per second of two threads: inserts from nothing, lookups alone and in batches, and
+/// Million operations per second of two threads, each as fast as when it was on a core: inserts from nothing, lookups alone and in batches, and
 /// lookups and inserts mixed.
 fn two_threads(watch: &Watch, name: &str, map: &dyn Peer, entries: u64) -> [f64; 4] {
     let both = |operations: u64, work: &(dyn Fn(u64, u64) + Sync)| {
-        let cost = watch.time(2 * operations, || {
-            std::thread::scope(|scope| {
-                for thread in 0..2 {
-                    scope.spawn(move || (0..operations).for_each(|n| work(thread, n)));
-                }
-            });
-        });
-        1000.0 / cost
+        std::thread::scope(|scope| {
+            let run = |thread| {
+                move || watch.time(operations, || (0..operations).for_each(|n| work(thread, n)))
+            };
+            let running = [scope.spawn(run(0)), scope.spawn(run(1))];
+            running
+                .into_iter()
+                .map(|thread| 1000.0 / thread.join().unwrap_or(f64::MAX))
+                .sum::<f64>()
+        })
     };
     let half = entries / 2;
     let insert = both(half, &|thread, n| map.put(hash(2 * n + thread), n));
@@ -326,6 +397,12 @@ fn compare(watch: &Watch, entries: u64) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let number = |place: usize| arguments.get(place).and_then(|n| n.replace('_', "").parse().ok());
+    if arguments.first().is_some_and(|first| first == "access") {
+        let bytes = number(1).and_then(|bytes: u64| usize::try_from(bytes).ok()).unwrap_or(0);
+        let [waiting, independent] = random_access(&Watch(SystemClock), bytes.max(1 << 20));
+        println!("{waiting} {independent}");
+        return;
+    }
     if arguments.iter().any(|argument| number(0).is_none() || argument.starts_with('-')) {
         println!("index_bench [ENTRIES [ENTRIES-OF-THE-COMPARISON]]: 50 million, or as many");
         return;

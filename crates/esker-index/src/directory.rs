@@ -1,10 +1,10 @@
 //! The directory: hopscotch tables that grow one by one with what they hold (uDepot §4.2, §4.3).
 //!
 //! An array of pointers, indexed by the first bits of a hash, to tables (see `table`), which are
-//! small: 262144 homes, 2 or 3 MiB. A table that is full to 90-94 % grows by half, then splits in two; the array
+//! small: 4 or 6 MiB. A table that is full to 87-91 % grows by half, then splits in two; the array
 //! doubles when a table splits that has but one place in it. So the memory follows the data in
-//! small steps, at 8.5 to 13 bytes per entry, and each step moves few entries. A directory begins
-//! with one table of 64 homes that doubles until it is as large as the others.
+//! small steps, at 9 to 14 bytes per entry, and each step moves few entries. A directory begins
+//! with one table of 64 homes that grows until it is as large as the others.
 //!
 //! # Invariants
 //! - D1: each hash has one table in the array, which knows its prefix and its level.
@@ -37,8 +37,10 @@ use crate::table::{GEOMETRY, Geometry, Hint, Inserted, Shape, Table};
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Lookups of a batch whose memory is fetched at once.
-const GROUP: usize = 16;
+/// Lookups of a batch under one pin.
+const GROUP: usize = 256;
+/// How many lookups of a batch wait for memory at the same time: about as many as a core can.
+const AHEAD: usize = 12;
 
 /// The index. All methods may be called from any thread at once.
 #[derive(Debug)]
@@ -96,7 +98,8 @@ impl Root {
 
     #[inline]
     fn place(&self, hash: u64) -> Option<&Place> {
-        let number = hash.checked_shr(64 - self.bits).unwrap_or(0);
+        // In two steps, as there may be no bits.
+        let number = (hash >> 1).wrapping_shr(63 - self.bits);
         self.tables.get(usize::try_from(number).unwrap_or(usize::MAX))
     }
 
@@ -113,7 +116,7 @@ impl Root {
     #[inline]
     fn prefetch(&self, hash: u64, pin: &Pin) {
         if let Some(table) = self.table(hash, pin) {
-            table.prefetch_region(hash);
+            table.prefetch_beyond(hash);
         }
     }
 
@@ -135,15 +138,10 @@ impl Root {
     fn lookup(&self, hash: u64, pin: &Pin) -> Candidates {
         let Some(mut table) = self.table(hash, pin) else { return Candidates::default() };
         loop {
-            if let Some(next) = table.moved(hash) {
-                table = next;
-                continue;
-            }
             let found = table.lookup(hash, self.overflow());
             // H5 of the table: what was read there counts if it had not moved by then.
-            if table.moved(hash).is_none() {
-                return found;
-            }
+            let Some(next) = table.moved(hash) else { return found };
+            table = next;
         }
     }
 }
@@ -163,7 +161,7 @@ impl Directory {
         Directory { root, grow: Mutex::default(), geometry, pool }
     }
 
-    /// Lets the directory start a thread, once it is larger than a few MiB, that allocates tables
+    /// Lets the directory start a thread, once it is larger than some 100 MiB, that allocates tables
     /// before they are needed and frees those that nobody reads any more (uDepot §4.3: "pre-allocated
     /// in a separate thread"). Without it the inserts do that, as a simulation wants it. The thread
     /// ends with the directory.
@@ -171,7 +169,7 @@ impl Directory {
         self.pool.allow_helper();
     }
 
-    /// Number of slots of all tables: about 92 % of them can be taken before the directory grows.
+    /// Number of slots of all tables: about 89 % of them can be taken before the directory grows.
     #[must_use]
     pub fn capacity(&self) -> u64 {
         let pin = pin();
@@ -183,8 +181,7 @@ impl Directory {
     pub fn len(&self) -> u64 {
         let pin = pin();
         let root = self.root.load(&pin);
-        let entries = root.each(&pin).map(Table::entries).sum::<i64>();
-        u64::try_from(entries).unwrap_or(0) + root.overflow().len()
+        root.each(&pin).map(Table::entries).sum::<u64>() + root.overflow().len()
     }
 
     /// Whether there is no entry.
@@ -220,16 +217,17 @@ impl Directory {
     }
 
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
-    /// memory of 16 hashes is fetched at once, so that they wait for it together.
+    /// memory of the next dozen is fetched meanwhile, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates)) {
         for (group, hashes) in hashes.chunks(GROUP).enumerate() {
             // A pin per group, so that a long batch does not keep memory from being freed.
             let pin = pin();
             let root = self.root.load(&pin);
-            for hash in hashes {
-                root.prefetch(*hash, &pin);
-            }
+            hashes.iter().take(AHEAD).for_each(|hash| root.prefetch(*hash, &pin));
             for (place, hash) in hashes.iter().enumerate() {
+                if let Some(ahead) = hashes.get(place + AHEAD) {
+                    root.prefetch(*ahead, &pin);
+                }
                 visit(group * GROUP + place, root.lookup(*hash, &pin));
             }
         }
@@ -304,6 +302,7 @@ impl Directory {
 
 impl Drop for Directory {
     fn drop(&mut self) {
+        crate::reclaim::collect();
         self.pool.stop();
     }
 }

@@ -10,14 +10,16 @@
 //!
 //! [`FlexTree`] is the address space of `flex` (FlexSpace §3): a B+-tree of extents with shifts.
 //!
-//! Unsafe code stands in five leaves: `reclaim` (memory that lookups may still read), `pages` (memory
-//! in huge pages), `cceh::arena` and `masstree::memory` (segments and nodes in such memory), `prefetch`.
+//! Unsafe code stands in six leaves: `reclaim` (memory that lookups may still read), `pages` (memory
+//! in huge pages), `cceh::arena` and `masstree::memory` (segments and nodes in such memory), `line`
+//! (eight slots compared at once), `prefetch`.
 
 pub mod cceh;
 mod counter;
 pub mod directory;
 mod entry;
 pub mod flex_tree;
+mod line;
 pub mod link;
 mod locks;
 pub mod masstree;

@@ -5,6 +5,8 @@
 //! | grain address | size hint |     48 bits, so that an index entry of 64 has 16 left
 //! ```
 
+use std::num::NonZeroU64;
+
 /// Bits of a size hint.
 pub(crate) const HINT_BITS: u32 = 8;
 /// Bits of a grain address: with grains of 8 bytes, 8 TiB.
@@ -34,7 +36,7 @@ pub enum SizeHint {
 
 /// Place and size of a record, or of a tombstone, in 48 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Link(pub(crate) u64);
+pub struct Link(NonZeroU64);
 
 impl Link {
     /// First grain address that no link can hold.
@@ -46,47 +48,55 @@ impl Link {
     #[must_use]
     pub fn record(grain: u64, size_grains: u64) -> Option<Link> {
         let hint = encode(size_grains.max(1)).unwrap_or(Self::LARGE);
-        Self::valid(grain).then_some(Link(grain << HINT_BITS | hint))
+        Self::new(grain, hint)
     }
 
     /// A link to the record of a large value at `grain`, which says where the value is.
     #[must_use]
     pub fn large(grain: u64) -> Option<Link> {
-        Self::valid(grain).then_some(Link(grain << HINT_BITS | Self::LARGE))
+        Self::new(grain, Self::LARGE)
     }
 
     /// The link as a number, for a checkpoint.
+    #[inline]
     #[must_use]
     pub fn to_bits(self) -> u64 {
-        self.0
+        self.0.get()
     }
 
     /// The link that [`Link::to_bits`] made a number of; `None` if there is no such link.
     #[must_use]
     pub fn from_bits(bits: u64) -> Option<Link> {
-        Self::valid(bits >> HINT_BITS).then_some(Link(bits))
+        Self::new(bits >> HINT_BITS, bits & Self::LARGE)
     }
 
     /// A link to a tombstone at `grain`.
     #[must_use]
     pub fn tombstone(grain: u64) -> Option<Link> {
-        Self::valid(grain).then_some(Link(grain << HINT_BITS))
+        Self::new(grain, 0)
     }
 
-    fn valid(grain: u64) -> bool {
-        grain > 0 && grain < Self::GRAIN_END
+    fn new(grain: u64, hint: u64) -> Option<Link> {
+        let valid = grain > 0 && grain < Self::GRAIN_END;
+        NonZeroU64::new(grain.wrapping_shl(HINT_BITS) | hint).filter(|_| valid).map(Link)
+    }
+
+    /// The link in the lowest 48 bits, which is none if they are no link.
+    #[inline]
+    pub(crate) fn in_entry(bits: u64) -> Link {
+        Link(NonZeroU64::new(bits).unwrap_or(NonZeroU64::MIN))
     }
 
     /// Address of the record in grains.
     #[must_use]
     pub fn grain(self) -> u64 {
-        self.0 >> HINT_BITS
+        self.to_bits() >> HINT_BITS
     }
 
     /// How much to read there.
     #[must_use]
     pub fn size(self) -> SizeHint {
-        match self.0 & Self::LARGE {
+        match self.to_bits() & Self::LARGE {
             0 => SizeHint::Tombstone,
             Self::LARGE => SizeHint::Large,
             hint => SizeHint::Grains(match (hint >> MANTISSA_BITS, hint & (LEADING - 1)) {

@@ -1,13 +1,13 @@
 //! Locks: those of `parking_lot`, or of shuttle where it explores interleavings.
 
+use esker_base::sync::atomic::{AtomicBool, Ordering};
+
 #[cfg(not(shuttle))]
-pub(crate) use parking_lot::{Mutex, MutexGuard};
+pub(crate) use parking_lot::Mutex;
 
 #[cfg(shuttle)]
 pub(crate) use explored::Mutex;
 #[cfg(shuttle)]
-pub(crate) use shuttle::sync::MutexGuard;
-
 #[cfg(shuttle)]
 mod explored {
     use std::sync::PoisonError;
@@ -59,5 +59,34 @@ impl Wait {
         } else {
             esker_base::sync::thread::yield_now();
         }
+    }
+}
+
+/// A lock of one bit, for what takes some hundred instructions and is rarely contended: a read-modify-write
+/// to take it, none to give it back.
+#[derive(Debug, Default)]
+pub(crate) struct Latch(AtomicBool);
+
+impl Latch {
+    #[inline]
+    pub(crate) fn lock(&self) -> Latched<'_> {
+        let mut wait = Wait::default();
+        while self.0.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            while self.0.load(Ordering::Relaxed) {
+                wait.turn();
+            }
+        }
+        Latched(self)
+    }
+}
+
+/// The lock is held until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Latched<'a>(&'a Latch);
+
+impl Drop for Latched<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.0.store(false, Ordering::Release);
     }
 }

@@ -1,26 +1,29 @@
 //! One hopscotch table of the directory (uDepot §4.2).
 //!
-//! An array of 8-byte entries. A key of a home lies in one of the 32 slots of its neighbourhood,
-//! from the home's first slot on; a lookup reads just those. There is neither a bitmap nor a list: an
-//! entry carries its distance and a tag (see `entry`), and a lookup compares both.
+//! An array of 8-byte entries in lines of eight, one cache line each. A key of a home lies in one of
+//! the three or four lines of its neighbourhood, as near to the first one as there was room. There is
+//! neither a bitmap nor a list: an entry tells its home and a tag (see `entry`), and a lookup compares
+//! both. Neighbourhoods begin with a line, not with a slot: so nearly every lookup reads one line,
+//! where those of uDepot take two from the start and three or four once tables are full.
 //!
 //! Tables, homes and tags follow the order of hashes: a table has the hashes that begin with its
-//! prefix, a home those that begin with its position. A table has two or three slots for two homes:
-//! it grows by half its slots without spending bits of tags, then by doubling its homes.
+//! prefix, a home those that begin with its position. A table has a slot for each home, or three slots
+//! for four: it grows by half its slots for twice its homes, and from there by another third.
 //!
 //! # Invariants
-//! - H1: an entry at slot `s` with distance `d` belongs to the home with first slot `s - d`.
-//! - H2: within a table entries move only forwards, and are copied before they are cleared. A lookup
-//!   reads its neighbourhood in ascending order, so an entry that moves is seen in its old place,
+//! - H1: an entry of a line belongs to that one of the 32 homes whose neighbourhoods have the line
+//!   which agrees with it in the last five bits.
+//! - H2: within a table entries move only to later lines, and are copied before they are cleared. A
+//!   lookup reads its lines in ascending order, so an entry that moves is seen in its old place,
 //!   its new one or both, never in neither.
 //! - H3: entries of a home change only under the lock of the home's region.
-//! - H4: what finds no slot lies in the overflow, and the region's bit for its home is set:
-//!   inserting never fails. Lookups look there only where a bit is set.
-//! - H6: the region's bits for a home say how far from it its entries may be. They are set before
-//!   an entry is put there, and never cleared; a lookup that finds them changed reads on. Most need
-//!   one line or two of the four or five.
+//! - H4: what finds no slot lies in the overflow, and the bits for its home and that one's line are set:
+//!   inserting never fails. Lookups look there only where both are.
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
+//! - H6: a bit for each home says whether all its entries are in its first line, one for each line whether
+//!   those of its homes are there or in the next. Bits are set before an entry is put elsewhere, and
+//!   never cleared; a lookup reads each behind the lines that it would otherwise leave it at.
 //!
 //! # Concurrency
 //! Lookups take no lock. Changes lock one or two adjacent regions, in ascending order, and those of
@@ -32,15 +35,15 @@ mod shape;
 pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
-use crate::entry::{
-    Candidates, FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, entry_of, is_at,
-    link_of, matches, spread,
-};
+use crate::entry::{Candidates, FREE, Known, entry_of, link_of, matches, pattern};
+use crate::line::{Line, SLOTS, free, matching};
 use crate::link::Link;
-use crate::locks::{Mutex, MutexGuard};
+use crate::locks::{Latch, Latched};
 use crate::overflow::Overflow;
 use crate::pool::{Pool, Slots};
-use esker_base::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
+use esker_base::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering,
+};
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
@@ -50,6 +53,8 @@ pub(crate) struct Table {
     shape: Shape,
     slots: Slots,
     regions: Box<[Region]>,
+    /// A bit for each home: set if an entry of it may be elsewhere than in its first line.
+    beyond: Box<[AtomicU64]>,
     /// What this table becomes, once that has begun.
     growth: OnceLock<Growth>,
     counters: Counters,
@@ -60,8 +65,8 @@ pub(crate) struct Table {
 #[derive(Debug)]
 #[repr(align(64))]
 struct Counters {
-    /// Entries in slots, without those that have migrated.
-    /// Below 0 for a moment where an entry is removed that is not counted yet.
+    /// Entries in slots that regions have told of, without those that have migrated. Each region
+    /// tells of as many as [`Shape::tally`] at once, so that threads rarely share this line.
     entries: AtomicI64,
     /// Regions that have not migrated.
     unmigrated: AtomicUsize,
@@ -69,44 +74,28 @@ struct Counters {
     next_region: AtomicUsize,
 }
 
-/// A run of homes. A cache line, so that a lookup reads one.
+/// A run of homes.
 #[derive(Debug, Default)]
-#[repr(align(64))]
 struct Region {
-    lock: Mutex<()>,
+    /// A bit for each line: set if the overflow may have an entry of its homes.
+    overflow: AtomicU64,
+    /// A bit for each line: set if an entry of its homes may be two lines away or more.
+    far: AtomicU64,
+    /// Entries of these homes in slots. Changes under the lock.
+    entries: AtomicU32,
+    lock: Latch,
     /// Set once, under the lock: the entries of these homes are in the table's growth.
     migrated: AtomicBool,
-    /// A bit for each 64th of the homes: set if the overflow may have an entry of theirs.
-    overflow: AtomicU64,
-    /// A bit for each 64th of the homes: set if an entry of theirs may be 8 slots away, or 16.
-    far: [AtomicU64; 2],
 }
+const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 24);
 
-impl Region {
-    /// How many slots of the neighbourhoods of these homes hold all their entries: H6.
-    #[inline]
-    fn reach(&self, bit: u64) -> usize {
-        // Acquire: with the entries' Release it is at least what their writers made it.
-        match &self.far {
-            [_, far] if far.load(Ordering::Acquire) & bit != 0 => NEIGHBOURHOOD,
-            [far, _] if far.load(Ordering::Acquire) & bit != 0 => 2 * NEAR,
-            _ => NEAR,
-        }
-    }
-
-    /// Says that an entry is about to stand at this distance.
-    #[inline]
-    fn reach_to(&self, bit: u64, distance: usize) {
-        for (far, start) in self.far.iter().zip([NEAR, 2 * NEAR]) {
-            if distance >= start && far.load(Ordering::Relaxed) & bit == 0 {
-                far.fetch_or(bit, Ordering::Release);
-            }
-        }
+/// Sets a bit that is never cleared.
+#[inline]
+fn set(word: &AtomicU64, bit: u64) {
+    if word.load(Ordering::Relaxed) & bit == 0 {
+        word.fetch_or(bit, Ordering::Release);
     }
 }
-
-/// Slots that every lookup reads: a line, and the one that it may begin in.
-const NEAR: usize = 8;
 
 /// What an attempt to insert came to.
 #[derive(Debug, PartialEq, Eq)]
@@ -121,10 +110,27 @@ pub(crate) enum Inserted {
     Unplaced,
 }
 
-#[inline(never)]
-fn consider(entry: u64, pattern: u64, found: &mut Candidates) {
-    if matches(entry, pattern) {
-        found.push(link_of(entry));
+impl Inserted {
+    fn done(full: bool) -> Inserted {
+        if full { Inserted::Full } else { Inserted::Done }
+    }
+}
+
+/// Gives the links of a line's entries that may belong to a key.
+#[inline]
+fn scan(line: &Line, pattern: u16, found: &mut Candidates) {
+    let mut left = matching(line, pattern);
+    while left != 0 {
+        let place = usize::try_from(left.trailing_zeros()).unwrap_or(0);
+        left &= left - 1;
+        if let Some(slot) = line.get(place) {
+            // Acquire: whoever sees an entry sees what was done before it was published. If it has
+            // moved since, it is met again where it is (H2).
+            let entry = slot.load(Ordering::Acquire);
+            if matches(entry, pattern) {
+                found.push(link_of(entry));
+            }
+        }
     }
 }
 
@@ -134,6 +140,7 @@ impl Table {
             shape,
             slots: pool.take(shape.slots()),
             regions: (0..shape.regions()).map(|_| Region::default()).collect(),
+            beyond: (0..shape.words()).map(|_| AtomicU64::new(0)).collect(),
             growth: OnceLock::new(),
             counters: Counters {
                 entries: AtomicI64::new(0),
@@ -147,7 +154,7 @@ impl Table {
     }
 
     fn bytes_besides_slots(&self) -> usize {
-        size_of::<Table>() + size_of_val(&*self.regions)
+        size_of::<Table>() + size_of_val(&*self.regions) + size_of_val(&*self.beyond)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -159,11 +166,13 @@ impl Table {
     }
 
     /// Entries in slots, here and in what the table becomes.
-    pub(crate) fn entries(&self) -> i64 {
+    pub(crate) fn entries(&self) -> u64 {
         let grown = self.growth().map_or(0, |growth| growth.tables().map(|t| t.entries()).sum());
-        self.counters.entries.load(Ordering::Relaxed) + grown
+        let own = self.regions.iter().map(|region| region.entries.load(Ordering::Relaxed));
+        own.map(u64::from).sum::<u64>() + grown
     }
 
+    #[inline]
     fn region(&self, home: usize) -> Option<&Region> {
         self.regions.get(self.shape.region_of(home))
     }
@@ -186,12 +195,13 @@ impl Table {
         Hint::new(self.shape, self.slots.as_ptr().addr())
     }
 
-    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor sees that it
-    /// will be read while it waits for the slots. In a batch, the slots are there already.
+    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor
+    /// sees that it will be read while it waits for the slots. In a batch, the slots are there
+    /// already.
     #[inline]
-    pub(crate) fn prefetch_region(&self, hash: u64) {
-        if let Some(region) = self.region(self.shape.home(hash)) {
-            crate::prefetch::lines(std::ptr::from_ref(region).addr(), 0);
+    pub(crate) fn prefetch_beyond(&self, hash: u64) {
+        if let Some(word) = self.beyond.get(self.shape.home(hash) / 64) {
+            crate::prefetch::lines(std::ptr::from_ref(word).addr(), 0);
         }
     }
 
@@ -200,91 +210,119 @@ impl Table {
     #[inline]
     pub(crate) fn lookup(&self, hash: u64, overflow: &Overflow) -> Candidates {
         let home = self.shape.home(hash);
+        let pattern = pattern(hash, self.shape.level);
         let mut found = Candidates::default();
-        let Some(region) = self.region(home) else { return found };
-        let bit = self.shape.overflow_bit(home);
-        let tag = Tag::of(hash, self.shape.level);
-        let (eights, _) = self.neighbourhood(home).as_chunks::<NEAR>();
-        let (mut reach, mut read) = (NEAR, 0);
-        while read < reach {
-            self.scan(eights.get(read / NEAR..reach / NEAR).unwrap_or(&[]), read, tag, &mut found);
-            read = reach;
-            reach = reach.max(region.reach(bit));
+        if let Some(line) = self.lines().get(self.shape.line_of(home)) {
+            scan(line, pattern, &mut found);
         }
-        if region.overflow.load(Ordering::Acquire) & bit != 0 {
-            overflow.find(hash, &mut found);
+        if self.reaches_beyond(home) {
+            self.lookup_beyond(hash, overflow, &mut found);
         }
         found
     }
 
-    /// Looks for entries with this tag in some slots, the first of which is at distance `start`.
+    /// Whether an entry of this home may be elsewhere than in its first line.
     #[inline]
-    fn scan(&self, eights: &[[AtomicU64; NEAR]], start: usize, tag: Tag, found: &mut Candidates) {
-        for (number, slots) in eights.iter().enumerate() {
-            // Only the distance in this loop, which costs as much as it has instructions: it rules
-            // out nearly every slot.
-            let first = start + NEAR * number;
-            let spread = spread(first);
-            for (place, slot) in slots.iter().enumerate() {
-                // Acquire: whoever sees an entry sees what was done before it was published; and H2.
-                let entry = slot.load(Ordering::Acquire);
-                if is_at(entry, spread, place) {
-                    consider(entry, tag.at(first + place), found);
-                }
-            }
+    fn reaches_beyond(&self, home: usize) -> bool {
+        // Acquire: with the entries' Release it is at least what their writers made it.
+        let word = self.beyond.get(home / 64).map_or(0, |word| word.load(Ordering::Acquire));
+        word >> (home % 64) & 1 == 1
+    }
+
+    /// The rest of a lookup: lines behind the first one, and the overflow.
+    #[inline(never)]
+    fn lookup_beyond(&self, hash: u64, overflow: &Overflow, found: &mut Candidates) {
+        let home = self.shape.home(hash);
+        let pattern = pattern(hash, self.shape.level);
+        let mut rest = self.neighbourhood(home).iter().skip(1);
+        if let Some(second) = rest.next() {
+            scan(second, pattern, found);
         }
+        if self.reaches_far(home) {
+            rest.for_each(|line| scan(line, pattern, found));
+        }
+        if self.overflows(home) {
+            overflow.find(hash, found);
+        }
+    }
+
+    /// Whether an entry of this home may be behind the second line of its neighbourhood.
+    fn reaches_far(&self, home: usize) -> bool {
+        self.region(home).is_some_and(|region| {
+            region.far.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
+        })
     }
 
     fn overflows(&self, home: usize) -> bool {
         self.region(home).is_some_and(|region| {
-            region.overflow.load(Ordering::Acquire) & self.shape.overflow_bit(home) != 0
+            region.overflow.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
         })
     }
 
     /// Says that the overflow may have entries of these homes.
     fn mark(&self, homes: Range<usize>) {
-        let step = self.shape.homes_per_overflow_bit();
-        for home in (homes.start / step * step..homes.end).step_by(step) {
+        for home in homes {
             if let Some(region) = self.region(home) {
-                region.overflow.fetch_or(self.shape.overflow_bit(home), Ordering::Release);
+                set(&region.overflow, self.shape.line_bit(home));
             }
+            self.set_beyond(home);
+        }
+    }
+
+    fn set_beyond(&self, home: usize) {
+        if let Some(word) = self.beyond.get(home / 64) {
+            set(word, 1 << (home % 64));
         }
     }
 
     /// Adds an entry.
     pub(crate) fn insert(&self, known: Known, link: Link, overflow: &Overflow) -> Inserted {
         let home = self.shape.home(known.hash);
-        let region = self.shape.region_of(home);
-        let Some(tag) = Tag::of_known(known, self.shape.level) else {
-            return Inserted::Unplaced;
-        };
-        {
-            let locks = self.lock(region, self.shape.region_of_slot(self.last_slot(home)));
-            if self.has_migrated(region) {
-                return Inserted::Migrated;
-            }
-            if let Some(distance) = self.free_near(home) {
-                self.publish(home, distance, tag, link);
-                drop(locks);
-                return self.counted();
-            }
-        }
-        // The neighbourhood is full: make room, no further than two regions reach.
-        let _locks = self.lock(region, region + 1);
-        if self.has_migrated(region) {
+        let Some(field) = known.field(self.shape.level) else { return Inserted::Unplaced };
+        let Some(region) = self.region(home) else { return Inserted::Unplaced };
+        let _lock = region.lock.lock();
+        if region.migrated.load(Ordering::Relaxed) {
             return Inserted::Migrated;
         }
-        match self.room(home, region, region + 1) {
-            Some(distance) => {
-                self.publish(home, distance, tag, link);
-                self.counted()
-            }
-            None => {
-                overflow.insert(known, link);
-                self.mark(home..home + 1);
-                Inserted::Done
-            }
+        // Mostly there is room in the first line.
+        let entry = entry_of(link, field);
+        if let Some(slot) = self.free_at(home) {
+            slot.store(entry, Ordering::Release);
+            return Inserted::done(self.count(region, 1));
         }
+        self.insert_beyond(home, known, entry, overflow)
+    }
+
+    /// Adds an entry that finds no room in its first line. The caller holds the lock of the home's
+    /// region.
+    #[inline(never)]
+    fn insert_beyond(
+        &self,
+        home: usize,
+        known: Known,
+        entry: u64,
+        overflow: &Overflow,
+    ) -> Inserted {
+        let (first, last) = (self.shape.line_of(home), self.last_line(home));
+        let region = self.shape.region_of(home);
+        let next = || self.regions.get(region + 1).map(|next| next.lock.lock());
+        let mut _next = None;
+        if self.shape.region_of_line(last) > region {
+            _next = next();
+        }
+        if let Some(slot) = self.free_in(first + 1, last + 1) {
+            return Inserted::done(self.publish(home, slot, entry));
+        }
+        // The neighbourhood is full: make room, no further than two regions reach.
+        if _next.is_none() {
+            _next = next();
+        }
+        if let Some(slot) = self.displace(home, region, region + 1) {
+            return Inserted::done(self.publish(home, slot, entry));
+        }
+        overflow.insert(known, link_of(entry));
+        self.mark(home..home + 1);
+        Inserted::Done
     }
 
     /// Adds entries of one region, from the first one on, as long as that is simple; gives how many.
@@ -299,32 +337,27 @@ impl Table {
         let mut done = 0;
         for (known, link) in run {
             let home = self.shape.home(known.hash);
-            let Some(tag) = Tag::of_known(*known, self.shape.level) else { break };
-            let Some(distance) = self.free_near(home) else { break };
+            let Some(field) = known.field(self.shape.level) else { break };
             if known.hash < first.hash || known.hash > last {
                 break;
             }
-            self.publish(home, distance, tag, *link);
+            let Some(slot) = self.free_near(home) else { break };
+            self.publish(home, slot, entry_of(*link, field));
             done += 1;
         }
-        let added = i64::try_from(done).unwrap_or(0);
-        self.counters.entries.fetch_add(added, Ordering::Relaxed);
         done
     }
 
-    /// Whether one insert more makes the table grow.
+    /// Whether the table should grow before more comes.
     pub(crate) fn is_full(&self) -> bool {
-        let entries = self.counters.entries.load(Ordering::Relaxed);
-        u64::try_from(entries).is_ok_and(|entries| entries + 1 >= self.shape.entries_max())
+        self.is_full_with(self.counters.entries.load(Ordering::Relaxed))
     }
 
-    fn counted(&self) -> Inserted {
-        let entries = self.counters.entries.fetch_add(1, Ordering::Relaxed) + 1;
-        if u64::try_from(entries).is_ok_and(|entries| entries >= self.shape.entries_max()) {
-            Inserted::Full
-        } else {
-            Inserted::Done
-        }
+    /// Whether a table is as full as it should get whose regions have told of so many entries.
+    fn is_full_with(&self, told: i64) -> bool {
+        // On average each region has half a tally that it has not told of.
+        let untold = (self.shape.tally() - 1) * self.regions.len() as u64 / 2;
+        u64::try_from(told).is_ok_and(|told| told + untold >= self.shape.entries_max())
     }
 
     fn has_migrated(&self, region: usize) -> bool {
@@ -332,67 +365,111 @@ impl Table {
         self.regions.get(region).is_some_and(|region| region.migrated.load(Ordering::Relaxed))
     }
 
-    fn publish(&self, home: usize, distance: usize, tag: Tag, link: Link) {
-        self.reach_to(home, distance);
-        if let Some(slot) = self.slots.get(self.shape.first_slot(home) + distance) {
-            slot.store(entry_of(link, tag, distance), Ordering::Release);
+    /// Puts an entry of `home` into a free slot. True if the table is as full then as it should get.
+    /// The caller holds the locks.
+    fn publish(&self, home: usize, slot: usize, entry: u64) -> bool {
+        self.reach_to(home, slot);
+        if let Some(slot) = self.slots.get(slot) {
+            slot.store(entry, Ordering::Release);
+        }
+        self.region(home).is_some_and(|region| self.count(region, 1))
+    }
+
+    /// Counts entries that came to a region, whose lock the caller holds. True if the table is as full
+    /// then as it should get.
+    #[inline]
+    fn count(&self, region: &Region, more: u32) -> bool {
+        let before = region.entries.load(Ordering::Relaxed);
+        let entries = before + more;
+        region.entries.store(entries, Ordering::Relaxed);
+        let told = self.shape.told(entries) - self.shape.told(before);
+        told > 0 && {
+            let before = self.counters.entries.fetch_add(told, Ordering::Relaxed);
+            self.is_full_with(before + told)
         }
     }
 
+    /// Frees a slot with an entry of `home`. The caller holds the locks.
+    fn clear(&self, home: usize, slot: &AtomicU64) {
+        slot.store(FREE, Ordering::Release);
+        let Some(region) = self.region(home) else { return };
+        let before = region.entries.load(Ordering::Relaxed);
+        let entries = before.saturating_sub(1);
+        region.entries.store(entries, Ordering::Relaxed);
+        let told = self.shape.told(before) - self.shape.told(entries);
+        if told > 0 {
+            self.counters.entries.fetch_sub(told, Ordering::Relaxed);
+        }
+    }
+
+    /// Says that an entry of `home` is about to stand in a slot.
     #[inline]
-    fn reach_to(&self, home: usize, distance: usize) {
-        if distance >= NEAR
+    fn reach_to(&self, home: usize, slot: usize) {
+        let lines = slot / SLOTS - self.shape.line_of(home);
+        if lines > 1
             && let Some(region) = self.region(home)
         {
-            region.reach_to(self.shape.overflow_bit(home), distance);
+            set(&region.far, self.shape.line_bit(home));
+        }
+        if lines > 0 {
+            self.set_beyond(home);
         }
     }
 
-    /// The distance at which an entry of `home` can be put, after others made room for it if need
-    /// be. The caller holds the locks of the regions `first..=last`.
+    /// A slot where an entry of `home` can be put, after others made room for it if need be. The
+    /// caller holds the locks of the regions `first..=last`.
     fn room(&self, home: usize, first: usize, last: usize) -> Option<usize> {
         self.free_near(home).or_else(|| self.displace(home, first, last))
     }
 
+    /// A free slot in the first line of a home.
+    #[inline]
+    fn free_at(&self, home: usize) -> Option<&AtomicU64> {
+        let line = self.lines().get(self.shape.line_of(home))?;
+        line.get(usize::try_from(free(line).trailing_zeros()).unwrap_or(SLOTS))
+    }
+
     fn free_near(&self, home: usize) -> Option<usize> {
-        self.neighbourhood(home).iter().position(|slot| slot.load(Ordering::Relaxed) == FREE)
+        self.free_in(self.shape.line_of(home), self.last_line(home) + 1)
+    }
+
+    /// The first free slot of the lines `start..end`.
+    #[inline]
+    fn free_in(&self, start: usize, end: usize) -> Option<usize> {
+        (start..).zip(self.lines().get(start..end)?).find_map(|(number, line)| {
+            let free = free(line);
+            let place = usize::try_from(free.trailing_zeros()).ok()?;
+            (free != 0).then_some(number * SLOTS + place)
+        })
     }
 
     /// Moves entries forwards until a slot of the neighbourhood of `home` is free. The caller holds
     /// the locks of the regions `first..=last`.
     fn displace(&self, home: usize, first: usize, last: usize) -> Option<usize> {
-        let start = self.shape.first_slot(home);
-        let end = self.shape.slots_of_region(last).end;
-        let mut free = self.find_free(start + NEIGHBOURHOOD, end)?;
-        while free - start >= NEIGHBOURHOOD {
-            let from = (free + 1 - NEIGHBOURHOOD..free).find(|slot| {
-                let entry = self.entry(*slot);
-                let first_of_it = slot - distance_of(entry);
-                // Only entries of homes under our locks may move, and not past their neighbourhood.
-                entry != FREE
-                    && free - first_of_it < NEIGHBOURHOOD
-                    && self.shape.region_of(self.shape.home_of_slot(first_of_it)) >= first
+        let (span, behind) = (self.shape.span(), self.last_line(home) + 1);
+        let mut free = self.free_in(behind, self.shape.end_of_region(last))?;
+        while free / SLOTS >= behind {
+            let line = free / SLOTS;
+            let (from, home) = (line + 1 - span..line).find_map(|number| {
+                let mut slots = (number * SLOTS..).zip(self.lines().get(number)?);
+                slots.find_map(|(from, slot)| {
+                    let entry = slot.load(Ordering::Relaxed);
+                    let home = self.shape.home_of(number, entry);
+                    // Only entries of homes under our locks may move, not past their neighbourhood,
+                    // and from one line to another (H2).
+                    let may = line < self.shape.line_of(home) + span
+                        && self.shape.region_of(home) >= first;
+                    (entry != FREE && may).then_some((from, home))
+                })
             })?;
             let (source, target) = (self.slots.get(from)?, self.slots.get(free)?);
-            let entry = source.load(Ordering::Relaxed);
-            let distance = free - (from - distance_of(entry));
             // H6, then H2: copy, then clear. Release on both: whoever sees the slot free sees the copy.
-            self.reach_to(self.shape.home_of_slot(free - distance), distance);
-            target.store(at_distance(entry, distance), Ordering::Release);
+            self.reach_to(home, free);
+            target.store(source.load(Ordering::Relaxed), Ordering::Release);
             source.store(FREE, Ordering::Release);
             free = from;
         }
-        Some(free - start)
-    }
-
-    fn find_free(&self, start: usize, end: usize) -> Option<usize> {
-        let slots = self.slots.get(start..end)?;
-        let place = slots.iter().position(|slot| slot.load(Ordering::Relaxed) == FREE)?;
-        Some(start + place)
-    }
-
-    fn entry(&self, slot: usize) -> u64 {
-        self.slots.get(slot).map_or(FREE, |slot| slot.load(Ordering::Relaxed))
+        Some(free)
     }
 
     /// Puts `new` in the place of `old`, with a whole tag, or takes `old` out. `None` if the region
@@ -406,24 +483,32 @@ impl Table {
     ) -> Option<bool> {
         let home = self.shape.home(hash);
         let region = self.shape.region_of(home);
-        let _locks = self.lock(region, self.shape.region_of_slot(self.last_slot(home)));
+        let _locks = self.lock(region, self.shape.region_of_line(self.last_line(home)));
         if self.has_migrated(region) {
             return None;
         }
-        let tag = Tag::of(hash, self.shape.level);
-        let reach = self.regions.get(region)?.reach(self.shape.overflow_bit(home));
-        for (distance, slot) in self.neighbourhood(home).iter().take(reach).enumerate() {
+        let pattern = pattern(hash, self.shape.level);
+        let lines = match (self.reaches_beyond(home), self.reaches_far(home)) {
+            (false, _) => 1,
+            (true, false) => 2,
+            (true, true) => self.shape.span(),
+        };
+        let mut slots = self.neighbourhood(home).iter().take(lines).flatten();
+        let is_old = |slot: &&AtomicU64| {
             let entry = slot.load(Ordering::Relaxed);
-            if matches(entry, tag.at(distance)) && link_of(entry) == old {
-                let entry = new.map_or(FREE, |link| entry_of(link, tag, distance));
-                slot.store(entry, Ordering::Release);
-                if new.is_none() {
-                    self.counters.entries.fetch_sub(1, Ordering::Relaxed);
-                }
-                return Some(true);
+            matches(entry, pattern) && link_of(entry) == old
+        };
+        Some(match (slots.find(is_old), new) {
+            (Some(slot), Some(new)) => {
+                slot.store(entry_of(new, pattern), Ordering::Release);
+                true
             }
-        }
-        Some(self.overflows(home) && overflow.change(hash, old, new, self.shape.level))
+            (Some(slot), None) => {
+                self.clear(home, slot);
+                true
+            }
+            (None, _) => self.overflows(home) && overflow.change(hash, old, new, self.shape.level),
+        })
     }
 
     /// Visits the entries of the region of `cursor`, from the home of `cursor` on, `homes_max` at
@@ -464,17 +549,24 @@ impl Table {
     }
 
     #[inline]
-    fn neighbourhood(&self, home: usize) -> &[AtomicU64] {
-        let first = self.shape.first_slot(home);
-        self.slots.get(first..first + NEIGHBOURHOOD).unwrap_or(&[])
+    fn lines(&self) -> &[Line] {
+        self.slots.as_chunks().0
     }
 
-    fn last_slot(&self, home: usize) -> usize {
-        self.shape.first_slot(home) + NEIGHBOURHOOD - 1
+    #[inline]
+    fn neighbourhood(&self, home: usize) -> &[Line] {
+        let first = self.shape.line_of(home);
+        self.lines().get(first..first + self.shape.span()).unwrap_or(&[])
+    }
+
+    #[inline]
+    fn last_line(&self, home: usize) -> usize {
+        self.shape.line_of(home) + self.shape.span() - 1
     }
 
     /// Locks the regions `first..=last`, three at most.
-    fn lock(&self, first: usize, last: usize) -> [Option<MutexGuard<'_, ()>>; 3] {
+    #[inline]
+    fn lock(&self, first: usize, last: usize) -> [Option<Latched<'_>>; 3] {
         let lock = |region: usize| {
             let region = (region <= last).then(|| self.regions.get(region))??;
             Some(region.lock.lock())
@@ -504,17 +596,19 @@ impl Part<'_> {
         self.table.shape
     }
 
-    /// The entries with their homes, in the order of slots, not of homes.
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (usize, u64)> {
-        let (table, homes) = (self.table, self.homes.clone());
-        let start = table.shape.first_slot(homes.start);
-        let end = table.last_slot(homes.end - 1) + 1;
-        let slots = table.slots.get(start..end).unwrap_or(&[]);
-        (start..end).zip(slots).filter_map(move |(slot, entry)| {
-            let entry = entry.load(Ordering::Acquire);
-            let first = slot.checked_sub(distance_of(entry))?;
-            let home = table.shape.home_of_slot(first);
-            (entry != FREE && homes.contains(&home)).then_some((home, entry))
-        })
+    /// Gives each entry with its home to `visit`, in the order of slots, not of homes.
+    pub(crate) fn each(&self, mut visit: impl FnMut(usize, u64)) {
+        let (table, homes) = (self.table, &self.homes);
+        let start = table.shape.line_of(homes.start);
+        let end = table.last_line(homes.end - 1) + 1;
+        for (number, line) in (start..).zip(table.lines().get(start..end).unwrap_or(&[])) {
+            for slot in line {
+                let entry = slot.load(Ordering::Acquire);
+                let home = table.shape.home_of(number, entry);
+                if entry != FREE && homes.contains(&home) {
+                    visit(home, entry);
+                }
+            }
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! What the indexes of `flat` keep of a key: a number of 61 bits that only the caller understands.
 
+use std::num::NonZeroU64;
+
 /// Bits of a word. The indexes use the three above for themselves.
 const WORD_BITS: u32 = 61;
 
 /// A number from 1 to 2^61 - 1: for `flat` the address of a log entry with bits of its version
 /// (FlatStore §3.2, §4.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Word(u64);
+pub struct Word(NonZeroU64);
 
 impl Word {
     /// The first number that is no word.
@@ -16,14 +18,17 @@ impl Word {
     #[inline]
     #[must_use]
     pub const fn new(number: u64) -> Option<Word> {
-        if number > 0 && number < Self::END { Some(Word(number)) } else { None }
+        match NonZeroU64::new(number) {
+            Some(word) if number < Self::END => Some(Word(word)),
+            _ => None,
+        }
     }
 
     /// The number.
     #[inline]
     #[must_use]
     pub const fn get(self) -> u64 {
-        self.0
+        self.0.get()
     }
 }
 

@@ -17,7 +17,7 @@
 //! no rule is against gives other entries, but nothing worse.
 
 use super::Directory;
-use crate::entry::{FREE, Known, NEIGHBOURHOOD, Tag, at_distance, distance_of, link_of};
+use crate::entry::{FREE, Known, Tag, WINDOW, link_of, with_within, within_of};
 use crate::link::Link;
 use crate::reclaim::pin;
 use crate::table::{LEVEL_MIN, Part};
@@ -27,8 +27,8 @@ use esker_base::Result;
 const MAGIC: u64 = 0x4553_4B49;
 /// Homes in a part: a region, 4 to 6 KiB.
 const PART: usize = 512;
-/// Homes whose entries stand together, told apart by the field that is the distance in a table.
-const GROUP: usize = NEIGHBOURHOOD;
+/// Homes whose entries stand together, told apart as in a table.
+const GROUP: usize = WINDOW;
 const HEAD: usize = 3;
 /// Greatest level of a part: behind it there is room for a tag.
 const LEVEL_END: u32 = 54;
@@ -75,8 +75,8 @@ impl Directory {
 
 fn words(part: &Part<'_>, first: u64, overflow: &[(Known, Link)]) -> Vec<u64> {
     let groups = part.homes.len().div_ceil(GROUP);
-    let mut entries: Vec<(usize, u64)> =
-        part.entries().map(|(home, entry)| (home - part.homes.start, entry)).collect();
+    let mut entries: Vec<(usize, u64)> = Vec::new();
+    part.each(|home, entry| entries.push((home - part.homes.start, entry)));
     entries.sort_unstable_by_key(|(home, _)| *home);
     let level = u64::from(part.shape().level);
     let mut words = Vec::with_capacity(HEAD + groups / 4 + 1 + entries.len() + 2 * overflow.len());
@@ -91,9 +91,9 @@ fn words(part: &Part<'_>, first: u64, overflow: &[(Known, Link)]) -> Vec<u64> {
             *word += 1 << (16 * (group % 4));
         }
     }
-    words.extend(entries.iter().map(|(home, entry)| at_distance(*entry, home % GROUP)));
+    words.extend(entries.iter().map(|(home, entry)| with_within(*entry, *home)));
     for (known, link) in overflow {
-        words.extend([known.hash, link.0 << 16 | u64::from(known.bits)]);
+        words.extend([known.hash, link.to_bits() << 16 | u64::from(known.bits)]);
     }
     words
 }
@@ -133,7 +133,7 @@ fn read(part: &[u8], found: &mut Vec<(Known, Link)>) -> Result<()> {
             let Some(tag) = Tag::of_entry(entry) else {
                 return Err(bad("has an entry without tag"));
             };
-            let home = position + group * GROUP as u64 + distance_of(entry) as u64;
+            let home = position + group * GROUP as u64 + within_of(entry) as u64;
             if link_of(entry).grain() == 0 || entry == FREE || home >> level != 0 {
                 return Err(bad("has an entry that points nowhere"));
             }
@@ -142,7 +142,7 @@ fn read(part: &[u8], found: &mut Vec<(Known, Link)>) -> Result<()> {
     }
     while let Some((hash, rest)) = words.next().zip(words.next()) {
         let bits = u32::try_from(rest & 0xFFFF).unwrap_or(0);
-        let link = Link(rest >> 16);
+        let link = Link::in_entry(rest >> 16);
         if !(LEVEL_MIN..=64).contains(&bits) || hash.checked_shl(bits).unwrap_or(0) != 0 {
             return Err(bad("has an entry under an impossible hash"));
         }

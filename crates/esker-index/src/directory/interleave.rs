@@ -8,7 +8,7 @@ use super::*;
 use shuttle::sync::Arc;
 use shuttle::thread;
 
-/// Tables of 64 homes in two regions: the first one splits after it was stretched.
+/// Tables of 64 slots in two regions: the first one splits after it was stretched.
 const TINY: Geometry = Geometry { home_bits: 6, region_bits: 5 };
 
 fn link(n: u64) -> Link {
@@ -127,8 +127,8 @@ fn walks_beside_growth() {
     }
 }
 
-/// Entries of the overflow that a table takes back as it grows: 55 for the 47 slots that their homes
-/// have in a table of 64 homes, which are more when it is stretched.
+/// Entries of the overflow that a table takes back when it splits: 55 for the 48 slots that their homes
+/// have in a table of 64 homes, and in one that was stretched.
 fn overflow_beside_growth() {
     let directory = Arc::new(Directory::with_geometry(TINY, 0));
     let crowd: Vec<u64> = (0..55).map(|n| (10 + n % 16) << 58 | n << 50).collect();
@@ -137,8 +137,12 @@ fn overflow_beside_growth() {
     }
     let before = directory.overflow_len();
     assert!(before > 0);
-    let others: Vec<u64> = (0..17).map(|n| (58 + n % 6) << 58 | n << 50).collect();
-    others.iter().take(9).for_each(|hash| directory.insert(*hash, link(1000)));
+    let mut others = (0..).map(|n| (40 + n % 24) << 58 | n << 48);
+    // As full as it gets before it splits.
+    while directory.len() - before < NEARLY[1] {
+        others.next().into_iter().for_each(|hash| directory.insert(hash, link(1000)));
+    }
+    assert!(directory.overflow_len() == before && directory.capacity() == 96);
     let reader = {
         let (directory, crowd) = (Arc::clone(&directory), crowd.clone());
         thread::spawn(move || {
@@ -148,7 +152,7 @@ fn overflow_beside_growth() {
             }
         })
     };
-    others.iter().skip(9).for_each(|hash| directory.insert(*hash, link(1000)));
+    others.take(8).for_each(|hash| directory.insert(hash, link(1000)));
     reader.join().unwrap();
     assert!(directory.overflow_len() < before, "nothing was taken back");
     for (n, hash) in crowd.iter().enumerate() {

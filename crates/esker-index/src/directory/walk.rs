@@ -29,8 +29,9 @@ impl Directory {
         root.visit(cursor, PART, &pin, |part| {
             let (first, last) = part.shape().hashes(&part.homes);
             let overflow = root.overflow().within(first, last);
-            let links = part.entries().map(|(_, entry)| link_of(entry));
-            links.chain(overflow.into_iter().map(|(_, link)| link)).collect()
+            let mut links: Vec<Link> = overflow.into_iter().map(|(_, link)| link).collect();
+            part.each(|_, entry| links.push(link_of(entry)));
+            links
         })
     }
 }

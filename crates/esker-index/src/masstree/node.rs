@@ -271,6 +271,13 @@ impl Node {
         if high == 0 || slice < high { None } else { self.next(guard) }
     }
 
+    /// Whether this is a border, not deleted, that has the slice unless that is beyond its end.
+    pub(super) fn is_border_of(&self, slice: u64) -> bool {
+        let version = self.version();
+        let begins = self.low() <= slice;
+        !version.is_deleted() && version.level() == 0 && begins && self.unchanged(version)
+    }
+
     /// Sets the right neighbour, and where it begins.
     pub(super) fn set_next(&self, next: Option<&Node>, high: u64) {
         match next {

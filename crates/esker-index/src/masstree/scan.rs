@@ -1,7 +1,8 @@
 //! Scans in both directions, beside everything else.
 //!
 //! A scan copies one border at a time as it stood at one moment, and goes on with the slice where
-//! that border ended then. Borders change, but no key changes its place in the order: so a scan meets
+//! that border ended then: upwards in the border to its right, if that still has the slice, otherwise
+//! from the root. Borders change, but no key changes its place in the order: so a scan meets
 //! every key that stays exactly once, and no key twice.
 
 use super::memory::{Entry, Guard};
@@ -27,13 +28,15 @@ struct Frame<'g, 'k> {
     left: usize,
     /// The slice with which to go on behind them.
     next: Option<u64>,
+    /// The border that had it when that was said.
+    near: Option<&'g Node>,
 }
 
 impl<'g, 'k> Frame<'g, 'k> {
     fn new(root: &'g Node, from: Option<(&'k [u8], bool)>, way: Way) -> Self {
         let all = if way == Way::Up { 0 } else { u64::MAX };
         let next = Some(from.map_or(all, |(rest, _)| slice_of(rest).0));
-        Frame { root, from, items: [None; WIDTH], left: 0, next }
+        Frame { root, from, items: [None; WIDTH], left: 0, next, near: None }
     }
 
     /// Whether a key lies on the way from where the scan began.
@@ -47,7 +50,10 @@ impl<'g, 'k> Frame<'g, 'k> {
 
     /// Copies the border for `slice`, and says where to go on; false if the layer is no more.
     fn fill(&mut self, slice: u64, way: Way, guard: &'g Guard) -> bool {
-        let Some(mut node) = descend(self.root, slice, 0, guard) else { return false };
+        let near = self.near.take().filter(|node| node.is_border_of(slice));
+        let Some(mut node) = near.or_else(|| descend(self.root, slice, 0, guard)) else {
+            return false;
+        };
         loop {
             let version = node.version();
             if version.is_deleted() || version.level() > 0 {
@@ -83,12 +89,14 @@ impl<'g, 'k> Frame<'g, 'k> {
                 Way::Up => order.slots().rev().for_each(&mut keep),
                 Way::Down => order.slots().for_each(&mut keep),
             }
-            let next = match way {
-                Way::Up => high,
-                Way::Down => node.low().checked_sub(1),
+            let (next, near) = match way {
+                Way::Up => (high, high.and_then(|_| node.next(guard))),
+                Way::Down => (node.low().checked_sub(1), None),
             };
             if node.unchanged(version) {
-                (self.items, self.left, self.next) = (items, left, next);
+                // It comes while the keys of this one are met.
+                near.into_iter().for_each(Node::prefetch);
+                (self.items, self.left, self.next, self.near) = (items, left, next, near);
                 return true;
             }
         }

@@ -1,8 +1,8 @@
 //! Growing: what a table becomes, and how its regions move there one by one (uDepot §4.3).
 //!
-//! A table becomes one of the same homes and half as many slots again, one of twice the homes, or
-//! two tables. From then on each insert that comes to the table moves the region of its home, and
-//! two more, so that a table of 512 regions is through after some 170 inserts; each region has a
+//! A table becomes one of twice the homes and half as many slots again, then one of the same homes
+//! with a slot each, or two tables of half of them. From then on each insert that comes to the table moves the region of its home, and
+//! two more, so that a table of 1024 regions is through after some 340 inserts; each region has a
 //! flag that says where its entries are.
 //!
 //! # Concurrency
@@ -11,7 +11,7 @@
 //! a lookup that finds the flag unset behind its search has missed nothing, whatever it read.
 
 use super::{Part, Region, Shape, Table};
-use crate::entry::{Known, Tag, link_of};
+use crate::entry::{Known, Tag, entry_of, link_of, spend};
 use crate::link::Link;
 use crate::overflow::Overflow;
 use crate::pool::Pool;
@@ -101,38 +101,29 @@ impl Table {
         let to = new.shape.region_of(new.shape.home(last)) + 1;
         let _locks = new.lock(from, to);
         let doubles = new.shape.level > self.shape.level;
-        let (mut taken, mut gone) = (0, 0);
-        for (home, entry) in (Part { table: self, homes }).entries() {
-            let Some(tag) = Tag::of_entry(entry) else { continue };
+        (Part { table: self, homes }).each(|home, entry| {
             let position = self.shape.position(home);
-            gone += 1;
             let moved = if doubles {
-                tag.spend().map(|(bit, tag)| (2 * position + bit as u64, tag))
+                spend(entry).map(|(bit, entry)| (2 * position + bit as u64, entry))
             } else {
-                Some((position, tag))
+                Some((position, entry))
             };
-            taken += match moved {
-                Some((position, tag)) => {
-                    new.take_in(position, tag, link_of(entry), (from, to), overflow)
-                }
-                None => {
-                    // The tag is spent: the entry may belong to either home.
-                    let known =
-                        Known { hash: position << (64 - self.shape.level), bits: self.shape.level };
-                    overflow.insert(known, link_of(entry));
-                    new.mark_homes_of(known, first, last);
-                    0
-                }
-            };
-        }
+            if let Some((position, entry)) = moved {
+                new.take_in(position, entry, (from, to), overflow);
+            } else {
+                // The tag is spent: the entry may belong to either home.
+                let known =
+                    Known { hash: position << (64 - self.shape.level), bits: self.shape.level };
+                overflow.insert(known, link_of(entry));
+                new.mark_homes_of(known, first, last);
+            }
+        });
         let back = if region.overflow.load(Ordering::Relaxed) == 0 {
             Vec::new()
         } else {
             new.take_back((first, last), (from, to), overflow)
         };
-        let back_count = i64::try_from(back.len()).unwrap_or(0);
-        new.counters.entries.fetch_add(taken + back_count, Ordering::Relaxed);
-        self.counters.entries.fetch_sub(gone, Ordering::Relaxed);
+        region.entries.store(0, Ordering::Relaxed);
         // Release: whoever sees the flag sees the copies.
         region.migrated.store(true, Ordering::Release);
         for (known, link) in &back {
@@ -140,25 +131,19 @@ impl Table {
         }
     }
 
-    /// Takes in an entry of the old table; gives how many slots that took. The caller holds the
-    /// locks of the regions `from..=to`.
-    fn take_in(
-        &self,
-        position: u64,
-        tag: Tag,
-        link: Link,
-        (from, to): (usize, usize),
-        overflow: &Overflow,
-    ) -> i64 {
-        let known = tag.known(position, self.shape.level);
-        let home = self.shape.home(known.hash);
-        if let Some(distance) = self.room(home, from, to) {
-            self.publish(home, distance, tag, link);
-            return 1;
+    /// Takes in an entry of the old table. The caller holds the locks of the regions `from..=to`.
+    #[inline]
+    fn take_in(&self, position: u64, entry: u64, (from, to): (usize, usize), overflow: &Overflow) {
+        let home = self.shape.home_at_position(position);
+        if let (Some(slot), Some(region)) = (self.free_at(home), self.region(home)) {
+            slot.store(entry, Ordering::Release);
+            self.count(region, 1);
+        } else if let Some(slot) = self.room(home, from, to) {
+            self.publish(home, slot, entry);
+        } else if let Some(tag) = Tag::of_entry(entry) {
+            overflow.insert(tag.known(position, self.shape.level), link_of(entry));
+            self.mark(home..home + 1);
         }
-        overflow.insert(known, link);
-        self.mark(home..home + 1);
-        0
     }
 
     /// Takes in what it can of the overflow's entries of a region; gives those. They must be removed
@@ -172,10 +157,10 @@ impl Table {
         let mut back = Vec::new();
         for (known, link) in overflow.within(first, last) {
             let home = self.shape.home(known.hash);
-            let tag = Tag::of_known(known, self.shape.level);
-            let place = tag.and_then(|tag| Some((tag, self.room(home, from, to)?)));
-            if let Some((tag, distance)) = place {
-                self.publish(home, distance, tag, link);
+            let field = known.field(self.shape.level);
+            let place = field.and_then(|field| Some((field, self.room(home, from, to)?)));
+            if let Some((field, slot)) = place {
+                self.publish(home, slot, entry_of(link, field));
                 back.push((known, link));
             } else {
                 self.mark_homes_of(known, first, last);
