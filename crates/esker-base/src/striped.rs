@@ -50,7 +50,9 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..STRIPES + 3 {
                 scope.spawn(|| {
-                    (0..1000).for_each(|_| drop(sum.here().fetch_add(1, Ordering::Relaxed)))
+                    for _ in 0..1000 {
+                        sum.here().fetch_add(1, Ordering::Relaxed);
+                    }
                 });
             }
         });

@@ -114,7 +114,7 @@ impl Mapping {
         let (words, last) = rest.as_chunks_mut::<WORD>();
         let (at, count) = (offset + head, words.len());
         for (word, from) in words.iter_mut().zip(self.words_if_any(at, count)) {
-            *word = from.load(Ordering::Relaxed).to_ne_bytes();
+            *word = u64::from_le(from.load(Ordering::Relaxed)).to_le_bytes();
         }
         let (at, count) = (at + count * WORD, last.len());
         for (byte, from) in last.iter_mut().zip(self.bytes(at, count)) {
@@ -132,7 +132,7 @@ impl Mapping {
         let (words, last) = rest.as_chunks::<WORD>();
         let at = offset + head;
         for (word, to) in words.iter().zip(self.words_if_any(at, words.len())) {
-            to.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            to.store(u64::from_le_bytes(*word).to_le(), Ordering::Relaxed);
         }
         let at = at + words.len() * WORD;
         for (byte, to) in last.iter().zip(self.bytes(at, last.len())) {
