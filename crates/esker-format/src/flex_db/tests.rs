@@ -1,5 +1,6 @@
 //! Runs, batches and roots come back as they were, and damage is noticed.
 
+use super::large::RawLarge;
 use super::root::RawRoot;
 use super::wal::RawBatch;
 use super::*;
@@ -15,12 +16,16 @@ fn never() -> bool {
 #[test]
 fn the_normative_page_has_the_tables_of_the_code() {
     let root = table!(RawRoot: magic "ESKFLEXD", format_version "u32", checksum "u32",
-        store_id "16 bytes", committed_generation "u64", last_version "u64", large_bytes "u64",
-        reserved "zeros");
+        store_id "16 bytes", committed_generation "u64", last_version "u64", reserved "zeros");
+    let large = table!(RawLarge: checksum "u32", kind "3", reserved "zeros", number "u64",
+        length_bytes "u64", value_checksum "u32", key_size_bytes "u32");
     let batch = table!(RawBatch: magic "ESKW", checksum "u32", generation "u64", sequence "u64",
         position "u64", first_version "u64", total_bytes "u32", body_bytes "u32",
         change_count "u32", previous_checksum "u32", durable_sequence "u64");
-    crate::tests::assert_has("flex-db.md", &[("table root", root), ("table batch", batch)]);
+    crate::tests::assert_has(
+        "flex-db.md",
+        &[("table root", root), ("table large", large), ("table batch", batch)],
+    );
 }
 
 #[test]
@@ -74,6 +79,23 @@ fn a_run_comes_back_and_every_flipped_bit_is_noticed() {
 }
 
 #[test]
+fn a_head_of_a_large_value_comes_back_and_every_flipped_bit_is_noticed() {
+    let head = LargeHead { number: 7, length_bytes: 5 << 30, value_checksum: 99, key: b"k".into() };
+    let bytes = head.encode();
+    assert!(LargeHead::is_here(&bytes) && LargeHead::size(&bytes) == Ok(bytes.len()));
+    assert_eq!(LargeHead::decode(&bytes), Ok(head));
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(LargeHead::decode(&damaged).is_err(), "bit {bit}");
+    }
+    assert_eq!(LargeHead::decode(&bytes[..20]), Err(Flaw::TooShort));
+    let mut run = Vec::new();
+    RunWriter::new(0).finish(Some(b""), &mut run);
+    assert!(!LargeHead::is_here(&run));
+}
+
+#[test]
 fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
     let id = [3; 16];
     let mut writer = WalWriter::default();
@@ -121,8 +143,7 @@ fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
 
 #[test]
 fn a_root_comes_back_and_others_are_refused() {
-    let root =
-        Root { store_id: [9; 16], committed_generation: 5, last_version: 1 << 40, large_bytes: 3 };
+    let root = Root { store_id: [9; 16], committed_generation: 5, last_version: 1 << 40 };
     let bytes = root.encode();
     assert_eq!(Root::decode(&bytes, never), Ok(root));
     for byte in 0..ROOT_SIZE {

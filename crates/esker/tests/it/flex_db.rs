@@ -53,6 +53,7 @@ pub(crate) fn options(seed: u64) -> Options {
     options.flex.interval_pairs_max = 4;
     options.flex.interval_size_bytes_max = 1 << 10;
     options.flex.rebuild_step_bytes = 600;
+    options.flex.large_value_size_bytes = 1000 + 3000 * (seed % 2);
     options.flex.rebuild_threads = 1 + usize::try_from(seed % 3).unwrap();
     options.flex.cache_size_bytes = [0, 6 << 10, 1 << 20][usize::try_from(seed % 3).unwrap()];
     let mut space = SpaceOptions::new("").testing;
@@ -73,7 +74,7 @@ pub(crate) fn options(seed: u64) -> Options {
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn value(rng: &mut Rng) -> Vec<u8> {
-    const SIZES: [usize; 12] = [0, 1, 7, 8, 63, 64, 65, 120, 130, 250, 400, 1500];
+    const SIZES: [usize; 13] = [0, 1, 7, 8, 63, 64, 65, 120, 130, 250, 400, 1500, 5000];
     let mut value = vec![0; SIZES[rng.index(SIZES.len())]];
     rng.fill(&mut value);
     value

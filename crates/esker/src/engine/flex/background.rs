@@ -41,7 +41,14 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
     {
         tracing::error!(%error, "the log does not get to its device");
     }
+    let more = store.defragment().unwrap_or_else(|error| {
+        tracing::error!(%error, "an interval cannot be brought together");
+        false
+    });
     let from = (*leaf)?.min(usize::MAX - 1);
+    if from == usize::MAX - 1 {
+        return Some(more);
+    }
     match store.look_inside(from, REFINED_AT_ONCE) {
         Ok(next) => *leaf = next.or(Some(usize::MAX)),
         Err(error) => {
@@ -49,5 +56,5 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
             *leaf = Some(usize::MAX);
         }
     }
-    Some(*leaf != Some(usize::MAX))
+    Some(more || *leaf != Some(usize::MAX))
 }

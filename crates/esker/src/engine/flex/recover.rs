@@ -236,7 +236,8 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
                         Content::Delete => What::Delete,
                         Content::Large(extra, number, length) => What::Large(extra, number, length),
                     };
-                    table.insert(key, hasher.hash(key), Item { version, what }, |_| false);
+                    let item = Item { version, what, gate: None };
+                    table.insert(key, hasher.hash(key), item, |_| false);
                 }
                 Change::DeleteRange(from, to) => table.delete_range(RangeDelete {
                     from: from.to_vec(),
@@ -252,14 +253,14 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
 /// Where intervals begin, and their anchors.
 type Anchors = Vec<(u64, Vec<u8>)>;
 
-/// Looks up about one interval in each `step` bytes of the space, by several threads: FlexSpace §5.4.
+/// Looks up about one interval in each `step` bytes of the space up to `end`, by several threads: FlexSpace §5.4.
 pub(super) fn intervals(
     space: &Space,
+    end: u64,
     step: u64,
     threads: usize,
     name: &str,
 ) -> Result<Vec<Fresh>> {
-    let end = space.size_bytes();
     if end <= ROOT_BYTES {
         return Ok(Vec::new());
     }

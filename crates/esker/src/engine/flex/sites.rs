@@ -15,6 +15,8 @@ esker_base::sites! {
     pub WAL_RESERVE: Write = "flexdb.wal.reserve";
     /// A table is in the space, durably, before its log is written over.
     pub WAL_WAIT: Wait = "flexdb.wal.wait";
+    /// A large value is durable before a pair names it.
+    pub LARGE_WAIT: Wait = "flexdb.large.wait";
     /// A log is sealed before its table goes to the space.
     pub SEAL_WAIT: Wait = "flexdb.seal.wait";
     /// Logs are replayed in the order of their generations.
