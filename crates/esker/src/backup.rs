@@ -9,16 +9,17 @@
 
 use crate::devices;
 use crate::engine::depot::restore::{Backup, restore as restore_depot};
-use crate::options::Options;
-use esker_base::Result;
+use crate::engine::flex::{FlexFiles, restore as flex};
+use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
+use esker_base::{Error, Result};
 use esker_media::{Archive, BlockDevice, FolderArchive};
 use std::path::Path;
 
 /// What a backup did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackupReport {
-    /// Segments that were copied.
+    /// Segments that were copied; of `flex`, parts and large values.
     pub segments_copied: u64,
     /// Segments that an earlier backup in the folder had already.
     pub segments_reused: u64,
@@ -53,6 +54,11 @@ pub struct RestoreReport {
 /// `Locked`; `NoSpace`; `Io`.
 pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     let archive = FolderArchive::open(source)?;
+    if flex::is_flex(&archive)? {
+        check_engine(options, EngineKind::Flex)?;
+        return flex::restore(&archive, None, options);
+    }
+    check_engine(options, EngineKind::Depot)?;
     let backup = Backup::open(&archive)?;
     let mut sized = options.clone();
     if sized.size_bytes == 0 {
@@ -60,6 +66,26 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     }
     let device = devices::open(&sized, Some(backup.shape()))?;
     restore_depot(&backup, &*device, options.format, &options.progress)
+}
+
+/// Refuses a backup of another engine's store than the one that is wanted.
+fn check_engine(options: &Options, kind: EngineKind) -> Result<()> {
+    match options.engine {
+        Some(wanted) if wanted != kind => {
+            Err(Error::invalid("restore store", format!("this is a backup of a store of {kind}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As [`restore`], of a store of `flex`, to devices that the caller opened.
+#[doc(hidden)]
+pub fn restore_flex_on(
+    archive: &dyn Archive,
+    files: FlexFiles,
+    options: &Options,
+) -> Result<RestoreReport> {
+    flex::restore(archive, Some(files), options)
 }
 
 /// As [`restore`], from an archive to a device that the caller opened.

@@ -13,9 +13,9 @@ pub mod options;
 pub mod store;
 pub mod value;
 
-#[doc(hidden)]
-pub use backup::restore_on;
 pub use backup::{BackupReport, RestoreReport, restore};
+#[doc(hidden)]
+pub use backup::{restore_flex_on, restore_on};
 pub use batch::Batch;
 #[doc(hidden)]
 pub use check::repair_on;

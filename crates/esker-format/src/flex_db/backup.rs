@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 pub const BACKUP_MAGIC: [u8; 8] = *b"ESKBACKF";
 const HEAD: Head = Head { magic: BACKUP_MAGIC, format_version: super::FORMAT_VERSION };
 /// Size of what comes before the entries, in bytes.
-pub const BACKUP_HEADER_SIZE: usize = 64;
+pub const BACKUP_HEADER_SIZE: usize = 96;
 /// Size of an entry in bytes.
 pub const BACKUP_ENTRY_SIZE: usize = 48;
 
@@ -31,6 +31,8 @@ pub(crate) struct RawBackup {
     pub(crate) last_version: U64,
     pub(crate) created_unix_seconds: U64,
     pub(crate) entry_count: U64,
+    pub(crate) capacity_bytes: U64,
+    pub(crate) reserved: [u8; 24],
 }
 
 const _: () = assert!(size_of::<RawBackup>() == BACKUP_HEADER_SIZE);
@@ -114,6 +116,8 @@ pub struct FlexBackup {
     pub last_version: u64,
     /// Wall time of the backup, for people.
     pub created_unix_seconds: u64,
+    /// Most bytes that the store may have.
+    pub capacity_bytes: u64,
     /// The files: parts in order of keys, large values anywhere between.
     pub entries: Vec<BackupEntry>,
 }
@@ -128,6 +132,7 @@ impl FlexBackup {
             last_version: self.last_version.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
             entry_count: (self.entries.len() as u64).into(),
+            capacity_bytes: self.capacity_bytes.into(),
             ..RawBackup::new_zeroed()
         };
         let mut bytes = raw.as_bytes().to_vec();
@@ -179,6 +184,7 @@ impl FlexBackup {
             number: raw.number.get(),
             last_version: raw.last_version.get(),
             created_unix_seconds: raw.created_unix_seconds.get(),
+            capacity_bytes: raw.capacity_bytes.get(),
             entries: rest.chunks_exact(BACKUP_ENTRY_SIZE).map(entry).collect::<Result<_, _>>()?,
         })
     }

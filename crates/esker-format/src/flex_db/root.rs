@@ -19,7 +19,8 @@ pub(crate) struct RawRoot {
     pub(crate) store_id: [u8; 16],
     pub(crate) committed_generation: U64,
     pub(crate) last_version: U64,
-    pub(crate) reserved: [u8; 16],
+    pub(crate) is_restoring: U32,
+    pub(crate) reserved: [u8; 12],
 }
 
 const _: () = assert!(size_of::<RawRoot>() == ROOT_SIZE);
@@ -33,6 +34,8 @@ pub struct Root {
     pub committed_generation: u64,
     /// Highest version in the space.
     pub last_version: u64,
+    /// A restore of the store did not end: it is none.
+    pub is_restoring: bool,
 }
 
 impl Root {
@@ -46,7 +49,8 @@ impl Root {
             store_id: self.store_id,
             committed_generation: self.committed_generation.into(),
             last_version: self.last_version.into(),
-            reserved: [0; 16],
+            is_restoring: u32::from(self.is_restoring).into(),
+            reserved: [0; 12],
         };
         raw.checksum = crc32c(raw.as_bytes()).into();
         let mut bytes = [0; ROOT_SIZE];
@@ -74,6 +78,7 @@ impl Root {
             store_id: raw.store_id,
             committed_generation: raw.committed_generation.get(),
             last_version: raw.last_version.get(),
+            is_restoring: raw.is_restoring.get() != 0,
         })
     }
 }

@@ -16,6 +16,7 @@ mod faults;
 mod flat;
 mod flex;
 mod flex_db;
+mod flex_whole;
 mod large;
 mod model;
 mod prefix;

@@ -168,6 +168,16 @@ impl Directory {
         Some((values.sizes.before(index), large.head_size, large.head.value_checksum))
     }
 
+    /// Gives no number up to this one any more.
+    pub(super) fn begin_above(&self, number: u64) {
+        self.next_number.fetch_max(number.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// Checksum of value `number`.
+    pub(super) fn checksum_of(&self, number: u64) -> Option<u32> {
+        self.place(number).map(|(.., checksum)| checksum)
+    }
+
     /// Length of the longest value that was put under `key`.
     pub(super) fn length_of(&self, key: &[u8]) -> u64 {
         if self.count.load(Ordering::Relaxed) == 0 {
@@ -271,12 +281,55 @@ impl Flex {
         length: u64,
         admit: Admit<'_>,
     ) -> Result<Option<Vec<u8>>> {
-        let Some((_, head_size, checksum)) = self.large.place(number) else { return Ok(None) };
+        if self.large.place(number).is_none() {
+            return Ok(None);
+        }
         admit(length)?;
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
+        let mut parts = bytes.chunks_mut(READ_BYTES);
+        let found = self.read_pieces(number, &mut |read| match parts.next() {
+            Some(part) => read(part).map(|there| there.is_some()),
+            None => Ok(false),
+        })?;
+        Ok(found.then_some(bytes))
+    }
+
+    /// Gives the bytes of a large value to `visit`, piece by piece; whether it was there until the end.
+    pub(super) fn visit_large(
+        &self,
+        number: u64,
+        length: u64,
+        visit: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<bool> {
+        let mut left = usize::try_from(length).unwrap_or(usize::MAX);
+        let mut buffer = vec![0; left.min(READ_BYTES)];
+        self.read_pieces(number, &mut |read| {
+            let size = left.min(READ_BYTES);
+            let Some(part) = buffer.get_mut(..size).filter(|part| !part.is_empty()) else {
+                return Ok(false);
+            };
+            left -= size;
+            if read(part)?.is_none() {
+                return Ok(false);
+            }
+            visit(part)?;
+            Ok(true)
+        })
+    }
+
+    /// Lets `next` read piece after piece of a value, each into a buffer of its own, until it says that there is no more.
+    /// Whether the value was there until then, and all of it was read.
+    #[allow(clippy::type_complexity, reason = "a reader that is given to its user")]
+    fn read_pieces(
+        &self,
+        number: u64,
+        next: &mut dyn FnMut(&mut dyn FnMut(&mut [u8]) -> Result<Option<()>>) -> Result<bool>,
+    ) -> Result<bool> {
+        let Some((_, head_size, checksum)) = self.large.place(number) else { return Ok(false) };
         let mut found = Crc32c::new();
         let mut at = head_size;
-        for part in bytes.chunks_mut(READ_BYTES) {
+        let mut gone = false;
+        let mut read = |part: &mut [u8]| {
             let read = self.space.read_into_where(
                 &mut || {
                     let (before, ..) = self.large.place(number)?;
@@ -284,19 +337,21 @@ impl Flex {
                 },
                 part,
             )?;
-            if read != Some(part.len()) {
-                return match read {
-                    None => Ok(None),
-                    Some(_) => Err(self.damaged("a value is behind the end of the space")),
-                };
+            match read {
+                None => gone = true,
+                Some(count) if count == part.len() => {
+                    found.update(part);
+                    at += count as u64;
+                }
+                Some(_) => return Err(self.damaged("a value is behind the end of the space")),
             }
-            found.update(part);
-            at += part.len() as u64;
-        }
-        if found.finish() != checksum {
+            Ok((!gone).then_some(()))
+        };
+        while next(&mut read)? {}
+        if !gone && found.finish() != checksum {
             return Err(self.damaged("a large value does not have its checksum"));
         }
-        Ok(Some(bytes))
+        Ok(!gone)
     }
 
     /// Removes values that nobody needs: of keys that are in this table, which is in the space now, and doubtful ones.

@@ -25,6 +25,7 @@
 //! reads and deletes go on.
 
 mod background;
+mod backup;
 mod check;
 mod commit;
 mod cursor;
@@ -35,6 +36,7 @@ mod large;
 mod memtable;
 mod read;
 mod recover;
+pub(crate) mod restore;
 mod scan;
 pub mod sites;
 mod snapshots;
@@ -114,6 +116,8 @@ pub(crate) struct Flex {
     /// Why the committer gets no further.
     stuck: Mutex<Option<Error>>,
     snapshots: Snapshots,
+    backing_up: sync::Mutex<()>,
+    store_id: [u8; 16],
     /// Keys of intervals in many places.
     fragmented: Mutex<Vec<Vec<u8>>>,
     hasher: KeyHasher,
@@ -142,6 +146,37 @@ impl Flex {
     /// # Errors
     /// As for [`crate::Store::open`].
     pub(crate) fn open_on(files: FlexFiles, options: &Options) -> Result<Arc<Flex>> {
+        Flex::open_with(files, options, None)
+    }
+
+    /// Makes a store with this identity that is none until its restore has ended; replaces one of which that is so, too.
+    fn open_to_restore(
+        files: Option<FlexFiles>,
+        options: &Options,
+        store_id: [u8; 16],
+    ) -> Result<Arc<Flex>> {
+        let files = match files {
+            Some(files) => files,
+            None => FlexFiles::open(&space_options(options), log_first_size(options))?,
+        };
+        let mut options = options.clone();
+        if !options.format {
+            let name = files.space.data.name().to_owned();
+            let space = Space::open_on(files.space.clone(), &space_options(&options))?;
+            if space.size_bytes() > 0 && !recover::root(&space, None, &name)?.is_restoring {
+                let words = "there is a store here already";
+                return Err(Error::invalid("restore store", words).device(name));
+            }
+            options.format = true;
+        }
+        Flex::open_with(files, &options, Some(store_id))
+    }
+
+    fn open_with(
+        files: FlexFiles,
+        options: &Options,
+        restoring: Option<[u8; 16]>,
+    ) -> Result<Arc<Flex>> {
         let name = files.space.data.name().to_owned();
         let space = Space::open_on(files.space.clone(), &space_options(options))?;
         let is_new = space.size_bytes() == 0;
@@ -155,11 +190,18 @@ impl Flex {
                 recover::blank(&**device)?;
             }
         }
-        let root = recover::root(
-            &space,
-            || Ok(Root { store_id: identity(options)?, ..Root::default() }),
-            &name,
-        )?;
+        if is_new && !options.create && !options.format {
+            return Err(Error::invalid("open store", "there is no store here").device(name));
+        }
+        let fresh = match restoring {
+            Some(store_id) => Root { store_id, is_restoring: true, ..Root::default() },
+            None => Root { store_id: identity(options)?, ..Root::default() },
+        };
+        let root = recover::root(&space, Some(fresh), &name)?;
+        if root.is_restoring && restoring.is_none() {
+            let words = "a restore of this store did not end: restore again";
+            return Err(Error::invalid("open store", words).device(name));
+        }
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
         let devices = files.logs.each_ref().map(|device| &**device);
         let size = options.flex.memtable_size_bytes;
@@ -187,6 +229,8 @@ impl Flex {
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),
             snapshots: Snapshots::default(),
+            backing_up: sync::Mutex::default(),
+            store_id: root.store_id,
             fragmented: Mutex::default(),
             hasher,
             options: options.flex.clone(),
@@ -489,8 +533,8 @@ impl Engine for Flex {
         self.check_all()
     }
 
-    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
-        Err(Error::new(ErrorKind::Unsupported, "back up").context("flex has no backup yet"))
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.backup_store(archive, progress)
     }
 
     fn report(&self) -> String {

@@ -48,10 +48,11 @@ pub(super) struct FoundTables {
     pub(super) tail: Tail,
 }
 
-/// Reads the root of a store, or makes it.
-pub(super) fn root(space: &Space, make: impl FnOnce() -> Result<Root>, name: &str) -> Result<Root> {
-    if space.size_bytes() == 0 {
-        let root = make()?;
+/// Reads the root of a store; one that is new gets `fresh`.
+pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Root> {
+    if space.size_bytes() == 0
+        && let Some(root) = fresh
+    {
         space.insert_range(0, &root.encode())?;
         space.sync()?;
         return Ok(root);

@@ -275,13 +275,22 @@ impl Flex {
         }
         insert(&ticket.table, ticket.first_version);
         self.wal.leave(&ticket);
+        // The write took place, whatever happens to the log and the tables behind it: the next one hears of that.
+        if let Err(error) = self.go_on(&ticket.table) {
+            tracing::warn!(%error, "a write took place, and the next one may not");
+        }
+        Ok(ticket.first_version)
+    }
+
+    /// What is due when a table got more.
+    fn go_on(&self, table: &MemTable) -> Result<()> {
         if self.durability != Durability::Sync {
             self.wal.write_if_much()?;
         }
-        if ticket.table.bytes() >= self.options.memtable_size_bytes {
-            self.table_is_full(ticket.table.generation)?;
+        if table.bytes() >= self.options.memtable_size_bytes {
+            self.table_is_full(table.generation)?;
         }
-        Ok(ticket.first_version)
+        Ok(())
     }
 
     /// Begins another table if the one before is in the space already; else this one grows on, until the log is full.
