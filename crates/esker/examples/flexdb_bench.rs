@@ -112,7 +112,7 @@ impl Bench {
                 })
                 .collect();
             if !name.ends_with("load") {
-                std::thread::sleep(Duration::from_secs_f64(self.arguments.seconds));
+                esker_trt::sleep(Duration::from_secs_f64(self.arguments.seconds));
                 ended.store(true, Ordering::Relaxed);
             }
             clients.into_iter().for_each(|client| client.join().unwrap());
@@ -142,7 +142,9 @@ impl Bench {
         let next = AtomicU64::new(0);
         for phase in &self.arguments.phases {
             let zipf = phase.starts_with("zipf");
-            let put = |number| drop(store.put(&key(number, key_size), &value).unwrap());
+            let put = |number| {
+                let _version = store.put(&key(number, key_size), &value).unwrap();
+            };
             let get = |number| assert!(store.get(&key(number, key_size)).unwrap().is_some());
             match phase.trim_start_matches("zipf-") {
                 "load" => {

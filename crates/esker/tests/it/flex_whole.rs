@@ -271,6 +271,46 @@ fn a_damaged_backup_is_named_and_an_unfinished_restore_is_no_store() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "there is a store: {error}");
 }
 
+#[test]
+fn damage_that_nobody_reads_is_found_in_the_background() {
+    let devices = Devices::new(4);
+    let mut options = options(4);
+    options.clock = std::sync::Arc::new(esker_base::clock::SystemClock);
+    let store = devices.open(&options).unwrap();
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(u64::from(n), 200)).unwrap();
+    }
+    store.put(b"large", &bytes(9, 9000)).unwrap();
+    store.close().unwrap();
+    drop(store);
+    for damage in [false, true] {
+        let mut images: Vec<Image> = (0..5).map(|index| devices.device(index).image()).collect();
+        if damage {
+            // Any byte of a sealed block is somebody's.
+            (8..60).for_each(|block| images[0].flip(block * 512 + 100, 1));
+        }
+        let devices = Devices::with(images, 77);
+        options.testing.background = true;
+        options.testing.seed = Some(99);
+        options.flex.scrub_bytes_per_second = 100 << 20;
+        let Ok(store) = devices.open(&options) else { continue };
+        let told = |words: &str| {
+            (0..100).any(|_| {
+                esker_trt::sleep(std::time::Duration::from_millis(50));
+                store.report().contains(words)
+            })
+        };
+        if damage {
+            assert!(told(" places damaged") && !store.report().contains(" 0 places damaged"));
+        } else {
+            assert!(!store.report().contains("; 0 bytes verified") || told("bytes verified"));
+            esker_trt::sleep(std::time::Duration::from_millis(1500));
+            assert!(store.report().contains(", 0 places damaged"), "{}", store.report());
+            assert!(!store.report().contains("; 0 bytes verified"), "{}", store.report());
+        }
+    }
+}
+
 /// What a client knows: what was acknowledged, and what failed and may or may not be there.
 #[derive(Default)]
 struct Client {

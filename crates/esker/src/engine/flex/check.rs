@@ -4,6 +4,11 @@ use super::{Flex, ROOT_BYTES};
 use crate::check::CheckReport;
 use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::Content;
+use std::time::Duration;
+
+/// How often sizes are compared that others change, and the time between.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Flex {
     pub(super) fn check_all(&self) -> Result<CheckReport> {
@@ -27,8 +32,17 @@ impl Flex {
             }
             spot = self.index.next(located.spot);
         }
-        let size = self.space.size_bytes();
-        let end = offset + ROOT_BYTES + self.large.size_bytes();
+        // Large values come and go meanwhile: between two changes, both agree.
+        let mut tries = 0;
+        let (end, size) = loop {
+            let size = self.space.size_bytes();
+            let end = offset + ROOT_BYTES + self.large.size_bytes();
+            if end == size || tries == TRIES {
+                break (end, size);
+            }
+            tries += 1;
+            esker_trt::sleep(PAUSE);
+        };
         if end != size {
             report.problem(format!("intervals and large values end at {end}, the space at {size}"));
         }

@@ -37,7 +37,7 @@ impl<'t> TableCursor<'t> {
             at: 0,
             start: 0,
             fetch: FETCHED_FIRST,
-            ended: table.len() == 0,
+            ended: table.has_no_keys(),
         };
         cursor.fetch(from);
         cursor

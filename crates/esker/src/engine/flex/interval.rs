@@ -123,7 +123,8 @@ impl Interval {
                 None => {
                     // What was appended has pairs of about this size.
                     let count = usize::try_from(run.count).unwrap_or(0).min(bytes.len());
-                    pairs.reserve_exact(count * bytes.len() / end.max(1));
+                    let all = count.saturating_mul(bytes.len()) / end.max(1);
+                    pairs.reserve_exact(all.min(bytes.len()));
                     first_version = Some(run.first_version());
                     0
                 }

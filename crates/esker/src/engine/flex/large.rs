@@ -188,6 +188,13 @@ impl Directory {
         of_key.map(|large| large.head.length_bytes).max().unwrap_or(0)
     }
 
+    /// Number and length of all values that are there.
+    pub(super) fn all(&self) -> Vec<(u64, u64)> {
+        let values = self.values.read();
+        let here = values.all.iter().filter(|large| matches!(large.state, State::Here(_)));
+        here.map(|large| (large.head.number, large.head.length_bytes)).collect()
+    }
+
     /// Whether value `number` is there as a whole and so long.
     pub(super) fn has(&self, number: u64, length: u64) -> bool {
         let values = self.values.read();

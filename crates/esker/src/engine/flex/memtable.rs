@@ -216,7 +216,12 @@ impl MemTable {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.tree.is_empty() && !self.has_ranges()
+        self.has_no_keys() && !self.has_ranges()
+    }
+
+    /// Whether there may be ranges, but no keys.
+    pub(super) fn has_no_keys(&self) -> bool {
+        self.tree.is_empty()
     }
 
     /// Keys in it.
@@ -377,16 +382,16 @@ mod tests {
         let table = MemTable::new(1, 1, 1 << 10, false);
         let put = |version, gate: &BatchGate| Item {
             version,
-            what: What::Put(Extra::default(), version.to_le_bytes().into()),
+            what: What::Put(Extra::default(), Box::default()),
             gate: gate.clone(),
         };
         let version = |key: &[u8], at| table.get(key, 7, at, |item| item.version);
         table.insert(b"a", 7, put(1, &None), |_| false);
-        let gate = Some(Arc::new(AtomicBool::new(false)));
-        table.insert(b"a", 7, put(2, &gate), |_| false);
-        table.insert(b"b", 7, put(3, &gate), |_| false);
+        let gate = Arc::new(AtomicBool::new(false));
+        table.insert(b"a", 7, put(2, &Some(Arc::clone(&gate))), |_| false);
+        table.insert(b"b", 7, put(3, &Some(Arc::clone(&gate))), |_| false);
         assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(1), None));
-        gate.unwrap().store(true, Ordering::Release);
+        gate.store(true, Ordering::Release);
         assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(2), Some(3)));
         assert_eq!(version(b"a", 1), Some(1), "as of before");
     }

@@ -116,6 +116,7 @@ pub(crate) struct Flex {
     /// Why the committer gets no further.
     stuck: Mutex<Option<Error>>,
     snapshots: Snapshots,
+    scrubbed: tend::Scrubbed,
     backing_up: sync::Mutex<()>,
     store_id: [u8; 16],
     /// Keys of intervals in many places.
@@ -187,7 +188,7 @@ impl Flex {
                 device.reserve(sites::WAL_RESERVE, size, first - size)?;
             }
             if is_new {
-                recover::blank(&**device)?;
+                recover::blank(&**device, restoring.is_some())?;
             }
         }
         if is_new && !options.create && !options.format {
@@ -229,6 +230,7 @@ impl Flex {
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),
             snapshots: Snapshots::default(),
+            scrubbed: tend::Scrubbed::default(),
             backing_up: sync::Mutex::default(),
             store_id: root.store_id,
             fragmented: Mutex::default(),
@@ -538,7 +540,7 @@ impl Engine for Flex {
     }
 
     fn report(&self) -> String {
-        format!("{}; {}", self.space.report(), self.wal.report())
+        format!("{}; {}; {}", self.space.report(), self.wal.report(), self.scrubbed.report())
     }
 
     fn facilities(&self) -> Vec<Facility> {

@@ -331,9 +331,18 @@ fn anchor_at(space: &Space, offset: u64, name: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Makes a log device say nothing, for a new store.
-pub(super) fn blank(device: &dyn BlockDevice) -> Result<()> {
+/// Makes a log device say nothing, for a new store. One with the identity of the store before (`same`) would believe what
+/// stands anywhere in the log: then all of it goes.
+pub(super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
     let block = device.geometry().block_size_bytes as usize;
-    let zeros = BufferPool::new(0).get_zeroed(block.max(BATCH_HEADER_SIZE.next_multiple_of(block)));
-    device.write_at(sites::WAL_WRITE, 0, &[IoSlice::new(&zeros)])
+    let first = block.max(BATCH_HEADER_SIZE.next_multiple_of(block)) as u64;
+    let end = if same { device.geometry().size_bytes } else { first };
+    let mut at = 0;
+    while at < end {
+        let length = (end - at).min(READ_STEP);
+        let zeros = BufferPool::new(0).get_zeroed(usize::try_from(length).unwrap_or(block));
+        device.write_at(sites::WAL_WRITE, at, &[IoSlice::new(&zeros)])?;
+        at += length;
+    }
+    Ok(())
 }
