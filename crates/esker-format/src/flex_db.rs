@@ -1,7 +1,8 @@
 //! FlexDB on media: what stands in its space, and its write-ahead log (`docs/format/flex-db.md`).
 //!
 //! ```text
-//! space: | root | interval | interval | ...        interval: | run | run | ...        run: | head | pair | pair | ...
+//! space: | root | interval | interval | ... | large value | ...
+//! interval: | run | run | ...                     run: | head | pair | pair | ...
 //! log:   | batch | batch | ...                     batch: | header | change | change | ... | zeros |
 //! ```
 //!
@@ -9,17 +10,22 @@
 //! - D1: a run and a batch have checksums over all their bytes; a batch counts only at its place, in its
 //!   generation of its store's log, behind the batch before it.
 
+pub mod backup;
+pub mod large;
 pub mod root;
 pub mod run;
 pub mod varint;
 pub mod wal;
 
+pub use large::{LARGE_HEAD_SIZE, LargeHead};
 pub use root::{ROOT_SIZE, Root};
 pub use run::{Content, Pair, Run, RunKind, RunWriter};
 pub use wal::{BATCH_HEADER_SIZE, Batch, Change, WalWriter};
 
 /// The format that this build writes. Others are refused by number.
 pub const FORMAT_VERSION: u32 = 1;
+/// Longest value in bytes.
+pub const VALUE_SIZE_MAX_BYTES: u64 = 4 << 30;
 /// Longest key in bytes.
 pub const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
 

@@ -11,9 +11,10 @@ use crate::devices;
 use crate::engine::backup::{Backup, engine_of};
 use crate::engine::depot::restore::restore as restore_depot;
 use crate::engine::flat::restore::restore as restore_flat;
-use crate::options::Options;
-use esker_base::Result;
+use crate::engine::flex::{FlexFiles, restore as flex};
+use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
+use esker_base::{Error, Result};
 use esker_format::backup::BackupEngine;
 use esker_media::{Archive, BlockDevice, FolderArchive, Pmem};
 use std::path::Path;
@@ -21,7 +22,7 @@ use std::path::Path;
 /// What a backup did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BackupReport {
-    /// Segments that were copied.
+    /// Segments that were copied; of `flex`, parts and large values.
     pub segments_copied: u64,
     /// Segments that an earlier backup in the folder had already.
     pub segments_reused: u64,
@@ -56,8 +57,13 @@ pub struct RestoreReport {
 /// `Locked`; `NoSpace`; `Io`.
 pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     let archive = FolderArchive::open(source)?;
+    if flex::is_flex(&archive)? {
+        check_engine(options, &[EngineKind::Flex])?;
+        return flex::restore(&archive, None, options);
+    }
     let mut sized = options.clone();
     if engine_of(&archive)? == Some(BackupEngine::Flat) {
+        check_engine(options, &[EngineKind::FlatCceh, EngineKind::FlatMasstree])?;
         let backup = Backup::open(&archive)?;
         if sized.size_bytes == 0 {
             sized.size_bytes = backup.memory_size_bytes();
@@ -65,12 +71,33 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         let memory = devices::open_memory(&sized)?;
         return restore_flat(&backup, &*memory, options.format, &options.progress);
     }
+    check_engine(options, &[EngineKind::Depot])?;
     let backup = Backup::open(&archive)?;
     if sized.size_bytes == 0 {
         sized.size_bytes = backup.device_size_bytes();
     }
     let device = devices::open(&sized, Some(backup.shape()))?;
     restore_depot(&backup, &*device, options.format, &options.progress)
+}
+
+/// Refuses a backup of a store of `kinds` if that of another engine is wanted.
+fn check_engine(options: &Options, kinds: &[EngineKind]) -> Result<()> {
+    match (options.engine, kinds) {
+        (Some(wanted), [kind, ..]) if !kinds.contains(&wanted) => {
+            Err(Error::invalid("restore store", format!("this is a backup of a store of {kind}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// As [`restore`], of a store of `flex`, to devices that the caller opened.
+#[doc(hidden)]
+pub fn restore_flex_on(
+    archive: &dyn Archive,
+    files: FlexFiles,
+    options: &Options,
+) -> Result<RestoreReport> {
+    flex::restore(archive, Some(files), options)
 }
 
 /// As [`restore`], from an archive to a device that the caller opened.

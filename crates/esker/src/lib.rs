@@ -15,7 +15,7 @@ pub mod value;
 
 pub use backup::{BackupReport, RestoreReport, restore};
 #[doc(hidden)]
-pub use backup::{restore_on, restore_on_memory};
+pub use backup::{restore_flex_on, restore_on, restore_on_memory};
 pub use batch::Batch;
 #[doc(hidden)]
 pub use check::repair_on;
@@ -26,7 +26,7 @@ pub use engine::flex::FlexFiles;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};
-pub use store::{Direction, Iter, Snapshot, Stats, Store};
+pub use store::{Direction, Iter, Met, Snapshot, Stats, Store};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
 /// For benchmarks of the project: the batching of `flat`.

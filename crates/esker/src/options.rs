@@ -180,7 +180,8 @@ pub struct FlexOptions {
     /// Default 64 MiB.
     pub memtable_size_bytes: u64,
     /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). Default 16 pairs and
-    /// 16 KiB.
+    /// 4 KiB: an interval is read and cached as a whole, so longer values are better off in shorter ones than the
+    /// paper's 16 KiB.
     pub interval_pairs_max: u32,
     /// See `interval_pairs_max`.
     pub interval_size_bytes_max: u32,
@@ -189,6 +190,11 @@ pub struct FlexOptions {
     pub rebuild_step_bytes: u64,
     /// Threads that look. Default 4.
     pub rebuild_threads: usize,
+    /// Values with more bytes stand by themselves in the space: they are written once, durably before anything else, and go
+    /// through neither log nor table. At most an eighth of the log. Default 1 MiB.
+    pub large_value_size_bytes: u64,
+    /// Bytes a second that the store reads and verifies while it has nothing else to do; 0: none. Default 1 MiB.
+    pub scrub_bytes_per_second: u64,
     /// What only tests set: sizes of a new space.
     #[doc(hidden)]
     pub space: Option<crate::flex::SpaceTesting>,
@@ -200,9 +206,11 @@ impl Default for FlexOptions {
             cache_size_bytes: 256 << 20,
             memtable_size_bytes: 64 << 20,
             interval_pairs_max: 16,
-            interval_size_bytes_max: 16 << 10,
+            interval_size_bytes_max: 4 << 10,
             rebuild_step_bytes: 256 << 10,
             rebuild_threads: 4,
+            large_value_size_bytes: 1 << 20,
+            scrub_bytes_per_second: 1 << 20,
             space: None,
         }
     }

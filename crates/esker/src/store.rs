@@ -22,7 +22,7 @@ use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
-use std::ops::{Bound, RangeBounds};
+use std::ops::{Bound, ControlFlow, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -74,6 +74,36 @@ pub enum Direction {
     Forward,
     /// From the greatest key down.
     Reverse,
+}
+
+/// An item that a scan meets: key and value where they are, not copied.
+#[derive(Clone, Copy)]
+pub struct Met<'a> {
+    /// The key.
+    pub key: &'a [u8],
+    /// Its value.
+    pub value: &'a [u8],
+    /// Version of the value.
+    pub version: Version,
+    /// Flags and expiry.
+    pub attributes: Attributes,
+}
+
+impl<'a> Met<'a> {
+    pub(crate) fn of(key: &'a [u8], value: &'a Value) -> Self {
+        Met { key, value, version: value.version(), attributes: value.attributes() }
+    }
+
+    pub(crate) fn to_value(self) -> Value {
+        Value::small(self.value, self.version, self.attributes)
+    }
+}
+
+impl std::fmt::Debug for Met<'_> {
+    /// Without the bytes: keys and values do not belong in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Met({} and {} bytes)", self.key.len(), self.value.len())
+    }
 }
 
 /// A store. Cheap to clone; all clones are the same store.
@@ -347,6 +377,31 @@ impl Store {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         let (from, to) = (range.start_bound().cloned(), range.end_bound().cloned());
         self.engine.scan(from, to, direction, limit)
+    }
+
+    /// As [`Store::scan`], but nothing is copied: `visit` is shown each item where it is, and no lock is held meanwhile.
+    /// How many there were.
+    ///
+    /// # Errors
+    /// As [`Store::scan`]; some items may have been shown then.
+    pub fn scan_with<'a>(
+        &self,
+        range: impl RangeBounds<&'a [u8]>,
+        direction: Direction,
+        limit: usize,
+        mut visit: impl FnMut(Met<'_>),
+    ) -> Result<usize> {
+        let mut count = 0;
+        if limit == 0 {
+            return Ok(count);
+        }
+        let range = (range.start_bound().cloned(), range.end_bound().cloned());
+        self.engine.scan_with(range, direction, limit, &mut |met| {
+            visit(met);
+            count += 1;
+            if count < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(count)
     }
 
     /// Whether [`Store::scan`] works: the engine keeps keys in order.

@@ -16,7 +16,7 @@ pub(super) const KIND: SystemKind = SystemKind {
     persistent: true,
     promises: &Durability::ALL,
     keeps_values: true,
-    value_size_max: 1 << 20,
+    value_size_max: 4 << 30,
     variants: &[],
     open,
 };
@@ -124,8 +124,10 @@ impl Session for Client {
         see: &mut dyn FnMut(&[u8], &[u8]),
     ) -> Outcome<u64> {
         let range = (Bound::Included(start), Bound::Unbounded);
-        let items = self.store.scan(range, Direction::Forward, usize::try_from(count)?)?;
-        items.iter().for_each(|(key, value)| see(key, value));
-        Ok(items.len() as u64)
+        let count = usize::try_from(count)?;
+        let seen = self
+            .store
+            .scan_with(range, Direction::Forward, count, |met| see(met.key, met.value))?;
+        Ok(seen as u64)
     }
 }

@@ -19,8 +19,8 @@ pub(crate) struct RawRoot {
     pub(crate) store_id: [u8; 16],
     pub(crate) committed_generation: U64,
     pub(crate) last_version: U64,
-    pub(crate) large_bytes: U64,
-    pub(crate) reserved: U64,
+    pub(crate) is_restoring: U32,
+    pub(crate) reserved: [u8; 12],
 }
 
 const _: () = assert!(size_of::<RawRoot>() == ROOT_SIZE);
@@ -34,8 +34,8 @@ pub struct Root {
     pub committed_generation: u64,
     /// Highest version in the space.
     pub last_version: u64,
-    /// Bytes at the end of the space that hold large values.
-    pub large_bytes: u64,
+    /// A restore of the store did not end: it is none.
+    pub is_restoring: bool,
 }
 
 impl Root {
@@ -49,8 +49,8 @@ impl Root {
             store_id: self.store_id,
             committed_generation: self.committed_generation.into(),
             last_version: self.last_version.into(),
-            large_bytes: self.large_bytes.into(),
-            reserved: 0.into(),
+            is_restoring: u32::from(self.is_restoring).into(),
+            reserved: [0; 12],
         };
         raw.checksum = crc32c(raw.as_bytes()).into();
         let mut bytes = [0; ROOT_SIZE];
@@ -78,7 +78,7 @@ impl Root {
             store_id: raw.store_id,
             committed_generation: raw.committed_generation.get(),
             last_version: raw.last_version.get(),
-            large_bytes: raw.large_bytes.get(),
+            is_restoring: raw.is_restoring.get() != 0,
         })
     }
 }

@@ -1,5 +1,9 @@
 //! Runs, batches and roots come back as they were, and damage is noticed.
 
+use super::backup::{
+    BackupEntry, BackupForm, FlexBackup, RawBackup, RawBackupEntry, is_backup_file,
+};
+use super::large::RawLarge;
 use super::root::RawRoot;
 use super::wal::RawBatch;
 use super::*;
@@ -15,12 +19,28 @@ fn never() -> bool {
 #[test]
 fn the_normative_page_has_the_tables_of_the_code() {
     let root = table!(RawRoot: magic "ESKFLEXD", format_version "u32", checksum "u32",
-        store_id "16 bytes", committed_generation "u64", last_version "u64", large_bytes "u64",
+        store_id "16 bytes", committed_generation "u64", last_version "u64", is_restoring "u32",
         reserved "zeros");
+    let backup = table!(RawBackup: magic "ESKBACKF", format_version "u32", checksum "u32",
+        store_id "16 bytes", number "u64", last_version "u64", created_unix_seconds "u64",
+        entry_count "u64", capacity_bytes "u64", reserved "zeros");
+    let entry = table!(RawBackupEntry: form "u32", checksum "u32", number "u64", id "u64",
+        length_bytes "u64", hash "u64", reserved "zeros");
+    let large = table!(RawLarge: checksum "u32", kind "3", reserved "zeros", number "u64",
+        length_bytes "u64", value_checksum "u32", key_size_bytes "u32");
     let batch = table!(RawBatch: magic "ESKW", checksum "u32", generation "u64", sequence "u64",
         position "u64", first_version "u64", total_bytes "u32", body_bytes "u32",
         change_count "u32", previous_checksum "u32", durable_sequence "u64");
-    crate::tests::assert_has("flex-db.md", &[("table root", root), ("table batch", batch)]);
+    crate::tests::assert_has(
+        "flex-db.md",
+        &[
+            ("table root", root),
+            ("table large", large),
+            ("table batch", batch),
+            ("table backup", backup),
+            ("table backup entry", entry),
+        ],
+    );
 }
 
 #[test]
@@ -74,6 +94,58 @@ fn a_run_comes_back_and_every_flipped_bit_is_noticed() {
 }
 
 #[test]
+fn a_head_of_a_large_value_comes_back_and_every_flipped_bit_is_noticed() {
+    let head = LargeHead { number: 7, length_bytes: 5 << 30, value_checksum: 99, key: b"k".into() };
+    let bytes = head.encode();
+    assert!(LargeHead::is_here(&bytes) && LargeHead::size(&bytes) == Ok(bytes.len()));
+    assert_eq!(LargeHead::decode(&bytes), Ok(head));
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(LargeHead::decode(&damaged).is_err(), "bit {bit}");
+    }
+    assert_eq!(LargeHead::decode(&bytes[..20]), Err(Flaw::TooShort));
+    let mut run = Vec::new();
+    RunWriter::new(0).finish(Some(b""), &mut run);
+    assert!(!LargeHead::is_here(&run));
+}
+
+#[test]
+fn a_manifest_comes_back_and_every_flipped_bit_is_noticed() {
+    let entry = |form, id| BackupEntry {
+        form,
+        checksum: 7,
+        number: 3,
+        id,
+        length_bytes: 1 << 33,
+        hash: u64::MAX,
+    };
+    let entries = vec![entry(BackupForm::Part, 0), entry(BackupForm::Large, 1 << 60)];
+    let manifest = FlexBackup {
+        store_id: [8; 16],
+        number: 3,
+        last_version: 99,
+        created_unix_seconds: 5,
+        capacity_bytes: 1 << 30,
+        entries,
+    };
+    let bytes = manifest.encode();
+    assert_eq!(FlexBackup::decode(&bytes).as_ref(), Ok(&manifest));
+    for bit in 0..bytes.len() * 8 {
+        let mut damaged = bytes.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(FlexBackup::decode(&damaged).is_err(), "bit {bit}");
+    }
+    let names: Vec<_> = manifest.entries.iter().map(BackupEntry::file_name).collect();
+    assert!(names.iter().all(|name| is_backup_file(name)) && names[0] != names[1]);
+    assert!(
+        !["MANIFEST", "part-1-2", "other-0000000000000000-00000001"]
+            .iter()
+            .any(|n| is_backup_file(n))
+    );
+}
+
+#[test]
 fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
     let id = [3; 16];
     let mut writer = WalWriter::default();
@@ -121,8 +193,12 @@ fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
 
 #[test]
 fn a_root_comes_back_and_others_are_refused() {
-    let root =
-        Root { store_id: [9; 16], committed_generation: 5, last_version: 1 << 40, large_bytes: 3 };
+    let root = Root {
+        store_id: [9; 16],
+        committed_generation: 5,
+        last_version: 1 << 40,
+        is_restoring: true,
+    };
     let bytes = root.encode();
     assert_eq!(Root::decode(&bytes, never), Ok(root));
     for byte in 0..ROOT_SIZE {

@@ -4,13 +4,14 @@ use crate::workload::{DEVICES, devices, files, options};
 use esker::{Direction, Durability, ErrorKind, Store};
 use esker_media::sim::{Image, Initial};
 
-type Told = std::result::Result<(), String>;
+pub(crate) type Told = std::result::Result<(), String>;
 
 pub(crate) fn all() -> Told {
-    damage().map_err(|words| format!("damage: {words}"))
+    damage().map_err(|words| format!("damage: {words}"))?;
+    crate::backups::all()
 }
 
-fn words(error: esker::Error) -> String {
+pub(crate) fn words(error: esker::Error) -> String {
     error.to_string()
 }
 

@@ -11,13 +11,13 @@ use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::devices;
 use crate::options::{EngineKind, Options, Progress};
-use crate::store::{Direction, Stats};
+use crate::store::{Direction, Met, Stats};
 use crate::value::{Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::Archive;
 use esker_trt::Facility;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
 /// One part of a walk over all keys; without the values that are read by themselves.
@@ -89,6 +89,21 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
         _limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine keeps no order"))
+    }
+    /// As [`Engine::scan`], showing each item in place of copying it, until `show` breaks; about `limit` are expected.
+    fn scan_with(
+        &self,
+        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        for (key, value) in self.scan(from, to, direction, limit)? {
+            if show(Met::of(&key, &value)).is_break() {
+                break;
+            }
+        }
+        Ok(())
     }
     /// Whether [`Engine::scan`] works.
     fn is_ordered(&self) -> bool {

@@ -220,7 +220,22 @@ impl Space {
     /// # Errors
     /// As for [`Space::write`]; `InvalidArgument` also if the range goes past the end. `publish` was not called then.
     pub fn splice(&self, splice: &Splice<'_>, publish: &mut dyn FnMut()) -> Result<()> {
-        self.0.splice(splice, publish)
+        self.0.splice(&|| splice.offset, splice, publish)
+    }
+
+    /// As [`Space::splice`] at the offset that `locate` gives: it is asked when nobody else changes the space, and must not
+    /// call it. For who knows where things are by what stands before them.
+    ///
+    /// # Errors
+    /// As for [`Space::splice`].
+    #[doc(hidden)]
+    pub fn splice_at(
+        &self,
+        locate: &dyn Fn() -> u64,
+        splice: &Splice<'_>,
+        publish: &mut dyn FnMut(),
+    ) -> Result<()> {
+        self.0.splice(locate, splice, publish)
     }
 
     /// Fills `bytes` with the range that `locate` gives, offset and length: it is asked in the moment of which the bytes
@@ -234,7 +249,32 @@ impl Space {
         locate: &mut dyn FnMut() -> Option<(u64, usize)>,
         bytes: &mut Vec<u8>,
     ) -> Result<Option<usize>> {
-        self.0.read_where(locate, bytes)
+        self.0.read_where(locate, bytes, true)
+    }
+
+    /// As [`Space::read_where`]; the cache of blocks does not keep what is read. For who has a cache of its own, and reads
+    /// here and there.
+    ///
+    /// # Errors
+    /// As for [`Space::read`].
+    pub fn read_once_where(
+        &self,
+        locate: &mut dyn FnMut() -> Option<(u64, usize)>,
+        bytes: &mut Vec<u8>,
+    ) -> Result<Option<usize>> {
+        self.0.read_where(locate, bytes, false)
+    }
+
+    /// As [`Space::read_where`], into a buffer that is there.
+    ///
+    /// # Errors
+    /// As for [`Space::read`].
+    pub fn read_into_where(
+        &self,
+        locate: &mut dyn FnMut() -> Option<u64>,
+        buf: &mut [u8],
+    ) -> Result<Option<usize>> {
+        self.0.read_into_where(locate, buf)
     }
 
     /// The first marked byte from `offset` on. Bytes are marked by [`Space::splice`], and stay so wherever they move,
@@ -329,6 +369,12 @@ impl Space {
     /// `Io`; damage is in the report.
     pub fn check(&self) -> Result<SpaceCheck> {
         self.0.check()
+    }
+
+    /// Longest extent in bytes.
+    #[must_use]
+    pub fn extent_size_bytes_max(&self) -> u64 {
+        u64::from(self.0.shape.extent_size_bytes_max)
     }
 
     /// Size of a segment in bytes.

@@ -53,7 +53,7 @@ impl Inner {
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, buf)? {
+                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
                         return Ok(count);
                     }
                 }
@@ -66,6 +66,7 @@ impl Inner {
         &self,
         locate: &mut dyn FnMut() -> Option<(u64, usize)>,
         bytes: &mut Vec<u8>,
+        keep: bool,
     ) -> Result<Option<usize>> {
         let mut parts = Vec::new();
         loop {
@@ -79,7 +80,31 @@ impl Inner {
             };
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, bytes)? {
+                    if let Outcome::Done = self.read_parts(&mut parts, bytes, keep)? {
+                        return Ok(Some(count));
+                    }
+                }
+                Err(missing) => self.load(&missing)?,
+            }
+        }
+    }
+
+    pub(super) fn read_into_where(
+        &self,
+        locate: &mut dyn FnMut() -> Option<u64>,
+        buf: &mut [u8],
+    ) -> Result<Option<usize>> {
+        let mut parts = Vec::new();
+        loop {
+            parts.clear();
+            let planned = {
+                let shared = self.shared.read();
+                let Some(offset) = locate() else { return Ok(None) };
+                self.plan(&shared, offset, buf, &mut parts)
+            };
+            match planned {
+                Ok(count) => {
+                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
                         return Ok(Some(count));
                     }
                 }
@@ -122,7 +147,7 @@ impl Inner {
             };
             match planned {
                 Ok(found) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, buf)? {
+                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
                         return Ok(found);
                     }
                 }
@@ -160,10 +185,11 @@ impl Inner {
         Ok(done)
     }
 
-    /// Reads all parts; neighbours on the device with one call.
-    fn read_parts(&self, parts: &mut [Part], buf: &mut [u8]) -> Result<Outcome> {
+    /// Reads all parts; neighbours on the device with one call. The cache gets what was read if `keep` says so.
+    fn read_parts(&self, parts: &mut [Part], buf: &mut [u8], keep: bool) -> Result<Outcome> {
         if let [part] = parts {
-            return self.read_part(part, buf.get_mut(part.range.clone()).unwrap_or_default());
+            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
+            return self.read_part(part, to, keep);
         }
         parts.sort_unstable_by_key(|part| (part.segment, part.position));
         let near = |a: &Part, b: &Part| {
@@ -176,9 +202,9 @@ impl Inner {
                 let outcome = match run {
                     [part] => {
                         let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-                        self.read_part(part, to)?
+                        self.read_part(part, to, keep)?
                     }
-                    run => self.read_run(run, buf)?,
+                    run => self.read_run(run, buf, keep)?,
                 };
                 if let Outcome::Stale = outcome {
                     return Ok(Outcome::Stale);
@@ -196,7 +222,7 @@ impl Inner {
     }
 
     /// Parts that lie close together in one segment, in order.
-    fn read_run(&self, run: &[Part], buf: &mut [u8]) -> Result<Outcome> {
+    fn read_run(&self, run: &[Part], buf: &mut [u8], keep: bool) -> Result<Outcome> {
         let mut missing = Vec::with_capacity(run.len());
         let first_of_segment = run.first().map_or(0, |part| part.segment * self.shape.blocks());
         for part in run {
@@ -235,7 +261,9 @@ impl Inner {
                 if !sound && !sites::BLOCK_CHECKSUM.disabled() {
                     return self.unsound(part, number);
                 }
-                self.cache.put(number, part.salt, bytes.get(..payload).unwrap_or_default());
+                if keep {
+                    self.cache.put(number, part.salt, bytes.get(..payload).unwrap_or_default());
+                }
                 verified = Some(block);
             }
             let to = buf.get_mut(part.range.clone()).unwrap_or_default();
@@ -256,7 +284,7 @@ impl Inner {
         });
     }
 
-    fn read_part(&self, part: &Part, to: &mut [u8]) -> Result<Outcome> {
+    fn read_part(&self, part: &Part, to: &mut [u8], keep: bool) -> Result<Outcome> {
         let first_block = part.segment * self.shape.blocks();
         // Blocks that are in memory; from the first one that is not, all are read with one call.
         let mut missing: Option<(u64, u64, usize)> = None;
@@ -281,7 +309,9 @@ impl Inner {
             if !block_is_sound(bytes, part.salt, block) && !sites::BLOCK_CHECKSUM.disabled() {
                 return self.unsound(part, block);
             }
-            self.cache.put(block, part.salt, bytes.get(..payload).unwrap_or_default());
+            if keep {
+                self.cache.put(block, part.salt, bytes.get(..payload).unwrap_or_default());
+            }
         }
         let rest = to.get_mut(at..).unwrap_or_default();
         self.copy(&bytes, first, part.position + at as u64, rest);

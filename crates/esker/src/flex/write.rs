@@ -140,10 +140,16 @@ impl Inner {
         self.fail_on(done)
     }
 
-    pub(super) fn splice(&self, splice: &Splice<'_>, publish: &mut dyn FnMut()) -> Result<()> {
+    pub(super) fn splice(
+        &self,
+        locate: &dyn Fn() -> u64,
+        splice: &Splice<'_>,
+        publish: &mut dyn FnMut(),
+    ) -> Result<()> {
         const OPERATION: &str = "splice range";
-        let Splice { offset, remove, data, marks } = *splice;
+        let Splice { remove, data, marks, .. } = *splice;
         let mut writer = self.begin(OPERATION)?;
+        let offset = locate();
         let size = self.shared.read().tree.size_bytes();
         if offset.checked_add(remove).is_none_or(|end| end > size) {
             return Err(Error::invalid(OPERATION, format!("the space ends at {size}")));

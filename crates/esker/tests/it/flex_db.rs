@@ -9,7 +9,7 @@ use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
 use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
-use esker_media::sim::{SimBlock, SimBlockOptions};
+use esker_media::sim::{FaultPlan, Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -30,16 +30,44 @@ impl Devices {
         Devices(SIZES.map(device).to_vec())
     }
 
-    fn files(&self) -> FlexFiles {
-        let device = |index: usize| Arc::clone(&self.0[index]) as Arc<dyn BlockDevice>;
-        FlexFiles {
-            space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },
-            logs: [device(3), device(4)],
-        }
+    pub(crate) fn files(&self) -> FlexFiles {
+        files_of(&self.0)
+    }
+
+    /// Devices with these contents.
+    pub(crate) fn with(images: Vec<Image>, seed: u64) -> Self {
+        let device = |(image, (_, most)): (Image, (u64, u64))| {
+            let options = SimBlockOptions::new(image.size_bytes(), seed);
+            let mut options = options.initial(Initial::Recycled(image));
+            options.size_bytes_max = most;
+            Arc::new(SimBlock::new(options))
+        };
+        Devices(images.into_iter().zip(SIZES).map(device).collect())
+    }
+
+    /// Others with the same contents.
+    pub(crate) fn again(&self) -> Self {
+        Devices::with(self.0.iter().map(|device| device.image()).collect(), 77)
+    }
+
+    pub(crate) fn device(&self, index: usize) -> &SimBlock {
+        &self.0[index]
+    }
+
+    pub(crate) fn fault_all(&self, plan: &FaultPlan) {
+        self.0.iter().for_each(|device| device.set_faults(plan.clone()));
     }
 
     pub(crate) fn open(&self, options: &Options) -> esker::Result<Store> {
         Store::open_flex_on(self.files(), options)
+    }
+}
+
+fn files_of(devices: &[Arc<SimBlock>]) -> FlexFiles {
+    let device = |index: usize| Arc::clone(&devices[index]) as Arc<dyn BlockDevice>;
+    FlexFiles {
+        space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },
+        logs: [device(3), device(4)],
     }
 }
 
@@ -53,6 +81,7 @@ pub(crate) fn options(seed: u64) -> Options {
     options.flex.interval_pairs_max = 4;
     options.flex.interval_size_bytes_max = 1 << 10;
     options.flex.rebuild_step_bytes = 600;
+    options.flex.large_value_size_bytes = 1000 + 3000 * (seed % 2);
     options.flex.rebuild_threads = 1 + usize::try_from(seed % 3).unwrap();
     options.flex.cache_size_bytes = [0, 6 << 10, 1 << 20][usize::try_from(seed % 3).unwrap()];
     let mut space = SpaceOptions::new("").testing;
@@ -73,7 +102,7 @@ pub(crate) fn options(seed: u64) -> Options {
 type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 fn value(rng: &mut Rng) -> Vec<u8> {
-    const SIZES: [usize; 12] = [0, 1, 7, 8, 63, 64, 65, 120, 130, 250, 400, 1500];
+    const SIZES: [usize; 13] = [0, 1, 7, 8, 63, 64, 65, 120, 130, 250, 400, 1500, 5000];
     let mut value = vec![0; SIZES[rng.index(SIZES.len())]];
     rng.fill(&mut value);
     value

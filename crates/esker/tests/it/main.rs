@@ -18,6 +18,7 @@ mod flat_backup;
 mod flat_threads;
 mod flex;
 mod flex_db;
+mod flex_whole;
 mod large;
 mod model;
 mod prefix;

@@ -1,10 +1,11 @@
-//! The background thread: brings sealed tables to the space, flushes the log for `periodic`, and looks inside intervals
-//! that an open found.
+//! The background thread: brings sealed tables to the space, flushes the log for `periodic`, looks inside intervals
+//! that an open found, brings fragmented ones together, and verifies everything, little by little.
 //!
 //! # Concurrency
 //! One thread a store. While it waits it holds no reference to the store, so a dropped store ends it.
 
 use super::Flex;
+use super::tend::Scrub;
 use crate::options::Durability;
 use esker_base::Result;
 use std::sync::{Arc, Weak};
@@ -22,9 +23,20 @@ impl Flex {
             Durability::Periodic(window) => window.min(PERIOD),
             Durability::Sync | Durability::None => PERIOD,
         };
-        let mut leaf = Some(0);
+        let (mut leaf, mut scrub) = (Some(0), Scrub::default());
+        let mut scrubbed_at = self.clock.monotonic();
         self.background.start("esker-flex", period, move || {
             let again = work(&store, &mut leaf)?;
+            if !again {
+                let store = store.upgrade()?;
+                let now = store.clock.monotonic();
+                // What was due while there was other work is not made up for at once.
+                let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
+                scrubbed_at = now;
+                if let Err(error) = store.scrub(&mut scrub, passed) {
+                    tracing::error!(%error, "the store cannot be read to be verified");
+                }
+            }
             Some(if again { Duration::ZERO } else { period })
         })
     }
@@ -41,7 +53,14 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
     {
         tracing::error!(%error, "the log does not get to its device");
     }
+    let more = store.defragment().unwrap_or_else(|error| {
+        tracing::error!(%error, "an interval cannot be brought together");
+        false
+    });
     let from = (*leaf)?.min(usize::MAX - 1);
+    if from == usize::MAX - 1 {
+        return Some(more);
+    }
     match store.look_inside(from, REFINED_AT_ONCE) {
         Ok(next) => *leaf = next.or(Some(usize::MAX)),
         Err(error) => {
@@ -49,5 +68,5 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
             *leaf = Some(usize::MAX);
         }
     }
-    Some(*leaf != Some(usize::MAX))
+    Some(more || *leaf != Some(usize::MAX))
 }

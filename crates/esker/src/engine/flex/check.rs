@@ -4,6 +4,11 @@ use super::{Flex, ROOT_BYTES};
 use crate::check::CheckReport;
 use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::Content;
+use std::time::Duration;
+
+/// How often sizes are compared that others change, and the time between.
+const TRIES: u32 = 200;
+const PAUSE: Duration = Duration::from_millis(1);
 
 impl Flex {
     pub(super) fn check_all(&self) -> Result<CheckReport> {
@@ -27,10 +32,19 @@ impl Flex {
             }
             spot = self.index.next(located.spot);
         }
-        let size = self.space.size_bytes();
-        if offset + ROOT_BYTES != size {
-            report
-                .problem(format!("intervals end at {}, the space at {size}", offset + ROOT_BYTES));
+        // Large values come and go meanwhile: between two changes, both agree.
+        let mut tries = 0;
+        let (end, size) = loop {
+            let size = self.space.size_bytes();
+            let end = offset + ROOT_BYTES + self.large.size_bytes();
+            if end == size || tries == TRIES {
+                break (end, size);
+            }
+            tries += 1;
+            esker_trt::sleep(PAUSE);
+        };
+        if end != size {
+            report.problem(format!("intervals and large values end at {end}, the space at {size}"));
         }
         if offset != self.index.size_bytes() {
             report
@@ -56,8 +70,14 @@ impl Flex {
         }
         let interval = self.decode(bytes)?;
         report.batches += u64::from(located.entry.runs);
-        let is_value = |index: &&u32| interval.pair(**index as usize).content != Content::Delete;
-        report.records += interval.visible(u64::MAX).iter().filter(is_value).count() as u64;
+        for index in interval.visible(u64::MAX) {
+            match interval.pair(index as usize).content {
+                Content::Delete => continue,
+                Content::Large(_, number, length) => self.verify_large(number, length, report)?,
+                Content::Put(..) => {}
+            }
+            report.records += 1;
+        }
         if interval.len() != usize::from(located.entry.pairs) {
             let (found, known) = (interval.len(), located.entry.pairs);
             report.problem(format!("an interval of {found} pairs, {known} by the index"));
@@ -71,6 +91,18 @@ impl Flex {
                 report.problem("a key outside of its interval, or out of order".to_owned());
             }
             *last = Some(key.to_vec());
+        }
+        Ok(())
+    }
+
+    fn verify_large(&self, number: u64, length: u64, report: &mut CheckReport) -> Result<()> {
+        if !self.large.has(number, length) {
+            report.problem(format!("large value {number} of {length} bytes is missing"));
+            return Ok(());
+        }
+        match self.read_large(number, length, &mut |_| Ok(())) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => report.problem(error.to_string()),
+            done => drop(done?),
         }
         Ok(())
     }

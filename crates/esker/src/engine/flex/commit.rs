@@ -14,15 +14,18 @@
 //! A crash before step 3 leaves some of the table in the space; the log has all of it, and brings it there again: pairs
 //! have versions, so that changes nothing.
 
+use super::cursor::TableCursor;
 use super::index::{Entry, Fresh, Located};
 use super::interval::{Interval, parts};
-use super::memtable::{MemTable, RangeDelete, TableEntry};
+use super::memtable::{MemTable, RangeDelete, Versions};
 use super::snapshots::needed;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
+use crate::store::Direction;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Root, RunWriter};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
@@ -61,26 +64,29 @@ impl Flex {
     /// Brings the sealed table to the space, if there is one.
     pub(super) fn commit_sealed(&self) -> Result<bool> {
         let mut committer = self.committer.lock();
-        let Some((table, gate)) = self.tables.read().sealed.clone() else { return Ok(false) };
+        let Some((table, gate)) = self.tables().sealed.clone() else { return Ok(false) };
         // Everybody who has a place in its log is in the table.
         self.wal.drain(|_| ());
         let done = self.commit_table(&mut committer, &table).and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
-            root.last_version = self.tables.read().active.first_version.saturating_sub(1);
+            root.last_version = self.tables().active.first_version.saturating_sub(1);
             // PERSIST: everything of the table, and that it is there, before its log is written over.
             self.space.write(0, &root.encode())?;
             if !sites::WAL_WAIT.disabled() {
                 self.space.sync()?;
             }
             committer.root = root;
+            if let Err(error) = self.collect_large(&table, root.last_version) {
+                tracing::warn!(%error, "large values that nobody needs stay for now");
+            }
             Ok(())
         });
         drop(committer);
         match done {
             Ok(()) => {
                 *self.stuck.lock() = None;
-                self.tables.write().sealed = None;
+                self.tables_mut().sealed = None;
                 gate.open();
                 Ok(true)
             }
@@ -91,7 +97,7 @@ impl Flex {
                 }
                 // Those who wait hear of it; the table stays, for another try.
                 let again = Arc::new(esker_trt::sync::Gate::new());
-                if let Some((_, current)) = &mut self.tables.write().sealed {
+                if let Some((_, current)) = &mut self.tables_mut().sealed {
                     *current = again;
                 }
                 gate.open();
@@ -105,18 +111,20 @@ impl Flex {
         for range in &ranges {
             self.commit_range(committer, range, table.replayed)?;
         }
-        let mut entries = table.iter().peekable();
-        while let Some(first) = entries.peek() {
-            let located = self.locate(first.key())?;
+        let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
+        while let Some(first) = entries.key() {
+            let located = self.locate(first)?;
             let mut group = std::mem::take(&mut committer.group);
             group.restart(table.first_version);
-            while let Some(entry) = entries.peek() {
-                let beyond = located.upper.as_ref().is_some_and(|upper| **upper <= **entry.key());
+            while let Some(key) = entries.key() {
+                let beyond = located.upper.as_ref().is_some_and(|upper| **upper <= *key);
                 let much = group.count() >= GROUP_PAIRS_MAX || group.size_bytes() > GROUP_BYTES_MAX;
                 if beyond || much {
                     break;
                 }
-                self.add_to_group(&mut group, entry, &ranges);
+                if let Some(slot) = entries.slot() {
+                    self.add_to_group(&mut group, key, &slot.lock(), &ranges);
+                }
                 entries.next();
             }
             let done = self.commit_group(committer, &located, &group);
@@ -127,14 +135,22 @@ impl Flex {
     }
 
     /// Adds what counts of a key.
-    fn add_to_group(&self, group: &mut RunWriter, entry: &TableEntry<'_>, ranges: &[RangeDelete]) {
-        let key = &**entry.key();
-        let slot = entry.value().lock();
+    fn add_to_group(
+        &self,
+        group: &mut RunWriter,
+        key: &[u8],
+        known: &Versions,
+        ranges: &[RangeDelete],
+    ) {
+        if let (Some(only), true) = (known.only(), ranges.is_empty()) {
+            group.push(&Pair { key, version: only.version, content: only.content() });
+            return;
+        }
         let snapshots = self.snapshots.all();
         let covering = ranges.iter().filter(|range| range.covers(key));
         let deletes = covering.map(|range| (range.version, Content::Delete));
         let mut all: Vec<(u64, Content<'_>)> =
-            slot.iter().map(|item| (item.version, item.content())).chain(deletes).collect();
+            known.iter().map(|item| (item.version, item.content())).chain(deletes).collect();
         all.sort_unstable_by_key(|(version, _)| std::cmp::Reverse(*version));
         let versions: Vec<u64> = all.iter().map(|(version, _)| *version).collect();
         needed(&versions, &snapshots, |index| {
@@ -228,7 +244,10 @@ impl Flex {
         data.clear();
         group.finish(None, data);
         let mut cached = match &located.entry.cached {
-            Some(interval) => Some(Arc::new(self.decode([interval.bytes(), data].concat())?)),
+            Some(interval) => {
+                let appended = interval.append(data, &self.hasher);
+                Some(Arc::new(appended.map_err(|flaw| self.damaged(&flaw.to_string()))?))
+            }
             None => None,
         };
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
@@ -242,23 +261,24 @@ impl Flex {
     }
 
     /// Merges an interval with what is new, and writes it anew, in as many pieces as it takes. What `erase` covers goes.
-    fn rewrite(
+    pub(super) fn rewrite(
         &self,
         committer: &mut Committer,
         located: &Located,
         group: Option<&RunWriter>,
         erase: Option<&RangeDelete>,
     ) -> Result<()> {
-        let mut old = vec![self.interval_of(located)?];
+        let first = self.interval_of(located)?;
         let mut keeps = located.entry.cached.is_some();
         let snapshots = self.snapshots.all();
         let pairs_max = self.options.interval_pairs_max as usize;
         let size_max = self.options.interval_size_bytes_max as usize;
         let mut count = 1;
         let mut remove = u64::from(located.entry.size);
+        let mut merged = self.merge(&first, group, erase, &snapshots);
         // What became small takes the next interval along.
-        let left =
-            old.first().map_or(0, |interval| self.merge(interval, group, erase, &snapshots).len());
+        let left = merged.len();
+        let second;
         if left * 2 < pairs_max
             && let Some(next) = self.index.next(located.spot)
             && !next.entry.is_coarse()
@@ -266,15 +286,11 @@ impl Flex {
             && next.entry.size as usize + located.entry.size as usize <= size_max
             && group.is_none_or(|group| group.size_bytes() <= size_max)
         {
-            old.push(self.interval_of(&next)?);
+            second = self.interval_of(&next)?;
+            merged.extend(self.merge(&second, None, erase, &snapshots));
             keeps |= next.entry.cached.is_some();
             count = 2;
             remove += u64::from(next.entry.size);
-        }
-        let mut merged: Vec<Merged<'_>> = Vec::new();
-        for (index, interval) in old.iter().enumerate() {
-            let group = if index == 0 { group } else { None };
-            merged.extend(self.merge(interval, group, erase, &snapshots));
         }
         let mut data = std::mem::take(&mut committer.data);
         data.clear();
@@ -318,8 +334,9 @@ impl Flex {
             let Some((key, ..)) = same.first() else { continue };
             let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
             let start = merged.len();
-            if let ([only], None) = (same, erased) {
-                merged.push(*only);
+            if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
+                // The usual case: the newest one counts.
+                merged.extend(same.first());
             } else {
                 let mut same = same.to_vec();
                 if let Some(version) = erased {

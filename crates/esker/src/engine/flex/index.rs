@@ -24,12 +24,14 @@ mod row;
 pub(super) use leaf::{Entry, Fresh};
 
 use super::interval::Interval;
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
-use row::{Row, Sums};
+use row::Row;
+pub(super) use row::Sums;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 
 /// Most intervals of a leaf.
 const LEAF_CAPACITY: usize = 64;
@@ -58,18 +60,19 @@ pub(super) struct Located {
 pub(super) struct Placed {
     /// In the intervals' part of the space.
     pub(super) offset: u64,
-    /// Size and stamp of each.
-    pub(super) sizes: Vec<(u32, u32)>,
+    /// Size and stamp of each, and those that are in memory.
+    pub(super) sizes: Vec<(u32, u32, Option<Arc<Interval>>)>,
     pub(super) is_coarse: bool,
     pub(super) anchor: Vec<u8>,
-    /// Anchor of the interval behind the first one.
+    /// Anchor of the interval behind the last one.
     pub(super) upper: Option<Vec<u8>>,
 }
 
 /// The index. See the module's text.
 #[derive(Debug)]
 pub(super) struct Index {
-    row: RwLock<Row>,
+    /// Read by everybody all the time, changed seldom: readers of several threads do not touch the same line.
+    row: ShardedLock<Row>,
     sums: RwLock<Sums>,
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
@@ -78,13 +81,14 @@ pub(super) struct Index {
     hand: Mutex<usize>,
     intervals: AtomicU64,
     pairs: AtomicU64,
+    size: AtomicU64,
 }
 
 impl Index {
     /// An index of these intervals, in order, which may keep so many bytes of them in memory.
     pub(super) fn new(intervals: Vec<Fresh>, budget_bytes: u64) -> Self {
         let index = Index {
-            row: RwLock::new(Row::default()),
+            row: ShardedLock::new(Row::default()),
             sums: RwLock::new(Sums::default()),
             stamps: AtomicU64::new(1),
             cached_bytes: AtomicU64::new(0),
@@ -92,6 +96,7 @@ impl Index {
             hand: Mutex::new(0),
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),
+            size: AtomicU64::new(0),
         };
         index.fill(intervals);
         index
@@ -111,9 +116,18 @@ impl Index {
             let part: Vec<Fresh> = rest.by_ref().take(LEAF_CAPACITY / 4 * 3).collect();
             leaves.push(Leaf::new(part));
         }
-        let (mut row, mut sums) = (self.row.write(), self.sums.write());
+        let (mut row, mut sums) = (self.row_mut(), self.sums.write());
         *row = Row::new(leaves);
         sums.rebuild(row.sizes());
+        self.note_size(&sums);
+    }
+
+    fn row(&self) -> ShardedLockReadGuard<'_, Row> {
+        self.row.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn row_mut(&self) -> ShardedLockWriteGuard<'_, Row> {
+        self.row.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn stamp(&self) -> u32 {
@@ -124,58 +138,94 @@ impl Index {
     /// Calls `look` with the interval that holds `key`, under the leaf's lock.
     #[inline]
     pub(super) fn with<T>(&self, key: &[u8], look: impl FnOnce(&Entry) -> T) -> T {
-        let row = self.row.read();
+        let row = self.row();
         let leaf = row.leaf(row.leaf_of(key)).read();
-        look(&leaf.entries[leaf.index_of(key)])
+        look(&leaf.entries[leaf.index_of(key, false)])
     }
 
-    /// The interval that holds `key` (`before`: the one that holds the greatest key below it), and the anchors around it.
-    pub(super) fn around(
+    /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind it (before
+    /// it, in `reverse`) in its leaf, as long as they are in memory and up to `most`; in that order, and the key at which
+    /// they end: that of the next interval, or in `reverse` the anchor of the last one.
+    pub(super) fn cached(
         &self,
         key: Option<&[u8]>,
         before: bool,
-    ) -> (Entry, Vec<u8>, Option<Vec<u8>>) {
-        let row = self.row.read();
+        reverse: bool,
+        most: usize,
+    ) -> (Vec<Arc<Interval>>, Option<Vec<u8>>) {
+        let row = self.row();
         let spot = row.spot(key, before);
         let leaf = row.leaf(spot.leaf).read();
-        let anchor = leaf.anchor(spot.index).to_vec();
-        let upper = upper(&row, &leaf, spot);
-        (leaf.entries[spot.index].clone(), anchor, upper)
+        let touched = |entry: &Entry| {
+            let interval = entry.cached.as_ref()?;
+            interval.touch();
+            Some(Arc::clone(interval))
+        };
+        if reverse {
+            let found = leaf.entries[..=spot.index].iter().rev().take(most);
+            let found: Vec<_> = found.map_while(touched).collect();
+            let end = found.len().checked_sub(1).map(|behind| leaf.anchor(spot.index - behind));
+            (found, end)
+        } else {
+            let found: Vec<_> =
+                leaf.entries[spot.index..].iter().take(most).map_while(touched).collect();
+            let last = Spot { index: (spot.index + found.len()).saturating_sub(1), ..spot };
+            (found, upper(&row, &leaf, last))
+        }
+    }
+
+    /// Where the interval that holds `key` is: its offset, size and stamp; `None` if nobody has looked inside.
+    pub(super) fn place_of(&self, key: &[u8]) -> Option<(u64, u32, u32)> {
+        let row = self.row();
+        let number = row.leaf_of(key);
+        let leaf = row.leaf(number).read();
+        let index = leaf.index_of(key, false);
+        let entry = &leaf.entries[index];
+        if entry.is_coarse() {
+            return None;
+        }
+        let offset = self.sums.read().before(number) + leaf.size_before(index);
+        Some((offset, entry.size, entry.stamp))
     }
 
     /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of up to
-    /// `more` behind it in its leaf that are not in memory.
+    /// `more` behind it in its leaf, the last of which is not in memory.
     pub(super) fn place(&self, key: Option<&[u8]>, before: bool, more: usize) -> Placed {
-        let row = self.row.read();
+        let row = self.row();
         let spot = row.spot(key, before);
         let leaf = row.leaf(spot.leaf).read();
         let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
         let first = &leaf.entries[spot.index];
-        let mut sizes = vec![(first.size, first.stamp)];
+        let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
+        let mut sizes = vec![known(first)];
+        let mut last = spot;
         if !first.is_coarse() {
             let behind = leaf.entries.get(spot.index + 1..).unwrap_or_default().iter().take(more);
-            let behind = behind.take_while(|entry| entry.cached.is_none() && !entry.is_coarse());
-            sizes.extend(behind.map(|entry| (entry.size, entry.stamp)));
+            sizes.extend(behind.take_while(|entry| !entry.is_coarse()).map(known));
+            while sizes.len() > 1 && sizes.last().is_some_and(|(.., cached)| cached.is_some()) {
+                sizes.pop();
+            }
+            last.index += sizes.len() - 1;
         }
         Placed {
             offset,
             sizes,
             is_coarse: first.is_coarse(),
-            anchor: leaf.anchor(spot.index).to_vec(),
-            upper: upper(&row, &leaf, spot),
+            anchor: leaf.anchor(spot.index),
+            upper: upper(&row, &leaf, last),
         }
     }
 
     /// Everything about the interval that holds `key`.
     pub(super) fn locate(&self, key: &[u8]) -> Located {
-        let row = self.row.read();
+        let row = self.row();
         let spot = row.spot(Some(key), false);
         self.located(&row, spot)
     }
 
     /// Everything about the interval behind `spot`.
     pub(super) fn next(&self, spot: Spot) -> Option<Located> {
-        let row = self.row.read();
+        let row = self.row();
         let leaf = row.leaf(spot.leaf).read();
         let next = if spot.index + 1 < leaf.entries.len() {
             Spot { index: spot.index + 1, ..spot }
@@ -195,7 +245,7 @@ impl Index {
             spot,
             offset: self.sums.read().before(spot.leaf) + leaf.size_before(spot.index),
             entry: leaf.entries[spot.index].clone(),
-            anchor: leaf.anchor(spot.index).to_vec(),
+            anchor: leaf.anchor(spot.index),
             upper,
         }
     }
@@ -208,9 +258,9 @@ impl Index {
         }
         let mut more = 0;
         {
-            let row = self.row.read();
+            let row = self.row();
             let mut leaf = row.leaf(row.leaf_of(key)).write();
-            let index = leaf.index_of(key);
+            let index = leaf.index_of(key, false);
             for (entry, (stamp, interval)) in leaf.entries[index..].iter_mut().zip(read) {
                 if entry.stamp == *stamp && entry.cached.is_none() {
                     more += interval.memory_bytes();
@@ -229,13 +279,14 @@ impl Index {
             return;
         }
         let Some(mut hand) = self.hand.try_lock() else { return };
-        let goal = self.budget_bytes - self.budget_bytes / 64;
-        let mut steps = 2 * self.row.read().len() + 2;
+        // Little at a time: a reader waits for it.
+        let goal = self.budget_bytes - self.budget_bytes / 1024;
+        let mut steps = 2 * self.row().len() + 2;
         while self.cached_bytes.load(Ordering::Relaxed) > goal && steps > 0 {
             steps -= 1;
             let mut gone: Vec<Arc<Interval>> = Vec::new();
             {
-                let row = self.row.read();
+                let row = self.row();
                 *hand = if *hand + 1 < row.len() { *hand + 1 } else { 0 };
                 let mut leaf = row.leaf(*hand).write();
                 for entry in &mut leaf.entries {
@@ -258,7 +309,7 @@ impl Index {
 
     /// A run of so many bytes and pairs was appended to an interval, which is `cached` now if it is in memory.
     pub(super) fn grow(&self, spot: Spot, bytes: u32, pairs: u16, cached: Option<Arc<Interval>>) {
-        let row = self.row.read();
+        let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
         let entry = &mut leaf.entries[spot.index];
         entry.size += bytes;
@@ -270,7 +321,9 @@ impl Index {
         let before = std::mem::replace(&mut entry.cached, cached);
         self.count_cached(before.as_ref(), entry.cached.as_ref());
         self.pairs.fetch_add(u64::from(pairs), Ordering::Relaxed);
-        self.sums.write().add(spot.leaf, u64::from(bytes));
+        let mut sums = self.sums.write();
+        sums.add(spot.leaf, u64::from(bytes));
+        self.note_size(&sums);
     }
 
     /// `count` intervals from `spot` on are replaced by others; the first one keeps its anchor if there is one, and what
@@ -279,7 +332,7 @@ impl Index {
         for new in &mut fresh {
             new.entry.stamp = self.stamp();
         }
-        let row = self.row.upgradable_read();
+        let row = self.row();
         let in_leaf = row.leaf(spot.leaf).read().entries.len();
         let fits = spot.index + count <= in_leaf;
         let len = in_leaf - count.min(in_leaf) + fresh.len();
@@ -295,12 +348,16 @@ impl Index {
             // The usual case: the row stays as it is.
             let mut leaf = row.leaf(spot.leaf).write();
             let gone = leaf.splice(spot.index..spot.index + count, fresh);
-            self.sums.write().set(spot.leaf, leaf.size());
+            let mut sums = self.sums.write();
+            sums.set(spot.leaf, leaf.size());
+            self.note_size(&sums);
             gone
         } else {
-            let mut row = parking_lot::RwLockUpgradableReadGuard::upgrade(row);
-            let gone = row.splice(spot, count, fresh);
-            self.sums.write().rebuild(row.sizes());
+            // Nobody else changes intervals, so they are still where they were.
+            drop(row);
+            let (mut row, mut sums) = (self.row_mut(), self.sums.write());
+            let gone = row.splice(spot, count, fresh, &mut sums);
+            self.note_size(&sums);
             gone
         };
         let less = gone.iter().map(|entry| u64::from(entry.known_pairs())).sum();
@@ -311,8 +368,14 @@ impl Index {
     }
 
     /// Bytes of all intervals.
+    #[inline]
     pub(super) fn size_bytes(&self) -> u64 {
-        self.sums.read().total()
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// Notes the sum of all sizes, which others ask for without a lock.
+    fn note_size(&self, sums: &Sums) {
+        self.size.store(sums.total(), Ordering::Relaxed);
     }
 
     /// Number of intervals.
@@ -332,7 +395,7 @@ impl Index {
 
     /// DRAM without cached intervals, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
-        let row = self.row.read();
+        let row = self.row();
         let leaves =
             (0..row.len()).map(|number| row.leaf(number).read().memory_bytes()).sum::<u64>();
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
@@ -340,11 +403,11 @@ impl Index {
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.
     pub(super) fn coarse(&self, from: usize) -> Option<(usize, Vec<u8>)> {
-        let row = self.row.read();
+        let row = self.row();
         (from..row.len()).find_map(|number| {
             let leaf = row.leaf(number).read();
             let index = leaf.entries.iter().position(Entry::is_coarse)?;
-            Some((number, leaf.anchor(index).to_vec()))
+            Some((number, leaf.anchor(index)))
         })
     }
 }
@@ -352,7 +415,7 @@ impl Index {
 /// Anchor of the interval behind one.
 fn upper(row: &Row, leaf: &Leaf, spot: Spot) -> Option<Vec<u8>> {
     if spot.index + 1 < leaf.entries.len() {
-        return Some(leaf.anchor(spot.index + 1).to_vec());
+        return Some(leaf.anchor(spot.index + 1));
     }
     row.first(spot.leaf + 1).map(<[u8]>::to_vec)
 }

@@ -17,11 +17,12 @@ use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where a pair stands.
+/// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     at: u32,
-    run: u32,
+    run: u16,
+    print: u16,
 }
 
 /// A decoded interval. See the module's text.
@@ -29,9 +30,12 @@ struct Place {
 pub(super) struct Interval {
     bytes: Box<[u8]>,
     pairs: Box<[Place]>,
-    prints: Box<[u16]>,
-    /// Versions that the pairs of each run are relative to.
-    runs: Box<[u64]>,
+    /// Version that the pairs of the base run are relative to.
+    first_version: u64,
+    /// As `first_version`, of the runs behind it.
+    more: Box<[u64]>,
+    /// No key has two pairs.
+    is_unique: bool,
     /// Somebody was here since the hand of the clock came by.
     used: AtomicBool,
 }
@@ -84,44 +88,122 @@ pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
     Ok(parts)
 }
 
+/// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
+fn places(
+    run: &Run<'_>,
+    end: usize,
+    number: u16,
+    hasher: &KeyHasher,
+    mut give: impl FnMut(Place, Pair<'_>),
+) -> Result<(), Flaw> {
+    let mut rest = run.pairs();
+    for _ in 0..run.count {
+        let at = u32::try_from(end - rest.len()).map_err(|_| Flaw::Field("size"))?;
+        let pair = take_pair(&mut rest, run.first_version()).ok_or(Flaw::Field("pair"))?;
+        give(Place { at, run: number, print: print_of(hasher.hash(pair.key)) }, pair);
+    }
+    Ok(())
+}
+
 impl Interval {
     /// Reads an interval. Each run is verified.
     pub(super) fn decode(bytes: Vec<u8>, hasher: &KeyHasher) -> Result<Interval, Flaw> {
-        struct Found<'a> {
-            key: &'a [u8],
-            version: u64,
-            place: Place,
-        }
-        let mut found: Vec<Found<'_>> = Vec::with_capacity(32);
-        let mut runs = Vec::with_capacity(4);
+        let mut pairs: Vec<Place> = Vec::new();
+        let mut first_version = None;
+        let mut more = Vec::new();
         let mut rest = &bytes[..];
+        let mut is_sorted = true;
         while !rest.is_empty() {
             let run = Run::take(&mut rest, || false)?;
-            if (run.kind == RunKind::Base) != runs.is_empty() {
+            if (run.kind == RunKind::Base) != first_version.is_none() {
                 return Err(Flaw::Field("kind"));
             }
-            let run_end = bytes.len() - rest.len();
-            let number = u32::try_from(runs.len()).unwrap_or(u32::MAX);
-            runs.push(run.first_version());
-            let mut pairs = run.pairs();
-            for _ in 0..run.count {
-                let at = u32::try_from(run_end - pairs.len()).map_err(|_| Flaw::Field("size"))?;
-                let pair = take_pair(&mut pairs, run.first_version()).ok_or(Flaw::Field("pair"))?;
-                let place = Place { at, run: number };
-                found.push(Found { key: pair.key, version: pair.version, place });
-            }
+            let end = bytes.len() - rest.len();
+            let number = match first_version {
+                None => {
+                    // What was appended has pairs of about this size.
+                    let count = usize::try_from(run.count).unwrap_or(0).min(bytes.len());
+                    let all = count.saturating_mul(bytes.len()) / end.max(1);
+                    pairs.reserve_exact(all.min(bytes.len()));
+                    first_version = Some(run.first_version());
+                    0
+                }
+                Some(_) => {
+                    more.push(run.first_version());
+                    is_sorted = false;
+                    u16::try_from(more.len()).map_err(|_| Flaw::Field("runs"))?
+                }
+            };
+            places(&run, end, number, hasher, |place, _| pairs.push(place))?;
         }
-        // Runs are in order each, which this sort makes use of.
-        found.sort_by(|a, b| a.key.cmp(b.key).then(b.version.cmp(&a.version)));
-        let prints = found.iter().map(|found| print_of(hasher.hash(found.key))).collect();
-        let pairs = found.iter().map(|found| found.place).collect();
-        drop(found);
-        Ok(Interval {
+        let mut interval = Interval {
             bytes: bytes.into_boxed_slice(),
-            pairs,
-            prints,
-            runs: runs.into_boxed_slice(),
+            pairs: Box::default(),
+            first_version: first_version.unwrap_or(0),
+            more: more.into_boxed_slice(),
+            is_unique: true,
             used: AtomicBool::new(true),
+        };
+        if !is_sorted {
+            // Runs are in order each, which this sort makes use of.
+            let mut keyed: Vec<(Pair<'_>, Place)> =
+                pairs.iter().map(|place| (interval.at(*place), *place)).collect();
+            keyed.sort_by(|(a, _), (b, _)| a.key.cmp(b.key).then(b.version.cmp(&a.version)));
+            pairs.iter_mut().zip(&keyed).for_each(|(place, (_, sorted))| *place = *sorted);
+        }
+        interval.pairs = pairs.into_boxed_slice();
+        interval.is_unique = interval.has_unique_keys();
+        Ok(interval)
+    }
+
+    /// The interval with a run behind it, which was encoded just now.
+    pub(super) fn append(&self, run: &[u8], hasher: &KeyHasher) -> Result<Interval, Flaw> {
+        let bytes = [&*self.bytes, run].concat();
+        let number = u16::try_from(self.more.len() + 1).map_err(|_| Flaw::Field("runs"))?;
+        let run = Run::take(&mut &bytes[self.bytes.len()..], || true)?;
+        let count = self.pairs.len() + usize::try_from(run.count).unwrap_or(0);
+        let mut pairs = Vec::with_capacity(count);
+        let mut old = 0;
+        places(&run, bytes.len(), number, hasher, |place, new| {
+            // What is before it; of the same key, what is newer.
+            while old < self.pairs.len() {
+                let pair = self.pair(old);
+                if pair.key.cmp(new.key).then(new.version.cmp(&pair.version)).is_gt() {
+                    break;
+                }
+                pairs.push(self.pairs[old]);
+                old += 1;
+            }
+            pairs.push(place);
+        })?;
+        pairs.extend_from_slice(&self.pairs[old..]);
+        let mut interval = Interval {
+            first_version: self.first_version,
+            more: self.more.iter().copied().chain([run.first_version()]).collect(),
+            bytes: bytes.into_boxed_slice(),
+            pairs: pairs.into_boxed_slice(),
+            is_unique: false,
+            used: AtomicBool::new(true),
+        };
+        interval.is_unique = self.is_unique && interval.has_unique_keys();
+        Ok(interval)
+    }
+
+    fn has_unique_keys(&self) -> bool {
+        (1..self.len()).all(|pair| self.pair(pair - 1).key != self.pair(pair).key)
+    }
+
+    #[inline]
+    fn at(&self, place: Place) -> Pair<'_> {
+        let mut bytes = &self.bytes[place.at as usize..];
+        let first_version = match place.run {
+            0 => self.first_version,
+            run => self.more[usize::from(run) - 1],
+        };
+        take_pair(&mut bytes, first_version).unwrap_or(Pair {
+            key: &[],
+            version: 0,
+            content: esker_format::flex_db::Content::Delete,
         })
     }
 
@@ -132,8 +214,8 @@ impl Interval {
 
     /// Memory that it takes, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
-        let places = self.pairs.len() * (size_of::<Place>() + size_of::<u16>());
-        (self.bytes.len() + places + self.runs.len() * 8 + size_of::<Self>() + 64) as u64
+        let places = self.pairs.len() * size_of::<Place>() + self.more.len() * 8;
+        (self.bytes.len() + places + size_of::<Self>() + 64) as u64
     }
 
     /// Pairs, all versions of a key among them.
@@ -144,28 +226,40 @@ impl Interval {
     /// Pair number `index`.
     #[inline]
     pub(super) fn pair(&self, index: usize) -> Pair<'_> {
-        let place = self.pairs[index];
-        let mut bytes = &self.bytes[place.at as usize..];
-        let first_version = self.runs[place.run as usize];
-        take_pair(&mut bytes, first_version).unwrap_or(Pair {
-            key: &[],
-            version: 0,
-            content: esker_format::flex_db::Content::Delete,
-        })
+        self.at(self.pairs[index])
     }
 
     /// What `key` has, as of version `at`.
     #[inline]
     pub(super) fn get(&self, key: &[u8], print: u16, at: u64) -> Option<Pair<'_>> {
-        for (index, other) in self.prints.iter().enumerate() {
-            if *other == print {
-                let pair = self.pair(index);
+        for place in &self.pairs {
+            if place.print == print {
+                let pair = self.at(*place);
                 if pair.key == key && pair.version <= at {
                     return Some(pair);
                 }
             }
         }
         None
+    }
+
+    /// Runs that it is read from, each elsewhere.
+    pub(super) fn runs(&self) -> usize {
+        1 + self.more.len()
+    }
+
+    /// Whether no key has two pairs.
+    pub(super) fn is_unique(&self) -> bool {
+        self.is_unique
+    }
+
+    /// How many pairs come before the first one for which `is_before` is not so.
+    pub(super) fn partition_point(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
+        self.pairs.partition_point(|place| {
+            is_before(
+                take_pair(&mut &self.bytes[place.at as usize..], 0).map_or(&[], |pair| pair.key),
+            )
+        })
     }
 
     /// Of each key the pair that counts as of version `at`, in order.
@@ -193,5 +287,54 @@ impl Interval {
     /// Whether somebody was here; not any more afterwards.
     pub(super) fn untouch(&self) -> bool {
         self.used.swap(false, Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::rng::Rng;
+    use esker_format::flex_db::{Content, Extra, RunWriter};
+
+    /// A run of keys out of forty, some with several versions.
+    fn run(rng: &mut Rng, version: &mut u64, base: bool) -> Vec<u8> {
+        let mut writer = RunWriter::new(*version);
+        for key in 0..40_u8 {
+            for older in (0..rng.below(5).saturating_sub(2)).rev() {
+                let content = Content::Put(Extra::default(), &[key; 3]);
+                writer.push(&Pair { key: &[key / 7, key], version: *version + older, content });
+            }
+        }
+        *version += 3;
+        let mut bytes = Vec::new();
+        writer.finish(base.then_some(&[]), &mut bytes);
+        bytes
+    }
+
+    #[test]
+    fn an_interval_that_grew_is_what_a_reader_of_its_bytes_finds() {
+        let hasher = KeyHasher::new([4; 16]);
+        for seed in 0..200 {
+            let (mut rng, mut version) = (Rng::from_seed(seed), 10);
+            let bytes = run(&mut rng, &mut version, true);
+            let mut interval = Interval::decode(bytes.clone(), &hasher).unwrap();
+            let mut bytes = bytes;
+            for _ in 0..rng.below(6) {
+                let run = run(&mut rng, &mut version, false);
+                bytes.extend_from_slice(&run);
+                interval = interval.append(&run, &hasher).unwrap();
+                let read = Interval::decode(bytes.clone(), &hasher).unwrap();
+                assert_eq!((interval.len(), interval.is_unique), (read.len(), read.is_unique));
+                for index in 0..read.len() {
+                    assert_eq!(interval.pair(index), read.pair(index), "seed {seed}");
+                    let (pair, print) = (read.pair(index), read.pairs[index].print);
+                    assert_eq!(print, interval.pairs[index].print);
+                    assert_eq!(interval.get(pair.key, print, pair.version), Some(pair));
+                    let order = index.checked_sub(1).map(|before| read.pair(before));
+                    let order = order.map(|before| (before.key, std::cmp::Reverse(before.version)));
+                    assert!(order < Some((pair.key, std::cmp::Reverse(pair.version))));
+                }
+            }
+        }
     }
 }

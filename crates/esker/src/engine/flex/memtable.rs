@@ -1,21 +1,26 @@
 //! MemTable: what was written and is not in the space yet, in order, in memory (FlexSpace §5.3).
 //!
-//! A key has one place in a concurrent skip list, whatever the number of its writes: a write replaces the one before,
-//! which stays only if a snapshot needs it. So a key that is written often takes room once, and goes to the space once.
+//! A key has one place, whatever the number of its writes: a write replaces the one before, which stays only if a
+//! snapshot needs it. So a key that is written often takes room once, and goes to the space once. Where the paper has a
+//! skip list there is a Masstree here: it looks at a few lines of memory where a skip list goes to a node, and from
+//! there to a key, for each of its comparisons.
 //!
 //! # Invariants
 //! - M1: a table has exactly the changes of one generation of the log.
 //! - M2: of one key the newest version is first.
+//! - M3: changes of a batch count for readers from one moment on: when its gate opens. Nobody asks for the table's
+//!   content as a whole before.
 //!
 //! # Concurrency
 //! Any number of readers and writers; writers of one key take turns outside. A place has a lock of its own, held for a copy.
 
-use crossbeam_skiplist::SkipMap;
-use crossbeam_skiplist::map::Entry;
+use crate::store::Direction;
 use esker_format::flex_db::Extra;
+use esker_index::{Masstree, Word};
 use parking_lot::{Mutex, RwLock};
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What a key has.
 #[derive(Clone, Debug)]
@@ -28,11 +33,15 @@ pub(super) enum What {
     Large(Extra, u64, u64),
 }
 
+/// Opens for all changes of a batch at once; without one, a change counts when it is there.
+pub(super) type BatchGate = Option<Arc<AtomicBool>>;
+
 /// What a key has since a version.
 #[derive(Clone, Debug)]
 pub(super) struct Item {
     pub(super) version: u64,
     pub(super) what: What,
+    pub(super) gate: BatchGate,
 }
 
 impl Item {
@@ -41,6 +50,10 @@ impl Item {
             What::Put(_, value) => value.len() as u64,
             What::Delete | What::Large(..) => 0,
         }
+    }
+
+    fn counts(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.load(Ordering::Acquire))
     }
 }
 
@@ -54,11 +67,37 @@ pub(super) struct Versions {
 impl Versions {
     /// As of version `at`.
     pub(super) fn at(&self, at: u64) -> Option<&Item> {
-        self.iter().find(|item| item.version <= at)
+        self.iter().find(|item| item.version <= at && item.counts())
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
         self.newest.iter().chain(&self.older)
+    }
+
+    /// The only one, if there is no other.
+    pub(super) fn only(&self) -> Option<&Item> {
+        if self.older.is_empty() { self.newest.as_ref() } else { None }
+    }
+
+    /// Adds what a key has from now on; what it had before stays if `keep` says so. How many bytes more and less.
+    fn push(&mut self, item: Item, keep: impl Fn(u64) -> bool) -> (u64, u64) {
+        let more = item.size_bytes();
+        if self.newest.as_ref().is_some_and(|newest| newest.version > item.version) {
+            // Late: its order among the older ones.
+            let at = self.older.partition_point(|older| older.version > item.version);
+            self.older.insert(at, item);
+            return (more + size_of::<Item>() as u64, 0);
+        }
+        // Until a batch counts, what was there before does.
+        let waits = item.gate.is_some();
+        match self.newest.replace(item) {
+            Some(before) if waits || keep(before.version) => {
+                self.older.insert(0, before);
+                (more + size_of::<Item>() as u64, 0)
+            }
+            Some(before) => (more, before.size_bytes()),
+            None => (more, 0),
+        }
     }
 }
 
@@ -78,10 +117,55 @@ impl RangeDelete {
 
 /// A place in the table.
 pub(super) type Slot = Mutex<Versions>;
-/// A key and its place.
-pub(super) type TableEntry<'a> = Entry<'a, Box<[u8]>, Slot>;
 
-/// Memory of a key beside its bytes and those of its value: the node of the skip list and two allocations.
+/// Places that are made at once.
+const CHUNK: u64 = 64;
+/// Rows of chunks, each with twice as many as the one before.
+const ROWS: usize = 40;
+
+type Chunk = OnceLock<Box<[Slot]>>;
+
+/// Places, which stay where they are. Their number is the word of their key in the tree.
+#[derive(Debug)]
+struct Slots {
+    rows: [OnceLock<Box<[Chunk]>>; ROWS],
+    next: AtomicU64,
+}
+
+impl Slots {
+    fn new() -> Self {
+        Slots { rows: [const { OnceLock::new() }; ROWS], next: AtomicU64::new(CHUNK) }
+    }
+
+    /// Row, chunk and place of a number, which is at least [`CHUNK`].
+    #[inline]
+    fn place(number: u64) -> (usize, usize, usize) {
+        let chunk = number / CHUNK;
+        let row = chunk.checked_ilog2().unwrap_or(0);
+        let index = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        (row as usize, index(chunk - (1 << row)), index(number % CHUNK))
+    }
+
+    /// A new place.
+    fn take(&self) -> Option<(Word, &Slot)> {
+        fn several<T: Default>(count: usize) -> Box<[T]> {
+            std::iter::repeat_with(T::default).take(count).collect()
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (row, chunk, place) = Slots::place(number);
+        let row = self.rows.get(row)?.get_or_init(|| several(1 << row));
+        let slots = row.get(chunk)?.get_or_init(|| several(usize::try_from(CHUNK).unwrap_or(0)));
+        Some((Word::new(number)?, slots.get(place)?))
+    }
+
+    #[inline]
+    fn get(&self, word: Word) -> Option<&Slot> {
+        let (row, chunk, place) = Slots::place(word.get());
+        self.rows.get(row)?.get()?.get(chunk)?.get()?.get(place)
+    }
+}
+
+/// Memory of a key beside its bytes and those of its value: its place, its share of the tree, and an allocation.
 const KEY_OVERHEAD_BYTES: u64 = 160;
 /// Bits of the filter for each byte of the table.
 const FILTER_SHARE: u64 = 16;
@@ -95,7 +179,8 @@ pub(super) struct MemTable {
     pub(super) first_version: u64,
     /// Part of it may be in the space already: it comes from a log that was found.
     pub(super) replayed: bool,
-    map: SkipMap<Box<[u8]>, Slot>,
+    tree: Masstree,
+    slots: Slots,
     filter: Box<[AtomicU64]>,
     bytes: AtomicU64,
     ranges: RwLock<Vec<RangeDelete>>,
@@ -115,7 +200,8 @@ impl MemTable {
             generation,
             first_version,
             replayed,
-            map: SkipMap::new(),
+            tree: Masstree::new(),
+            slots: Slots::new(),
             filter: (0..words).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(0),
             ranges: RwLock::default(),
@@ -124,16 +210,23 @@ impl MemTable {
     }
 
     /// About the memory that it takes.
+    #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.map.is_empty() && !self.has_ranges()
+        self.has_no_keys() && !self.has_ranges()
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.map.len()
+    /// Whether there may be ranges, but no keys.
+    pub(super) fn has_no_keys(&self) -> bool {
+        self.tree.is_empty()
+    }
+
+    /// Keys in it.
+    pub(super) fn len(&self) -> u64 {
+        self.tree.len()
     }
 
     /// Two words and bits of the filter.
@@ -147,44 +240,47 @@ impl MemTable {
 
     /// Whether a key with this hash may be here.
     #[inline]
-    pub(super) fn may_have(&self, hash: u64) -> bool {
-        self.bits(hash)
-            .iter()
-            .all(|(word, bit)| word.is_none_or(|word| word.load(Ordering::Acquire) & bit != 0))
+    fn may_have(&self, hash: u64) -> bool {
+        let has = |(word, bit): (Option<&AtomicU64>, u64)| {
+            word.is_none_or(|word| word.load(Ordering::Acquire) & bit != 0)
+        };
+        let [first, second] = self.bits(hash);
+        has(first) && has(second)
     }
 
-    /// Adds a change; the one before stays if `keep` says so of its version.
+    /// Adds what a key has from now on. What it had before stays if `keep` says that its version is needed.
     pub(super) fn insert(&self, key: &[u8], hash: u64, item: Item, keep: impl Fn(u64) -> bool) {
-        for (word, bit) in self.bits(hash) {
-            if let Some(word) = word
-                && word.load(Ordering::Relaxed) & bit == 0
-            {
-                word.fetch_or(bit, Ordering::Release);
+        let known = self.may_have(hash);
+        if !known {
+            for (word, bit) in self.bits(hash) {
+                if let Some(word) = word
+                    && word.load(Ordering::Relaxed) & bit == 0
+                {
+                    word.fetch_or(bit, Ordering::Release);
+                }
             }
         }
-        let mut more = item.size_bytes();
-        let entry = match self.map.get(key) {
-            Some(entry) => entry,
+        // Writers of one key take turns: who does not find it adds it.
+        let found = if known { self.tree.get(key) } else { None };
+        let (more, less) = match found.and_then(|word| self.slots.get(word)) {
+            Some(slot) => slot.lock().push(item, keep),
             None => {
-                more += KEY_OVERHEAD_BYTES + key.len() as u64;
-                self.map.get_or_insert_with(key.into(), Slot::default)
+                let Some((word, slot)) = self.slots.take() else { return };
+                // Filled before anybody finds it.
+                let (more, _) = slot.lock().push(item, keep);
+                if let Some(held) =
+                    self.tree.insert(key, word).and_then(|word| self.slots.get(word))
+                {
+                    debug_assert!(false, "two writers of one key at a time");
+                    let versions = std::mem::take(&mut *slot.lock());
+                    let mut held = held.lock();
+                    if let Some(item) = versions.newest {
+                        held.push(item, |_| true);
+                    }
+                }
+                (more + KEY_OVERHEAD_BYTES + key.len() as u64, 0)
             }
         };
-        let mut versions = entry.value().lock();
-        let mut less = 0;
-        if versions.newest.as_ref().is_some_and(|newest| newest.version > item.version) {
-            // Late: its order among the older ones.
-            let at = versions.older.partition_point(|older| older.version > item.version);
-            versions.older.insert(at, item);
-        } else if let Some(before) = versions.newest.replace(item) {
-            if keep(before.version) {
-                more += size_of::<Item>() as u64;
-                versions.older.insert(0, before);
-            } else {
-                less = before.size_bytes();
-            }
-        }
-        drop(versions);
         if more >= less {
             self.bytes.fetch_add(more - less, Ordering::Relaxed);
         } else {
@@ -204,9 +300,14 @@ impl MemTable {
         if !self.may_have(hash) {
             return None;
         }
-        let entry = self.map.get(key)?;
-        let versions = entry.value().lock();
+        let slot = self.slots.get(self.tree.get(key)?)?;
+        let versions = slot.lock();
         versions.at(at).map(look)
+    }
+
+    /// Whether the table knows the key, whatever of it.
+    pub(super) fn has(&self, key: &[u8], hash: u64) -> bool {
+        self.may_have(hash) && self.tree.get(key).is_some()
     }
 
     /// Adds a range that has no values from a version on.
@@ -216,8 +317,9 @@ impl MemTable {
         self.has_ranges.store(true, Ordering::Release);
     }
 
+    /// Whether a range was deleted.
     #[inline]
-    fn has_ranges(&self) -> bool {
+    pub(super) fn has_ranges(&self) -> bool {
         self.has_ranges.load(Ordering::Acquire)
     }
 
@@ -239,18 +341,58 @@ impl MemTable {
         ranges
     }
 
-    /// All keys in order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = TableEntry<'_>> {
-        self.map.iter()
+    /// Gives keys and their places to `visit`, in order from `from` on in a direction, until it breaks.
+    pub(super) fn visit(
+        &self,
+        from: Bound<&[u8]>,
+        direction: Direction,
+        mut visit: impl FnMut(&[u8], Word) -> ControlFlow<()>,
+    ) {
+        match direction {
+            Direction::Forward => self.tree.scan(from, &mut visit),
+            Direction::Reverse => self.tree.scan_back(from, &mut visit),
+        }
     }
 
-    /// The first key of a range.
-    pub(super) fn first(&self, from: Bound<&[u8]>) -> Option<TableEntry<'_>> {
-        self.map.lower_bound(from)
+    /// A place that [`MemTable::visit`] gave.
+    pub(super) fn slot(&self, word: Word) -> Option<&Slot> {
+        self.slots.get(word)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let mut before = None;
+        for number in CHUNK..CHUNK * 300 {
+            let (row, chunk, place) = Slots::place(number);
+            assert!(chunk < 1 << row && place < usize::try_from(CHUNK).unwrap(), "{number}");
+            assert!(before < Some((row, chunk, place)), "{number}");
+            before = Some((row, chunk, place));
+        }
+        let (row, chunk, _) = Slots::place(Word::END - 1);
+        assert!(row < 64 && chunk < 1 << row);
     }
 
-    /// The last key of a range.
-    pub(super) fn last(&self, to: Bound<&[u8]>) -> Option<TableEntry<'_>> {
-        self.map.upper_bound(to)
+    #[test]
+    fn what_a_batch_changes_counts_when_its_gate_opens() {
+        let table = MemTable::new(1, 1, 1 << 10, false);
+        let put = |version, gate: &BatchGate| Item {
+            version,
+            what: What::Put(Extra::default(), Box::default()),
+            gate: gate.clone(),
+        };
+        let version = |key: &[u8], at| table.get(key, 7, at, |item| item.version);
+        table.insert(b"a", 7, put(1, &None), |_| false);
+        let gate = Arc::new(AtomicBool::new(false));
+        table.insert(b"a", 7, put(2, &Some(Arc::clone(&gate))), |_| false);
+        table.insert(b"b", 7, put(3, &Some(Arc::clone(&gate))), |_| false);
+        assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(1), None));
+        gate.store(true, Ordering::Release);
+        assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(2), Some(3)));
+        assert_eq!(version(b"a", 1), Some(1), "as of before");
     }
 }

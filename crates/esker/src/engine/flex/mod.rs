@@ -25,17 +25,22 @@
 //! reads and deletes go on.
 
 mod background;
+mod backup;
 mod check;
 mod commit;
+mod cursor;
 mod files;
 mod index;
 mod interval;
+mod large;
 mod memtable;
 mod read;
 mod recover;
+pub(crate) mod restore;
 mod scan;
 pub mod sites;
 mod snapshots;
+mod tend;
 mod wal;
 mod write;
 
@@ -49,9 +54,10 @@ use crate::engine::background::Background;
 use crate::engine::{Admit, Engine, Items, Limits};
 use crate::flex::{Space, SpaceOptions};
 use crate::options::{Durability, EngineKind, FlexOptions, Options, Progress};
-use crate::store::{Direction, Stats};
+use crate::store::{Direction, Met, Stats};
 use crate::value::{Outcome, PutOptions, Value};
 use commit::Committer;
+use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::Version;
@@ -63,17 +69,18 @@ use esker_trt::Facility;
 use esker_trt::sync::{self, Gate};
 use index::Index;
 use memtable::MemTable;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use snapshots::Snapshots;
-use std::ops::Bound;
-use std::sync::Arc;
+use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use wal::Wal;
 
 /// Where intervals begin in the space, in bytes.
 const ROOT_BYTES: u64 = ROOT_SIZE as u64;
-/// Turns of keys: a power of two.
+/// Turns of keys: a power of two; fewer where there are no threads, so that tests open many stores soon.
 const STRIPES: usize = 1024;
+const STRIPES_OF_TESTS: usize = 32;
 /// Share of the capacity that puts leave to deletes and to what is on its way, as one in so many.
 const SPARE_SHARE: u64 = 16;
 
@@ -98,13 +105,22 @@ pub(crate) struct Flex {
     space: Space,
     wal: Wal,
     index: Index,
-    tables: RwLock<Tables>,
+    large: large::Directory,
+    /// For the moment in which a large value gets its number and its place.
+    staging: sync::Mutex<()>,
+    /// Read by everybody all the time, changed seldom: readers of several threads do not touch the same line.
+    tables: ShardedLock<Tables>,
     stripes: Box<[sync::Mutex<()>]>,
     rotating: sync::Mutex<()>,
     committer: sync::Mutex<Committer>,
     /// Why the committer gets no further.
     stuck: Mutex<Option<Error>>,
     snapshots: Snapshots,
+    scrubbed: tend::Scrubbed,
+    backing_up: sync::Mutex<()>,
+    store_id: [u8; 16],
+    /// Keys of intervals in many places.
+    fragmented: Mutex<Vec<Vec<u8>>>,
     hasher: KeyHasher,
     options: FlexOptions,
     capacity_bytes: u64,
@@ -123,7 +139,7 @@ impl Flex {
     /// As for [`crate::Store::open`].
     pub(crate) fn open(options: &Options) -> Result<Arc<Flex>> {
         let space = space_options(options);
-        Flex::open_on(FlexFiles::open(&space, log_capacity(options))?, options)
+        Flex::open_on(FlexFiles::open(&space, log_first_size(options))?, options)
     }
 
     /// As [`Flex::open`], on these devices.
@@ -131,45 +147,93 @@ impl Flex {
     /// # Errors
     /// As for [`crate::Store::open`].
     pub(crate) fn open_on(files: FlexFiles, options: &Options) -> Result<Arc<Flex>> {
+        Flex::open_with(files, options, None)
+    }
+
+    /// Makes a store with this identity that is none until its restore has ended; replaces one of which that is so, too.
+    fn open_to_restore(
+        files: Option<FlexFiles>,
+        options: &Options,
+        store_id: [u8; 16],
+    ) -> Result<Arc<Flex>> {
+        let files = match files {
+            Some(files) => files,
+            None => FlexFiles::open(&space_options(options), log_first_size(options))?,
+        };
+        let mut options = options.clone();
+        if !options.format {
+            let name = files.space.data.name().to_owned();
+            let space = Space::open_on(files.space.clone(), &space_options(&options))?;
+            if space.size_bytes() > 0 && !recover::root(&space, None, &name)?.is_restoring {
+                let words = "there is a store here already";
+                return Err(Error::invalid("restore store", words).device(name));
+            }
+            options.format = true;
+        }
+        Flex::open_with(files, &options, Some(store_id))
+    }
+
+    fn open_with(
+        files: FlexFiles,
+        options: &Options,
+        restoring: Option<[u8; 16]>,
+    ) -> Result<Arc<Flex>> {
         let name = files.space.data.name().to_owned();
         let space = Space::open_on(files.space.clone(), &space_options(options))?;
         let is_new = space.size_bytes() == 0;
         let capacity = log_capacity(options);
         for device in &files.logs {
-            let size = device.geometry().size_bytes;
-            if size < capacity {
-                device.reserve(sites::WAL_RESERVE, size, capacity - size)?;
+            let (size, first) = (device.geometry().size_bytes, log_first_size(options));
+            if size < first {
+                device.reserve(sites::WAL_RESERVE, size, first - size)?;
             }
             if is_new {
-                recover::blank(&**device)?;
+                recover::blank(&**device, restoring.is_some())?;
             }
         }
-        let root = recover::root(
-            &space,
-            || Ok(Root { store_id: identity(options)?, ..Root::default() }),
-            &name,
-        )?;
+        if is_new && !options.create && !options.format {
+            return Err(Error::invalid("open store", "there is no store here").device(name));
+        }
+        let fresh = match restoring {
+            Some(store_id) => Root { store_id, is_restoring: true, ..Root::default() },
+            None => Root { store_id: identity(options)?, ..Root::default() },
+        };
+        let root = recover::root(&space, Some(fresh), &name)?;
+        if root.is_restoring && restoring.is_none() {
+            let words = "a restore of this store did not end: restore again";
+            return Err(Error::invalid("open store", words).device(name));
+        }
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
         let devices = files.logs.each_ref().map(|device| &**device);
         let size = options.flex.memtable_size_bytes;
         let mut found = recover::logs(devices, &root, &hasher, size)?;
         let step = options.flex.rebuild_step_bytes;
-        let intervals = recover::intervals(&space, step, options.flex.rebuild_threads, &name)?;
+        let (end, large) = large::find(&space, &name)?;
+        let threads = options.flex.rebuild_threads;
+        let intervals = recover::intervals(&space, end, step, threads, &name)?;
         let tail = found.tail;
+        let large = large::Directory::new(large, tail.generation - 1, found.next_version);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
         let wal = Wal::new(files.logs, root.store_id, capacity, tail, Arc::clone(&active));
         let last = found.tables.pop().map(Arc::new);
+        let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
         let flex = Arc::new(Flex {
             name,
             space,
             wal,
             index: Index::new(intervals, options.flex.cache_size_bytes),
-            tables: RwLock::new(Tables { active, sealed: None }),
-            stripes: (0..STRIPES).map(|_| sync::Mutex::new(())).collect(),
+            large,
+            staging: sync::Mutex::default(),
+            tables: ShardedLock::new(Tables { active, sealed: None }),
+            stripes: (0..stripes).map(|_| sync::Mutex::new(())).collect(),
             rotating: sync::Mutex::default(),
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),
             snapshots: Snapshots::default(),
+            scrubbed: tend::Scrubbed::default(),
+            backing_up: sync::Mutex::default(),
+            store_id: root.store_id,
+            fragmented: Mutex::default(),
             hasher,
             options: options.flex.clone(),
             capacity_bytes: options.size_bytes,
@@ -196,7 +260,16 @@ impl Flex {
 
     /// Takes a table that was found as the sealed one.
     fn adopt(&self, table: Arc<MemTable>) {
-        self.tables.write().sealed = Some((table, Arc::new(Gate::new())));
+        self.tables_mut().sealed = Some((table, Arc::new(Gate::new())));
+    }
+
+    #[inline]
+    fn tables(&self) -> ShardedLockReadGuard<'_, Tables> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tables_mut(&self) -> ShardedLockWriteGuard<'_, Tables> {
+        self.tables.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn is_closed(&self) -> bool {
@@ -213,9 +286,10 @@ impl Flex {
     /// Refuses a put for which there is no room, before anything happened.
     fn admit(&self, bytes: usize) -> Result<()> {
         self.wal.check()?;
-        let tables: u64 = self.tables.read().all().map(|table| table.bytes()).sum();
+        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
         let spare = (self.capacity_bytes / SPARE_SHARE).max(8 * self.space.segment_size_bytes());
-        let taken = self.index.size_bytes() + tables + bytes as u64 + spare;
+        let stored = self.index.size_bytes() + self.large.size_bytes();
+        let taken = stored + tables + bytes as u64 + spare;
         if taken > self.capacity_bytes {
             return Err(Error::new(ErrorKind::NoSpace, "put").device(self.name.clone()));
         }
@@ -225,7 +299,7 @@ impl Flex {
     /// Brings everything to the space.
     fn commit_all(&self) -> Result<()> {
         let generation = {
-            let tables = self.tables.read();
+            let tables = self.tables();
             (!tables.active.is_empty()).then_some(tables.active.generation)
         };
         if let Some(generation) = generation {
@@ -233,6 +307,24 @@ impl Flex {
         }
         while self.commit_sealed()? {}
         Ok(())
+    }
+
+    fn collect_scan(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        at: u64,
+    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.begin("scan")?;
+        let mut items = Vec::new();
+        if limit > 0 {
+            self.scan_at(range, direction, limit, at, &mut |met| {
+                items.push((met.key.to_vec(), met.to_value()));
+                if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+        }
+        Ok(items)
     }
 
     fn begin(&self, operation: &'static str) -> Result<()> {
@@ -263,6 +355,11 @@ fn log_capacity(options: &Options) -> u64 {
     (size + size / 2).max(8 << 10).next_multiple_of(4096)
 }
 
+/// Bytes of a log to begin with. It grows as far as it is written.
+fn log_first_size(options: &Options) -> u64 {
+    (log_capacity(options) / 64).clamp(4096, 1 << 20).next_multiple_of(4096)
+}
+
 fn identity(options: &Options) -> Result<[u8; 16]> {
     match options.testing.seed {
         Some(seed) => {
@@ -281,14 +378,14 @@ impl Drop for Flex {
 }
 
 impl Engine for Flex {
-    fn get(&self, key: &[u8], _admit: Admit<'_>) -> Result<Option<Value>> {
-        self.get_at(key, u64::MAX)
+    fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.get_at(key, u64::MAX, admit)
     }
 
     fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
 
-    fn read_size(&self, _key: &[u8]) -> u64 {
-        0
+    fn read_size(&self, key: &[u8]) -> u64 {
+        self.large.length_of(key)
     }
 
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
@@ -343,8 +440,18 @@ impl Engine for Flex {
         direction: Direction,
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
+        self.collect_scan((from, to), direction, limit, u64::MAX)
+    }
+
+    fn scan_with(
+        &self,
+        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
         self.begin("scan")?;
-        self.scan_at((from, to), direction, limit, u64::MAX)
+        self.scan_at((from, to), direction, limit, u64::MAX, show)
     }
 
     fn snapshot(&self) -> Result<u64> {
@@ -357,7 +464,7 @@ impl Engine for Flex {
     }
 
     fn get_as_of(&self, key: &[u8], snapshot: u64) -> Result<Option<Value>> {
-        self.get_at(key, snapshot)
+        self.get_at(key, snapshot, &mut |_| Ok(()))
     }
 
     fn scan_as_of(
@@ -367,8 +474,7 @@ impl Engine for Flex {
         limit: usize,
         snapshot: u64,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.begin("scan")?;
-        self.scan_at(range, direction, limit, snapshot)
+        self.collect_scan(range, direction, limit, snapshot)
     }
 
     fn walk(&self, _cursor: u64) -> Result<Option<(Items, u64)>> {
@@ -397,7 +503,7 @@ impl Engine for Flex {
 
     fn stats(&self) -> Stats {
         let space = self.space.stat();
-        let tables: usize = self.tables.read().all().map(|table| table.len()).sum();
+        let tables: u64 = self.tables().all().map(|table| table.len()).sum();
         let mut device = space.data;
         for counters in [space.tree, space.log].into_iter().chain(self.wal.counters()) {
             device.reads += counters.reads;
@@ -407,7 +513,7 @@ impl Engine for Flex {
             device.flushes += counters.flushes;
         }
         Stats {
-            items: self.index.pairs() + tables as u64,
+            items: self.index.pairs() + tables,
             live_bytes: space.data_bytes,
             capacity_bytes: self.capacity_bytes,
             segments: space.segments,
@@ -429,12 +535,12 @@ impl Engine for Flex {
         self.check_all()
     }
 
-    fn backup(&self, _archive: &dyn Archive, _progress: &Progress) -> Result<BackupReport> {
-        Err(Error::new(ErrorKind::Unsupported, "back up").context("flex has no backup yet"))
+    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
+        self.backup_store(archive, progress)
     }
 
     fn report(&self) -> String {
-        format!("{}; {}", self.space.report(), self.wal.report())
+        format!("{}; {}; {}", self.space.report(), self.wal.report(), self.scrubbed.report())
     }
 
     fn facilities(&self) -> Vec<Facility> {
@@ -444,7 +550,7 @@ impl Engine for Flex {
     fn limits(&self) -> Limits {
         Limits {
             key_size_bytes: KEY_SIZE_MAX_BYTES,
-            value_size_bytes: write::VALUE_SIZE_MAX_BYTES,
+            value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
             batch_size_bytes: self.wal.batch_size_max(),
         }
     }

@@ -7,7 +7,9 @@
 
 use super::interval::{Interval, parts, print_of};
 use super::memtable::{Item, What};
+use super::tend::FRAGMENTED_RUNS;
 use super::{Flex, ROOT_BYTES};
+use crate::engine::Admit;
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
@@ -15,9 +17,9 @@ use esker_format::Flaw;
 use esker_format::flex_db::{Content, Extra};
 use std::sync::Arc;
 
-/// An interval that was read, and the keys between which it stands.
+/// Intervals that were read, one behind the other, and the keys between which they stand.
 pub(super) struct Loaded {
-    pub(super) interval: Arc<Interval>,
+    pub(super) intervals: Vec<Arc<Interval>>,
     pub(super) anchor: Vec<u8>,
     pub(super) upper: Option<Vec<u8>>,
 }
@@ -57,7 +59,7 @@ pub(super) enum Found {
 pub(super) fn found_of(version: u64, content: Content<'_>) -> Option<Found> {
     match content {
         Content::Put(extra, value) => {
-            Some(Found::Here(Value::owned(value.into(), Version(version), attributes_of(&extra))))
+            Some(Found::Here(Value::small(value, Version(version), attributes_of(&extra))))
         }
         Content::Large(extra, number, length) => Some(Found::Large(version, extra, number, length)),
         Content::Delete => None,
@@ -75,7 +77,7 @@ impl Flex {
     ) -> Result<Option<T>> {
         let mut covered = 0;
         {
-            let tables = self.tables.read();
+            let tables = self.tables();
             for table in tables.all() {
                 covered = covered.max(table.covered(key, at));
                 let seen = table.get(key, hash, at, |item| {
@@ -98,21 +100,61 @@ impl Flex {
         });
         match cached {
             Some(found) => Ok(found),
-            None => Ok(in_interval(&self.load(Some(key), false, 0)?.interval)),
+            None => Ok(in_interval(&*self.load_one(key)?)),
         }
     }
 
     /// The value of `key` as of version `at`.
-    pub(super) fn get_at(&self, key: &[u8], at: u64) -> Result<Option<Value>> {
+    pub(super) fn get_at(&self, key: &[u8], at: u64, admit: Admit<'_>) -> Result<Option<Value>> {
         self.check_key("get", key)?;
         let hash = self.hasher.hash(key);
+        let mut before = None;
         loop {
             let Some(found) = self.find(key, hash, at, found_of)? else { return Ok(None) };
-            if let Some(value) = self.value_of(found)? {
-                let gone = self.is_expired(value.attributes().expires_at);
-                return Ok((!gone).then_some(value));
-            }
+            let value = match found {
+                Found::Here(value) => value,
+                Found::Large(version, extra, number, length) => {
+                    let Some(bytes) = self.read_large(number, length, admit)? else {
+                        // It went: then there is another one, or none.
+                        if before.replace(version) == Some(version) {
+                            return Err(self.damaged("a large value is missing"));
+                        }
+                        continue;
+                    };
+                    Value::owned(bytes.into(), Version(version), attributes_of(&extra))
+                }
+            };
+            let gone = self.is_expired(value.attributes().expires_at);
+            return Ok((!gone).then_some(value));
         }
+    }
+
+    /// Reads the interval that holds `key`, and keeps it.
+    fn load_one(&self, key: &[u8]) -> Result<Arc<Interval>> {
+        let mut stamp = None;
+        let mut bytes = Vec::new();
+        let read = self.space.read_once_where(
+            &mut || {
+                let (offset, size, now) = self.index.place_of(key)?;
+                stamp = Some(now);
+                Some((ROOT_BYTES + offset, size as usize))
+            },
+            &mut bytes,
+        )?;
+        let (Some(read), Some(stamp)) = (read, stamp) else {
+            let loaded = self.load(Some(key), false, 0)?;
+            let first = loaded.intervals.into_iter().next();
+            return first.ok_or_else(|| self.damaged("an interval without a place"));
+        };
+        if read != bytes.len() {
+            return Err(self.damaged("an interval is behind the end of the space"));
+        }
+        let interval = Arc::new(self.decode(bytes)?);
+        if interval.runs() >= FRAGMENTED_RUNS {
+            self.note_fragmented(key);
+        }
+        self.index.keep(key, &[(stamp, Arc::clone(&interval))]);
+        Ok(interval)
     }
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and up to `more` behind it that
@@ -123,7 +165,7 @@ impl Flex {
         let read = self.space.read_where(
             &mut || {
                 let place = self.index.place(key, before, more);
-                let length: u64 = place.sizes.iter().map(|(size, _)| u64::from(*size)).sum();
+                let length: u64 = place.sizes.iter().map(|(size, ..)| u64::from(*size)).sum();
                 let offset = ROOT_BYTES + place.offset;
                 placed = Some(place);
                 Some((offset, usize::try_from(length).ok()?))
@@ -139,20 +181,30 @@ impl Flex {
         }
         let mut read = Vec::with_capacity(place.sizes.len());
         let mut at = 0;
-        for (size, stamp) in &place.sizes {
-            let end = at + *size as usize;
-            let part = match (at, end == bytes.len()) {
-                (0, true) => std::mem::take(&mut bytes),
-                _ => bytes.get(at..end).unwrap_or_default().to_vec(),
+        let count = place.sizes.len();
+        for (size, stamp, cached) in place.sizes {
+            let end = at + size as usize;
+            let interval = match cached {
+                Some(interval) => interval,
+                None => {
+                    let part = match count {
+                        1 => std::mem::take(&mut bytes),
+                        _ => bytes.get(at..end).unwrap_or_default().to_vec(),
+                    };
+                    Arc::new(Interval::decode(part, &self.hasher).map_err(damaged)?)
+                }
             };
             at = end;
-            let interval = Interval::decode(part, &self.hasher).map_err(damaged)?;
-            read.push((*stamp, Arc::new(interval)));
+            read.push((stamp, interval));
+        }
+        for (_, interval) in &read {
+            if interval.runs() >= FRAGMENTED_RUNS && interval.len() > 0 {
+                self.note_fragmented(interval.pair(0).key);
+            }
         }
         self.index.keep(&place.anchor, &read);
-        let interval = read.into_iter().next().map(|(_, interval)| interval);
-        let interval = interval.ok_or_else(|| self.damaged("an interval without a place"))?;
-        Ok(Loaded { interval, anchor: place.anchor, upper: place.upper })
+        let intervals = read.into_iter().map(|(_, interval)| interval).collect();
+        Ok(Loaded { intervals, anchor: place.anchor, upper: place.upper })
     }
 
     /// The interval that is wanted out of several in which nobody has looked before; now somebody does, if the committer
@@ -173,7 +225,7 @@ impl Flex {
         let part = parts.get(index).map(|part| part.bytes.to_vec()).unwrap_or_default();
         let interval = Arc::new(Interval::decode(part, &self.hasher).map_err(damaged)?);
         let loaded = Loaded {
-            interval,
+            intervals: vec![interval],
             anchor: match (index, parts.get(index)) {
                 (1.., Some(part)) => part.anchor.to_vec(),
                 _ => anchor.clone(),
@@ -189,22 +241,5 @@ impl Flex {
     /// An error that says that the store is damaged.
     pub(super) fn damaged(&self, words: &str) -> Error {
         Error::corrupted("read interval", words).device(self.name.clone())
-    }
-
-    /// Prepares the value for the caller; `None` if it left its place meanwhile.
-    pub(super) fn value_of(&self, found: Found) -> Result<Option<Value>> {
-        match found {
-            Found::Here(value) => Ok(Some(value)),
-            Found::Large(version, extra, number, length) => {
-                let Some(bytes) = self.read_large(number, length)? else { return Ok(None) };
-                let attributes = attributes_of(&extra);
-                Ok(Some(Value::owned(bytes.into_boxed_slice(), Version(version), attributes)))
-            }
-        }
-    }
-
-    /// Reads a value that stands by itself. None of them is written yet: nothing of the sort can be found.
-    fn read_large(&self, _number: u64, _length: u64) -> Result<Option<Vec<u8>>> {
-        Err(self.damaged("a value that stands by itself"))
     }
 }

@@ -48,10 +48,11 @@ pub(super) struct FoundTables {
     pub(super) tail: Tail,
 }
 
-/// Reads the root of a store, or makes it.
-pub(super) fn root(space: &Space, make: impl FnOnce() -> Result<Root>, name: &str) -> Result<Root> {
-    if space.size_bytes() == 0 {
-        let root = make()?;
+/// Reads the root of a store; one that is new gets `fresh`.
+pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Root> {
+    if space.size_bytes() == 0
+        && let Some(root) = fresh
+    {
         space.insert_range(0, &root.encode())?;
         space.sync()?;
         return Ok(root);
@@ -236,7 +237,8 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
                         Content::Delete => What::Delete,
                         Content::Large(extra, number, length) => What::Large(extra, number, length),
                     };
-                    table.insert(key, hasher.hash(key), Item { version, what }, |_| false);
+                    let item = Item { version, what, gate: None };
+                    table.insert(key, hasher.hash(key), item, |_| false);
                 }
                 Change::DeleteRange(from, to) => table.delete_range(RangeDelete {
                     from: from.to_vec(),
@@ -252,14 +254,14 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
 /// Where intervals begin, and their anchors.
 type Anchors = Vec<(u64, Vec<u8>)>;
 
-/// Looks up about one interval in each `step` bytes of the space, by several threads: FlexSpace §5.4.
+/// Looks up about one interval in each `step` bytes of the space up to `end`, by several threads: FlexSpace §5.4.
 pub(super) fn intervals(
     space: &Space,
+    end: u64,
     step: u64,
     threads: usize,
     name: &str,
 ) -> Result<Vec<Fresh>> {
-    let end = space.size_bytes();
     if end <= ROOT_BYTES {
         return Ok(Vec::new());
     }
@@ -329,9 +331,18 @@ fn anchor_at(space: &Space, offset: u64, name: &str) -> Result<Vec<u8>> {
     }
 }
 
-/// Makes a log device say nothing, for a new store.
-pub(super) fn blank(device: &dyn BlockDevice) -> Result<()> {
+/// Makes a log device say nothing, for a new store. One with the identity of the store before (`same`) would believe what
+/// stands anywhere in the log: then all of it goes.
+pub(super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
     let block = device.geometry().block_size_bytes as usize;
-    let zeros = BufferPool::new(0).get_zeroed(block.max(BATCH_HEADER_SIZE.next_multiple_of(block)));
-    device.write_at(sites::WAL_WRITE, 0, &[IoSlice::new(&zeros)])
+    let first = block.max(BATCH_HEADER_SIZE.next_multiple_of(block)) as u64;
+    let end = if same { device.geometry().size_bytes } else { first };
+    let mut at = 0;
+    while at < end {
+        let length = (end - at).min(READ_STEP);
+        let zeros = BufferPool::new(0).get_zeroed(usize::try_from(length).unwrap_or(block));
+        device.write_at(sites::WAL_WRITE, at, &[IoSlice::new(&zeros)])?;
+        at += length;
+    }
+    Ok(())
 }

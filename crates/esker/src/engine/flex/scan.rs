@@ -3,26 +3,36 @@
 //! # Invariants
 //! - N1: a key that has a value during all of the scan is met: tables are taken before intervals are read, and what leaves
 //!   a table is in the space before.
+//!
+//! # Concurrency
+//! No lock is held while an item is shown.
 
 use super::Flex;
+use super::cursor::TableCursor;
 use super::interval::Interval;
-use super::memtable::{MemTable, TableEntry};
-use super::read::{Loaded, found_of};
-use crate::store::Direction;
-use crate::value::Value;
+use super::memtable::{MemTable, What};
+use super::read::attributes_of;
+use crate::store::{Direction, Met};
 use esker_base::Result;
+use esker_base::ids::Version;
+use esker_format::flex_db::{Content, Pair};
 use std::cmp::Ordering;
 use std::ops::Bound;
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 
 /// Pairs that an interval has about, for reading ahead.
 const PAIRS_OF_AN_INTERVAL: usize = 8;
-/// Most intervals that are read ahead.
-const INTERVALS_AHEAD: usize = 15;
+/// Most intervals that are taken at once, and read ahead.
+const INTERVALS_AHEAD: usize = 16;
 
-type Items = Vec<(Vec<u8>, Value)>;
+/// Is shown each item, until it breaks.
+pub(super) type Show<'v> = &'v mut dyn FnMut(Met<'_>) -> ControlFlow<()>;
+/// Is given each pair that counts, until it breaks.
+pub(super) type Visit<'v> = &'v mut dyn FnMut(Pair<'_>) -> Result<ControlFlow<()>>;
 
 /// Whether `key` is not behind the end of a range that is walked in `direction`.
+#[inline]
 fn is_inside(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
     let (end, included) = match end {
         Bound::Unbounded => return true,
@@ -36,60 +46,144 @@ fn is_inside(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
     }
 }
 
-/// The pairs of an interval that count, in the direction of the scan, and where the scan is.
+/// Intervals one behind the other in the direction of the scan, and where it is in them.
 struct Cursor {
-    interval: Arc<Interval>,
-    visible: Vec<u32>,
-    at: usize,
+    intervals: std::vec::IntoIter<Arc<Interval>>,
+    interval: Option<Arc<Interval>>,
+    /// The pairs that count, where keys have several.
+    visible: Option<Vec<u32>>,
+    /// Pairs of the interval that are left.
+    left: std::ops::Range<usize>,
     direction: Direction,
+    version: u64,
 }
 
 impl Cursor {
-    fn new(interval: Arc<Interval>, version: u64, direction: Direction) -> Self {
-        let visible = interval.visible(version);
-        Cursor { interval, visible, at: 0, direction }
-    }
-
-    fn pair(&self) -> Option<esker_format::flex_db::Pair<'_>> {
-        let index = match self.direction {
-            Direction::Forward => self.at,
-            Direction::Reverse => self.visible.len().checked_sub(self.at + 1)?,
+    fn new(intervals: Vec<Arc<Interval>>, version: u64, direction: Direction) -> Self {
+        let mut cursor = Cursor {
+            intervals: intervals.into_iter(),
+            interval: None,
+            visible: None,
+            left: 0..0,
+            direction,
+            version,
         };
-        self.visible.get(index).map(|index| self.interval.pair(*index as usize))
+        cursor.settle();
+        cursor
     }
 
-    /// Goes to the first pair that is not before `start`.
+    /// Goes to the next interval that has something left.
+    fn settle(&mut self) {
+        while self.left.is_empty() {
+            self.interval = self.intervals.next();
+            let Some(interval) = &self.interval else { return };
+            let all = interval.is_unique() && self.version == u64::MAX;
+            self.visible = (!all).then(|| interval.visible(self.version));
+            self.left = 0..self.visible.as_ref().map_or(interval.len(), Vec::len);
+        }
+    }
+
+    #[inline]
+    fn pair(&self) -> Option<Pair<'_>> {
+        let interval = self.interval.as_ref()?;
+        let index = match self.direction {
+            Direction::Forward => self.left.start,
+            Direction::Reverse => self.left.end - 1,
+        };
+        let index = match &self.visible {
+            Some(visible) => *visible.get(index)? as usize,
+            None => index,
+        };
+        Some(interval.pair(index))
+    }
+
+    #[inline]
+    fn next(&mut self) {
+        match self.direction {
+            Direction::Forward => self.left.start += 1,
+            Direction::Reverse => self.left.end -= 1,
+        }
+        if self.left.is_empty() {
+            self.settle();
+        }
+    }
+
+    /// Goes to the first pair that is not before `start`. Only the first interval has some that are.
     fn seek(&mut self, start: Bound<&[u8]>) {
+        let Some(interval) = &self.interval else { return };
+        if self.visible.is_none() {
+            let is_before = |key: &[u8]| match (start, self.direction) {
+                (Bound::Unbounded, Direction::Forward) => false,
+                (Bound::Unbounded, Direction::Reverse) => true,
+                (Bound::Included(start), Direction::Forward) => key < start,
+                (Bound::Excluded(start), Direction::Forward) => key <= start,
+                (Bound::Included(start), Direction::Reverse) => key <= start,
+                (Bound::Excluded(start), Direction::Reverse) => key < start,
+            };
+            let point = interval.partition_point(is_before);
+            match self.direction {
+                Direction::Forward => self.left.start = point,
+                Direction::Reverse => self.left.end = point,
+            }
+            return self.settle();
+        }
         let back = match self.direction {
             Direction::Forward => Direction::Reverse,
             Direction::Reverse => Direction::Forward,
         };
         while self.pair().is_some_and(|pair| !is_inside(pair.key, start, back)) {
-            self.at += 1;
+            self.next();
         }
     }
 }
 
+/// Intervals one behind the other in the direction of a scan, and where the next one begins: in reverse, the anchor of the
+/// last one.
+struct Run {
+    intervals: Vec<Arc<Interval>>,
+    end: Option<Vec<u8>>,
+}
+
+/// What a scan looks for, and where it shows it.
+struct Scan<'s> {
+    direction: Direction,
+    end: Bound<&'s [u8]>,
+    version: u64,
+    visit: Visit<'s>,
+    /// For keys and values that are copied first.
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
 impl Flex {
-    /// Up to `limit` items of a range as of version `at`.
+    /// Shows the items of a range as of version `at`, until `show` breaks: about `limit` are expected.
     pub(super) fn scan_at(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        at: u64,
+        show: Show<'_>,
+    ) -> Result<()> {
+        self.visit_at(range, direction, limit, at, &mut |pair| self.show(pair, at, show))
+    }
+
+    /// Gives the pairs that count as of version `at`, those included that have expired, to `visit`.
+    pub(super) fn visit_at(
         &self,
         (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         limit: usize,
         at: u64,
-    ) -> Result<Items> {
-        let tables: Vec<Arc<MemTable>> = self.tables.read().all().cloned().collect();
+        visit: Visit<'_>,
+    ) -> Result<()> {
+        let tables: Vec<Arc<MemTable>> = self.tables().all().cloned().collect();
         let (start, end) = match direction {
             Direction::Forward => (from, to),
             Direction::Reverse => (to, from),
         };
-        let heads = tables.iter().map(|table| match direction {
-            Direction::Forward => table.first(start),
-            Direction::Reverse => table.last(start),
-        });
-        let mut heads: Vec<Option<TableEntry<'_>>> = heads.collect();
-        let mut items = Items::new();
+        let heads = tables.iter().map(|table| TableCursor::new(table, start, direction));
+        let mut heads: Vec<TableCursor<'_>> = heads.collect();
         let mut position: Option<Vec<u8>> = match start {
             Bound::Included(key) | Bound::Excluded(key) => Some(key.to_vec()),
             Bound::Unbounded => (direction == Direction::Forward).then(Vec::new),
@@ -99,125 +193,175 @@ impl Flex {
         // An interval that is met after the first one may have become larger meanwhile: what comes before `position` in
         // it was met already.
         let mut first = true;
-        while items.len() < limit {
-            let ahead = (limit - items.len()) / PAIRS_OF_AN_INTERVAL;
-            let loaded = self.interval_for(position.as_deref(), before, direction, ahead)?;
-            let mut cursor = Cursor::new(loaded.interval, at, direction);
+        let mut scan =
+            Scan { direction, end, version: at, visit, key: Vec::new(), value: Vec::new() };
+        let mut ahead = (limit / PAIRS_OF_AN_INTERVAL + 1).min(INTERVALS_AHEAD);
+        loop {
+            let run = self.run(position.as_deref(), before, direction, ahead)?;
+            let mut cursor = Cursor::new(run.intervals, at, direction);
             cursor.seek(match (&position, direction) {
                 (Some(position), Direction::Forward) if !first => Bound::Included(position),
                 (Some(position), Direction::Reverse) if !first => Bound::Excluded(position),
                 _ => start,
             });
             first = false;
-            let ended = self.merge_next(
-                (&tables, &mut heads),
-                &mut cursor,
-                |key| match direction {
-                    Direction::Forward => loaded.upper.as_deref().is_none_or(|upper| key < upper),
-                    Direction::Reverse => key >= &*loaded.anchor,
-                },
-                (end, limit, at),
-                &mut items,
-            )?;
-            if ended {
-                break;
-            }
-            position = match direction {
-                Direction::Forward => loaded.upper,
-                Direction::Reverse => Some(loaded.anchor).filter(|anchor| !anchor.is_empty()),
+            // A long scan takes more at once.
+            ahead = (ahead * 2).min(INTERVALS_AHEAD);
+            let in_run = |key: &[u8]| match direction {
+                Direction::Forward => run.end.as_deref().is_none_or(|upper| key < upper),
+                Direction::Reverse => run.end.as_deref().is_none_or(|anchor| key >= anchor),
             };
-            before = direction == Direction::Reverse;
-            if position.as_ref().is_none_or(|key| {
-                direction == Direction::Forward && !is_inside(key, end, direction)
-            }) {
-                break;
+            if self.merge_run((&tables, &mut heads), &mut cursor, in_run, &mut scan)?.is_break() {
+                return Ok(());
             }
+            let ended = match &run.end {
+                None => true,
+                Some(anchor) if direction == Direction::Reverse => anchor.is_empty(),
+                Some(upper) => !is_inside(upper, end, direction),
+            };
+            if ended {
+                return Ok(());
+            }
+            position = run.end;
+            before = direction == Direction::Reverse;
         }
-        Ok(items)
     }
 
-    fn interval_for(
+    /// Some intervals from the one that holds `key` on.
+    fn run(
         &self,
         key: Option<&[u8]>,
         before: bool,
         direction: Direction,
-        ahead: usize,
-    ) -> Result<Loaded> {
-        let (entry, anchor, upper) = self.index.around(key, before);
-        if let Some(interval) = entry.cached {
-            interval.touch();
-            return Ok(Loaded { interval, anchor, upper });
+        most: usize,
+    ) -> Result<Run> {
+        let reverse = direction == Direction::Reverse;
+        let (intervals, end) = self.index.cached(key, before, reverse, most);
+        if !intervals.is_empty() {
+            return Ok(Run { intervals, end });
         }
-        let more = if direction == Direction::Forward { ahead.min(INTERVALS_AHEAD) } else { 0 };
-        self.load(key, before, more)
+        let more = if reverse { 0 } else { most - 1 };
+        let loaded = self.load(key, before, more)?;
+        let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
+        Ok(Run { intervals: loaded.intervals, end })
     }
 
-    /// Adds what an interval and the tables have of the interval's keys. Whether the scan is at its end.
-    fn merge_next(
+    /// Shows what intervals and tables have of the intervals' keys. Breaks at the end of the scan.
+    fn merge_run(
         &self,
-        (tables, heads): (&[Arc<MemTable>], &mut [Option<TableEntry<'_>>]),
+        (tables, heads): (&[Arc<MemTable>], &mut [TableCursor<'_>]),
         cursor: &mut Cursor,
-        in_interval: impl Fn(&[u8]) -> bool,
-        (end, limit, at): (Bound<&[u8]>, usize, u64),
-        items: &mut Items,
-    ) -> Result<bool> {
-        let direction = cursor.direction;
+        in_run: impl Fn(&[u8]) -> bool,
+        scan: &mut Scan<'_>,
+    ) -> Result<ControlFlow<()>> {
+        let direction = scan.direction;
         let comes_before = |a: &[u8], b: &[u8]| match direction {
             Direction::Forward => a < b,
             Direction::Reverse => a > b,
         };
+        let has_ranges = tables.iter().any(|table| table.has_ranges());
         loop {
-            let mut next: Option<&[u8]> = cursor.pair().map(|pair| pair.key);
-            for head in heads.iter().flatten() {
-                let key = &**head.key();
-                if in_interval(key) && next.is_none_or(|next| comes_before(key, next)) {
+            let pair = cursor.pair();
+            let mut next: Option<&[u8]> = pair.as_ref().map(|pair| pair.key);
+            let mut in_tables = has_ranges;
+            for key in heads.iter().filter_map(TableCursor::key) {
+                if next.is_none_or(|next| !comes_before(next, key)) && in_run(key) {
                     next = Some(key);
+                    in_tables = true;
                 }
             }
-            let Some(key) = next else { return Ok(false) };
-            if !is_inside(key, end, direction) {
-                return Ok(true);
+            let Some(key) = next else { return Ok(Continue(())) };
+            if !is_inside(key, scan.end, direction) {
+                return Ok(Break(()));
             }
-            let key = key.to_vec();
-            let mut covered = 0;
-            let mut found = None;
-            for (table, head) in tables.iter().zip(heads.iter_mut()) {
-                covered = covered.max(table.covered(&key, at));
-                let Some(entry) = head.as_ref().filter(|head| **head.key() == *key) else {
-                    continue;
-                };
-                if found.is_none() {
-                    let versions = entry.value().lock();
-                    found = versions.at(at).map(|item| {
-                        let counts = item.version >= covered;
-                        counts.then(|| found_of(item.version, item.content())).flatten()
-                    });
+            if let (false, Some(pair)) = (in_tables, pair) {
+                // The usual case: no table knows the key.
+                if pair.content != Content::Delete && (scan.visit)(pair)?.is_break() {
+                    return Ok(Break(()));
                 }
-                *head = match direction {
-                    Direction::Forward => entry.next(),
-                    Direction::Reverse => entry.prev(),
-                };
-            }
-            if let Some(pair) = cursor.pair().filter(|pair| pair.key == key) {
-                if found.is_none() && pair.version >= covered {
-                    found = Some(found_of(pair.version, pair.content));
+                cursor.next();
+            } else {
+                scan.key.clear();
+                scan.key.extend_from_slice(key);
+                if self.merge_key((tables, heads), cursor, scan)?.is_break() {
+                    return Ok(Break(()));
                 }
-                cursor.at += 1;
             }
-            if let Some(found) = found.flatten() {
-                // A large value that moved is looked up anew.
-                let value = match self.value_of(found)? {
-                    Some(value) => Some(value),
-                    None => self.get_at(&key, at)?,
-                };
-                if let Some(value) =
-                    value.filter(|value| !self.is_expired(value.attributes().expires_at))
-                {
-                    items.push((key, value));
-                    if items.len() >= limit {
-                        return Ok(true);
+        }
+    }
+
+    /// Shows what tables and intervals have of the scan's key, which comes next.
+    fn merge_key(
+        &self,
+        (tables, heads): (&[Arc<MemTable>], &mut [TableCursor<'_>]),
+        cursor: &mut Cursor,
+        scan: &mut Scan<'_>,
+    ) -> Result<ControlFlow<()>> {
+        let (key, at) = (&*scan.key, scan.version);
+        let mut covered = 0;
+        let mut found = None;
+        for (table, head) in tables.iter().zip(heads.iter_mut()) {
+            covered = covered.max(table.covered(key, at));
+            if head.key() != Some(key) {
+                continue;
+            }
+            if found.is_none()
+                && let Some(slot) = head.slot()
+            {
+                found = slot.lock().at(at).map(|item| match item.what {
+                    _ if item.version < covered => (item.version, What::Delete),
+                    What::Put(extra, ref value) => {
+                        scan.value.clear();
+                        scan.value.extend_from_slice(value);
+                        (item.version, What::Put(extra, Box::default()))
                     }
+                    ref other => (item.version, other.clone()),
+                });
+            }
+            head.next();
+        }
+        let here = cursor.pair().filter(|pair| pair.key == key);
+        let is_here = here.is_some();
+        let shown = match (found, here) {
+            (Some((version, what)), _) => {
+                let content = match what {
+                    What::Put(extra, _) => Content::Put(extra, &scan.value),
+                    What::Large(extra, number, length) => Content::Large(extra, number, length),
+                    What::Delete => Content::Delete,
+                };
+                match content {
+                    Content::Delete => Continue(()),
+                    content => (scan.visit)(Pair { key, version, content })?,
                 }
+            }
+            (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
+                (scan.visit)(pair)?
+            }
+            _ => Continue(()),
+        };
+        if is_here {
+            cursor.next();
+        }
+        Ok(shown)
+    }
+
+    /// Shows a pair, if it is a value that has not expired.
+    #[inline]
+    fn show(&self, pair: Pair<'_>, at: u64, show: Show<'_>) -> Result<ControlFlow<()>> {
+        match pair.content {
+            Content::Put(extra, value) => {
+                let attributes = attributes_of(&extra);
+                if self.is_expired(attributes.expires_at) {
+                    return Ok(Continue(()));
+                }
+                let version = Version(pair.version);
+                Ok(show(Met { key: pair.key, value, version, attributes }))
+            }
+            Content::Delete => Ok(Continue(())),
+            Content::Large(..) => {
+                // One that moved or went is looked up anew.
+                let found = self.get_at(pair.key, at, &mut |_| Ok(()))?;
+                Ok(found.map_or(Continue(()), |value| show(Met::of(pair.key, &value))))
             }
         }
     }

@@ -15,6 +15,8 @@ esker_base::sites! {
     pub WAL_RESERVE: Write = "flexdb.wal.reserve";
     /// A table is in the space, durably, before its log is written over.
     pub WAL_WAIT: Wait = "flexdb.wal.wait";
+    /// A large value is durable before a pair names it.
+    pub LARGE_WAIT: Wait = "flexdb.large.wait";
     /// A log is sealed before its table goes to the space.
     pub SEAL_WAIT: Wait = "flexdb.seal.wait";
     /// Logs are replayed in the order of their generations.
@@ -25,4 +27,10 @@ esker_base::sites! {
     pub WAL_CHECKSUM: Checksum = "flexdb.wal.checksum";
     /// A batch behind the end of the log is proof of damage.
     pub WAL_DAMAGE: Compare = "flexdb.wal.damage";
+    /// Makes a file of a backup durable before the manifest names it.
+    pub BACKUP_FILE_FLUSH: Flush = "flexdb.backup.file.flush";
+    /// Makes names in the folder of a backup durable, in their order.
+    pub BACKUP_FOLDER_FLUSH: Flush = "flexdb.backup.folder.flush";
+    /// A file of a backup has its checksum.
+    pub RESTORE_CHECKSUM: Checksum = "flexdb.restore.checksum";
 }

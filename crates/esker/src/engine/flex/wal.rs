@@ -31,6 +31,9 @@ use std::time::Duration;
 const BATCH_BYTES: usize = 512 << 10;
 /// Bytes of a batch beyond which writers wait for the one before.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+/// Least and most bytes that a file grows by.
+const STEP_MIN: u64 = 4 << 10;
+const STEP_MAX: u64 = 16 << 20;
 /// How long a writer that is to be waited for may take between two looks.
 const REST: Duration = Duration::from_micros(20);
 
@@ -61,6 +64,8 @@ struct State {
     durable_sequence: u64,
     busy: Option<Arc<Gate>>,
     epoch: usize,
+    /// Bytes of the file of this generation.
+    reserved: u64,
 }
 
 /// The log. See the module's text.
@@ -74,6 +79,7 @@ pub(super) struct Wal {
     /// Writers between their place in the log and their place in the table, by epoch.
     inside: [AtomicUsize; 2],
     draining: sync::Mutex<()>,
+    growing: sync::Mutex<()>,
     failed: Mutex<Option<Error>>,
     has_failed: AtomicBool,
 }
@@ -90,8 +96,8 @@ pub(super) struct Ticket {
 /// What became of an attempt to append.
 pub(super) enum Appended {
     Done(Ticket),
-    /// The generation is full.
-    Full,
+    /// This generation is full.
+    Full(u64),
 }
 
 impl Wal {
@@ -123,9 +129,11 @@ impl Wal {
                 durable_sequence: 0,
                 busy: None,
                 epoch: 0,
+                reserved: 0,
             }),
             inside: [AtomicUsize::new(0), AtomicUsize::new(0)],
             draining: sync::Mutex::new(()),
+            growing: sync::Mutex::new(()),
             failed: Mutex::new(None),
             has_failed: AtomicBool::new(false),
         }
@@ -182,7 +190,22 @@ impl Wal {
                 + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
                 + 2 * self.block as u64;
             if claimed > self.capacity {
-                return Ok(Appended::Full);
+                return Ok(Appended::Full(state.tail.generation));
+            }
+            if claimed > state.reserved {
+                let generation = state.tail.generation;
+                let is_new = state.tail.position == 0 && state.forming.is_empty();
+                drop(state);
+                match self.grow(generation, claimed) {
+                    // The other file has what it had: a table that goes to the space early makes room.
+                    Err(error) if error.kind() == ErrorKind::NoSpace && !is_new => {
+                        return Ok(Appended::Full(generation));
+                    }
+                    done => done?,
+                }
+                self.check()?;
+                state = self.state.lock();
+                continue;
             }
             match &state.busy {
                 Some(gate) if state.forming.size_bytes() > BATCH_BYTES_MAX => {
@@ -210,6 +233,24 @@ impl Wal {
             table: Arc::clone(&state.table),
             epoch: state.epoch,
         }))
+    }
+
+    /// Makes the file of a generation at least so long, in steps: files follow what is written.
+    fn grow(&self, generation: u64, end: u64) -> Result<()> {
+        let _turn = self.growing.lock();
+        let device = self.device(generation);
+        let size = device.geometry().size_bytes;
+        if size < end {
+            let step = (size / 2).clamp(STEP_MIN, STEP_MAX);
+            let wanted =
+                end.max(size + step).min(self.capacity).next_multiple_of(self.block as u64);
+            device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
+        }
+        let mut state = self.state.lock();
+        if state.tail.generation == generation {
+            state.reserved = device.geometry().size_bytes;
+        }
+        Ok(())
     }
 
     /// What was appended is in its table now, or never will be.
@@ -386,6 +427,7 @@ impl Wal {
         let previous_checksum = state.tail.previous_checksum;
         state.tail = Tail { generation: old + 1, previous_checksum, ..Tail::default() };
         state.durable_sequence = 0;
+        state.reserved = 0;
         drop(state);
         // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
         let done = self.write(taken, old, !sites::SEAL_WAIT.disabled());

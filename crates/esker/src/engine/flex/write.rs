@@ -4,6 +4,7 @@
 //! Writers of one key take turns (`stripes`), so a condition is decided on what the write follows. With `sync` the turn
 //! is held until the log is durable, and only then is the value seen by anybody: what was read once survives.
 
+use super::large::VALUE_SIZE_MAX_BYTES;
 use super::memtable::{Item, MemTable, RangeDelete, What};
 use super::read::extra_of;
 use super::wal::Appended;
@@ -16,9 +17,8 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Change as Logged, Content, Extra, KEY_SIZE_MAX_BYTES};
 use esker_trt::sync::{Gate, MutexGuard};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Longest value that goes through the log and the table, in bytes.
-pub(super) const VALUE_SIZE_MAX_BYTES: usize = 1 << 20;
 /// Most bytes of a change beside key and value.
 const CHANGE_OVERHEAD: usize = 48;
 
@@ -59,12 +59,34 @@ impl Flex {
         Ok(())
     }
 
-    fn check_value(&self, value: &[u8]) -> Result<()> {
-        let most = VALUE_SIZE_MAX_BYTES.min(self.wal.batch_size_max() / 2);
-        if value.len() > most {
-            return Err(Error::invalid("put", format!("a value has up to {most} bytes")));
+    fn check_value(value: &[u8]) -> Result<()> {
+        if value.len() > VALUE_SIZE_MAX_BYTES {
+            let words = format!("a value has up to {VALUE_SIZE_MAX_BYTES} bytes");
+            return Err(Error::invalid("put", words));
         }
         Ok(())
+    }
+
+    /// Whether a value stands by itself.
+    fn is_large(&self, value: &[u8]) -> bool {
+        let most = self.options.large_value_size_bytes.min(self.wal.batch_size_max() as u64 / 2);
+        value.len() as u64 > most
+    }
+
+    /// Why a write of `key` is refused, if it is.
+    fn refusal(&self, condition: Condition, key: &[u8], hash: u64) -> Result<Option<Outcome>> {
+        if condition == Condition::Always {
+            return Ok(None);
+        }
+        let version = self.version_of(key, hash)?;
+        Ok(match (condition, version) {
+            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
+            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+            (Condition::VersionIs(wanted), Some(version)) if wanted.0 != version => {
+                Some(Outcome::VersionDiffers)
+            }
+            _ => None,
+        })
     }
 
     fn turn(&self, hash: u64) -> Option<MutexGuard<'_, ()>> {
@@ -74,27 +96,27 @@ impl Flex {
 
     pub(super) fn put_if(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
         self.check_key("put", key)?;
-        self.check_value(value)?;
+        Flex::check_value(value)?;
         let hash = self.hasher.hash(key);
         self.admit(key.len() + value.len())?;
-        let _turn = self.turn(hash);
-        if options.condition != Condition::Always {
-            let version = self.version_of(key, hash)?;
-            let refused = match (options.condition, version) {
-                (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
-                (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
-                (Condition::VersionIs(wanted), Some(version)) if wanted.0 != version => {
-                    Some(Outcome::VersionDiffers)
-                }
-                _ => None,
-            };
-            if let Some(refused) = refused {
+        let extra = extra_of(&options.attributes);
+        let (content, staged) = if self.is_large(value) {
+            // Asked again in its turn: writing takes long, and others may write the key meanwhile.
+            if let Some(refused) = self.refusal(options.condition, key, hash)? {
                 return Ok(refused);
             }
+            let staged = self.stage(key, value)?;
+            (Content::Large(extra, staged.number, value.len() as u64), Some(staged))
+        } else {
+            (Content::Put(extra, value), None)
+        };
+        let _turn = self.turn(hash);
+        if let Some(refused) = self.refusal(options.condition, key, hash)? {
+            return Ok(refused);
         }
-        let content = Content::Put(extra_of(&options.attributes), value);
-        let version = self.write_all(&[Write { key, hash, content }])?;
-        Ok(Outcome::Stored(Version(version)))
+        let done = self.write_all(&[Write { key, hash, content }]);
+        staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
+        Ok(Outcome::Stored(Version(done?)))
     }
 
     /// Version of the value of `key`.
@@ -124,19 +146,37 @@ impl Flex {
 
     pub(super) fn write_batch(&self, batch: &Batch) -> Result<Version> {
         // Of several changes of one key the last one counts.
-        let mut writes = std::collections::BTreeMap::new();
+        let mut changes = std::collections::BTreeMap::new();
         for (key, change) in batch.changes() {
             self.check_key("write batch", key)?;
+            if let Change::Put(value, _) = change {
+                Flex::check_value(value)?;
+            }
+            changes.insert(key, change);
+        }
+        let large = |change: &Change<'_>| match change {
+            Change::Put(value, _) if self.is_large(value) => value.len(),
+            _ => 0,
+        };
+        let large_bytes: usize = changes.values().map(large).sum();
+        if large_bytes > 0 {
+            self.admit(large_bytes)?;
+        }
+        let mut staged = Vec::new();
+        let mut writes = Vec::with_capacity(changes.len());
+        for (key, change) in changes {
             let content = match change {
-                Change::Put(value, attributes) => {
-                    self.check_value(value)?;
-                    Content::Put(extra_of(&attributes), value)
+                Change::Put(value, attributes) if self.is_large(value) => {
+                    let large = self.stage(key, value)?;
+                    let number = large.number;
+                    staged.push(large);
+                    Content::Large(extra_of(&attributes), number, value.len() as u64)
                 }
+                Change::Put(value, attributes) => Content::Put(extra_of(&attributes), value),
                 Change::Delete => Content::Delete,
             };
-            writes.insert(key, Write { key, hash: self.hasher.hash(key), content });
+            writes.push(Write { key, hash: self.hasher.hash(key), content });
         }
-        let writes: Vec<Write<'_>> = writes.into_values().collect();
         let size: usize = writes.iter().map(Write::size_bytes).sum();
         if size > self.wal.batch_size_max() {
             let words = format!("a batch has up to {} bytes", self.wal.batch_size_max());
@@ -153,7 +193,9 @@ impl Flex {
         stripes.dedup();
         let _turns: Vec<_> =
             stripes.iter().filter_map(|stripe| Some(self.stripes.get(*stripe)?.lock())).collect();
-        let first = self.write_all(&writes)?;
+        let done = self.write_all(&writes);
+        staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
+        let first = done?;
         Ok(Version(first + writes.len() as u64 - 1))
     }
 
@@ -169,11 +211,16 @@ impl Flex {
                 }
             },
             |table, first_version| {
+                // Several count for readers at once.
+                let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
                 for (version, write) in (first_version..).zip(writes) {
-                    let item = Item { version, what: write.what() };
+                    let item = Item { version, what: write.what(), gate: gate.clone() };
                     table.insert(write.key, write.hash, item, |version| {
                         self.snapshots.may_see(version)
                     });
+                }
+                if let Some(gate) = gate {
+                    gate.store(true, Ordering::Release);
                 }
             },
         )?;
@@ -215,10 +262,9 @@ impl Flex {
         insert: impl FnOnce(&MemTable, u64),
     ) -> Result<u64> {
         let ticket = loop {
-            let generation = self.tables.read().active.generation;
             match self.wal.append(size_bytes, count, &write)? {
                 Appended::Done(ticket) => break ticket,
-                Appended::Full => self.change_table(generation)?,
+                Appended::Full(generation) => self.change_table(generation)?,
             }
         };
         if self.durability == Durability::Sync
@@ -229,19 +275,28 @@ impl Flex {
         }
         insert(&ticket.table, ticket.first_version);
         self.wal.leave(&ticket);
+        // The write took place, whatever happens to the log and the tables behind it: the next one hears of that.
+        if let Err(error) = self.go_on(&ticket.table) {
+            tracing::warn!(%error, "a write took place, and the next one may not");
+        }
+        Ok(ticket.first_version)
+    }
+
+    /// What is due when a table got more.
+    fn go_on(&self, table: &MemTable) -> Result<()> {
         if self.durability != Durability::Sync {
             self.wal.write_if_much()?;
         }
-        if ticket.table.bytes() >= self.options.memtable_size_bytes {
-            self.table_is_full(ticket.table.generation)?;
+        if table.bytes() >= self.options.memtable_size_bytes {
+            self.table_is_full(table.generation)?;
         }
-        Ok(ticket.first_version)
+        Ok(())
     }
 
     /// Begins another table if the one before is in the space already; else this one grows on, until the log is full.
     fn table_is_full(&self, generation: u64) -> Result<()> {
         let is_free = {
-            let tables = self.tables.read();
+            let tables = self.tables();
             tables.active.generation == generation && tables.sealed.is_none()
         };
         if is_free || !self.background.is_running() {
@@ -255,7 +310,7 @@ impl Flex {
         loop {
             self.wal.check()?;
             let sealed = {
-                let tables = self.tables.read();
+                let tables = self.tables();
                 if tables.active.generation != generation {
                     return Ok(());
                 }
@@ -265,7 +320,7 @@ impl Flex {
                 None => {
                     let _turn = self.rotating.lock();
                     let is_due = {
-                        let tables = self.tables.read();
+                        let tables = self.tables();
                         tables.active.generation == generation && tables.sealed.is_none()
                     };
                     if is_due {
@@ -291,7 +346,7 @@ impl Flex {
             },
             |old, new| {
                 let sealed = Some((Arc::clone(old), Arc::new(Gate::new())));
-                *self.tables.write() = Tables { active: Arc::clone(new), sealed };
+                *self.tables_mut() = Tables { active: Arc::clone(new), sealed };
             },
         )
     }

@@ -64,46 +64,87 @@ pub(in crate::engine::flex) struct Fresh {
     pub(in crate::engine::flex) entry: Entry,
 }
 
-/// See the module's text.
+/// See the module's text. A search compares what all anchors begin with once, then numbers of four bytes, which lie side
+/// by side, and goes to the rest of an anchor only where these are the same.
 #[derive(Debug, Default)]
 pub(super) struct Leaf {
-    anchors: Vec<u8>,
+    /// What all anchors begin with.
+    shared: Box<[u8]>,
+    /// The rest of each, one behind the other.
+    rests: Vec<u8>,
+    /// The first bytes of each rest, as a number in the same order.
+    heads: Vec<u32>,
     pub(super) entries: Vec<Entry>,
+}
+
+/// Entries that a leaf makes room for when it is full.
+const GROWTH: usize = 8;
+
+/// The first four bytes of `rest` as a number in the same order.
+fn head_of(rest: &[u8]) -> u32 {
+    let mut bytes = [0; 4];
+    bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+    u32::from_be_bytes(bytes)
+}
+
+/// How many bytes two keys have in common at their front.
+fn common(a: &[u8], b: &[u8]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
 impl Leaf {
     pub(super) fn new(fresh: Vec<Fresh>) -> Self {
         let mut leaf = Leaf::default();
+        if let (Some(first), Some(last)) = (fresh.first(), fresh.last()) {
+            // Anchors ascend: what the ends have in common, all have.
+            leaf.shared = first.anchor[..common(&first.anchor, &last.anchor)].into();
+        }
+        let shared = leaf.shared.len();
         leaf.entries.reserve_exact(fresh.len());
-        leaf.anchors.reserve_exact(fresh.iter().map(|fresh| fresh.anchor.len()).sum());
+        leaf.heads.reserve_exact(fresh.len());
+        leaf.rests.reserve_exact(fresh.iter().map(|fresh| fresh.anchor.len() - shared).sum());
         for Fresh { anchor, mut entry } in fresh {
-            leaf.anchors.extend_from_slice(&anchor);
-            entry.anchor_end = u32::try_from(leaf.anchors.len()).unwrap_or(u32::MAX);
+            let rest = &anchor[shared..];
+            leaf.rests.extend_from_slice(rest);
+            leaf.heads.push(head_of(rest));
+            entry.anchor_end = u32::try_from(leaf.rests.len()).unwrap_or(u32::MAX);
             leaf.entries.push(entry);
         }
         leaf
     }
 
-    fn anchor_start(&self, index: usize) -> usize {
+    fn rest_start(&self, index: usize) -> usize {
         index.checked_sub(1).map_or(0, |before| self.entries[before].anchor_end as usize)
     }
 
-    pub(super) fn anchor(&self, index: usize) -> &[u8] {
-        &self.anchors[self.anchor_start(index)..self.entries[index].anchor_end as usize]
+    /// Its anchor without what all share.
+    fn rest(&self, index: usize) -> &[u8] {
+        &self.rests[self.rest_start(index)..self.entries[index].anchor_end as usize]
     }
 
-    /// The interval that holds `key`, which is not below the first anchor.
+    pub(super) fn anchor(&self, index: usize) -> Vec<u8> {
+        [&*self.shared, self.rest(index)].concat()
+    }
+
+    /// The interval that holds `key`, which is not below the first anchor; with `before`, the greatest key below it.
     #[inline]
-    pub(super) fn index_of(&self, key: &[u8]) -> usize {
-        self.count_until(|anchor| anchor <= key).saturating_sub(1)
+    pub(super) fn index_of(&self, key: &[u8], before: bool) -> usize {
+        self.count_until(key, before).saturating_sub(1)
     }
 
-    /// How many anchors there are at the front for which this is so.
-    pub(super) fn count_until(&self, is_so: impl Fn(&[u8]) -> bool) -> usize {
-        let (mut low, mut high) = (0, self.entries.len());
+    /// How many anchors are `key` or before it; with `below`, before it.
+    fn count_until(&self, key: &[u8], below: bool) -> usize {
+        let Some(rest) = key.strip_prefix(&*self.shared) else {
+            return if *key < *self.shared { 0 } else { self.entries.len() };
+        };
+        let head = head_of(rest);
+        let before = self.heads.partition_point(|other| *other < head);
+        let same = self.heads[before..].partition_point(|other| *other == head);
+        let (mut low, mut high) = (before, before + same);
         while low < high {
             let middle = low + (high - low) / 2;
-            if is_so(self.anchor(middle)) {
+            let anchor = self.rest(middle);
+            if if below { anchor < rest } else { anchor <= rest } {
                 low = middle + 1;
             } else {
                 high = middle;
@@ -123,21 +164,55 @@ impl Leaf {
     /// Everything in it, to be put elsewhere.
     pub(super) fn take(&mut self) -> Vec<Fresh> {
         let anchors: Vec<Vec<u8>> =
-            (0..self.entries.len()).map(|index| self.anchor(index).to_vec()).collect();
-        let entries = std::mem::take(&mut self.entries);
+            (0..self.entries.len()).map(|index| self.anchor(index)).collect();
+        let entries = std::mem::take(self).entries;
         anchors.into_iter().zip(entries).map(|(anchor, entry)| Fresh { anchor, entry }).collect()
     }
 
     /// Replaces intervals; those that are gone.
     pub(super) fn splice(&mut self, range: Range<usize>, fresh: Vec<Fresh>) -> Vec<Entry> {
-        let mut all = self.take();
-        let gone: Vec<Fresh> = all.splice(range, fresh).collect();
-        *self = Leaf::new(all);
-        gone.into_iter().map(|gone| gone.entry).collect()
+        if !fresh.iter().all(|fresh| fresh.anchor.starts_with(&self.shared)) {
+            let mut all = self.take();
+            let gone: Vec<Fresh> = all.splice(range, fresh).collect();
+            *self = Leaf::new(all);
+            return gone.into_iter().map(|gone| gone.entry).collect();
+        }
+        let (start, shared) = (self.rest_start(range.start), self.shared.len());
+        let end = self.rest_start(range.end);
+        let mut at = start;
+        let ends = fresh.iter().map(|fresh| {
+            at += fresh.anchor.len() - shared;
+            u32::try_from(at).unwrap_or(u32::MAX)
+        });
+        let ends: Vec<u32> = ends.collect();
+        let rests = fresh.iter().flat_map(|fresh| fresh.anchor[shared..].iter().copied());
+        reserve(&mut self.rests, at - start, GROWTH * GROWTH);
+        self.rests.splice(start..end, rests);
+        reserve(&mut self.heads, fresh.len(), GROWTH);
+        self.heads
+            .splice(range.clone(), fresh.iter().map(|fresh| head_of(&fresh.anchor[shared..])));
+        for entry in &mut self.entries[range.end..] {
+            let moved = entry.anchor_end as usize - end + at;
+            entry.anchor_end = u32::try_from(moved).unwrap_or(u32::MAX);
+        }
+        reserve(&mut self.entries, fresh.len(), GROWTH);
+        let entries = fresh
+            .into_iter()
+            .zip(ends)
+            .map(|(fresh, anchor_end)| Entry { anchor_end, ..fresh.entry });
+        self.entries.splice(range, entries).collect()
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        let entries = self.entries.capacity() * size_of::<Entry>();
-        (self.anchors.capacity() + entries + size_of::<Self>() + 16) as u64
+        let entries = self.entries.capacity() * size_of::<Entry>() + self.heads.capacity() * 4;
+        // Three allocations have heads of their own.
+        (self.rests.capacity() + self.shared.len() + entries + size_of::<Self>() + 64) as u64
+    }
+}
+
+/// Makes room for `more` elements, and a few beyond rather than twice as many.
+fn reserve<T>(all: &mut Vec<T>, more: usize, growth: usize) {
+    if all.capacity() - all.len() < more {
+        all.reserve_exact(more + growth);
     }
 }

@@ -4,6 +4,7 @@
 use super::leaf::{Entry, Fresh, Leaf};
 use super::{LEAF_CAPACITY, Spot, clip};
 use parking_lot::RwLock;
+use std::ops::Range;
 
 /// Leaves in order. A search looks at eight bytes of each anchor, behind what all of them share, which lie side by side.
 #[derive(Debug, Default)]
@@ -25,19 +26,24 @@ fn head_of(anchor: &[u8], start: usize) -> u64 {
 
 impl Row {
     pub(super) fn new(leaves: Vec<Leaf>) -> Self {
-        let firsts = leaves.iter().map(|leaf| leaf.anchor(0).into()).collect();
+        let firsts = leaves.iter().map(|leaf| leaf.anchor(0).into_boxed_slice()).collect();
         let leaves = leaves.into_iter().map(RwLock::new).collect();
         let mut row = Row { leaves, firsts, heads: Vec::new(), shared: 0 };
         row.index();
         row
     }
 
-    /// Finds out what the anchors share, and their heads behind it.
-    fn index(&mut self) {
-        let shared = match (self.firsts.get(1), self.firsts.last()) {
+    /// Bytes that all first anchors but the first one begin with.
+    fn shared_now(&self) -> usize {
+        match (self.firsts.get(1), self.firsts.last()) {
             (Some(a), Some(b)) => a.iter().zip(b).take_while(|(a, b)| a == b).count(),
             _ => 0,
-        };
+        }
+    }
+
+    /// Finds out what the anchors share, and their heads behind it.
+    fn index(&mut self) {
+        let shared = self.shared_now();
         self.shared = shared;
         self.heads = self.firsts.iter().map(|first| head_of(first, shared)).collect();
     }
@@ -89,13 +95,18 @@ impl Row {
             return Spot { leaf, index: self.leaves[leaf].read().entries.len() - 1 };
         };
         let leaf = self.count_until(key, before).saturating_sub(1);
-        let entries = self.leaves[leaf].read();
-        let count = entries.count_until(|anchor| if before { anchor < key } else { anchor <= key });
-        Spot { leaf, index: count.saturating_sub(1) }
+        let index = self.leaves[leaf].read().index_of(key, before);
+        Spot { leaf, index }
     }
 
-    /// Replaces intervals over the ends of leaves; those that are gone.
-    pub(super) fn splice(&mut self, spot: Spot, count: usize, fresh: Vec<Fresh>) -> Vec<Entry> {
+    /// Replaces intervals over the ends of leaves; those that are gone. `sums` follows.
+    pub(super) fn splice(
+        &mut self,
+        spot: Spot,
+        count: usize,
+        fresh: Vec<Fresh>,
+        sums: &mut Sums,
+    ) -> Vec<Entry> {
         // All leaves that lose something become one, which is cut anew.
         let mut all = self.leaves[spot.leaf].get_mut().take();
         let mut last = spot.leaf + 1;
@@ -131,10 +142,17 @@ impl Row {
                 leaves.push(Leaf::new(rest.by_ref().take(step).collect()));
             }
         }
-        let firsts: Vec<Box<[u8]>> = leaves.iter().map(|leaf| leaf.anchor(0).into()).collect();
+        let firsts: Vec<Box<[u8]>> =
+            leaves.iter().map(|leaf| leaf.anchor(0).into_boxed_slice()).collect();
+        sums.splice(spot.leaf..last, leaves.iter().map(Leaf::size));
         self.leaves.splice(spot.leaf..last, leaves.into_iter().map(RwLock::new));
+        let shared = self.shared;
+        let heads = firsts.iter().map(|first| head_of(first, shared));
+        self.heads.splice(spot.leaf..last, heads);
         self.firsts.splice(spot.leaf..last, firsts);
-        self.index();
+        if self.shared_now() != shared {
+            self.index();
+        }
         gone.into_iter().map(|gone| gone.entry).collect()
     }
 
@@ -145,17 +163,25 @@ impl Row {
     }
 }
 
-/// Sums of the sizes of leaves: a Fenwick tree.
+/// Sums of the sizes of leaves, or of whatever stands side by side: a Fenwick tree.
 #[derive(Debug, Default)]
-pub(super) struct Sums {
+pub(in crate::engine::flex) struct Sums {
     tree: Vec<u64>,
     sizes: Vec<u64>,
 }
 
 impl Sums {
     pub(super) fn rebuild(&mut self, sizes: impl Iterator<Item = u64>) {
-        self.sizes.clear();
-        self.sizes.extend(sizes);
+        self.splice(0..self.sizes.len(), sizes);
+    }
+
+    /// Replaces the sizes of some leaves.
+    pub(in crate::engine::flex) fn splice(
+        &mut self,
+        leaves: Range<usize>,
+        sizes: impl Iterator<Item = u64>,
+    ) {
+        self.sizes.splice(leaves, sizes);
         self.tree.clear();
         self.tree.extend_from_slice(&self.sizes);
         for index in 1..=self.tree.len() {
@@ -166,8 +192,13 @@ impl Sums {
         }
     }
 
+    /// Bytes of the leaf `number`.
+    pub(in crate::engine::flex) fn of(&self, number: usize) -> u64 {
+        self.sizes[number]
+    }
+
     /// Bytes of the leaves before `number`.
-    pub(super) fn before(&self, number: usize) -> u64 {
+    pub(in crate::engine::flex) fn before(&self, number: usize) -> u64 {
         let (mut index, mut sum) = (number, 0);
         while index > 0 {
             sum += self.tree[index - 1];
@@ -176,7 +207,7 @@ impl Sums {
         sum
     }
 
-    pub(super) fn total(&self) -> u64 {
+    pub(in crate::engine::flex) fn total(&self) -> u64 {
         self.before(self.tree.len())
     }
 
@@ -184,7 +215,7 @@ impl Sums {
         self.set(number, self.sizes[number] + bytes);
     }
 
-    pub(super) fn set(&mut self, number: usize, bytes: u64) {
+    pub(in crate::engine::flex) fn set(&mut self, number: usize, bytes: u64) {
         let by = bytes.wrapping_sub(self.sizes[number]);
         self.sizes[number] = bytes;
         let mut index = number + 1;

@@ -1,0 +1,267 @@
+//! Backups: the pairs of a snapshot, in parts, and large values, each in a file; taken while everything goes on.
+//!
+//! A part ends at a key whose hash says so, so neighbours of a change fall into the same parts again: parts and values that
+//! an earlier backup in the folder has are named once more and not written. Format: `docs/format/flex-db.md`.
+//!
+//! # Concurrency
+//! One backup of a store at a time. It holds a snapshot, and nothing that others wait for.
+//!
+//! # Failure
+//! Files are durable before the manifest names them, and it gets its name at once; older files go last. A crash or an
+//! error leaves the earlier backup, and files that the next one removes.
+
+use super::{Flex, sites};
+use crate::backup::BackupReport;
+use crate::engine::Engine;
+use crate::options::Progress;
+use crate::store::Direction;
+use esker_base::checksum::{Crc32c, crc32c};
+use esker_base::ids::Version;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
+use esker_format::backup::{MANIFEST_NAME, MANIFEST_NEW_NAME};
+use esker_format::flex_db::backup::{BackupEntry, BackupForm, FlexBackup, is_backup_file};
+use esker_format::flex_db::{Content, Pair, RunWriter};
+use esker_media::Archive;
+use std::collections::{HashMap, HashSet};
+use std::ops::Bound;
+use std::ops::ControlFlow::Continue;
+
+/// A part ends behind a key whose hash has no bit of this mask, if it is not too short, and in any case when it is long.
+const PART_MASK: u64 = (1 << 12) - 1;
+const PART_BYTES_MIN: usize = 64 << 10;
+const PART_BYTES_MAX: usize = 8 << 20;
+/// No manifest is larger.
+const MANIFEST_BYTES_MAX: u64 = 1 << 30;
+
+/// Reads the manifest of an archive, if there is one.
+///
+/// # Errors
+/// `Corrupted` naming the file, `UnsupportedFormat`, `Io`; `InvalidArgument` if the folder holds something else.
+pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<FlexBackup>> {
+    const OPERATION: &str = "read backup";
+    let named = |error: Error| error.device(format!("{}/{MANIFEST_NAME}", archive.name()));
+    let Some(size) = archive.size_bytes_of(MANIFEST_NAME)? else {
+        let ours = |name: &String| name == MANIFEST_NEW_NAME || is_backup_file(name);
+        if let Some(other) = archive.list()?.into_iter().find(|name| !ours(name)) {
+            let words = format!("the folder holds {other:?}, which is no part of a backup");
+            return Err(Error::invalid(OPERATION, words).device(archive.name()));
+        }
+        return Ok(None);
+    };
+    let mut bytes = vec![0; usize::try_from(size.min(MANIFEST_BYTES_MAX)).unwrap_or(0)];
+    let read = archive.read_at(MANIFEST_NAME, 0, &mut bytes)?;
+    let decoded = FlexBackup::decode(bytes.get(..read).unwrap_or_default());
+    decoded.map(Some).map_err(|flaw| match flaw {
+        Flaw::Version(version) => {
+            let words = format!("format version {version} is not known to this build");
+            named(Error::new(ErrorKind::UnsupportedFormat, OPERATION).context(words))
+        }
+        Flaw::Magic => named(Error::invalid(OPERATION, "no backup of a store of flex")),
+        flaw => named(Error::corrupted(OPERATION, flaw.to_string())),
+    })
+}
+
+/// A backup that is being made.
+struct Making<'a> {
+    flex: &'a Flex,
+    archive: &'a dyn Archive,
+    number: u64,
+    /// Files of the earlier backup: parts by hash, checksum and length, values by number.
+    parts: HashMap<(u64, u32, u64), BackupEntry>,
+    values: HashMap<u64, BackupEntry>,
+    run: RunWriter,
+    entries: Vec<BackupEntry>,
+    report: BackupReport,
+}
+
+impl Making<'_> {
+    fn add(&mut self, pair: &Pair<'_>) -> Result<()> {
+        if let Content::Large(_, number, length) = pair.content {
+            self.add_large(number, length)?;
+        }
+        self.run.push(pair);
+        let size = self.run.size_bytes();
+        let ends = self.flex.hasher.hash(pair.key) & PART_MASK == 0 && size >= PART_BYTES_MIN;
+        if ends || size >= PART_BYTES_MAX {
+            self.end_part()?;
+        }
+        Ok(())
+    }
+
+    fn end_part(&mut self) -> Result<()> {
+        if self.run.count() == 0 {
+            return Ok(());
+        }
+        let mut bytes = Vec::new();
+        self.run.finish(Some(&[]), &mut bytes);
+        self.run.restart(0);
+        let mut entry = BackupEntry {
+            form: BackupForm::Part,
+            checksum: crc32c(&bytes),
+            number: self.number,
+            id: self.entries.len() as u64,
+            length_bytes: bytes.len() as u64,
+            hash: self.flex.hasher.hash(&bytes),
+        };
+        match self.parts.get(&(entry.hash, entry.checksum, entry.length_bytes)) {
+            Some(earlier) => {
+                entry = *earlier;
+                self.report.segments_reused += 1;
+            }
+            None => {
+                let mut writer = self.archive.create(&entry.file_name())?;
+                writer.write(&bytes)?;
+                writer.finish(sites::BACKUP_FILE_FLUSH)?;
+                self.copied(&entry);
+            }
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    fn add_large(&mut self, number: u64, length: u64) -> Result<()> {
+        let checksum = self.flex.large.checksum_of(number);
+        let is_same =
+            |entry: &&BackupEntry| entry.length_bytes == length && Some(entry.checksum) == checksum;
+        if let Some(earlier) = self.values.get(&number).filter(is_same) {
+            self.entries.push(*earlier);
+            self.report.segments_reused += 1;
+            return Ok(());
+        }
+        let mut entry = BackupEntry {
+            form: BackupForm::Large,
+            checksum: 0,
+            number: self.number,
+            id: number,
+            length_bytes: length,
+            hash: 0,
+        };
+        let mut writer = self.archive.create(&entry.file_name())?;
+        let mut checksum = Crc32c::new();
+        let found = self.flex.visit_large(number, length, &mut |bytes| {
+            checksum.update(bytes);
+            writer.write(bytes)
+        })?;
+        if !found {
+            return Err(self.flex.damaged("a large value is missing"));
+        }
+        writer.finish(sites::BACKUP_FILE_FLUSH)?;
+        entry.checksum = checksum.finish();
+        self.copied(&entry);
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    fn copied(&mut self, entry: &BackupEntry) {
+        self.report.segments_copied += 1;
+        self.report.bytes_copied += entry.length_bytes;
+    }
+}
+
+impl Flex {
+    /// Copies the store to `archive`.
+    pub(super) fn backup_store(
+        &self,
+        archive: &dyn Archive,
+        progress: &Progress,
+    ) -> Result<BackupReport> {
+        const OPERATION: &str = "back up";
+        self.begin(OPERATION)?;
+        self.wal.check()?;
+        let Some(_turn) = self.backing_up.try_lock() else {
+            return Err(Error::new(ErrorKind::Locked, OPERATION)
+                .context("another backup of this store is under way"));
+        };
+        let earlier = read_manifest(archive)?;
+        if earlier.as_ref().is_some_and(|earlier| earlier.store_id != self.store_id) {
+            let words = "the folder has backups of another store";
+            return Err(Error::invalid(OPERATION, words).device(archive.name()));
+        }
+        let mut making = Making {
+            flex: self,
+            archive,
+            number: earlier.as_ref().map_or(1, |earlier| earlier.number + 1),
+            parts: HashMap::new(),
+            values: HashMap::new(),
+            run: RunWriter::new(0),
+            entries: Vec::new(),
+            report: BackupReport::default(),
+        };
+        for entry in earlier.into_iter().flat_map(|earlier| earlier.entries) {
+            if archive.size_bytes_of(&entry.file_name())? == Some(entry.length_bytes) {
+                match entry.form {
+                    BackupForm::Part => drop(
+                        making
+                            .parts
+                            .insert((entry.hash, entry.checksum, entry.length_bytes), entry),
+                    ),
+                    BackupForm::Large => drop(making.values.insert(entry.id, entry)),
+                }
+            }
+        }
+        let version = self.snapshot()?;
+        let done = self.copy_snapshot(&mut making, version, progress);
+        self.release(version);
+        done?;
+        let Making { entries, mut report, number, .. } = making;
+        report.last_version = Version(version);
+        let manifest = FlexBackup {
+            store_id: self.store_id,
+            number,
+            last_version: version,
+            created_unix_seconds: self.clock.unix_seconds(),
+            capacity_bytes: self.capacity_bytes,
+            entries,
+        };
+        publish(archive, &manifest)?;
+        Ok(report)
+    }
+
+    fn copy_snapshot(
+        &self,
+        making: &mut Making<'_>,
+        version: u64,
+        progress: &Progress,
+    ) -> Result<()> {
+        // About: what the store has now.
+        let all = self.index.size_bytes() + self.large.size_bytes();
+        let mut done = 0;
+        let range = (Bound::Unbounded, Bound::Unbounded);
+        self.visit_at(range, Direction::Forward, usize::MAX, version, &mut |pair| {
+            self.begin("back up")?;
+            making.add(&pair)?;
+            let value = match pair.content {
+                Content::Put(_, value) => value.len() as u64,
+                Content::Large(.., length) => length,
+                Content::Delete => 0,
+            };
+            done += pair.key.len() as u64 + value;
+            progress.report(done.min(all), all);
+            Ok(Continue(()))
+        })?;
+        making.end_part()?;
+        progress.report(all, all);
+        Ok(())
+    }
+}
+
+/// Makes the manifest the one of the archive, and removes what it does not name.
+fn publish(archive: &dyn Archive, manifest: &FlexBackup) -> Result<()> {
+    // PERSIST: the files and their names, before a manifest names them. Crash before: the earlier manifest, and files
+    //          that nobody names.
+    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
+    let mut writer = archive.create(MANIFEST_NEW_NAME)?;
+    writer.write(&manifest.encode())?;
+    writer.finish(sites::BACKUP_FILE_FLUSH)?;
+    archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
+    // PERSIST: the new manifest's name, before files go that only the earlier one names.
+    archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
+    let named: HashSet<String> = manifest.entries.iter().map(BackupEntry::file_name).collect();
+    for name in archive.list()? {
+        if is_backup_file(&name) && !named.contains(&name) {
+            archive.remove(&name)?;
+        }
+    }
+    Ok(())
+}

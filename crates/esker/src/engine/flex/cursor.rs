@@ -1,0 +1,87 @@
+//! A place in a table: its keys in order, in either direction, some of them at a time.
+//!
+//! # Concurrency
+//! The table goes on meanwhile: a key that is there during all of the walk is met, a new one may be.
+
+use super::memtable::{MemTable, Slot};
+use crate::store::Direction;
+use esker_index::Word;
+use std::ops::{Bound, ControlFlow};
+
+/// Keys that are fetched first; then more and more, up to the most.
+const FETCHED_FIRST: usize = 8;
+const FETCHED_MOST: usize = 256;
+
+/// See the module's text.
+pub(super) struct TableCursor<'t> {
+    table: &'t MemTable,
+    direction: Direction,
+    /// Keys one behind the other, and where each ends, and its place.
+    keys: Vec<u8>,
+    found: Vec<(usize, Word)>,
+    /// The one that is next, and where it begins.
+    at: usize,
+    start: usize,
+    fetch: usize,
+    ended: bool,
+}
+
+impl<'t> TableCursor<'t> {
+    /// At the first key within `from`, in a direction.
+    pub(super) fn new(table: &'t MemTable, from: Bound<&[u8]>, direction: Direction) -> Self {
+        let mut cursor = TableCursor {
+            table,
+            direction,
+            keys: Vec::new(),
+            found: Vec::new(),
+            at: 0,
+            start: 0,
+            fetch: FETCHED_FIRST,
+            ended: table.has_no_keys(),
+        };
+        cursor.fetch(from);
+        cursor
+    }
+
+    fn fetch(&mut self, from: Bound<&[u8]>) {
+        if self.ended {
+            return;
+        }
+        let (mut keys, mut found) = (Vec::new(), Vec::new());
+        self.table.visit(from, self.direction, |key, word| {
+            keys.extend_from_slice(key);
+            found.push((keys.len(), word));
+            if found.len() < self.fetch {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            }
+        });
+        self.ended = found.len() < self.fetch;
+        self.fetch = (self.fetch * 4).min(FETCHED_MOST);
+        (self.keys, self.found, self.at, self.start) = (keys, found, 0, 0);
+    }
+
+    /// The key that is next.
+    #[inline]
+    pub(super) fn key(&self) -> Option<&[u8]> {
+        let (end, _) = self.found.get(self.at)?;
+        self.keys.get(self.start..*end)
+    }
+
+    /// Its place.
+    pub(super) fn slot(&self) -> Option<&'t Slot> {
+        self.table.slot(self.found.get(self.at)?.1)
+    }
+
+    /// Goes to the next key.
+    pub(super) fn next(&mut self) {
+        let Some((end, _)) = self.found.get(self.at) else { return };
+        if self.at + 1 == self.found.len() && !self.ended {
+            let last = self.keys.get(self.start..*end).unwrap_or_default().to_vec();
+            return self.fetch(Bound::Excluded(&last));
+        }
+        self.start = *end;
+        self.at += 1;
+    }
+}

@@ -1,0 +1,152 @@
+//! What is done for intervals while the committer rests: those in many places are brought together (FlexSpace §5.2, §5.3),
+//! and everything is read and verified, little by little.
+//!
+//! # Concurrency
+//! By the background thread, under the committer's lock, for one interval at a time.
+//!
+//! # Failure
+//! An interval is rewritten as by the committer: a crash leaves the old or the new one. Damage is told, and left as it is.
+
+use super::interval::parts;
+use super::{Flex, ROOT_BYTES};
+use esker_base::{ErrorKind, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// An interval of so many runs is noted when it is read: each of them may take a read of its own.
+pub(super) const FRAGMENTED_RUNS: usize = 3;
+/// Most intervals that are noted.
+const NOTED_MAX: usize = 1024;
+/// Noted intervals for which the thread is woken.
+const NOTED_MUCH: usize = 64;
+/// Intervals that are rewritten before others are served.
+const REWRITTEN_AT_ONCE: usize = 64;
+
+/// Where the thread that verifies is.
+#[derive(Debug, Default)]
+pub(super) struct Scrub {
+    key: Vec<u8>,
+    /// Bytes that were read beyond what was due, or less.
+    ahead: u64,
+}
+
+/// What was verified since the store was opened.
+#[derive(Debug, Default)]
+pub(super) struct Scrubbed {
+    bytes: AtomicU64,
+    damaged: AtomicU64,
+}
+
+impl Scrubbed {
+    /// In words.
+    pub(super) fn report(&self) -> String {
+        let [bytes, damaged] = [&self.bytes, &self.damaged].map(|n| n.load(Ordering::Relaxed));
+        format!("{bytes} bytes verified in the background, {damaged} places damaged")
+    }
+}
+
+impl Flex {
+    /// Reads and verifies as much as is due after `passed`, from where `scrub` is; behind the last interval, all large
+    /// values. Blocks that the space has in memory are taken from there.
+    pub(super) fn scrub(&self, scrub: &mut Scrub, passed: Duration) -> Result<()> {
+        let rate = u128::from(self.options.scrub_bytes_per_second);
+        let due = u64::try_from(rate * passed.as_micros() / 1_000_000).unwrap_or(u64::MAX);
+        let mut left = due.saturating_sub(scrub.ahead);
+        scrub.ahead = scrub.ahead.saturating_sub(due);
+        while left > 0 && !self.background.is_stopping() && self.tables().sealed.is_none() {
+            let (read, upper) = self.verify_one(&scrub.key)?;
+            let mut read = read.max(1);
+            match upper {
+                Some(upper) => scrub.key = upper,
+                None => {
+                    scrub.key.clear();
+                    read += self.verify_values()?;
+                    scrub.ahead = read.saturating_sub(left);
+                    self.scrubbed.bytes.fetch_add(read, Ordering::Relaxed);
+                    // Once around is enough for a round.
+                    return Ok(());
+                }
+            }
+            self.scrubbed.bytes.fetch_add(read, Ordering::Relaxed);
+            scrub.ahead = read.saturating_sub(left);
+            left = left.saturating_sub(read);
+        }
+        Ok(())
+    }
+
+    /// Verifies the interval that holds `key`: its bytes, and where the next one begins.
+    fn verify_one(&self, key: &[u8]) -> Result<(u64, Option<Vec<u8>>)> {
+        let mut placed = None;
+        let mut bytes = Vec::new();
+        let read = self.space.read_once_where(
+            &mut || {
+                let place = self.index.place(Some(key), false, 0);
+                let size = place.sizes.first().map_or(0, |(size, ..)| *size);
+                let offset = ROOT_BYTES + place.offset;
+                placed = Some(place);
+                Some((offset, size as usize))
+            },
+            &mut bytes,
+        );
+        let Some(place) = placed else { return Ok((0, None)) };
+        let size = bytes.len() as u64;
+        let verified = read.and_then(|_| match place.is_coarse {
+            true => parts(&bytes).map(drop).map_err(|flaw| self.damaged(&flaw.to_string())),
+            false => self.decode(bytes).map(drop),
+        });
+        self.note_damage(verified)?;
+        Ok((size, place.upper))
+    }
+
+    fn verify_values(&self) -> Result<u64> {
+        let mut all = 0;
+        for (number, length) in self.large.all() {
+            if self.background.is_stopping() {
+                break;
+            }
+            let verified = self.visit_large(number, length, &mut |_| Ok(())).map(drop);
+            self.note_damage(verified)?;
+            all += length;
+        }
+        Ok(all)
+    }
+
+    fn note_damage(&self, verified: Result<()>) -> Result<()> {
+        match verified {
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                self.scrubbed.damaged.fetch_add(1, Ordering::Relaxed);
+                tracing::error!(%error, "found by reading everything");
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// Notes that the interval with this key is in many places, if there is room for the note.
+    pub(super) fn note_fragmented(&self, key: &[u8]) {
+        let Some(mut noted) = self.fragmented.try_lock() else { return };
+        if noted.len() < NOTED_MAX {
+            noted.push(key.to_vec());
+            if noted.len() == NOTED_MUCH {
+                drop(noted);
+                self.background.wake();
+            }
+        }
+    }
+
+    /// Brings intervals together that were noted, if the committer has nothing else to do. Whether there are more.
+    pub(super) fn defragment(&self) -> Result<bool> {
+        for _ in 0..REWRITTEN_AT_ONCE {
+            if self.tables().sealed.is_some() || self.wal.check().is_err() {
+                return Ok(false);
+            }
+            let Some(mut committer) = self.committer.try_lock() else { return Ok(false) };
+            let Some(key) = self.fragmented.lock().pop() else { return Ok(false) };
+            let located = self.index.locate(&key);
+            if !located.entry.is_coarse() && usize::from(located.entry.runs) >= FRAGMENTED_RUNS {
+                self.rewrite(&mut committer, &located, None, None)?;
+            }
+        }
+        Ok(true)
+    }
+}
