@@ -69,7 +69,7 @@ impl Flat {
     }
 
     /// The keys with a value of a part; `None` if an entry was moved meanwhile: the part is to be copied again.
-    fn items_of(&self, part: Part, mut since: Since) -> Result<Option<Items>> {
+    fn items_of(&self, part: Part, since: Since) -> Result<Option<Items>> {
         let mut items = Items::new();
         match part {
             Part::Hashes(entries) => {
@@ -77,12 +77,13 @@ impl Flat {
                     if kind_of(word).is_tombstone() {
                         continue;
                     }
+                    let mut seen = since;
                     let key = loop {
-                        if let Some(key) = self.key_of(hash, word, since)? {
+                        if let Some(key) = self.key_of(hash, word, seen)? {
                             break key;
                         }
-                        // Moved, or only some chunk was taken.
-                        since = self.chunks.now();
+                        // Moved, or only some chunk was taken: this word, and no other, is looked up again.
+                        seen = self.chunks.now();
                         if !self.index.holds(hash, &[], word) {
                             return Ok(None);
                         }
