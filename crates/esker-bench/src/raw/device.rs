@@ -37,7 +37,7 @@ pub enum Access {
     SequentialRead,
     /// Writes of [`CHUNK_BYTES`] one after another.
     SequentialWrite,
-    /// Writes of [`BLOCK_BYTES`] one after another, each followed by a flush.
+    /// Writes of [`BLOCK_BYTES`] one after another, each durable by itself.
     DurableWrite,
 }
 
@@ -53,7 +53,7 @@ impl Access {
             Access::RandomRead => "4k-random-read",
             Access::SequentialRead => "1m-sequential-read",
             Access::SequentialWrite => "1m-sequential-write",
-            Access::DurableWrite => "4k-write-and-flush",
+            Access::DurableWrite => "4k-durable-write",
         }
     }
 
@@ -115,7 +115,7 @@ impl Target {
         Rng::from_seed(1).fill(&mut chunk);
         let size_bytes = self.device.geometry().size_bytes;
         for at in (0..size_bytes).step_by(CHUNK_BYTES) {
-            write_all(&self.device, &chunk, at)?;
+            write_all(&self.device, &chunk, at, WriteMode::Plain)?;
         }
         Ok(sync_data(self.device.as_fd())?)
     }
@@ -153,8 +153,8 @@ impl Drop for Target {
     }
 }
 
-fn write_all(device: &FileDevice, bytes: &[u8], at: u64) -> Outcome<()> {
-    let count = write_vectored_at(device.as_fd(), &[IoSlice::new(bytes)], at, WriteMode::Plain)?;
+fn write_all(device: &FileDevice, bytes: &[u8], at: u64, mode: WriteMode) -> Outcome<()> {
+    let count = write_vectored_at(device.as_fd(), &[IoSlice::new(bytes)], at, mode)?;
     if count != bytes.len() {
         return Err(Failure::new("a short write"));
     }
@@ -222,10 +222,11 @@ fn work(device: &Arc<FileDevice>, access: Access, depth: usize, time: Duration) 
                                 return Err(Failure::new("a short read"));
                             }
                         }
-                        Access::SequentialWrite => write_all(&device, &buffer, at)?,
+                        Access::SequentialWrite => {
+                            write_all(&device, &buffer, at, WriteMode::Plain)?;
+                        }
                         Access::DurableWrite => {
-                            write_all(&device, &buffer, at)?;
-                            sync_data(device.as_fd())?;
+                            write_all(&device, &buffer, at, WriteMode::Durable)?;
                         }
                     }
                     let took = SystemClock.monotonic().saturating_sub(begin);

@@ -50,7 +50,8 @@ pub fn run(
         command.arg("--userspace_reap");
     }
     if access == Access::DurableWrite {
-        command.arg("--fdatasync=1");
+        // As `RWF_DSYNC`: the write itself is durable.
+        command.arg("--sync=dsync");
     }
     let output = match command.output() {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
