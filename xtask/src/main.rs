@@ -272,20 +272,28 @@ fn doc() -> Step {
 }
 
 fn tests(filter: Option<&str>) -> Vec<Step> {
-    let mut debug = vec!["test", "--workspace", "--locked"];
-    // With the sites of the mutants, which do nothing until one is asked for: the explorers that the check
-    // runs afterwards are part of this build.
-    let mut release = vec!["test", "--workspace", "--locked", "--profile", "checked"];
-    release.extend(["--features", "esker/mutants"]);
-    debug.extend(filter);
-    release.extend(filter);
-    vec![cargo("tests with debug assertions", &debug), cargo("tests in release mode", &release)]
+    // Not the examples: they have no tests, and the lints have seen them.
+    let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests"];
+    let filter = filter.as_slice();
+    // With the sites of the mutants, which do nothing until one is asked for, as the explorers have them.
+    let release = ["--profile", "checked", "--features", "esker/mutants"];
+    vec![
+        cargo("tests with debug assertions", &[&base[..], filter].concat()),
+        cargo(
+            "examples in texts",
+            &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
+        ),
+        cargo("tests in release mode", &[&base[..], &release, filter].concat()),
+    ]
 }
 
-/// Crash exploration and mutants in small, by the examples that the tests in release mode built.
+/// Crash exploration and mutants in small.
 fn gates() -> Vec<Step> {
     let step = |title, example, arguments: &[&str]| run::example(title, example, arguments);
+    let build = ["build", "--workspace", "--locked", "--profile", "checked"];
+    let explorers = ["--features", "esker/mutants", "--example", "*crash"];
     vec![
+        cargo("explorers", &[&build[..], &explorers].concat()),
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),

@@ -25,7 +25,7 @@ pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
     Step { title, command }
 }
 
-/// An example that `cargo test --profile checked` built.
+/// An example that was built in the profile `checked`.
 pub(crate) fn example(title: &'static str, name: &str, arguments: &[&str]) -> Step {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
