@@ -74,7 +74,6 @@ fn main() -> ExitCode {
     if arguments.gate {
         arguments.states = GATE_STATES;
         arguments.nested = 1_000;
-        arguments.no_sweep = true;
     }
     if arguments.mutants { run_mutants(&arguments) } else { explore(&arguments) }
 }
