@@ -60,6 +60,13 @@ mod tests {
         assert_eq!(all, 1000 * (STRIPES as u64 + 3));
         let places: Vec<_> = sum.iter().map(|stripe| std::ptr::from_ref(stripe).addr()).collect();
         assert!(places.windows(2).all(|pair| pair[1] - pair[0] >= 128));
-        assert_eq!(thread_number(), thread_number(), "a thread keeps its number");
+    }
+
+    #[test]
+    fn a_thread_keeps_its_number_and_others_have_other_numbers() {
+        let before = thread_number();
+        let other = std::thread::scope(|scope| scope.spawn(thread_number).join().unwrap());
+        assert_ne!(other, before);
+        assert_eq!(thread_number(), before);
     }
 }

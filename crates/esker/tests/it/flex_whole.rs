@@ -303,7 +303,6 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
         if damage {
             assert!(told(" places damaged") && !store.report().contains(" 0 places damaged"));
         } else {
-            assert!(!store.report().contains("; 0 bytes verified") || told("bytes verified"));
             esker_trt::sleep(std::time::Duration::from_millis(1500));
             assert!(store.report().contains(", 0 places damaged"), "{}", store.report());
             assert!(!store.report().contains("; 0 bytes verified"), "{}", store.report());

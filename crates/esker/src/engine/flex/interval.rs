@@ -160,7 +160,7 @@ impl Interval {
     pub(super) fn append(&self, run: &[u8], hasher: &KeyHasher) -> Result<Interval, Flaw> {
         let bytes = [&*self.bytes, run].concat();
         let number = u16::try_from(self.more.len() + 1).map_err(|_| Flaw::Field("runs"))?;
-        let run = Run::take(&mut &bytes[self.bytes.len()..], || true)?;
+        let run = Run::take(&mut &bytes[self.bytes.len()..], || false)?;
         let count = self.pairs.len() + usize::try_from(run.count).unwrap_or(0);
         let mut pairs = Vec::with_capacity(count);
         let mut old = 0;
