@@ -322,7 +322,9 @@ impl Table {
         }
         overflow.insert(known, link_of(entry));
         self.mark(home..home + 1);
-        Inserted::Done
+        // A table without a free slot counts nothing any more: if nobody could make it grow while it
+        // filled, as it was not linked yet, this says so again.
+        Inserted::done(self.is_full())
     }
 
     /// Adds entries of one region, from the first one on, as long as that is simple; gives how many.

@@ -185,6 +185,30 @@ fn equal_hashes_overflow_stay_reachable_and_make_nothing_grow() {
 }
 
 #[test]
+fn a_table_that_fills_before_it_is_linked_grows_later() {
+    let directory = Directory::with_geometry(TINY, 0);
+    let mut rng = Rng::from_seed(11);
+    let mut count = 0;
+    let mut fill = |entries: u64| {
+        (0..entries).for_each(|n| directory.insert(rng.next_u64(), link(count + n)));
+        count += entries;
+    };
+    let pin = pin();
+    let root = directory.root.load(&pin);
+    let table = root.table(0, &pin).unwrap();
+    table.grow();
+    let growth = table.growth().unwrap();
+    // Somebody has moved all regions, and is held up before it can link the new table.
+    assert!((0..64).any(|home| table.migrate(growth, home << 58, root.overflow())));
+    fill(200);
+    assert_eq!(directory.capacity(), 64, "only linked tables grow");
+    directory.finish(root, table, &pin);
+    fill(20_000);
+    let spent = directory.overflow_len();
+    assert!(spent < 1000, "{spent} of {} never found a slot", directory.len());
+}
+
+#[test]
 fn keys_chosen_to_share_a_table_end_in_the_overflow() {
     // All hashes begin with the same 20 bits, and the rest is random: every split is in vain.
     let directory = Directory::with_geometry(SMALL, 0);
