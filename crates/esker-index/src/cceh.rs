@@ -48,9 +48,10 @@ use crate::locks::Mutex;
 use crate::word::Word;
 use arena::{Arena, Located, Place};
 use esker_base::sync::atomic::{AtomicU32, Ordering};
-use segment::ROOM;
+use segment::{ROOM, Searched};
 use split::DEPTH_MAX;
 use stash::Stash;
+use std::ops::ControlFlow;
 use std::sync::OnceLock;
 
 /// Operations of a batch whose memory is fetched at once.
@@ -210,6 +211,30 @@ impl Cceh {
         Cceh { roots, grow: Mutex::default(), base, entries: Counter::default() }
     }
 
+    /// Makes room for about as many entries at once if there are none yet and there is room for fewer: before a
+    /// load in the order of hashes, which the rule against collisions takes for an attack (C4).
+    pub fn expect(&self, entries: u64) {
+        let _turn = self.grow.lock();
+        let Some(now) = self.roots.now() else { return };
+        let first_hash = |place: usize| (place as u64).checked_shl(64 - now.bits).unwrap_or(0);
+        let places = now.places.iter().enumerate();
+        let mut found: Vec<(Located, u64)> =
+            places.map(|(place, located)| (located.load(), first_hash(place))).collect();
+        found.dedup_by_key(|(located, _)| *located);
+        let segment = |located: Located| located.segment(&self.base.arena);
+        // C2: whoever locks a home from now on finds another root.
+        let _locks: Vec<_> = found.iter().map(|(located, _)| segment(*located).lock()).collect();
+        let count =
+            |(located, hash): &(Located, u64)| segment(*located).count(*hash, located.depth());
+        if self.base.stash.len() > 0 || found.iter().any(|found| count(found) > 0) {
+            return;
+        }
+        let root = Root::new(entries, &self.base.arena);
+        if root.bits > now.bits {
+            self.roots.add(root);
+        }
+    }
+
     /// Number of entries. Exact while nothing changes.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -243,17 +268,55 @@ impl Cceh {
 
     /// Every word that stands under this hash at one moment, in no particular order. Takes no lock. The
     /// hash must be mixed well over its 64 bits.
-    #[inline]
     #[must_use]
     pub fn lookup(&self, hash: u64) -> Candidates<Word> {
+        let mut found = Candidates::default();
+        self.find(hash, |word| {
+            if let Some(word) = word {
+                found.push(word);
+            } else {
+                found = Candidates::default();
+            }
+            ControlFlow::<()>::Continue(())
+        });
+        found
+    }
+
+    /// Gives the words that stand under this hash to `visit` until that breaks, and gives what it breaks with.
+    /// Whoever looks for one key so reads mostly one line, where [`Cceh::lookup`] must go on for
+    /// others. Each word stood there when it is given. If the entries change meanwhile, `visit` gets `None`, and
+    /// then all words again: those after the last `None` stood there at one moment, if it did not break.
+    #[inline]
+    pub fn find<B>(
+        &self,
+        hash: u64,
+        mut visit: impl FnMut(Option<Word>) -> ControlFlow<B>,
+    ) -> Option<B> {
         loop {
-            let Some(root) = self.roots.now() else { return Candidates::default() };
-            let Some(located) = root.located(hash) else { return Candidates::default() };
+            let root = self.roots.now()?;
+            let located = root.located(hash)?;
             located.prefetch(hash);
-            let found = located.segment(&self.base.arena).lookup(hash, &self.base.stash);
+            let mut end = None;
+            let searched =
+                located.segment(&self.base.arena).search(hash, &self.base.stash, &mut |word| {
+                    // C3.
+                    if self.is_current(root, hash, located) {
+                        match visit(Some(word)) {
+                            ControlFlow::Continue(()) => return ControlFlow::Continue(()),
+                            ControlFlow::Break(with) => end = Some(with),
+                        }
+                    }
+                    ControlFlow::Break(())
+                });
+            if end.is_some() {
+                return end;
+            }
             // C3.
-            if self.is_current(root, hash, located) {
-                return found;
+            if searched == Searched::All && self.is_current(root, hash, located) {
+                return None;
+            }
+            if let ControlFlow::Break(with) = visit(None) {
+                return Some(with);
             }
         }
     }

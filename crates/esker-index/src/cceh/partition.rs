@@ -4,6 +4,7 @@
 use super::split::PATIENCE;
 use super::{Base, Candidates, GROUP, Root};
 use crate::word::Word;
+use std::ops::ControlFlow;
 
 /// A part of a partitioned index, which one core or thread owns: changes need `&mut`. The hashes of
 /// a partition must be mixed well over their 64 bits, so they should choose the partition by a
@@ -59,7 +60,13 @@ impl Partition {
     pub fn lookup(&self, hash: u64) -> Candidates<Word> {
         let Some(located) = self.root.located(hash) else { return Candidates::default() };
         located.prefetch(hash);
-        located.segment(&self.base.arena).lookup(hash, &self.base.stash)
+        let mut found = Candidates::default();
+        // Nobody changes anything meanwhile.
+        located.segment(&self.base.arena).search(hash, &self.base.stash, &mut |word| {
+            found.push(word);
+            ControlFlow::Continue(())
+        });
+        found
     }
 
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The

@@ -12,6 +12,7 @@ use super::stash::Stash;
 use crate::entry::Candidates;
 use crate::word::Word;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
+use std::ops::ControlFlow;
 
 /// Homes of a segment: what 8 bits can say. Shuttle explores segments of four; hashes whose lowest 8
 /// bits say no more are kept exactly there.
@@ -39,10 +40,39 @@ impl Default for Segment {
     }
 }
 
+/// What a search for a hash came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Searched {
+    /// Whoever is given words has enough.
+    Stopped,
+    /// That was all.
+    All,
+    /// Something changed meanwhile: there may be more.
+    Changed,
+}
+
+/// Gives the words of a hash in one bucket to `visit`.
 #[inline]
-fn push(found: &mut Candidates<Word>, word: u64) {
-    if let Some(word) = Word::new(word) {
-        found.push(word);
+fn give(
+    bucket: &Bucket,
+    header: Header,
+    hash: u64,
+    distance: usize,
+    visit: &mut impl FnMut(Word) -> ControlFlow<()>,
+) -> Searched {
+    let mut found = Candidates::default();
+    bucket.search(header, hash, distance, |_, word| {
+        if let Some(word) = Word::new(word) {
+            found.push(word);
+        }
+    });
+    // B2.
+    if !bucket.unchanged(header) {
+        return Searched::Changed;
+    }
+    match found.iter().any(|word| visit(word).is_break()) {
+        true => Searched::Stopped,
+        false => Searched::All,
     }
 }
 
@@ -72,42 +102,55 @@ impl Segment {
         (1..).zip(self.buckets.get(first..first + reach).unwrap_or(&[]))
     }
 
-    /// Every word that stood under this hash at one moment.
+    /// Gives the words that stand under this hash to `visit` until that breaks. Each stood there when it is
+    /// given; all of them did at one moment if the result is `All`.
     #[inline]
-    pub(super) fn lookup(&self, hash: u64, stash: &Stash) -> Candidates<Word> {
-        let mut found = Candidates::default();
-        let Some(home) = self.home(hash) else { return found };
-        loop {
-            let header = home.header();
-            home.search(header, hash, 0, |_, word| push(&mut found, word));
-            let whole = !header.is_wide() || self.lookup_wide(header, hash, stash, &mut found);
-            // B3.
-            if home.unchanged(header) && whole {
-                return found;
-            }
-            found = Candidates::default();
+    pub(super) fn search(
+        &self,
+        hash: u64,
+        stash: &Stash,
+        visit: &mut impl FnMut(Word) -> ControlFlow<()>,
+    ) -> Searched {
+        let Some(home) = self.home(hash) else { return Searched::All };
+        let header = home.header();
+        match give(home, header, hash, 0, visit) {
+            Searched::All if header.is_wide() => self.search_wide(home, header, hash, stash, visit),
+            searched => searched,
         }
     }
 
-    /// What stands away from the home. False if it was not read at one moment.
+    /// As [`Segment::search`], for what stands away from the home.
     #[inline(never)]
-    fn lookup_wide(
+    fn search_wide(
         &self,
+        home: &Bucket,
         header: Header,
         hash: u64,
         stash: &Stash,
-        found: &mut Candidates<Word>,
-    ) -> bool {
-        let mut whole = true;
-        for (distance, bucket) in self.after(hash, header.reach()) {
-            let header = bucket.header();
-            bucket.search(header, hash, distance, |_, word| push(found, word));
-            whole &= bucket.unchanged(header);
+        visit: &mut impl FnMut(Word) -> ControlFlow<()>,
+    ) -> Searched {
+        let reach = header.reach();
+        if let Some((_, next)) = self.after(hash, reach).next() {
+            crate::prefetch::lines(
+                std::ptr::from_ref(next).addr(),
+                reach * size_of::<Bucket>() - 1,
+            );
+        }
+        for (distance, bucket) in self.after(hash, reach) {
+            match give(bucket, bucket.header(), hash, distance, visit) {
+                Searched::All => {}
+                searched => return searched,
+            }
         }
         if header.stashed() {
-            stash.find(hash, found);
+            let mut found = Candidates::default();
+            stash.find(hash, &mut found);
+            if found.iter().any(|word| visit(word).is_break()) {
+                return Searched::Stopped;
+            }
         }
-        whole
+        // B3.
+        if home.unchanged(header) { Searched::All } else { Searched::Changed }
     }
 
     /// Puts an entry into its window; false if that is full. The caller holds the home's lock;

@@ -241,6 +241,27 @@ fn an_expected_size_makes_room_at_once() {
 }
 
 #[test]
+fn a_load_in_the_order_of_hashes_needs_no_stash_if_it_is_expected() {
+    let mut hashes = random(300_000, 12, |hash| hash);
+    hashes.sort_unstable();
+    let all: Vec<(u64, Word)> = hashes.into_iter().zip((0..).map(word)).collect();
+    let load = |expected| {
+        let index = Cceh::default();
+        index.expect(expected);
+        index.insert_many(&all);
+        assert!(all.iter().all(|(hash, word)| found(&index, *hash) == [*word]));
+        index.stash_len()
+    };
+    assert!(load(0) > 0, "then this test shows nothing");
+    assert_eq!(load(300_000), 0);
+    let index = Cceh::default();
+    index.insert(1, word(1));
+    index.expect(300_000);
+    assert_eq!(found(&index, 1), [word(1)]);
+    assert!(index.capacity() < 10_000, "an index that is in use grows with what it gets");
+}
+
+#[test]
 fn lookups_and_walks_beside_splits_miss_nothing_that_stays() {
     let index = Cceh::default();
     let residents = random(3000, 11, |hash| hash);

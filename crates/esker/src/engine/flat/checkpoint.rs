@@ -252,6 +252,16 @@ impl Flat {
         options: &Options,
         load: &(dyn Fn(&ImageHeader, &[u8]) -> Option<()> + Sync),
     ) -> Result<bool> {
+        let mut hashes = 0;
+        for part in first..image.chunks.len() {
+            let head = self.peek_part(image, part)?;
+            let head = head.filter(|(_, head)| head.kind == ImageKind::Hashes);
+            hashes += head.map_or(0, |(_, head)| {
+                // It has not been verified: no more than there is room for.
+                u64::from(head.count).min(head.payload_bytes / HASH_ENTRY_SIZE as u64)
+            });
+        }
+        self.index.expect(hashes);
         let done = AtomicUsize::new(first);
         let whole = AtomicBool::new(true);
         let work = || {
@@ -273,6 +283,17 @@ impl Flat {
         Ok(whole.load(Ordering::Relaxed))
     }
 
+    /// Where a part of an image begins, and its header, which is not verified; `None` if that cannot be one.
+    fn peek_part(&self, image: &Image, part: usize) -> Result<Option<(u64, ImageHeader)>> {
+        let Some(chunk) = image.chunks.get(part) else { return Ok(None) };
+        let offset = self.layout.start_of(*chunk) + CHUNK_START;
+        let mut head = [0; IMAGE_HEADER_SIZE];
+        self.memory.read(offset, &mut head)?;
+        let room = self.layout.room() - IMAGE_HEADER_SIZE as u64;
+        let peeked = ImageHeader::peek(&head).ok().filter(|head| head.payload_bytes <= room);
+        Ok(peeked.map(|head| (offset, head)))
+    }
+
     /// A part of an image; `None` if it is damaged, or another's.
     pub(super) fn read_part<'b>(
         &self,
@@ -280,13 +301,7 @@ impl Flat {
         part: usize,
         buffer: &'b mut Vec<u8>,
     ) -> Result<Option<(ImageHeader, &'b [u8])>> {
-        let Some(chunk) = image.chunks.get(part) else { return Ok(None) };
-        let offset = self.layout.start_of(*chunk) + CHUNK_START;
-        let mut head = [0; IMAGE_HEADER_SIZE];
-        self.memory.read(offset, &mut head)?;
-        let room = self.layout.room() - IMAGE_HEADER_SIZE as u64;
-        let peeked = ImageHeader::peek(&head).ok().filter(|head| head.payload_bytes <= room);
-        let Some(peeked) = peeked else { return Ok(None) };
+        let Some((offset, peeked)) = self.peek_part(image, part)? else { return Ok(None) };
         let length = IMAGE_HEADER_SIZE + usize::try_from(peeked.payload_bytes).unwrap_or(0);
         buffer.resize(length, 0);
         self.memory.read(offset, buffer)?;

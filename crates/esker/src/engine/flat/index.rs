@@ -52,6 +52,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn scan(&self, from: Bound<&[u8]>, direction: Direction, visit: Visit<'_>) -> bool;
     /// Whether there is an order.
     fn is_ordered(&self) -> bool;
+    /// Makes room for as many entries as an image has of this kind of index.
+    fn expect(&self, hashes: u64);
     /// Adds entries of an image of this kind of index.
     fn load_hashes(&self, entries: &[(u64, Word)]);
     /// As before.
@@ -75,28 +77,38 @@ pub(super) struct HashIndex {
 impl KeyIndex for HashIndex {
     #[inline]
     fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>> {
-        'again: loop {
-            let candidates = self.table.lookup(hash);
-            for word in candidates.iter() {
-                let of_8 = Place::of(word).key_of_8;
-                if of_8 != (key.len() == 8) {
-                    continue;
+        let of_8 = key.len() == 8;
+        loop {
+            let found = self.table.find(hash, |word| {
+                let Some(word) = word else { return ControlFlow::Continue(()) };
+                if Place::of(word).key_of_8 != of_8 {
+                    return ControlFlow::Continue(());
                 }
                 if of_8 && self.exact {
-                    return Ok(Some(word));
+                    return ControlFlow::Break(Ok(Some(word)));
                 }
-                match same(word)? {
-                    Some(true) => return Ok(Some(word)),
-                    Some(false) => {}
-                    None => continue 'again,
+                match same(word) {
+                    Ok(Some(true)) => ControlFlow::Break(Ok(Some(word))),
+                    Ok(Some(false)) => ControlFlow::Continue(()),
+                    // Gone meanwhile: once more, from the start.
+                    Ok(None) => ControlFlow::Break(Ok(None)),
+                    Err(error) => ControlFlow::Break(Err(error)),
                 }
+            });
+            match found {
+                None => return Ok(None),
+                Some(Ok(None)) => {}
+                Some(found) => return found,
             }
-            return Ok(None);
         }
     }
 
     fn holds(&self, hash: u64, _key: &[u8], word: Word) -> bool {
-        self.table.lookup(hash).iter().any(|found| found == word)
+        let is_word = |found| match found == Some(word) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        };
+        self.table.find(hash, is_word).is_some()
     }
 
     fn insert(&self, hash: u64, _key: &[u8], word: Word) {
@@ -131,6 +143,10 @@ impl KeyIndex for HashIndex {
 
     fn is_ordered(&self) -> bool {
         false
+    }
+
+    fn expect(&self, hashes: u64) {
+        self.table.expect(hashes);
     }
 
     fn load_hashes(&self, entries: &[(u64, Word)]) {
@@ -200,6 +216,8 @@ impl KeyIndex for Masstree {
     fn is_ordered(&self) -> bool {
         true
     }
+
+    fn expect(&self, _hashes: u64) {}
 
     fn load_hashes(&self, _entries: &[(u64, Word)]) {}
 
