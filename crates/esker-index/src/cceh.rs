@@ -321,6 +321,13 @@ impl Cceh {
         }
     }
 
+    /// Starts to fetch what operations on these hashes will read: for a few dozen of them.
+    pub fn prefetch(&self, hashes: impl Iterator<Item = u64>) {
+        if let Some(root) = self.roots.now() {
+            hashes.for_each(|hash| root.prefetch(hash));
+        }
+    }
+
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
     /// memory of 16 hashes is fetched at once, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates<Word>)) {

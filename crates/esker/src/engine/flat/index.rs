@@ -44,8 +44,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn replace(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool;
     /// Removes a word; false if it is not there.
     fn remove(&self, hash: u64, key: &[u8], old: Word) -> bool;
-    /// Starts to fetch what lookups will read.
-    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>));
+    /// Starts to fetch what operations on these keys will read.
+    fn prefetch(&self, keys: &[(u64, &[u8])]);
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
     /// In order, if there is one.
@@ -123,9 +123,8 @@ impl KeyIndex for HashIndex {
         self.table.remove(hash, old)
     }
 
-    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>)) {
-        let hashes: Vec<u64> = keys.iter().map(|(hash, _)| *hash).collect();
-        self.table.lookup_many(&hashes, |_, found| visit(found.iter().next()));
+    fn prefetch(&self, keys: &[(u64, &[u8])]) {
+        self.table.prefetch(keys.iter().map(|(hash, _)| *hash));
     }
 
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
@@ -190,9 +189,10 @@ impl KeyIndex for Masstree {
         Masstree::remove(self, key, old)
     }
 
-    fn prefetch(&self, keys: &[(u64, &[u8])], visit: &mut dyn FnMut(Option<Word>)) {
+    fn prefetch(&self, keys: &[(u64, &[u8])]) {
+        // What a descent reads is known only as it goes.
         let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
-        self.lookup_many(&keys, |_, found| visit(found));
+        self.lookup_many(&keys, |_, _| ());
     }
 
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {

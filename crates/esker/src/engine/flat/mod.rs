@@ -327,7 +327,7 @@ impl Engine for Flat {
 
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
         let keys: Vec<(u64, &[u8])> = keys.map(|key| (self.hasher.hash(key), key)).collect();
-        self.index.prefetch(&keys, &mut |_| ());
+        self.index.prefetch(&keys);
     }
 
     fn read_size(&self, key: &[u8]) -> u64 {

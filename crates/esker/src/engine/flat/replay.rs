@@ -181,7 +181,7 @@ impl Scan<'_> {
     /// Enters entries of a chunk, in their order; what the index keeps of them is fetched at once.
     fn enter(&self, chunk: u32, group: &mut Vec<Found<'_>>) -> Result<()> {
         let keys: Vec<(u64, &[u8])> = group.iter().map(|found| (found.hash, &*found.key)).collect();
-        self.flat.index.prefetch(&keys, &mut |_| ());
+        self.flat.index.prefetch(&keys);
         drop(keys);
         group.drain(..).try_for_each(|found| self.entry(chunk, &found))
     }
