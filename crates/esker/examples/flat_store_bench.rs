@@ -1,6 +1,7 @@
 //! `flat` measured: what a PUT costs in cache lines and fences, operations a second, and the time to open after a crash
 //! and after a clean stop. `cargo xtask bench flat`.
 #![allow(
+    clippy::indexing_slicing,
     clippy::unwrap_used,
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
@@ -165,6 +166,19 @@ fn run(arguments: &Arguments, options: &Options) {
             store.put(&key(number), &value).unwrap();
         });
     });
+    let (once, store) = crash(store, options);
+    let alone = share.min(2_000_000);
+    let put = rate(1, alone, |_| {
+        let mut rng = Rng::from_seed(77);
+        (0..alone).for_each(|_| {
+            store.put(&key(rng.below(share * threads)), &value).unwrap();
+        });
+    });
+    let (put, access) = (1000.0 / put, random_access());
+    println!(
+        "a PUT on one thread, without growth: {put:.0} ns, {:.2} random accesses of {access:.0} ns (goal 4)",
+        put / access
+    );
     let overwrite = rate(threads, share * threads, |thread| {
         let mut rng = Rng::from_seed(thread);
         (0..share).for_each(|_| {
@@ -184,17 +198,35 @@ fn run(arguments: &Arguments, options: &Options) {
     let clean = seconds(|| store = Some(Store::open(options).unwrap()));
     let items = store.as_ref().map_or(0, |store| store.stats().items);
     assert_eq!(items, share * threads, "everything is found");
-    // Not closed, as after a crash: its locks end with it.
-    let crash = crash(store.take().unwrap(), options);
-    println!("open after a clean stop {clean:.3} s, after a crash {crash:.3} s: {items} records");
+    let (twice, _) = crash(store.take().unwrap(), options);
+    println!(
+        "{items} records: open after a clean stop {clean:.3} s; after a crash {once:.3} s with each \
+         written once, {twice:.3} s with twice as many entries"
+    );
 }
 
-/// Opens the store without the image of its last stop.
-fn crash(store: Store, options: &Options) -> f64 {
+/// Opens the store without the image of its last stop; gives how long that takes, too.
+fn crash(store: Store, options: &Options) -> (f64, Store) {
     store.put(b"once more", b"1").unwrap();
+    // Not closed, as after a crash: its locks end with it.
     store.forget();
     let mut store = None;
     let taken = seconds(|| store = Some(Store::open(options).unwrap()));
-    drop(store);
-    taken
+    let store = store.unwrap();
+    assert!(store.delete(b"once more").unwrap());
+    (taken, store)
+}
+
+/// Nanoseconds of a random access to 512 MiB, each after the one before.
+fn random_access() -> f64 {
+    const PLACES: u64 = 64 << 20;
+    const STEPS: u64 = 5_000_000;
+    let mut rng = Rng::from_seed(1);
+    // One cycle through all places, in random order (Sattolo).
+    let mut next: Vec<u64> = (0..PLACES).collect();
+    (1..PLACES).rev().for_each(|place| next.swap(place as usize, rng.below(place) as usize));
+    let mut place = 0;
+    let taken = seconds(|| (0..STEPS).for_each(|_| place = next[place as usize]));
+    assert!(place < PLACES);
+    taken * 1e9 / STEPS as f64
 }
