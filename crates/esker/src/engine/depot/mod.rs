@@ -253,7 +253,7 @@ impl Depot {
             )),
             pace: Pace::default(),
             lenient,
-            record_cache: RecordCache::new(options.record_cache_bytes),
+            record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
             durability: options.durability,
             pool,

@@ -13,7 +13,8 @@
 //! Any thread; short locks of shards, never held across I/O.
 //!
 //! What does not fit any more is kept only if it was asked for before, as far as a table of marks remembers (a
-//! doorkeeper, as TinyLFU's): a record that nobody asks for twice costs one mark.
+//! doorkeeper, as TinyLFU's): a record that nobody asks for twice costs one mark. So it is from the start where memory
+//! lies before the device anyway: there a read costs less than to keep what it brought.
 
 use esker_base::striped::Striped;
 use esker_index::Link;
@@ -84,7 +85,7 @@ struct Counts {
 pub(super) struct RecordCache {
     records: Records,
     budget_bytes: u64,
-    /// Weight of what was put in so far, until that is most of the budget.
+    /// Weight of what was put in so far, until that is most of the budget; beyond it from the start if it is not eager.
     filled: AtomicU64,
     /// Of records that were asked for once: some bits of their hashes.
     marks: Box<[AtomicU16]>,
@@ -92,8 +93,8 @@ pub(super) struct RecordCache {
 }
 
 impl RecordCache {
-    /// `None` for a budget of 0.
-    pub(super) fn new(budget_bytes: u64) -> Option<RecordCache> {
+    /// `None` for a budget of 0. `eager`: while there is room, keep what is read once.
+    pub(super) fn new(budget_bytes: u64, eager: bool) -> Option<RecordCache> {
         let estimated = usize::try_from(budget_bytes / USUAL_BYTES).unwrap_or(usize::MAX);
         let marks: Box<[AtomicU16]> = (0..estimated).map(|_| AtomicU16::new(0)).collect();
         let capacity = budget_bytes.saturating_sub(size_of_val(&*marks) as u64);
@@ -107,7 +108,7 @@ impl RecordCache {
         Some(RecordCache {
             records: Cache::with_options(options, Memory, hasher, lifecycle),
             budget_bytes,
-            filled: AtomicU64::new(0),
+            filled: AtomicU64::new(if eager { 0 } else { u64::MAX }),
             marks,
             counts: Striped::default(),
         })
@@ -136,7 +137,7 @@ impl RecordCache {
         self.records.insert(place, record.into());
     }
 
-    /// Whether there is room, or the record was asked for before.
+    /// Whether there is room that may be filled, or the record was asked for before.
     fn is_due(&self, (link, salt): Place, weight: u64) -> bool {
         if self.filled.load(Ordering::Relaxed) < self.budget_bytes / 8 * 7 {
             self.filled.fetch_add(weight, Ordering::Relaxed);
