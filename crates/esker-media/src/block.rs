@@ -18,6 +18,7 @@
 //! A failed write or flush leaves the range unknown. The device never retries a failed flush; the
 //! engine above decides (it goes read-only).
 
+use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result, Site};
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
@@ -67,11 +68,17 @@ pub struct Counters {
     pub flushes: u64,
 }
 
-/// [`Counters`] that many threads add to.
+/// Number and bytes of what some threads read.
 #[derive(Debug, Default)]
-pub(crate) struct AtomicCounters {
+struct Reads {
     reads: AtomicU64,
     read_bytes: AtomicU64,
+}
+
+/// [`Counters`] that many threads add to. Reads, the most frequent, are counted apart for each thread.
+#[derive(Debug, Default)]
+pub(crate) struct AtomicCounters {
+    reads: Striped<Reads>,
     writes: AtomicU64,
     write_bytes: AtomicU64,
     prepare_bytes: AtomicU64,
@@ -80,8 +87,9 @@ pub(crate) struct AtomicCounters {
 
 impl AtomicCounters {
     pub(crate) fn read(&self, bytes: u64) {
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let here = self.reads.here();
+        here.reads.fetch_add(1, Ordering::Relaxed);
+        here.read_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn write(&self, bytes: u64) {
@@ -99,9 +107,12 @@ impl AtomicCounters {
 
     /// Each number is exact; together they may be of slightly different moments.
     pub(crate) fn get(&self) -> Counters {
+        let read = |count: fn(&Reads) -> &AtomicU64| {
+            self.reads.iter().map(|reads| count(reads).load(Ordering::Relaxed)).sum()
+        };
         Counters {
-            reads: self.reads.load(Ordering::Relaxed),
-            read_bytes: self.read_bytes.load(Ordering::Relaxed),
+            reads: read(|reads| &reads.reads),
+            read_bytes: read(|reads| &reads.read_bytes),
             writes: self.writes.load(Ordering::Relaxed),
             write_bytes: self.write_bytes.load(Ordering::Relaxed),
             prepare_bytes: self.prepare_bytes.load(Ordering::Relaxed),
@@ -133,6 +144,20 @@ pub trait BlockDevice: Send + Sync + Debug {
     /// to a thread of the kernel, and AIO costs less.
     fn is_nowait(&self) -> bool {
         true
+    }
+
+    /// Whether [`BlockDevice::read_at`] takes any offset and length (an exception to B2), and fewer bytes than
+    /// a block are cheaper to read: memory lies before the device.
+    fn reads_bytes(&self) -> bool {
+        false
+    }
+
+    /// Sizes, with the block that [`BlockDevice::read_at`] asks for.
+    fn read_geometry(&self) -> BlockGeometry {
+        match self.reads_bytes() {
+            true => BlockGeometry { block_size_bytes: 1, ..self.geometry() },
+            false => self.geometry(),
+        }
     }
 
     /// Fills `buf` from `offset`.

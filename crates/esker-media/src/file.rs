@@ -229,6 +229,7 @@ impl FileDevice {
             let count = rest.len().min(PIECE_COUNT_MAX);
             let (now, _) = rest.split_at_mut(count);
             let done = match io::read_vectored_at(self.fd.as_fd(), now, at) {
+                Ok(done) if self.reads_bytes() => done,
                 Ok(done) => self.whole_blocks(done),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(self.error(OPERATION, error).at(at, 0)),
@@ -417,8 +418,13 @@ impl BlockDevice for FileDevice {
         self.counters.get()
     }
 
+    fn reads_bytes(&self) -> bool {
+        !self.is_direct()
+    }
+
     fn read_at(&self, _site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.check("read device", offset, buf.len() as u64)?;
+        let checked = self.read_geometry().check("read device", offset, buf.len() as u64);
+        checked.map_err(|error| error.device(&self.name))?;
         if self.is_aligned(buf.as_ptr().addr(), buf.len()) {
             return self.read_pieces(offset, &mut [IoSliceMut::new(buf)]);
         }

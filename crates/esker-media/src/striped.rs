@@ -251,9 +251,14 @@ impl BlockDevice for StripedDevice {
         )
     }
 
+    fn reads_bytes(&self) -> bool {
+        self.members.iter().all(|member| member.device.reads_bytes())
+    }
+
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
         let length = buf.len() as u64;
-        self.check("read device", offset, length)?;
+        let checked = self.read_geometry().check("read device", offset, length);
+        checked.map_err(|error| error.device(&self.name))?;
         if let Some((member, at)) = self.whole(offset, length) {
             return member.device.read_at(site, at, buf);
         }

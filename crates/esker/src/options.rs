@@ -139,7 +139,8 @@ pub struct Options {
     /// what it is given is refused. Default false.
     pub cache: bool,
     /// DRAM for records that were read, in bytes, for devices that are slow to read: values over an eighth
-    /// of a segment and over 1 in 64 of this are not kept. Default 0: none.
+    /// of a segment and over 1 in 64 of this are not kept, and once it is full, or if the
+    /// page cache is not bypassed, only what is asked for twice is. Default 0: none.
     pub record_cache_bytes: u64,
     /// What only `flex` looks at.
     pub flex: FlexOptions,

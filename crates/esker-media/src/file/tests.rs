@@ -49,6 +49,17 @@ fn round_trip(direct: Direct) {
     device.read_vectored_at(READ, block as u64, &mut pieces).unwrap();
     assert_eq!((&halves.0[..], &halves.1[..]), (&data[..block], &data[block..2 * block]));
 
+    // The page cache gives any bytes; the device only blocks.
+    let mut few = [0; 700];
+    let read = device.read_at(READ, block as u64 + 77, &mut few);
+    assert_eq!(device.reads_bytes(), !device.is_direct());
+    match device.reads_bytes() {
+        true => assert_eq!(few[..], data[77..777]),
+        false => assert_eq!(read.unwrap_err().kind(), ErrorKind::InvalidArgument),
+    }
+    let behind = device.read_at(READ, (8 << 20) - 100, &mut few);
+    assert_eq!(behind.unwrap_err().kind(), ErrorKind::InvalidArgument);
+
     drop(device);
     let again = FileDevice::open(&path, OpenOptions { direct, ..OpenOptions::default() }).unwrap();
     again.read_at(READ, block as u64, &mut back).unwrap();

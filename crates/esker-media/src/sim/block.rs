@@ -46,6 +46,8 @@ pub struct SimBlockOptions {
     pub size_bytes_max: u64,
     /// Unit of a transfer in bytes, a power of two from 512.
     pub block_size_bytes: u32,
+    /// Reads may begin and end anywhere ([`BlockDevice::reads_bytes`]). Of every second seed, if nothing else is said.
+    pub reads_bytes: bool,
     /// Unit that a crash keeps or loses whole, in bytes: 512 (strict), or up to the block size.
     pub tear_size_bytes: u32,
     /// Content at the start.
@@ -71,6 +73,7 @@ impl SimBlockOptions {
             size_bytes,
             size_bytes_max: 0,
             block_size_bytes: 512,
+            reads_bytes: seed % 2 == 1,
             tear_size_bytes: 512,
             initial: Initial::Zeros,
             seed,
@@ -112,6 +115,7 @@ struct State {
 pub struct SimBlock {
     name: String,
     block_size_bytes: u32,
+    reads_bytes: bool,
     /// Grows only, up to `size_bytes_max`.
     size_bytes: AtomicU64,
     size_bytes_max: u64,
@@ -148,6 +152,7 @@ impl SimBlock {
         SimBlock {
             name: options.name,
             block_size_bytes: block,
+            reads_bytes: options.reads_bytes,
             size_bytes: AtomicU64::new(options.size_bytes),
             size_bytes_max: options.size_bytes_max.max(options.size_bytes),
             tear_size_bytes: tear,
@@ -350,10 +355,15 @@ impl BlockDevice for SimBlock {
         self.counters.get()
     }
 
+    fn reads_bytes(&self) -> bool {
+        self.reads_bytes
+    }
+
     fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
         const OPERATION: &str = "read device";
         let length = buf.len() as u64;
-        self.check(OPERATION, offset, length)?;
+        let checked = self.read_geometry().check(OPERATION, offset, length);
+        checked.map_err(|error| error.device(&self.name))?;
         let mut state = self.state.lock();
         state.visits.visit(site);
         self.counters.read(length);

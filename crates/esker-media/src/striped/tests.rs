@@ -38,6 +38,25 @@ fn refusal(images: &[Image], new: Option<&NewSet>) -> String {
 }
 
 #[test]
+fn it_reads_any_bytes_if_all_its_members_do() {
+    for members_do in [false, true] {
+        let sims = SimDevices::new(2, |index| SimBlockOptions {
+            reads_bytes: members_do || index == 0,
+            ..SimBlockOptions::new(MEMBER, index as u64)
+        });
+        let device = StripedDevice::open(members(sims.devices()), Some(&new(1))).unwrap();
+        let data: Vec<u8> = (0..=255).cycle().take(3 * 4096).collect();
+        device.write_at(SITE, 2048, &[IoSlice::new(&data)]).unwrap();
+        let mut found = vec![0; 6001];
+        let read = device.read_at(SITE, 2048 + 1003, &mut found);
+        match members_do {
+            true => assert_eq!(found, data[1003..1003 + 6001]),
+            false => assert_eq!(read.unwrap_err().kind(), ErrorKind::InvalidArgument),
+        }
+    }
+}
+
+#[test]
 fn it_reads_what_was_written_wherever_units_meet() {
     let sims = sims(3);
     let device = StripedDevice::open(members(sims.devices()), Some(&new(1))).unwrap();

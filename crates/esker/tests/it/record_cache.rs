@@ -1,13 +1,42 @@
 //! Records in DRAM: fewer device reads, the same answers, one budget.
 
-use crate::support::{device, open, options};
+use crate::support::{open, options};
 use esker_base::rng::Rng;
 use esker_media::sim::{SimBlock, SimBlockOptions};
 use std::sync::Arc;
 
+/// A device that reads bytes, from memory as it were, or blocks.
+fn sim(seed: u64, reads_bytes: bool) -> Arc<SimBlock> {
+    Arc::new(SimBlock::new(SimBlockOptions { reads_bytes, ..SimBlockOptions::new(16 << 20, seed) }))
+}
+
+#[test]
+fn where_reads_are_cheap_only_what_is_asked_for_twice_is_kept() {
+    let device = sim(3, true);
+    let mut options = options(3);
+    options.testing.segment_size_bytes = Some(1 << 20);
+    options.record_cache_bytes = 8 << 20;
+    let store = open(&device, &options).unwrap();
+    let sizes = [0, 60, 170, 180, 190, 700, 5000];
+    for n in 0..70_u8 {
+        store.put(&[n], &vec![n; sizes[usize::from(n) % 7]]).unwrap();
+    }
+    for (round, expected) in [(1, 70), (2, 70), (3, 0)] {
+        let before = store.stats().device;
+        for n in 0..70_u8 {
+            let value = store.get(&[n]).unwrap().unwrap();
+            assert!(value.len() == sizes[usize::from(n) % 7] && value.iter().all(|b| *b == n));
+        }
+        let after = store.stats().device;
+        assert_eq!(after.reads - before.reads, expected, "round {round}");
+        let most = 15 * sizes.iter().sum::<usize>() as u64;
+        assert!(after.read_bytes - before.read_bytes <= most, "records, not blocks");
+    }
+}
+
 #[test]
 fn what_was_read_is_read_from_dram_until_it_is_replaced() {
-    let device = device(1);
+    let device = sim(1, false);
     let mut options = options(1);
     // So much that no share of it is short.
     options.record_cache_bytes = 8 << 20;
@@ -48,7 +77,7 @@ fn what_was_read_is_read_from_dram_until_it_is_replaced() {
 #[test]
 fn the_budget_is_obeyed_and_long_records_are_not_kept() {
     let budget = 1 << 20;
-    let device = Arc::new(SimBlock::new(SimBlockOptions::new(16 << 20, 2)));
+    let device = sim(2, false);
     let mut options = options(2);
     options.testing.segment_size_bytes = Some(1 << 20);
     options.record_cache_bytes = budget;

@@ -159,7 +159,7 @@ impl Depot {
         for value in &log.large {
             self.extents.import(value);
         }
-        self.items.store(loaded.items, std::sync::atomic::Ordering::Relaxed);
+        self.restore_items(loaded.items);
     }
 }
 

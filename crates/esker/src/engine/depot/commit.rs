@@ -21,7 +21,7 @@
 //! A crash leaves a prefix of the batches, of which the last may be torn. The writers of a failed
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
-use super::later::{Pieces, Unwritten};
+use super::later::{Forming, Pieces, Unwritten};
 use super::place::{Batch, Tail};
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, Sequence, Version};
@@ -142,9 +142,15 @@ pub(super) struct Log {
     summary: Mutex<Vec<u8>>,
     pub(super) unwritten: Unwritten,
     next_epoch: AtomicU64,
-    /// As in `state`, for readers, who do not take the lock.
+    doors: Doors,
+}
+
+/// As in the log's state, for those who do not take the lock; on a line that hardly ever changes.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Doors {
     closed: AtomicBool,
-    /// Writes are refused, as `state` says why.
+    /// Writes are refused, as the state says why.
     refusing: AtomicBool,
 }
 
@@ -168,8 +174,7 @@ impl Log {
             summary: Mutex::new(end.summary),
             unwritten: Unwritten::default(),
             next_epoch: AtomicU64::new(end.next_epoch.0),
-            closed: AtomicBool::new(false),
-            refusing: AtomicBool::new(false),
+            doors: Doors::default(),
         }
     }
 
@@ -213,7 +218,7 @@ impl Log {
 
     /// The error of a write now, if the store takes none.
     pub(super) fn refuse(&self) -> Result<()> {
-        if !self.refusing.load(Ordering::Acquire) {
+        if !self.doors.refusing.load(Ordering::Acquire) {
             return Ok(());
         }
         self.state.lock().refuse()
@@ -236,7 +241,7 @@ impl Log {
 
     /// Whether the store was closed.
     pub(super) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
+        self.doors.closed.load(Ordering::Acquire)
     }
 }
 
@@ -255,11 +260,9 @@ impl State {
         self.clear_version
     }
 
-    /// The version of a record that is appended now.
-    pub(super) fn take_version(&mut self) -> Version {
-        let version = self.next_version;
-        self.next_version.0 += 1;
-        version
+    /// The piece that forms, and the version of its next record.
+    pub(super) fn forming(&mut self) -> Option<(&Forming, &mut Version)> {
+        Some((self.pieces.forming.as_ref()?, &mut self.next_version))
     }
 
     /// Records below `end` are on the device, those below `durable` to stay.
@@ -424,7 +427,7 @@ impl Depot {
         if state.failure.is_none() {
             tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
             state.failure = Some(cause.clone());
-            self.log.refusing.store(true, Ordering::Release);
+            self.log.doors.refusing.store(true, Ordering::Release);
         }
         Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
     }
@@ -456,8 +459,8 @@ impl Depot {
             let ticket = {
                 let mut state = self.log.state.lock();
                 state.closed = true;
-                self.log.closed.store(true, Ordering::Release);
-                self.log.refusing.store(true, Ordering::Release);
+                self.log.doors.closed.store(true, Ordering::Release);
+                self.log.doors.refusing.store(true, Ordering::Release);
                 if !state.leading {
                     break;
                 }

@@ -235,7 +235,7 @@ impl Depot {
         let Some(segment) = self.layout.segment_of(offset) else { return Ok(false) };
         let end = start + block + target.len() as u64;
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
-        if self.is_unwritten(offset) || end > limit {
+        if self.is_unwritten(segment, offset) || end > limit {
             return Ok(false);
         }
         let (salt, _) = self.segments.place(segment);

@@ -22,18 +22,18 @@
 
 use super::Depot;
 use super::commit::{Item, State};
-use super::place::{Batch, Plan, link_to};
-use super::read::Fetched;
+use super::place::{Batch, Entry, Plan, link_bytes, link_to};
+use super::read::{Bytes, Fetched};
+use super::segments::Segments;
 use crate::options::Durability;
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
-use esker_format::depot::{Record, RecordKind, RecordMeta, Stream, VersionForm};
+use esker_format::depot::{LargeRef, RecordKind, RecordMeta, Stream, VersionForm};
 use esker_index::Link;
 use esker_trt::sync::Mutex;
 use parking_lot::RwLock;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Full pieces that wait to be written.
 const QUEUE_MAX: usize = 4;
@@ -59,7 +59,7 @@ pub(super) struct Forming {
 /// Pieces on their way, as part of the log's state.
 #[derive(Debug, Default)]
 pub(super) struct Pieces {
-    forming: Option<Forming>,
+    pub(super) forming: Option<Forming>,
     full: VecDeque<Forming>,
 }
 
@@ -67,23 +67,37 @@ pub(super) struct Pieces {
 #[derive(Debug, Default)]
 pub(super) struct Unwritten {
     pieces: RwLock<Vec<Arc<Piece>>>,
-    /// Length of the list, so that a reader of a store without any takes no lock.
-    count: AtomicUsize,
     writer: Mutex<()>,
 }
 
 impl Unwritten {
-    fn add(&self, piece: &Arc<Piece>) {
+    fn add(&self, segments: &Segments, piece: &Arc<Piece>) {
         let mut pieces = self.pieces.write();
         pieces.push(Arc::clone(piece));
-        self.count.store(pieces.len(), Ordering::Release);
+        tell(segments, &pieces, piece.segment);
     }
 
-    fn remove(&self, piece: &Arc<Piece>) {
+    fn remove(&self, segments: &Segments, piece: &Arc<Piece>) {
         let mut pieces = self.pieces.write();
         pieces.retain(|other| !Arc::ptr_eq(other, piece));
-        self.count.store(pieces.len(), Ordering::Release);
+        tell(segments, &pieces, piece.segment);
     }
+}
+
+/// Tells readers from where on records of a segment are in memory, so that a reader of others takes no lock.
+fn tell(segments: &Segments, pieces: &[Arc<Piece>], segment: SegmentId) {
+    let of_segment = pieces.iter().filter(|piece| piece.segment == segment);
+    segments.unwritten_from(segment, of_segment.map(|piece| piece.offset).min());
+}
+
+/// A record that was appended, and what the index says of it; nothing of what clears it.
+type Appended = (Entry, Option<Link>);
+
+/// Where records were appended.
+struct Placed {
+    segment: SegmentId,
+    first: Appended,
+    more: Vec<Appended>,
 }
 
 /// What became of a write.
@@ -109,66 +123,75 @@ impl Depot {
         items: &[Item<'_>],
         published: &[Option<Link>],
     ) -> Result<Later> {
-        let (piece, first, version, closed) = {
+        let (Placed { segment, first, more }, closed) = {
             let mut guard = self.log.lock();
             let state = &mut *guard;
             state.refuse()?;
             let mut closed = false;
-            if let Some(forming) = &state.pieces.forming {
-                let batch = forming.piece.batch.read();
-                let sizes = items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value));
-                let need = batch.need(sizes);
-                let fits = need.used <= PIECE_SIZE_SOFT_MAX
-                    && self.fits(Some(forming.plan.tail()), need, batch.first)
-                    && !batch.keeps_apart(items.iter().map(|item| item.meta.kind));
-                drop(batch);
-                if !fits {
+            loop {
+                if let Some(placed) = self.append_to_piece(state, items) {
+                    break (placed, closed);
+                }
+                if state.pieces.forming.is_some() {
                     if state.pieces.full.len() >= QUEUE_MAX {
                         return Ok(Later::Busy);
                     }
                     self.end_piece(state);
                     closed = true;
                 }
-            }
-            if state.pieces.forming.is_none()
-                && let Some(kept) = self.begin_piece(state, items)?
-            {
-                return Ok(Later::NoRoom(kept));
-            }
-            let Some(Forming { piece, .. }) = state.pieces.forming.clone() else {
-                return Err(Error::invalid("write store", "no piece of the log forms"));
-            };
-            let mut batch = piece.batch.write();
-            let first = batch.entries.len();
-            for item in items {
-                let meta = RecordMeta { version: state.take_version(), ..item.meta };
-                batch.push(&self.pool, item.hash, &meta, item.key, item.value);
-            }
-            let version = batch.entries.last().map_or(Version(0), |entry| entry.version);
-            drop(batch);
-            // The segment may be full and written before this thread comes to what is below.
-            self.segments.begin_entry(piece.segment);
-            (piece, first, version, closed)
-        };
-        let batch = piece.batch.read();
-        let entries = batch.entries.iter().skip(first).take(items.len());
-        for (entry, published) in entries.zip(published) {
-            if entry.kind == RecordKind::Clear {
-                self.publish_clear(entry.version);
-            } else if let Some(link) =
-                link_to(entry.kind, piece.offset + entry.start(), entry.size())
-            {
-                let of_value = batch.piece(entry);
-                if entry.kind == RecordKind::Extent {
-                    self.enter_extent(of_value, piece.segment, link);
-                } else {
-                    self.enter(entry, of_value, piece.segment, link, *published);
+                if let Some(kept) = self.begin_piece(state, items)? {
+                    return Ok(Later::NoRoom(kept));
                 }
             }
+        };
+        let mut version = first.0.version;
+        for (((entry, link), item), published) in
+            std::iter::once(first).chain(more).zip(items).zip(published)
+        {
+            version = entry.version;
+            let Some(link) = link else { continue };
+            let of_value = LargeRef::of(entry.kind, item.key, item.value).unwrap_or_default();
+            match entry.kind {
+                RecordKind::Clear => self.publish_clear(version),
+                RecordKind::Extent => self.enter_extent(of_value, segment, link),
+                _ => self.enter(&entry, of_value, link, *published),
+            }
         }
-        drop(batch);
-        self.segments.end_entry(piece.segment);
+        self.segments.end_entry(segment);
         Ok(Later::Done(version, closed))
+    }
+
+    /// Appends records to the piece that forms, if there is one and they fit it.
+    fn append_to_piece(&self, state: &mut State, items: &[Item<'_>]) -> Option<Placed> {
+        let (Forming { piece, plan }, next_version) = state.forming()?;
+        let mut batch = piece.batch.write();
+        let sizes = items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value));
+        let need = batch.need(sizes);
+        // The first ones were asked for their room when the piece began.
+        let fits = batch.entries.is_empty()
+            || need.used <= PIECE_SIZE_SOFT_MAX
+                && self.fits(Some(plan.tail()), need, batch.first)
+                && !batch.keeps_apart(items.iter().map(|item| item.meta.kind));
+        if !fits {
+            return None;
+        }
+        let (first, others) = items.split_first()?;
+        // The segment may be full and written before this thread enters what it appends.
+        self.segments.begin_entry(piece.segment);
+        let mut push = |item: &Item<'_>| {
+            let meta = RecordMeta { version: *next_version, ..item.meta };
+            next_version.0 += 1;
+            let entry = batch.push(&self.pool, item.hash, &meta, item.key, item.value);
+            let link = link_to(entry.kind, piece.offset + entry.start(), entry.size());
+            if let Some(link) = link.filter(|_| entry.is_live_at_once()) {
+                // Here, where no other writer is: S1 of the segments.
+                self.segments.add(piece.segment, link_bytes(link));
+            }
+            (entry, link)
+        };
+        let first = push(first);
+        let more = others.iter().map(push).collect();
+        Some(Placed { segment: piece.segment, first, more })
     }
 
     /// Starts a piece that these records fit; `Some` number of segments to keep if there is no room.
@@ -191,7 +214,7 @@ impl Depot {
         let segment = plan.segment();
         let offset = self.layout.segment_offset(segment) + plan.tail().position;
         let piece = Arc::new(Piece { offset, segment, batch: RwLock::new(batch) });
-        self.log.unwritten.add(&piece);
+        self.log.unwritten.add(&self.segments, &piece);
         state.pieces.forming = Some(Forming { piece, plan });
         Ok(None)
     }
@@ -239,7 +262,7 @@ impl Depot {
             state.wrote_until(Version(batch.end().0), Version(durable.0));
             state.pieces.full.pop_front();
             drop(state);
-            self.log.unwritten.remove(&piece);
+            self.log.unwritten.remove(&self.segments, &piece);
         }
     }
 
@@ -253,25 +276,33 @@ impl Depot {
     }
 
     /// Whether the record at device offset `offset` is in memory only.
-    pub(super) fn is_unwritten(&self, offset: u64) -> bool {
-        self.log.unwritten.count.load(Ordering::Acquire) > 0
-            && self.unwritten_record(offset).is_some()
+    pub(super) fn is_unwritten(&self, segment: SegmentId, offset: u64) -> bool {
+        self.unwritten(segment, offset, |_, _| Some(())).is_some()
     }
 
     /// The record at device offset `offset`, if it is in memory only.
-    pub(super) fn unwritten_record(&self, offset: u64) -> Option<Fetched> {
-        if self.log.unwritten.count.load(Ordering::Acquire) == 0 {
+    pub(super) fn unwritten_record(&self, segment: SegmentId, offset: u64) -> Option<Fetched> {
+        self.unwritten(segment, offset, |batch, entry| {
+            let bytes = Bytes::copy_of(&self.pool, batch.bytes(entry));
+            // In memory, a record does not tell its version.
+            Fetched::decode(bytes, 0, entry.version, None).ok()
+        })
+    }
+
+    fn unwritten<R>(
+        &self,
+        segment: SegmentId,
+        offset: u64,
+        see: impl FnOnce(&Batch, &Entry) -> Option<R>,
+    ) -> Option<R> {
+        if !self.segments.is_unwritten(segment, offset) {
             return None;
         }
         let pieces = self.log.unwritten.pieces.read();
-        pieces.iter().find_map(|piece| {
-            let batch = piece.batch.read();
-            let entry = batch.entry_at(offset.checked_sub(piece.offset)?)?;
-            let buffer = self.pool.copy_of(batch.bytes(entry));
-            // In memory, a record does not tell its version.
-            let record = Record::decode(&buffer, entry.version, None).ok()?;
-            let (meta, ranges) = (record.meta, super::read::ranges(0, &record));
-            Some(Fetched::new(buffer, meta, ranges))
-        })
+        // Of pieces that begin before it, the last one has it, if one has.
+        let piece = pieces.iter().filter(|piece| piece.offset <= offset);
+        let piece = piece.max_by_key(|piece| piece.offset)?;
+        let batch = piece.batch.read();
+        see(&batch, batch.entry_at(offset - piece.offset)?)
     }
 }

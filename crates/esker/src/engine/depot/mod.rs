@@ -59,6 +59,7 @@ use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
 use esker_base::rng::{self, Rng};
+use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::depot::{
@@ -96,6 +97,15 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
+/// Whether everything is being deleted now, and who waits for the end of it.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Clearing {
+    /// Whether there is a gate: writers look at nothing else.
+    is_on: AtomicBool,
+    gate: Mutex<Option<Arc<Gate>>>,
+}
+
 /// Counts evicted items.
 #[derive(Debug, Default)]
 struct Evictions(AtomicU64);
@@ -122,7 +132,7 @@ pub(crate) struct Depot {
     segments: Segments,
     evictions: Evictions,
     pending: Pending,
-    clearing: Mutex<Option<Arc<Gate>>>,
+    clearing: Clearing,
     log: Log,
     /// Epoch that was next when the store was opened.
     session_epoch: SegmentEpoch,
@@ -142,7 +152,8 @@ pub(crate) struct Depot {
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
-    items: AtomicU64,
+    /// What threads added to the number of items, and took from it.
+    items: Striped<AtomicU64>,
     rng: Mutex<Rng>,
     background: Arc<Background>,
 }
@@ -231,7 +242,7 @@ impl Depot {
             ),
             evictions: Evictions::default(),
             pending: Pending::new(),
-            clearing: Mutex::default(),
+            clearing: Clearing::default(),
             from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
             checkpointed: AtomicBool::new(false),
             session_epoch: end.next_epoch,
@@ -242,13 +253,13 @@ impl Depot {
             )),
             pace: Pace::default(),
             lenient,
-            record_cache: RecordCache::new(options.record_cache_bytes),
+            record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
             durability: options.durability,
             pool,
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
-            items: AtomicU64::new(0),
+            items: Striped::default(),
             rng: Mutex::new(rng),
             background: Arc::default(),
             device,
@@ -269,7 +280,10 @@ impl Depot {
     }
 
     fn items(&self) -> u64 {
-        self.items.load(Ordering::Relaxed)
+        let parts = self.items.iter().map(|part| part.load(Ordering::Relaxed));
+        // Less than none while a part of a change was seen and another was not.
+        let sum = parts.fold(0, u64::wrapping_add).cast_signed();
+        sum.max(0).cast_unsigned()
     }
 
     fn tombstones(&self) -> u64 {
@@ -298,15 +312,15 @@ impl Depot {
     /// An item is gone, and nothing stands in its place.
     fn count_gone(&self, old: Link) {
         if !old.is_tombstone() {
-            self.items.fetch_sub(1, Ordering::Relaxed);
+            self.items.here().fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     fn count_items(&self, old: Option<Link>, new: Link) {
         let existed = old.is_some_and(|old| !old.is_tombstone());
         match (existed, !new.is_tombstone()) {
-            (false, true) => self.items.fetch_add(1, Ordering::Relaxed),
-            (true, false) => self.items.fetch_sub(1, Ordering::Relaxed),
+            (false, true) => self.items.here().fetch_add(1, Ordering::Relaxed),
+            (true, false) => self.items.here().fetch_sub(1, Ordering::Relaxed),
             _ => 0,
         };
     }
@@ -317,8 +331,14 @@ impl Depot {
         self.device.flush(sites::CLOSE_FLUSH).map_err(|error| self.poison(&error))
     }
 
+    /// Nobody writes items meanwhile.
+    fn restore_items(&self, items: u64) {
+        self.items.iter().for_each(|part| part.store(0, Ordering::Relaxed));
+        self.items.here().store(items, Ordering::Relaxed);
+    }
+
     fn forget_items(&self) {
-        self.items.store(0, Ordering::Relaxed);
+        self.restore_items(0);
     }
 }
 

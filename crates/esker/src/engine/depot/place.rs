@@ -52,6 +52,11 @@ impl Entry {
     pub(super) fn size(&self) -> u64 {
         self.size as u64
     }
+
+    /// Whether the record counts as live as soon as its log has it. An extent may be dead when it is entered.
+    pub(super) fn is_live_at_once(&self) -> bool {
+        !matches!(self.kind, RecordKind::Clear | RecordKind::Extent)
+    }
 }
 
 /// Records that are written together.
@@ -100,7 +105,7 @@ impl Batch {
         need
     }
 
-    /// Adds a record.
+    /// Adds a record; returns what is noted of it.
     pub(super) fn push(
         &mut self,
         pool: &BufferPool,
@@ -108,7 +113,7 @@ impl Batch {
         meta: &RecordMeta,
         key: &[u8],
         value: &[u8],
-    ) {
+    ) -> Entry {
         let (size, summary) = self.sizes(meta, key, value);
         let (start, end) = (self.used, self.used + size);
         // With room for the padding to whole blocks.
@@ -122,9 +127,11 @@ impl Batch {
         {
             self.pieces.push((start, piece));
         }
-        self.entries.push(Entry { hash, version, kind, collides, replaces, start, size });
+        let entry = Entry { hash, version, kind, collides, replaces, start, size };
+        self.entries.push(entry);
         self.used = end;
         self.summary += summary;
+        entry
     }
 
     fn reserve(&mut self, pool: &BufferPool, needed: usize) {
@@ -508,18 +515,15 @@ impl Depot {
         link_to(entry.kind, offset + entry.start as u64, entry.size as u64)
     }
 
-    /// Puts a client's record in its key's place in index and segment table. `published` is the entry
-    /// that the key had. The caller holds the key's stripe.
+    /// Puts a client's record, which is counted as live, in its key's place in index and segment table.
+    /// `published` is the entry that the key had. The caller holds the key's stripe.
     pub(super) fn enter(
         &self,
         entry: &Entry,
         piece: LargeRef,
-        segment: SegmentId,
         link: Link,
         published: Option<Link>,
     ) {
-        // The new record is counted before the old one is let go: S1 of the segments.
-        self.segments.add(segment, link_bytes(link));
         if entry.kind == RecordKind::Large {
             self.extents.adopt(piece.id, link);
         }
@@ -554,7 +558,9 @@ impl Depot {
                 continue;
             }
             self.pending.publish(entry.hash, record.key, |published| {
-                self.enter(entry, piece, segment, link, published);
+                // The new record is counted before the old one is let go: S1 of the segments.
+                self.segments.add(segment, link_bytes(link));
+                self.enter(entry, piece, link, published);
                 Some(link)
             });
         }

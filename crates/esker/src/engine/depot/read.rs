@@ -8,25 +8,73 @@ use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
 use crate::value::{Attributes, Value};
-use esker_base::ids::{SegmentId, Version};
+use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
 use esker_format::depot::{
     GRAIN_SIZE_BYTES, KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta,
 };
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 /// How often a read that fails, or brings a bad checksum, is tried.
 const READ_TRIES: u32 = 3;
 /// What is read first of a record whose size the index does not know, in bytes.
 const PEEK_SIZE: u64 = 4096;
+/// Bytes that have room without memory of their own: a small record, or the head of a longer one.
+const NEAR_BYTES: usize = 192;
+
+/// Bytes that were read.
+pub(super) enum Bytes {
+    /// Few, and here.
+    Near([u8; NEAR_BYTES], usize),
+    /// Blocks of the device, or many bytes.
+    Pooled(IoBuf),
+}
+
+impl Bytes {
+    /// A copy.
+    pub(super) fn copy_of(pool: &BufferPool, bytes: &[u8]) -> Bytes {
+        let mut near = [0; NEAR_BYTES];
+        match near.get_mut(..bytes.len()) {
+            Some(place) => {
+                place.copy_from_slice(bytes);
+                Bytes::Near(near, bytes.len())
+            }
+            None => Bytes::Pooled(pool.copy_of(bytes)),
+        }
+    }
+
+    /// Memory besides this.
+    fn memory_bytes(&self) -> u64 {
+        match self {
+            Bytes::Near(..) => 0,
+            Bytes::Pooled(buffer) => memory_of(buffer.len() as u64),
+        }
+    }
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    #[inline]
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Near(bytes, length) => bytes.get(..*length).unwrap_or(&[]),
+            Bytes::Pooled(buffer) => buffer,
+        }
+    }
+}
 
 /// A record that was read and checked.
-#[derive(Debug)]
 pub(super) struct Fetched {
-    buffer: IoBuf,
+    buffer: Bytes,
+    /// All of the record.
+    whole: Range<usize>,
+    /// It was checked against its place: it comes from the device.
+    checked: bool,
     meta: RecordMeta,
     key: Range<usize>,
     value: Range<usize>,
@@ -39,12 +87,20 @@ pub(super) struct FetchedRecord<'a> {
 }
 
 impl Fetched {
-    pub(super) fn new(
-        buffer: IoBuf,
-        meta: RecordMeta,
-        (key, value): (Range<usize>, Range<usize>),
-    ) -> Self {
-        Fetched { buffer, meta, key, value }
+    /// The record at `start` of `buffer`; with `place`, it has the checksum of a record that stands there.
+    pub(super) fn decode(
+        buffer: Bytes,
+        start: usize,
+        base: Version,
+        place: Option<Place>,
+    ) -> Result<Fetched, Flaw> {
+        let record = Record::decode(buffer.get(start..).unwrap_or(&[]), base, place)?;
+        let key = start + record.body_start;
+        let value = key + record.key.len();
+        let end = value + record.value.len();
+        let (meta, whole) = (record.meta, start..start + record.size_bytes);
+        let checked = place.is_some();
+        Ok(Fetched { buffer, whole, checked, meta, key: key..value, value: value..end })
     }
 
     pub(super) fn record(&self) -> FetchedRecord<'_> {
@@ -60,32 +116,17 @@ impl Fetched {
         Attributes { flags, expires_at, state }
     }
 
-    /// Bytes of key and value, and of what lies before them in the record.
-    pub(super) fn size_bytes(&self) -> usize {
-        self.value.end - self.key.start
-    }
-
-    /// Memory of a copy in bytes.
-    pub(super) fn memory_bytes(&self) -> u64 {
-        memory_of(self.size_bytes() as u64)
-    }
-
-    /// A copy of key and value in a buffer of their own.
-    pub(super) fn copy(&self, pool: &BufferPool) -> Fetched {
-        let start = self.key.start;
-        let bytes = self.buffer.get(start..self.value.end).unwrap_or(&[]);
-        let moved = |range: &Range<usize>| range.start - start..range.end - start;
-        Fetched {
-            buffer: pool.copy_of(bytes),
-            meta: self.meta,
-            key: moved(&self.key),
-            value: moved(&self.value),
-        }
+    /// The record as it stands on media; `None` if it may not stand there yet.
+    pub(super) fn on_media(&self) -> Option<&[u8]> {
+        self.buffer.get(self.whole.clone()).filter(|_| self.checked)
     }
 
     fn into_value(self) -> Value {
-        let attributes = self.attributes();
-        Value::new(self.buffer, self.value, self.meta.version, attributes)
+        let (version, attributes) = (self.meta.version, self.attributes());
+        match self.buffer {
+            Bytes::Pooled(buffer) => Value::new(buffer, self.value, version, attributes),
+            Bytes::Near(..) => Value::small(self.value(), version, attributes),
+        }
     }
 }
 
@@ -197,16 +238,44 @@ impl Depot {
         self.read_admitted(link, &mut |_| Ok(()))
     }
 
-    /// As [`Depot::read_record`], from DRAM if it is kept there.
+    /// As [`Depot::read_record`], from DRAM if it is kept there; it is not kept for this.
+    pub(super) fn read_again(&self, link: Link) -> Result<Fetched> {
+        let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+        if let (Some(cache), Some(segment)) = (&self.record_cache, segment) {
+            let (salt, base) = self.segments.place(segment);
+            if let Some(kept) = cache.peek((link, salt)) {
+                return self.fetch_kept(&kept, base, &mut |_| Ok(()));
+            }
+        }
+        self.read_record(link)
+    }
+
+    fn fetch_kept(&self, kept: &[u8], base: Sequence, admit: Admit<'_>) -> Result<Fetched> {
+        let kept = Bytes::copy_of(&self.pool, kept);
+        admit(kept.memory_bytes())?;
+        // It was checked when it was read.
+        Fetched::decode(kept, 0, Version(base.0), None)
+            .map_err(|flaw| self.corrupted(0, 0, &flaw.to_string()))
+    }
+
+    /// As [`Depot::read_record`], from DRAM if it is kept there, and kept there.
     fn read_kept(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
         let offset = link.grain() * GRAIN_SIZE_BYTES;
         let segment = self.layout.segment_of(offset);
         match (&self.record_cache, segment) {
-            (Some(cache), Some(segment)) if !self.is_unwritten(offset) => {
-                let (salt, _) = self.segments.place(segment);
-                cache.get_or(&self.pool, (link, salt), admit, |admit| {
-                    self.read_of(link, Some(salt), admit)
-                })
+            (Some(cache), Some(segment)) => {
+                if let Some(fetched) = self.unwritten_record(segment, offset) {
+                    return Ok(fetched);
+                }
+                let (salt, base) = self.segments.place(segment);
+                if let Some(kept) = cache.get((link, salt)) {
+                    return self.fetch_kept(&kept, base, admit);
+                }
+                let fetched = self.read_of(link, Some(salt), admit)?;
+                if let Some(record) = fetched.on_media() {
+                    cache.keep((link, salt), record);
+                }
+                Ok(fetched)
             }
             _ => self.read_admitted(link, admit),
         }
@@ -242,7 +311,7 @@ impl Depot {
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
-        if let Some(fetched) = self.unwritten_record(offset) {
+        if let Some(fetched) = self.unwritten_record(segment, offset) {
             return Ok(fetched);
         }
         let (salt, base) = self.segments.place(segment);
@@ -250,6 +319,7 @@ impl Depot {
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
             SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+            SizeHint::Tombstone | SizeHint::Large if self.device.reads_bytes() => NEAR_BYTES as u64,
             SizeHint::Tombstone | SizeHint::Large => PEEK_SIZE,
         };
         let (mut buffer, mut start) = self.read_range(offset, expected, limit, admit)?;
@@ -260,36 +330,38 @@ impl Depot {
             // Only where the index does not know the size: the second read.
             (buffer, start) = self.read_range(offset, size as u64, limit, admit)?;
         }
-        let bytes = buffer.get(start..).unwrap_or(&[]);
         let place = (!sites::RECORD_CHECKSUM.disabled()).then_some(Place { salt, offset });
-        let record = Record::decode(bytes, Version(base.0), place)
-            .map_err(|flaw| self.corrupted(offset, size as u64, &flaw.to_string()))?;
-        let meta = record.meta;
-        let value_end = start + record.size_bytes;
-        let (key, value) = ranges(start, &record);
-        debug_assert!(value.end <= value_end);
-        Ok(Fetched { buffer, meta, key, value })
+        Fetched::decode(buffer, start, Version(base.0), place)
+            .map_err(|flaw| self.corrupted(offset, size as u64, &flaw.to_string()))
     }
 
-    /// Reads the blocks around `offset..offset + length`, which end at `limit` at the latest;
-    /// returns them and where `offset` lies in them.
+    /// Reads `offset..offset + length`, or the blocks around it, which end at `limit` at the latest;
+    /// returns what was read and where `offset` lies there.
     fn read_range(
         &self,
         offset: u64,
         length: u64,
         limit: u64,
         admit: Admit<'_>,
-    ) -> Result<(IoBuf, usize)> {
-        let first = round_down(offset, self.layout.block);
-        let last = round_up(offset + length, self.layout.block).unwrap_or(limit).min(limit);
+    ) -> Result<(Bytes, usize)> {
+        let block = if self.device.reads_bytes() { 1 } else { self.layout.block };
+        let first = round_down(offset, block);
+        let last = round_up(offset + length, block).unwrap_or(limit).min(limit);
         let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
         let Some(size) = size else {
             return Err(self.corrupted(offset, length, "a record reaches past its segment"));
         };
+        if block == 1 && size <= NEAR_BYTES {
+            admit(0)?;
+            let mut near = [0; NEAR_BYTES];
+            let bytes = near.get_mut(..size).unwrap_or_default();
+            self.device.read_at(sites::RECORD_READ, first, bytes)?;
+            return Ok((Bytes::Near(near, size), 0));
+        }
         admit(memory_of(size as u64))?;
         let mut buffer = self.pool.get(size);
         self.device.read_at(sites::RECORD_READ, first, &mut buffer)?;
-        Ok((buffer, usize::try_from(offset - first).unwrap_or(0)))
+        Ok((Bytes::Pooled(buffer), usize::try_from(offset - first).unwrap_or(0)))
     }
 
     pub(super) fn corrupted(&self, offset: u64, length: u64, what: &str) -> Error {
@@ -335,11 +407,4 @@ impl Depot {
 pub(super) fn memory_of(length: u64) -> u64 {
     let capacity = usize::try_from(length).ok().map(BufferPool::capacity_for);
     capacity.map_or(length, |capacity| capacity as u64)
-}
-
-/// Where key and value of a record that starts at `start` lie.
-pub(super) fn ranges(start: usize, record: &Record<'_>) -> (Range<usize>, Range<usize>) {
-    let key_start = start + record.body_start;
-    let key_end = key_start + record.key.len();
-    (key_start..key_end, key_end..key_end + record.value.len())
 }

@@ -45,8 +45,11 @@ const RESERVE_SHARE: usize = 64;
 /// Segments that deletes leave alone: one for each stream that the cleaner writes.
 const CLEANER_RESERVE: usize = 2;
 
+/// What readers look at is on a line that writers of records leave alone.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Segment {
+    life: Life,
     state: AtomicU8,
     stream: AtomicU8,
     live_records: AtomicU32,
@@ -56,15 +59,30 @@ struct Segment {
     /// Bytes of all records that went live here.
     written_bytes: AtomicU64,
     epoch: AtomicU64,
-    salt: AtomicU64,
-    /// Sequence number of the first record.
-    base: AtomicU64,
     /// Newest version that killed a record here.
     killed_by: AtomicU64,
     /// One more than the epoch in which it is not to be cleaned.
     aside: AtomicU64,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
     used_at: AtomicU64,
+}
+
+/// What readers must know to check a record.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Life {
+    salt: AtomicU64,
+    /// Sequence number of the first record.
+    base: AtomicU64,
+    /// Device offset from which on records may be in memory only.
+    unwritten_from: AtomicU64,
+}
+
+impl Default for Life {
+    fn default() -> Self {
+        let [salt, base] = Default::default();
+        Life { salt, base, unwritten_from: AtomicU64::new(u64::MAX) }
+    }
 }
 
 /// A segment on the free list.
@@ -140,9 +158,22 @@ impl Segments {
     /// Salt and first sequence number, for checking a record.
     pub(super) fn place(&self, id: SegmentId) -> (u64, Sequence) {
         self.get(id).map_or((0, Sequence(0)), |segment| {
-            let salt = segment.salt.load(Ordering::Acquire);
-            (salt, Sequence(segment.base.load(Ordering::Acquire)))
+            let salt = segment.life.salt.load(Ordering::Acquire);
+            (salt, Sequence(segment.life.base.load(Ordering::Acquire)))
         })
+    }
+
+    /// Records of the segment from this device offset on may be in memory only; `None`: all are on the device.
+    pub(super) fn unwritten_from(&self, id: SegmentId, offset: Option<u64>) {
+        if let Some(segment) = self.get(id) {
+            segment.life.unwritten_from.store(offset.unwrap_or(u64::MAX), Ordering::Release);
+        }
+    }
+
+    /// Whether the record at a device offset, which the caller found in the index, may be in memory only.
+    pub(super) fn is_unwritten(&self, id: SegmentId, offset: u64) -> bool {
+        self.get(id)
+            .is_some_and(|segment| offset >= segment.life.unwritten_from.load(Ordering::Acquire))
     }
 
     pub(super) fn epoch(&self, id: SegmentId) -> SegmentEpoch {
@@ -281,8 +312,8 @@ impl Segments {
         if let Some(segment) = self.get(id) {
             segment.epoch.store(incarnation.epoch.0, Ordering::Release);
             // In this order: who meets the new salt meets the new base.
-            segment.base.store(incarnation.base.0, Ordering::Release);
-            segment.salt.store(incarnation.salt, Ordering::Release);
+            segment.life.base.store(incarnation.base.0, Ordering::Release);
+            segment.life.salt.store(incarnation.salt, Ordering::Release);
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);

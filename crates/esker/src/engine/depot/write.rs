@@ -18,6 +18,7 @@ use esker_format::depot::{RecordKind, RecordMeta};
 use esker_index::{Candidates, Link};
 use esker_trt::sync::Gate;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Bits of a record's state.
 pub(super) const STATE_MASK: u8 = 0xF;
@@ -89,7 +90,9 @@ impl Depot {
     pub(super) fn try_write(&self, key: &[u8], change: &Change<'_>) -> Result<Option<Outcome>> {
         let hash = self.hash(key);
         self.log.refuse()?;
-        let resolved = if self.pending.lock(hash).find(hash, key).is_some() {
+        // Of writes to memory none is under way without its stripe.
+        let resolved = if !self.writes_later() && self.pending.lock(hash).find(hash, key).is_some()
+        {
             None
         } else {
             Some(self.resolve(hash, key)?)
@@ -243,7 +246,7 @@ impl Depot {
 
     fn resolve_candidates(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
         for link in resolved.candidates.iter() {
-            let fetched = self.read_record(link)?;
+            let fetched = self.read_again(link)?;
             let record = fetched.record();
             if record.meta.kind == RecordKind::Evict {
                 if evicted_hash(record.key) == hash {
@@ -269,7 +272,7 @@ impl Depot {
         // Copies on their way are counted as live; nothing may be, once all is cleared.
         let mut cleaner = self.cleaner.lock();
         let gate = loop {
-            let mut clearing = self.clearing.lock();
+            let mut clearing = self.clearing.gate.lock();
             match &*clearing {
                 Some(gate) => {
                     let gate = Arc::clone(gate);
@@ -279,10 +282,13 @@ impl Depot {
                 None => break Arc::clone(clearing.insert(Arc::new(Gate::new()))),
             }
         };
-        // From here on nobody decides on what is about to go; who did has appended.
+        // From here on nobody decides on what is about to go; who did has appended. Who locks a stripe after
+        // this one passed it sees the mark.
+        self.clearing.is_on.store(true, Ordering::Release);
         self.pending.pass_all();
         let result = self.append_clear(&mut cleaner);
-        *self.clearing.lock() = None;
+        self.clearing.is_on.store(false, Ordering::Release);
+        *self.clearing.gate.lock() = None;
         gate.open();
         result
     }
@@ -308,7 +314,11 @@ impl Depot {
         }
     }
 
+    /// What to wait for while everything is being deleted. The caller holds a stripe.
     pub(super) fn clearing(&self) -> Option<Arc<Gate>> {
-        self.clearing.lock().clone()
+        if !self.clearing.is_on.load(Ordering::Acquire) {
+            return None;
+        }
+        self.clearing.gate.lock().clone()
     }
 }
