@@ -29,6 +29,9 @@ const TREE_STEP: u64 = 64 << 10;
 /// Most nodes of one write.
 const NODES_OF_A_WRITE: usize = 512;
 
+/// So many times as many records wait while operations are held.
+const HELD_FACTOR: usize = 16;
+
 /// Where the log goes on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Log {
@@ -61,7 +64,8 @@ impl Inner {
 
     /// Commits if many records wait.
     pub(super) fn commit_if_due(&self, writer: &mut Writer) -> Result<()> {
-        if writer.records.len() < self.options.testing.records_max {
+        let factor = if writer.held { HELD_FACTOR } else { 1 };
+        if writer.records.len() < self.options.testing.records_max * factor {
             return Ok(());
         }
         self.commit(writer, false)
@@ -72,6 +76,12 @@ impl Inner {
     pub(super) fn commit(&self, writer: &mut Writer, checkpoint: bool) -> Result<()> {
         if writer.records.is_empty() && !checkpoint {
             return Ok(());
+        }
+        if writer.held {
+            if let Some(before) = self.before_commit.get() {
+                before()?;
+            }
+            writer.held = false;
         }
         let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
         let log_end = writer.log.position + group_size;

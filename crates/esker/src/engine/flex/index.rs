@@ -68,6 +68,37 @@ pub(super) struct Placed {
     pub(super) upper: Option<Vec<u8>>,
 }
 
+/// All intervals of a leaf; of none, if they are not wanted.
+#[derive(Clone, Debug)]
+pub(super) struct Neighbours {
+    /// The first one.
+    pub(super) spot: Spot,
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    pub(super) anchors: Vec<Vec<u8>>,
+    pub(super) sizes: Vec<u32>,
+    /// Whether each is in memory.
+    pub(super) cached: Vec<bool>,
+    /// Anchor of the interval behind the last one.
+    pub(super) upper: Option<Vec<u8>>,
+}
+
+impl Neighbours {
+    /// Bytes of all.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.sizes.iter().map(|size| u64::from(*size)).sum()
+    }
+}
+
+/// What is said of a leaf: intervals, and their bytes, pairs and runs all together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LeafSums {
+    pub(super) count: usize,
+    pub(super) size: usize,
+    pub(super) pairs: usize,
+    pub(super) runs: usize,
+}
+
 /// The index. See the module's text.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -106,6 +137,9 @@ impl Index {
         match intervals.first_mut() {
             Some(first) => first.anchor.clear(),
             None => intervals.push(Fresh::default()),
+        }
+        for new in &mut intervals {
+            new.entry.stamp = self.stamp();
         }
         let mut leaves = Vec::with_capacity(intervals.len() / LEAF_CAPACITY + 1);
         self.intervals.store(intervals.len() as u64, Ordering::Relaxed);
@@ -221,6 +255,34 @@ impl Index {
         let row = self.row();
         let spot = row.spot(Some(key), false);
         self.located(&row, spot)
+    }
+
+    /// The intervals of the leaf that holds `key`, if somebody looked into each and `are_wanted` says so.
+    pub(super) fn neighbours(
+        &self,
+        key: &[u8],
+        are_wanted: &dyn Fn(&LeafSums) -> bool,
+    ) -> Neighbours {
+        let row = self.row();
+        let number = row.leaf_of(key);
+        let leaf = row.leaf(number).read();
+        let mut sums = LeafSums { count: leaf.entries.len(), ..LeafSums::default() };
+        for entry in &leaf.entries {
+            sums.size += entry.size as usize;
+            sums.pairs += usize::from(entry.pairs);
+            sums.runs += usize::from(entry.runs);
+        }
+        let known = leaf.entries.iter().all(|entry| !entry.is_coarse());
+        let count = if known && are_wanted(&sums) { sums.count } else { 0 };
+        let wanted = leaf.entries.iter().take(count);
+        Neighbours {
+            spot: Spot { leaf: number, index: 0 },
+            offset: self.sums.read().before(number),
+            anchors: (0..count).map(|index| leaf.anchor(index)).collect(),
+            sizes: wanted.clone().map(|entry| entry.size).collect(),
+            cached: wanted.map(|entry| entry.cached.is_some()).collect(),
+            upper: row.first(number + 1).map(<[u8]>::to_vec),
+        }
     }
 
     /// Everything about the interval behind `spot`.
@@ -399,6 +461,17 @@ impl Index {
         let leaves =
             (0..row.len()).map(|number| row.leaf(number).read().memory_bytes()).sum::<u64>();
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
+    }
+
+    /// Gives all intervals and their anchors to `visit`, in order.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry)) {
+        let row = self.row();
+        for number in 0..row.len() {
+            let leaf = row.leaf(number).read();
+            for (index, entry) in leaf.entries.iter().enumerate() {
+                visit(&leaf.anchor(index), entry);
+            }
+        }
     }
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.
