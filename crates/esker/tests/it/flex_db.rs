@@ -467,6 +467,9 @@ fn writers_readers_and_the_committer_work_at_the_same_time() {
         let items = plain(store.scan(.., Direction::Forward, usize::MAX).unwrap());
         assert_eq!(items.len() as u64, 2 * KEYS);
         assert!(items.iter().all(|(_, value)| value[..8] == (ROUNDS - 1).to_le_bytes()));
+        for (key, value) in items.iter().chain(items.iter().step_by(3)) {
+            assert_eq!(store.get(key).unwrap().as_deref(), Some(&**value), "one by one");
+        }
         assert!(items.is_sorted());
         assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
     };

@@ -178,6 +178,9 @@ impl Flex {
         for range in &ranges {
             self.commit_range(committer, range, table.replayed)?;
         }
+        if !ranges.is_empty() {
+            self.index.pairs_kept.clear();
+        }
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
         let mut seen = Seen::default();
         while let Some(first) = entries.key() {
@@ -204,10 +207,28 @@ impl Flex {
                 Some(stretch) => self.rewrite_stretch(committer, stretch, Some(&group)),
                 None => self.commit_group(committer, &located, &group),
             };
+            self.tell_pairs(&group);
             committer.group = group;
             done?;
         }
         Ok(())
+    }
+
+    /// What is in memory of single pairs follows what came to the space. Whoever read the space before kept it before.
+    fn tell_pairs(&self, group: &RunWriter) {
+        if self.index.pairs_kept.bytes() == 0 {
+            return;
+        }
+        let (mut bytes, first_version) = group.pairs();
+        let mut last: Option<&[u8]> = None;
+        while let Some(pair) = take_pair(&mut bytes, first_version) {
+            // Of a key the newest is first.
+            if last != Some(pair.key) {
+                let hash = self.hasher.hash(pair.key);
+                self.index.pairs_kept.replace(pair.key, hash, pair.version, pair.content);
+                last = Some(pair.key);
+            }
+        }
     }
 
     /// Adds what counts of a key.

@@ -36,6 +36,7 @@ mod interval;
 mod large;
 mod late;
 mod memtable;
+mod pairs;
 mod read;
 mod recover;
 pub(crate) mod restore;
