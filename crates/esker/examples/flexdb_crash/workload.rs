@@ -46,8 +46,11 @@ pub(crate) fn options(seed: u64) -> Options {
         extent_size_bytes_max: 508,
         log_block_size_bytes: 512,
     };
-    // One: what belongs together soon becomes too much to wait for, and a table without a log gets one late.
-    space.records_max = if seed.is_multiple_of(6) { 1 } else { 20 };
+    space.records_max = 20;
+    // What belongs together soon becomes too much to wait for, and a table without a log gets one late.
+    if seed.is_multiple_of(6) {
+        space.records_held_max = 2;
+    }
     options.flex.space = Some(space);
     options
 }

@@ -29,9 +29,6 @@ const TREE_STEP: u64 = 64 << 10;
 /// Most nodes of one write.
 const NODES_OF_A_WRITE: usize = 512;
 
-/// So many times as many records wait while operations are held.
-const HELD_FACTOR: usize = 16;
-
 /// Where the log goes on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Log {
@@ -64,8 +61,9 @@ impl Inner {
 
     /// Commits if many records wait.
     pub(super) fn commit_if_due(&self, writer: &mut Writer) -> Result<()> {
-        let factor = if writer.held { HELD_FACTOR } else { 1 };
-        if writer.records.len() < self.options.testing.records_max * factor {
+        let testing = &self.options.testing;
+        let most = if writer.held { testing.records_held_max } else { testing.records_max };
+        if writer.records.len() < most {
             return Ok(());
         }
         self.commit(writer, false)
