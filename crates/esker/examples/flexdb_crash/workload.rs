@@ -28,7 +28,12 @@ pub(crate) fn options(seed: u64) -> Options {
     options.testing.seed = Some(seed);
     options.testing.background = false;
     options.size_bytes = 256 << 10;
-    options.durability = if seed.is_multiple_of(3) { Durability::None } else { Durability::Sync };
+    options.durability = match seed % 6 {
+        0 => Durability::None,
+        // Its log is flushed by nobody but a sync and the end of its table.
+        3 => Durability::Periodic(std::time::Duration::from_secs(1)),
+        _ => Durability::Sync,
+    };
     options.flex.memtable_size_bytes = 1500;
     options.flex.interval_pairs_max = 3;
     options.flex.interval_size_bytes_max = 400;
