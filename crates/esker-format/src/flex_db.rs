@@ -11,12 +11,14 @@
 //!   generation of its store's log, behind the batch before it.
 
 pub mod backup;
+pub mod index;
 pub mod large;
 pub mod root;
 pub mod run;
 pub mod varint;
 pub mod wal;
 
+pub use index::{INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter};
 pub use large::{LARGE_HEAD_SIZE, LargeHead};
 pub use root::{ROOT_SIZE, Root};
 pub use run::{Content, Pair, Run, RunKind, RunWriter};

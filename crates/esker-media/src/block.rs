@@ -180,6 +180,18 @@ pub trait BlockDevice: Send + Sync + Debug {
         Ok(())
     }
 
+    /// Fills several buffers, each from its offset: all at once where the device can, so that they take about as long
+    /// as one.
+    ///
+    /// # Errors
+    /// As for [`BlockDevice::read_at`]; what the buffers hold then is unknown.
+    fn read_many_at(&self, site: Site, reads: &mut [(u64, &mut [u8])]) -> Result<()> {
+        for (offset, buf) in reads {
+            self.read_at(site, *offset, buf)?;
+        }
+        Ok(())
+    }
+
     /// Writes `bufs`, one after another, at `offset`. Durable after the next flush.
     ///
     /// # Errors

@@ -452,6 +452,34 @@ impl BlockDevice for FileDevice {
         Ok(())
     }
 
+    fn read_many_at(&self, site: Site, reads: &mut [(u64, &mut [u8])]) -> Result<()> {
+        let aligned = |buf: &[u8]| self.is_aligned(buf.as_ptr().addr(), buf.len());
+        if reads.len() < 2 || !reads.iter().all(|(_, buf)| aligned(buf)) {
+            for (offset, buf) in reads {
+                self.read_at(site, *offset, buf)?;
+            }
+            return Ok(());
+        }
+        for (offset, buf) in &*reads {
+            self.check("read device", *offset, buf.len() as u64)?;
+        }
+        let mut done: Vec<usize> = vec![0; reads.len()];
+        io::read_many_at(self.fd.as_fd(), reads, |number, result| {
+            // What failed is done again by itself, and tells why if it fails again.
+            if let (Some(done), Ok(bytes)) = (done.get_mut(number), result) {
+                *done = self.whole_blocks(bytes);
+                self.counters.read(*done as u64);
+            }
+        });
+        for ((offset, buf), done) in reads.iter_mut().zip(done) {
+            let rest = buf.get_mut(done..).unwrap_or_default();
+            if !rest.is_empty() {
+                self.read_pieces(*offset + done as u64, &mut [IoSliceMut::new(rest)])?;
+            }
+        }
+        Ok(())
+    }
+
     fn write_at(&self, _site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.check_writable("write device", offset, total_length(bufs))?;
         self.write_any(offset, bufs, WriteMode::Plain)

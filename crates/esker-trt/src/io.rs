@@ -16,6 +16,8 @@
 //! what is on the medium. A device that never answers keeps its task for ever; shutdown leaves such
 //! a task, with its core, to the process.
 
+mod batch;
+
 use crate::context;
 use crate::driver::{IoKind, IoRequest};
 use crate::offload;
@@ -60,6 +62,22 @@ pub fn read_vectored_at(
 /// The kernel's, unchanged.
 pub fn read_at(fd: BorrowedFd<'_>, buf: &mut [u8], offset: u64) -> Result<usize> {
     read_vectored_at(fd, &mut [IoSliceMut::new(buf)], offset)
+}
+
+/// Reads once at each of these offsets, on an ordinary thread with all of them in flight at once; tells `done` of each, by
+/// its number, how many bytes it read or why none. In a task, one after the other.
+pub fn read_many_at(
+    fd: BorrowedFd<'_>,
+    reads: &mut [(u64, &mut [u8])],
+    mut done: impl FnMut(usize, Result<usize>),
+) {
+    let together = reads.len() > 1 && !crate::in_task() && !std::thread::panicking();
+    if together && batch::read(fd, reads, &mut done) {
+        return;
+    }
+    for (number, (offset, buf)) in reads.iter_mut().enumerate() {
+        done(number, read_at(fd, buf, *offset));
+    }
 }
 
 /// Writes once at `offset`; returns the bytes written, which may be fewer than asked for.

@@ -21,7 +21,8 @@ pub enum Durability {
     Sync,
     /// At most the writes of the last window are lost, never their order.
     Periodic(Duration),
-    /// Nothing is promised until `sync` or `close`: for caches. Order is kept all the same.
+    /// Nothing is promised until `sync` or `close`: for caches. Order is kept all the same. `flex` has no log then, so a
+    /// killed process loses up to two tables of writes, and a `sync` brings them to the space.
     None,
 }
 
@@ -175,7 +176,7 @@ pub struct Options {
 /// Options of the engine `flex`.
 #[derive(Clone, Debug)]
 pub struct FlexOptions {
-    /// DRAM for intervals that were read, in bytes. Default 256 MiB.
+    /// DRAM for intervals that were read, and of up to half of it for single pairs, in bytes. Default 256 MiB.
     pub cache_size_bytes: u64,
     /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk.
     /// Default 64 MiB.

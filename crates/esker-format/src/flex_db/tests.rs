@@ -3,6 +3,7 @@
 use super::backup::{
     BackupEntry, BackupForm, FlexBackup, RawBackup, RawBackupEntry, is_backup_file,
 };
+use super::index::RawIndex;
 use super::large::RawLarge;
 use super::root::RawRoot;
 use super::wal::RawBatch;
@@ -28,6 +29,9 @@ fn the_normative_page_has_the_tables_of_the_code() {
         length_bytes "u64", hash "u64", reserved "zeros");
     let large = table!(RawLarge: checksum "u32", kind "3", reserved "zeros", number "u64",
         length_bytes "u64", value_checksum "u32", key_size_bytes "u32");
+    let index = table!(RawIndex: magic "ESKFLEXI", format_version "u32", checksum "u32",
+        store_id "16 bytes", generation "u64", interval_count "u64", body_bytes "u64",
+        map_checksum "u32", reserved "zeros");
     let batch = table!(RawBatch: magic "ESKW", checksum "u32", generation "u64", sequence "u64",
         position "u64", first_version "u64", total_bytes "u32", body_bytes "u32",
         change_count "u32", previous_checksum "u32", durable_sequence "u64");
@@ -37,10 +41,47 @@ fn the_normative_page_has_the_tables_of_the_code() {
             ("table root", root),
             ("table large", large),
             ("table batch", batch),
+            ("table index", index),
             ("table backup", backup),
             ("table backup entry", entry),
         ],
     );
+}
+
+#[test]
+fn a_saved_index_comes_back_and_no_bit_of_it_can_change() {
+    let mut rng = Rng::from_seed(7);
+    let mut entries: Vec<(Vec<u8>, IndexEntry)> = Vec::new();
+    for number in 0..40_u64 {
+        let anchor = if number == 0 { Vec::new() } else { format!("key/{number:03}").into_bytes() };
+        let pairs = rng.chance(3, 4).then(|| rng.below(300));
+        let [size, appended, runs] = [1 << 20, 20, 9].map(|most| rng.below(most));
+        entries.push((anchor, IndexEntry { size, pairs, appended, runs }));
+    }
+    let mut writer = IndexWriter::default();
+    entries.iter().for_each(|(anchor, entry)| writer.push(anchor, entry));
+    let of =
+        IndexHead { store_id: [3; 16], generation: 9, map_checksum: 5, ..IndexHead::default() };
+    let (head, body) = writer.finish(&of);
+    let found = IndexHead::peek(&head).unwrap();
+    let (interval_count, body_bytes) = (40, body.len() as u64);
+    assert_eq!(found, IndexHead { interval_count, body_bytes, ..of });
+    assert_eq!(IndexHead::check(&head, &body), Ok(()));
+    let mut read = Vec::new();
+    found.entries(&body, |anchor, entry| read.push((anchor.to_vec(), entry))).unwrap();
+    assert_eq!(read, entries);
+    for bit in (0..head.len() * 8).filter(|bit| !(96..128).contains(bit)) {
+        let mut head = head;
+        head[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(IndexHead::check(&head, &body), Err(Flaw::Checksum), "bit {bit} of the head");
+    }
+    for bit in 0..body.len() * 8 {
+        let mut body = body.clone();
+        body[bit / 8] ^= 1 << (bit % 8);
+        assert_eq!(IndexHead::check(&head, &body), Err(Flaw::Checksum), "bit {bit}");
+        let _ = found.entries(&body, |_, _| ());
+    }
+    assert!(found.entries(&body[..body.len() - 1], |_, _| ()).is_err());
 }
 
 #[test]

@@ -68,6 +68,35 @@ fn round_trip(direct: Direct) {
 }
 
 #[test]
+fn many_reads_at_once_are_each_what_one_would_be() {
+    for direct in [Direct::Prefer, Direct::Never] {
+        let (_folder, path) = folder();
+        let device = FileDevice::open(&path, OpenOptions { direct, ..create(2 << 20) }).unwrap();
+        let data = pattern(2 << 20, 7);
+        device.write_at(WRITE, 0, &[IoSlice::new(&data)]).unwrap();
+        let block = device.geometry().block_size_bytes as usize;
+        // More than are in flight at once, of several lengths, some on top of others.
+        let places: Vec<(usize, usize)> =
+            (0..200).map(|n| (n * 7919 % 300 * block, (1 + n % 9) * block)).collect();
+        let pool = BufferPool::default();
+        let mut bufs: Vec<_> = places.iter().map(|(_, length)| pool.get(*length)).collect();
+        let mut reads: Vec<(u64, &mut [u8])> =
+            places.iter().zip(&mut bufs).map(|((at, _), buf)| (*at as u64, &mut buf[..])).collect();
+        let before = device.counters();
+        device.read_many_at(READ, &mut reads).unwrap();
+        for ((at, length), buf) in places.iter().zip(&bufs) {
+            assert_eq!(&buf[..], &data[*at..at + length], "{at}");
+        }
+        let bytes: usize = places.iter().map(|(_, length)| length).sum();
+        assert_eq!(device.counters().read_bytes - before.read_bytes, bytes as u64);
+        let (mut inside, mut outside) = (pool.get(block), pool.get(block));
+        let mut reads = [(0, &mut inside[..]), (2 << 20, &mut outside[..])];
+        let error = device.read_many_at(READ, &mut reads).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "behind the end");
+    }
+}
+
+#[test]
 fn what_was_written_reads_back_directly_and_buffered() {
     round_trip(Direct::Prefer);
     round_trip(Direct::Never);

@@ -33,6 +33,7 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+const CMD_PREAD: u16 = 0;
 const CMD_FDSYNC: u16 = 3;
 const CMD_POLL: u16 = 5;
 const CMD_PREADV: u16 = 7;
@@ -44,7 +45,7 @@ const DATA_EPOLL: u64 = u64::MAX;
 /// The kernel's `struct iocb` on a little-endian machine.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Request {
+pub(crate) struct Request {
     data: u64,
     key: u32,
     rw_flags: u32,
@@ -63,10 +64,10 @@ const _: () = assert!(cfg!(target_endian = "little"));
 
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
-struct Completion {
-    data: u64,
+pub(crate) struct Completion {
+    pub(crate) data: u64,
     request: u64,
-    result: i64,
+    pub(crate) result: i64,
     result2: i64,
 }
 
@@ -334,6 +335,14 @@ impl Aio {
             }
         }
         Ok(())
+    }
+}
+
+impl Request {
+    /// A plain read into one buffer.
+    pub(crate) fn read(data: u64, fd: u32, buf: &mut [u8], offset: i64) -> Request {
+        let (buffer, bytes) = (buf.as_mut_ptr() as u64, buf.len() as u64);
+        Request { data, opcode: CMD_PREAD, fd, buffer, bytes, offset, ..Request::default() }
     }
 }
 

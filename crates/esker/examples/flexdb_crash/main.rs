@@ -1,6 +1,6 @@
 //! Crash exploration of the engine `flex`: `cargo xtask crash-flexdb`, and with `--mutants` the proof that it notices.
 //!
-//! As `flex_crash`, whose explorer it shares, on five recording devices: those of the space, and two logs. What a state
+//! As `flex_crash`, whose explorer it shares, on six recording devices: those of the space, two logs, and the saved index. What a state
 //! holds must be what some beginning of the operations made, none missing that was acknowledged, or before the last sync.
 #![allow(
     clippy::indexing_slicing,

@@ -61,7 +61,9 @@ impl Inner {
 
     /// Commits if many records wait.
     pub(super) fn commit_if_due(&self, writer: &mut Writer) -> Result<()> {
-        if writer.records.len() < self.options.testing.records_max {
+        let testing = &self.options.testing;
+        let most = if writer.held { testing.records_held_max } else { testing.records_max };
+        if writer.records.len() < most {
             return Ok(());
         }
         self.commit(writer, false)
@@ -72,6 +74,12 @@ impl Inner {
     pub(super) fn commit(&self, writer: &mut Writer, checkpoint: bool) -> Result<()> {
         if writer.records.is_empty() && !checkpoint {
             return Ok(());
+        }
+        if writer.held {
+            if let Some(before) = self.before_commit.get() {
+                before()?;
+            }
+            writer.held = false;
         }
         let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
         let log_end = writer.log.position + group_size;

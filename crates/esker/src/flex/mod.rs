@@ -64,7 +64,7 @@ use slots::Slots;
 use state::Shared;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A flexible address space. See the module's text. Clones are the same space.
 #[derive(Clone, Debug)]
@@ -81,10 +81,17 @@ struct Inner {
     failed: parking_lot::Mutex<Option<Error>>,
     cache: Cache,
     pool: BufferPool,
+    /// What has to happen before a commit while operations are held.
+    before_commit: OnceLock<BeforeCommit>,
 }
+
+/// See [`Space::on_commit`].
+type BeforeCommit = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// What only the writer knows.
 struct Writer {
+    /// Operations wait for each other: see [`Space::hold`].
+    held: bool,
     log: Log,
     /// Done to the tree, in no group yet.
     records: Vec<Record>,
@@ -361,6 +368,47 @@ impl Space {
             tree: self.0.files.tree.counters(),
             log: self.0.files.log.counters(),
         }
+    }
+
+    /// What is called before a commit while operations are held, once for each [`Space::hold`]: the last chance to make
+    /// durable elsewhere what they are parts of. It must not call this space. Set once.
+    #[doc(hidden)]
+    pub fn on_commit(&self, before: impl Fn() -> Result<()> + Send + Sync + 'static) {
+        let set = self.0.before_commit.set(Box::new(before));
+        debug_assert!(set.is_ok(), "set once");
+    }
+
+    /// From now on operations belong together: none becomes durable before [`Space::release`], unless there is no other
+    /// way, and then what [`Space::on_commit`] got is called before.
+    #[doc(hidden)]
+    pub fn hold(&self) {
+        self.0.writer.lock().held = true;
+    }
+
+    /// Ends what [`Space::hold`] began: the next commit makes all of it durable at once.
+    #[doc(hidden)]
+    pub fn release(&self) {
+        self.0.writer.lock().held = false;
+    }
+
+    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that.
+    ///
+    /// # Errors
+    /// As for [`Space::collect`].
+    #[doc(hidden)]
+    pub fn settle(&self, percent: u32) -> Result<()> {
+        let mut writer = self.0.begin("collect segments")?;
+        self.0.settle(&mut writer, percent)
+    }
+
+    /// The checkpoint that the space is as it was stored by, if nothing changed since: its generation, and the checksum of
+    /// its map, which no other history of this space has.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn stored_as(&self) -> Option<(u64, u32)> {
+        let writer = self.0.writer.lock();
+        let unchanged = writer.log.position == 0 && writer.records.is_empty();
+        unchanged.then_some((writer.log.generation, writer.map.0.checksum))
     }
 
     /// Reads and verifies everything. Writers wait meanwhile.

@@ -41,6 +41,8 @@ pub struct SpaceTesting {
     pub shape: SpaceShape,
     /// Records after which a group is written by itself.
     pub records_max: usize,
+    /// As `records_max`, while operations are held that belong together.
+    pub records_held_max: usize,
 }
 
 /// The sizes of the paper: segments of 4 MiB, extents of up to 128 KiB, leaves of 60.
@@ -71,6 +73,7 @@ impl SpaceOptions {
                 seed: None,
                 shape: SHAPE,
                 records_max: usize::try_from(64 * KIB).unwrap_or(0),
+                records_held_max: usize::try_from(MIB).unwrap_or(0),
             },
         }
     }

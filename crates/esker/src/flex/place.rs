@@ -14,6 +14,14 @@ use std::sync::Arc;
 /// Most segments that the data file grows by at once, unless more are needed.
 const SEGMENTS_GROWN_MAX: u64 = 16;
 
+/// Segments that may wait for a commit while operations are held, beside an eighth of all.
+const HELD_SEGMENTS: u64 = 4;
+
+/// Whether live bytes fill so many percent of a room.
+fn is_dense(valid: u64, room: u64, percent: u64) -> bool {
+    u128::from(valid) * 100 >= u128::from(room) * u128::from(percent)
+}
+
 /// Data at its place: address and length.
 pub(super) type Piece = (u64, u64);
 
@@ -54,11 +62,17 @@ impl Inner {
             if missing == 0 {
                 return Ok(());
             }
-            if !self.shared.read().dying.is_empty() {
-                self.commit(writer, false)?;
+            let most = self.segments_max();
+            let dying = self.shared.read().dying.len() as u64;
+            if dying > 0 {
+                // Operations that belong together go on in new segments, within reason.
+                if writer.held && total < most && dying < total / 8 + HELD_SEGMENTS {
+                    self.grow(writer, missing, most)?;
+                } else {
+                    self.commit(writer, false)?;
+                }
                 continue;
             }
-            let most = self.segments_max();
             // The cap of the paper: with less than 30/32 live, the emptiest segments always give room.
             let usable = most.saturating_sub(Inner::reserve_segments(most) + 1);
             let full = u128::from(valid + length) * 32 > u128::from(usable * payload) * 30;
@@ -66,8 +80,10 @@ impl Inner {
                 return Err(self.no_space("live bytes are at the cap of the space"));
             }
             let in_use = total.saturating_sub(writer.free.len() as u64);
-            let dense = u128::from(valid) * 100
-                >= u128::from(in_use * payload) * u128::from(self.options.fill_percent_min);
+            let fill = u64::from(self.options.fill_percent_min);
+            // What belongs together is not to be committed by the collector: it comes later.
+            let dense =
+                is_dense(valid, in_use * payload, if writer.held { fill / 2 } else { fill });
             let can_grow = total < most;
             if can_grow && (dense || collected || in_use < 4) {
                 self.grow(writer, missing, most)?;
@@ -81,6 +97,27 @@ impl Inner {
                 return Err(self.no_space("there is nothing left to collect"));
             }
             collected = writer.free.len() <= before;
+        }
+    }
+
+    /// Collects until live bytes fill enough of the segments in use.
+    pub(super) fn settle(&self, writer: &mut Writer, percent: u32) -> Result<()> {
+        let fill = u64::from(self.options.fill_percent_min) * u64::from(percent) / 100;
+        let payload = self.shape.segment_payload();
+        loop {
+            let (total, valid) = {
+                let shared = self.shared.read();
+                (shared.segments.len() as u64, shared.valid_bytes)
+            };
+            let in_use = total.saturating_sub(writer.free.len() as u64);
+            if in_use < 4 || is_dense(valid, in_use * payload, fill) {
+                return Ok(());
+            }
+            let before = writer.free.len();
+            self.collect(writer, (total / 32).max(4))?;
+            if writer.free.len() <= before {
+                return Ok(());
+            }
         }
     }
 

@@ -10,12 +10,15 @@ use super::{Inner, sites};
 use esker_base::{Error, Result};
 use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
+use esker_media::IoBuf;
 use std::ops::Range;
 
 /// Blocks between two parts that are read along, rather than with another call.
-const BLOCKS_BETWEEN: u64 = 8;
-/// Most parts of one call.
+const BLOCKS_BETWEEN: u64 = 4;
+/// Most parts of one request.
 const PARTS_OF_A_READ: usize = 256;
+/// Most requests that a read has in flight.
+const REQUESTS_AT_ONCE: usize = 64;
 
 /// An extent as [`Space::read_extent`](super::Space::read_extent) finds it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,16 @@ struct Part {
     position: u64,
     /// In the caller's buffer.
     range: Range<usize>,
+}
+
+/// Blocks that are to be read for some parts: each with what of it was in memory already.
+struct Request<'a> {
+    missing: Vec<(&'a Part, usize)>,
+    /// In the segment.
+    first: u64,
+    /// On the device.
+    offset: u64,
+    bytes: IoBuf,
 }
 
 /// Whether a read has to start over.
@@ -185,30 +198,36 @@ impl Inner {
         Ok(done)
     }
 
-    /// Reads all parts; neighbours on the device with one call. The cache gets what was read if `keep` says so.
+    /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read
+    /// if `keep` says so.
     fn read_parts(&self, parts: &mut [Part], buf: &mut [u8], keep: bool) -> Result<Outcome> {
-        if let [part] = parts {
-            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-            return self.read_part(part, to, keep);
-        }
         parts.sort_unstable_by_key(|part| (part.segment, part.position));
         let near = |a: &Part, b: &Part| {
             let (_, last) = self.blocks(a);
             let (first, _) = self.blocks(b);
             a.segment == b.segment && first <= last + BLOCKS_BETWEEN
         };
+        let mut requests: Vec<Request<'_>> = Vec::new();
         for group in parts.chunk_by(near) {
             for run in group.chunks(PARTS_OF_A_READ) {
-                let outcome = match run {
-                    [part] => {
-                        let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-                        self.read_part(part, to, keep)?
-                    }
-                    run => self.read_run(run, buf, keep)?,
-                };
-                if let Outcome::Stale = outcome {
-                    return Ok(Outcome::Stale);
+                requests.extend(self.request(run, buf));
+            }
+        }
+        for some in requests.chunks_mut(REQUESTS_AT_ONCE) {
+            match some {
+                [one] => self.files.data.read_at(sites::DATA_READ, one.offset, &mut one.bytes)?,
+                some => {
+                    let mut reads: Vec<(u64, &mut [u8])> = some
+                        .iter_mut()
+                        .map(|request| (request.offset, &mut *request.bytes))
+                        .collect();
+                    self.files.data.read_many_at(sites::DATA_READ, &mut reads)?;
                 }
+            }
+        }
+        for request in &requests {
+            if let Outcome::Stale = self.take_out(request, buf, keep)? {
+                return Ok(Outcome::Stale);
             }
         }
         Ok(Outcome::Done)
@@ -221,41 +240,55 @@ impl Inner {
         (part.position / payload, (part.position + length - 1) / payload)
     }
 
-    /// Parts that lie close together in one segment, in order.
-    fn read_run(&self, run: &[Part], buf: &mut [u8], keep: bool) -> Result<Outcome> {
-        let mut missing = Vec::with_capacity(run.len());
+    /// What has to be read for parts that lie close together in one segment, in order; what is in memory is copied.
+    fn request<'a>(&self, run: &'a [Part], buf: &mut [u8]) -> Option<Request<'a>> {
         let first_of_segment = run.first().map_or(0, |part| part.segment * self.shape.blocks());
+        let mut missing = Vec::with_capacity(run.len());
+        let mut span: Option<(u64, u64)> = None;
         for part in run {
             let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-            let mut whole = true;
+            // Blocks that are in memory; from the first one that is not, all are read.
+            let mut absent: Option<(u64, u64, usize)> = None;
             blocks_of(&self.shape, part.position, to.len(), |block, range, at| {
+                if let Some((_, last, _)) = &mut absent {
+                    *last = block;
+                    return;
+                }
                 let into = to.get_mut(at..at + range.len()).unwrap_or_default();
-                let block = first_of_segment + block;
-                whole = whole && self.cache.get(block, part.salt, range.start, into);
+                let number = first_of_segment + block;
+                if !self.cache.get(number, part.salt, range.start, into) {
+                    absent = Some((block, block, at));
+                }
             });
-            if !whole {
-                missing.push(part);
+            if let Some((first, last, at)) = absent {
+                let (low, high) = span.unwrap_or((first, last));
+                span = Some((low.min(first), high.max(last)));
+                missing.push((part, at));
             }
         }
-        let first = missing.iter().map(|part| self.blocks(part).0).min();
-        let last = missing.iter().map(|part| self.blocks(part).1).max();
-        let (Some(first), Some(last)) = (first, last) else { return Ok(Outcome::Done) };
+        let (first, last) = span?;
         let size = self.shape.block_size_bytes as usize;
-        let count = usize::try_from(last + 1 - first).unwrap_or(0);
-        let mut bytes = self.pool.get(count * size);
+        let bytes = self.pool.get(usize::try_from(last + 1 - first).unwrap_or(0) * size);
         let offset = (first_of_segment + first) * size as u64;
-        self.files.data.read_at(sites::DATA_READ, offset, &mut bytes)?;
+        Some(Request { missing, first, offset, bytes })
+    }
+
+    /// Verifies what was read for parts, and copies it to where they want it.
+    fn take_out(&self, request: &Request<'_>, buf: &mut [u8], keep: bool) -> Result<Outcome> {
+        let size = self.shape.block_size_bytes as usize;
         let payload = usize::try_from(self.shape.block_payload()).unwrap_or(0);
-        let mut verified = None;
-        for part in missing {
-            let (from, to) = self.blocks(part);
+        let mut verified: Range<u64> = 0..0;
+        for (part, at) in &request.missing {
+            let first_of_segment = part.segment * self.shape.blocks();
+            let (_, to) = self.blocks(part);
+            let from = (part.position + *at as u64) / self.shape.block_payload();
             // What lies between parts is nobody's affair: other bytes, or none.
             for block in from..=to {
-                if verified >= Some(block) {
+                if verified.contains(&block) {
                     continue;
                 }
-                let start = usize::try_from(block - first).unwrap_or(0) * size;
-                let bytes = bytes.get(start..start + size).unwrap_or_default();
+                let start = usize::try_from(block - request.first).unwrap_or(0) * size;
+                let bytes = request.bytes.get(start..start + size).unwrap_or_default();
                 let number = first_of_segment + block;
                 let sound = block_is_sound(bytes, part.salt, number);
                 if !sound && !sites::BLOCK_CHECKSUM.disabled() {
@@ -264,10 +297,12 @@ impl Inner {
                 if keep {
                     self.cache.put(number, part.salt, bytes.get(..payload).unwrap_or_default());
                 }
-                verified = Some(block);
+                let start = if verified.end == block { verified.start } else { block };
+                verified = start..block + 1;
             }
-            let to = buf.get_mut(part.range.clone()).unwrap_or_default();
-            self.copy(&bytes, first, part.position, to);
+            let range = part.range.start + at..part.range.end;
+            let to = buf.get_mut(range).unwrap_or_default();
+            self.copy(&request.bytes, request.first, part.position + *at as u64, to);
         }
         Ok(Outcome::Done)
     }
@@ -282,40 +317,6 @@ impl Inner {
                 to.copy_from_slice(from);
             }
         });
-    }
-
-    fn read_part(&self, part: &Part, to: &mut [u8], keep: bool) -> Result<Outcome> {
-        let first_block = part.segment * self.shape.blocks();
-        // Blocks that are in memory; from the first one that is not, all are read with one call.
-        let mut missing: Option<(u64, u64, usize)> = None;
-        blocks_of(&self.shape, part.position, to.len(), |block, range, at| {
-            if let Some((_, last, _)) = &mut missing {
-                *last = block;
-                return;
-            }
-            let into = to.get_mut(at..at + range.len()).unwrap_or_default();
-            if !self.cache.get(first_block + block, part.salt, range.start, into) {
-                missing = Some((block, block, at));
-            }
-        });
-        let Some((first, last, at)) = missing else { return Ok(Outcome::Done) };
-        let size = self.shape.block_size_bytes as usize;
-        let count = usize::try_from(last + 1 - first).unwrap_or(0);
-        let mut bytes = self.pool.get(count * size);
-        let offset = (first_block + first) * size as u64;
-        self.files.data.read_at(sites::DATA_READ, offset, &mut bytes)?;
-        let payload = usize::try_from(self.shape.block_payload()).unwrap_or(0);
-        for (block, bytes) in (first_block + first..).zip(bytes.chunks(size)) {
-            if !block_is_sound(bytes, part.salt, block) && !sites::BLOCK_CHECKSUM.disabled() {
-                return self.unsound(part, block);
-            }
-            if keep {
-                self.cache.put(block, part.salt, bytes.get(..payload).unwrap_or_default());
-            }
-        }
-        let rest = to.get_mut(at..).unwrap_or_default();
-        self.copy(&bytes, first, part.position + at as u64, rest);
-        Ok(Outcome::Done)
     }
 
     /// A block that is not what was written there under the salt that was noted.

@@ -92,6 +92,7 @@ impl Inner {
         let tree = tree_of(header);
         let shared = Shared { tree, segments, open, valid_bytes, dying: Vec::new() };
         let writer = Writer {
+            held: false,
             log: Log { generation: header.generation, ..Log::default() },
             records: Vec::new(),
             data_dirty: false,
@@ -113,6 +114,7 @@ impl Inner {
             writer: Mutex::new(writer),
             failed: parking_lot::Mutex::new(None),
             pool,
+            before_commit: std::sync::OnceLock::new(),
         })
     }
 

@@ -14,11 +14,17 @@ use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
 
-/// Data, tree and log of the space, and two logs.
+/// Data, tree and log of the space, two logs, and the saved index.
 pub(crate) struct Devices(Vec<Arc<SimBlock>>);
 
-const SIZES: [(u64, u64); 5] =
-    [(4096, 2 << 20), (8192, 1 << 20), (4096, 256 << 10), (4096, 128 << 10), (4096, 128 << 10)];
+const SIZES: [(u64, u64); 6] = [
+    (4096, 2 << 20),
+    (8192, 1 << 20),
+    (4096, 256 << 10),
+    (4096, 128 << 10),
+    (4096, 128 << 10),
+    (4096, 256 << 10),
+];
 
 impl Devices {
     pub(crate) fn new(seed: u64) -> Self {
@@ -68,6 +74,7 @@ fn files_of(devices: &[Arc<SimBlock>]) -> FlexFiles {
     FlexFiles {
         space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },
         logs: [device(3), device(4)],
+        index: device(5),
     }
 }
 
@@ -460,6 +467,9 @@ fn writers_readers_and_the_committer_work_at_the_same_time() {
         let items = plain(store.scan(.., Direction::Forward, usize::MAX).unwrap());
         assert_eq!(items.len() as u64, 2 * KEYS);
         assert!(items.iter().all(|(_, value)| value[..8] == (ROUNDS - 1).to_le_bytes()));
+        for (key, value) in items.iter().chain(items.iter().step_by(3)) {
+            assert_eq!(store.get(key).unwrap().as_deref(), Some(&**value), "one by one");
+        }
         assert!(items.is_sorted());
         assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
     };

@@ -284,7 +284,7 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
     store.close().unwrap();
     drop(store);
     for damage in [false, true] {
-        let mut images: Vec<Image> = (0..5).map(|index| devices.device(index).image()).collect();
+        let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
         if damage {
             // Any byte of a sealed block is somebody's.
             (8..60).for_each(|block| images[0].flip(block * 512 + 100, 1));
@@ -402,7 +402,7 @@ fn sweep(device: usize, kind: FaultKind, for_ever: bool, expected: &[ErrorKind])
             );
         }
         for keep in [false, true] {
-            let images = (0..5).map(|index| cut(devices.device(index), keep)).collect();
+            let images = (0..6).map(|index| cut(devices.device(index), keep)).collect();
             let store = Devices::with(images, 6).open(&options(6)).expect(&context);
             client.check(&store, &context);
         }
@@ -418,7 +418,7 @@ fn sweep(device: usize, kind: FaultKind, for_ever: bool, expected: &[ErrorKind])
 fn a_call_that_fails_once_or_for_ever_makes_no_false_promise() {
     let expected = [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly, ErrorKind::Io];
     let mut failed = 0;
-    for device in 0..5 {
+    for device in 0..6 {
         for for_ever in [false, true] {
             failed += sweep(device, FaultKind::WriteError, for_ever, &expected);
             failed += sweep(device, FaultKind::FlushError, for_ever, &expected);
@@ -444,8 +444,35 @@ fn a_flush_that_fails_once_is_not_taken_for_done_the_second_time() {
 }
 
 #[test]
+fn a_clean_stop_saves_the_index_and_a_cut_one_does_without() {
+    let devices = Devices::new(8);
+    let options = options(8);
+    let store = devices.open(&options).unwrap();
+    for n in 0..300_u16 {
+        store.put(&n.to_be_bytes(), &bytes(u64::from(n), 90)).unwrap();
+    }
+    store.close().unwrap();
+    let intervals = store.stats().index_entries;
+    drop(store);
+    let all = |store: &Store| store.scan(.., esker::Direction::Forward, usize::MAX).unwrap().len();
+    let opened = devices.again().open(&options).unwrap();
+    assert_eq!((opened.stats().index_entries, all(&opened)), (intervals, 300), "as it was saved");
+    // With something behind the checkpoint it does not count.
+    let again = devices.again();
+    let store = again.open(&options).unwrap();
+    for n in 0..200_u16 {
+        store.put(&(n * 7).to_be_bytes(), &bytes(u64::from(n), 300)).unwrap();
+    }
+    store.check().unwrap();
+    let count = all(&store);
+    store.forget();
+    let opened = again.again().open(&options).unwrap();
+    assert_eq!(all(&opened), count, "an index of before does not count");
+}
+
+#[test]
 fn a_full_device_refuses_puts_and_nothing_else() {
-    for device in [0, 1, 2, 3, 4] {
+    for device in [0, 1, 2, 3, 4, 5] {
         let devices = Devices::new(5);
         let store = devices.open(&options(5)).unwrap();
         devices

@@ -33,6 +33,9 @@ impl Flex {
                 // What was due while there was other work is not made up for at once.
                 let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
                 scrubbed_at = now;
+                if let Err(error) = store.space.settle(100) {
+                    tracing::error!(%error, "space is not collected");
+                }
                 if let Err(error) = store.scrub(&mut scrub, passed) {
                     tracing::error!(%error, "the store cannot be read to be verified");
                 }

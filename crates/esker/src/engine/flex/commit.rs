@@ -7,8 +7,8 @@
 //! 4. only now: the table goes, and its log may be written over
 //! ```
 //!
-//! What falls into one interval is appended to it as a run, without reading it. An interval with many runs is read,
-//! merged and written anew in their place, in pieces of 16 pairs.
+//! What falls into one interval is appended to it as a run, without reading it. Neighbours with many runs are read together,
+//! merged and written anew in their place (`stretch`); an interval that has very many before is by itself.
 //!
 //! # Failure
 //! A crash before step 3 leaves some of the table in the space; the log has all of it, and brings it there again: pairs
@@ -19,6 +19,7 @@ use super::index::{Entry, Fresh, Located};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::snapshots::needed;
+use super::stretch::Seen;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
@@ -31,15 +32,19 @@ use std::sync::Arc;
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
 const GROUP_PAIRS_MAX: u64 = 1024;
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Most runs of an interval.
-const RUNS_MAX: u8 = 8;
+/// Most runs of an interval. Before it has so many, it is usually brought together with its neighbours.
+const RUNS_MAX: u8 = 24;
+
+/// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
+/// are emptier cost less.
+const FILL_WHILE_WRITING: u32 = 75;
 
 /// What only the committer knows.
 #[derive(Debug, Default)]
 pub(super) struct Committer {
     pub(super) root: Root,
-    group: RunWriter,
-    data: Vec<u8>,
+    pub(super) group: RunWriter,
+    pub(super) data: Vec<u8>,
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
@@ -52,12 +57,68 @@ impl Committer {
 }
 
 /// A pair on its way to a new interval.
-type Merged<'a> = (&'a [u8], u64, Content<'a>);
+pub(super) type Merged<'a> = (&'a [u8], u64, Content<'a>);
 
 /// The shortest key that is above `last` and not above `first`.
 fn separator<'a>(last: &[u8], first: &'a [u8]) -> &'a [u8] {
     let shared = last.iter().zip(first).take_while(|(a, b)| a == b).count();
     first.get(..=shared).unwrap_or(first)
+}
+
+/// Pairs of an interval and of what is new.
+fn pairs_of<'a>(interval: &'a Interval, group: Option<&'a RunWriter>) -> Vec<Merged<'a>> {
+    let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
+    all.extend((0..interval.len()).map(|index| {
+        let pair = interval.pair(index);
+        (pair.key, pair.version, pair.content)
+    }));
+    add_group(&mut all, group);
+    all
+}
+
+/// Adds the pairs that are new.
+pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWriter>) {
+    if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
+        while let Some(pair) = take_pair(&mut bytes, first_version) {
+            all.push((pair.key, pair.version, pair.content));
+        }
+    }
+}
+
+/// What is left of pairs that are in order by parts, in order.
+pub(super) fn merge<'a>(
+    mut all: Vec<Merged<'a>>,
+    erase: Option<&RangeDelete>,
+    snapshots: &[u64],
+) -> Vec<Merged<'a>> {
+    // One version of a key may be there twice, after a crash.
+    all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
+    all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+    let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
+    for same in all.chunk_by(|a, b| a.0 == b.0) {
+        let Some((key, ..)) = same.first() else { continue };
+        let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
+        let start = merged.len();
+        if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
+            // The usual case: the newest one counts.
+            merged.extend(same.first());
+        } else {
+            let mut same = same.to_vec();
+            if let Some(version) = erased {
+                same.push((key, version, Content::Delete));
+                same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
+            }
+            let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
+            needed(&versions, snapshots, |index| merged.extend(same.get(index)));
+        }
+        // Nothing is older than the last one: if it says that there is nothing, it says nothing.
+        while merged.len() > start
+            && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
+        {
+            merged.pop();
+        }
+    }
+    merged
 }
 
 impl Flex {
@@ -67,12 +128,14 @@ impl Flex {
         let Some((table, gate)) = self.tables().sealed.clone() else { return Ok(false) };
         // Everybody who has a place in its log is in the table.
         self.wal.drain(|_| ());
+        self.hold(&table);
         let done = self.commit_table(&mut committer, &table).and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
             root.last_version = self.tables().active.first_version.saturating_sub(1);
             // PERSIST: everything of the table, and that it is there, before its log is written over.
             self.space.write(0, &root.encode())?;
+            self.space.release();
             if !sites::WAL_WAIT.disabled() {
                 self.space.sync()?;
             }
@@ -88,6 +151,10 @@ impl Flex {
                 *self.stuck.lock() = None;
                 self.tables_mut().sealed = None;
                 gate.open();
+                // What is not dense enough by then is collected while nobody writes.
+                if let Err(error) = self.space.settle(FILL_WHILE_WRITING) {
+                    tracing::warn!(%error, "space is not collected");
+                }
                 Ok(true)
             }
             Err(error) => {
@@ -111,13 +178,22 @@ impl Flex {
         for range in &ranges {
             self.commit_range(committer, range, table.replayed)?;
         }
+        if !ranges.is_empty() {
+            self.index.pairs_kept.clear();
+        }
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
+        let mut seen = Seen::default();
         while let Some(first) = entries.key() {
+            let stretch = self.stretch_of(first, &mut seen);
             let located = self.locate(first)?;
+            let upper = match &stretch {
+                Some(stretch) => &stretch.upper,
+                None => &located.upper,
+            };
             let mut group = std::mem::take(&mut committer.group);
             group.restart(table.first_version);
             while let Some(key) = entries.key() {
-                let beyond = located.upper.as_ref().is_some_and(|upper| **upper <= *key);
+                let beyond = upper.as_ref().is_some_and(|upper| **upper <= *key);
                 let much = group.count() >= GROUP_PAIRS_MAX || group.size_bytes() > GROUP_BYTES_MAX;
                 if beyond || much {
                     break;
@@ -127,11 +203,32 @@ impl Flex {
                 }
                 entries.next();
             }
-            let done = self.commit_group(committer, &located, &group);
+            let done = match &stretch {
+                Some(stretch) => self.rewrite_stretch(committer, stretch, Some(&group)),
+                None => self.commit_group(committer, &located, &group),
+            };
+            self.tell_pairs(&group);
             committer.group = group;
             done?;
         }
         Ok(())
+    }
+
+    /// What is in memory of single pairs follows what came to the space. Whoever read the space before kept it before.
+    fn tell_pairs(&self, group: &RunWriter) {
+        if self.index.pairs_kept.bytes() == 0 {
+            return;
+        }
+        let (mut bytes, first_version) = group.pairs();
+        let mut last: Option<&[u8]> = None;
+        while let Some(pair) = take_pair(&mut bytes, first_version) {
+            // Of a key the newest is first.
+            if last != Some(pair.key) {
+                let hash = self.hasher.hash(pair.key);
+                self.index.pairs_kept.replace(pair.key, hash, pair.version, pair.content);
+                last = Some(pair.key);
+            }
+        }
     }
 
     /// Adds what counts of a key.
@@ -226,7 +323,8 @@ impl Flex {
         let size_max = u64::from(self.options.interval_size_bytes_max);
         let appended = u64::from(entry.appended) + group.count();
         let size = u64::from(entry.size) + group.size_bytes() as u64;
-        let fits = appended <= pairs_max.min(200) && size <= 2 * size_max && entry.runs < RUNS_MAX;
+        let fits =
+            appended <= (2 * pairs_max).min(200) && size <= 3 * size_max && entry.runs < RUNS_MAX;
         if fits && entry.runs > 0 {
             self.append_run(committer, located, group)
         } else {
@@ -275,7 +373,7 @@ impl Flex {
         let size_max = self.options.interval_size_bytes_max as usize;
         let mut count = 1;
         let mut remove = u64::from(located.entry.size);
-        let mut merged = self.merge(&first, group, erase, &snapshots);
+        let mut merged = merge(pairs_of(&first, group), erase, &snapshots);
         // What became small takes the next interval along.
         let left = merged.len();
         let second;
@@ -287,14 +385,15 @@ impl Flex {
             && group.is_none_or(|group| group.size_bytes() <= size_max)
         {
             second = self.interval_of(&next)?;
-            merged.extend(self.merge(&second, None, erase, &snapshots));
+            merged.extend(merge(pairs_of(&second, None), erase, &snapshots));
             keeps |= next.entry.cached.is_some();
             count = 2;
             remove += u64::from(next.entry.size);
         }
         let mut data = std::mem::take(&mut committer.data);
         data.clear();
-        let (marks, fresh) = self.cut(&merged, located, keeps, &mut data)?;
+        let pairs = (pairs_max, size_max);
+        let (marks, fresh) = self.cut(&merged, &located.anchor, pairs, |_| keeps, &mut data)?;
         drop(merged);
         committer.rewritten_bytes += data.len() as u64;
         let offset = ROOT_BYTES + located.offset;
@@ -308,67 +407,21 @@ impl Flex {
         done
     }
 
-    /// What is left of an interval and what is new, in order.
-    fn merge<'a>(
-        &self,
-        interval: &'a Interval,
-        group: Option<&'a RunWriter>,
-        erase: Option<&RangeDelete>,
-        snapshots: &[u64],
-    ) -> Vec<Merged<'a>> {
-        let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
-        all.extend((0..interval.len()).map(|index| {
-            let pair = interval.pair(index);
-            (pair.key, pair.version, pair.content)
-        }));
-        if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
-            while let Some(pair) = take_pair(&mut bytes, first_version) {
-                all.push((pair.key, pair.version, pair.content));
-            }
-        }
-        // Both halves are in order; one version of a key may be in both, after a crash.
-        all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
-        all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
-        let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
-        for same in all.chunk_by(|a, b| a.0 == b.0) {
-            let Some((key, ..)) = same.first() else { continue };
-            let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
-            let start = merged.len();
-            if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
-                // The usual case: the newest one counts.
-                merged.extend(same.first());
-            } else {
-                let mut same = same.to_vec();
-                if let Some(version) = erased {
-                    same.push((key, version, Content::Delete));
-                    same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
-                }
-                let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
-                needed(&versions, snapshots, |index| merged.extend(same.get(index)));
-            }
-            // Nothing is older than the last one: if it says that there is nothing, it says nothing.
-            while merged.len() > start
-                && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
-            {
-                merged.pop();
-            }
-        }
-        merged
-    }
-
-    /// Cuts pairs into intervals: their bytes to `data`, where each begins, and what the index is to know.
-    fn cut(
+    /// Cuts pairs into intervals of up to so many pairs and bytes: their bytes to `data`, where each begins, and what the
+    /// index is to know. In memory stay those of which `keeps` says so.
+    pub(super) fn cut(
         &self,
         merged: &[Merged<'_>],
-        located: &Located,
-        keeps: bool,
+        anchor: &[u8],
+        (pairs_max, size_max): (usize, usize),
+        mut keeps: impl FnMut(&[Merged<'_>]) -> bool,
         data: &mut Vec<u8>,
     ) -> Result<(Vec<usize>, Vec<Fresh>)> {
         let mut marks = Vec::new();
         let mut fresh = Vec::new();
         if merged.is_empty() {
             // The first interval stays, without bytes; others fall to the one before.
-            let stays = located.anchor.is_empty();
+            let stays = anchor.is_empty();
             return Ok((marks, if stays { vec![Fresh::default()] } else { fresh }));
         }
         let size_of = |(key, _, content): &Merged<'_>| match content {
@@ -376,8 +429,7 @@ impl Flex {
             _ => key.len() + 24,
         };
         let total: usize = merged.iter().map(size_of).sum();
-        let pairs_max = self.options.interval_pairs_max.max(1) as usize;
-        let size_max = self.options.interval_size_bytes_max.max(1) as usize;
+        let (pairs_max, size_max) = (pairs_max.max(1), size_max.max(1));
         let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);
         let (pairs_goal, size_goal) = (merged.len().div_ceil(pieces), total.div_ceil(pieces));
         let mut rest = merged;
@@ -399,7 +451,7 @@ impl Flex {
             rest = more;
             let anchor = match (last, piece.first()) {
                 (Some(last), Some((first, ..))) => separator(last, first).to_vec(),
-                _ => located.anchor.clone(),
+                _ => anchor.to_vec(),
             };
             last = piece.last().map(|(key, ..)| *key);
             let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
@@ -413,7 +465,7 @@ impl Flex {
             let bytes = data.get(start..).unwrap_or_default();
             let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
-            if keeps {
+            if keeps(piece) {
                 entry.cached = Some(Arc::new(self.decode(bytes.to_vec())?));
             }
             fresh.push(Fresh { anchor, entry });

@@ -69,9 +69,14 @@ impl<'t> TableCursor<'t> {
         self.keys.get(self.start..*end)
     }
 
+    /// The number of its place.
+    pub(super) fn word(&self) -> Option<Word> {
+        Some(self.found.get(self.at)?.1)
+    }
+
     /// Its place.
     pub(super) fn slot(&self) -> Option<&'t Slot> {
-        self.table.slot(self.found.get(self.at)?.1)
+        self.table.slot(self.word()?)
     }
 
     /// Goes to the next key.

@@ -24,6 +24,7 @@ mod row;
 pub(super) use leaf::{Entry, Fresh};
 
 use super::interval::Interval;
+use super::pairs::Pairs;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
@@ -68,6 +69,71 @@ pub(super) struct Placed {
     pub(super) upper: Option<Vec<u8>>,
 }
 
+/// All intervals of a leaf; of none, if they are not wanted.
+#[derive(Clone, Debug)]
+pub(super) struct Neighbours {
+    /// The first one.
+    pub(super) spot: Spot,
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    pub(super) anchors: Vec<Vec<u8>>,
+    pub(super) sizes: Vec<u32>,
+    /// Whether each is in memory.
+    pub(super) cached: Vec<bool>,
+    /// Anchor of the interval behind the last one.
+    pub(super) upper: Option<Vec<u8>>,
+}
+
+impl Neighbours {
+    /// Bytes of all.
+    pub(super) fn size_bytes(&self) -> u64 {
+        self.sizes.iter().map(|size| u64::from(*size)).sum()
+    }
+}
+
+/// What is said of a leaf: intervals, and their bytes, pairs and runs all together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LeafSums {
+    pub(super) count: usize,
+    pub(super) size: usize,
+    pub(super) pairs: usize,
+    pub(super) runs: usize,
+}
+
+/// Which intervals were missed lately: a bit for each, more or less.
+#[derive(Debug)]
+struct Missed {
+    bits: Box<[AtomicU64]>,
+    count: AtomicU64,
+}
+
+impl Missed {
+    /// Bytes of the budget for which there is a bit: an interval that is missed twice while twice the budget is read.
+    const BYTES_OF_A_BIT: u64 = 512;
+
+    fn new(budget_bytes: u64) -> Self {
+        let words = (budget_bytes / Missed::BYTES_OF_A_BIT / 64).max(1).next_power_of_two();
+        Missed { bits: (0..words).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
+    }
+
+    /// Notes a miss; whether there was one lately.
+    fn again(&self, stamp: u32) -> bool {
+        let mixed = u64::from(stamp).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let index = usize::try_from(mixed >> 32).unwrap_or(0) & (self.bits.len() - 1);
+        let bit = 1 << (mixed >> 26 & 63);
+        let Some(word) = self.bits.get(index) else { return false };
+        if word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
+            return true;
+        }
+        // A quarter of them: those before are long ago.
+        if self.count.fetch_add(1, Ordering::Relaxed) >= self.bits.len() as u64 * 16 {
+            self.count.store(0, Ordering::Relaxed);
+            self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        }
+        false
+    }
+}
+
 /// The index. See the module's text.
 #[derive(Debug)]
 pub(super) struct Index {
@@ -77,6 +143,9 @@ pub(super) struct Index {
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
     budget_bytes: u64,
+    /// Of the same budget: up to half of it.
+    pub(super) pairs_kept: Pairs,
+    missed: Missed,
     /// The leaf that the hand of the clock points at.
     hand: Mutex<usize>,
     intervals: AtomicU64,
@@ -93,6 +162,8 @@ impl Index {
             stamps: AtomicU64::new(1),
             cached_bytes: AtomicU64::new(0),
             budget_bytes,
+            pairs_kept: Pairs::new(budget_bytes / 2),
+            missed: Missed::new(budget_bytes),
             hand: Mutex::new(0),
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),
@@ -106,6 +177,9 @@ impl Index {
         match intervals.first_mut() {
             Some(first) => first.anchor.clear(),
             None => intervals.push(Fresh::default()),
+        }
+        for new in &mut intervals {
+            new.entry.stamp = self.stamp();
         }
         let mut leaves = Vec::with_capacity(intervals.len() / LEAF_CAPACITY + 1);
         self.intervals.store(intervals.len() as u64, Ordering::Relaxed);
@@ -223,6 +297,34 @@ impl Index {
         self.located(&row, spot)
     }
 
+    /// The intervals of the leaf that holds `key`, if somebody looked into each and `are_wanted` says so.
+    pub(super) fn neighbours(
+        &self,
+        key: &[u8],
+        are_wanted: &dyn Fn(&LeafSums) -> bool,
+    ) -> Neighbours {
+        let row = self.row();
+        let number = row.leaf_of(key);
+        let leaf = row.leaf(number).read();
+        let mut sums = LeafSums { count: leaf.entries.len(), ..LeafSums::default() };
+        for entry in &leaf.entries {
+            sums.size += entry.size as usize;
+            sums.pairs += usize::from(entry.pairs);
+            sums.runs += usize::from(entry.runs);
+        }
+        let known = leaf.entries.iter().all(|entry| !entry.is_coarse());
+        let count = if known && are_wanted(&sums) { sums.count } else { 0 };
+        let wanted = leaf.entries.iter().take(count);
+        Neighbours {
+            spot: Spot { leaf: number, index: 0 },
+            offset: self.sums.read().before(number),
+            anchors: (0..count).map(|index| leaf.anchor(index)).collect(),
+            sizes: wanted.clone().map(|entry| entry.size).collect(),
+            cached: wanted.map(|entry| entry.cached.is_some()).collect(),
+            upper: row.first(number + 1).map(<[u8]>::to_vec),
+        }
+    }
+
     /// Everything about the interval behind `spot`.
     pub(super) fn next(&self, spot: Spot) -> Option<Located> {
         let row = self.row();
@@ -272,15 +374,43 @@ impl Index {
         self.make_room();
     }
 
+    /// Keeps what was read for a get, where [`Index::place_of`] said, if it is still as it was then. An interval that was
+    /// missed for the first time in a while is not worth its memory: of it `keep_pair` keeps what was wanted.
+    pub(super) fn keep_some(
+        &self,
+        key: &[u8],
+        (stamp, interval): &(u32, Arc<Interval>),
+        keep_pair: impl FnOnce(&Pairs),
+    ) {
+        if self.budget_bytes == 0 {
+            return;
+        }
+        if self.missed.again(*stamp) {
+            return self.keep(key, &[(*stamp, Arc::clone(interval))]);
+        }
+        self.with(key, |entry| {
+            if entry.stamp == *stamp {
+                keep_pair(&self.pairs_kept);
+            }
+        });
+        self.make_room();
+    }
+
+    /// Bytes that intervals may take.
+    fn room_bytes(&self) -> u64 {
+        self.budget_bytes.saturating_sub(self.pairs_kept.bytes())
+    }
+
     /// Drops intervals that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2). The hand goes from leaf to
     /// leaf.
     pub(super) fn make_room(&self) {
-        if self.cached_bytes.load(Ordering::Relaxed) <= self.budget_bytes {
+        let room = self.room_bytes();
+        if self.cached_bytes.load(Ordering::Relaxed) <= room {
             return;
         }
         let Some(mut hand) = self.hand.try_lock() else { return };
         // Little at a time: a reader waits for it.
-        let goal = self.budget_bytes - self.budget_bytes / 1024;
+        let goal = room - room / 1024;
         let mut steps = 2 * self.row().len() + 2;
         while self.cached_bytes.load(Ordering::Relaxed) > goal && steps > 0 {
             steps -= 1;
@@ -388,9 +518,9 @@ impl Index {
         self.pairs.load(Ordering::Relaxed)
     }
 
-    /// Bytes of intervals in memory.
+    /// Bytes of intervals and pairs in memory.
     pub(super) fn cached_bytes(&self) -> u64 {
-        self.cached_bytes.load(Ordering::Relaxed)
+        self.cached_bytes.load(Ordering::Relaxed) + self.pairs_kept.bytes()
     }
 
     /// DRAM without cached intervals, in bytes.
@@ -399,6 +529,17 @@ impl Index {
         let leaves =
             (0..row.len()).map(|number| row.leaf(number).read().memory_bytes()).sum::<u64>();
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
+    }
+
+    /// Gives all intervals and their anchors to `visit`, in order.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry)) {
+        let row = self.row();
+        for number in 0..row.len() {
+            let leaf = row.leaf(number).read();
+            for (index, entry) in leaf.entries.iter().enumerate() {
+                visit(&leaf.anchor(index), entry);
+            }
+        }
     }
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.

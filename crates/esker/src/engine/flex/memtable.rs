@@ -179,6 +179,8 @@ pub(super) struct MemTable {
     pub(super) first_version: u64,
     /// Part of it may be in the space already: it comes from a log that was found.
     pub(super) replayed: bool,
+    /// It had no log, and has one now.
+    pub(super) is_logged: AtomicBool,
     tree: Masstree,
     slots: Slots,
     filter: Box<[AtomicU64]>,
@@ -200,6 +202,7 @@ impl MemTable {
             generation,
             first_version,
             replayed,
+            is_logged: AtomicBool::new(false),
             tree: Masstree::new(),
             slots: Slots::new(),
             filter: (0..words).map(|_| AtomicU64::new(0)).collect(),

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! # Invariants
-//! - F1: what was acknowledged is in a log that is durable as the options say, or in the space, durably.
+//! - F1: what was acknowledged is in a log that is durable as the options say, or in the space, durably. Under `none` there
+//!   is no log: see `late`.
 //! - F2: a table is in the space, durably, before its log is written over; logs go there oldest first.
 //! - F3: of one key the highest version counts, wherever it is.
 //! - F4: what a snapshot sees stays as long as it lives.
@@ -33,13 +34,17 @@ mod files;
 mod index;
 mod interval;
 mod large;
+mod late;
 mod memtable;
+mod pairs;
 mod read;
 mod recover;
 pub(crate) mod restore;
+mod saved;
 mod scan;
 pub mod sites;
 mod snapshots;
+mod stretch;
 mod tend;
 mod wal;
 mod write;
@@ -64,7 +69,7 @@ use esker_base::ids::Version;
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root};
-use esker_media::Archive;
+use esker_media::{Archive, BlockDevice};
 use esker_trt::Facility;
 use esker_trt::sync::{self, Gate};
 use index::Index;
@@ -130,6 +135,8 @@ pub(crate) struct Flex {
     latest_unix_seconds: AtomicU64,
     closed: AtomicBool,
     background: Arc<Background>,
+    /// Where the index is saved.
+    saved: Arc<dyn BlockDevice>,
 }
 
 impl Flex {
@@ -210,7 +217,10 @@ impl Flex {
         let step = options.flex.rebuild_step_bytes;
         let (end, large) = large::find(&space, &name)?;
         let threads = options.flex.rebuild_threads;
-        let intervals = recover::intervals(&space, end, step, threads, &name)?;
+        let intervals = match saved::load(&*files.index, &space, root.store_id, end)? {
+            Some(intervals) => intervals,
+            None => recover::intervals(&space, end, step, threads, &name)?,
+        };
         let tail = found.tail;
         let large = large::Directory::new(large, tail.generation - 1, found.next_version);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
@@ -242,6 +252,12 @@ impl Flex {
             latest_unix_seconds: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             background: Arc::default(),
+            saved: files.index,
+        });
+        let weak = Arc::downgrade(&flex);
+        flex.space.on_commit(move || match weak.upgrade() {
+            Some(flex) => flex.log_late(),
+            None => Err(Error::new(ErrorKind::Closed, "commit table")),
         });
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
         for table in found.tables.into_iter().map(Arc::new) {
@@ -270,6 +286,11 @@ impl Flex {
 
     fn tables_mut(&self) -> ShardedLockWriteGuard<'_, Tables> {
         self.tables.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether changes go to a log before anything else.
+    fn keeps_log(&self) -> bool {
+        self.durability != Durability::None
     }
 
     fn is_closed(&self) -> bool {
@@ -482,12 +503,13 @@ impl Engine for Flex {
     }
 
     fn write_out(&self) -> Result<()> {
-        self.wal.write_all(false)
+        if self.keeps_log() { self.wal.write_all(false) } else { self.commit_all() }
     }
 
     fn sync(&self) -> Result<()> {
         self.begin("sync")?;
-        self.wal.write_all(true)
+        self.wal.check()?;
+        if self.keeps_log() { self.wal.write_all(true) } else { self.commit_all() }
     }
 
     fn close(&self) -> Result<()> {
@@ -498,7 +520,12 @@ impl Engine for Flex {
         self.wal.check()?;
         self.wal.drain(|_| ());
         self.commit_all()?;
-        self.space.checkpoint()
+        self.space.checkpoint()?;
+        let _committer = self.committer.lock();
+        if let Err(error) = self.save_index() {
+            tracing::warn!(%error, "the next open looks intervals up");
+        }
+        Ok(())
     }
 
     fn stats(&self) -> Stats {

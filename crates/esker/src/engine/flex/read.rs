@@ -98,10 +98,18 @@ impl Flex {
             interval.touch();
             Some(in_interval(interval))
         });
-        match cached {
-            Some(found) => Ok(found),
-            None => Ok(in_interval(&*self.load_one(key)?)),
+        if let Some(found) = cached {
+            return Ok(found);
         }
+        if at == u64::MAX {
+            let kept = self.index.pairs_kept.get(key, hash, |version, content| {
+                if version < covered { None } else { look(version, content) }
+            });
+            if let Some(found) = kept {
+                return Ok(found);
+            }
+        }
+        Ok(in_interval(&*self.load_one(key, hash)?))
     }
 
     /// The value of `key` as of version `at`.
@@ -129,8 +137,8 @@ impl Flex {
         }
     }
 
-    /// Reads the interval that holds `key`, and keeps it.
-    fn load_one(&self, key: &[u8]) -> Result<Arc<Interval>> {
+    /// Reads the interval that holds `key`, and keeps it, or what `key` has.
+    fn load_one(&self, key: &[u8], hash: u64) -> Result<Arc<Interval>> {
         let mut stamp = None;
         let mut bytes = Vec::new();
         let read = self.space.read_once_where(
@@ -153,8 +161,15 @@ impl Flex {
         if interval.runs() >= FRAGMENTED_RUNS {
             self.note_fragmented(key);
         }
-        self.index.keep(key, &[(stamp, Arc::clone(&interval))]);
-        Ok(interval)
+        let read = (stamp, interval);
+        self.index.keep_some(key, &read, |pairs| {
+            if let Some(pair) = read.1.get(key, print_of(hash), u64::MAX)
+                && let Content::Put(extra, value) = pair.content
+            {
+                pairs.put(key, hash, pair.version, extra, value);
+            }
+        });
+        Ok(read.1)
     }
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and up to `more` behind it that

@@ -240,6 +240,8 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
                     let item = Item { version, what, gate: None };
                     table.insert(key, hasher.hash(key), item, |_| false);
                 }
+                // A version that was written over before its table got a log.
+                Change::DeleteRange(from, Some(to)) if to <= from => {}
                 Change::DeleteRange(from, to) => table.delete_range(RangeDelete {
                     from: from.to_vec(),
                     to: to.map(<[u8]>::to_vec),

@@ -27,6 +27,20 @@ esker_base::sites! {
     pub WAL_CHECKSUM: Checksum = "flexdb.wal.checksum";
     /// A batch behind the end of the log is proof of damage.
     pub WAL_DAMAGE: Compare = "flexdb.wal.damage";
+    /// A table without a log gets to the space as a whole.
+    pub HOLD_WAIT: Wait = "flexdb.hold.wait";
+    /// Makes the log durable that a table gets when the space cannot wait for all of it.
+    pub LATE_FLUSH: Flush = "flexdb.late.flush";
+    /// Reads the saved index.
+    pub INDEX_READ: Read = "flexdb.index.read";
+    /// Makes room for it.
+    pub INDEX_RESERVE: Write = "flexdb.index.reserve";
+    /// Writes it at a clean stop.
+    pub INDEX_WRITE: Write = "flexdb.index.write";
+    /// It has its checksum.
+    pub INDEX_CHECKSUM: Checksum = "flexdb.index.checksum";
+    /// It is of the space as it is.
+    pub INDEX_GENERATION: Compare = "flexdb.index.generation";
     /// Makes a file of a backup durable before the manifest names it.
     pub BACKUP_FILE_FLUSH: Flush = "flexdb.backup.file.flush";
     /// Makes names in the folder of a backup durable, in their order.

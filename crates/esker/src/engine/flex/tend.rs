@@ -15,6 +15,8 @@ use std::time::Duration;
 
 /// An interval of so many runs is noted when it is read: each of them may take a read of its own.
 pub(super) const FRAGMENTED_RUNS: usize = 3;
+/// Its neighbours are brought together with it if they have so many on average.
+const FRAGMENTED_LEAF: usize = 2;
 /// Most intervals that are noted.
 const NOTED_MAX: usize = 1024;
 /// Noted intervals for which the thread is woken.
@@ -143,7 +145,9 @@ impl Flex {
             let Some(mut committer) = self.committer.try_lock() else { return Ok(false) };
             let Some(key) = self.fragmented.lock().pop() else { return Ok(false) };
             let located = self.index.locate(&key);
-            if !located.entry.is_coarse() && usize::from(located.entry.runs) >= FRAGMENTED_RUNS {
+            if Flex::is_fragmented(&located, FRAGMENTED_RUNS)
+                && !self.gather(&mut committer, &key, FRAGMENTED_LEAF)?
+            {
                 self.rewrite(&mut committer, &located, None, None)?;
             }
         }

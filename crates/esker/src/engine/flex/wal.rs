@@ -34,6 +34,8 @@ const BATCH_BYTES_MAX: usize = 4 << 20;
 /// Least and most bytes that a file grows by.
 const STEP_MIN: u64 = 4 << 10;
 const STEP_MAX: u64 = 16 << 20;
+/// Bytes that a late log has for a version that was written over.
+const PASSED_BYTES: u64 = 3;
 /// How long a writer that is to be waited for may take between two looks.
 const REST: Duration = Duration::from_micros(20);
 
@@ -82,6 +84,14 @@ pub(super) struct Wal {
     growing: sync::Mutex<()>,
     failed: Mutex<Option<Error>>,
     has_failed: AtomicBool,
+}
+
+/// A log that is written at once, late.
+#[derive(Debug)]
+pub(super) struct LateLog {
+    tail: Tail,
+    /// Its first batch, which is written last.
+    first: Vec<u8>,
 }
 
 /// A place in the log.
@@ -174,6 +184,92 @@ impl Wal {
         let unknown = Error::new(ErrorKind::DurabilityUnknown, "write");
         let cause = self.failed.lock().clone();
         cause.map_or(unknown.clone(), |cause| unknown.source(cause))
+    }
+
+    /// Refuses writes from now on, unless there was no room.
+    pub(super) fn fail_unless_full(&self, error: &Error) {
+        if error.kind() != ErrorKind::NoSpace {
+            self.fail(error);
+        }
+    }
+
+    /// Gives `count` changes versions, and nothing a place in the log: their table has none. It takes up to as many bytes
+    /// as its log could have.
+    pub(super) fn pass(&self, size_bytes: usize, count: u64) -> Result<Appended> {
+        self.check()?;
+        let mut state = self.state.lock();
+        let claimed = state.table.bytes() + size_bytes as u64 + BATCH_HEADER_SIZE as u64;
+        // Versions that were written over take bytes of a late log, too.
+        let versions = state.next_version + count - state.table.first_version;
+        if claimed + versions * PASSED_BYTES + 2 * self.block as u64 > self.capacity {
+            return Ok(Appended::Full(state.tail.generation));
+        }
+        let first_version = state.next_version;
+        state.next_version += count;
+        if let Some(inside) = self.inside.get(state.epoch) {
+            inside.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(Appended::Done(Ticket {
+            batch: state.formed,
+            first_version,
+            table: Arc::clone(&state.table),
+            epoch: state.epoch,
+        }))
+    }
+
+    /// The log of a sealed table that has none.
+    pub(super) fn late(&self, generation: u64) -> LateLog {
+        let previous_checksum = self.state.lock().tail.previous_checksum;
+        let tail = Tail { generation, previous_checksum, ..Tail::default() };
+        LateLog { tail, first: Vec::new() }
+    }
+
+    /// Writes a batch of such a log; the first one waits for the others.
+    pub(super) fn write_late(
+        &self,
+        late: &mut LateLog,
+        first_version: u64,
+        writer: &mut WalWriter,
+    ) -> Result<()> {
+        let Tail { generation, position, sequence, previous_checksum } = late.tail;
+        let device = self.device(generation);
+        let end = position + writer.size_bytes().next_multiple_of(self.block) as u64;
+        let size = device.geometry().size_bytes;
+        if size < end {
+            device.reserve(sites::WAL_RESERVE, size, end - size)?;
+        }
+        let batch = Batch {
+            generation,
+            sequence,
+            position,
+            first_version,
+            previous_checksum,
+            ..Batch::default()
+        };
+        let (bytes, checksum) = writer.finish(batch, &self.store_id, self.block);
+        if sequence == 0 {
+            late.first = bytes.to_vec();
+        } else {
+            device.write_at(sites::WAL_WRITE, position, &[IoSlice::new(bytes)])?;
+        }
+        late.tail.position += bytes.len() as u64;
+        late.tail.sequence += 1;
+        late.tail.previous_checksum = checksum;
+        writer.clear();
+        Ok(())
+    }
+
+    /// Writes the first batch of such a log behind the others, and makes all of them durable.
+    pub(super) fn end_late(&self, late: LateLog) -> Result<()> {
+        let device = self.device(late.tail.generation);
+        if late.tail.sequence > 1 {
+            device.flush(sites::LATE_FLUSH)?;
+        }
+        if !late.first.is_empty() {
+            device.write_at(sites::WAL_WRITE, 0, &[IoSlice::new(&late.first)])?;
+            device.flush(sites::LATE_FLUSH)?;
+        }
+        Ok(())
     }
 
     /// Gives `count` changes, which `write` appends, a place in the log.
@@ -397,9 +493,11 @@ impl Wal {
     }
 
     /// Seals this generation and begins the next one with a table that `make` makes of its generation and first version;
-    /// `switch` is called in the moment of the change. Only while the other file is free (L3).
+    /// `switch` is called in the moment of the change. Only while the other file is free (L3). Not `logged`: there is nothing
+    /// to flush.
     pub(super) fn rotate(
         &self,
+        logged: bool,
         make: impl Fn(u64, u64) -> Arc<MemTable>,
         switch: impl Fn(&Arc<MemTable>, &Arc<MemTable>),
     ) -> Result<()> {
@@ -430,7 +528,7 @@ impl Wal {
         state.reserved = 0;
         drop(state);
         // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
-        let done = self.write(taken, old, !sites::SEAL_WAIT.disabled());
+        let done = self.write(taken, old, logged && !sites::SEAL_WAIT.disabled());
         let mut state = self.state.lock();
         let result = match done {
             Ok((number, writer)) => {

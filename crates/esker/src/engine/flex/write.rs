@@ -262,7 +262,11 @@ impl Flex {
         insert: impl FnOnce(&MemTable, u64),
     ) -> Result<u64> {
         let ticket = loop {
-            match self.wal.append(size_bytes, count, &write)? {
+            let appended = match self.keeps_log() {
+                true => self.wal.append(size_bytes, count, &write)?,
+                false => self.wal.pass(size_bytes, count)?,
+            };
+            match appended {
                 Appended::Done(ticket) => break ticket,
                 Appended::Full(generation) => self.change_table(generation)?,
             }
@@ -284,7 +288,7 @@ impl Flex {
 
     /// What is due when a table got more.
     fn go_on(&self, table: &MemTable) -> Result<()> {
-        if self.durability != Durability::Sync {
+        if let Durability::Periodic(_) = self.durability {
             self.wal.write_if_much()?;
         }
         if table.bytes() >= self.options.memtable_size_bytes {
@@ -341,6 +345,7 @@ impl Flex {
     fn rotate(&self) -> Result<()> {
         let size = self.options.memtable_size_bytes;
         self.wal.rotate(
+            self.keeps_log(),
             |generation, first_version| {
                 Arc::new(MemTable::new(generation, first_version, size, false))
             },

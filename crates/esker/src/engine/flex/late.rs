@@ -1,0 +1,119 @@
+//! Tables without a log, under `none`: nobody waits for a log, so nothing writes one. The space takes such a table as a
+//! whole: a crash leaves all of it or nothing, and so what some beginning of all writes made.
+//!
+//! Where the space cannot wait (it needs segments that only a commit frees, or a large value has to become durable while
+//! a table is on its way), the table gets its log late: all of its changes, durable before the first of them is in the
+//! space. From then on it is a table like others.
+//!
+//! # Invariants
+//! - A1: a late log counts as a whole or not at all: a part of it would not be what some beginning of the writes made, for
+//!   it has only the last write of a key. So its first batch, without which a log is empty, is written last.
+//!
+//! # Concurrency
+//! The log is written under the space's lock by whoever has to commit. The table is sealed: nobody changes it.
+
+use super::cursor::TableCursor;
+use super::memtable::MemTable;
+use super::{Flex, sites};
+use crate::store::Direction;
+use esker_base::Result;
+use esker_format::flex_db::{Change, WalWriter};
+use esker_index::Word;
+use std::ops::{Bound, Range};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// Bytes of a batch, about: at most, and as a share of the log.
+const BATCH_BYTES: usize = 4 << 20;
+const BATCH_SHARE: usize = 16;
+
+/// A change of a table: a key's, or that of a range.
+enum Late {
+    Key(Word, Range<usize>),
+    Range(usize),
+}
+
+impl Flex {
+    /// Sees to it that a table gets to the space as a whole, if it has no log.
+    pub(super) fn hold(self: &Flex, table: &MemTable) {
+        let has_log = table.replayed || table.is_logged.load(Ordering::Acquire);
+        if !self.keeps_log() && !has_log && !sites::HOLD_WAIT.disabled() {
+            self.space.hold();
+        }
+    }
+
+    /// Writes the log of the sealed table, which has none. Called by the space.
+    pub(super) fn log_late(&self) -> Result<()> {
+        let Some((table, _)) = self.tables().sealed.clone() else { return Ok(()) };
+        let done = self.write_late(&table);
+        if let Err(error) = &done {
+            self.wal.fail_unless_full(error);
+        }
+        done
+    }
+
+    fn write_late(&self, table: &Arc<MemTable>) -> Result<()> {
+        let ranges = table.ranges();
+        let mut keys: Vec<u8> = Vec::new();
+        let mut changes: Vec<(u64, Late)> = Vec::new();
+        let mut cursor = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
+        while let (Some(key), Some(word)) = (cursor.key(), cursor.word()) {
+            let place = keys.len()..keys.len() + key.len();
+            keys.extend_from_slice(key);
+            if let Some(slot) = table.slot(word) {
+                let versions = slot.lock();
+                let of_key = versions.iter().map(|item| item.version);
+                changes.extend(of_key.map(|version| (version, Late::Key(word, place.clone()))));
+            }
+            cursor.next();
+        }
+        let of_ranges = ranges.iter().enumerate();
+        changes.extend(of_ranges.map(|(index, range)| (range.version, Late::Range(index))));
+        changes.sort_unstable_by_key(|(version, _)| *version);
+
+        let mut late = self.wal.late(table.generation);
+        let most = BATCH_BYTES.min(self.wal.batch_size_max() * 4 / BATCH_SHARE);
+        let mut writer = WalWriter::default();
+        let (mut first_version, mut next_version) = (0, 0);
+        for (version, change) in &changes {
+            let item = match change {
+                Late::Key(word, _) => table.slot(*word).and_then(|slot| {
+                    slot.lock().iter().find(|item| item.version == *version).cloned()
+                }),
+                Late::Range(_) => None,
+            };
+            if writer.size_bytes() > most {
+                self.wal.write_late(&mut late, first_version, &mut writer)?;
+            }
+            if writer.is_empty() {
+                (first_version, next_version) = (*version, *version);
+            }
+            // Versions of a batch follow each other: those that were written over say nothing.
+            while next_version < *version {
+                writer.push(&Change::DeleteRange(&[], Some(&[])));
+                next_version += 1;
+            }
+            match change {
+                Late::Key(_, place) => {
+                    let key = keys.get(place.clone()).unwrap_or_default();
+                    if let Some(item) = &item {
+                        writer.push(&Change::Set(key, item.content()));
+                    }
+                }
+                Late::Range(index) => {
+                    if let Some(range) = ranges.get(*index) {
+                        writer.push(&Change::DeleteRange(&range.from, range.to.as_deref()));
+                    }
+                }
+            }
+            next_version += 1;
+        }
+        if !writer.is_empty() {
+            self.wal.write_late(&mut late, first_version, &mut writer)?;
+        }
+        // PERSIST: all of the table, before any of it is in the space.
+        self.wal.end_late(late)?;
+        table.is_logged.store(true, Ordering::Release);
+        Ok(())
+    }
+}

@@ -1,0 +1,119 @@
+//! The saved index: where intervals begin, written at a clean stop, so that the next open knows each of them.
+//!
+//! # Invariants
+//! - I1: it counts only for the very state of the space that it was made of: that of a checkpoint, by its generation and
+//!   the checksum of its map, with nothing in the space's log.
+//!
+//! # Failure
+//! Nobody depends on it: without it, or with one that does not count, an open looks intervals up (FlexSpace §5.4). One that
+//! counts and does not fit the space is damage, and told.
+
+use super::index::{Entry, Fresh};
+use super::{Flex, ROOT_BYTES, sites};
+use crate::flex::Space;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::{
+    INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter,
+};
+use esker_media::{BlockDevice, BufferPool};
+use std::io::IoSlice;
+
+/// Bytes that are read and written with one call.
+const STEP: usize = 1 << 20;
+
+impl Flex {
+    /// Writes the index of the space as the last checkpoint has it. The committer's lock is held.
+    pub(super) fn save_index(&self) -> Result<()> {
+        let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
+        let mut writer = IndexWriter::default();
+        self.index.visit(|anchor, entry| {
+            let pairs = (!entry.is_coarse()).then_some(u64::from(entry.pairs));
+            writer.push(
+                anchor,
+                &IndexEntry {
+                    size: u64::from(entry.size),
+                    pairs,
+                    appended: u64::from(entry.appended),
+                    runs: u64::from(entry.runs),
+                },
+            );
+        });
+        let of =
+            IndexHead { store_id: self.store_id, generation, map_checksum, ..IndexHead::default() };
+        let (head, body) = writer.finish(&of);
+        let device = &*self.saved;
+        let block = u64::from(device.geometry().block_size_bytes);
+        let (size, end) = (device.geometry().size_bytes, INDEX_BODY_OFFSET + body.len() as u64);
+        let end = end.next_multiple_of(block);
+        if end > size {
+            device.reserve(sites::INDEX_RESERVE, size, end - size)?;
+        }
+        let write = |offset: u64, bytes: &[u8]| {
+            let mut whole = BufferPool::new(0)
+                .get_zeroed(bytes.len().next_multiple_of(usize::try_from(block).unwrap_or(512)));
+            if let Some(to) = whole.get_mut(..bytes.len()) {
+                to.copy_from_slice(bytes);
+            }
+            device.write_at(sites::INDEX_WRITE, offset, &[IoSlice::new(&whole)])
+        };
+        for (part, offset) in body.chunks(STEP).zip((INDEX_BODY_OFFSET..).step_by(STEP)) {
+            write(offset, part)?;
+        }
+        write(0, &head)
+    }
+}
+
+/// The intervals of the saved index, if it counts for the space as it is, whose intervals end at `end`.
+pub(super) fn load(
+    device: &dyn BlockDevice,
+    space: &Space,
+    store_id: [u8; 16],
+    end: u64,
+) -> Result<Option<Vec<Fresh>>> {
+    let geometry = device.geometry();
+    let block = geometry.block_size_bytes as usize;
+    if geometry.size_bytes < INDEX_BODY_OFFSET {
+        return Ok(None);
+    }
+    let mut first = BufferPool::new(0).get(INDEX_HEAD_SIZE.next_multiple_of(block));
+    device.read_at(sites::INDEX_READ, 0, &mut first)?;
+    let Ok(head) = IndexHead::peek(&first) else { return Ok(None) };
+    let as_stored = Some((head.generation, head.map_checksum)) == space.stored_as();
+    if head.store_id != store_id || (!as_stored && !sites::INDEX_GENERATION.disabled()) {
+        return Ok(None);
+    }
+    let whole = head.body_bytes.checked_next_multiple_of(block as u64).unwrap_or(u64::MAX);
+    if INDEX_BODY_OFFSET.saturating_add(whole) > geometry.size_bytes {
+        return Ok(None);
+    }
+    let mut body = BufferPool::new(0).get(usize::try_from(whole).unwrap_or(0));
+    for (part, offset) in body.chunks_mut(STEP).zip((INDEX_BODY_OFFSET..).step_by(STEP)) {
+        device.read_at(sites::INDEX_READ, offset, part)?;
+    }
+    let body = body.get(..usize::try_from(head.body_bytes).unwrap_or(0)).unwrap_or_default();
+    let unsound = IndexHead::check(&first, body).is_err();
+    if unsound && !sites::INDEX_CHECKSUM.disabled() {
+        return Ok(None);
+    }
+    let damaged = || {
+        Error::new(ErrorKind::Corrupted, "open store")
+            .device(device.name())
+            .context("the saved index does not fit the space")
+    };
+    let mut fresh = Vec::new();
+    let mut total = ROOT_BYTES;
+    let read = head.entries(body, |anchor, entry| {
+        total = total.saturating_add(entry.size);
+        let size = u32::try_from(entry.size).unwrap_or(u32::MAX);
+        let runs = u32::try_from(entry.runs).unwrap_or(u32::MAX);
+        let entry = match entry.pairs {
+            Some(pairs) => Entry::new(size, pairs, entry.appended, runs),
+            None => Entry::coarse(size),
+        };
+        fresh.push(Fresh { anchor: anchor.to_vec(), entry });
+    });
+    if read.is_err() || total != end.max(ROOT_BYTES) || fresh.is_empty() {
+        return Err(damaged());
+    }
+    Ok(Some(fresh))
+}
