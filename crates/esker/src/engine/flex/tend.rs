@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// An interval of so many runs is noted when it is read: each of them may take a read of its own.
-pub(super) const FRAGMENTED_RUNS: usize = 3;
+pub(super) const FRAGMENTED_RUNS: usize = 4;
 /// Its neighbours are brought together with it if they have so many on average.
-const FRAGMENTED_LEAF: usize = 2;
+const FRAGMENTED_LEAF: usize = 8;
 /// Most intervals that are noted.
 const NOTED_MAX: usize = 1024;
 /// Noted intervals for which the thread is woken.
