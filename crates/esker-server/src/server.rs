@@ -20,7 +20,7 @@ use crate::protocol::line;
 use crate::session::Session;
 use crate::shared::Shared;
 use crate::tls::{CONNECTION_BYTES, Encrypted, Tls};
-use crate::transport::Plain;
+use crate::transport::{LINGER, Plain, linger};
 use esker::{Error, Result, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
@@ -29,7 +29,7 @@ use esker_trt::net::{Listener, Stream};
 use esker_trt::{RemoteJoin, Runtime};
 use parking_lot::Mutex;
 use std::io::ErrorKind as IoErrorKind;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -41,6 +41,9 @@ const ACCEPT_REST: Duration = Duration::from_millis(50);
 const FLUSH_SLICE: Duration = Duration::from_millis(250);
 /// How often [`Server::stop`] looks whether everything is answered.
 const STOP_SLICE: Duration = Duration::from_millis(2);
+
+/// Connections that are turned away gently at a time; others are closed at once.
+const TURNED_AWAY_MAX: u32 = 64;
 
 /// Permissions of a socket file that nothing is said about.
 pub const UNIX_MODE: u32 = 0o700;
@@ -207,10 +210,7 @@ struct Place(Arc<Shared>);
 impl Place {
     fn take(shared: &Arc<Shared>) -> Option<Place> {
         let max = shared.limits.connections_max;
-        let taken = shared.connections.fetch_update(Ordering::AcqRel, Ordering::Acquire, |count| {
-            (count < max).then(|| count.saturating_add(1))
-        });
-        taken.is_ok().then(|| Place(shared.clone()))
+        one_more(&shared.connections, max).then(|| Place(shared.clone()))
     }
 }
 
@@ -218,6 +218,27 @@ impl Drop for Place {
     fn drop(&mut self) {
         self.0.connections.fetch_sub(1, Ordering::AcqRel);
     }
+}
+
+/// A place among the connections that were turned away and have not hung up yet, until it is dropped.
+struct Doorstep(Arc<Shared>);
+
+impl Doorstep {
+    fn take(shared: &Arc<Shared>) -> Option<Doorstep> {
+        one_more(&shared.turned_away, TURNED_AWAY_MAX).then(|| Doorstep(shared.clone()))
+    }
+}
+
+impl Drop for Doorstep {
+    fn drop(&mut self) {
+        self.0.turned_away.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Adds one to a count that is below its limit.
+fn one_more(count: &AtomicU32, max: u32) -> bool {
+    let more = |count: u32| (count < max).then(|| count.saturating_add(1));
+    count.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok()
 }
 
 /// Accepts connections of one listener.
@@ -250,13 +271,26 @@ impl Acceptor {
         }
     }
 
+    /// Ends a connection that was turned away. What it sends is read for a moment, for a close with bytes unread, or
+    /// bytes that come behind it, take back what it was told.
+    fn see_off(&self, stream: Stream) {
+        if let (Some(step), Some(runtime)) = (Doorstep::take(&self.shared), self.runtime.upgrade())
+        {
+            let _ = runtime.spawn_on(CoreId(0), move || {
+                let _step = step;
+                linger(&stream, LINGER);
+            });
+        } else {
+            let _ = stream.read(&mut [0; 4096]);
+        }
+    }
+
     /// Gives a connection to the next core, or turns it away.
     fn welcome(&self, stream: Stream) {
         let Some(place) = Place::take(&self.shared) else {
             self.shared.counters.shard(0).add(Counter::RejectedConnections, 1);
             stream.set_deadline(Some(Duration::ZERO));
-            // It may be gone already. What it has sent is read, for a close with bytes unread takes
-            // the line back.
+            // It may be gone already.
             if self.shares_memory
                 && let Ok(fd) = stream.as_fd()
             {
@@ -269,7 +303,7 @@ impl Acceptor {
                     stream.write(&ServerHello::refusal(Status::TooManyConnections).encode())
                 }
             };
-            let _ = stream.read(&mut [0; 4096]);
+            self.see_off(stream);
             return;
         };
         let Some(runtime) = self.runtime.upgrade() else { return };

@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) cores: usize,
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) connections: AtomicU32,
+    /// Connections that were turned away and have not hung up yet.
+    pub(crate) turned_away: AtomicU32,
     pub(crate) started: Duration,
     /// When the server began, in seconds since 1970.
     started_at: u64,
@@ -71,6 +73,7 @@ impl Shared {
             cores,
             addresses,
             connections: AtomicU32::new(0),
+            turned_away: AtomicU32::new(0),
             started: clock.monotonic(),
             started_at: clock.unix_seconds(),
             access: Access::new(seed.to_be_bytes()),

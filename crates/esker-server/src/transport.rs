@@ -12,6 +12,8 @@ use std::io::{IoSlice, Result};
 use std::net::Shutdown;
 use std::time::Duration;
 
+/// How long a connection that the server ends waits for the client to see it.
+pub(crate) const LINGER: Duration = Duration::from_millis(500);
 /// What is read, and dropped, of a connection that the server has ended.
 const LINGER_BYTES_MAX: usize = 1 << 20;
 

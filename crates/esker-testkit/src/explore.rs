@@ -14,16 +14,15 @@
 //! # Concurrency
 //! Seeds run in parallel on threads; each seed is one thread's.
 
+use crate::command::each_seed;
 use crate::generator::{Limits, Op, Weights};
 use crate::model::{Allowed, Map, Oracle, Reply};
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::sim::Image;
-use parking_lot::Mutex;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 mod medium;
 mod report;
@@ -182,23 +181,7 @@ impl<S: Subject> Explorer<S> {
     /// If a thread of the explorer itself panics.
     #[must_use]
     pub fn seeds(&self, seeds: Range<u64>, threads: usize) -> Report {
-        let next = AtomicU64::new(seeds.start);
-        let total = Mutex::new(Report::default());
-        std::thread::scope(|scope| {
-            for _ in 0..threads.max(1) {
-                scope.spawn(|| {
-                    loop {
-                        let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= seeds.end {
-                            break;
-                        }
-                        let report = self.seed(seed);
-                        total.lock().merge(&report);
-                    }
-                });
-            }
-        });
-        total.into_inner()
+        each_seed(seeds, threads, |seed| self.seed(seed))
     }
 
     /// Explores one seed.

@@ -4,6 +4,7 @@
 //! Only for tests and for `cargo xtask`: no product depends on it. Whatever is random here follows
 //! from a seed that every failure prints.
 
+pub mod command;
 pub mod explore;
 pub mod generator;
 pub mod linearizability;

@@ -18,13 +18,11 @@
 #![expect(unsafe_code, reason = "nodes and tails in memory mapped by hand")]
 
 use super::node::Node;
-use crate::counter::STRIPES;
-#[cfg(not(shuttle))]
-use crate::counter::stripe;
 use crate::locks::Mutex;
 #[cfg(not(shuttle))]
 use crate::pages::{Words, zeroed};
 use crate::reclaim::{LongPin, pin_long};
+use esker_base::striped::Striped;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 #[cfg(not(shuttle))]
 use std::collections::BTreeMap;
@@ -150,7 +148,7 @@ impl Slot {
 /// Blocks of multiples of one unit.
 #[derive(Debug, Default)]
 struct Slab {
-    stripes: [Mutex<Stripe>; STRIPES],
+    stripes: Striped<Mutex<Stripe>>,
     bytes: AtomicUsize,
 }
 
@@ -176,8 +174,7 @@ impl Slab {
     /// The address of a block; zeroed unless it was used before.
     fn allocate(&self, bytes: usize, unit: usize) -> usize {
         let bytes = bytes.next_multiple_of(unit);
-        let Some(stripe) = self.stripes.get(stripe()) else { return 0 };
-        let mut stripe = stripe.lock();
+        let mut stripe = self.stripes.here().lock();
         if let Some(address) = stripe.free.get_mut(&bytes).and_then(Vec::pop) {
             return address;
         }
@@ -199,10 +196,8 @@ impl Slab {
     }
 
     fn free(&self, address: usize, bytes: usize, unit: usize) {
-        if let Some(stripe) = self.stripes.get(stripe()) {
-            let size = bytes.next_multiple_of(unit);
-            stripe.lock().free.entry(size).or_default().push(address);
-        }
+        let size = bytes.next_multiple_of(unit);
+        self.stripes.here().lock().free.entry(size).or_default().push(address);
     }
 }
 
@@ -285,7 +280,7 @@ impl Guard<'_> {
     pub(super) fn new_node(&self) -> &Node {
         let node = Arc::new(Node::default());
         let pointer = Arc::as_ptr(&node);
-        self.memory.0.nodes.stripes[0].lock().nodes.push(node);
+        self.memory.0.nodes.stripes.here().lock().nodes.push(node);
         // SAFETY: the memory owns it, which outlives the guard.
         unsafe { &*pointer }
     }
@@ -294,7 +289,7 @@ impl Guard<'_> {
         let word = AtomicU64::new(word);
         let tail = Arc::new(Tail { word, length: bytes.len(), bytes: bytes.into() });
         let pointer = Arc::as_ptr(&tail);
-        self.memory.0.tails.stripes[0].lock().tails.push(tail);
+        self.memory.0.tails.stripes.here().lock().tails.push(tail);
         // SAFETY: as above.
         unsafe { &*pointer }
     }

@@ -16,6 +16,7 @@ use crate::patience::{patiently, remaining};
 use crate::place::TaskPlace;
 use crate::receive::Received;
 use crate::shared::Shared;
+use crate::transport::LINGER;
 use esker_base::ErrorKind;
 use esker_base::units::KIB;
 use esker_format::Flaw;
@@ -27,9 +28,6 @@ use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-
-/// How long a connection that the server ends waits for the client to see it.
-const LINGER: Duration = Duration::from_millis(500);
 /// What `stats` may take.
 const STATS_BYTES: u64 = 8 * KIB;
 

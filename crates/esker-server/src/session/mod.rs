@@ -40,16 +40,13 @@ use crate::output::Output;
 use crate::protocol::{CRLF, Parser, Request, Span};
 use crate::receive::Received;
 use crate::shared::Shared;
-use crate::transport::Transport;
+use crate::transport::{LINGER, Transport};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Length of the end of line behind a data block.
 const CRLF_BYTES: usize = CRLF.len();
-
-/// How long a connection that the server ends waits for the client to see it.
-const LINGER: Duration = Duration::from_millis(500);
 /// Who ended a connection, if it did not break.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {

@@ -8,6 +8,7 @@ use esker_base::sites;
 use esker_media::BlockDevice;
 use esker_media::sim::FaultKind;
 use esker_trt::sync::Mutex as TaskMutex;
+use parking_lot::Mutex;
 use std::cell::RefCell;
 use std::io::IoSlice;
 use std::sync::Arc;

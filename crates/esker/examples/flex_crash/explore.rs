@@ -4,6 +4,7 @@ use crate::timeline::Timeline;
 use crate::workload::{self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Workload};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, Replay, SimDevices, SiteVisits};
+use esker_testkit::command::Figures;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,15 +24,15 @@ pub(crate) struct Report {
     points: u64,
     exhaustive: u64,
     states: u64,
-    pub(crate) distinct: u64,
+    distinct: u64,
     recoveries: u64,
     follow_ups: u64,
-    pub(crate) visits: SiteVisits,
-    pub(crate) violations: Vec<String>,
+    visits: SiteVisits,
+    violations: Vec<String>,
 }
 
-impl Report {
-    pub(crate) fn merge(&mut self, other: Report) {
+impl Figures for Report {
+    fn add(&mut self, other: Self) {
         self.seeds += other.seeds;
         self.recycled += other.recycled;
         self.operations += other.operations;
@@ -43,6 +44,26 @@ impl Report {
         self.follow_ups += other.follow_ups;
         self.visits.merge(&other.visits);
         self.violations.extend(other.violations);
+    }
+    fn distinct_states(&self) -> u64 {
+        self.distinct
+    }
+
+    fn violation_count(&self) -> u64 {
+        self.violations.len() as u64
+    }
+
+    fn visits(&self) -> &SiteVisits {
+        &self.visits
+    }
+
+    fn fields(&self) -> Vec<(&'static str, u64)> {
+        vec![
+            ("operations", self.operations),
+            ("points", self.points),
+            ("states", self.states),
+            ("recycled_seeds", self.recycled),
+        ]
     }
 }
 

@@ -52,6 +52,20 @@ fn one_connection_too_many_is_told_so_and_the_others_are_served() {
 }
 
 #[test]
+fn who_speaks_late_is_told_all_the_same_that_there_is_no_place() {
+    let server = start_with_limits(Limits { connections_max: 1, ..Limits::default() });
+    let mut client = Raw::connect(&server);
+    let late = TcpStream::connect(server.address()).expect("connect");
+    // By now the server has refused it, and what comes next must not make it take that back.
+    std::thread::sleep(Duration::from_millis(100));
+    let mut refused = Raw::greet(late);
+    refused.send(&[0; 100]);
+    assert_eq!(refused.hello.status, Status::TooManyConnections);
+    assert_eq!(refused.receive(), None);
+    client.check_status(&Request::Ping, Status::Ok);
+}
+
+#[test]
 fn a_socket_file_serves_too() {
     let folder = tempfile::tempdir().expect("scratch folder");
     let path = folder.path().join("native.sock");
