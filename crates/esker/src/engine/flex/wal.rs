@@ -204,17 +204,22 @@ impl Wal {
         if claimed + versions * PASSED_BYTES + 2 * self.block as u64 > self.capacity {
             return Ok(Appended::Full(state.tail.generation));
         }
+        Ok(Appended::Done(self.ticket(&mut state, count)))
+    }
+
+    /// The next `count` versions, for a writer that is inside from now on.
+    fn ticket(&self, state: &mut State, count: u64) -> Ticket {
         let first_version = state.next_version;
         state.next_version += count;
         if let Some(inside) = self.inside.get(state.epoch) {
             inside.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(Appended::Done(Ticket {
+        Ticket {
             batch: state.formed,
             first_version,
             table: Arc::clone(&state.table),
             epoch: state.epoch,
-        }))
+        }
     }
 
     /// The log of a sealed table that has none.
@@ -318,17 +323,7 @@ impl Wal {
             state.first_version = state.next_version;
         }
         write(&mut state.forming);
-        let first_version = state.next_version;
-        state.next_version += count;
-        if let Some(inside) = self.inside.get(state.epoch) {
-            inside.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(Appended::Done(Ticket {
-            batch: state.formed,
-            first_version,
-            table: Arc::clone(&state.table),
-            epoch: state.epoch,
-        }))
+        Ok(Appended::Done(self.ticket(&mut state, count)))
     }
 
     /// Makes the file of a generation at least so long, in steps: files follow what is written.
