@@ -36,7 +36,7 @@ pub use root::{
 use esker_base::checksum::Crc32c;
 
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Bytes of a cache line: batches and blocks are whole lines.
 pub const LINE: usize = 64;
 /// Longest key in bytes.

@@ -1,7 +1,8 @@
 //! Entries of the log: what was done to one key (FlatStore §3.2, Figure 3).
 //!
 //! ```text
-//! | head 1 | value length 1 | key length 1 | stamp 0, 2, 8 | attributes 0, 13 | key or its hash | pointer 6 | value |
+//! value here: | head 1 | check 4 | stamp 0, 2, 8 | value length 1 | key length 0, 1 | attributes 0, 13 | key | value |
+//! others:     | head 1 | check 2 | stamp 0, 2, 8 | key length 0, 1 | attributes 0, 13 | key or its hash | pointer 5 |
 //! head: 7   | 6..5  | 4        | 3          | 2               | 1..0
 //!       odd | stamp | key of 8 | attributes | value has 256 B | 0 none, 1 value here, 2 value elsewhere, 3 deleted
 //! ```
@@ -10,9 +11,13 @@
 //! the key stands in the record that the pointer names, and the entry has its hash, in 8 bytes: if the record does not fit
 //! it, its place was used anew, and the entry has been overtaken. Pointers count lines of the store. Entries begin
 //! on even bytes: `odd` says that a byte of padding follows.
+//!
+//! Whoever reads one entry does not read its batch: so each entry has a check of its own, over what stands behind the
+//! stamp, its head and its version. An entry is *bound* to its version once that is known, when its batch is sealed.
 
 use super::{INLINE_KEY_MAX, INLINE_VALUE_MAX};
 use crate::Flaw;
+use esker_base::checksum::crc32c;
 
 const KIND: u8 = 0b11;
 const LONG_VALUE: u8 = 1 << 2;
@@ -20,11 +25,16 @@ const ATTRIBUTES: u8 = 1 << 3;
 const KEY_OF_8: u8 = 1 << 4;
 const STAMP_SHIFT: u32 = 5;
 const ODD: u8 = 1 << 7;
-const POINTER_SIZE: usize = 6;
+const POINTER_SIZE: usize = 5;
 const ATTRIBUTES_SIZE: usize = 13;
 
+/// Bytes of the check of an entry with a value.
+const CHECK_SIZE: usize = 4;
+/// Of one without: what it points at has a checksum of its own.
+const SHORT_CHECK_SIZE: usize = 2;
+
 /// Bytes that are enough to read an entry's head up to the key.
-pub const ENTRY_HEAD_MAX: usize = 3 + 8 + ATTRIBUTES_SIZE;
+pub const ENTRY_HEAD_MAX: usize = 3 + CHECK_SIZE + 8 + ATTRIBUTES_SIZE;
 /// Bytes of the hash of a key that stands elsewhere.
 const HASH_SIZE: usize = 8;
 /// Longest entry in bytes.
@@ -95,6 +105,10 @@ pub struct Entry<'a> {
     pub stamp: Stamp,
     /// Its bytes, padding included.
     pub size: usize,
+    /// The check, and what it is of besides the version.
+    check: u32,
+    head: u8,
+    content: &'a [u8],
 }
 
 /// An entry that is to be written. The stamp comes when it is appended.
@@ -112,12 +126,20 @@ pub struct EncodeEntry<'a> {
 pub trait EntrySink {
     /// Adds bytes.
     fn put(&mut self, bytes: &[u8]);
+
+    /// All bytes that were added.
+    fn written(&mut self) -> &mut [u8];
 }
 
 impl EntrySink for Vec<u8> {
     #[inline]
     fn put(&mut self, bytes: &[u8]) {
         self.extend_from_slice(bytes);
+    }
+
+    #[inline]
+    fn written(&mut self) -> &mut [u8] {
+        self
     }
 }
 
@@ -165,6 +187,14 @@ impl EntrySink for EntryBytes {
             }
         }
     }
+
+    #[inline]
+    fn written(&mut self) -> &mut [u8] {
+        match self.far.is_empty() {
+            true => self.near.get_mut(..self.length).unwrap_or_default(),
+            false => &mut self.far,
+        }
+    }
 }
 
 /// Cuts `length` bytes off the front.
@@ -189,8 +219,75 @@ fn pointer(bytes: &mut &[u8]) -> Result<u64, Flaw> {
     Ok(u64::from_le_bytes(long))
 }
 
+/// Bytes of the check, by the head.
+const fn check_size(head: u8) -> usize {
+    if head & KIND == 1 { CHECK_SIZE } else { SHORT_CHECK_SIZE }
+}
+
+/// Bytes of the stamp, by the head.
+const fn stamp_size(head: u8) -> usize {
+    match head >> STAMP_SHIFT & 0b11 {
+        0 => 0,
+        1 => 2,
+        _ => 8,
+    }
+}
+
+/// What head and content give a check of so many bytes. In 2 bytes, too, each damaged byte makes a difference: it does not
+/// with any fold (a test tries them all).
+fn check_of(head: u8, content: &[u8], size: usize) -> u32 {
+    let check = crc32c(content) ^ u32::from(head);
+    if size == CHECK_SIZE { check } else { (check ^ check >> 15) & 0xFFFF }
+}
+
+/// What the version gives a check of so many bytes.
+#[expect(clippy::cast_possible_truncation, reason = "both halves count")]
+const fn check_of_version(version: u64, size: usize) -> u32 {
+    let check = version as u32 ^ (version >> 32) as u32;
+    if size == CHECK_SIZE { check } else { (check ^ check >> 16) & 0xFFFF }
+}
+
+/// Adds to the check of an entry.
+fn add_check(entry: &mut [u8], size: usize, more: u32) {
+    let place = entry.get_mut(1..1 + size).unwrap_or_default();
+    place.iter_mut().zip(more.to_le_bytes()).for_each(|(byte, more)| *byte ^= more);
+}
+
+/// Binds the entry at the start of `bytes`, which was encoded there, to its version, as the `ordinal`th of a batch with this base. Once.
+#[inline]
+pub fn bind_entry(bytes: &mut [u8], base_version: u64, ordinal: u64) {
+    let Some(head) = bytes.first().copied() else { return };
+    let size = check_size(head);
+    let mut rest = bytes.get(1 + size..).unwrap_or_default();
+    let Ok(stamp) = Stamp::read(head, &mut rest) else { return };
+    add_check(bytes, size, check_of_version(stamp.version(base_version, ordinal), size));
+}
+
+impl Stamp {
+    #[inline]
+    fn read(head: u8, bytes: &mut &[u8]) -> Result<Stamp, Flaw> {
+        Ok(match head >> STAMP_SHIFT & 0b11 {
+            0 => Stamp::Place,
+            1 => Stamp::Delta(u16::from_le_bytes(take_array(bytes)?)),
+            2 => Stamp::Whole(u64::from_le_bytes(take_array(bytes)?)),
+            _ => return Err(Flaw::Field("stamp")),
+        })
+    }
+
+    /// The version of the `ordinal`th entry of a batch with this base.
+    #[inline]
+    #[must_use]
+    pub fn version(self, base_version: u64, ordinal: u64) -> u64 {
+        match self {
+            Stamp::Place => base_version.wrapping_add(ordinal),
+            Stamp::Delta(delta) => base_version.wrapping_add(u64::from(delta)),
+            Stamp::Whole(version) => version,
+        }
+    }
+}
+
 impl EncodeEntry<'_> {
-    /// Writes the entry with a stamp. The caller knows the limits of keys and values.
+    /// Writes the entry with a stamp, not bound to its version yet. The caller knows the limits of keys and values.
     #[inline]
     pub fn encode(&self, stamp: Stamp, to: &mut impl EntrySink) {
         let (kind, value, pointer) = match self.action {
@@ -218,21 +315,29 @@ impl EncodeEntry<'_> {
             Stamp::Whole(_) => 2,
         };
         head |= stamp_code << STAMP_SHIFT;
-        let mut size = 2 + usize::from(!of_8) + key.len() + value.len();
+        let here = kind == 1;
+        let check = check_size(head);
+        let mut size = 1 + check + usize::from(here) + usize::from(!of_8);
+        size += key.len() + value.len();
         size += if self.attributes.is_some() { ATTRIBUTES_SIZE } else { 0 };
         size += if pointer.is_some() { POINTER_SIZE } else { 0 };
         if size % 2 == 1 {
             head |= ODD;
         }
-        #[expect(clippy::cast_possible_truncation, reason = "256 is said by the head")]
-        to.put(&[head, value.len() as u8]);
-        if !of_8 {
-            to.put(&[u8::try_from(key_length).unwrap_or(0)]);
-        }
+        let start = to.written().len();
+        to.put(&[head]);
+        to.put([0; CHECK_SIZE].get(..check).unwrap_or_default());
         match stamp {
             Stamp::Place => {}
             Stamp::Delta(delta) => to.put(&delta.to_le_bytes()),
             Stamp::Whole(version) => to.put(&version.to_le_bytes()),
+        }
+        if here {
+            #[expect(clippy::cast_possible_truncation, reason = "256 is said by the head")]
+            to.put(&[value.len() as u8]);
+        }
+        if !of_8 {
+            to.put(&[u8::try_from(key_length).unwrap_or(0)]);
         }
         if let Some(attributes) = self.attributes {
             to.put(&attributes.flags.to_le_bytes());
@@ -247,6 +352,10 @@ impl EncodeEntry<'_> {
         if head & ODD != 0 {
             to.put(&[0]);
         }
+        let entry = to.written().get_mut(start..).unwrap_or_default();
+        let content = entry.get(1 + check + stamp_size(head)..).unwrap_or_default();
+        let of = check_of(head, content, check);
+        add_check(entry, check, of);
     }
 }
 
@@ -258,21 +367,23 @@ impl<'a> Entry<'a> {
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Flaw> {
         let all = bytes;
         let mut rest = bytes;
-        let [head, value_length] = take_array::<2>(&mut rest)?;
-        let value_length = match head & LONG_VALUE {
-            0 => usize::from(value_length),
-            _ if value_length == 0 => INLINE_VALUE_MAX,
+        let [head] = take_array::<1>(&mut rest)?;
+        let value_here = head & KIND == 1;
+        let check = match value_here {
+            true => u32::from_le_bytes(take_array(&mut rest)?),
+            false => u16::from_le_bytes(take_array(&mut rest)?).into(),
+        };
+        let stamp = Stamp::read(head, &mut rest)?;
+        let content = rest;
+        let value_length = match (value_here, head & LONG_VALUE) {
+            (true, 0) => usize::from(take_array::<1>(&mut rest)?[0]),
+            (true, _) if take_array::<1>(&mut rest)? == [0] => INLINE_VALUE_MAX,
+            (false, 0) => 0,
             _ => return Err(Flaw::Field("value length")),
         };
         let key_length = match head & KEY_OF_8 {
             0 => usize::from(take_array::<1>(&mut rest)?[0]),
             _ => 8,
-        };
-        let stamp = match head >> STAMP_SHIFT & 0b11 {
-            0 => Stamp::Place,
-            1 => Stamp::Delta(u16::from_le_bytes(take_array(&mut rest)?)),
-            2 => Stamp::Whole(u64::from_le_bytes(take_array(&mut rest)?)),
-            _ => return Err(Flaw::Field("stamp")),
         };
         let attributes = match head & ATTRIBUTES {
             0 => None,
@@ -294,13 +405,20 @@ impl<'a> Entry<'a> {
             3 => Action::Delete(Some(pointer(&mut rest)?)),
             _ => return Err(Flaw::Field("kind")),
         };
-        if value_length > 0 && !matches!(action, Action::Value(_)) {
-            return Err(Flaw::Field("value length"));
-        }
         if head & ODD != 0 {
             take(&mut rest, 1)?;
         }
-        Ok(Entry { key, action, attributes, stamp, size: all.len() - rest.len() })
+        let content = content.get(..content.len() - rest.len()).unwrap_or_default();
+        let size = all.len() - rest.len();
+        Ok(Entry { key, action, attributes, stamp, size, check, head, content })
+    }
+
+    /// Whether the entry is what was written, with this version.
+    #[inline]
+    #[must_use]
+    pub fn is_sound(&self, version: u64) -> bool {
+        let size = check_size(self.head);
+        self.check == check_of(self.head, self.content, size) ^ check_of_version(version, size)
     }
 
     /// The entry with a stamp of its own, for another place.

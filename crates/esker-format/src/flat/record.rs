@@ -24,7 +24,7 @@ const _: () = assert!(size_of::<RawRecord>() == RECORD_HEADER_SIZE);
 /// What a record's header says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Bytes of the key behind the header; 0 if the entry has it.
+    /// Bytes of the key behind the header; 0 if the entry has it. The checksum is over the key in both cases.
     pub key_length: usize,
     /// Bytes of the value behind the key.
     pub value_length: u64,
@@ -41,17 +41,19 @@ fn checksum(raw: &RawRecord, store_id: &StoreId, offset: u64) -> Crc32c {
 }
 
 impl Record {
-    /// The header of a record at `offset`.
+    /// The header of a record at `offset`: of a key that stands behind it or, if not `key_here`, in the entry.
     #[must_use]
     pub fn encode(
         key: &[u8],
+        key_here: bool,
         value: &[u8],
         store_id: &StoreId,
         offset: u64,
     ) -> [u8; RECORD_HEADER_SIZE] {
+        let key_length = if key_here { u32::try_from(key.len()).unwrap_or(0) } else { 0 };
         let mut raw = RawRecord {
             checksum: 0.into(),
-            key_length: u32::try_from(key.len()).unwrap_or(0).into(),
+            key_length: key_length.into(),
             value_length: (value.len() as u64).into(),
         };
         let mut crc = checksum(&raw, store_id, offset);
@@ -84,15 +86,18 @@ impl Record {
         })
     }
 
-    /// Whether `content`, the bytes of key and value, is what was written at `offset`.
+    /// Whether `content`, the value behind the key if that stands here, is what was written at `offset` for this key.
     #[must_use]
-    pub fn is_sound(&self, content: &[u8], store_id: &StoreId, offset: u64) -> bool {
+    pub fn is_sound(&self, key: &[u8], content: &[u8], store_id: &StoreId, offset: u64) -> bool {
         let raw = RawRecord {
             checksum: 0.into(),
             key_length: u32::try_from(self.key_length).unwrap_or(0).into(),
             value_length: self.value_length.into(),
         };
         let mut crc = checksum(&raw, store_id, offset);
+        if self.key_length == 0 {
+            crc.update(key);
+        }
         crc.update(content);
         crc.finish() == self.checksum
     }

@@ -2,6 +2,7 @@
 
 use super::batch::{RawBatch, batch_size, seal_batch};
 use super::chunk::RawChunk;
+use super::entry::bind_entry;
 use super::image::{RawChunkState, RawImage, RawLogTail};
 use super::record::RawRecord;
 use super::root::{RawClear, RawSuperblock};
@@ -54,7 +55,7 @@ fn entry(rng: &mut Rng, bytes: &mut Vec<u8>) {
     rng.fill(&mut key);
     let mut value = vec![0; rng.index(INLINE_VALUE_MAX + 1)];
     rng.fill(&mut value);
-    let line = rng.below(1 << 48);
+    let line = rng.below(1 << 40);
     let long = rng.chance(1, 4);
     let action = match rng.below(3) {
         0 if !long => Action::Value(&value),
@@ -75,12 +76,17 @@ fn entry(rng: &mut Rng, bytes: &mut Vec<u8>) {
     let written = EncodeEntry { key, action, attributes };
     let start = bytes.len();
     written.encode(stamp, bytes);
+    let (base, ordinal) = (rng.next_u64() >> 1, rng.below(64));
+    bind_entry(&mut bytes[start..], base, ordinal);
     let found = Entry::decode(&bytes[start..]).unwrap();
+    let version = stamp.version(base, ordinal);
+    assert!(found.is_sound(version) && !found.is_sound(version + 1), "bound to its version");
     assert_eq!((found.key, found.action, found.attributes), (key, action, attributes));
     assert_eq!((found.stamp, found.size), (stamp, bytes.len() - start));
     assert!(found.size.is_multiple_of(2) && found.size <= entry::ENTRY_SIZE_MAX);
     let mut near = EntryBytes::default();
     written.encode(stamp, &mut near);
+    bind_entry(near.written(), base, ordinal);
     assert_eq!(near.as_slice(), &bytes[start..]);
     for cut in 0..found.size {
         assert_eq!(Entry::decode(&bytes[start..start + cut]), Err(Flaw::TooShort));
@@ -101,6 +107,48 @@ fn a_pointer_entry_of_a_key_of_8_bytes_has_16_bytes() {
     let (key, action) = (EntryKey::Here(b"12345678"), Action::Pointer(99));
     EncodeEntry { key, action, attributes: None }.encode(Stamp::Place, &mut bytes);
     assert_eq!(bytes.len(), 16);
+}
+
+fn kind(action: Action<'_>) -> u8 {
+    match action {
+        Action::Value(_) => 0,
+        Action::Pointer(_) => 1,
+        Action::Delete(None) => 2,
+        Action::Delete(Some(_)) => 3,
+    }
+}
+
+/// All entries that differ in one byte, and are one of their kind still, are found out: short checks miss none.
+#[test]
+fn every_damaged_byte_of_an_entry_is_noticed() {
+    let longest = [7; INLINE_VALUE_MAX];
+    let some = Some(EntryAttributes { flags: 1, expires_at: 2, state: 3 });
+    let forms = [
+        (EntryKey::Here(b"12345678"), Action::Value(&longest), some),
+        (EntryKey::Here(&longest[1..]), Action::Value(b"value"), some),
+        (EntryKey::Here(&longest[1..]), Action::Pointer(1 << 33), some),
+        (EntryKey::Here(b"12345678"), Action::Pointer(5), None),
+        (EntryKey::Record(1 << 40), Action::Delete(Some(9)), None),
+    ];
+    for (key, action, attributes) in forms {
+        let mut bytes = Vec::new();
+        EncodeEntry { key, action, attributes }.encode(Stamp::Delta(5), &mut bytes);
+        bind_entry(&mut bytes, 70, 0);
+        for (at, change) in (0..bytes.len()).flat_map(|at| (1..=255).map(move |it| (at, it))) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= change;
+            if let Ok(found) = Entry::decode(&damaged)
+                && kind(found.action) == kind(action)
+            {
+                let version = found.stamp.version(70, 0);
+                assert!(!found.is_sound(version), "byte {at} by {change} of {action:?}");
+            }
+        }
+        let found = Entry::decode(&bytes).unwrap();
+        for (byte, change) in (0..8).flat_map(|byte| (1..=255).map(move |it| (byte, it))) {
+            assert!(!found.is_sound(75 ^ change << (8 * byte)), "byte {byte} of the version");
+        }
+    }
 }
 
 #[test]
@@ -166,12 +214,16 @@ fn every_flipped_bit_of_headers_and_words_is_noticed() {
 
 #[test]
 fn a_record_is_sound_at_its_place_only() {
-    let head = Record::encode(b"key", b"value", &ID, 6400);
+    let head = Record::encode(b"key", true, b"value", &ID, 6400);
     let record = Record::peek(&head).unwrap();
     assert_eq!((record.key_length, record.value_length), (3, 5));
-    assert!(record.is_sound(b"keyvalue", &ID, 6400));
-    assert!(!record.is_sound(b"keyvalue", &ID, 6464));
-    assert!(!record.is_sound(b"keyvaluE", &ID, 6400));
+    assert!(record.is_sound(b"", b"keyvalue", &ID, 6400));
+    assert!(!record.is_sound(b"", b"keyvalue", &ID, 6464));
+    assert!(!record.is_sound(b"", b"keyvaluE", &ID, 6400));
+    let record = Record::peek(&Record::encode(b"key", false, b"value", &ID, 6400)).unwrap();
+    assert_eq!((record.key_length, record.value_length), (0, 5));
+    assert!(record.is_sound(b"key", b"value", &ID, 6400));
+    assert!(!record.is_sound(b"kez", b"value", &ID, 6400), "of another key");
 }
 
 #[test]

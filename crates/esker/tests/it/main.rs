@@ -15,6 +15,7 @@ mod engines;
 mod faults;
 mod flat;
 mod flat_backup;
+mod flat_damage;
 mod flat_threads;
 mod flex;
 mod flex_db;

@@ -4,7 +4,6 @@ use super::chunks::{Since, Use};
 use super::index::{Cursor, Part};
 use super::layout::Place;
 use super::recover::read_header;
-use super::replay::version_in;
 use super::{Flat, sites};
 use crate::check::CheckReport;
 use esker_base::{Error, Result};
@@ -79,7 +78,10 @@ impl Flat {
                     report.problem(self.damage(Flaw::Field("entry"), offset).to_string());
                     return Ok(());
                 };
-                let version = version_in(&header, ordinal, entry.stamp);
+                let version = entry.stamp.version(header.base_version, ordinal);
+                if !entry.is_sound(version) {
+                    report.problem(self.damage(Flaw::Checksum, offset).to_string());
+                }
                 if entry.stamp == Stamp::Place && version < last && version < chunk.born() {
                     report.problem(format!("chunk {number} has an entry from before its time"));
                 }
@@ -130,7 +132,7 @@ impl Flat {
             return Ok(());
         }
         // The cleaner's lock is held.
-        let seen = self.with_entry(place, Since::HELD, |entry| {
+        let seen = self.with_entry(place, Since::HELD, |entry, _| {
             let found = self.key_of_entry(entry)?;
             let same_kind = Flat::kind_of_action(entry.action) == place.kind;
             let line = match entry.action {

@@ -25,6 +25,7 @@ use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
 use super::{Flat, OPEN, sites};
 use esker_base::{Error, Result};
 use esker_format::flat::batch::batch_size;
+use esker_format::flat::entry::bind_entry;
 use esker_format::flat::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, Entry, LINE, Stamp,
 };
@@ -315,11 +316,7 @@ impl Flat {
             while !rest.is_empty() {
                 let Ok(entry) = Entry::decode(rest) else { return Ok(false) };
                 let place = self.place_in(&header, offset, rest.len(), ordinal, &entry);
-                let version = match entry.stamp {
-                    Stamp::Place => header.base_version + ordinal as u64,
-                    Stamp::Delta(delta) => header.base_version + u64::from(delta),
-                    Stamp::Whole(version) => version,
-                };
+                let version = entry.stamp.version(header.base_version, ordinal as u64);
                 self.copy_entry(
                     cleaner,
                     &mut forming,
@@ -434,6 +431,10 @@ impl Flat {
         let offset = self.layout.start_of(chunk) + tail;
         let mut bytes = vec![0; BATCH_HEADER_SIZE];
         bytes.append(&mut forming.bytes);
+        for ((at, ..), ordinal) in forming.entries.iter().zip(0..) {
+            let entry = bytes.get_mut(BATCH_HEADER_SIZE + at..).unwrap_or_default();
+            bind_entry(entry, forming.base, ordinal);
+        }
         bytes.resize(total, 0);
         self.write_batch(chunk, offset, &mut bytes, payload, forming.base, MOVE)?;
         let end = tail + total as u64;

@@ -17,6 +17,7 @@ use super::{Flat, sites};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::flat::batch::{batch_size, seal_batch};
+use esker_format::flat::entry::bind_entry;
 use esker_format::flat::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, EncodeEntry,
     EntryBytes, LINE, Stamp,
@@ -149,9 +150,23 @@ impl Places {
 }
 
 /// The entries of a batch, without those that failed.
-fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry> {
+fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry> + Clone {
     let stays = |slot: &&Slot<Wanted, Landed>| !slot.has_failed();
     slots.iter().filter(stays).flat_map(|slot| slot.entry().entries())
+}
+
+/// Binds the entries of these sizes, behind the room for a batch's header, to their versions.
+#[inline]
+pub(super) fn bind_entries(
+    batch: &mut [u8],
+    base_version: u64,
+    sizes: impl Iterator<Item = usize>,
+) {
+    let mut at = BATCH_HEADER_SIZE;
+    for (size, ordinal) in sizes.zip(0..) {
+        bind_entry(batch.get_mut(at..).unwrap_or_default(), base_version, ordinal);
+        at += size;
+    }
 }
 
 /// Bytes of a batch that count for an entry at least: so that what fits a batch by bytes fits it by number.
@@ -241,7 +256,9 @@ impl Flat {
         buffer.clear();
         buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
         entry.encode(Stamp::Place, &mut buffer);
-        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, 1);
+        let size = buffer.len() - BATCH_HEADER_SIZE;
+        let sizes = std::iter::once(size);
+        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, sizes);
         log.buffer = buffer;
         let (base_version, batch_offset) = result?;
         let place = Place {
@@ -254,8 +271,8 @@ impl Flat {
         Ok(Placed { word: place.word(), version: Version(base_version) })
     }
 
-    /// Appends a batch of `count` entries, which stand behind the room for its header, durably. Returns the version of its first
-    /// entry, and where it stands.
+    /// Appends a batch of entries of these sizes, which stand behind the room for its header, durably. Returns the version of
+    /// its first entry, and where it stands.
     #[inline]
     fn append_bytes(
         &self,
@@ -264,8 +281,9 @@ impl Flat {
         whom: For,
         after: u64,
         buffer: &mut Vec<u8>,
-        count: u32,
+        sizes: impl Iterator<Item = usize> + Clone,
     ) -> Result<(u64, u64)> {
+        let count = u32::try_from(sizes.clone().count()).unwrap_or(u32::MAX);
         let payload = buffer.len() - BATCH_HEADER_SIZE;
         let total = batch_size(payload);
         buffer.resize(total, 0);
@@ -274,6 +292,7 @@ impl Flat {
         // Before they have versions, so that the cleaner knows of versions that the index does not follow yet (C3).
         state.entries.fetch_add(count, Ordering::SeqCst);
         let base = self.versions.give(core, after, u64::from(count));
+        bind_entries(buffer, base, sizes);
         self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);
         state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
@@ -296,12 +315,9 @@ impl Flat {
         buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
         let stays = |slot: &&Slot<Wanted, Landed>| !slot.has_failed();
         let after = slots.iter().filter(stays).map(|slot| slot.entry().after).max().unwrap_or(0);
-        let mut count = 0;
-        for entry in entries_of(slots) {
-            buffer.extend_from_slice(entry.bytes.as_slice());
-            count += 1;
-        }
-        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, count);
+        entries_of(slots).for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
+        let sizes = entries_of(slots).map(|entry| entry.bytes.as_slice().len());
+        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, sizes);
         log.buffer = buffer;
         let (base, offset) = result?;
         let mut places = Places {

@@ -209,7 +209,7 @@ impl Flat {
 
     /// Whether the key of an entry can be read: that of a record may have been overwritten.
     fn has_key(&self, word: Word) -> bool {
-        let key = |entry: &Entry<'_>| !matches!(self.key_of_entry(entry), Ok(None));
+        let key = |entry: &Entry<'_>, _| !matches!(self.key_of_entry(entry), Ok(None));
         let seen = self.with_entry(Place::of(word), Since::HELD, key);
         // What cannot be read is left to those who need it: they say so.
         !matches!(seen, Ok(Some(false)))

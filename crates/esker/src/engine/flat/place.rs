@@ -16,7 +16,9 @@ use super::chunks::{Chunk, For, Use};
 use super::{Flat, sites};
 use esker_base::Result;
 use esker_format::flat::record::record_size;
-use esker_format::flat::{CHUNK_START, ChunkHeader, ChunkKind, LINE, RECORD_HEADER_SIZE, Record};
+use esker_format::flat::{
+    CHUNK_START, ChunkHeader, ChunkKind, INLINE_KEY_MAX, LINE, RECORD_HEADER_SIZE, Record,
+};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -95,7 +97,8 @@ impl Flat {
         chunk.bits.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
     }
 
-    /// Allocates a place for a record, writes it there and makes it durable; returns its line.
+    /// Allocates a place for a record, writes it there and makes it durable; returns its line. It has the key if that
+    /// is too long for an entry.
     pub(super) fn place_record(
         &self,
         core: usize,
@@ -103,16 +106,18 @@ impl Flat {
         key: &[u8],
         value: &[u8],
     ) -> Result<u64> {
-        let size = record_size(key.len(), value.len() as u64);
+        let key_here = key.len() > INLINE_KEY_MAX;
+        let stored = if key_here { key } else { &[] };
+        let size = record_size(stored.len(), value.len() as u64);
         let offset = self.allocate(core, whom, size)?;
-        let header = Record::encode(key, value, &self.layout.store_id, offset);
+        let header = Record::encode(key, key_here, value, &self.layout.store_id, offset);
         let memory = &*self.memory;
         let written = || {
             // PERSIST: durable before an entry points at it (l-persist). Until then nobody knows of it.
             memory.store(sites::RECORD_STORE, offset, &header)?;
             let at = offset + RECORD_HEADER_SIZE as u64;
-            memory.store(sites::RECORD_STORE, at, key)?;
-            memory.store(sites::RECORD_STORE, at + key.len() as u64, value)?;
+            memory.store(sites::RECORD_STORE, at, stored)?;
+            memory.store(sites::RECORD_STORE, at + stored.len() as u64, value)?;
             memory.flush(sites::RECORD_FLUSH, offset, size)?;
             memory.fence(sites::RECORD_FENCE)
         };

@@ -60,10 +60,33 @@ impl Flat {
             .at(offset, length)
     }
 
-    /// Reads the entry at a place that was looked up after `since`, and gives it to `see`; `None` if its chunk was used
-    /// anew meanwhile, or may have been.
+    /// Reads the entry at a place that was looked up after `since`, and gives it and its version to `see`, once its check
+    /// says that it is what was written; `None` if its chunk was used anew meanwhile, or may have been.
     #[inline]
     pub(super) fn with_entry<R>(
+        &self,
+        place: Place,
+        since: Since,
+        see: impl FnOnce(&Entry<'_>, Version) -> R,
+    ) -> Result<Option<R>> {
+        let seen = self.peek_entry(place, since, |entry| {
+            let version = self.version_of(place, entry.stamp)?;
+            let is_its = Flat::kind_of_action(entry.action) == place.kind;
+            if !is_its || !entry.is_sound(version.0) {
+                return Ok::<_, Error>(Err(Flaw::Checksum));
+            }
+            Ok(Ok(see(entry, version)))
+        })?;
+        match seen.transpose()? {
+            None => Ok(None),
+            Some(Ok(seen)) => Ok(Some(seen)),
+            Some(Err(flaw)) => Err(self.corrupted(flaw, place.offset, 0)),
+        }
+    }
+
+    /// As [`with_entry`](Flat::with_entry), but whatever has the shape of an entry.
+    #[inline]
+    fn peek_entry<R>(
         &self,
         place: Place,
         since: Since,
@@ -110,18 +133,14 @@ impl Flat {
     /// The version of an entry. If its chunk is used anew, it may be anything: the reader of the entry finds
     /// out.
     #[inline]
-    pub(super) fn version_of(&self, place: Place, stamp: Stamp) -> Result<Version> {
+    fn version_of(&self, place: Place, stamp: Stamp) -> Result<Version> {
         if let Stamp::Whole(version) = stamp {
             return Ok(Version(version));
         }
         let mut head = [0; BATCH_HEADER_SIZE];
         self.memory.read(place.batch_offset(), &mut head)?;
         let base = BatchHeader::peek(&head).map_or(0, |header| header.base_version);
-        let more = match stamp {
-            Stamp::Delta(delta) => u64::from(delta),
-            Stamp::Place | Stamp::Whole(_) => place.ordinal as u64,
-        };
-        Ok(Version(base.wrapping_add(more)))
+        Ok(Version(stamp.version(base, place.ordinal as u64)))
     }
 
     /// The key's word, by reading the entries of candidates if their hash does not tell.
@@ -140,7 +159,7 @@ impl Flat {
 
     fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
         let place = Place::of(word);
-        let seen = self.with_entry(place, since, |entry| match entry.key {
+        let seen = self.peek_entry(place, since, |entry| match entry.key {
             EntryKey::Here(found) => Ok(found == key || sites::ENTRY_KEY.disabled()),
             EntryKey::Record(_) => {
                 self.key_of_entry(entry).map(|found| found.as_deref() == Some(key))
@@ -148,14 +167,26 @@ impl Flat {
         })?;
         match seen {
             None => Ok(None),
+            // Whoever uses the entry checks it.
             Some(Ok(true)) => Ok(Some(true)),
-            Some(Ok(false)) if place.kind.has_record() => {
-                // Another key; or the record was overwritten, and then the index has another word.
-                let hash = self.hasher.hash(key);
-                Ok(self.index.holds(hash, key, word).then_some(false))
-            }
-            Some(same) => same.map(Some),
+            Some(Ok(false)) => self.is_of_another(word, key, since),
+            Some(Err(error)) => Err(error),
         }
+    }
+
+    /// For an entry with the hash of a key but not, as it seems, the key: `false` if it has another one. Damage could make it seem so.
+    #[cold]
+    fn is_of_another(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
+        let place = Place::of(word);
+        let seen = self.with_entry(place, since, |entry, _| match entry.key {
+            EntryKey::Here(_) => true,
+            EntryKey::Record(hash) => hash != self.hasher.hash_whole(key),
+        })?;
+        if seen == Some(false) && self.index.holds(self.hasher.hash(key), key, word) {
+            // Its record was not overwritten, and yet has not the key any more.
+            return Err(self.corrupted(Flaw::Checksum, place.offset, 0));
+        }
+        Ok(seen.filter(|other| *other).map(|_| false))
     }
 
     /// The key of an entry, from the entry or its record; `None` if the record is another's by now.
@@ -195,12 +226,10 @@ impl Flat {
     /// What the entry of a word says; `None` if it is gone meanwhile.
     pub(super) fn known(&self, word: Word, since: Since) -> Result<Option<Known>> {
         let place = Place::of(word);
-        let seen = self.with_entry(place, since, |entry| {
-            let version = self.version_of(place, entry.stamp)?;
+        self.with_entry(place, since, |entry, version| {
             let expires_at = attributes_of(entry).expires_at;
-            Ok(Known { version, exists: !place.kind.is_tombstone(), expires_at })
-        })?;
-        seen.transpose()
+            Known { version, exists: !place.kind.is_tombstone(), expires_at }
+        })
     }
 
     /// The line of an entry's record, if it has one; the inner `None` if the entry is gone meanwhile.
@@ -209,7 +238,7 @@ impl Flat {
         if !place.kind.has_record() {
             return Ok(Some(None));
         }
-        self.with_entry(place, since, |entry| match entry.action {
+        self.with_entry(place, since, |entry, _| match entry.action {
             Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
             Action::Value(_) | Action::Delete(None) => None,
         })
@@ -249,24 +278,23 @@ impl Flat {
         if place.kind == Kind::Value {
             admit(ENTRY_SIZE_MAX as u64)?;
         }
-        let seen = self.with_entry(place, since, |entry| {
-            let version = self.version_of(place, entry.stamp)?;
+        let seen = self.with_entry(place, since, |entry, version| {
             let attributes = attributes_of(entry);
             if attributes.expires_at.is_some() && self.is_expired(attributes.expires_at) {
-                return Ok::<_, Error>(Seen::Gone);
+                return Seen::Gone;
             }
-            Ok(match entry.action {
+            match entry.action {
                 Action::Value(value) => Seen::Value(Value::small(value, version, attributes)),
                 Action::Pointer(line) => Seen::Record(line, version, attributes),
                 Action::Delete(_) => Seen::Gone,
-            })
+            }
         })?;
-        match seen.transpose()? {
+        match seen {
             None => Ok(None),
             Some(Seen::Gone) => Ok(Some(None)),
             Some(Seen::Value(value)) => Ok(Some(Some(value))),
             Some(Seen::Record(line, version, attributes)) => {
-                let read = self.read_record(line, version, attributes, admit)?;
+                let read = self.read_record(key, line, version, attributes, admit)?;
                 // The place was free for others once the key was written anew, or moved and written anew.
                 let current = self.index.holds(hash, key, word) || sites::READ_CURRENT.disabled();
                 match (current, read) {
@@ -283,6 +311,7 @@ impl Flat {
     /// The value of a record; `None` if what stands there is none.
     fn read_record(
         &self,
+        key: &[u8],
         line: u64,
         version: Version,
         attributes: Attributes,
@@ -294,7 +323,7 @@ impl Flat {
         admit(BufferPool::capacity_for(length) as u64)?;
         let mut buffer = self.pool.get(length);
         self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut buffer)?;
-        let sound = record.is_sound(&buffer, &self.layout.store_id, offset);
+        let sound = record.is_sound(key, &buffer, &self.layout.store_id, offset);
         if !sound && !sites::RECORD_CHECKSUM.disabled() {
             return Ok(None);
         }

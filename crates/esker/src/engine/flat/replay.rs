@@ -17,7 +17,7 @@ use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, ChunkHeader, ChunkKind, Entry, LINE, Stamp,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, ChunkHeader, ChunkKind, Entry, LINE,
 };
 use esker_index::Word;
 use parking_lot::Mutex;
@@ -158,7 +158,7 @@ impl Scan<'_> {
                 let entry = Entry::decode(rest)
                     .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
                 let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
-                let version = version_in(header, ordinal, entry.stamp);
+                let version = entry.stamp.version(header.base_version, ordinal as u64);
                 (oldest, newest) = (oldest.min(version), newest.max(version));
                 ordinal += 1;
                 rest = rest.get(entry.size..).unwrap_or(&[]);
@@ -220,15 +220,6 @@ impl Scan<'_> {
             return Ok(version > *newest);
         }
         Ok(self.flat.known(held.word(), Since::HELD)?.map_or(0, |known| known.version.0) < version)
-    }
-}
-
-/// The version of an entry of a batch.
-pub(super) fn version_in(header: &BatchHeader, ordinal: usize, stamp: Stamp) -> u64 {
-    match stamp {
-        Stamp::Place => header.base_version.wrapping_add(ordinal as u64),
-        Stamp::Delta(delta) => header.base_version.wrapping_add(u64::from(delta)),
-        Stamp::Whole(version) => version,
     }
 }
 

@@ -101,7 +101,7 @@ impl Flat {
 
     /// The key of an entry; `None` if it is gone meanwhile.
     fn key_of(&self, hash: u64, word: Word, since: Since) -> Result<Option<Vec<u8>>> {
-        let seen = self.with_entry(Place::of(word), since, |entry| {
+        let seen = self.with_entry(Place::of(word), since, |entry, _| {
             let here = matches!(entry.key, EntryKey::Here(_));
             let key = self.key_of_entry(entry)?;
             // The record's place is its own as long as the word stands.

@@ -138,8 +138,7 @@ impl Flat {
         let (action, record) = if near_key && value.len() <= INLINE_VALUE_MAX {
             (Action::Value(value), None)
         } else {
-            let record_key = if near_key { &[] } else { key };
-            let line = self.place_record(core, For::Puts, record_key, value)?;
+            let line = self.place_record(core, For::Puts, key, value)?;
             (Action::Pointer(line), Some(line))
         };
         let attributes = entry_attributes(attributes);

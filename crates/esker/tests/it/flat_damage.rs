@@ -1,0 +1,135 @@
+//! Damaged media of `flat`: found, named, never returned as data.
+
+use crate::support::{Bed, DEVICE_SIZE};
+use esker::{Attributes, Batch, Condition, EngineKind, ErrorKind, Options, PutOptions, Store};
+use esker_base::rng::Rng;
+use esker_base::{Site, SiteKind};
+use esker_media::Pmem;
+use esker_media::sim::{Image, Initial, SimPm, SimPmOptions};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
+
+type Model = BTreeMap<Vec<u8>, Option<(Vec<u8>, u64, u32)>>;
+
+/// What a store says of a key.
+fn found(store: &Store, key: &[u8]) -> esker::Result<Option<(Vec<u8>, u64, u32)>> {
+    let value = store.get(key)?;
+    Ok(value.map(|it| (it.to_vec(), it.version().0, it.attributes().flags)))
+}
+
+/// Keys of 8 bytes, of others, and too long for an entry; values in the log and in records; some with attributes, some
+/// deleted; a batch whose entries carry their versions; and entries that the cleaner moved.
+fn populate(store: &Store, rng: &mut Rng) -> Model {
+    let key = |number: u64| match number % 5 {
+        0 => format!("long {number} {}", "x".repeat(300)).into_bytes(),
+        1 | 2 => number.to_le_bytes().to_vec(),
+        _ => format!("key {number}").into_bytes(),
+    };
+    for round in 0..5 {
+        for number in 0..40 {
+            let mut value = vec![0; if rng.chance(1, 6) { 300 } else { rng.index(40) }];
+            rng.fill(&mut value);
+            let flags = if rng.chance(1, 4) { 1 + round } else { 0 };
+            let attributes = Attributes { flags, ..Attributes::default() };
+            let options = PutOptions { attributes, condition: Condition::Always };
+            store.put_with(&key(number), &value, options).unwrap();
+            if rng.chance(1, 8) {
+                store.delete(&key(number)).unwrap();
+            }
+        }
+        store.clean(4).unwrap();
+    }
+    let mut batch = Batch::new();
+    for number in 40..110 {
+        batch.put(&key(number), &[number as u8; 9]);
+    }
+    store.write(&batch).unwrap();
+    (0..112).map(|number| (key(number), found(store, &key(number)).unwrap())).collect()
+}
+
+fn options_of(bed: &Bed, colliding: bool) -> Options {
+    let mut options = bed.options(7);
+    if colliding {
+        // Only entries tell keys apart.
+        options.testing.hash_mask = 7;
+    }
+    options
+}
+
+/// Reads everything; every answer must be right, or say that it cannot be given. Returns the number of refusals.
+fn read_all(store: &Store, model: &Model, offset: u64) -> usize {
+    let mut refused = 0;
+    for (key, expected) in model {
+        match found(store, key) {
+            Ok(found) => assert_eq!(&found, expected, "offset {offset}: a wrong answer"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                refused += 1;
+            }
+        }
+    }
+    refused
+}
+
+/// Bytes that are damaged, one after another: as many in each run.
+fn offsets(rng: &mut Rng) -> Vec<u64> {
+    (0..8000).map(|_| rng.below(DEVICE_SIZE)).collect()
+}
+
+#[test]
+fn damage_under_an_open_store_is_an_error_for_what_it_hit() {
+    for (engine, colliding) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let bed = Bed::new(engine, 5);
+        let store = bed.open(&options_of(&bed, colliding)).unwrap();
+        let mut rng = Rng::from_seed(11);
+        let model = populate(&store, &mut rng);
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let mut refused = 0;
+        for offset in offsets(&mut rng) {
+            let mut byte = [0];
+            memory.read(offset, &mut byte).unwrap();
+            let damaged = byte[0] ^ u8::try_from(1 + rng.below(255)).unwrap();
+            memory.store(DAMAGE, offset, &[damaged]).unwrap();
+            refused += read_all(&store, &model, offset);
+            memory.store(DAMAGE, offset, &byte).unwrap();
+        }
+        assert!(refused > 500, "{engine}: {refused} refused");
+        assert_eq!(read_all(&store, &model, 0), 0);
+    }
+}
+
+#[test]
+fn damage_between_a_clean_stop_and_an_open_is_found() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 6);
+        let options = bed.options(6);
+        let store = bed.open(&options).unwrap();
+        let mut rng = Rng::from_seed(12);
+        let model = populate(&store, &mut rng);
+        store.close().unwrap();
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let image = memory.image();
+        let mut refused = (0, 0);
+        for offset in offsets(&mut rng).into_iter().step_by(4) {
+            let mut damaged = image.clone();
+            damaged.flip(offset, u32::try_from(rng.below(8)).unwrap());
+            match reopened(&damaged, &options) {
+                Ok(store) => refused.1 += read_all(&store, &model, offset),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                    refused.0 += 1;
+                }
+            }
+        }
+        assert!(refused.1 > 100, "{engine}: {refused:?} refused");
+    }
+}
+
+fn reopened(image: &Image, options: &Options) -> esker::Result<Store> {
+    let mut memory = SimPmOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
+    memory.record = false;
+    Store::open_on_memory(Arc::new(SimPm::new(memory)) as Arc<dyn Pmem>, options)
+}
