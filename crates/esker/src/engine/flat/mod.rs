@@ -37,6 +37,7 @@ mod read;
 mod recover;
 mod replay;
 pub(crate) mod restore;
+mod sample;
 mod scan;
 pub mod sites;
 #[cfg(test)]

@@ -236,6 +236,11 @@ impl Flat {
             root.headers.iter().filter(|header| header.kind == ChunkKind::Log).collect();
         // The newest first: most of what was overtaken is then found so at once.
         logs.sort_unstable_by_key(|header| std::cmp::Reverse(header.born));
+        if tails.newest == 0
+            && let Some(keys) = self.keys_by_sample(&logs, root.clear.version)
+        {
+            self.index.expect(keys);
+        }
         let scan = Scan {
             flat: self,
             tails,
