@@ -46,6 +46,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn remove(&self, hash: u64, key: &[u8], old: Word) -> bool;
     /// Starts to fetch what operations on these keys will read.
     fn prefetch(&self, keys: &[(u64, &[u8])]);
+    /// Starts to fetch what an operation on a key will read, as far as its hash tells where that is.
+    fn prefetch_one(&self, hash: u64);
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
     /// In order, if there is one.
@@ -127,6 +129,11 @@ impl KeyIndex for HashIndex {
         self.table.prefetch(keys.iter().map(|(hash, _)| *hash));
     }
 
+    #[inline]
+    fn prefetch_one(&self, hash: u64) {
+        self.table.prefetch(std::iter::once(hash));
+    }
+
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
         let at = match cursor {
             Cursor::Hash(hash) => *hash,
@@ -194,6 +201,8 @@ impl KeyIndex for Masstree {
         let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
         self.lookup_many(&keys, |_, _| ());
     }
+
+    fn prefetch_one(&self, _hash: u64) {}
 
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
         let after = match cursor {

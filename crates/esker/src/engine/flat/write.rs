@@ -57,6 +57,8 @@ impl Flat {
         self.check_value(value)?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
+        // What the index will read comes while the lock is taken.
+        self.index.prefetch_one(hash);
         let lock = self.keys.lock(hash);
         let found = if condition == Condition::Always {
             self.find(hash, key)?
@@ -78,6 +80,8 @@ impl Flat {
         self.check_key(key, "delete")?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
+        // What the index will read comes while the lock is taken.
+        self.index.prefetch_one(hash);
         let lock = self.keys.lock(hash);
         let (found, known) = self.known_of(hash, key)?;
         if let Some(refused) = self.decide(condition, known) {
