@@ -161,6 +161,11 @@ pub trait Pmem: Send + Sync + Debug {
     /// `InvalidArgument`, `Corrupted`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
+    /// Starts to fetch the line at `offset`, which will be read soon. A hint, which media without caches pass over.
+    fn prefetch(&self, offset: u64) {
+        let _ = offset;
+    }
+
     /// Reads the little-endian word at `offset`, a multiple of 8; acquires what was stored before
     /// the [`Pmem::store_u64`] that it sees.
     ///

@@ -116,8 +116,9 @@ impl Session for Client {
     fn scan(&mut self, from: &[u8], limit: u64, see: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
         let limit = usize::try_from(limit)?;
         let range = (Bound::Included(from), Bound::Unbounded);
-        let items = self.store.scan(range, Direction::Forward, limit)?;
-        items.iter().for_each(|(key, value)| see(key, value));
-        Ok(items.len() as u64)
+        let count = self
+            .store
+            .scan_with(range, Direction::Forward, limit, |met| see(met.key, met.value))?;
+        Ok(count as u64)
     }
 }

@@ -101,6 +101,8 @@ fn db_bench() -> Vec<Workload> {
     let mut seek =
         ask("seekrandom", "a seek to a random key, which is read", uniform, &[(Scan, 1.0)]);
     seek.scan_length = (1, 1);
+    let mut scan = ask("scan50", "scans of 50 from random keys", uniform, &[(Scan, 1.0)]);
+    scan.scan_length = (50, 50);
     vec![
         fill("fillseq", "writes in key order", Order::Sequential),
         fill("fillrandom", "writes of random keys", Order::Random),
@@ -109,6 +111,7 @@ fn db_bench() -> Vec<Workload> {
         ask("readmissing", "reads of keys that do not exist", uniform, &[(ReadMissing, 1.0)]),
         ask("readhot", "reads of random keys of a hundredth of all", hot, &[(Read, 1.0)]),
         seek,
+        scan,
     ]
 }
 

@@ -45,7 +45,9 @@ impl FlushInstruction {
 mod x86 {
     use super::FlushInstruction;
     use std::arch::asm;
-    use std::arch::x86_64::{__cpuid, __cpuid_count, _mm_clflush, _mm_sfence, _mm_stream_si64};
+    use std::arch::x86_64::{
+        __cpuid, __cpuid_count, _MM_HINT_T0, _mm_clflush, _mm_prefetch, _mm_sfence, _mm_stream_si64,
+    };
 
     pub(super) fn detect() -> FlushInstruction {
         const CLFLUSHOPT: u32 = 1 << 23;
@@ -80,6 +82,11 @@ mod x86 {
         }
     }
 
+    pub(in super::super) fn prefetch(line: *const u8) {
+        // SAFETY: a hint: nothing is read that the program can see, and no address is refused.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
+    }
+
     pub(in super::super) fn fence() {
         // SAFETY: part of every x86-64 processor; orders stores and changes nothing.
         unsafe { _mm_sfence() }
@@ -104,6 +111,8 @@ mod portable {
 
     pub(in super::super) fn write_back(_instruction: FlushInstruction, _line: *const u8) {}
 
+    pub(in super::super) fn prefetch(_line: *const u8) {}
+
     pub(in super::super) fn fence() {
         atomic_fence(Ordering::SeqCst);
     }
@@ -123,4 +132,4 @@ use portable as arch;
 use x86 as arch;
 
 use arch::detect;
-pub(super) use arch::{fence, stream, write_back};
+pub(super) use arch::{fence, prefetch, stream, write_back};

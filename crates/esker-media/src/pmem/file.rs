@@ -235,6 +235,13 @@ impl Pmem for PmemFile {
         self.check_damage(OPERATION, offset, buf.len() as u64)
     }
 
+    #[inline]
+    fn prefetch(&self, offset: u64) {
+        if offset < self.size_bytes {
+            self.mapping.prefetch(index(offset));
+        }
+    }
+
     fn load_u64(&self, offset: u64) -> Result<u64> {
         const OPERATION: &str = "read persistent memory";
         self.check(OPERATION, offset, 8, 8)?;

@@ -182,6 +182,13 @@ impl Mapping {
         }
     }
 
+    /// Starts to fetch a line.
+    #[inline]
+    pub(super) fn prefetch(&self, offset: usize) {
+        self.check(offset, 1);
+        cpu::prefetch(self.at(offset));
+    }
+
     /// Makes whole pages durable through the operating system.
     pub(super) fn sync(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);

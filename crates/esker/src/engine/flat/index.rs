@@ -48,6 +48,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn prefetch(&self, keys: &[(u64, &[u8])]);
     /// Starts to fetch what an operation on a key will read, as far as its hash tells where that is.
     fn prefetch_one(&self, hash: u64);
+    /// The word that is most likely the key's, if there is one.
+    fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
     /// In order, if there is one.
@@ -130,6 +132,11 @@ impl KeyIndex for HashIndex {
     }
 
     #[inline]
+    fn guess(&self, hash: u64, _key: &[u8]) -> Option<Word> {
+        self.table.find(hash, |word| word.map_or(ControlFlow::Continue(()), ControlFlow::Break))
+    }
+
+    #[inline]
     fn prefetch_one(&self, hash: u64) {
         self.table.prefetch(std::iter::once(hash));
     }
@@ -200,6 +207,10 @@ impl KeyIndex for Masstree {
         // What a descent reads is known only as it goes.
         let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
         self.lookup_many(&keys, |_, _| ());
+    }
+
+    fn guess(&self, _hash: u64, key: &[u8]) -> Option<Word> {
+        self.get(key)
     }
 
     fn prefetch_one(&self, _hash: u64) {}

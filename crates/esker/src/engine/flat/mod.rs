@@ -51,7 +51,7 @@ use crate::check::CheckReport;
 use crate::engine::background::Background;
 use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{EngineKind, Options, Progress};
-use crate::store::{Direction, Stats};
+use crate::store::{Direction, Met, Stats};
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use batching::Batcher;
 use chunks::{Chunks, Use};
@@ -77,7 +77,7 @@ use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
 use scan::Walks;
-use std::ops::Bound;
+use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use versions::Versions;
@@ -329,6 +329,8 @@ impl Engine for Flat {
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
         let keys: Vec<(u64, &[u8])> = keys.map(|key| (self.hasher.hash(key), key)).collect();
         self.index.prefetch(&keys);
+        let words = keys.iter().filter_map(|(hash, key)| self.index.guess(*hash, key));
+        words.for_each(|word| self.prefetch_entry(word));
     }
 
     fn read_size(&self, key: &[u8]) -> u64 {
@@ -372,7 +374,22 @@ impl Engine for Flat {
         direction: Direction,
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.scan_items(from, to, direction, limit)
+        let mut items = Vec::with_capacity(limit.min(scan::PART));
+        self.scan_each((from, to), direction, limit, &mut |key, value| {
+            items.push((key.to_vec(), value));
+            if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(items)
+    }
+
+    fn scan_with(
+        &self,
+        range: (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        limit: usize,
+        show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.scan_each(range, direction, limit, &mut |key, value| show(Met::of(key, &value)))
     }
 
     fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {

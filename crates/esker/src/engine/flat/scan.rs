@@ -16,9 +16,35 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Keys of a part of a scan, at most.
-const PART: usize = 256;
+pub(super) const PART: usize = 64;
 /// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
 const WALKS_MAX: usize = 256;
+
+/// What a part of a scan found in the index: keys one behind the other.
+#[derive(Debug, Default)]
+struct Found {
+    keys: Vec<u8>,
+    /// Where each key ends, and its word.
+    words: Vec<(usize, Word)>,
+}
+
+impl Found {
+    fn clear(&mut self) {
+        self.keys.clear();
+        self.words.clear();
+    }
+
+    fn add(&mut self, key: &[u8], word: Word) {
+        self.keys.extend_from_slice(key);
+        self.words.push((self.keys.len(), word));
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (&[u8], Word)> {
+        let starts = std::iter::once(0).chain(self.words.iter().map(|(end, _)| *end));
+        let key = |start, end| self.keys.get(start..end).unwrap_or_default();
+        starts.zip(&self.words).map(move |(start, (end, word))| (key(start, *end), *word))
+    }
+}
 
 /// Where walks over an ordered index go on: cursors are numbers.
 #[derive(Debug, Default)]
@@ -111,13 +137,14 @@ impl Flat {
         Ok(seen.transpose()?.flatten())
     }
 
-    pub(super) fn scan_items(
+    /// Shows the items between two bounds, in order, until `show` breaks; about `limit` are expected.
+    pub(super) fn scan_each(
         &self,
-        from: Bound<&[u8]>,
-        to: Bound<&[u8]>,
+        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        show: &mut dyn FnMut(&[u8], Value) -> ControlFlow<()>,
+    ) -> Result<()> {
         self.check_open()?;
         if !self.index.is_ordered() {
             let words = "flat:cceh keeps no order; flat:masstree does";
@@ -127,33 +154,52 @@ impl Flat {
             Direction::Forward => (from, to),
             Direction::Reverse => (to, from),
         };
-        let mut items = Vec::with_capacity(limit.min(PART));
         let mut start: Bound<Vec<u8>> = start.map(<[u8]>::to_vec);
-        while items.len() < limit {
-            let wanted = (limit - items.len()).min(PART);
-            let mut found: Vec<(Vec<u8>, Word)> = Vec::with_capacity(wanted);
-            let mut ended = true;
+        let mut left = limit;
+        let mut part = Found::default();
+        while left > 0 {
+            let wanted = left.min(PART);
+            part.clear();
             let since = self.chunks.now();
             self.index.scan(start.as_ref().map(Vec::as_slice), direction, &mut |key, word| {
                 if !is_before(key, end, direction) {
                     return ControlFlow::Break(());
                 }
-                found.push((key.to_vec(), word));
-                ended = found.len() < wanted;
-                if ended { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+                // What is read afterwards comes meanwhile.
+                self.prefetch_entry(word);
+                part.add(key, word);
+                if part.words.len() < wanted {
+                    ControlFlow::Continue(())
+                } else {
+                    ControlFlow::Break(())
+                }
             });
-            let last = found.last().map(|(key, _)| key.clone());
-            for (key, word) in found {
-                if let Some(value) = self.value_of(&key, word, since)? {
-                    items.push((key, value));
+            for (key, word) in part.iter() {
+                if let Some(value) = self.value_of(key, word, since)? {
+                    left = left.saturating_sub(1);
+                    if show(key, value).is_break() {
+                        return Ok(());
+                    }
                 }
             }
-            match last {
-                Some(last) if !ended => start = Bound::Excluded(last),
+            match part.iter().last() {
+                Some((last, _)) if part.words.len() == wanted => {
+                    start = Bound::Excluded(last.to_vec());
+                }
                 _ => break,
             }
         }
-        Ok(items)
+        Ok(())
+    }
+
+    /// Starts to fetch an entry, and its batch's header.
+    #[inline]
+    pub(super) fn prefetch_entry(&self, word: Word) {
+        let place = Place::of(word);
+        if !place.kind.is_tombstone() {
+            self.memory.prefetch(place.offset);
+            self.memory.prefetch(place.batch_offset());
+        }
     }
 
     fn value_of(&self, key: &[u8], word: Word, since: Since) -> Result<Option<Value>> {
