@@ -10,10 +10,11 @@
 )]
 
 use clap::Parser;
-use esker::{Batch, Batching, EngineKind, Options, Store};
+use esker::{Batch, Batching, Direction, EngineKind, Options, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use esker_trt::{Config, Runtime};
+use std::ops::Bound;
 use std::path::PathBuf;
 
 #[derive(Parser)]
@@ -191,6 +192,24 @@ fn run(arguments: &Arguments, options: &Options) {
             assert!(store.get(&key(rng.below(share * threads))).unwrap().is_some());
         });
     });
+    let scans = (share / 50).min(200_000);
+    let scan = store.is_ordered().then(|| {
+        rate(threads, scans * threads, |thread| {
+            let mut rng = Rng::from_seed(thread + 200);
+            (0..scans).for_each(|_| {
+                let from = key(rng.below(share * threads));
+                let range = (Bound::Included(&from[..]), Bound::Unbounded);
+                let mut bytes = 0;
+                let count = store
+                    .scan_with(range, Direction::Forward, 50, |met| bytes += met.value.len())
+                    .unwrap();
+                assert_eq!(bytes, count * value_size);
+            });
+        })
+    });
+    if let Some(scan) = scan {
+        println!("scans of 50: {scan:.3} million a second");
+    }
     println!("load {load:.2}, overwrite {overwrite:.2}, get {get:.2} million a second");
     store.close().unwrap();
     drop(store);

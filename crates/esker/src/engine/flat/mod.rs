@@ -76,7 +76,7 @@ use parking_lot::Mutex;
 use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
-use scan::Walks;
+use scan::{Item, Walks};
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -376,7 +376,7 @@ impl Engine for Flat {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         let mut items = Vec::with_capacity(limit.min(scan::PART));
         self.scan_each((from, to), direction, limit, &mut |key, value| {
-            items.push((key.to_vec(), value));
+            items.push((key.to_vec(), value.into_value()));
             if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
         Ok(items)
@@ -389,7 +389,10 @@ impl Engine for Flat {
         limit: usize,
         show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.scan_each(range, direction, limit, &mut |key, value| show(Met::of(key, &value)))
+        self.scan_each(range, direction, limit, &mut |key, item| match item {
+            Item::Here(met) => show(met),
+            Item::Read(value) => show(Met::of(key, &value)),
+        })
     }
 
     fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {

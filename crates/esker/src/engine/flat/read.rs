@@ -21,6 +21,7 @@ use esker_format::flat::{
 use esker_index::Word;
 use esker_media::BufferPool;
 use std::borrow::Cow;
+use std::ops::ControlFlow;
 use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of an entry that are read at first: enough for most.
@@ -32,6 +33,21 @@ pub(super) struct Known {
     pub(super) version: Version,
     pub(super) exists: bool,
     pub(super) expires_at: Option<u64>,
+}
+
+/// What an entry says of a value.
+enum Seen {
+    Value(Value),
+    Record(u64, Version, Attributes),
+    Gone,
+}
+
+/// What was shown of an entry.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Shown {
+    Item(ControlFlow<()>),
+    /// There is no value.
+    Nothing,
 }
 
 /// Attributes as they stand in an entry; `None` for what all values have.
@@ -69,28 +85,20 @@ impl Flat {
         since: Since,
         see: impl FnOnce(&Entry<'_>, Version) -> R,
     ) -> Result<Option<R>> {
-        let seen = self.peek_entry(place, since, |entry| {
-            let version = self.version_of(place, entry.stamp)?;
-            let is_its = Flat::kind_of_action(entry.action) == place.kind;
-            if !is_its || !entry.is_sound(version.0) {
-                return Ok::<_, Error>(Err(Flaw::Checksum));
-            }
-            Ok(Ok(see(entry, version)))
-        })?;
-        match seen.transpose()? {
-            None => Ok(None),
-            Some(Ok(seen)) => Ok(Some(seen)),
-            Some(Err(flaw)) => Err(self.corrupted(flaw, place.offset, 0)),
-        }
+        let is_sound = |entry: &Entry<'_>, version: Version| {
+            Flat::kind_of_action(entry.action) == place.kind && entry.is_sound(version.0)
+        };
+        self.with_entry_if(place, since, is_sound, see)
     }
 
-    /// As [`with_entry`](Flat::with_entry), but whatever has the shape of an entry.
+    /// As [`with_entry`](Flat::with_entry), but whatever has the shape of an entry and is `sound`.
     #[inline]
-    fn peek_entry<R>(
+    fn with_entry_if<R>(
         &self,
         place: Place,
         since: Since,
-        see: impl FnOnce(&Entry<'_>) -> R,
+        is_sound: impl FnOnce(&Entry<'_>, Version) -> bool,
+        see: impl FnOnce(&Entry<'_>, Version) -> R,
     ) -> Result<Option<R>> {
         let number = self.layout.chunk_of(place.offset);
         let Some(chunk) = self.chunks.get(number) else {
@@ -102,44 +110,54 @@ impl Flat {
         }
         let end = self.layout.start_of(number) + self.layout.chunk_size;
         let left = usize::try_from(end - place.offset).unwrap_or(0);
-        let mut near = [0; NEAR_BYTES];
-        let bytes = near.get_mut(..left.min(NEAR_BYTES)).unwrap_or_default();
-        self.memory.read(place.offset, bytes)?;
-        let unchanged = || {
-            fence(Ordering::Acquire);
-            chunk.generation() == generation || sites::READ_GENERATION.disabled()
-        };
-        match Entry::decode(bytes) {
-            Ok(entry) => {
-                let seen = see(&entry);
-                Ok(unchanged().then_some(seen))
-            }
+        // The batch's header stands right before its first entry.
+        let before = if place.ordinal == 0 { BATCH_HEADER_SIZE } else { 0 };
+        let mut near = [0; BATCH_HEADER_SIZE + NEAR_BYTES];
+        let near = near.get_mut(..before + left.min(NEAR_BYTES)).unwrap_or_default();
+        self.memory.read(place.offset.saturating_sub(before as u64), near)?;
+        let (head, bytes) = near.split_at(before);
+        let mut far;
+        let decoded = match Entry::decode(bytes) {
             Err(Flaw::TooShort) if left > NEAR_BYTES => {
-                let mut far = [0; ENTRY_SIZE_MAX];
+                far = [0; ENTRY_SIZE_MAX];
                 let bytes = far.get_mut(..left.min(ENTRY_SIZE_MAX)).unwrap_or_default();
                 self.memory.read(place.offset, bytes)?;
-                let seen = Entry::decode(bytes).map(|entry| see(&entry));
-                match (unchanged(), seen) {
-                    (false, _) => Ok(None),
-                    (true, Ok(seen)) => Ok(Some(seen)),
-                    (true, Err(flaw)) => Err(self.corrupted(flaw, place.offset, left as u64)),
-                }
+                Entry::decode(bytes)
             }
-            Err(_) if !unchanged() => Ok(None),
-            Err(flaw) => Err(self.corrupted(flaw, place.offset, left as u64)),
+            decoded => decoded,
+        };
+        let found = match decoded {
+            Ok(entry) => {
+                let version = self.version_of(place, entry.stamp, head)?;
+                is_sound(&entry, version).then_some((entry, version)).ok_or(Flaw::Checksum)
+            }
+            Err(flaw) => Err(flaw),
+        };
+        fence(Ordering::Acquire);
+        if chunk.generation() != generation && !sites::READ_GENERATION.disabled() {
+            return Ok(None);
+        }
+        match found {
+            Ok((entry, version)) => Ok(Some(see(&entry, version))),
+            Err(flaw) => Err(self.corrupted(flaw, place.offset, left.min(NEAR_BYTES) as u64)),
         }
     }
 
-    /// The version of an entry. If its chunk is used anew, it may be anything: the reader of the entry finds
-    /// out.
+    /// The version of an entry, with its batch's header if that is at hand. If its chunk is used anew, it may be
+    /// anything: the reader of the entry finds out.
     #[inline]
-    fn version_of(&self, place: Place, stamp: Stamp) -> Result<Version> {
+    fn version_of(&self, place: Place, stamp: Stamp, head: &[u8]) -> Result<Version> {
         if let Stamp::Whole(version) = stamp {
             return Ok(Version(version));
         }
-        let mut head = [0; BATCH_HEADER_SIZE];
-        self.memory.read(place.batch_offset(), &mut head)?;
-        let base = BatchHeader::peek(&head).map_or(0, |header| header.base_version);
+        let mut read = [0; BATCH_HEADER_SIZE];
+        let head = if head.is_empty() {
+            self.memory.read(place.batch_offset(), &mut read)?;
+            &read
+        } else {
+            head
+        };
+        let base = BatchHeader::peek(head).map_or(0, |header| header.base_version);
         Ok(Version(stamp.version(base, place.ordinal as u64)))
     }
 
@@ -159,15 +177,20 @@ impl Flat {
 
     fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
         let place = Place::of(word);
-        let seen = self.peek_entry(place, since, |entry| match entry.key {
-            EntryKey::Here(found) => Ok(found == key || sites::ENTRY_KEY.disabled()),
-            EntryKey::Record(_) => {
-                self.key_of_entry(entry).map(|found| found.as_deref() == Some(key))
-            }
-        })?;
+        // Whoever uses the entry checks it.
+        let seen = self.with_entry_if(
+            place,
+            since,
+            |_, _| true,
+            |entry, _| match entry.key {
+                EntryKey::Here(found) => Ok(found == key || sites::ENTRY_KEY.disabled()),
+                EntryKey::Record(_) => {
+                    self.key_of_entry(entry).map(|found| found.as_deref() == Some(key))
+                }
+            },
+        )?;
         match seen {
             None => Ok(None),
-            // Whoever uses the entry checks it.
             Some(Ok(true)) => Ok(Some(true)),
             Some(Ok(false)) => self.is_of_another(word, key, since),
             Some(Err(error)) => Err(error),
@@ -266,11 +289,6 @@ impl Flat {
         since: Since,
         admit: Admit<'_>,
     ) -> Result<Option<Option<Value>>> {
-        enum Seen {
-            Value(Value),
-            Record(u64, Version, Attributes),
-            Gone,
-        }
         let place = Place::of(word);
         if place.kind.is_tombstone() {
             return Ok(Some(None));
@@ -280,10 +298,8 @@ impl Flat {
         }
         let seen = self.with_entry(place, since, |entry, version| {
             let attributes = attributes_of(entry);
-            if attributes.expires_at.is_some() && self.is_expired(attributes.expires_at) {
-                return Seen::Gone;
-            }
             match entry.action {
+                _ if self.is_expired(attributes.expires_at) => Seen::Gone,
                 Action::Value(value) => Seen::Value(Value::small(value, version, attributes)),
                 Action::Pointer(line) => Seen::Record(line, version, attributes),
                 Action::Delete(_) => Seen::Gone,
@@ -306,6 +322,32 @@ impl Flat {
                 }
             }
         }
+    }
+
+    /// Shows the value of the entry of a word where it is, if it stands in the log; `None` if it does not, or is gone
+    /// meanwhile.
+    #[inline]
+    pub(super) fn show_near(
+        &self,
+        word: Word,
+        since: Since,
+        show: impl FnOnce(&[u8], Version, Attributes) -> ControlFlow<()>,
+    ) -> Result<Option<Shown>> {
+        let place = Place::of(word);
+        match place.kind {
+            Kind::Tombstone | Kind::TombstoneRecord => return Ok(Some(Shown::Nothing)),
+            Kind::Record => return Ok(None),
+            Kind::Value => {}
+        }
+        self.with_entry(place, since, |entry, version| {
+            let attributes = attributes_of(entry);
+            match entry.action {
+                Action::Value(value) if !self.is_expired(attributes.expires_at) => {
+                    Shown::Item(show(value, version, attributes))
+                }
+                _ => Shown::Nothing,
+            }
+        })
     }
 
     /// The value of a record; `None` if what stands there is none.

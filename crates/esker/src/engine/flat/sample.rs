@@ -13,7 +13,7 @@ use esker_format::flat::batch::batch_size;
 use esker_format::flat::{BatchHeader, BatchKind, CHUNK_START, ChunkHeader, Entry, EntryKey};
 
 /// Fewest logs for which a sample is worth its while.
-const LOGS_MIN: usize = 64;
+const LOGS_MIN: usize = 16;
 /// Most pieces of a sample, each of another chunk: many and short, since keys that were written one after another
 /// come again together.
 const PIECES_MAX: usize = 1024;

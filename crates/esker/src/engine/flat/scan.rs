@@ -4,11 +4,12 @@ use super::Flat;
 use super::chunks::Since;
 use super::index::{Cursor, Part};
 use super::layout::{Place, kind_of};
+use super::read::Shown;
 use crate::engine::Items;
-use crate::store::Direction;
+use crate::store::{Direction, Met};
 use crate::value::Value;
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flat::EntryKey;
+use esker_format::flat::{EntryKey, LINE};
 use esker_index::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,8 +21,25 @@ pub(super) const PART: usize = 64;
 /// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
 const WALKS_MAX: usize = 256;
 
+/// A value that a scan shows.
+pub(super) enum Item<'a> {
+    /// Where it is.
+    Here(Met<'a>),
+    /// In memory of its own.
+    Read(Value),
+}
+
+impl Item<'_> {
+    pub(super) fn into_value(self) -> Value {
+        match self {
+            Item::Here(met) => met.to_value(),
+            Item::Read(value) => value,
+        }
+    }
+}
+
 /// What a part of a scan found in the index: keys one behind the other.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Found {
     keys: Vec<u8>,
     /// Where each key ends, and its word.
@@ -29,6 +47,10 @@ struct Found {
 }
 
 impl Found {
+    fn new(keys: usize) -> Found {
+        Found { keys: Vec::with_capacity(16 * keys), words: Vec::with_capacity(keys) }
+    }
+
     fn clear(&mut self) {
         self.keys.clear();
         self.words.clear();
@@ -143,7 +165,7 @@ impl Flat {
         (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         limit: usize,
-        show: &mut dyn FnMut(&[u8], Value) -> ControlFlow<()>,
+        show: &mut dyn FnMut(&[u8], Item<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         self.check_open()?;
         if !self.index.is_ordered() {
@@ -156,7 +178,7 @@ impl Flat {
         };
         let mut start: Bound<Vec<u8>> = start.map(<[u8]>::to_vec);
         let mut left = limit;
-        let mut part = Found::default();
+        let mut part = Found::new(limit.min(PART));
         while left > 0 {
             let wanted = left.min(PART);
             part.clear();
@@ -175,11 +197,20 @@ impl Flat {
                 }
             });
             for (key, word) in part.iter() {
-                if let Some(value) = self.value_of(key, word, since)? {
-                    left = left.saturating_sub(1);
-                    if show(key, value).is_break() {
-                        return Ok(());
-                    }
+                let near = |value: &[u8], version, attributes| {
+                    show(key, Item::Here(Met { key, value, version, attributes }))
+                };
+                let shown = match self.show_near(word, since, near)? {
+                    Some(Shown::Nothing) => continue,
+                    Some(Shown::Item(shown)) => shown,
+                    None => match self.value_of(key, word, since)? {
+                        Some(value) => show(key, Item::Read(value)),
+                        None => continue,
+                    },
+                };
+                left = left.saturating_sub(1);
+                if shown.is_break() {
+                    return Ok(());
                 }
             }
             match part.iter().last() {
@@ -196,16 +227,18 @@ impl Flat {
     #[inline]
     pub(super) fn prefetch_entry(&self, word: Word) {
         let place = Place::of(word);
-        if !place.kind.is_tombstone() {
-            self.memory.prefetch(place.offset);
+        if place.kind.is_tombstone() {
+            return;
+        }
+        self.memory.prefetch(place.offset);
+        // Most entries go on there.
+        self.memory.prefetch(place.offset + LINE as u64);
+        if place.lines > 0 {
             self.memory.prefetch(place.batch_offset());
         }
     }
 
     fn value_of(&self, key: &[u8], word: Word, since: Since) -> Result<Option<Value>> {
-        if kind_of(word).is_tombstone() {
-            return Ok(None);
-        }
         match self.read_value(0, key, word, since, &mut |_| Ok(()))? {
             Some(value) => Ok(value),
             None => self.get_value(key, &mut |_| Ok(())),
