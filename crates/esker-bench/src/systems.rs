@@ -5,6 +5,7 @@ mod flat;
 mod flex;
 mod index;
 mod memory;
+mod opened;
 
 use crate::system::SystemKind;
 

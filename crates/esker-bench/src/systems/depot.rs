@@ -1,16 +1,15 @@
 //! `depot`: clients are threads, or with a variant (`depot:uring`, `depot:aio`, `depot:trt-sync`) tasks of the
 //! run-time, as many on each core as the depth says (uDepot §5.2).
 
+use super::opened::{Opened, durability};
 use crate::failure::{Failure, Outcome};
 use crate::files;
 use crate::numbers::{real, whole};
-use crate::system::{Counters, Durability, OpenOptions, Session, System, SystemKind};
+use crate::system::{Durability, OpenOptions, System, SystemKind};
 use crate::workload::shape::KeyShape;
 use esker::{Options, Store};
 use esker_trt::{Config, Facility, Runtime};
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 pub(super) const KIND: SystemKind = SystemKind {
     name: "depot",
@@ -35,12 +34,6 @@ const SIZE_MIN_BYTES: u64 = 64 << 20;
 /// disk: cleaning is measured by `--utilization`.
 const SPARE: f64 = 4.0;
 
-struct Depot {
-    store: Store,
-    runtime: Option<Arc<Runtime>>,
-    options: BTreeMap<String, String>,
-}
-
 fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let mut store = Options::new(&options.folder);
     let live = match options.utilization {
@@ -52,11 +45,7 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         None => whole(live * SPARE).max(SIZE_MIN_BYTES),
     };
     store.size_bytes = store.size_bytes.next_multiple_of(1 << 20);
-    store.durability = match options.durability {
-        Durability::Sync => esker::Durability::Sync,
-        Durability::Periodic => esker::Durability::Periodic(Duration::from_secs(1)),
-        Durability::None => esker::Durability::None,
-    };
+    store.durability = durability(options.durability);
     store.record_cache_bytes = options.cache_bytes;
     let runtime = match options.variant.as_deref() {
         None => None,
@@ -72,16 +61,12 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         }
     };
     let (store, size_bytes) = open_filled(options, store, live)?;
-    let mut said = BTreeMap::from([
-        ("durability".to_owned(), options.durability.to_string()),
-        ("size_bytes".to_owned(), size_bytes.to_string()),
-        ("medium".to_owned(), store.report()),
-        ("value cache".to_owned(), format!("{} bytes of records in DRAM", options.cache_bytes)),
-    ]);
-    if let Some(runtime) = &runtime {
-        said.insert("run-time".to_owned(), runtime.report());
-    }
-    Ok(Box::new(Depot { store, runtime, options: said }))
+    let said = [
+        ("durability", options.durability.to_string()),
+        ("size_bytes", size_bytes.to_string()),
+        ("value cache", format!("{} bytes of records in DRAM", options.cache_bytes)),
+    ];
+    Ok(Opened::new(store, runtime, said))
 }
 
 /// Bytes that a record of this experiment takes, as the store itself counts live bytes.
@@ -133,80 +118,4 @@ fn open_filled(options: &OpenOptions, mut with: Options, live: f64) -> Outcome<(
         with.size_bytes = whole((real(with.size_bytes) + off).max(0.0)).next_multiple_of(1 << 20);
     }
     Ok((Store::open(&with)?, with.size_bytes))
-}
-
-impl System for Depot {
-    fn session(&self) -> Outcome<Box<dyn Session>> {
-        Ok(Box::new(Client { store: self.store.clone() }))
-    }
-
-    fn sync(&self) -> Outcome<()> {
-        Ok(self.store.sync()?)
-    }
-
-    fn close(self: Box<Self>) -> Outcome<()> {
-        self.store.close()?;
-        match &self.runtime {
-            Some(runtime) => Ok(runtime.shutdown()?),
-            None => Ok(()),
-        }
-    }
-
-    fn runtime(&self) -> Option<Arc<Runtime>> {
-        self.runtime.clone()
-    }
-
-    fn options(&self) -> BTreeMap<String, String> {
-        self.options.clone()
-    }
-
-    fn counters(&self) -> Counters {
-        let stats = self.store.stats();
-        let device = stats.device;
-        Counters::from(
-            [
-                ("utilization", real(stats.live_bytes) / real(stats.capacity_bytes.max(1))),
-                ("index_bytes", real(stats.index_bytes)),
-                ("index_entries", real(stats.index_entries)),
-                ("free_segments", real(stats.free_segments)),
-                ("device_writes_total", real(device.writes)),
-                ("device_reads_total", real(device.reads)),
-                ("device_write_bytes_total", real(device.write_bytes)),
-                ("device_read_bytes_total", real(device.read_bytes)),
-                ("device_prepare_bytes_total", real(device.prepare_bytes)),
-                ("device_flushes_total", real(device.flushes)),
-            ]
-            .map(|(name, value)| (name.to_owned(), value)),
-        )
-    }
-}
-
-struct Client {
-    store: Store,
-}
-
-impl Session for Client {
-    fn read(&mut self, key: &[u8], see: &mut dyn FnMut(&[u8])) -> Outcome<bool> {
-        match self.store.get(key)? {
-            Some(value) => {
-                see(&value);
-                Ok(true)
-            }
-            None => Ok(false),
-        }
-    }
-
-    fn write(&mut self, key: &[u8], value: &[u8]) -> Outcome<()> {
-        self.store.put(key, value)?;
-        Ok(())
-    }
-
-    fn delete(&mut self, key: &[u8]) -> Outcome<()> {
-        self.store.delete(key)?;
-        Ok(())
-    }
-
-    fn scan(&mut self, _: &[u8], _: u64, _: &mut dyn FnMut(&[u8], &[u8])) -> Outcome<u64> {
-        Err(Failure::new("depot keeps no order"))
-    }
 }
