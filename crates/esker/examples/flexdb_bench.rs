@@ -76,6 +76,18 @@ fn draw(rng: &mut Rng, records: u64, zipf: bool) -> u64 {
     rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % records
 }
 
+/// A step with which keys come as if at random, each once: neighbours are far apart in time, and so are their neighbours.
+fn scattering(records: u64) -> u64 {
+    let divisor = |mut a: u64, mut b: u64| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let golden = (records as f64 * 0.618_033_988_749_895) as u64;
+    (golden.max(1)..).find(|step| divisor(*step, records) == 1).unwrap_or(1)
+}
+
 struct Bench {
     arguments: Arguments,
     options: Options,
@@ -140,6 +152,7 @@ impl Bench {
         let mut store = Store::open(&self.options).unwrap();
         let value = vec![7; value_size];
         let next = AtomicU64::new(0);
+        let step = scattering(records);
         for phase in &self.arguments.phases {
             let zipf = phase.starts_with("zipf");
             let put = |number| {
@@ -150,8 +163,6 @@ impl Bench {
                 "load" => {
                     self.phase(&store, phase, |_, _| {
                         let number = next.fetch_add(1, Ordering::Relaxed);
-                        // Neighbours are far apart in time.
-                        let step = (records / 7 * 4 + 1) | 1;
                         let is_more = number < records;
                         if is_more {
                             put((u128::from(number) * u128::from(step) % u128::from(records))

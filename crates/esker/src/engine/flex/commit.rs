@@ -15,7 +15,7 @@
 //! have versions, so that changes nothing.
 
 use super::cursor::TableCursor;
-use super::index::{Entry, Fresh, Located};
+use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::snapshots::needed;
@@ -24,6 +24,7 @@ use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Root, RunWriter};
 use std::ops::Bound;
@@ -278,12 +279,15 @@ impl Flex {
         let parts = parts(&bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
         let fresh = parts.iter().enumerate().map(|(index, part)| {
             let size = u32::try_from(part.bytes.len()).unwrap_or(u32::MAX);
-            Fresh {
+            Ok(Fresh {
                 anchor: if index == 0 { located.anchor.clone() } else { part.anchor.to_vec() },
                 entry: Entry::new(size, part.pairs, part.appended, part.runs),
-            }
+                tail: tail_of(part.bytes, &self.hasher)?,
+            })
         });
-        self.index.replace(located.spot, 1, fresh.collect());
+        let fresh: std::result::Result<Vec<Fresh>, Flaw> = fresh.collect();
+        let fresh = fresh.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+        self.index.replace(located.spot, 1, fresh);
         Ok(())
     }
 
@@ -350,11 +354,13 @@ impl Flex {
         };
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
+        let (pairs, _) = group.pairs();
+        let known = tail_of_run(size, pairs, &self.hasher);
         let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);
         let splice = Splice { offset, remove: 0, data, marks: &[] };
         committer.appended_bytes += u64::from(size);
         self.space.splice(&splice, &mut || {
-            self.index.grow(located.spot, size, count, cached.take());
+            self.index.grow(located.spot, size, (count, &known), cached.take());
         })
     }
 
@@ -468,7 +474,7 @@ impl Flex {
             if keeps(piece) {
                 entry.cached = Some(Arc::new(self.decode(bytes.to_vec())?));
             }
-            fresh.push(Fresh { anchor, entry });
+            fresh.push(Fresh::new(anchor, entry));
         }
         Ok((marks, fresh))
     }

@@ -20,8 +20,11 @@
 
 mod leaf;
 mod row;
+mod tails;
 
 pub(super) use leaf::{Entry, Fresh};
+use tails::Wanted;
+pub(super) use tails::{byte_of, tail_of, tail_of_run};
 
 use super::interval::Interval;
 use super::pairs::Pairs;
@@ -54,6 +57,22 @@ pub(super) struct Located {
     pub(super) anchor: Vec<u8>,
     /// Anchor of the next interval.
     pub(super) upper: Option<Vec<u8>>,
+}
+
+/// Bytes that are read for a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    pub(super) size: usize,
+    /// Of the interval.
+    pub(super) stamp: u32,
+    /// Number of the run; 0: the base run, or all.
+    pub(super) run: usize,
+    /// Whether it is all of the interval.
+    pub(super) is_whole: bool,
+    /// Whether it is known where each run begins.
+    pub(super) is_known: bool,
 }
 
 /// Where intervals are that somebody wants to read.
@@ -248,8 +267,15 @@ impl Index {
         }
     }
 
-    /// Where the interval that holds `key` is: its offset, size and stamp; `None` if nobody has looked inside.
-    pub(super) fn place_of(&self, key: &[u8]) -> Option<(u64, u32, u32)> {
+    /// Which bytes to read for `key`: of the runs that may have a key of `byte` the last one, or of those before `seen`, if
+    /// the interval is still as it was then; all of the interval without `byte`, or if nobody knows. `None` if nobody has
+    /// looked inside.
+    pub(super) fn part_of(
+        &self,
+        key: &[u8],
+        byte: Option<u8>,
+        (seen, below): (u32, usize),
+    ) -> Option<Part> {
         let row = self.row();
         let number = row.leaf_of(key);
         let leaf = row.leaf(number).read();
@@ -259,7 +285,32 @@ impl Index {
             return None;
         }
         let offset = self.sums.read().before(number) + leaf.size_before(index);
-        Some((offset, entry.size, entry.stamp))
+        let whole = Wanted { at: 0, size: entry.size, run: 0 };
+        let wanted = match byte {
+            Some(byte) if leaf.knows_runs(index) => {
+                let below = if entry.stamp == seen { below } else { usize::MAX };
+                tails::wanted(leaf.tails.of(index), entry.size, byte, below)
+            }
+            _ => whole,
+        };
+        Some(Part {
+            offset: offset + u64::from(wanted.at),
+            size: wanted.size as usize,
+            stamp: entry.stamp,
+            run: wanted.run,
+            is_whole: wanted.size == entry.size,
+            is_known: leaf.knows_runs(index),
+        })
+    }
+
+    /// Notes what is kept of the appended runs of the interval that holds `key`, if it is still as it was.
+    pub(super) fn learn(&self, key: &[u8], stamp: u32, tail: &[u8]) {
+        let row = self.row();
+        let mut leaf = row.leaf(row.leaf_of(key)).write();
+        let index = leaf.index_of(key, false);
+        if leaf.entries[index].stamp == stamp {
+            leaf.tails.set(index, tail);
+        }
     }
 
     /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of up to
@@ -374,23 +425,20 @@ impl Index {
         self.make_room();
     }
 
-    /// Keeps what was read for a get, where [`Index::place_of`] said, if it is still as it was then. An interval that was
-    /// missed for the first time in a while is not worth its memory: of it `keep_pair` keeps what was wanted.
-    pub(super) fn keep_some(
-        &self,
-        key: &[u8],
-        (stamp, interval): &(u32, Arc<Interval>),
-        keep_pair: impl FnOnce(&Pairs),
-    ) {
+    /// Whether the interval with this stamp was missed before, lately. One that was missed for the first time in a while is
+    /// not worth its memory: of it the pair is kept that was wanted.
+    pub(super) fn is_missed_again(&self, stamp: u32) -> bool {
+        self.budget_bytes > 0 && self.missed.again(stamp)
+    }
+
+    /// Keeps a pair of the interval that holds `key`, if that is still as it was when it had this stamp.
+    pub(super) fn keep_pair(&self, key: &[u8], stamp: u32, keep: impl FnOnce(&Pairs)) {
         if self.budget_bytes == 0 {
             return;
         }
-        if self.missed.again(*stamp) {
-            return self.keep(key, &[(*stamp, Arc::clone(interval))]);
-        }
         self.with(key, |entry| {
-            if entry.stamp == *stamp {
-                keep_pair(&self.pairs_kept);
+            if entry.stamp == stamp {
+                keep(&self.pairs_kept);
             }
         });
         self.make_room();
@@ -438,9 +486,17 @@ impl Index {
     }
 
     /// A run of so many bytes and pairs was appended to an interval, which is `cached` now if it is in memory.
-    pub(super) fn grow(&self, spot: Spot, bytes: u32, pairs: u16, cached: Option<Arc<Interval>>) {
+    /// `known` is what is kept of the run.
+    pub(super) fn grow(
+        &self,
+        spot: Spot,
+        bytes: u32,
+        (pairs, known): (u16, &[u8]),
+        cached: Option<Arc<Interval>>,
+    ) {
         let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
+        leaf.note_run(spot.index, known);
         let entry = &mut leaf.entries[spot.index];
         entry.size += bytes;
         entry.pairs += pairs;

@@ -15,7 +15,8 @@ use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cmp::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +87,40 @@ pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
         }
     }
     Ok(parts)
+}
+
+/// What `key` has as of version `at` in runs that lie side by side, each verified: appended ones only, or a base run first.
+pub(super) fn pair_in<'a>(
+    mut bytes: &'a [u8],
+    are_appended: bool,
+    key: &[u8],
+    at: u64,
+) -> Result<Option<Pair<'a>>, Flaw> {
+    let mut found: Option<Pair<'a>> = None;
+    let mut is_base = !are_appended;
+    while !bytes.is_empty() {
+        let run = Run::take(&mut bytes, || false)?;
+        if (run.kind == RunKind::Base) != is_base {
+            return Err(Flaw::Field("kind"));
+        }
+        is_base = false;
+        let mut pairs = run.pairs();
+        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+            match pair.key.cmp(key) {
+                Ordering::Less => {}
+                Ordering::Equal if pair.version > at => {}
+                Ordering::Equal => {
+                    // The newest of this run that counts.
+                    if found.as_ref().is_none_or(|found| found.version < pair.version) {
+                        found = Some(pair);
+                    }
+                    break;
+                }
+                Ordering::Greater => break,
+            }
+        }
+    }
+    Ok(found)
 }
 
 /// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
@@ -279,14 +314,14 @@ impl Interval {
     /// Notes that somebody was here.
     #[inline]
     pub(super) fn touch(&self) {
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::Relaxed);
+        if !self.used.load(Relaxed) {
+            self.used.store(true, Relaxed);
         }
     }
 
     /// Whether somebody was here; not any more afterwards.
     pub(super) fn untouch(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
+        self.used.swap(false, Relaxed)
     }
 }
 
@@ -330,6 +365,8 @@ mod tests {
                     let (pair, print) = (read.pair(index), read.pairs[index].print);
                     assert_eq!(print, interval.pairs[index].print);
                     assert_eq!(interval.get(pair.key, print, pair.version), Some(pair));
+                    let found = pair_in(&bytes, false, pair.key, pair.version);
+                    assert_eq!(found, Ok(Some(pair)), "seed {seed}");
                     let order = index.checked_sub(1).map(|before| read.pair(before));
                     let order = order.map(|before| (before.key, std::cmp::Reverse(before.version)));
                     assert!(order < Some((pair.key, std::cmp::Reverse(pair.version))));
