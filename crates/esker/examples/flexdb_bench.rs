@@ -76,16 +76,20 @@ fn draw(rng: &mut Rng, records: u64, zipf: bool) -> u64 {
     rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % records
 }
 
-/// A step with which keys come as if at random, each once: neighbours are far apart in time, and so are their neighbours.
-fn scattering(records: u64) -> u64 {
-    let divisor = |mut a: u64, mut b: u64| {
-        while b > 0 {
-            (a, b) = (b, a % b);
+/// Where `number` comes in an order as if at random, in which each comes once.
+fn scattered(number: u64, records: u64) -> u64 {
+    let bits = records.next_power_of_two().trailing_zeros().max(2);
+    let mask = (1 << bits) - 1;
+    let mut place = number;
+    loop {
+        for _ in 0..3 {
+            place = place.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5677) & mask;
+            place ^= place >> (bits / 2);
         }
-        a
-    };
-    let golden = (records as f64 * 0.618_033_988_749_895) as u64;
-    (golden.max(1)..).find(|step| divisor(*step, records) == 1).unwrap_or(1)
+        if place < records {
+            return place;
+        }
+    }
 }
 
 struct Bench {
@@ -152,7 +156,6 @@ impl Bench {
         let mut store = Store::open(&self.options).unwrap();
         let value = vec![7; value_size];
         let next = AtomicU64::new(0);
-        let step = scattering(records);
         for phase in &self.arguments.phases {
             let zipf = phase.starts_with("zipf");
             let put = |number| {
@@ -165,13 +168,14 @@ impl Bench {
                         let number = next.fetch_add(1, Ordering::Relaxed);
                         let is_more = number < records;
                         if is_more {
-                            put((u128::from(number) * u128::from(step) % u128::from(records))
-                                as u64);
+                            put(scattered(number, records));
                         }
                         is_more
                     });
                     let (start, cpu_start) = (SystemClock.monotonic(), cpu());
                     store.sync().unwrap();
+                    let synced = (SystemClock.monotonic() - start).as_secs_f64();
+                    println!("synced in {synced:.2} s: {}", store.report());
                     store.check().unwrap();
                     println!(
                         "settled and checked in {:.2} s, cpu {:.2} us/record",

@@ -33,8 +33,11 @@ use std::sync::Arc;
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
 const GROUP_PAIRS_MAX: u64 = 1024;
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Most runs of an interval. Before it has so many, it is usually brought together with its neighbours.
-const RUNS_MAX: u8 = 24;
+/// What an interval that things are appended to may have: so many times as many appended pairs, and bytes, as one that is
+/// new; and runs. Before it has so many, it is usually brought together with its neighbours.
+const PAIRS_GROWN: u64 = 4;
+const SIZE_GROWN: u64 = 6;
+const RUNS_MAX: u8 = 64;
 
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
 /// are emptier cost less.
@@ -327,8 +330,9 @@ impl Flex {
         let size_max = u64::from(self.options.interval_size_bytes_max);
         let appended = u64::from(entry.appended) + group.count();
         let size = u64::from(entry.size) + group.size_bytes() as u64;
-        let fits =
-            appended <= (2 * pairs_max).min(200) && size <= 3 * size_max && entry.runs < RUNS_MAX;
+        let fits = appended <= (PAIRS_GROWN * pairs_max).min(200)
+            && size <= SIZE_GROWN * size_max
+            && entry.runs < RUNS_MAX;
         if fits && entry.runs > 0 {
             self.append_run(committer, located, group)
         } else {
@@ -472,7 +476,9 @@ impl Flex {
             let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
             if keeps(piece) {
-                entry.cached = Some(Arc::new(self.decode(bytes.to_vec())?));
+                let interval = self.decode(bytes.to_vec())?;
+                interval.touch_all();
+                entry.cached = Some(Arc::new(interval));
             }
             fresh.push(Fresh::new(anchor, entry));
         }

@@ -16,7 +16,7 @@ use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
 use std::cmp::Ordering;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -37,8 +37,8 @@ pub(super) struct Interval {
     more: Box<[u64]>,
     /// No key has two pairs.
     is_unique: bool,
-    /// Somebody was here since the hand of the clock came by.
-    used: AtomicBool,
+    /// Pairs that were asked for since the hand of the clock came by; no more than 255.
+    uses: AtomicU8,
 }
 
 /// The fingerprint of a key.
@@ -123,6 +123,15 @@ pub(super) fn pair_in<'a>(
     Ok(found)
 }
 
+/// Gives the keys of the first of these runs to `give`. It was verified.
+pub(super) fn each_key(mut bytes: &[u8], mut give: impl FnMut(&[u8])) {
+    let Ok(run) = Run::take(&mut bytes, || true) else { return };
+    let mut pairs = run.pairs();
+    while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+        give(pair.key);
+    }
+}
+
 /// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
 fn places(
     run: &Run<'_>,
@@ -177,7 +186,7 @@ impl Interval {
             first_version: first_version.unwrap_or(0),
             more: more.into_boxed_slice(),
             is_unique: true,
-            used: AtomicBool::new(true),
+            uses: AtomicU8::new(0),
         };
         if !is_sorted {
             // Runs are in order each, which this sort makes use of.
@@ -218,7 +227,7 @@ impl Interval {
             bytes: bytes.into_boxed_slice(),
             pairs: pairs.into_boxed_slice(),
             is_unique: false,
-            used: AtomicBool::new(true),
+            uses: AtomicU8::new(self.uses.load(Relaxed)),
         };
         interval.is_unique = self.is_unique && interval.has_unique_keys();
         Ok(interval)
@@ -311,17 +320,28 @@ impl Interval {
         visible
     }
 
-    /// Notes that somebody was here.
+    /// Notes that a pair was asked for.
     #[inline]
     pub(super) fn touch(&self) {
-        if !self.used.load(Relaxed) {
-            self.used.store(true, Relaxed);
+        let uses = self.uses.load(Relaxed);
+        if uses < u8::MAX {
+            self.uses.store(uses + 1, Relaxed);
         }
     }
 
-    /// Whether somebody was here; not any more afterwards.
+    /// Notes that all of its pairs were asked for.
+    #[inline]
+    pub(super) fn touch_all(&self) {
+        if self.uses.load(Relaxed) < u8::MAX {
+            self.uses.store(u8::MAX, Relaxed);
+        }
+    }
+
+    /// Whether half as many pairs as it has were asked for; none from now on. It takes as much memory as they would by
+    /// themselves.
     pub(super) fn untouch(&self) -> bool {
-        self.used.swap(false, Relaxed)
+        let uses = usize::from(self.uses.swap(0, Relaxed));
+        uses * 2 >= self.len().clamp(1, usize::from(u8::MAX))
     }
 }
 

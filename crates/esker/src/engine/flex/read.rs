@@ -8,7 +8,6 @@
 use super::index::{byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
 use super::memtable::{Item, What};
-use super::tend::FRAGMENTED_RUNS;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::value::{Attributes, Value};
@@ -178,7 +177,8 @@ impl Flex {
                 let known = known.map_err(|flaw| self.damaged(&flaw.to_string()))?;
                 self.index.learn(key, part.stamp, &known);
             }
-            if !self.index.is_missed_again(part.stamp) {
+            let base = if part.run == 0 { &*bytes } else { &[] };
+            if !self.index.is_worth_keeping(&part, base, &self.hasher) {
                 if let (u64::MAX, Some(Pair { version, content: Content::Put(extra, value), .. })) =
                     (at, pair)
                 {
@@ -219,7 +219,7 @@ impl Flex {
             return self.inside(&bytes, key, before, place.anchor, place.upper);
         }
         let mut read = Vec::with_capacity(place.sizes.len());
-        let mut at = 0;
+        let (mut at, mut extra_runs) = (0, 0);
         let count = place.sizes.len();
         for (size, stamp, cached) in place.sizes {
             let end = at + size as usize;
@@ -230,17 +230,16 @@ impl Flex {
                         1 => std::mem::take(&mut bytes),
                         _ => bytes.get(at..end).unwrap_or_default().to_vec(),
                     };
-                    Arc::new(Interval::decode(part, &self.hasher).map_err(damaged)?)
+                    let interval = Interval::decode(part, &self.hasher).map_err(damaged)?;
+                    interval.touch_all();
+                    extra_runs += interval.runs() as u64 - 1;
+                    Arc::new(interval)
                 }
             };
             at = end;
             read.push((stamp, interval));
         }
-        for (_, interval) in &read {
-            if interval.runs() >= FRAGMENTED_RUNS && interval.len() > 0 {
-                self.note_fragmented(interval.pair(0).key);
-            }
-        }
+        self.note_places(&place.anchor, extra_runs);
         self.index.keep(&place.anchor, &read);
         let intervals = read.into_iter().map(|(_, interval)| interval).collect();
         Ok(Loaded { intervals, anchor: place.anchor, upper: place.upper })

@@ -1,10 +1,12 @@
 //! A leaf of the sparse index: intervals side by side, their anchors one behind the other.
 #![allow(clippy::indexing_slicing, reason = "as for the index")]
 
+use super::LeafSums;
 use super::tails::Tails;
 use crate::engine::flex::interval::Interval;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An interval that was found when the store was opened: it holds several, and nobody has looked inside yet.
 const COARSE: u16 = u16::MAX;
@@ -86,6 +88,8 @@ pub(super) struct Leaf {
     heads: Vec<u32>,
     pub(super) entries: Vec<Entry>,
     pub(super) tails: Tails,
+    /// Bytes that reads fetched in vain, because its intervals are in several places.
+    owed: AtomicU64,
 }
 
 /// Entries that a leaf makes room for when it is full.
@@ -216,6 +220,34 @@ impl Leaf {
             .zip(ends)
             .map(|(fresh, anchor_end)| Entry { anchor_end, ..fresh.entry });
         self.entries.splice(range, entries).collect()
+    }
+
+    /// Notes bytes that a read fetched in vain; whether that makes as many as all of the leaf has, since it was last so.
+    pub(super) fn owe(&self, bytes: u64) -> bool {
+        let before = self.owed.fetch_add(bytes, Ordering::Relaxed);
+        let size = self.size().max(1);
+        (before + bytes) / size > before / size
+    }
+
+    /// Whether as much is owed as all of the leaf has.
+    pub(super) fn is_due(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) >= self.size().max(1)
+    }
+
+    /// Nothing is owed any more: the leaf is written anew.
+    pub(super) fn settle(&self) {
+        self.owed.store(0, Ordering::Relaxed);
+    }
+
+    /// What all of its intervals have together.
+    pub(super) fn sums(&self) -> LeafSums {
+        let mut sums = LeafSums { count: self.entries.len(), ..LeafSums::default() };
+        for entry in &self.entries {
+            sums.size += entry.size as usize;
+            sums.pairs += usize::from(entry.pairs);
+            sums.runs += usize::from(entry.runs);
+        }
+        sums
     }
 
     /// Whether it is known where each run of an interval begins.

@@ -30,17 +30,18 @@ pub(in crate::engine::flex) struct Wanted {
 
 /// What is kept of a run: its size, its number of pairs, a byte for each. `None` if that is too much: nobody knows.
 fn encode(size: u32, bytes_of_keys: &[u8]) -> Option<Vec<u8>> {
-    let [low, high] = u16::try_from(size).ok()?.to_le_bytes();
+    let size = u16::try_from(size).ok()?;
+    let (high, low) = ((size >> 8) as u8, (size & 255) as u8);
     let count = u8::try_from(bytes_of_keys.len()).ok()?;
-    Some([&[low, high, count], bytes_of_keys].concat())
+    Some([&[high, low, count], bytes_of_keys].concat())
 }
 
 /// The inverse of [`encode`]: takes a run off the front.
 fn take<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
-    let ([low, high, count], behind) = rest.split_first_chunk()?;
+    let ([high, low, count], behind) = rest.split_first_chunk()?;
     let (bytes, behind) = behind.split_at_checked(usize::from(*count))?;
     *rest = behind;
-    Some((u32::from(u16::from_le_bytes([*low, *high])), bytes))
+    Some((u32::from(*high) << 8 | u32::from(*low), bytes))
 }
 
 /// What is kept of a run of this size with these pairs.
