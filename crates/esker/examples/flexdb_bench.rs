@@ -76,6 +76,22 @@ fn draw(rng: &mut Rng, records: u64, zipf: bool) -> u64 {
     rank.wrapping_mul(0x9E37_79B9_7F4A_7C15) % records
 }
 
+/// Where `number` comes in an order as if at random, in which each comes once.
+fn scattered(number: u64, records: u64) -> u64 {
+    let bits = records.next_power_of_two().trailing_zeros().max(2);
+    let mask = (1 << bits) - 1;
+    let mut place = number;
+    loop {
+        for _ in 0..3 {
+            place = place.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5677) & mask;
+            place ^= place >> (bits / 2);
+        }
+        if place < records {
+            return place;
+        }
+    }
+}
+
 struct Bench {
     arguments: Arguments,
     options: Options,
@@ -150,17 +166,16 @@ impl Bench {
                 "load" => {
                     self.phase(&store, phase, |_, _| {
                         let number = next.fetch_add(1, Ordering::Relaxed);
-                        // Neighbours are far apart in time.
-                        let step = (records / 7 * 4 + 1) | 1;
                         let is_more = number < records;
                         if is_more {
-                            put((u128::from(number) * u128::from(step) % u128::from(records))
-                                as u64);
+                            put(scattered(number, records));
                         }
                         is_more
                     });
                     let (start, cpu_start) = (SystemClock.monotonic(), cpu());
                     store.sync().unwrap();
+                    let synced = (SystemClock.monotonic() - start).as_secs_f64();
+                    println!("synced in {synced:.2} s: {}", store.report());
                     store.check().unwrap();
                     println!(
                         "settled and checked in {:.2} s, cpu {:.2} us/record",

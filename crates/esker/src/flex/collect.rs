@@ -9,12 +9,17 @@
 //! A crash leaves copies that nothing points at, or that the log points at; the originals stay until then. What
 //! cannot be read stays where it is, and is named.
 
+use super::read::{Outcome, Part};
 use super::{Inner, Writer};
 use esker_base::{ErrorKind, Result};
 use esker_format::flex::Record;
 use esker_index::flex_tree::{Extent, MARK};
 use std::collections::HashSet;
 
+/// Bytes of extents that are read at once.
+const BYTES_AT_ONCE: u64 = 2 << 20;
+/// Blocks between two extents that are read along: one long read costs less than many short ones.
+const BLOCKS_BETWEEN: u64 = 16;
 /// Bytes of extents that a walk over the tree looks at under one lock.
 const WALK_STEP: u64 = 1 << 30;
 
@@ -34,15 +39,21 @@ impl Inner {
             }
         })?;
         let mut moved = 0;
-        for extent in found {
-            let marked = extent.is_marked();
-            match self.move_extent(writer, extent.offset, u64::from(extent.length), marked) {
-                Ok(()) => moved += u64::from(extent.length),
-                Err(error) if error.kind() == ErrorKind::Corrupted => {
-                    tracing::error!(%error, "the collector leaves what it cannot read");
-                }
-                Err(error) => return self.fail_on(Err(error)),
+        let mut rest = &found[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let of_batch = rest.iter().take_while(|extent| {
+                bytes += u64::from(extent.length);
+                bytes <= BYTES_AT_ONCE
+            });
+            let (batch, more) = rest.split_at(of_batch.count().max(1));
+            rest = more;
+            let done = self.move_batch(writer, batch);
+            moved += match done {
+                Err(error) if error.kind() == ErrorKind::Corrupted => self.move_each(writer, batch),
+                done => done,
             }
+            .or_else(|error| self.fail_on(Err(error)))?;
         }
         writer.moved_bytes += moved;
         // New places are durable before the old ones are written again.
@@ -95,6 +106,50 @@ impl Inner {
         Ok(())
     }
 
+    /// Moves extents that are not in the open segment, which are read at once; how many bytes that were.
+    fn move_batch(&self, writer: &mut Writer, batch: &[Extent]) -> Result<u64> {
+        let payload = self.shape.segment_payload();
+        let mut parts = Vec::with_capacity(batch.len());
+        let mut end = 0;
+        {
+            let shared = self.shared.read();
+            for extent in batch {
+                let (segment, position) = (extent.place() / payload, extent.place() % payload);
+                let salt = shared.salt(segment).unwrap_or(0);
+                let range = end..end + extent.length as usize;
+                end = range.end;
+                parts.push(Part { segment, salt, position, range });
+            }
+        }
+        let mut bytes = self.pool.get(end);
+        if let Outcome::Stale = self.read_parts(&mut parts, &mut bytes, (BLOCKS_BETWEEN, false))? {
+            return self.move_each(writer, batch);
+        }
+        let mut rest = &bytes[..];
+        for extent in batch {
+            let (own, behind) = rest.split_at_checked(extent.length as usize).unwrap_or_default();
+            rest = behind;
+            self.put_elsewhere(writer, extent.offset, own, extent.is_marked())?;
+        }
+        Ok(end as u64)
+    }
+
+    /// Moves extents one by one, but for those that cannot be read.
+    fn move_each(&self, writer: &mut Writer, batch: &[Extent]) -> Result<u64> {
+        let mut moved = 0;
+        for extent in batch {
+            let length = u64::from(extent.length);
+            match self.move_extent(writer, extent.offset, length, extent.is_marked()) {
+                Ok(()) => moved += length,
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::error!(%error, "the collector leaves what it cannot read");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(moved)
+    }
+
     /// Writes the bytes of an extent at another place, with its mark if it has one.
     fn move_extent(
         &self,
@@ -105,8 +160,19 @@ impl Inner {
     ) -> Result<()> {
         let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
         self.read(offset, &mut bytes)?;
-        self.load_range(offset, length)?;
-        let pieces = self.place(writer, &bytes)?;
+        self.put_elsewhere(writer, offset, &bytes, marked)
+    }
+
+    /// Lets what is at `offset`, which has these bytes, stand at another place.
+    fn put_elsewhere(
+        &self,
+        writer: &mut Writer,
+        offset: u64,
+        bytes: &[u8],
+        marked: bool,
+    ) -> Result<()> {
+        self.load_range(offset, bytes.len() as u64)?;
+        let pieces = self.place(writer, bytes)?;
         let mut records = Vec::with_capacity(pieces.len());
         let mut at = offset;
         for (address, length) in pieces {

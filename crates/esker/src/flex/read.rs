@@ -33,13 +33,13 @@ pub struct SpaceExtent {
 
 /// Bytes that are on the device.
 #[derive(Debug)]
-struct Part {
-    segment: u64,
-    salt: u64,
+pub(super) struct Part {
+    pub(super) segment: u64,
+    pub(super) salt: u64,
     /// In the segment's payload.
-    position: u64,
+    pub(super) position: u64,
     /// In the caller's buffer.
-    range: Range<usize>,
+    pub(super) range: Range<usize>,
 }
 
 /// Blocks that are to be read for some parts: each with what of it was in memory already.
@@ -53,7 +53,7 @@ struct Request<'a> {
 }
 
 /// Whether a read has to start over.
-enum Outcome {
+pub(super) enum Outcome {
     Done,
     Stale,
 }
@@ -66,7 +66,9 @@ impl Inner {
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
+                    if let Outcome::Done =
+                        self.read_parts(&mut parts, buf, (BLOCKS_BETWEEN, true))?
+                    {
                         return Ok(count);
                     }
                 }
@@ -93,7 +95,9 @@ impl Inner {
             };
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, bytes, keep)? {
+                    if let Outcome::Done =
+                        self.read_parts(&mut parts, bytes, (BLOCKS_BETWEEN, keep))?
+                    {
                         return Ok(Some(count));
                     }
                 }
@@ -117,7 +121,9 @@ impl Inner {
             };
             match planned {
                 Ok(count) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
+                    if let Outcome::Done =
+                        self.read_parts(&mut parts, buf, (BLOCKS_BETWEEN, true))?
+                    {
                         return Ok(Some(count));
                     }
                 }
@@ -160,7 +166,9 @@ impl Inner {
             };
             match planned {
                 Ok(found) => {
-                    if let Outcome::Done = self.read_parts(&mut parts, buf, true)? {
+                    if let Outcome::Done =
+                        self.read_parts(&mut parts, buf, (BLOCKS_BETWEEN, true))?
+                    {
                         return Ok(found);
                     }
                 }
@@ -199,13 +207,18 @@ impl Inner {
     }
 
     /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read
-    /// if `keep` says so.
-    fn read_parts(&self, parts: &mut [Part], buf: &mut [u8], keep: bool) -> Result<Outcome> {
+    /// if `keep` says so. Parts up to `between` blocks apart are neighbours.
+    pub(super) fn read_parts(
+        &self,
+        parts: &mut [Part],
+        buf: &mut [u8],
+        (between, keep): (u64, bool),
+    ) -> Result<Outcome> {
         parts.sort_unstable_by_key(|part| (part.segment, part.position));
         let near = |a: &Part, b: &Part| {
             let (_, last) = self.blocks(a);
             let (first, _) = self.blocks(b);
-            a.segment == b.segment && first <= last + BLOCKS_BETWEEN
+            a.segment == b.segment && first <= last + between
         };
         let mut requests: Vec<Request<'_>> = Vec::new();
         for group in parts.chunk_by(near) {

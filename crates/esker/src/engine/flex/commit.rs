@@ -15,7 +15,7 @@
 //! have versions, so that changes nothing.
 
 use super::cursor::TableCursor;
-use super::index::{Entry, Fresh, Located};
+use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::snapshots::needed;
@@ -24,6 +24,7 @@ use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Root, RunWriter};
 use std::ops::Bound;
@@ -32,8 +33,11 @@ use std::sync::Arc;
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
 const GROUP_PAIRS_MAX: u64 = 1024;
 const GROUP_BYTES_MAX: usize = 256 << 10;
-/// Most runs of an interval. Before it has so many, it is usually brought together with its neighbours.
-const RUNS_MAX: u8 = 24;
+/// What an interval that things are appended to may have: so many times as many appended pairs, and bytes, as one that is
+/// new; and runs. Before it has so many, it is usually brought together with its neighbours.
+const PAIRS_GROWN: u64 = 4;
+const SIZE_GROWN: u64 = 6;
+const RUNS_MAX: u8 = 64;
 
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
 /// are emptier cost less.
@@ -278,12 +282,15 @@ impl Flex {
         let parts = parts(&bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
         let fresh = parts.iter().enumerate().map(|(index, part)| {
             let size = u32::try_from(part.bytes.len()).unwrap_or(u32::MAX);
-            Fresh {
+            Ok(Fresh {
                 anchor: if index == 0 { located.anchor.clone() } else { part.anchor.to_vec() },
                 entry: Entry::new(size, part.pairs, part.appended, part.runs),
-            }
+                tail: tail_of(part.bytes, &self.hasher)?,
+            })
         });
-        self.index.replace(located.spot, 1, fresh.collect());
+        let fresh: std::result::Result<Vec<Fresh>, Flaw> = fresh.collect();
+        let fresh = fresh.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+        self.index.replace(located.spot, 1, fresh);
         Ok(())
     }
 
@@ -323,8 +330,9 @@ impl Flex {
         let size_max = u64::from(self.options.interval_size_bytes_max);
         let appended = u64::from(entry.appended) + group.count();
         let size = u64::from(entry.size) + group.size_bytes() as u64;
-        let fits =
-            appended <= (2 * pairs_max).min(200) && size <= 3 * size_max && entry.runs < RUNS_MAX;
+        let fits = appended <= (PAIRS_GROWN * pairs_max).min(200)
+            && size <= SIZE_GROWN * size_max
+            && entry.runs < RUNS_MAX;
         if fits && entry.runs > 0 {
             self.append_run(committer, located, group)
         } else {
@@ -350,11 +358,13 @@ impl Flex {
         };
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
         let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
+        let (pairs, _) = group.pairs();
+        let known = tail_of_run(size, pairs, &self.hasher);
         let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);
         let splice = Splice { offset, remove: 0, data, marks: &[] };
         committer.appended_bytes += u64::from(size);
         self.space.splice(&splice, &mut || {
-            self.index.grow(located.spot, size, count, cached.take());
+            self.index.grow(located.spot, size, (count, &known), cached.take());
         })
     }
 
@@ -466,9 +476,11 @@ impl Flex {
             let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
             if keeps(piece) {
-                entry.cached = Some(Arc::new(self.decode(bytes.to_vec())?));
+                let interval = self.decode(bytes.to_vec())?;
+                interval.touch_all();
+                entry.cached = Some(Arc::new(interval));
             }
-            fresh.push(Fresh { anchor, entry });
+            fresh.push(Fresh::new(anchor, entry));
         }
         Ok((marks, fresh))
     }

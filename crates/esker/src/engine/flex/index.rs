@@ -20,20 +20,28 @@
 
 mod leaf;
 mod row;
+mod tails;
 
 pub(super) use leaf::{Entry, Fresh};
+use tails::Wanted;
+pub(super) use tails::{byte_of, tail_of, tail_of_run};
 
-use super::interval::Interval;
-use super::pairs::Pairs;
+use super::interval::{Interval, each_key};
+use super::pairs::{Hand, Pairs};
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
+use esker_base::hash::KeyHasher;
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
 use row::Row;
 pub(super) use row::Sums;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
+/// Most single pairs that the hand goes past while the other one goes past a leaf.
+const PAIRS_OF_A_STEP: u64 = 128;
+/// Rounds after which nothing is left that was used before.
+const USES_MAX: usize = 4;
 /// Most intervals of a leaf.
 const LEAF_CAPACITY: usize = 64;
 
@@ -56,6 +64,22 @@ pub(super) struct Located {
     pub(super) upper: Option<Vec<u8>>,
 }
 
+/// Bytes that are read for a key.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part {
+    /// In the intervals' part of the space.
+    pub(super) offset: u64,
+    pub(super) size: usize,
+    /// Of the interval.
+    pub(super) stamp: u32,
+    /// Number of the run; 0: the base run, or all.
+    pub(super) run: usize,
+    /// Whether it is all of the interval.
+    pub(super) is_whole: bool,
+    /// Whether it is known where each run begins.
+    pub(super) is_known: bool,
+}
+
 /// Where intervals are that somebody wants to read.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
@@ -69,7 +93,7 @@ pub(super) struct Placed {
     pub(super) upper: Option<Vec<u8>>,
 }
 
-/// All intervals of a leaf; of none, if they are not wanted.
+/// All intervals of a leaf, and maybe of those behind it; none, if they are not wanted.
 #[derive(Clone, Debug)]
 pub(super) struct Neighbours {
     /// The first one.
@@ -80,7 +104,7 @@ pub(super) struct Neighbours {
     pub(super) sizes: Vec<u32>,
     /// Whether each is in memory.
     pub(super) cached: Vec<bool>,
-    /// Anchor of the interval behind the last one.
+    /// Anchor of the interval behind the last one; of none, that behind the leaf.
     pub(super) upper: Option<Vec<u8>>,
 }
 
@@ -100,38 +124,28 @@ pub(super) struct LeafSums {
     pub(super) runs: usize,
 }
 
-/// Which intervals were missed lately: a bit for each, more or less.
+/// Which intervals were missed lately, by their stamps.
 #[derive(Debug)]
-struct Missed {
-    bits: Box<[AtomicU64]>,
-    count: AtomicU64,
-}
+struct Missed([AtomicU32; MISSED]);
+
+/// Intervals that are remembered: who comes back so soon reads neighbours.
+const MISSED: usize = 256;
 
 impl Missed {
-    /// Bytes of the budget for which there is a bit: an interval that is missed twice while twice the budget is read.
-    const BYTES_OF_A_BIT: u64 = 512;
-
-    fn new(budget_bytes: u64) -> Self {
-        let words = (budget_bytes / Missed::BYTES_OF_A_BIT / 64).max(1).next_power_of_two();
-        Missed { bits: (0..words).map(|_| AtomicU64::new(0)).collect(), count: AtomicU64::new(0) }
-    }
-
     /// Notes a miss; whether there was one lately.
     fn again(&self, stamp: u32) -> bool {
-        let mixed = u64::from(stamp).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let index = usize::try_from(mixed >> 32).unwrap_or(0) & (self.bits.len() - 1);
-        let bit = 1 << (mixed >> 26 & 63);
-        let Some(word) = self.bits.get(index) else { return false };
-        if word.fetch_or(bit, Ordering::Relaxed) & bit != 0 {
-            return true;
-        }
-        // A quarter of them: those before are long ago.
-        if self.count.fetch_add(1, Ordering::Relaxed) >= self.bits.len() as u64 * 16 {
-            self.count.store(0, Ordering::Relaxed);
-            self.bits.iter().for_each(|word| word.store(0, Ordering::Relaxed));
-        }
-        false
+        let mixed = stamp.wrapping_mul(0x9E37_79B9);
+        let slot = self.0.get(mixed as usize >> 24);
+        slot.is_some_and(|slot| slot.swap(stamp, Ordering::Relaxed) == stamp)
     }
+}
+
+/// The hands of the clock: the leaf that one points at, and where the other is among single pairs. Both go around in the
+/// same time.
+#[derive(Debug, Default)]
+struct Hands {
+    leaf: usize,
+    pairs: Hand,
 }
 
 /// The index. See the module's text.
@@ -143,11 +157,10 @@ pub(super) struct Index {
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
     budget_bytes: u64,
-    /// Of the same budget: up to half of it.
+    /// Of the same budget.
     pub(super) pairs_kept: Pairs,
     missed: Missed,
-    /// The leaf that the hand of the clock points at.
-    hand: Mutex<usize>,
+    hands: Mutex<Hands>,
     intervals: AtomicU64,
     pairs: AtomicU64,
     size: AtomicU64,
@@ -162,9 +175,9 @@ impl Index {
             stamps: AtomicU64::new(1),
             cached_bytes: AtomicU64::new(0),
             budget_bytes,
-            pairs_kept: Pairs::new(budget_bytes / 2),
-            missed: Missed::new(budget_bytes),
-            hand: Mutex::new(0),
+            pairs_kept: Pairs::new(budget_bytes),
+            missed: Missed(std::array::from_fn(|_| AtomicU32::new(0))),
+            hands: Mutex::default(),
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),
             size: AtomicU64::new(0),
@@ -232,7 +245,7 @@ impl Index {
         let leaf = row.leaf(spot.leaf).read();
         let touched = |entry: &Entry| {
             let interval = entry.cached.as_ref()?;
-            interval.touch();
+            interval.touch_all();
             Some(Arc::clone(interval))
         };
         if reverse {
@@ -248,8 +261,15 @@ impl Index {
         }
     }
 
-    /// Where the interval that holds `key` is: its offset, size and stamp; `None` if nobody has looked inside.
-    pub(super) fn place_of(&self, key: &[u8]) -> Option<(u64, u32, u32)> {
+    /// Which bytes to read for `key`: of the runs that may have a key of `byte` the last one, or of those before `seen`, if
+    /// the interval is still as it was then; all of the interval without `byte`, or if nobody knows. `None` if nobody has
+    /// looked inside.
+    pub(super) fn part_of(
+        &self,
+        key: &[u8],
+        byte: Option<u8>,
+        (seen, below): (u32, usize),
+    ) -> Option<Part> {
         let row = self.row();
         let number = row.leaf_of(key);
         let leaf = row.leaf(number).read();
@@ -259,7 +279,32 @@ impl Index {
             return None;
         }
         let offset = self.sums.read().before(number) + leaf.size_before(index);
-        Some((offset, entry.size, entry.stamp))
+        let whole = Wanted { at: 0, size: entry.size, run: 0 };
+        let wanted = match byte {
+            Some(byte) if leaf.knows_runs(index) => {
+                let below = if entry.stamp == seen { below } else { usize::MAX };
+                tails::wanted(leaf.tails.of(index), entry.size, byte, below)
+            }
+            _ => whole,
+        };
+        Some(Part {
+            offset: offset + u64::from(wanted.at),
+            size: wanted.size as usize,
+            stamp: entry.stamp,
+            run: wanted.run,
+            is_whole: wanted.size == entry.size,
+            is_known: leaf.knows_runs(index),
+        })
+    }
+
+    /// Notes what is kept of the appended runs of the interval that holds `key`, if it is still as it was.
+    pub(super) fn learn(&self, key: &[u8], stamp: u32, tail: &[u8]) {
+        let row = self.row();
+        let mut leaf = row.leaf(row.leaf_of(key)).write();
+        let index = leaf.index_of(key, false);
+        if leaf.entries[index].stamp == stamp {
+            leaf.tails.set(index, tail);
+        }
     }
 
     /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of up to
@@ -297,32 +342,43 @@ impl Index {
         self.located(&row, spot)
     }
 
-    /// The intervals of the leaf that holds `key`, if somebody looked into each and `are_wanted` says so.
+    /// The intervals of the leaf that holds `key`, if somebody looked into each and `is_wanted` says so; and those of the
+    /// leaves behind it for which it does, too, while all have up to `most` bytes.
     pub(super) fn neighbours(
         &self,
         key: &[u8],
-        are_wanted: &dyn Fn(&LeafSums) -> bool,
+        most: u64,
+        is_wanted: &dyn Fn(&LeafSums, bool) -> bool,
     ) -> Neighbours {
         let row = self.row();
-        let number = row.leaf_of(key);
-        let leaf = row.leaf(number).read();
-        let mut sums = LeafSums { count: leaf.entries.len(), ..LeafSums::default() };
-        for entry in &leaf.entries {
-            sums.size += entry.size as usize;
-            sums.pairs += usize::from(entry.pairs);
-            sums.runs += usize::from(entry.runs);
+        let first = row.leaf_of(key);
+        let mut found = Neighbours {
+            spot: Spot { leaf: first, index: 0 },
+            offset: self.sums.read().before(first),
+            anchors: Vec::new(),
+            sizes: Vec::new(),
+            cached: Vec::new(),
+            upper: None,
+        };
+        let (mut next, mut bytes) = (first, 0);
+        while next < row.len() {
+            let leaf = row.leaf(next).read();
+            let sums = leaf.sums();
+            let fits = next == first || bytes + sums.size as u64 <= most;
+            if !fits
+                || !is_wanted(&sums, next == first)
+                || leaf.entries.iter().any(Entry::is_coarse)
+            {
+                break;
+            }
+            found.anchors.extend((0..sums.count).map(|index| leaf.anchor(index)));
+            found.sizes.extend(leaf.entries.iter().map(|entry| entry.size));
+            found.cached.extend(leaf.entries.iter().map(|entry| entry.cached.is_some()));
+            bytes += sums.size as u64;
+            next += 1;
         }
-        let known = leaf.entries.iter().all(|entry| !entry.is_coarse());
-        let count = if known && are_wanted(&sums) { sums.count } else { 0 };
-        let wanted = leaf.entries.iter().take(count);
-        Neighbours {
-            spot: Spot { leaf: number, index: 0 },
-            offset: self.sums.read().before(number),
-            anchors: (0..count).map(|index| leaf.anchor(index)).collect(),
-            sizes: wanted.clone().map(|entry| entry.size).collect(),
-            cached: wanted.map(|entry| entry.cached.is_some()).collect(),
-            upper: row.first(number + 1).map(<[u8]>::to_vec),
-        }
+        found.upper = row.first(next.max(first + 1)).map(<[u8]>::to_vec);
+        found
     }
 
     /// Everything about the interval behind `spot`.
@@ -374,60 +430,96 @@ impl Index {
         self.make_room();
     }
 
-    /// Keeps what was read for a get, where [`Index::place_of`] said, if it is still as it was then. An interval that was
-    /// missed for the first time in a while is not worth its memory: of it `keep_pair` keeps what was wanted.
-    pub(super) fn keep_some(
-        &self,
-        key: &[u8],
-        (stamp, interval): &(u32, Arc<Interval>),
-        keep_pair: impl FnOnce(&Pairs),
-    ) {
+    /// Notes bytes that a read of the interval that holds `key` fetched in vain; whether those of its leaf are so many now
+    /// that it is worth bringing together.
+    pub(super) fn owe(&self, key: &[u8], bytes: u64) -> bool {
+        let row = self.row();
+        row.leaf(row.leaf_of(key)).read().owe(bytes)
+    }
+
+    /// Whether it is worth bringing together the leaf that holds `key`.
+    pub(super) fn is_due(&self, key: &[u8]) -> bool {
+        let row = self.row();
+        row.leaf(row.leaf_of(key)).read().is_due()
+    }
+
+    /// The leaf that holds `key` is brought together: what was owed is paid.
+    pub(super) fn settle(&self, key: &[u8]) {
+        let row = self.row();
+        row.leaf(row.leaf_of(key)).read().settle();
+    }
+
+    /// Whether the interval of which a get read `part`, and there a base run, is worth its memory: there is much left, or it was
+    /// missed before just now, or those of its pairs that are kept by themselves take half as much. Else the pair is kept
+    /// that was wanted.
+    pub(super) fn is_worth_keeping(&self, part: &Part, base: &[u8], hasher: &KeyHasher) -> bool {
+        if self.budget_bytes == 0 || self.missed.again(part.stamp) {
+            return self.budget_bytes > 0;
+        }
+        if part.is_whole
+            && self.cached_bytes() + 2 * base.len() as u64 <= self.budget_bytes / 16 * 15
+        {
+            return true;
+        }
+        let mut kept = 0;
+        if self.pairs_kept.count() > 0 {
+            each_key(base, |key| kept += self.pairs_kept.bytes_of(key, hasher.hash(key)));
+        }
+        kept > 0 && kept * 2 >= base.len() as u64
+    }
+
+    /// Keeps a pair of the interval that holds `key`, if that is still as it was when it had this stamp.
+    pub(super) fn keep_pair(&self, key: &[u8], stamp: u32, keep: impl FnOnce(&Pairs)) {
         if self.budget_bytes == 0 {
             return;
         }
-        if self.missed.again(*stamp) {
-            return self.keep(key, &[(*stamp, Arc::clone(interval))]);
-        }
         self.with(key, |entry| {
-            if entry.stamp == *stamp {
-                keep_pair(&self.pairs_kept);
+            if entry.stamp == stamp {
+                keep(&self.pairs_kept);
             }
         });
         self.make_room();
     }
 
-    /// Bytes that intervals may take.
-    fn room_bytes(&self) -> u64 {
-        self.budget_bytes.saturating_sub(self.pairs_kept.bytes())
-    }
-
-    /// Drops intervals that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2). The hand goes from leaf to
-    /// leaf.
+    /// Drops intervals and pairs that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2).
     pub(super) fn make_room(&self) {
-        let room = self.room_bytes();
-        if self.cached_bytes.load(Ordering::Relaxed) <= room {
+        if self.cached_bytes() <= self.budget_bytes {
             return;
         }
-        let Some(mut hand) = self.hand.try_lock() else { return };
+        let Some(mut hands) = self.hands.try_lock() else { return };
         // Little at a time: a reader waits for it.
-        let goal = room - room / 1024;
-        let mut steps = 2 * self.row().len() + 2;
-        while self.cached_bytes.load(Ordering::Relaxed) > goal && steps > 0 {
+        let goal = self.budget_bytes - self.budget_bytes / 1024;
+        let leaves = self.row().len();
+        let mut steps = USES_MAX * leaves + 2;
+        while self.cached_bytes() > goal && steps > 0 {
             steps -= 1;
-            let mut gone: Vec<Arc<Interval>> = Vec::new();
-            {
-                let row = self.row();
-                *hand = if *hand + 1 < row.len() { *hand + 1 } else { 0 };
-                let mut leaf = row.leaf(*hand).write();
-                for entry in &mut leaf.entries {
-                    if entry.cached.as_ref().is_some_and(|interval| !interval.untouch()) {
-                        gone.extend(entry.cached.take());
-                    }
+            let pairs = self.pairs_kept.count();
+            if pairs > 0 {
+                let step = (pairs / leaves.max(1) as u64).clamp(1, PAIRS_OF_A_STEP);
+                self.pairs_kept.sweep(&mut hands.pairs, step);
+            }
+            hands.leaf = if hands.leaf + 1 < leaves { hands.leaf + 1 } else { 0 };
+            if self.cached_bytes.load(Ordering::Relaxed) > 0 {
+                self.sweep(hands.leaf);
+            }
+        }
+    }
+
+    /// Drops the intervals of a leaf that nobody used since the hand was there.
+    fn sweep(&self, number: usize) {
+        let mut gone: Vec<Arc<Interval>> = Vec::new();
+        {
+            let row = self.row();
+            // There may be fewer leaves than a moment ago.
+            let mut leaf = row.leaf(number.min(row.len() - 1)).write();
+            for entry in &mut leaf.entries {
+                if entry.cached.as_ref().is_some_and(|interval| !interval.untouch()) {
+                    gone.extend(entry.cached.take());
                 }
             }
-            let bytes = gone.iter().map(|interval| interval.memory_bytes()).sum();
-            self.cached_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
+        let bytes = gone.iter().map(|interval| interval.memory_bytes()).sum();
+        self.cached_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn count_cached(&self, before: Option<&Arc<Interval>>, after: Option<&Arc<Interval>>) {
@@ -438,9 +530,17 @@ impl Index {
     }
 
     /// A run of so many bytes and pairs was appended to an interval, which is `cached` now if it is in memory.
-    pub(super) fn grow(&self, spot: Spot, bytes: u32, pairs: u16, cached: Option<Arc<Interval>>) {
+    /// `known` is what is kept of the run.
+    pub(super) fn grow(
+        &self,
+        spot: Spot,
+        bytes: u32,
+        (pairs, known): (u16, &[u8]),
+        cached: Option<Arc<Interval>>,
+    ) {
         let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
+        leaf.note_run(spot.index, known);
         let entry = &mut leaf.entries[spot.index];
         entry.size += bytes;
         entry.pairs += pairs;

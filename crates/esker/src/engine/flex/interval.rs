@@ -15,7 +15,8 @@ use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::cmp::Ordering;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 /// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -36,8 +37,8 @@ pub(super) struct Interval {
     more: Box<[u64]>,
     /// No key has two pairs.
     is_unique: bool,
-    /// Somebody was here since the hand of the clock came by.
-    used: AtomicBool,
+    /// Pairs that were asked for since the hand of the clock came by; no more than 255.
+    uses: AtomicU8,
 }
 
 /// The fingerprint of a key.
@@ -86,6 +87,49 @@ pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
         }
     }
     Ok(parts)
+}
+
+/// What `key` has as of version `at` in runs that lie side by side, each verified: appended ones only, or a base run first.
+pub(super) fn pair_in<'a>(
+    mut bytes: &'a [u8],
+    are_appended: bool,
+    key: &[u8],
+    at: u64,
+) -> Result<Option<Pair<'a>>, Flaw> {
+    let mut found: Option<Pair<'a>> = None;
+    let mut is_base = !are_appended;
+    while !bytes.is_empty() {
+        let run = Run::take(&mut bytes, || false)?;
+        if (run.kind == RunKind::Base) != is_base {
+            return Err(Flaw::Field("kind"));
+        }
+        is_base = false;
+        let mut pairs = run.pairs();
+        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+            match pair.key.cmp(key) {
+                Ordering::Less => {}
+                Ordering::Equal if pair.version > at => {}
+                Ordering::Equal => {
+                    // The newest of this run that counts.
+                    if found.as_ref().is_none_or(|found| found.version < pair.version) {
+                        found = Some(pair);
+                    }
+                    break;
+                }
+                Ordering::Greater => break,
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Gives the keys of the first of these runs to `give`. It was verified.
+pub(super) fn each_key(mut bytes: &[u8], mut give: impl FnMut(&[u8])) {
+    let Ok(run) = Run::take(&mut bytes, || true) else { return };
+    let mut pairs = run.pairs();
+    while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+        give(pair.key);
+    }
 }
 
 /// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
@@ -142,7 +186,7 @@ impl Interval {
             first_version: first_version.unwrap_or(0),
             more: more.into_boxed_slice(),
             is_unique: true,
-            used: AtomicBool::new(true),
+            uses: AtomicU8::new(0),
         };
         if !is_sorted {
             // Runs are in order each, which this sort makes use of.
@@ -183,7 +227,7 @@ impl Interval {
             bytes: bytes.into_boxed_slice(),
             pairs: pairs.into_boxed_slice(),
             is_unique: false,
-            used: AtomicBool::new(true),
+            uses: AtomicU8::new(self.uses.load(Relaxed)),
         };
         interval.is_unique = self.is_unique && interval.has_unique_keys();
         Ok(interval)
@@ -276,17 +320,28 @@ impl Interval {
         visible
     }
 
-    /// Notes that somebody was here.
+    /// Notes that a pair was asked for.
     #[inline]
     pub(super) fn touch(&self) {
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::Relaxed);
+        let uses = self.uses.load(Relaxed);
+        if uses < u8::MAX {
+            self.uses.store(uses + 1, Relaxed);
         }
     }
 
-    /// Whether somebody was here; not any more afterwards.
+    /// Notes that all of its pairs were asked for.
+    #[inline]
+    pub(super) fn touch_all(&self) {
+        if self.uses.load(Relaxed) < u8::MAX {
+            self.uses.store(u8::MAX, Relaxed);
+        }
+    }
+
+    /// Whether half as many pairs as it has were asked for; none from now on. It takes as much memory as they would by
+    /// themselves.
     pub(super) fn untouch(&self) -> bool {
-        self.used.swap(false, Ordering::Relaxed)
+        let uses = usize::from(self.uses.swap(0, Relaxed));
+        uses * 2 >= self.len().clamp(1, usize::from(u8::MAX))
     }
 }
 
@@ -330,6 +385,8 @@ mod tests {
                     let (pair, print) = (read.pair(index), read.pairs[index].print);
                     assert_eq!(print, interval.pairs[index].print);
                     assert_eq!(interval.get(pair.key, print, pair.version), Some(pair));
+                    let found = pair_in(&bytes, false, pair.key, pair.version);
+                    assert_eq!(found, Ok(Some(pair)), "seed {seed}");
                     let order = index.checked_sub(1).map(|before| read.pair(before));
                     let order = order.map(|before| (before.key, std::cmp::Reverse(before.version)));
                     assert!(order < Some((pair.key, std::cmp::Reverse(pair.version))));

@@ -567,7 +567,17 @@ impl Engine for Flex {
     }
 
     fn report(&self) -> String {
-        format!("{}; {}; {}", self.space.report(), self.wal.report(), self.scrubbed.report())
+        let moved = self.space.stat().moved_bytes;
+        let (appended, rewritten) = {
+            let committer = self.committer.lock();
+            (committer.appended_bytes, committer.rewritten_bytes)
+        };
+        format!(
+            "{}; {}; {}; {appended} bytes appended, {rewritten} written anew, {moved} moved",
+            self.space.report(),
+            self.wal.report(),
+            self.scrubbed.report()
+        )
     }
 
     fn facilities(&self) -> Vec<Facility> {

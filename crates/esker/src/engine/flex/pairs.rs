@@ -6,30 +6,31 @@
 //!   the lock of its leaf; what the committer brought to the space it replaces here before its table goes.
 //!
 //! # Concurrency
-//! Shards, each with a short lock; CLOCK within a shard.
+//! Shards, each with a short lock. The hand of a clock goes through all of them ([`Pairs::sweep`]).
 
-use esker_format::flex_db::{Content, Extra};
+use esker_format::flex_db::run::take_pair;
+use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
+use hashbrown::HashTable;
 use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most shards, and the least budget of one, in bytes.
-const SHARDS_MAX: u64 = 64;
-const SHARD_BYTES_MIN: u64 = 16 << 10;
-/// Memory of a pair beside key and value: its place, its share of the table, an allocation.
-const OVERHEAD_BYTES: usize = 112;
-/// A pair may take this share of a shard.
-const SHARE_MAX: u64 = 16;
+/// Shards: a power of two.
+const SHARDS: usize = 64;
+/// Memory of a pair beside its bytes: its place, its share of the table, an allocation.
+const OVERHEAD_BYTES: usize = 56;
+/// A pair may take this share of the budget.
+const SHARE_MAX: u64 = 32;
+/// Places that the hand goes past before it goes to the next shard.
+const PLACES_OF_A_SHARD: u64 = 8;
+/// Rounds of the hand that a pair stays without being asked for, at most: as often as it was asked for before.
+const USES_MAX: u8 = 3;
 
+/// A pair, as in a run.
 #[derive(Debug)]
 struct Kept {
-    hash: u64,
-    version: u64,
-    extra: Extra,
-    key_size: usize,
-    used: bool,
-    /// Key and value.
     bytes: Box<[u8]>,
+    hash: u32,
+    uses: u8,
 }
 
 impl Kept {
@@ -37,38 +38,78 @@ impl Kept {
         (self.bytes.len() + OVERHEAD_BYTES) as u64
     }
 
-    fn key_and_value(&self) -> (&[u8], &[u8]) {
-        self.bytes.split_at_checked(self.key_size).unwrap_or_default()
+    fn pair(&self) -> Option<Pair<'_>> {
+        take_pair(&mut &*self.bytes, 0)
     }
+}
+
+/// What is kept of a hash.
+fn mark_of(hash: u64) -> u32 {
+    (hash >> 32) as u32
+}
+
+/// The hash for a table of marks.
+fn spread(mark: u32) -> u64 {
+    u64::from(mark).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Where the pair of a hash is.
-    places: HashMap<u64, usize>,
-    kept: Vec<Kept>,
+    /// Numbers of places.
+    table: HashTable<u32>,
+    /// A new pair takes the place of one that went, behind the hand: so it has a whole round.
+    places: Vec<Option<Kept>>,
+    free: Vec<u32>,
     hand: usize,
-    bytes: u64,
+    encoder: RunWriter,
 }
 
 impl Shard {
-    fn remove(&mut self, place: usize) -> u64 {
-        if place >= self.kept.len() {
+    fn at(&self, place: u32) -> Option<&Kept> {
+        self.places.get(place as usize)?.as_ref()
+    }
+
+    fn place_of(&self, hash: u64, key: &[u8]) -> Option<u32> {
+        let mark = mark_of(hash);
+        let is_it = |place: &u32| {
+            self.at(*place).is_some_and(|kept| {
+                kept.hash == mark && kept.pair().is_some_and(|pair| pair.key == key)
+            })
+        };
+        self.table.find(spread(mark), is_it).copied()
+    }
+
+    /// Bytes that are free now.
+    fn remove(&mut self, place: u32) -> u64 {
+        let Some(gone) = self.places.get_mut(place as usize).and_then(Option::take) else {
             return 0;
+        };
+        if let Ok(found) = self.table.find_entry(spread(gone.hash), |other| *other == place) {
+            let _ = found.remove();
         }
-        let gone = self.kept.swap_remove(place);
-        self.places.remove(&gone.hash);
-        if let Some(moved) = self.kept.get(place) {
-            self.places.insert(moved.hash, place);
-        }
-        self.bytes -= gone.size();
+        self.free.push(place);
         gone.size()
     }
 
-    fn place_of(&self, hash: u64, key: &[u8]) -> Option<usize> {
-        let place = *self.places.get(&hash)?;
-        let kept = self.kept.get(place)?;
-        (kept.key_and_value().0 == key).then_some(place)
+    fn insert(&mut self, hash: u64, pair: &Pair<'_>, uses: u8) -> u64 {
+        self.encoder.restart(0);
+        self.encoder.push(pair);
+        let (bytes, _) = self.encoder.pairs();
+        let kept = Kept { bytes: bytes.into(), hash: mark_of(hash), uses };
+        let size = kept.size();
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push(None);
+            u32::try_from(self.places.len() - 1).unwrap_or(u32::MAX)
+        });
+        let Some(free) = self.places.get_mut(place as usize) else { return 0 };
+        *free = Some(kept);
+        let Shard { table, places, .. } = self;
+        let spread_of = |place: &u32| {
+            let kept = places.get(*place as usize).and_then(Option::as_ref);
+            kept.map_or(0, |kept| spread(kept.hash))
+        };
+        let _ = table.insert_unique(spread(mark_of(hash)), place, spread_of);
+        size
     }
 }
 
@@ -76,28 +117,40 @@ impl Shard {
 #[derive(Debug)]
 pub(super) struct Pairs {
     shards: Box<[Mutex<Shard>]>,
-    /// Of a shard.
-    budget_bytes: u64,
+    /// Most bytes of a pair.
+    size_max: u64,
     bytes: AtomicU64,
+    count: AtomicU64,
 }
 
+/// Where the hand is.
+#[derive(Debug, Default)]
+pub(super) struct Hand(usize);
+
 impl Pairs {
-    /// Pairs of up to so many bytes.
+    /// Pairs that somebody keeps within so many bytes.
     pub(super) fn new(budget_bytes: u64) -> Self {
-        let count = (budget_bytes / SHARD_BYTES_MIN).clamp(1, SHARDS_MAX);
-        let count = 1 << count.checked_ilog2().unwrap_or(0);
-        let shards = (0..count).map(|_| Mutex::default()).collect();
-        Pairs { shards, budget_bytes: budget_bytes / count, bytes: AtomicU64::new(0) }
+        Pairs {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            size_max: budget_bytes / SHARE_MAX,
+            bytes: AtomicU64::new(0),
+            count: AtomicU64::new(0),
+        }
     }
 
     fn shard(&self, hash: u64) -> Option<&Mutex<Shard>> {
-        self.shards.get(usize::try_from(hash >> 32).unwrap_or(0) & (self.shards.len() - 1))
+        self.shards.get(usize::try_from(hash >> 32).unwrap_or(0) % SHARDS)
     }
 
     /// Memory that they take, in bytes.
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// How many there are.
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
     }
 
     /// What `look` makes of the pair of a key, if it is here.
@@ -109,61 +162,100 @@ impl Pairs {
     ) -> Option<T> {
         let mut shard = self.shard(hash)?.lock();
         let place = shard.place_of(hash, key)?;
-        let kept = shard.kept.get_mut(place)?;
-        kept.used = true;
-        Some(look(kept.version, Content::Put(kept.extra, kept.key_and_value().1)))
+        let kept = shard.places.get_mut(place as usize)?.as_mut()?;
+        kept.uses = (kept.uses + 1).min(USES_MAX);
+        let pair = kept.pair()?;
+        Some(look(pair.version, pair.content))
     }
 
-    /// Keeps a pair, if it is small: others go that nobody used.
+    /// Memory that the pair of a key takes, in bytes; 0 if it is not here.
+    pub(super) fn bytes_of(&self, key: &[u8], hash: u64) -> u64 {
+        let Some(shard) = self.shard(hash) else { return 0 };
+        let shard = shard.lock();
+        let kept = shard.place_of(hash, key).and_then(|place| shard.at(place));
+        kept.map_or(0, Kept::size)
+    }
+
+    /// Keeps a pair, if it is small.
     pub(super) fn put(&self, key: &[u8], hash: u64, version: u64, extra: Extra, value: &[u8]) {
-        let size = (key.len() + value.len() + OVERHEAD_BYTES) as u64;
-        let Some(shard) = self.shard(hash).filter(|_| size * SHARE_MAX <= self.budget_bytes) else {
-            return;
-        };
-        let mut shard = shard.lock();
-        let mut less = 0;
-        if let Some(place) = shard.places.get(&hash).copied() {
-            less += shard.remove(place);
-        }
-        while shard.bytes + size > self.budget_bytes && !shard.kept.is_empty() {
-            let hand = shard.hand % shard.kept.len();
-            match shard.kept.get_mut(hand) {
-                Some(kept) if kept.used => {
-                    kept.used = false;
-                    shard.hand = hand + 1;
-                }
-                _ => less += shard.remove(hand),
-            }
-        }
-        let bytes = [key, value].concat().into_boxed_slice();
-        let place = shard.kept.len();
-        let key_size = key.len();
-        shard.kept.push(Kept { hash, version, extra, key_size, used: false, bytes });
-        shard.places.insert(hash, place);
-        shard.bytes += size;
-        drop(shard);
-        self.bytes.fetch_add(size, Ordering::Relaxed);
-        self.bytes.fetch_sub(less, Ordering::Relaxed);
+        let pair = Pair { key, version, content: Content::Put(extra, value) };
+        self.set(hash, &pair, None);
     }
 
     /// A key has something else now: what is here of it follows.
     pub(super) fn replace(&self, key: &[u8], hash: u64, version: u64, content: Content<'_>) {
         let Some(shard) = self.shard(hash) else { return };
-        let mut locked = shard.lock();
-        let Some(place) = locked.place_of(hash, key) else { return };
-        let less = locked.remove(place);
-        drop(locked);
+        let uses = {
+            let shard = shard.lock();
+            let kept = shard.place_of(hash, key).and_then(|place| shard.at(place));
+            kept.map(|kept| kept.uses)
+        };
+        if uses.is_some() {
+            self.set(hash, &Pair { key, version, content }, uses);
+        }
+    }
+
+    /// Sets or removes the pair of a key.
+    fn set(&self, hash: u64, pair: &Pair<'_>, uses: Option<u8>) {
+        let Some(shard) = self.shard(hash) else { return };
+        let (mut less, mut more) = (0, 0);
+        let mut shard = shard.lock();
+        if let Some(place) = shard.place_of(hash, pair.key) {
+            less = shard.remove(place);
+        }
+        if let Content::Put(_, value) = pair.content
+            && (pair.key.len() + value.len() + OVERHEAD_BYTES) as u64 <= self.size_max
+        {
+            more = shard.insert(hash, pair, uses.unwrap_or(0));
+        }
+        self.note(more, less, u64::from(more > 0), u64::from(less > 0));
+    }
+
+    /// Counts, under the lock of the shard.
+    fn note(&self, more: u64, less: u64, came: u64, went: u64) {
+        self.bytes.fetch_add(more, Ordering::Relaxed);
         self.bytes.fetch_sub(less, Ordering::Relaxed);
-        if let Content::Put(extra, value) = content {
-            self.put(key, hash, version, extra, value);
+        self.count.fetch_add(came, Ordering::Relaxed);
+        self.count.fetch_sub(went, Ordering::Relaxed);
+    }
+
+    /// Goes past so many pairs: those go that nobody asked for since the hand was there. Some of each shard after the other,
+    /// so that hands of all shards go around in the same time.
+    pub(super) fn sweep(&self, hand: &mut Hand, pairs: u64) {
+        let mut left = pairs;
+        let mut empty = 0;
+        while left > 0 && empty < SHARDS {
+            hand.0 = (hand.0 + 1) % SHARDS;
+            let Some(shard) = self.shards.get(hand.0) else { return };
+            let mut shard = shard.lock();
+            empty = if shard.places.is_empty() { empty + 1 } else { 0 };
+            let (mut less, mut went) = (0, 0);
+            for _ in 0..PLACES_OF_A_SHARD.min(left) {
+                let place = shard.hand;
+                shard.hand = if place + 1 < shard.places.len() { place + 1 } else { 0 };
+                match shard.places.get_mut(place).and_then(Option::as_mut) {
+                    Some(kept) if kept.uses > 0 => kept.uses -= 1,
+                    Some(_) => {
+                        less += shard.remove(u32::try_from(place).unwrap_or(u32::MAX));
+                        went += 1;
+                    }
+                    None => {}
+                }
+            }
+            left = left.saturating_sub(PLACES_OF_A_SHARD);
+            self.note(0, less, 0, went);
         }
     }
 
     /// Forgets all.
     pub(super) fn clear(&self) {
         for shard in &self.shards {
-            let gone = std::mem::take(&mut *shard.lock());
-            self.bytes.fetch_sub(gone.bytes, Ordering::Relaxed);
+            let mut shard = shard.lock();
+            let gone = std::mem::take(&mut *shard);
+            let kept = gone.places.iter().flatten();
+            let (bytes, count) =
+                kept.fold((0, 0), |(bytes, count), kept| (bytes + kept.size(), count + 1));
+            self.note(0, bytes, 0, count);
         }
     }
 }
@@ -172,10 +264,19 @@ impl Pairs {
 mod tests {
     use super::*;
     use esker_base::rng::Rng;
+    use std::collections::HashMap;
+
+    fn find(pairs: &Pairs, key: &[u8], hash: u64) -> Option<(u64, Vec<u8>)> {
+        pairs.get(key, hash, |version, content| match content {
+            Content::Put(_, value) => (version, value.to_vec()),
+            _ => unreachable!(),
+        })
+    }
 
     #[test]
-    fn what_is_here_is_what_was_put_last_and_takes_no_more_than_it_may() {
-        let pairs = Pairs::new(64 * 4096);
+    fn what_is_here_is_what_was_put_last() {
+        let pairs = Pairs::new(1 << 20);
+        let mut hand = Hand::default();
         let mut rng = Rng::from_seed(5);
         let mut model: HashMap<u64, (u64, Vec<u8>)> = HashMap::new();
         let mut met = 0;
@@ -197,24 +298,60 @@ mod tests {
                 4 => {
                     pairs.replace(&key, hash, version, Content::Delete);
                     model.remove(&number);
+                    assert_eq!(pairs.bytes_of(&key, hash), 0);
                 }
                 5 if version % 10_000 == 0 => {
                     pairs.clear();
-                    assert_eq!(pairs.bytes(), 0);
+                    assert_eq!((pairs.bytes(), pairs.count()), (0, 0));
                 }
                 _ => {
-                    let found = pairs.get(&key, hash, |version, content| match content {
-                        Content::Put(_, value) => (version, value.to_vec()),
-                        _ => unreachable!(),
-                    });
-                    if let Some(found) = found {
+                    if let Some(found) = find(&pairs, &key, hash) {
                         assert_eq!(Some(&found), model.get(&number));
                         met += 1;
                     }
                 }
             }
-            assert!(pairs.bytes() <= 64 * 4096);
+            while pairs.bytes() > 200_000 {
+                pairs.sweep(&mut hand, 10);
+            }
         }
         assert!(met > 1000, "only {met}");
+        let all: u64 = (0..3000_u64)
+            .map(|number| {
+                let hash = (number / 2).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+                pairs.bytes_of(&number.to_be_bytes(), hash)
+            })
+            .sum();
+        assert_eq!(all, pairs.bytes());
+        while pairs.count() > 0 {
+            pairs.sweep(&mut hand, 1);
+        }
+        assert_eq!(pairs.bytes(), 0);
+    }
+
+    #[test]
+    fn who_is_asked_for_stays_and_who_is_new_has_a_round() {
+        let pairs = Pairs::new(1 << 20);
+        let mut hand = Hand::default();
+        let hash = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let put = |number: u64| {
+            pairs.put(&number.to_be_bytes(), hash(number), 1, Extra::default(), b"value");
+        };
+        let has = |number: u64| pairs.bytes_of(&number.to_be_bytes(), hash(number)) > 0;
+        (0..1000).for_each(put);
+        let mut stayed = 0;
+        for number in 0..10_000 {
+            for asked in 0..100 {
+                let found = find(&pairs, &u64::to_be_bytes(asked), hash(asked));
+                assert!(found.is_some(), "{asked} at {number}");
+            }
+            put(1000 + number);
+            while pairs.count() > 1000 {
+                pairs.sweep(&mut hand, 1);
+            }
+            // Others took the places of those that nobody asked for.
+            stayed += u64::from(number >= 500 && has(1000 + number - 500));
+        }
+        assert!(stayed > 8000, "{stayed} of 9500 were there half a round later");
     }
 }

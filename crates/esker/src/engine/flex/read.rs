@@ -5,16 +5,16 @@
 //! is in the space before. It waits for nobody: not for the committer, which changes intervals one by one, each under
 //! the lock of its leaf for as long as it takes to put in what is ready (the paper's readers wait for 1,000 pairs, §5.3).
 
-use super::interval::{Interval, parts, print_of};
+use super::index::{byte_of, tail_of};
+use super::interval::{Interval, pair_in, parts, print_of};
 use super::memtable::{Item, What};
-use super::tend::FRAGMENTED_RUNS;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
-use esker_format::flex_db::{Content, Extra};
+use esker_format::flex_db::{Content, Extra, Pair};
 use std::sync::Arc;
 
 /// Intervals that were read, one behind the other, and the keys between which they stand.
@@ -88,28 +88,24 @@ impl Flex {
                 }
             }
         }
-        let print = print_of(hash);
-        let in_interval = |interval: &Interval| {
-            let pair = interval.get(key, print, at)?;
-            if pair.version < covered { None } else { look(pair.version, pair.content) }
+        let look = |version, content: Content<'_>| {
+            if version < covered { None } else { look(version, content) }
         };
         let cached = self.index.with(key, |entry| {
             let interval = entry.cached.as_ref()?;
             interval.touch();
-            Some(in_interval(interval))
+            let pair = interval.get(key, print_of(hash), at);
+            Some(pair.and_then(|pair| look(pair.version, pair.content)))
         });
         if let Some(found) = cached {
             return Ok(found);
         }
-        if at == u64::MAX {
-            let kept = self.index.pairs_kept.get(key, hash, |version, content| {
-                if version < covered { None } else { look(version, content) }
-            });
-            if let Some(found) = kept {
-                return Ok(found);
-            }
+        if at == u64::MAX
+            && let Some(found) = self.index.pairs_kept.get(key, hash, look)
+        {
+            return Ok(found);
         }
-        Ok(in_interval(&*self.load_one(key, hash)?))
+        self.read_pair(key, hash, at, look)
     }
 
     /// The value of `key` as of version `at`.
@@ -137,39 +133,67 @@ impl Flex {
         }
     }
 
-    /// Reads the interval that holds `key`, and keeps it, or what `key` has.
-    fn load_one(&self, key: &[u8], hash: u64) -> Result<Arc<Interval>> {
-        let mut stamp = None;
+    /// What `look` makes of what the space has of `key`, which is read; it is kept. One run after the other is read that may
+    /// have the key, the last one first.
+    fn read_pair<T>(
+        &self,
+        key: &[u8],
+        hash: u64,
+        at: u64,
+        look: impl Fn(u64, Content<'_>) -> Option<T>,
+    ) -> Result<Option<T>> {
+        // A run before the last one may have what a snapshot sees.
+        let byte = (at == u64::MAX).then_some(byte_of(hash));
+        let mut seen = (0, usize::MAX);
         let mut bytes = Vec::new();
-        let read = self.space.read_once_where(
-            &mut || {
-                let (offset, size, now) = self.index.place_of(key)?;
-                stamp = Some(now);
-                Some((ROOT_BYTES + offset, size as usize))
-            },
-            &mut bytes,
-        )?;
-        let (Some(read), Some(stamp)) = (read, stamp) else {
-            let loaded = self.load(Some(key), false, 0)?;
-            let first = loaded.intervals.into_iter().next();
-            return first.ok_or_else(|| self.damaged("an interval without a place"));
-        };
-        if read != bytes.len() {
-            return Err(self.damaged("an interval is behind the end of the space"));
-        }
-        let interval = Arc::new(self.decode(bytes)?);
-        if interval.runs() >= FRAGMENTED_RUNS {
-            self.note_fragmented(key);
-        }
-        let read = (stamp, interval);
-        self.index.keep_some(key, &read, |pairs| {
-            if let Some(pair) = read.1.get(key, print_of(hash), u64::MAX)
-                && let Content::Put(extra, value) = pair.content
-            {
-                pairs.put(key, hash, pair.version, extra, value);
+        loop {
+            let mut part = None;
+            let read = self.space.read_once_where(
+                &mut || {
+                    part = self.index.part_of(key, byte, seen);
+                    part.map(|part| (ROOT_BYTES + part.offset, part.size))
+                },
+                &mut bytes,
+            )?;
+            let Some(part) = part else {
+                // Nobody has looked inside.
+                let loaded = self.load(Some(key), false, 0)?;
+                let first = loaded.intervals.first();
+                let pair = first.and_then(|interval| interval.get(key, print_of(hash), at));
+                return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
+            };
+            if read != Some(bytes.len()) {
+                return Err(self.damaged("an interval is behind the end of the space"));
             }
-        });
-        Ok(read.1)
+            let pair = pair_in(&bytes, part.run > 0, key, at);
+            let pair = pair.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+            if pair.is_none() && part.run > 0 {
+                seen = (part.stamp, part.run);
+                continue;
+            }
+            let found = pair.as_ref().and_then(|pair| look(pair.version, pair.content));
+            if part.is_whole && !part.is_known {
+                let known = tail_of(&bytes, &self.hasher);
+                let known = known.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+                self.index.learn(key, part.stamp, &known);
+            }
+            let base = if part.run == 0 { &*bytes } else { &[] };
+            if !self.index.is_worth_keeping(&part, base, &self.hasher) {
+                if let (u64::MAX, Some(Pair { version, content: Content::Put(extra, value), .. })) =
+                    (at, pair)
+                {
+                    self.index.keep_pair(key, part.stamp, |pairs| {
+                        pairs.put(key, hash, version, extra, value);
+                    });
+                }
+            } else if part.is_whole {
+                let interval = Arc::new(self.decode(bytes)?);
+                self.index.keep(key, &[(part.stamp, interval)]);
+            } else {
+                self.load(Some(key), false, 0)?;
+            }
+            return Ok(found);
+        }
     }
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and up to `more` behind it that
@@ -195,7 +219,7 @@ impl Flex {
             return self.inside(&bytes, key, before, place.anchor, place.upper);
         }
         let mut read = Vec::with_capacity(place.sizes.len());
-        let mut at = 0;
+        let (mut at, mut extra_runs) = (0, 0);
         let count = place.sizes.len();
         for (size, stamp, cached) in place.sizes {
             let end = at + size as usize;
@@ -206,17 +230,16 @@ impl Flex {
                         1 => std::mem::take(&mut bytes),
                         _ => bytes.get(at..end).unwrap_or_default().to_vec(),
                     };
-                    Arc::new(Interval::decode(part, &self.hasher).map_err(damaged)?)
+                    let interval = Interval::decode(part, &self.hasher).map_err(damaged)?;
+                    interval.touch_all();
+                    extra_runs += interval.runs() as u64 - 1;
+                    Arc::new(interval)
                 }
             };
             at = end;
             read.push((stamp, interval));
         }
-        for (_, interval) in &read {
-            if interval.runs() >= FRAGMENTED_RUNS && interval.len() > 0 {
-                self.note_fragmented(interval.pair(0).key);
-            }
-        }
+        self.note_places(&place.anchor, extra_runs);
         self.index.keep(&place.anchor, &read);
         let intervals = read.into_iter().map(|(_, interval)| interval).collect();
         Ok(Loaded { intervals, anchor: place.anchor, upper: place.upper })

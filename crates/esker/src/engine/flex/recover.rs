@@ -295,7 +295,7 @@ pub(super) fn intervals(
     let too_long = || Error::corrupted(OPERATION, "an interval of 4 GiB").device(name);
     let fresh = found.into_iter().zip(ends).map(|((offset, anchor), end)| {
         let size = u32::try_from(end - offset).map_err(|_| too_long())?;
-        Ok(Fresh { anchor, entry: Entry::coarse(size) })
+        Ok(Fresh::new(anchor, Entry::coarse(size)))
     });
     fresh.collect()
 }

@@ -110,7 +110,7 @@ pub(super) fn load(
             Some(pairs) => Entry::new(size, pairs, entry.appended, runs),
             None => Entry::coarse(size),
         };
-        fresh.push(Fresh { anchor: anchor.to_vec(), entry });
+        fresh.push(Fresh::new(anchor.to_vec(), entry));
     });
     if read.is_err() || total != end.max(ROOT_BYTES) || fresh.is_empty() {
         return Err(damaged());

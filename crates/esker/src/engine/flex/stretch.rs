@@ -2,7 +2,8 @@
 //!
 //! What a table brings to neighbours lies side by side on the device, in the order of keys. So to read one interval with
 //! many runs takes a request for each of them, and to read all of its leaf takes not many more. The committer rewrites a
-//! leaf as a whole when its intervals have many runs, or grew: a tenth of the requests, and the same bytes.
+//! leaf as a whole when its intervals have many runs, or grew, together with the leaves behind it that are about to: a tenth of
+//! the requests, and the same bytes.
 //!
 //! # Concurrency
 //! Under the committer's lock: only it changes intervals. Readers go on; they see the leaf as it was or as it is.
@@ -11,7 +12,7 @@
 //! One splice of the space: a crash leaves the old or the new intervals.
 
 use super::commit::{Committer, Merged, add_group, merge};
-use super::index::{Located, Neighbours};
+use super::index::Neighbours;
 use super::interval::parts;
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
@@ -19,13 +20,16 @@ use esker_base::Result;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Run, RunWriter};
 
-/// Runs that an interval of a leaf has on average when it is rewritten.
-const RUNS_MUCH: usize = 8;
-/// How many times as many bytes, or pairs, as it may have: in halves.
-const GROWN_HALVES: usize = 3;
+/// Runs that an interval of a leaf has on average when it is rewritten. A get reads one of them; a scan reads all.
+const RUNS_MUCH: usize = 20;
+/// How many times as many bytes, or pairs, as it may have. So a leaf is rewritten once while it becomes four times as large:
+/// what was appended is written twice in the end, and what was rewritten before a third time now and then.
+const GROWN: usize = 3;
 /// Least intervals, and most bytes, of a stretch.
 const INTERVALS_MIN: usize = 4;
-const BYTES_MAX: u64 = 1 << 20;
+const BYTES_MAX: u64 = 2 << 20;
+/// Most bytes of several leaves that are read and written at once: what tables brought to them lies side by side, too.
+const BYTES_OF_SEVERAL: u64 = 2 << 20;
 
 /// Which leaf the committer looked at last: up to this key. Before the first one there is none.
 #[derive(Debug, Default)]
@@ -39,12 +43,14 @@ impl Flex {
         {
             return None;
         }
-        let leaf = self.index.neighbours(key, &|leaf| {
-            let pairs_max = self.options.interval_pairs_max as usize;
-            let size_max = self.options.interval_size_bytes_max as usize;
+        let pairs_max = self.options.interval_pairs_max as usize;
+        let size_max = self.options.interval_size_bytes_max as usize;
+        let leaf = self.index.neighbours(key, BYTES_OF_SEVERAL, &|leaf, first| {
+            // Of the leaves behind the first one those as well that will soon be due.
+            let quarters = if first { 4 } else { 3 };
             let much = leaf.runs >= RUNS_MUCH * leaf.count
-                || leaf.pairs * 2 >= GROWN_HALVES * pairs_max * leaf.count
-                || leaf.size * 2 >= GROWN_HALVES * size_max * leaf.count;
+                || leaf.pairs * 4 >= GROWN * quarters * pairs_max * leaf.count
+                || leaf.size * 4 >= GROWN * quarters * size_max * leaf.count;
             // Values that are long each make long intervals whatever is done.
             let helps = leaf.runs >= 2 * leaf.count;
             much && helps
@@ -57,19 +63,18 @@ impl Flex {
         leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX
     }
 
-    /// Brings the neighbours of `key` together if they have this many runs on average; whether they had.
-    pub(super) fn gather(
-        &self,
-        committer: &mut Committer,
-        key: &[u8],
-        runs: usize,
-    ) -> Result<bool> {
-        let leaf = self.index.neighbours(key, &|leaf| leaf.runs >= runs * leaf.count);
-        if !self.is_stretch(&leaf) {
-            return Ok(false);
+    /// Brings the neighbours of `key` together, those that are in several places.
+    pub(super) fn gather(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
+        let leaf = self.index.neighbours(key, 0, &|leaf, _| leaf.runs > leaf.count);
+        if self.is_stretch(&leaf) {
+            return self.rewrite_stretch(committer, &leaf, None);
         }
-        self.rewrite_stretch(committer, &leaf, None)?;
-        Ok(true)
+        self.index.settle(key);
+        let located = self.index.locate(key);
+        if !located.entry.is_coarse() && located.entry.runs > 1 {
+            self.rewrite(committer, &located, None, None)?;
+        }
+        Ok(())
     }
 
     /// Merges intervals of a leaf with what is new, and writes them anew.
@@ -121,16 +126,12 @@ impl Flex {
         let offset = ROOT_BYTES + leaf.offset;
         let splice = Splice { offset, remove, data: &data, marks: &marks };
         let mut fresh = Some(fresh);
+        self.index.settle(first);
         let done = self.space.splice(&splice, &mut || {
             self.index.replace(leaf.spot, leaf.sizes.len(), fresh.take().unwrap_or_default());
         });
         committer.data = data;
         self.index.make_room();
         done
-    }
-
-    /// Whether an interval is still in many places.
-    pub(super) fn is_fragmented(located: &Located, runs: usize) -> bool {
-        !located.entry.is_coarse() && usize::from(located.entry.runs) >= runs
     }
 }

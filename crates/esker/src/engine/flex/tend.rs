@@ -1,8 +1,12 @@
 //! What is done for intervals while the committer rests: those in many places are brought together (FlexSpace §5.2, §5.3),
 //! and everything is read and verified, little by little.
 //!
+//! Bringing a leaf together pays only if reads come by again, which nobody knows. So it happens once reads have paid as much
+//! in vain as it writes: whatever they do, that is at most twice what the best choice would have cost. Gets read one run
+//! (`index/tails`) and pay nothing; scans do.
+//!
 //! # Concurrency
-//! By the background thread, under the committer's lock, for one interval at a time.
+//! By the background thread, under the committer's lock, for one leaf at a time.
 //!
 //! # Failure
 //! An interval is rewritten as by the committer: a crash leaves the old or the new one. Damage is told, and left as it is.
@@ -13,16 +17,14 @@ use esker_base::{ErrorKind, Result};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// An interval of so many runs is noted when it is read: each of them may take a read of its own.
-pub(super) const FRAGMENTED_RUNS: usize = 4;
-/// Its neighbours are brought together with it if they have so many on average.
-const FRAGMENTED_LEAF: usize = 8;
-/// Most intervals that are noted.
+/// Bytes that a run costs whoever reads its interval: a block, most likely.
+const RUN_BYTES: u64 = 4 << 10;
+/// Most leaves that are noted.
 const NOTED_MAX: usize = 1024;
-/// Noted intervals for which the thread is woken.
-const NOTED_MUCH: usize = 64;
-/// Intervals that are rewritten before others are served.
-const REWRITTEN_AT_ONCE: usize = 64;
+/// Noted leaves for which the thread is woken.
+const NOTED_MUCH: usize = 8;
+/// Leaves that are rewritten before others are served.
+const REWRITTEN_AT_ONCE: usize = 4;
 
 /// Where the thread that verifies is.
 #[derive(Debug, Default)]
@@ -124,8 +126,12 @@ impl Flex {
         }
     }
 
-    /// Notes that the interval with this key is in many places, if there is room for the note.
-    pub(super) fn note_fragmented(&self, key: &[u8]) {
+    /// Notes that a read met so many runs beside the base runs of intervals in the leaf of `key`. Once reads fetched as many
+    /// bytes in vain as it takes to write the leaf anew, it is brought together: so this never writes more than that.
+    pub(super) fn note_places(&self, key: &[u8], runs: u64) {
+        if runs == 0 || !self.index.owe(key, runs * RUN_BYTES) {
+            return;
+        }
         let Some(mut noted) = self.fragmented.try_lock() else { return };
         if noted.len() < NOTED_MAX {
             noted.push(key.to_vec());
@@ -136,7 +142,7 @@ impl Flex {
         }
     }
 
-    /// Brings intervals together that were noted, if the committer has nothing else to do. Whether there are more.
+    /// Brings leaves together that were noted, if the committer has nothing else to do. Whether there are more.
     pub(super) fn defragment(&self) -> Result<bool> {
         for _ in 0..REWRITTEN_AT_ONCE {
             if self.tables().sealed.is_some() || self.wal.check().is_err() {
@@ -144,11 +150,9 @@ impl Flex {
             }
             let Some(mut committer) = self.committer.try_lock() else { return Ok(false) };
             let Some(key) = self.fragmented.lock().pop() else { return Ok(false) };
-            let located = self.index.locate(&key);
-            if Flex::is_fragmented(&located, FRAGMENTED_RUNS)
-                && !self.gather(&mut committer, &key, FRAGMENTED_LEAF)?
-            {
-                self.rewrite(&mut committer, &located, None, None)?;
+            // The committer may have come by meanwhile.
+            if self.index.is_due(&key) {
+                self.gather(&mut committer, &key)?;
             }
         }
         Ok(true)

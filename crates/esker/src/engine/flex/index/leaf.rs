@@ -1,9 +1,12 @@
 //! A leaf of the sparse index: intervals side by side, their anchors one behind the other.
 #![allow(clippy::indexing_slicing, reason = "as for the index")]
 
+use super::LeafSums;
+use super::tails::Tails;
 use crate::engine::flex::interval::Interval;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An interval that was found when the store was opened: it holds several, and nobody has looked inside yet.
 const COARSE: u16 = u16::MAX;
@@ -62,6 +65,15 @@ impl Entry {
 pub(in crate::engine::flex) struct Fresh {
     pub(in crate::engine::flex) anchor: Vec<u8>,
     pub(in crate::engine::flex) entry: Entry,
+    /// What is known of its appended runs.
+    pub(in crate::engine::flex) tail: Vec<u8>,
+}
+
+impl Fresh {
+    /// An interval of which only the base run is there, or of whose runs nothing is known.
+    pub(in crate::engine::flex) fn new(anchor: Vec<u8>, entry: Entry) -> Self {
+        Fresh { anchor, entry, tail: Vec::new() }
+    }
 }
 
 /// See the module's text. A search compares what all anchors begin with once, then numbers of four bytes, which lie side
@@ -75,6 +87,9 @@ pub(super) struct Leaf {
     /// The first bytes of each rest, as a number in the same order.
     heads: Vec<u32>,
     pub(super) entries: Vec<Entry>,
+    pub(super) tails: Tails,
+    /// Bytes that reads fetched in vain, because its intervals are in several places.
+    owed: AtomicU64,
 }
 
 /// Entries that a leaf makes room for when it is full.
@@ -103,7 +118,8 @@ impl Leaf {
         leaf.entries.reserve_exact(fresh.len());
         leaf.heads.reserve_exact(fresh.len());
         leaf.rests.reserve_exact(fresh.iter().map(|fresh| fresh.anchor.len() - shared).sum());
-        for Fresh { anchor, mut entry } in fresh {
+        leaf.tails.splice(0..0, fresh.iter().map(|fresh| &*fresh.tail));
+        for Fresh { anchor, mut entry, .. } in fresh {
             let rest = &anchor[shared..];
             leaf.rests.extend_from_slice(rest);
             leaf.heads.push(head_of(rest));
@@ -163,10 +179,12 @@ impl Leaf {
 
     /// Everything in it, to be put elsewhere.
     pub(super) fn take(&mut self) -> Vec<Fresh> {
-        let anchors: Vec<Vec<u8>> =
-            (0..self.entries.len()).map(|index| self.anchor(index)).collect();
+        let known: Vec<(Vec<u8>, Vec<u8>)> = (0..self.entries.len())
+            .map(|index| (self.anchor(index), self.tails.of(index).to_vec()))
+            .collect();
         let entries = std::mem::take(self).entries;
-        anchors.into_iter().zip(entries).map(|(anchor, entry)| Fresh { anchor, entry }).collect()
+        let fresh = known.into_iter().zip(entries);
+        fresh.map(|((anchor, tail), entry)| Fresh { anchor, entry, tail }).collect()
     }
 
     /// Replaces intervals; those that are gone.
@@ -188,6 +206,7 @@ impl Leaf {
         let rests = fresh.iter().flat_map(|fresh| fresh.anchor[shared..].iter().copied());
         reserve(&mut self.rests, at - start, GROWTH * GROWTH);
         self.rests.splice(start..end, rests);
+        self.tails.splice(range.clone(), fresh.iter().map(|fresh| &*fresh.tail));
         reserve(&mut self.heads, fresh.len(), GROWTH);
         self.heads
             .splice(range.clone(), fresh.iter().map(|fresh| head_of(&fresh.anchor[shared..])));
@@ -203,10 +222,53 @@ impl Leaf {
         self.entries.splice(range, entries).collect()
     }
 
+    /// Notes bytes that a read fetched in vain; whether that makes as many as all of the leaf has, since it was last so.
+    pub(super) fn owe(&self, bytes: u64) -> bool {
+        let before = self.owed.fetch_add(bytes, Ordering::Relaxed);
+        let size = self.size().max(1);
+        (before + bytes) / size > before / size
+    }
+
+    /// Whether as much is owed as all of the leaf has.
+    pub(super) fn is_due(&self) -> bool {
+        self.owed.load(Ordering::Relaxed) >= self.size().max(1)
+    }
+
+    /// Nothing is owed any more: the leaf is written anew.
+    pub(super) fn settle(&self) {
+        self.owed.store(0, Ordering::Relaxed);
+    }
+
+    /// What all of its intervals have together.
+    pub(super) fn sums(&self) -> LeafSums {
+        let mut sums = LeafSums { count: self.entries.len(), ..LeafSums::default() };
+        for entry in &self.entries {
+            sums.size += entry.size as usize;
+            sums.pairs += usize::from(entry.pairs);
+            sums.runs += usize::from(entry.runs);
+        }
+        sums
+    }
+
+    /// Whether it is known where each run of an interval begins.
+    pub(super) fn knows_runs(&self, index: usize) -> bool {
+        self.entries[index].runs == 1 || !self.tails.of(index).is_empty()
+    }
+
+    /// A run is about to be appended to an interval: what is known of it, if anything is.
+    pub(super) fn note_run(&mut self, index: usize, known: &[u8]) {
+        let tail = match self.knows_runs(index) && !known.is_empty() {
+            true => [self.tails.of(index), known].concat(),
+            false => Vec::new(),
+        };
+        self.tails.set(index, &tail);
+    }
+
     pub(super) fn memory_bytes(&self) -> u64 {
         let entries = self.entries.capacity() * size_of::<Entry>() + self.heads.capacity() * 4;
-        // Three allocations have heads of their own.
-        (self.rests.capacity() + self.shared.len() + entries + size_of::<Self>() + 64) as u64
+        let known = self.rests.capacity() + self.shared.len() + self.tails.memory_bytes();
+        // Allocations have heads of their own.
+        (known + entries + size_of::<Self>() + 96) as u64
     }
 }
 

@@ -1,0 +1,210 @@
+//! What is known of the runs that were appended to intervals of a leaf: the size of each, and a byte of the fingerprint of
+//! each of its keys. So a get reads the run that has its key, or the base run, and none of the others.
+//!
+//! # Invariants
+//! - T1: of an interval either all appended runs are here, in their order, or none. Nobody knows then where they begin, and
+//!   who wants a pair reads all of them.
+#![allow(clippy::indexing_slicing, reason = "as for the index")]
+
+use esker_base::hash::KeyHasher;
+use esker_format::Flaw;
+use esker_format::flex_db::Run;
+use esker_format::flex_db::run::take_pair;
+use std::ops::Range;
+
+/// The byte of a key's hash that is kept of it.
+#[inline]
+pub(in crate::engine::flex) fn byte_of(hash: u64) -> u8 {
+    (hash >> 56) as u8
+}
+
+/// Bytes of an interval that may have a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine::flex) struct Wanted {
+    /// Where they begin in the interval.
+    pub(in crate::engine::flex) at: u32,
+    pub(in crate::engine::flex) size: u32,
+    /// Number of the run; 0: the base run.
+    pub(in crate::engine::flex) run: usize,
+}
+
+/// What is kept of a run: its size, its number of pairs, a byte for each. `None` if that is too much: nobody knows.
+fn encode(size: u32, bytes_of_keys: &[u8]) -> Option<Vec<u8>> {
+    let size = u16::try_from(size).ok()?;
+    let (high, low) = ((size >> 8) as u8, (size & 255) as u8);
+    let count = u8::try_from(bytes_of_keys.len()).ok()?;
+    Some([&[high, low, count], bytes_of_keys].concat())
+}
+
+/// The inverse of [`encode`]: takes a run off the front.
+fn take<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
+    let ([high, low, count], behind) = rest.split_first_chunk()?;
+    let (bytes, behind) = behind.split_at_checked(usize::from(*count))?;
+    *rest = behind;
+    Some((u32::from(*high) << 8 | u32::from(*low), bytes))
+}
+
+/// What is kept of a run of this size with these pairs.
+pub(in crate::engine::flex) fn tail_of_run(
+    size: u32,
+    mut pairs: &[u8],
+    hasher: &KeyHasher,
+) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(16);
+    while let Some(pair) = take_pair(&mut pairs, 0) {
+        bytes.push(byte_of(hasher.hash(pair.key)));
+    }
+    encode(size, &bytes).unwrap_or_default()
+}
+
+/// What is kept of the appended runs of an interval with these bytes.
+///
+/// # Errors
+/// The first [`Flaw`] found: runs are not verified.
+pub(in crate::engine::flex) fn tail_of(bytes: &[u8], hasher: &KeyHasher) -> Result<Vec<u8>, Flaw> {
+    let mut rest = bytes;
+    let mut tail = Vec::new();
+    if rest.is_empty() {
+        return Ok(tail);
+    }
+    Run::take(&mut rest, || true)?;
+    while !rest.is_empty() {
+        let before = rest.len();
+        let run = Run::take(&mut rest, || true)?;
+        let size = u32::try_from(before - rest.len()).map_err(|_| Flaw::Field("size"))?;
+        let known = tail_of_run(size, run.pairs(), hasher);
+        if known.is_empty() {
+            return Ok(known);
+        }
+        tail.extend(known);
+    }
+    Ok(tail)
+}
+
+/// The last run below number `below` that may have a key of this byte, in an interval of `size` bytes; else the base run.
+pub(in crate::engine::flex) fn wanted(tail: &[u8], size: u32, byte: u8, below: usize) -> Wanted {
+    let (mut rest, mut behind, mut number) = (tail, 0, 0);
+    let mut found = None;
+    while let Some((size, bytes)) = take(&mut rest) {
+        number += 1;
+        if number < below && bytes.contains(&byte) {
+            found = Some((number, behind, size));
+        }
+        behind += size;
+    }
+    let base = size.saturating_sub(behind);
+    match found {
+        Some((run, at, size)) => Wanted { at: base + at, size, run },
+        None => Wanted { at: 0, size: base, run: 0 },
+    }
+}
+
+/// What is known of all intervals of a leaf, one behind the other.
+#[derive(Debug, Default)]
+pub(super) struct Tails {
+    bytes: Vec<u8>,
+    /// Where that of each interval ends.
+    ends: Vec<u16>,
+}
+
+/// Bytes that it makes room for when it is full.
+const GROWTH: usize = 64;
+
+impl Tails {
+    fn range(&self, index: usize) -> Range<usize> {
+        let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        usize::from(start)..usize::from(self.ends[index])
+    }
+
+    /// Of interval `index`; empty if nothing is known, or there are none.
+    pub(super) fn of(&self, index: usize) -> &[u8] {
+        &self.bytes[self.range(index)]
+    }
+
+    /// Replaces what is known of some intervals.
+    pub(super) fn splice<'t>(
+        &mut self,
+        range: Range<usize>,
+        tails: impl Iterator<Item = &'t [u8]> + Clone,
+    ) {
+        let start = range.start.checked_sub(1).map_or(0, |before| self.ends[before]);
+        let end = range.end.checked_sub(1).map_or(0, |before| self.ends[before]).max(start);
+        let gone = usize::from(end - start);
+        let more: usize = tails.clone().map(<[u8]>::len).sum();
+        // What does not fit is not known.
+        let fits = self.bytes.len() - gone + more <= usize::from(u16::MAX);
+        let known = |tail: &'t [u8]| if fits { tail } else { &[] };
+        let mut at = start;
+        let ends: Vec<u16> = tails
+            .clone()
+            .map(|tail| {
+                at += u16::try_from(known(tail).len()).unwrap_or(0);
+                at
+            })
+            .collect();
+        if fits && self.bytes.capacity() - self.bytes.len() < more {
+            self.bytes.reserve_exact(more + GROWTH);
+        }
+        let bytes = tails.flat_map(|tail| known(tail).iter().copied());
+        self.bytes.splice(usize::from(start)..usize::from(end), bytes);
+        for later in &mut self.ends[range.end..] {
+            *later = *later - end + at;
+        }
+        self.ends.splice(range, ends);
+    }
+
+    /// What is known of interval `index` from now on.
+    pub(super) fn set(&mut self, index: usize, tail: &[u8]) {
+        self.splice(index..index + 1, std::iter::once(tail));
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::rng::Rng;
+
+    #[test]
+    fn what_is_known_of_intervals_agrees_with_a_list_of_lists() {
+        let mut rng = Rng::from_seed(9);
+        for _ in 0..100 {
+            let (mut tails, mut model): (Tails, Vec<Vec<u8>>) = Default::default();
+            for _ in 0..100 {
+                let start = rng.index(model.len() + 1);
+                let end = start + rng.index(model.len() + 1 - start);
+                let fresh: Vec<Vec<u8>> =
+                    (0..rng.index(5)).map(|_| vec![7; rng.index(900)]).collect();
+                let before: usize = model.iter().map(Vec::len).sum();
+                let gone: usize = model[start..end].iter().map(Vec::len).sum();
+                let more: usize = fresh.iter().map(Vec::len).sum();
+                let fits = before - gone + more <= usize::from(u16::MAX);
+                tails.splice(start..end, fresh.iter().map(Vec::as_slice));
+                let known = fresh.into_iter().map(|tail| if fits { tail } else { Vec::new() });
+                model.splice(start..end, known);
+                for (index, tail) in model.iter().enumerate() {
+                    assert_eq!(tails.of(index), &**tail);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_last_run_that_may_have_a_key_is_wanted_and_then_those_before() {
+        let runs: [(u32, &[u8]); 4] = [(100, &[1, 2]), (65_000, &[2, 3]), (127, &[9]), (128, &[2])];
+        let tail: Vec<u8> =
+            runs.iter().flat_map(|(size, bytes)| encode(*size, bytes).unwrap()).collect();
+        let size = 5000 + 100 + 65_000 + 127 + 128;
+        let at = |byte, below| wanted(&tail, size, byte, below);
+        assert_eq!(at(2, usize::MAX), Wanted { at: size - 128, size: 128, run: 4 });
+        assert_eq!(at(2, 4), Wanted { at: 5100, size: 65_000, run: 2 });
+        assert_eq!(at(2, 2), Wanted { at: 5000, size: 100, run: 1 });
+        assert_eq!(at(2, 1), Wanted { at: 0, size: 5000, run: 0 });
+        assert_eq!(at(4, usize::MAX), Wanted { at: 0, size: 5000, run: 0 });
+        assert_eq!(wanted(&[], 300, 2, usize::MAX), Wanted { at: 0, size: 300, run: 0 });
+        assert_eq!((encode(1, &[0; 256]), encode(65_536, &[0])), (None, None), "nobody knows");
+    }
+}
