@@ -549,10 +549,13 @@ impl Engine for Depot {
     }
 
     fn facilities(&self) -> Vec<Facility> {
-        if self.device.is_nowait() {
-            return Facility::ALL.to_vec();
+        if self.device.answers_at_once() {
+            vec![Facility::Inline, Facility::Aio, Facility::Uring, Facility::Sync]
+        } else if self.device.is_nowait() {
+            Facility::ALL.to_vec()
+        } else {
+            vec![Facility::Aio, Facility::Uring, Facility::Sync]
         }
-        vec![Facility::Aio, Facility::Uring, Facility::Sync]
     }
 
     fn limits(&self) -> Limits {
