@@ -202,7 +202,7 @@ pub(crate) struct ServeArguments {
     /// Scheduler threads; 0: one for each processor
     #[arg(long, value_name = "COUNT", env = "ESKER_CORES")]
     pub(crate) cores: Option<String>,
-    /// I/O facilities in the order in which they are tried: uring, aio, sync; auto: by the device
+    /// I/O facilities in the order in which they are tried: uring, aio, sync, inline (for disks that are memory); auto: by the device
     #[arg(long, value_name = "LIST", env = "ESKER_IO")]
     pub(crate) io: Option<String>,
     /// Connections at the same time

@@ -84,7 +84,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "io",
         r#""auto""#,
-        "I/O facilities in the order in which they are tried: uring, aio, sync; auto: by the device",
+        "I/O facilities in the order in which they are tried: uring, aio, sync, inline (for disks that are memory); auto: by the device",
     ),
     setting("connections-max", "1024", "connections at the same time"),
     setting("item-size-max", r#""1MiB""#, "longest value"),

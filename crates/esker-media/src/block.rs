@@ -146,6 +146,12 @@ pub trait BlockDevice: Send + Sync + Debug {
         true
     }
 
+    /// Whether a read is done when the call that asks for it returns, without anybody waiting: the device
+    /// is memory. Who asks in a task then loses less by calling than by handing the request over.
+    fn answers_at_once(&self) -> bool {
+        false
+    }
+
     /// Whether [`BlockDevice::read_at`] takes any offset and length (an exception to B2), and fewer bytes than
     /// a block are cheaper to read: memory lies before the device.
     fn reads_bytes(&self) -> bool {

@@ -109,6 +109,7 @@ pub struct FileDevice {
     backing: Backing,
     durable_writes: DurableWrites,
     nowait: bool,
+    answers_at_once: bool,
     /// Cleared when the kernel refuses `RWF_DSYNC`.
     dsync_works: AtomicBool,
     /// Set by the first failed flush (I1).
@@ -146,9 +147,14 @@ impl FileDevice {
         // The page cache is for io_uring: AIO waits for it.
         let nowait = opened.memory_alignment.is_none()
             || open::is_nowait(opened.fd.as_fd(), opened.geometry.block_size_bytes);
+        // A file system may wait for more than its device.
+        let answers_at_once = opened.backing.is_raw_device
+            && opened.memory_alignment.is_some()
+            && open::answers_at_once(opened.fd.as_fd(), opened.geometry);
         Ok(FileDevice {
             name,
             nowait,
+            answers_at_once,
             fd: opened.fd,
             block_size_bytes: opened.geometry.block_size_bytes,
             size_bytes: AtomicU64::new(opened.geometry.size_bytes),
@@ -412,6 +418,10 @@ impl BlockDevice for FileDevice {
 
     fn is_nowait(&self) -> bool {
         self.nowait
+    }
+
+    fn answers_at_once(&self) -> bool {
+        self.answers_at_once
     }
 
     fn counters(&self) -> Counters {

@@ -237,6 +237,10 @@ impl BlockDevice for StripedDevice {
         self.members.iter().all(|member| member.device.is_nowait())
     }
 
+    fn answers_at_once(&self) -> bool {
+        self.members.iter().all(|member| member.device.answers_at_once())
+    }
+
     fn counters(&self) -> Counters {
         self.members.iter().map(|member| member.device.counters()).fold(
             Counters::default(),

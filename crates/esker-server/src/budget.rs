@@ -138,6 +138,12 @@ impl Share {
         }
     }
 
+    /// A part of this share as one of its own, if it has so much; no lock is taken.
+    pub fn split(&mut self, bytes: u64) -> Option<Share> {
+        self.bytes = self.bytes.checked_sub(bytes)?;
+        Some(Share { budget: self.budget.clone(), bytes })
+    }
+
     /// Takes over the bytes of another share of the same budget.
     pub fn absorb(&mut self, mut other: Share) {
         debug_assert!(Arc::ptr_eq(&self.budget.state, &other.budget.state), "one budget");
@@ -177,6 +183,11 @@ mod tests {
         assert_eq!((share.bytes(), budget.free_bytes()), (10, 90));
         share.absorb(budget.try_take(5).expect("free"));
         assert_eq!((share.bytes(), budget.free_bytes()), (15, 85));
+        assert!(share.split(16).is_none());
+        let part = share.split(6).expect("it has so much");
+        assert_eq!((share.bytes(), part.bytes(), budget.free_bytes()), (9, 6, 85));
+        drop(part);
+        assert_eq!(budget.free_bytes(), 91);
         drop(share);
         assert_eq!(budget.free_bytes(), 100);
     }

@@ -10,7 +10,7 @@ pub const PIPELINE_DEPTH: usize = 32;
 pub const TASKS_MAX: u64 = 256;
 /// Values at least this long are sent from the buffer they were read into; shorter ones are copied
 /// next to their header, which is cheaper than a second piece of a vectored write.
-pub const ZERO_COPY_BYTES_MIN: usize = 1024;
+pub const ZERO_COPY_BYTES_MIN: usize = 4096;
 /// Receive buffer of a new connection.
 pub const RECEIVE_BYTES_MIN: usize = 4 << 10;
 /// Receive buffer of a connection that fills it; it may grow past this for one long `get` line.
@@ -26,6 +26,10 @@ pub const FLUSH_BYTES: usize = 64 << 10;
 pub const UNCHARGED_BYTES_MAX: usize = 8 << 10;
 /// Bytes of values that one connection may have read and not yet sent, beyond the first value.
 pub const OUTPUT_BYTES_MAX: u64 = 4 << 20;
+/// Memory for values that a connection keeps between requests, so that it need not ask the budget each time, at
+/// most; and the part of the budget that all of them together keep.
+pub const POCKET_BYTES_MAX: u64 = 16 << 10;
+const POCKETS_SHARE: u64 = 8;
 /// Smallest limit for items.
 pub const ITEM_SIZE_MIN: u64 = 1 << 10;
 /// Largest limit for items, as in memcached.
@@ -63,6 +67,12 @@ impl Default for Limits {
 }
 
 impl Limits {
+    /// Memory for values that each connection may keep between requests, in bytes; 0 where the budget is small.
+    pub fn pocket_bytes(&self) -> u64 {
+        let each = self.memory_max_bytes / POCKETS_SHARE / u64::from(self.connections_max.max(1));
+        if each < POCKET_BYTES_MAX { 0 } else { POCKET_BYTES_MAX }
+    }
+
     /// Whether the limits can be kept; says in words which cannot.
     pub fn check(&self) -> Result<(), String> {
         if self.connections_max == 0 {

@@ -34,6 +34,8 @@ pub struct Output {
     /// Memory that was taken for values in the text, and their length.
     copied: Option<Share>,
     copied_bytes: usize,
+    /// Memory that was taken for text that was sent.
+    sent: Option<Share>,
 }
 
 impl Output {
@@ -55,7 +57,12 @@ impl Output {
         self.text.len().saturating_sub(self.copied_bytes)
     }
 
-    /// Appends a copy of a value; `share` is given back once it is sent.
+    /// Memory that was taken for text that is sent by now.
+    pub fn take_sent(&mut self) -> Option<Share> {
+        self.sent.take()
+    }
+
+    /// Appends a copy of a value; `share` can be taken back once it is sent.
     pub fn push_copy(&mut self, value: &[u8], share: Option<Share>) {
         if let Some(share) = share {
             self.copied_bytes = self.copied_bytes.saturating_add(value.len());
@@ -167,7 +174,7 @@ impl Output {
         self.text.clear();
         self.text.shrink_to(TEXT_BYTES_KEPT);
         self.value_bytes = 0;
-        self.copied = None;
+        self.sent = self.copied.take();
         self.copied_bytes = 0;
     }
 }

@@ -234,7 +234,7 @@ impl Load {
         let engine: &[&str] = match self.facility {
             Facility::Uring => &["--ioengine=io_uring"],
             Facility::Aio => &["--ioengine=libaio", "--userspace_reap"],
-            Facility::Sync => return Ok(None),
+            Facility::Sync | Facility::Inline => return Ok(None),
         };
         let output = Command::new("fio")
             .args(["--name=reads", "--rw=randread", "--bs=4k", "--direct=1", "--norandommap"])

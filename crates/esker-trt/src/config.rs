@@ -16,11 +16,16 @@ pub enum Facility {
     Aio,
     /// Plain system calls on helper threads for the disk; epoll for sockets.
     Sync,
+    /// Plain system calls in the task that asks, for disks that answer within the call because they are
+    /// memory; sockets, long transfers and flushes through io_uring.
+    Inline,
 }
 
 impl Facility {
-    /// Every facility, in the order in which a run-time tries them unless told otherwise.
-    pub const ALL: [Facility; 3] = [Facility::Uring, Facility::Aio, Facility::Sync];
+    /// Every facility, in the order in which a run-time tries them unless told otherwise. The last is only for
+    /// who knows the disk.
+    pub const ALL: [Facility; 4] =
+        [Facility::Uring, Facility::Aio, Facility::Sync, Facility::Inline];
 }
 
 impl fmt::Display for Facility {
@@ -29,6 +34,7 @@ impl fmt::Display for Facility {
             Facility::Uring => "uring",
             Facility::Aio => "aio",
             Facility::Sync => "sync",
+            Facility::Inline => "inline",
         })
     }
 }
@@ -38,7 +44,10 @@ impl FromStr for Facility {
 
     fn from_str(text: &str) -> Result<Self, Error> {
         Facility::ALL.into_iter().find(|facility| facility.to_string() == text).ok_or_else(|| {
-            Error::invalid("parse facility", format!("{text:?} is none of uring, aio, sync"))
+            Error::invalid(
+                "parse facility",
+                format!("{text:?} is none of uring, aio, sync, inline"),
+            )
         })
     }
 }

@@ -40,6 +40,10 @@ use std::time::Duration;
 
 /// Rounds of a busy core between two looks at the clock.
 const CLOCK_ROUNDS: u32 = 8;
+/// Sends that go together: those who receive the first one wait for the last one's task.
+const SENDS_MAX: u32 = 16;
+/// Disk requests that a task makes itself, one after the other, before others have their turn.
+const INLINE_RUN_MAX: u32 = 32;
 
 #[derive(Default)]
 struct Slot {
@@ -81,6 +85,10 @@ pub(crate) struct Core {
     cancelled: Cell<bool>,
     given_up: Cell<bool>,
     unwinding: Cell<bool>,
+    /// Disk requests that the running task made itself since it was resumed.
+    inline_run: Cell<u32>,
+    /// Whether tasks make short disk requests themselves.
+    inline: bool,
     tasks_max: usize,
     spin: Duration,
 }
@@ -92,6 +100,8 @@ pub(crate) struct Parts {
     pub(crate) stacks: StackPool,
     pub(crate) helpers: Option<Arc<HelperPool>>,
     pub(crate) sim: Option<SimState>,
+    /// Whether tasks make short disk requests themselves.
+    pub(crate) inline: bool,
     pub(crate) tasks_max: usize,
     pub(crate) spin: Duration,
 }
@@ -99,6 +109,8 @@ pub(crate) struct Parts {
 impl Core {
     pub(crate) fn new(parts: Parts) -> Self {
         Core {
+            inline: parts.inline,
+            inline_run: Cell::new(0),
             mailbox: parts.mailbox,
             tasks: RefCell::default(),
             ready: RefCell::default(),
@@ -145,6 +157,9 @@ impl Core {
     /// What the driver found, in words that go after the facility's name.
     pub(crate) fn words(&self) -> String {
         match &*self.driver.borrow() {
+            Driver::Uring(driver) if self.inline => {
+                format!(" (disk in the task; ring: {})", driver.words())
+            }
             Driver::Uring(driver) => format!(" ({})", driver.words()),
             Driver::Aio(_) => " (completions reaped in user space)".to_owned(),
             Driver::Sync(_) => " (helper threads)".to_owned(),
@@ -273,6 +288,7 @@ impl Core {
     fn run_task(&self, index: u32) {
         let Some(task) = self.tasks.borrow().get(index).map(Rc::clone) else { return };
         task.state.set(TaskState::Running);
+        self.inline_run.set(0);
         self.current.replace(Some(Rc::clone(&task)));
         let ended = match task.coroutine.borrow_mut().as_mut() {
             Some(coroutine) => matches!(coroutine.resume(()), CoroutineResult::Return(())),
@@ -336,6 +352,9 @@ impl Core {
         for _ in 0..most {
             let Some(index) = self.ready.borrow_mut().pop_front() else { return };
             self.run_task(index);
+            if self.driver.borrow().sends() >= SENDS_MAX {
+                return;
+            }
         }
     }
 
@@ -374,6 +393,7 @@ impl Core {
         for event in events.drain(..) {
             match event {
                 Event::Io { task, result } => self.complete_io(task, result),
+                Event::Sent { task, result } => self.complete_send(task, result),
                 Event::Timer => self.fire_timers(),
                 Event::Socket { key, readiness, ended } => {
                     let mut sockets = self.sockets.borrow_mut();
@@ -397,6 +417,16 @@ impl Core {
             task.io_result.set(Some(result));
         }
         self.wake_index(index);
+    }
+
+    /// A socket that took nothing is full from here on: events behind this one may say that it has room again, before
+    /// the task runs (I1 of `sockets`).
+    fn complete_send(&self, index: u32, result: i32) {
+        let key = self.tasks.borrow().get(index).and_then(|task| task.sends_to.take());
+        if let Some(key) = key.filter(|_| result == -libc::EAGAIN) {
+            self.socket_drained(key, Interest::Write, true);
+        }
+        self.complete_io(index, result);
     }
 
     fn fire_timers(&self) {
@@ -458,6 +488,24 @@ impl Core {
     pub(crate) fn submit_io(&self, task: &Task, request: IoRequest) -> Option<IoRequest> {
         task.io_result.set(None);
         self.driver.borrow_mut().submit_io(task.id.index, request)
+    }
+
+    /// Whether a send of the running task should go with those of others.
+    pub(crate) fn sends_together(&self) -> bool {
+        let driver = self.driver.borrow();
+        driver.sends_together() && (driver.sends() > 0 || !self.ready.borrow().is_empty())
+    }
+
+    /// Whether tasks make short disk requests themselves.
+    pub(crate) fn is_inline(&self) -> bool {
+        self.inline
+    }
+
+    /// Counts a disk request that the running task made itself; whether it has had its share of the core.
+    pub(crate) fn ran_inline(&self) -> bool {
+        let run = self.inline_run.get() + 1;
+        self.inline_run.set(run);
+        run >= INLINE_RUN_MAX
     }
 
     // ---- sockets -----------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 //! Disk I/O for tasks and threads.
 //!
 //! Inside a task a call gives the request to the core's driver and suspends the task until the
-//! completion; on an ordinary thread it is the plain system call (uDepot §3, §4.6). A transfer may
-//! be short in both; the caller resumes it.
+//! completion; on an ordinary thread it is the plain system call (uDepot §3, §4.6), and so is a short one in a
+//! task whose disk answers at once (`Facility::Inline`). A transfer may be short in all; the caller resumes it.
 //!
 //! # Safety invariants
 //! - S1: a function of this module that gave buffers to the kernel returns only after the
@@ -19,8 +19,11 @@
 mod batch;
 
 use crate::context;
+use crate::core::Core;
+use crate::driver::uring::message_of;
 use crate::driver::{IoKind, IoRequest};
 use crate::offload;
+use crate::sockets::SocketKey;
 use std::io::{Error, IoSlice, IoSliceMut, Result};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -37,6 +40,8 @@ pub enum WriteMode {
 
 /// Linux takes so many vectors in one call; more is a short transfer.
 const VECTORS_MAX: usize = 1024;
+/// The longest transfer that a task makes itself, in bytes: others of its core wait meanwhile.
+const INLINE_BYTES_MAX: usize = 64 << 10;
 
 /// Reads once at `offset`; returns the bytes read, which may be fewer than asked for.
 ///
@@ -47,13 +52,15 @@ pub fn read_vectored_at(
     bufs: &mut [IoSliceMut<'_>],
     offset: u64,
 ) -> Result<usize> {
-    transfer(IoRequest {
+    let bytes = bufs.iter().map(|buf| buf.len()).sum();
+    let request = IoRequest {
         kind: IoKind::Read,
         fd: fd.as_raw_fd(),
         vectors: bufs.as_mut_ptr().cast(),
         vector_count: count(bufs.len()),
         offset,
-    })
+    };
+    transfer(request, bytes)
 }
 
 /// Reads once at `offset` into one buffer; as [`read_vectored_at`].
@@ -90,13 +97,15 @@ pub fn write_vectored_at(
     offset: u64,
     mode: WriteMode,
 ) -> Result<usize> {
-    transfer(IoRequest {
+    let bytes = bufs.iter().map(|buf| buf.len()).sum();
+    let request = IoRequest {
         kind: IoKind::Write { durable: mode == WriteMode::Durable },
         fd: fd.as_raw_fd(),
         vectors: bufs.as_ptr().cast(),
         vector_count: count(bufs.len()),
         offset,
-    })
+    };
+    transfer(request, bytes)
 }
 
 /// `fdatasync`: what was written, by calls that have returned, is durable afterwards. It says
@@ -106,22 +115,57 @@ pub fn write_vectored_at(
 /// The kernel's, unchanged. A second try that succeeds does not mean that the first one's data are
 /// there.
 pub fn sync_data(fd: BorrowedFd<'_>) -> Result<()> {
-    transfer(IoRequest {
+    let request = IoRequest {
         kind: IoKind::SyncData,
         fd: fd.as_raw_fd(),
         vectors: std::ptr::null(),
         vector_count: 0,
         offset: 0,
-    })
-    .map(|_| ())
+    };
+    transfer(request, usize::MAX).map(drop)
 }
 
 fn count(vectors: usize) -> u32 {
     u32::try_from(vectors.min(VECTORS_MAX)).unwrap_or(0)
 }
 
-/// Runs one request to its end. The memory it names outlives the call (S1).
-fn transfer(request: IoRequest) -> Result<usize> {
+/// Sends what fits of `bufs` together with what other tasks of this core send in this round: one call for all,
+/// so that who receives it is woken once. `None`: there is nobody to go with, or no way to; nothing happened.
+///
+/// `key` is the socket's if it is watched; that it would block is noted with it.
+pub(crate) fn send_together(
+    fd: BorrowedFd<'_>,
+    key: Option<SocketKey>,
+    bufs: &[IoSlice<'_>],
+) -> Option<Result<usize>> {
+    if context::with(Core::sends_together) != Some(true) || std::thread::panicking() {
+        return None;
+    }
+    let message = message_of(bufs.get(..VECTORS_MAX).unwrap_or(bufs));
+    let header = if bufs.len() == 1 { std::ptr::null() } else { &raw const message };
+    let request = IoRequest {
+        kind: IoKind::Send { header },
+        fd: fd.as_raw_fd(),
+        vectors: bufs.as_ptr().cast(),
+        vector_count: count(bufs.len()),
+        offset: 0,
+    };
+    let submitted = context::with_task(|core, task| {
+        task.sends_to.set(key);
+        core.submit_io(task, request)
+    });
+    match submitted {
+        Some(None) => Some(transferred(wait_for_completion("send"))),
+        _ => None,
+    }
+}
+
+/// Runs one request of so many bytes to its end. The memory it names outlives the call (S1).
+fn transfer(request: IoRequest, bytes: usize) -> Result<usize> {
+    let inline = bytes <= INLINE_BYTES_MAX && context::with(Core::is_inline) == Some(true);
+    if inline {
+        return transferred(run_inline(&request));
+    }
     // Work left to do while a panic unwinds must not let other tasks run in between.
     let submitted = if std::thread::panicking() {
         None
@@ -133,10 +177,20 @@ fn transfer(request: IoRequest) -> Result<usize> {
         Some(Some(request)) if offload::post_disk(request) => wait_for_completion("disk I/O"),
         _ => offload::run_disk(&request),
     };
-    match usize::try_from(result) {
-        Ok(bytes) => Ok(bytes),
-        Err(_) => Err(Error::from_raw_os_error(-result)),
+    transferred(result)
+}
+
+fn transferred(result: i32) -> Result<usize> {
+    usize::try_from(result).map_err(|_| Error::from_raw_os_error(-result))
+}
+
+/// Makes the call here and now, and gives way to other tasks when it is their turn.
+fn run_inline(request: &IoRequest) -> i32 {
+    let result = offload::run_disk(request);
+    if context::with(Core::ran_inline) == Some(true) && !std::thread::panicking() {
+        context::yield_task();
     }
+    result
 }
 
 /// Suspends the running task until the completion of its request was delivered (S1).

@@ -122,6 +122,34 @@ impl Socket {
         }
     }
 
+    /// Sends what fits of `bufs`, with what other tasks send if there are some, else by `call`.
+    fn send(
+        &self,
+        bufs: &[IoSlice<'_>],
+        call: impl FnMut(&OwnedFd) -> rustix::io::Result<usize>,
+    ) -> io::Result<usize> {
+        let fd = self.fd()?;
+        loop {
+            let key = self.key_here();
+            let known_blocked = key.is_some_and(|key| {
+                context::with(|core| !core.socket_is_ready(key, Interest::Write)) == Some(true)
+            });
+            if known_blocked {
+                return self.retry(Interest::Write, call);
+            }
+            let Some(sent) = crate::io::send_together(fd.as_fd(), key, bufs) else {
+                return self.retry(Interest::Write, call);
+            };
+            match sent {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait(fd, Interest::Write)?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                sent => return sent,
+            }
+        }
+    }
+
     /// Notes that a transfer gave less than was asked for: the next call need not try first.
     fn drained(&self, interest: Interest) {
         if let Some(key) = self.key_here() {
@@ -299,7 +327,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::read`]. A closed peer is an error, never a signal.
     pub fn write(&self, buf: &[u8]) -> io::Result<usize> {
-        self.0.retry(Interest::Write, |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        self.0.send(&[IoSlice::new(buf)], |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
     }
 
     /// Writes what fits of several buffers.
@@ -307,7 +335,7 @@ impl Stream {
     /// # Errors
     /// As [`Stream::write`].
     pub fn write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.retry(Interest::Write, |fd| {
+        self.0.send(bufs, |fd| {
             let mut control = rustix::net::SendAncillaryBuffer::default();
             rustix::net::sendmsg(fd, bufs, &mut control, SendFlags::NOSIGNAL)
         })

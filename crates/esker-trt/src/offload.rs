@@ -125,6 +125,16 @@ pub(crate) fn run_disk(request: &IoRequest) -> i32 {
     let offset = i64::try_from(request.offset).unwrap_or(i64::MAX);
     loop {
         let result = match request.kind {
+            IoKind::Read if request.vector_count == 1 => {
+                // SAFETY: one vector of a parked task (S1).
+                let vector = unsafe { &*request.vectors };
+                let (base, length) = (vector.iov_base, vector.iov_len);
+                // The bare call: that of the library looks for a cancelled thread first.
+                // SAFETY: a buffer of a parked task, writable (S1).
+                let result =
+                    unsafe { libc::syscall(libc::SYS_pread64, request.fd, base, length, offset) };
+                isize::try_from(result).unwrap_or(-1)
+            }
             IoKind::Read => {
                 // SAFETY: vectors and buffers of a parked task, writable (S1).
                 unsafe { libc::preadv(request.fd, request.vectors, count, offset) }
@@ -138,6 +148,8 @@ pub(crate) fn run_disk(request: &IoRequest) -> i32 {
                 // SAFETY: takes no memory.
                 unsafe { libc::fdatasync(request.fd) as isize }
             }
+            // Only rings take sends.
+            IoKind::Send { .. } => return -libc::EOPNOTSUPP,
         };
         if result >= 0 {
             return i32::try_from(result).unwrap_or(i32::MAX);

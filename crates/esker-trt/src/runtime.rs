@@ -351,6 +351,7 @@ impl CorePlan {
             stacks,
             helpers: Some(Arc::clone(&self.helpers)),
             sim: None,
+            inline: self.facility == Facility::Inline,
             tasks_max: self.config.tasks_max,
             spin: self.config.spin,
         }))

@@ -134,6 +134,7 @@ pub fn run<T: 'static>(seed: u64, body: impl FnOnce() -> T + 'static) -> SimRepo
     overflow::ensure_alternate_stack();
     let stacks = STACKS.take().unwrap_or_else(|| StackPool::new(STACK_SIZE_BYTES));
     let core = Rc::new(Core::new(Parts {
+        inline: false,
         mailbox: Arc::new(Mailbox::new(CoreId(0), None)),
         driver: Driver::None,
         stacks,

@@ -8,6 +8,7 @@
 //!   task is given up, with `Cancelled`.
 
 use crate::context;
+use crate::sockets::SocketKey;
 use crate::stack::TaskStack;
 use crate::timer::NEVER;
 use crate::{local, sync};
@@ -49,6 +50,8 @@ pub(crate) struct Task {
     pub(crate) notified: Cell<bool>,
     /// The completion of the one disk request that a task can have in flight.
     pub(crate) io_result: Cell<Option<i32>>,
+    /// The socket of its send in flight, if that is watched.
+    pub(crate) sends_to: Cell<Option<SocketKey>>,
     pub(crate) deadline_ns: Cell<u64>,
     pub(crate) armed_ns: Cell<u64>,
     /// What a parked task waits for, for reports.
@@ -72,6 +75,7 @@ impl Task {
             state: Cell::new(TaskState::Ready),
             notified: Cell::new(false),
             io_result: Cell::new(None),
+            sends_to: Cell::new(None),
             deadline_ns: Cell::new(NEVER),
             armed_ns: Cell::new(NEVER),
             waits_for: Cell::new("start"),

@@ -24,7 +24,7 @@ pub fn run(
     let engine = match facility {
         Facility::Uring => "io_uring",
         Facility::Aio => "libaio",
-        Facility::Sync => "psync",
+        Facility::Sync | Facility::Inline => "psync",
     };
     let kind = match access {
         Access::RandomRead => "randread",

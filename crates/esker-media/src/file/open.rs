@@ -12,6 +12,7 @@ use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
 use crate::block::BlockGeometry;
 use crate::buffer::BufferPool;
+use esker_base::units::round_down;
 use esker_base::{Error, ErrorKind, Result};
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags,
@@ -256,4 +257,24 @@ pub(super) fn is_nowait(fd: BorrowedFd<'_>, block_size_bytes: u32) -> bool {
     let mut pieces = [IoSliceMut::new(&mut probe)];
     let read = rustix::io::preadv2(fd, &mut pieces, 0, ReadWriteFlags::NOWAIT);
     read != Err(Errno::OPNOTSUPP)
+}
+
+/// Whether nobody slept in some reads all over the device, as the kernel counts: a device that is memory
+/// copies within the call. A doubt is a no.
+pub(super) fn answers_at_once(fd: BorrowedFd<'_>, geometry: BlockGeometry) -> bool {
+    const PROBES: u64 = 16;
+    let BlockGeometry { size_bytes, block_size_bytes } = geometry;
+    let block = u64::from(block_size_bytes);
+    let mut probe = BufferPool::new(0).get(block_size_bytes as usize);
+    let before = times_slept();
+    let step = round_down(size_bytes / PROBES, block);
+    let read = (0..PROBES).all(|part| rustix::io::pread(fd, &mut probe[..], part * step).is_ok());
+    read && before.is_some() && times_slept() == before
+}
+
+/// How often this thread gave its processor up to wait for something.
+fn times_slept() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
+    line.trim().parse().ok()
 }

@@ -1,7 +1,8 @@
 //! The memcache server in figures: beside memcached on the same machine at the same time, and what
 //! clients gain from sharing durable writes.
 //!
-//! Prints medians of interleaved runs and their ratios. Run it with `cargo xtask bench server`.
+//! Each server is a process of its own, the load another one. Prints medians of interleaved runs, what each server costs in
+//! processor time, and ratios. Run it with `cargo xtask bench server`.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -11,18 +12,20 @@
 )]
 
 mod load;
+mod servers;
 
 use clap::Parser;
-use esker::{Durability, Options, Store};
+use esker::Durability;
 use esker_base::units::parse_size_bytes;
-use esker_server::{ListenAddress, Protocol, Server, ServerConfig};
+use esker_server::Protocol;
 use esker_trt::{Config, Facility, Runtime};
 use load::{Load, Run};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use servers::{Esker, EskerProcess, Memcached, processor_seconds};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
-use std::time::Duration;
+
+/// Memory of memcached with extstore in MiB: most items are in its file.
+const EXTSTORE_MIB: u64 = 64;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -31,9 +34,12 @@ struct Arguments {
     /// Only run the load against this server, such as 127.0.0.1:11211.
     #[arg(long)]
     target: Option<SocketAddr>,
-    /// Connections.
-    #[arg(long, default_value_t = 64)]
-    clients: usize,
+    /// The keys are there already.
+    #[arg(long)]
+    no_fill: bool,
+    /// Connections; several numbers are several measurements.
+    #[arg(long, value_delimiter = ',', default_values_t = [64])]
+    clients: Vec<usize>,
     /// Requests that a connection sends before it waits for the replies.
     #[arg(long, default_value_t = 1)]
     depth: usize,
@@ -52,7 +58,7 @@ struct Arguments {
     /// Runs of each server, interleaved.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// Folder for stores. Default: a scratch folder.
+    /// Folder for stores, or a raw block device, which is formatted. Default: a scratch folder.
     #[arg(long)]
     data: Option<PathBuf>,
     /// Capacity of a store.
@@ -64,9 +70,18 @@ struct Arguments {
     /// Cores of the load.
     #[arg(long, default_value_t = 2)]
     load_cores: usize,
-    /// Facility: uring, aio or sync.
-    #[arg(long, default_value = "uring")]
-    io: Facility,
+    /// Facility: uring, aio, sync or inline. Default: as the store says.
+    #[arg(long)]
+    io: Option<Facility>,
+    /// Memory of memcached in MiB: more than the load's keys take.
+    #[arg(long, default_value_t = 2048)]
+    memcached_mib: u64,
+    /// Also measure memcached with 64 MiB of memory and the rest of its items in this file (extstore).
+    #[arg(long)]
+    extstore: Option<PathBuf>,
+    /// The part that the process of a server does.
+    #[arg(long, hide = true)]
+    serve: bool,
     /// Leave out the comparison with memcached.
     #[arg(long)]
     no_compare: bool,
@@ -79,107 +94,63 @@ fn size(text: &str) -> Result<u64, String> {
     parse_size_bytes(text).ok_or_else(|| format!("{text} is no size"))
 }
 
-/// A server of this process.
-struct Esker {
-    server: Server,
-    store: Store,
-    runtime: Arc<Runtime>,
-    address: SocketAddr,
-}
-
-impl Esker {
-    fn start(
-        arguments: &Arguments,
-        folder: &Path,
-        durability: Durability,
-    ) -> Result<Esker, Failure> {
-        let mut options = Options::new(folder.join(durability.to_string()));
-        options.size_bytes = arguments.size;
-        options.format = true;
-        options.durability = durability;
-        let store = Store::open(&options)?;
-        let facilities = vec![arguments.io];
-        let config = Config { cores: arguments.cores, facilities, ..Config::default() };
-        let runtime = Arc::new(Runtime::start(config)?);
-        let config = ServerConfig {
-            listen: vec!["memcache://127.0.0.1:0".parse()?],
-            ..ServerConfig::default()
-        };
-        let server = Server::start(&runtime, store.clone(), config)?;
-        let address = match server.addresses() {
-            [ListenAddress::Tcp(address)] => *address,
-            other => return Err(format!("listens at {other:?}").into()),
-        };
-        Ok(Esker { server, store, runtime, address })
-    }
-
-    fn stop(self) -> Result<(), Failure> {
-        self.server.stop(Duration::from_secs(5));
-        self.runtime.shutdown()?;
-        Ok(self.store.close()?)
-    }
-}
-
-/// memcached on a port of its own; ends with the value.
-struct Memcached {
-    child: Child,
-    address: SocketAddr,
-}
-
-impl Memcached {
-    /// `None` if it is not installed.
-    fn start(cores: usize) -> Option<Memcached> {
-        let address = TcpListener::bind("127.0.0.1:0").ok()?.local_addr().ok()?;
-        let child = Command::new("memcached")
-            .args(["-l", "127.0.0.1", "-u", "root", "-m", "1024", "-c", "4096"])
-            .args(["-p", &address.port().to_string(), "-t", &cores.to_string()])
-            .stdin(Stdio::null())
-            .spawn()
-            .ok()?;
-        let memcached = Memcached { child, address };
-        for _ in 0..100 {
-            if TcpStream::connect(address).is_ok() {
-                return Some(memcached);
-            }
-            esker_trt::sleep(Duration::from_millis(20));
-        }
-        None
-    }
-}
-
-impl Drop for Memcached {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
+/// A server that is measured, and its process if that is known.
+struct Measured<'a> {
+    name: &'a str,
+    address: SocketAddr,
+    process: Option<u32>,
+}
+
+/// What one run cost in processor time, in microseconds for each request.
+#[derive(Clone, Copy)]
+struct Cost {
+    server: f64,
+    load: f64,
+}
+
+impl Measured<'_> {
+    fn run(&self, runtime: &Runtime, load: Load, seed: u64) -> Result<(Run, Cost), Failure> {
+        let used = |process: Option<u32>| process.map_or(f64::NAN, processor_seconds);
+        let own = Some(std::process::id());
+        let before = (used(self.process), used(own));
+        let run = load::run(runtime, self.address, load, seed)?;
+        let each = 1e6 / run.requests as f64;
+        let server = (used(self.process) - before.0) * each;
+        Ok((run, Cost { server, load: (used(own) - before.1) * each }))
+    }
+}
+
 /// Medians of several runs.
 struct Medians {
     per_second: f64,
+    mean: f64,
     p50: f64,
     p99: f64,
+    cost: Cost,
 }
 
 impl Medians {
-    fn of(runs: &[Run]) -> Medians {
-        let of = |figure: &dyn Fn(&Run) -> f64| median(runs.iter().map(figure).collect());
+    fn of(runs: &[(Run, Cost)]) -> Medians {
+        let of = |figure: &dyn Fn(&(Run, Cost)) -> f64| median(runs.iter().map(figure).collect());
+        let server = of(&|(_, cost)| cost.server);
         Medians {
-            per_second: of(&|run| run.per_second),
-            p50: of(&|run| run.times.value_at_quantile(0.5) as f64),
-            p99: of(&|run| run.times.value_at_quantile(0.99) as f64),
+            per_second: of(&|(run, _)| run.per_second),
+            mean: of(&|(run, _)| run.times.mean()),
+            p50: of(&|(run, _)| run.times.value_at_quantile(0.5) as f64),
+            p99: of(&|(run, _)| run.times.value_at_quantile(0.99) as f64),
+            cost: Cost { server, load: of(&|(_, cost)| cost.load) },
         }
     }
 
-    fn print(&self, what: &str, name: &str) {
+    fn print(&self, clients: usize, gets: u64, name: &str) {
         println!(
-            "{what:>12} {name:>10} {:>12.0} {:>9.0} {:>9.0}",
-            self.per_second, self.p50, self.p99
+            "{clients:>7} {gets:>4} {name:>10} {:>11.0} {:>9.1} {:>7.0} {:>7.0} {:>10.2} {:>8.2}",
+            self.per_second, self.mean, self.p50, self.p99, self.cost.server, self.cost.load
         );
     }
 }
@@ -187,90 +158,104 @@ impl Medians {
 fn main() -> Result<(), Failure> {
     let arguments = Arguments::parse();
     let scratch = tempfile::tempdir()?;
-    let folder = arguments.data.clone().unwrap_or_else(|| scratch.path().to_owned());
+    let place = arguments.data.clone().unwrap_or_else(|| scratch.path().to_owned());
+    if arguments.serve {
+        return Esker::start(&arguments, &place, Durability::None)?.serve();
+    }
     let config = Config { cores: arguments.load_cores, ..Config::default() };
     let runtime = Runtime::start(config)?;
     if !arguments.no_compare || arguments.target.is_some() {
-        compare(&arguments, &runtime, &folder)?;
+        compare(&arguments, &runtime, &place)?;
     }
     if !arguments.no_sync && arguments.target.is_none() {
-        share_flushes(&arguments, &runtime, &folder)?;
+        share_flushes(&arguments, &runtime, &place)?;
     }
     Ok(runtime.shutdown()?)
 }
 
-fn load_of(arguments: &Arguments, gets: u64) -> Load {
-    let Arguments { clients, depth, value_size, keys, seconds, .. } = *arguments;
+fn load_of(arguments: &Arguments, clients: usize, gets: u64) -> Load {
+    let Arguments { depth, value_size, keys, seconds, .. } = *arguments;
     let protocol = Protocol::Memcache;
     Load { protocol, clients, depth, value_size, keys, gets, seconds, new_keys: false }
 }
 
 /// The same load on Esker (durability none) and memcached, A B A B.
-fn compare(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Result<(), Failure> {
+fn compare(arguments: &Arguments, runtime: &Runtime, place: &Path) -> Result<(), Failure> {
     println!(
-        "{} connections, {} requests each at a time, values of {} bytes, {} keys; {} runs of {} s",
-        arguments.clients,
-        arguments.depth,
-        arguments.value_size,
-        arguments.keys,
-        arguments.rounds,
-        arguments.seconds
+        "{} requests of a connection at a time, values of {} bytes, {} keys; {} runs of {} s",
+        arguments.depth, arguments.value_size, arguments.keys, arguments.rounds, arguments.seconds
     );
-    let esker = match arguments.target {
-        Some(_) => None,
-        None => Some(Esker::start(arguments, folder, Durability::None)?),
-    };
-    let memcached = match arguments.target {
-        Some(_) => None,
-        None => Memcached::start(arguments.cores),
-    };
-    let mut servers: Vec<(&str, SocketAddr)> = Vec::new();
-    servers.extend(arguments.target.map(|address| ("target", address)));
-    if let Some(esker) = &esker {
-        println!("{}\n{}", esker.store.report(), esker.runtime.report());
-        servers.push(("esker", esker.address));
+    let mut servers = Vec::new();
+    let (esker, memcached, extstore);
+    if let Some(address) = arguments.target {
+        servers.push(Measured { name: "target", address, process: None });
+    } else {
+        esker = EskerProcess::start(arguments, place)?;
+        let process = Some(esker.id());
+        servers.push(Measured { name: "esker", address: esker.address, process });
+        memcached = Memcached::start(arguments.cores, arguments.memcached_mib, None);
+        let found = memcached.as_ref().map(|memcached| ("memcached", memcached));
+        extstore = arguments
+            .extstore
+            .as_ref()
+            .and_then(|file| Memcached::start(arguments.cores, EXTSTORE_MIB, Some(file)));
+        let more = extstore.as_ref().map(|extstore| ("extstore", extstore));
+        servers.extend(found.into_iter().chain(more).map(|(name, memcached)| {
+            let (address, process) = (memcached.address, Some(memcached.id()));
+            Measured { name, address, process }
+        }));
     }
-    servers.extend(memcached.as_ref().map(|memcached| ("memcached", memcached.address)));
+    for server in servers.iter().filter(|_| !arguments.no_fill) {
+        load::fill(runtime, server.address, load_of(arguments, 1, 0))?;
+    }
     println!(
-        "{:>12} {:>10} {:>12} {:>9} {:>9}",
-        "load", "server", "requests/s", "p50 us", "p99 us"
+        "{:>7} {:>4} {:>10} {:>11} {:>9} {:>7} {:>7} {:>10} {:>8}",
+        "clients",
+        "gets",
+        "server",
+        "requests/s",
+        "mean us",
+        "p50 us",
+        "p99 us",
+        "server CPU",
+        "load CPU"
     );
-    for (_, address) in &servers {
-        load::fill(runtime, *address, load_of(arguments, 0))?;
-    }
     for gets in &arguments.gets {
-        let load = load_of(arguments, *gets);
-        let mut runs: Vec<Vec<Run>> = servers.iter().map(|_| Vec::new()).collect();
-        for round in 0..arguments.rounds {
-            for (runs, (_, address)) in runs.iter_mut().zip(&servers) {
-                runs.push(load::run(runtime, *address, load, round as u64)?);
+        for clients in &arguments.clients {
+            let load = load_of(arguments, *clients, *gets);
+            let mut runs: Vec<Vec<(Run, Cost)>> = servers.iter().map(|_| Vec::new()).collect();
+            for round in 0..arguments.rounds {
+                for (runs, server) in runs.iter_mut().zip(&servers) {
+                    runs.push(server.run(runtime, load, round as u64)?);
+                }
+            }
+            let medians: Vec<Medians> = runs.iter().map(|runs| Medians::of(runs)).collect();
+            for (medians, server) in medians.iter().zip(&servers) {
+                medians.print(*clients, *gets, server.name);
+            }
+            if let [esker, others @ ..] = &medians[..] {
+                for (other, server) in others.iter().zip(&servers[1..]) {
+                    println!(
+                        "{clients:>7} {gets:>4} esker beside {}: {:.2} x the requests, {:.2} x the mean time, {:.2} x the CPU",
+                        server.name,
+                        esker.per_second / other.per_second,
+                        esker.mean / other.mean,
+                        esker.cost.server / other.cost.server
+                    );
+                }
             }
         }
-        let what = format!("{gets} % gets");
-        let medians: Vec<Medians> = runs.iter().map(|runs| Medians::of(runs)).collect();
-        for (medians, (name, _)) in medians.iter().zip(&servers) {
-            medians.print(&what, name);
-        }
-        if let [esker, memcached] = &medians[..] {
-            println!(
-                "{what:>12} esker beside memcached: {:.2} x",
-                esker.per_second / memcached.per_second
-            );
-        }
     }
-    match esker {
-        Some(esker) => esker.stop(),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// Durable sets of one client and of many, and what they write.
-fn share_flushes(arguments: &Arguments, runtime: &Runtime, folder: &Path) -> Result<(), Failure> {
-    let esker = Esker::start(arguments, folder, Durability::Sync)?;
+fn share_flushes(arguments: &Arguments, runtime: &Runtime, place: &Path) -> Result<(), Failure> {
+    let esker = Esker::start(arguments, place, Durability::Sync)?;
     println!("\nsets of {} bytes, durability sync", arguments.value_size);
     for (new_keys, words) in [(true, "new keys"), (false, "overwrites")] {
         if !new_keys {
-            load::fill(runtime, esker.address, load_of(arguments, 0))?;
+            load::fill(runtime, esker.address, load_of(arguments, 1, 0))?;
         }
         share_of(arguments, runtime, &esker, new_keys, words)?;
     }
@@ -288,11 +273,12 @@ fn share_of(
         "{:>8} {:>12} {:>9} {:>9} {:>20} {:>13}",
         "clients", "sets/s", "p50 us", "p99 us", "device/user bytes", "sets a write"
     );
+    let many = arguments.clients.iter().copied().max().unwrap_or(1);
     let mut ratios = Vec::new();
     for round in 0..arguments.rounds {
         let mut rates = [0.0; 2];
-        for (rate, clients) in rates.iter_mut().zip([1, arguments.clients]) {
-            let load = Load { clients, depth: 1, new_keys, ..load_of(arguments, 0) };
+        for (rate, clients) in rates.iter_mut().zip([1, many]) {
+            let load = Load { depth: 1, new_keys, ..load_of(arguments, clients, 0) };
             let before = esker.store.stats().device;
             let seed = round as u64 * 2 + u64::from(clients > 1);
             let run = load::run(runtime, esker.address, load, seed)?;
@@ -311,6 +297,6 @@ fn share_of(
         }
         ratios.push(rates[1] / rates[0]);
     }
-    println!("{words}: {} clients beside one: median {:.1} x", arguments.clients, median(ratios));
+    println!("{words}: {many} clients beside one: median {:.1} x", median(ratios));
     Ok(())
 }

@@ -94,6 +94,9 @@ pub(crate) struct Session<T> {
     /// Memory for values that the wave's units have.
     wave_bytes: u64,
     share: Share,
+    /// Memory for values that is kept between requests, and how much that may be.
+    pocket: Option<Share>,
+    pocket_bytes: u64,
     partial_since: Option<Duration>,
     busy: bool,
     /// Whether the client may give commands.
@@ -104,7 +107,10 @@ impl<T: Transport> Session<T> {
     /// A session of `connection` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
         let admitted = shared.auth.is_none();
+        let pocket_bytes = shared.limits.pocket_bytes();
         Session {
+            pocket: None,
+            pocket_bytes,
             shared,
             core,
             connection,
@@ -147,6 +153,7 @@ impl<T: Transport> Session<T> {
                 Pause::Run => self.run_wave(),
                 Pause::Starve => {
                     self.flush()?;
+                    self.pocket = None;
                     if let Some(unit) = self.held.take() {
                         self.endow_waiting(unit);
                     }

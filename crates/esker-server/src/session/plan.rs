@@ -181,7 +181,7 @@ impl<T: Transport> Session<T> {
             if self.wave_bytes > 0 && self.wave_bytes.saturating_add(bytes) > OUTPUT_BYTES_MAX {
                 return Err(unit);
             }
-            match self.shared.budget.try_take(bytes) {
+            match self.take_share(bytes) {
                 Some(share) => unit.share = Some(share),
                 None => return Err(unit),
             }
@@ -190,6 +190,28 @@ impl<T: Transport> Session<T> {
         self.wave_bytes = self.wave_bytes.saturating_add(bytes);
         self.wave.push(unit);
         Ok(())
+    }
+
+    /// Memory for values, out of the pocket if that has it.
+    fn take_share(&mut self, bytes: u64) -> Option<Share> {
+        if bytes <= self.pocket_bytes && self.pocket.is_none() {
+            self.pocket = self.shared.budget.try_take(self.pocket_bytes);
+        }
+        let part = self.pocket.as_mut().and_then(|pocket| pocket.split(bytes));
+        part.or_else(|| self.shared.budget.try_take(bytes))
+    }
+
+    /// Puts memory of values that were sent back into the pocket.
+    pub(super) fn put_share(&mut self, share: Share) {
+        let pocket = match self.pocket.take() {
+            Some(mut pocket) => {
+                pocket.absorb(share);
+                pocket
+            }
+            None => share,
+        };
+        let pocket = self.pocket.insert(pocket);
+        pocket.shrink_to(self.pocket_bytes);
     }
 
     /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).

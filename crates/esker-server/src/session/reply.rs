@@ -60,15 +60,13 @@ impl<T: Transport> Session<T> {
 
     /// A data block with its end.
     fn push_item(&mut self, item: Item, mut share: Option<Share>) {
-        let copied = item.len() < ZERO_COPY_BYTES_MIN;
-        if let Some(share) = &mut share {
-            // Text that grows takes up to twice its length.
-            let twice = (item.len() as u64).saturating_mul(2);
-            share.shrink_to(if copied { twice } else { item.record().memory_bytes() });
-        }
-        if copied {
+        if item.len() < ZERO_COPY_BYTES_MIN {
+            // Text that grows takes up to twice its length: hardly less than what was read.
             self.output.push_copy(&item, share);
         } else {
+            if let Some(share) = &mut share {
+                share.shrink_to(item.record().memory_bytes());
+            }
             let (value, length) = item.into_record();
             self.output.push_value(value, length, share);
         }

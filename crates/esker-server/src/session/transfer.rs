@@ -95,6 +95,9 @@ impl<T: Transport> Session<T> {
         if connection.holds_back() {
             patiently(shared, since, |limit| connection.flush(limit))?;
         }
+        if let Some(share) = self.output.take_sent() {
+            self.put_share(share);
+        }
         self.count(Counter::BytesWritten, sent as u64);
         Ok(())
     }

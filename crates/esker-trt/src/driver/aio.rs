@@ -159,6 +159,7 @@ impl Aio {
             IoKind::Write { durable: false } => (CMD_PWRITEV, 0),
             IoKind::Write { durable: true } => (CMD_PWRITEV, libc::RWF_DSYNC),
             IoKind::SyncData => (CMD_FDSYNC, 0),
+            IoKind::Send { .. } => return Some(request),
         };
         let Ok(offset) = i64::try_from(request.offset) else { return Some(request) };
         let is_sync = request.kind == IoKind::SyncData;

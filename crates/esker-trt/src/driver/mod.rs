@@ -26,11 +26,17 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IoKind {
     Read,
-    Write { durable: bool },
+    Write {
+        durable: bool,
+    },
     SyncData,
+    /// To a socket, as much as fits at once; with a header if there are several vectors.
+    Send {
+        header: *const libc::msghdr,
+    },
 }
 
-/// One disk request. The pointers are good until its completion (D2).
+/// One disk request, or a send that never waits. The pointers are good until its completion (D2).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IoRequest {
     pub(crate) kind: IoKind,
@@ -45,6 +51,8 @@ pub(crate) struct IoRequest {
 pub(crate) enum Event {
     /// The disk request of a task has completed: bytes, or a negated error number.
     Io { task: u32, result: i32 },
+    /// The send of a task has completed: bytes, or a negated error number.
+    Sent { task: u32, result: i32 },
     /// A deadline may have passed.
     Timer,
     /// A socket became ready. `ended`: the watch is over and must be set again.
@@ -81,7 +89,7 @@ impl Driver {
         mailbox: &Mailbox,
     ) -> io::Result<Driver> {
         Ok(match facility {
-            Facility::Uring => {
+            Facility::Uring | Facility::Inline => {
                 Driver::Uring(Box::new(uring::Uring::new(config.queue_depth, mailbox)?))
             }
             Facility::Aio => Driver::Aio(Box::new(aio::Aio::new(config.queue_depth, mailbox)?)),
@@ -108,6 +116,19 @@ impl Driver {
             }
             Driver::Aio(driver) => driver.submit_io(task, request),
             Driver::Sync(_) | Driver::None => Some(request),
+        }
+    }
+
+    /// Whether sends can be handed over as requests are, many with one call.
+    pub(crate) fn sends_together(&self) -> bool {
+        matches!(self, Driver::Uring(_))
+    }
+
+    /// Sends that were taken and not handed over yet.
+    pub(crate) fn sends(&self) -> u32 {
+        match self {
+            Driver::Uring(driver) => driver.sends(),
+            Driver::Aio(_) | Driver::Sync(_) | Driver::None => 0,
         }
     }
 

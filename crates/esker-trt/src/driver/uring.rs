@@ -20,7 +20,7 @@ use crate::driver::{Event, IoKind, IoRequest, Round, Wait, epoll, left_until, pa
 use crate::sockets::SocketKey;
 use crate::wake::Mailbox;
 use io_uring::{IoUring, cqueue, opcode, squeue, types};
-use std::io;
+use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr;
 
@@ -29,6 +29,9 @@ const TAG_SOCKET: u8 = 2;
 const TAG_MAIL: u8 = 3;
 const TAG_TIMER: u8 = 4;
 const TAG_NONE: u8 = 5;
+const TAG_SEND: u8 = 6;
+/// A send takes what fits and says so at once: its completion is there when it was handed over.
+const SEND_FLAGS: i32 = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
 
 const ENTER_GETEVENTS: u32 = 1;
 
@@ -46,6 +49,8 @@ pub(crate) struct Uring {
     unsubmitted: u32,
     /// Disk requests that have not completed.
     in_flight: u32,
+    /// Sends that have not completed.
+    sends: u32,
     pub(super) round: Round,
     words: &'static str,
     /// Events taken while a request was being pushed.
@@ -87,6 +92,7 @@ impl Uring {
             eventfd,
             unsubmitted: 0,
             in_flight: 0,
+            sends: 0,
             round: Round::new(4),
             words,
             early: Vec::new(),
@@ -122,9 +128,28 @@ impl Uring {
         }
     }
 
+    /// Sends that have not completed.
+    pub(crate) fn sends(&self) -> u32 {
+        self.sends
+    }
+
+    fn submit_send(&mut self, task: u32, request: &IoRequest, header: *const libc::msghdr) {
+        let fd = types::Fd(request.fd);
+        let entry = if header.is_null() {
+            let (base, length) = single(request.vectors);
+            opcode::Send::new(fd, base, length).flags(SEND_FLAGS).build()
+        } else {
+            let flags = u32::try_from(SEND_FLAGS).unwrap_or(0);
+            opcode::SendMsg::new(fd, header).flags(flags).build()
+        };
+        self.sends += 1;
+        self.push(&entry.user_data(u64::from(TAG_SEND) << 56 | u64::from(task)));
+    }
+
     pub(crate) fn submit_io(&mut self, task: u32, request: IoRequest) {
         let fd = types::Fd(request.fd);
         let entry = match request.kind {
+            IoKind::Send { header } => return self.submit_send(task, &request, header),
             IoKind::SyncData => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
             IoKind::Read if request.vector_count == 1 => {
                 let (base, length) = single(request.vectors);
@@ -272,6 +297,10 @@ impl Uring {
                     self.in_flight = self.in_flight.saturating_sub(1);
                     events.push(Event::Io { task: key.generation, result });
                 }
+                TAG_SEND => {
+                    self.sends = self.sends.saturating_sub(1);
+                    events.push(Event::Sent { task: key.generation, result });
+                }
                 TAG_SOCKET => {
                     let ended = !cqueue::more(completion.flags());
                     // A poll that failed says so through the socket itself.
@@ -289,6 +318,15 @@ impl Uring {
             }
         }
     }
+}
+
+/// The header of a send of these buffers.
+pub(crate) fn message_of(bufs: &[IoSlice<'_>]) -> libc::msghdr {
+    // SAFETY: plain numbers and pointers, for which zero is a value.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = bufs.as_ptr().cast_mut().cast();
+    message.msg_iovlen = bufs.len();
+    message
 }
 
 fn single(vectors: *const libc::iovec) -> (*mut u8, u32) {

@@ -113,3 +113,24 @@ fn a_device_that_does_not_answer_keeps_its_task_but_not_the_shutdown() {
     std::io::Write::write_all(&mut writer, b"late").unwrap();
     assert_eq!(finished.wait().unwrap(), (4, *b"late"));
 }
+
+/// A task that reads without end from a disk that answers at once lets others of its core run.
+#[test]
+fn a_task_that_makes_its_calls_itself_gives_way() {
+    let runtime = crate::runtime::tests::runtime(crate::Facility::Inline, 1);
+    let reads = runtime.spawn(|| {
+        let file = file();
+        let seen = Rc::new(std::cell::Cell::new(false));
+        let sees = Rc::clone(&seen);
+        let other = spawn(move || sees.set(true));
+        let mut reads = 0;
+        while !seen.get() && reads < 10_000 {
+            read_at(file.as_fd(), &mut [0; 8], 0).unwrap();
+            reads += 1;
+        }
+        other.join().unwrap();
+        reads
+    });
+    let reads = reads.join().unwrap();
+    assert!((2..1000).contains(&reads), "the other task ran after {reads} reads");
+}

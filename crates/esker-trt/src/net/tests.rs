@@ -115,6 +115,49 @@ fn one_task_reads_while_another_writes_more_than_the_socket_holds() {
     });
 }
 
+/// Sends of several tasks go to the kernel together; what does not fit waits, and errors reach who sent.
+#[test]
+fn many_tasks_of_a_core_send_at_once_more_than_their_sockets_hold() {
+    const TASKS: u8 = 40;
+    const LENGTH: usize = 300_000;
+    each_facility(|runtime| {
+        let all = runtime.spawn_on(CoreId(0), || {
+            let (writers, readers): (Vec<_>, Vec<_>) = (0..TASKS)
+                .map(|task| {
+                    let (writer, reader) = pair();
+                    let write = spawn(move || {
+                        let (head, tail) = (vec![task; LENGTH], vec![!task; LENGTH]);
+                        let mut bufs = [IoSlice::new(&head), IoSlice::new(&tail)];
+                        // In one piece, then in two.
+                        writer.write_all(&head).unwrap();
+                        writer.write_all_vectored(&mut bufs).unwrap();
+                    });
+                    let read = spawn(move || {
+                        let mut bytes = vec![0; 3 * LENGTH];
+                        read_exactly(&reader, &mut bytes);
+                        assert!(bytes[..2 * LENGTH].iter().all(|byte| *byte == task));
+                        assert!(bytes[2 * LENGTH..].iter().all(|byte| *byte == !task));
+                        assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+                    });
+                    (write, read)
+                })
+                .unzip();
+            writers.into_iter().chain(readers).for_each(|task| task.join().unwrap());
+            let refused: Vec<_> = (0..TASKS)
+                .map(|_| {
+                    spawn(|| {
+                        let (writer, reader) = pair();
+                        drop(reader);
+                        writer.write(b"nobody is there").unwrap_err().kind()
+                    })
+                })
+                .collect();
+            refused.into_iter().map(|task| task.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert!(all.join().unwrap().iter().all(|kind| *kind == ErrorKind::BrokenPipe));
+    });
+}
+
 #[test]
 fn a_reader_and_a_writer_of_one_stream_have_deadlines_of_their_own() {
     each_facility(|runtime| {

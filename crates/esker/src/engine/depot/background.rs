@@ -1,5 +1,5 @@
 //! The background thread of a store: flushes for `periodic`, cleans ahead of the clients, and readies
-//! free segments.
+//! free segments. Where writes go to memory first, another one brings full pieces of the log to the device.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
 //! has them written once before the log comes there: a few segments ahead of a busy log, many while
@@ -41,6 +41,11 @@ impl Depot {
             Durability::Sync | Durability::None => IDLE_PERIOD,
         };
         let mut seen = Version(0);
+        if self.writes_later() {
+            let store = Weak::clone(&store);
+            let round = move || write_pieces(&store).then_some(IDLE_PERIOD);
+            self.log_writer.start("esker-depot-log", IDLE_PERIOD, round)?;
+        }
         self.background
             .start("esker-depot", period, move || work(&store, &mut seen).then_some(period))
     }
@@ -100,6 +105,13 @@ impl Depot {
         }
         Ok(())
     }
+}
+
+/// One round of the log's writer; false when the thread is to end.
+fn write_pieces(store: &Weak<Depot>) -> bool {
+    let Some(store) = store.upgrade() else { return false };
+    // A failure is told to who writes next.
+    !store.log.is_closed() && store.write_full(false).is_ok()
 }
 
 /// One round; false when the thread is to end.

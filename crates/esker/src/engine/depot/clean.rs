@@ -21,6 +21,9 @@
 //! A crash leaves originals, copies or both. A record that cannot be read stays where it is, and its
 //! segment is not cleaned again. A failed write or flush makes the store read-only.
 
+#[cfg(test)]
+mod tests;
+
 use super::place::{Batch, Entry, Tail, link_bytes, link_to};
 use super::scan::{Source, Step, noted};
 use super::segments::Incarnation;
@@ -45,6 +48,8 @@ const READ_GAP: u64 = 32 << 10;
 /// and their share of the store. What is kept free does not dilute the garbage, so it is little.
 const AHEAD_MIN: usize = 3;
 const AHEAD_SHARE: usize = 64;
+/// So many more, so that the cleaner is at work before anybody is held back.
+const HEAD_START: usize = 2;
 /// Most that a batch is held back, and the slowest cleaner that it is held back for, in bytes a
 /// second.
 const PACE_MAX: Duration = Duration::from_millis(20);
@@ -205,7 +210,7 @@ impl Depot {
 
     /// Cleans ahead of the clients, until enough is free or `stop` says so.
     pub(super) fn clean_ahead(&self, mut stop: impl FnMut() -> bool) -> Result<()> {
-        while self.segments.free_count() < self.clean_below() && !stop() {
+        while self.segments.free_count() < self.clean_below() + HEAD_START && !stop() {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
             let Some(gain) = self.free_one(&mut cleaner, false)? else { break };
@@ -213,6 +218,9 @@ impl Depot {
             let rate = gain as f64 / seconds.max(1e-6);
             cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
             self.pace.set(cleaner.rate);
+            if self.segments.free_count() >= self.clean_below() {
+                self.pace.ask(0.0);
+            }
         }
         let mut cleaner = self.cleaner.lock();
         if self.purge_due(&cleaner) {
@@ -225,18 +233,34 @@ impl Depot {
     /// cleaner's lead is whole, at the cleaner's own pace when a third of it is left, slower below.
     /// `room` is what is left of the open segment.
     pub(super) fn pace(&self, bytes: u64, room: u64) {
+        let owed = self.pace.owe(self.debt(room) * bytes as f64);
+        if owed > PACE_MIN {
+            esker_trt::sleep(owed.min(PACE_MAX));
+        }
+    }
+
+    /// Seconds that a byte is held back.
+    pub(super) fn debt(&self, room: u64) -> f64 {
         let kept = self.segments.reserve_of_puts();
         let (free, below) = (self.segments.free_count(), self.clean_below());
         if free >= below || !self.background.is_running() {
-            return;
+            return 0.0;
         }
         let size = self.layout.segment_size as f64;
         let lead = (below - kept) as f64 * size;
         let left = (free.saturating_sub(kept)) as f64 * size + room as f64;
-        let debt = (1.5 * (1.0 - left / lead)).max(0.0);
-        let owed = self.pace.owe(debt * bytes as f64 / self.pace.rate());
-        if owed > PACE_MIN {
-            esker_trt::sleep(owed.min(PACE_MAX));
+        (1.5 * (1.0 - left / lead)).max(0.0) / self.pace.rate()
+    }
+
+    /// Holds a write to memory back by what is asked for its bytes, all writers together: records leave at the
+    /// rate at which the cleaner makes room, and not in bursts.
+    pub(super) fn pay(&self, bytes: u64) {
+        let each = self.pace.asked();
+        if each > 0.0 {
+            let ahead = self.pace.spend(self.clock.monotonic(), each * bytes as f64);
+            if ahead > PACE_MIN {
+                esker_trt::sleep(ahead.min(PACE_MAX));
+            }
         }
     }
 
@@ -508,6 +532,10 @@ pub(super) struct Pace {
     rate: AtomicU64,
     /// Nanoseconds that batches were not held back, since each was too short.
     owed: AtomicU64,
+    /// Seconds that a byte of a write to memory is held back, as the bits of a number.
+    asked: AtomicU64,
+    /// Until when the writes so far have spent the time, in nanoseconds.
+    spent_until: AtomicU64,
 }
 
 impl Pace {
@@ -517,6 +545,28 @@ impl Pace {
 
     fn rate(&self) -> f64 {
         f64::from_bits(self.rate.load(Ordering::Relaxed)).max(CLEANING_RATE_MIN)
+    }
+
+    /// What each byte of a write to memory is held back from now on, in seconds.
+    pub(super) fn ask(&self, seconds: f64) {
+        self.asked.store(seconds.to_bits(), Ordering::Relaxed);
+    }
+
+    fn asked(&self) -> f64 {
+        f64::from_bits(self.asked.load(Ordering::Relaxed))
+    }
+
+    /// Spends `seconds` of the time that all writers share; how far that is ahead of `now`.
+    fn spend(&self, now: Duration, seconds: f64) -> Duration {
+        let nanoseconds = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let cost = nanoseconds(Duration::try_from_secs_f64(seconds).unwrap_or(PACE_MAX));
+        let now = nanoseconds(now);
+        let most = now.saturating_add(nanoseconds(PACE_MAX));
+        // Who finds the time all spent waits as long as anybody does, and no longer.
+        let next = |until: u64| until.max(now).saturating_add(cost).min(most);
+        let spent = |until| Some(next(until));
+        let before = self.spent_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, spent);
+        Duration::from_nanos(before.map_or(0, next).saturating_sub(now))
     }
 
     /// Adds `seconds`; returns what is owed, and forgets it if it is enough to be paid. Only the

@@ -2,8 +2,9 @@
 //!
 //! Nobody waits for such a write, so it need not wait for the device: its record gets its place in a
 //! piece of the log that forms in memory, and is visible at once. A piece is written when it is full,
-//! when somebody asks for durability, or when some time has passed. Records that are not written yet
-//! are read from memory.
+//! when somebody asks for durability, or when some time has passed; full ones by a thread of the store, so
+//! that no writer waits for a device. Records that are not written yet are read from memory. Writers are held
+//! back by the debt of free space record by record, not piece by piece.
 //!
 //! # Invariants
 //! - W1: pieces are written in the order of their versions, by one writer at a time: a crash leaves
@@ -102,8 +103,9 @@ struct Placed {
 
 /// What became of a write.
 pub(super) enum Later {
-    /// Visible, as this version (the last one of several records). Whether a piece got full.
-    Done(Version, bool),
+    /// Visible, as this version (the last one of several records). Whether a piece got full, and the bytes of keys
+    /// and values.
+    Done(Version, bool, u64),
     /// Too many pieces wait: write them and come again.
     Busy,
     /// The segments are full: clean until more than so many are free, and come again.
@@ -158,7 +160,8 @@ impl Depot {
             }
         }
         self.segments.end_entry(segment);
-        Ok(Later::Done(version, closed))
+        let bytes = items.iter().map(|item| (item.key.len() + item.value.len()) as u64).sum();
+        Ok(Later::Done(version, closed, bytes))
     }
 
     /// Appends records to the piece that forms, if there is one and they fit it.
@@ -252,7 +255,7 @@ impl Depot {
             };
             // The piece stays readable while its copy gets its checksums.
             let mut batch = piece.batch.read().copy(&self.pool);
-            self.pace(batch.used as u64, room);
+            self.pace.ask(self.debt(room));
             let mut durable = Sequence(durable.0);
             let mut summary = self.log.take_summary();
             self.write_batch(Stream::Fresh, &mut batch, &plan, &mut summary, &mut durable, false)

@@ -156,6 +156,8 @@ pub(crate) struct Depot {
     items: Striped<AtomicU64>,
     rng: Mutex<Rng>,
     background: Arc<Background>,
+    /// Writes pieces of the log that are full, where writes go to memory first.
+    log_writer: Arc<Background>,
 }
 
 impl Depot {
@@ -262,6 +264,7 @@ impl Depot {
             items: Striped::default(),
             rng: Mutex::new(rng),
             background: Arc::default(),
+            log_writer: Arc::default(),
             device,
         });
         depot.adopt(&log)?;
@@ -499,8 +502,10 @@ impl Engine for Depot {
 
     fn close(&self) -> Result<()> {
         self.background.stop();
+        self.log_writer.stop();
         let closed = self.close_log();
         self.background.join();
+        self.log_writer.join();
         closed?;
         let unchanged = self.log.next_epoch() == self.session_epoch
             && self.from_checkpoint == Some(self.log.next_version());
@@ -549,10 +554,13 @@ impl Engine for Depot {
     }
 
     fn facilities(&self) -> Vec<Facility> {
-        if self.device.is_nowait() {
-            return Facility::ALL.to_vec();
+        if self.device.answers_at_once() {
+            vec![Facility::Inline, Facility::Aio, Facility::Uring, Facility::Sync]
+        } else if self.device.is_nowait() {
+            Facility::ALL.to_vec()
+        } else {
+            vec![Facility::Aio, Facility::Uring, Facility::Sync]
         }
-        vec![Facility::Aio, Facility::Uring, Facility::Sync]
     }
 
     fn limits(&self) -> Limits {
@@ -570,6 +578,7 @@ impl Drop for Depot {
     fn drop(&mut self) {
         // Without waiting: this may be the background thread itself.
         self.background.stop();
+        self.log_writer.stop();
         if !self.log.is_closed()
             && let Err(error) = self.close_log().and_then(|()| self.end_close())
         {

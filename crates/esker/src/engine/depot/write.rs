@@ -169,8 +169,11 @@ impl Depot {
     /// What a write to memory leaves to do, without any stripe: `None` to come again.
     pub(super) fn after_later(&self, later: Later) -> Result<Option<Version>> {
         match later {
-            Later::Done(version, closed) => {
-                if closed {
+            Later::Done(version, closed, bytes) => {
+                self.pay(bytes);
+                if closed && self.log_writer.is_running() {
+                    self.log_writer.wake();
+                } else if closed {
                     self.write_full(false)?;
                 }
                 return Ok(Some(version));
