@@ -21,10 +21,10 @@ use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Run, RunWriter};
 
 /// Runs that an interval of a leaf has on average when it is rewritten. A get reads one of them; a scan reads all.
-const RUNS_MUCH: usize = 20;
-/// How many times as many bytes, or pairs, as it may have. So a leaf is rewritten once while it becomes four times as large:
+const RUNS_MUCH: usize = 10;
+/// How many times as many bytes, or pairs, as it may have. So a leaf is rewritten once while it becomes three times as large:
 /// what was appended is written twice in the end, and what was rewritten before a third time now and then.
-const GROWN: usize = 3;
+const GROWN: usize = 2;
 /// Least intervals, and most bytes, of a stretch.
 const INTERVALS_MIN: usize = 4;
 const BYTES_MAX: u64 = 2 << 20;

@@ -92,6 +92,9 @@ pub(super) struct Leaf {
     owed: AtomicU64,
 }
 
+/// What a byte of a leaf that is brought together costs, in bytes that a read fetches in vain: it is read, written, and what it
+/// leaves behind is collected.
+const REWRITE_COST: u64 = 4;
 /// Entries that a leaf makes room for when it is full.
 const GROWTH: usize = 8;
 
@@ -222,16 +225,21 @@ impl Leaf {
         self.entries.splice(range, entries).collect()
     }
 
-    /// Notes bytes that a read fetched in vain; whether that makes as many as all of the leaf has, since it was last so.
+    /// Notes bytes that a read fetched in vain; whether that makes as many as it costs to bring the leaf together, since it
+    /// was last so.
     pub(super) fn owe(&self, bytes: u64) -> bool {
         let before = self.owed.fetch_add(bytes, Ordering::Relaxed);
-        let size = self.size().max(1);
-        (before + bytes) / size > before / size
+        let cost = self.cost();
+        (before + bytes) / cost > before / cost
     }
 
-    /// Whether as much is owed as all of the leaf has.
+    /// Whether as much is owed as it costs to bring the leaf together.
     pub(super) fn is_due(&self) -> bool {
-        self.owed.load(Ordering::Relaxed) >= self.size().max(1)
+        self.owed.load(Ordering::Relaxed) >= self.cost()
+    }
+
+    fn cost(&self) -> u64 {
+        (REWRITE_COST * self.size()).max(1)
     }
 
     /// Nothing is owed any more: the leaf is written anew.
