@@ -12,9 +12,9 @@ use std::time::Duration;
 
 /// The store, the run-time whose tasks are the clients if they are no threads, and what it was opened with.
 pub(super) struct Opened {
-    pub(super) store: Store,
-    pub(super) runtime: Option<Arc<Runtime>>,
-    pub(super) options: BTreeMap<String, String>,
+    store: Store,
+    runtime: Option<Arc<Runtime>>,
+    options: BTreeMap<String, String>,
 }
 
 impl Opened {

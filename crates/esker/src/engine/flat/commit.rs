@@ -157,11 +157,7 @@ fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry>
 
 /// Binds the entries of these sizes, behind the room for a batch's header, to their versions.
 #[inline]
-pub(super) fn bind_entries(
-    batch: &mut [u8],
-    base_version: u64,
-    sizes: impl Iterator<Item = usize>,
-) {
+fn bind_entries(batch: &mut [u8], base_version: u64, sizes: impl Iterator<Item = usize>) {
     let mut at = BATCH_HEADER_SIZE;
     for (size, ordinal) in sizes.zip(0..) {
         bind_entry(batch.get_mut(at..).unwrap_or_default(), base_version, ordinal);

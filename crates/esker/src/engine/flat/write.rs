@@ -35,6 +35,13 @@ impl Flat {
         Ok(())
     }
 
+    /// Locks a key; what the index will read of it comes meanwhile.
+    #[inline]
+    fn lock_key(&self, hash: u64) -> KeyLock<'_> {
+        self.index.prefetch_one(hash);
+        self.keys.lock(hash)
+    }
+
     pub(super) fn check_value(&self, value: &[u8]) -> Result<()> {
         if value.len() as u64 > VALUE_SIZE_MAX_BYTES {
             let words = format!(
@@ -57,9 +64,7 @@ impl Flat {
         self.check_value(value)?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
-        // What the index will read comes while the lock is taken.
-        self.index.prefetch_one(hash);
-        let lock = self.keys.lock(hash);
+        let lock = self.lock_key(hash);
         let found = if condition == Condition::Always {
             self.find(hash, key)?
         } else {
@@ -80,9 +85,7 @@ impl Flat {
         self.check_key(key, "delete")?;
         self.refuse()?;
         let hash = self.hasher.hash(key);
-        // What the index will read comes while the lock is taken.
-        self.index.prefetch_one(hash);
-        let lock = self.keys.lock(hash);
+        let lock = self.lock_key(hash);
         let (found, known) = self.known_of(hash, key)?;
         if let Some(refused) = self.decide(condition, known) {
             return Ok(refused);

@@ -127,7 +127,7 @@ impl Flex {
     }
 
     /// Notes that a read met so many runs beside the base runs of intervals in the leaf of `key`. Once reads fetched as many
-    /// bytes in vain as it takes to write the leaf anew, it is brought together: so this never writes more than that.
+    /// bytes in vain as it costs to bring the leaf together, that is done: so this never writes more than they read.
     pub(super) fn note_places(&self, key: &[u8], runs: u64) {
         if runs == 0 || !self.index.owe(key, runs * RUN_BYTES) {
             return;
