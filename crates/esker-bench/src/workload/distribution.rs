@@ -89,6 +89,7 @@ pub struct Zipfian {
     items: u64,
     theta: f64,
     alpha: f64,
+    /// The weights of the first two ranks together.
     zeta_two: f64,
     /// The sum up to `items`, or to [`EXACT`] if that is less: so that growing costs nothing.
     zeta_head: f64,
@@ -145,7 +146,7 @@ impl Zipfian {
         if scaled < 1.0 {
             return 0;
         }
-        if scaled < 1.0 + 0.5_f64.powf(self.theta) {
+        if scaled < self.zeta_two {
             return 1.min(self.items - 1);
         }
         let place = (self.eta * uniform - self.eta + 1.0).powf(self.alpha);
