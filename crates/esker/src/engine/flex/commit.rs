@@ -243,15 +243,14 @@ impl Flex {
         known: &Versions,
         ranges: &[RangeDelete],
     ) {
-        if let (Some(only), true) = (known.only(), ranges.is_empty()) {
-            group.push(&Pair { key, version: only.version, content: only.content() });
+        if let (Some((version, content)), true) = (known.only(), ranges.is_empty()) {
+            group.push(&Pair { key, version, content });
             return;
         }
         let snapshots = self.snapshots.all();
         let covering = ranges.iter().filter(|range| range.covers(key));
         let deletes = covering.map(|range| (range.version, Content::Delete));
-        let mut all: Vec<(u64, Content<'_>)> =
-            known.iter().map(|item| (item.version, item.content())).chain(deletes).collect();
+        let mut all: Vec<(u64, Content<'_>)> = known.iter().chain(deletes).collect();
         all.sort_unstable_by_key(|(version, _)| std::cmp::Reverse(*version));
         let versions: Vec<u64> = all.iter().map(|(version, _)| *version).collect();
         needed(&versions, &snapshots, |index| {
