@@ -280,6 +280,7 @@ impl Flex {
 
     /// What is due when a table got more.
     fn go_on(&self, table: &MemTable) -> Result<()> {
+        self.lend_memory();
         if let Durability::Periodic(_) = self.durability {
             self.wal.write_if_much()?;
         }
