@@ -43,6 +43,7 @@ pub mod sites;
 #[cfg(test)]
 mod tests;
 mod versions;
+mod walk;
 mod write;
 
 use crate::backup::BackupReport;
