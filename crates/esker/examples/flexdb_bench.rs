@@ -44,7 +44,8 @@ struct Arguments {
     /// Seconds of each phase behind the load.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Phases: load, get, scan, mix, zipf-get, zipf-scan, zipf-mix, reopen.
+    /// Phases: load, get, scan, mix; busy-get: gets beside one client that puts as fast as it can and does not count; each
+    /// but the first with zipf- in front; reopen.
     #[arg(
         long,
         value_delimiter = ',',
@@ -92,6 +93,14 @@ fn scattered(number: u64, records: u64) -> u64 {
     }
 }
 
+/// What a client did.
+enum Did {
+    Something,
+    /// Something that is not measured.
+    Beside,
+    All,
+}
+
 struct Bench {
     arguments: Arguments,
     options: Options,
@@ -99,7 +108,7 @@ struct Bench {
 
 impl Bench {
     /// Runs clients until they are done or the time is over, and prints what came of it.
-    fn phase(&self, store: &Store, name: &str, work: impl Fn(&mut Rng, u64) -> bool + Sync) {
+    fn phase(&self, store: &Store, name: &str, work: impl Fn(&mut Rng, u64) -> Did + Sync) {
         let times = Mutex::new(Histogram::<u64>::new(3).unwrap());
         let done = AtomicU64::new(0);
         let ended = AtomicBool::new(false);
@@ -115,8 +124,10 @@ impl Bench {
                         let mut count = 0;
                         while !ended.load(Ordering::Relaxed) {
                             let start = SystemClock.monotonic();
-                            if !work(&mut rng, thread) {
-                                break;
+                            match work(&mut rng, thread) {
+                                Did::Something => {}
+                                Did::Beside => continue,
+                                Did::All => break,
                             }
                             own.record((SystemClock.monotonic() - start).as_nanos() as u64)
                                 .unwrap();
@@ -170,7 +181,7 @@ impl Bench {
                         if is_more {
                             put(scattered(number, records));
                         }
-                        is_more
+                        if is_more { Did::Something } else { Did::All }
                     });
                     let (start, cpu_start) = (SystemClock.monotonic(), cpu());
                     store.sync().unwrap();
@@ -192,7 +203,16 @@ impl Bench {
                 }
                 "get" => self.phase(&store, phase, |rng, _| {
                     get(draw(rng, records, zipf));
-                    true
+                    Did::Something
+                }),
+                "busy-get" => self.phase(&store, phase, |rng, thread| {
+                    let number = draw(rng, records, zipf);
+                    if thread == 0 {
+                        put(rng.below(records));
+                        return Did::Beside;
+                    }
+                    get(number);
+                    Did::Something
                 }),
                 "scan" => self.phase(&store, phase, |rng, _| {
                     let from = key(draw(rng, records, zipf), key_size);
@@ -200,7 +220,7 @@ impl Bench {
                     let mut bytes = 0;
                     let visit = |met: esker::Met<'_>| bytes += met.value.len();
                     assert!(store.scan_with(range, Direction::Forward, 50, visit).unwrap() > 0);
-                    true
+                    Did::Something
                 }),
                 "mix" => self.phase(&store, phase, |rng, _| {
                     let number = draw(rng, records, zipf);
@@ -209,7 +229,7 @@ impl Bench {
                     } else {
                         get(number)
                     }
-                    true
+                    Did::Something
                 }),
                 "reopen" => {
                     drop(store);

@@ -176,7 +176,8 @@ pub struct Options {
 /// Options of the engine `flex`.
 #[derive(Clone, Debug)]
 pub struct FlexOptions {
-    /// DRAM for intervals and single pairs that were read, in bytes. Default 256 MiB.
+    /// DRAM for intervals and single pairs that were read, in bytes; 0: none. What tables of writes do not use of theirs at
+    /// the moment is for these, too. Default 256 MiB.
     pub cache_size_bytes: u64,
     /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk.
     /// Default 64 MiB.

@@ -32,7 +32,9 @@ const READS_MAX: usize = 64;
 /// Figures of a store at one moment.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// Keys with a value, those expired included that nobody has overwritten.
+    /// Keys with a value, those expired included that nobody has overwritten. `flex` does not look at what a write replaces, so
+    /// it says more: each change counts until its interval is written anew. That is at most once for each time that
+    /// a key was written since, and never less than the keys, except soon after an open that had to look intervals up.
     pub items: u64,
     /// Deleted keys whose tombstones are kept.
     pub tombstones: u64,

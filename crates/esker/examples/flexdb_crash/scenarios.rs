@@ -9,6 +9,7 @@ pub(crate) type Told = std::result::Result<(), String>;
 
 pub(crate) fn all() -> Told {
     damage().map_err(|words| format!("damage: {words}"))?;
+    pairs().map_err(|words| format!("pairs in memory: {words}"))?;
     lost_batch().map_err(|words| format!("a lost batch: {words}"))?;
     lost_batches_behind().map_err(|words| format!("lost batches behind one: {words}"))?;
     crate::backups::all()
@@ -76,6 +77,39 @@ fn damage() -> Told {
     match found(&damaged) {
         Ok(8) => {}
         other => return Err(format!("a flipped bit in the saved index: {other:?}")),
+    }
+    Ok(())
+}
+
+/// Single pairs that are in memory, because there is no room for intervals, are those that the space has, when they were
+/// written over or deleted and their table is gone.
+fn pairs() -> Told {
+    const KEYS: u16 = 240;
+    let devices = devices(&vec![Initial::Zeros; DEVICES], 3, false);
+    let mut options = options(1);
+    options.size_bytes = 1 << 20;
+    options.format = true;
+    let store = Store::open_flex_on(files(&devices), &options).map_err(words)?;
+    for round in 0..8_u8 {
+        // What each key has: its table is in the space afterwards.
+        let has = |number: u16| !(number + u16::from(round)).is_multiple_of(5);
+        for number in 0..KEYS {
+            let key = number.to_be_bytes();
+            if has(number) {
+                store.put(&key, &[round; 9]).map_err(words)?;
+            } else {
+                store.delete(&key).map_err(words)?;
+            }
+        }
+        store.check().map_err(words)?;
+        // Some first, far from each other: their pairs stay in memory, and those of the round before do not count.
+        for number in (0..KEYS).step_by(7).chain(0..KEYS) {
+            let found = store.get(&number.to_be_bytes()).map_err(words)?;
+            let found = found.as_deref();
+            if found != has(number).then_some(&[round; 9][..]) {
+                return Err(format!("round {round}: key {number} has {found:?}"));
+            }
+        }
     }
     Ok(())
 }

@@ -19,7 +19,7 @@ use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::snapshots::needed;
-use super::stretch::Seen;
+use super::stretch::{Growth, Seen};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
@@ -35,8 +35,8 @@ const GROUP_PAIRS_MAX: u64 = 1024;
 const GROUP_BYTES_MAX: usize = 256 << 10;
 /// What an interval that things are appended to may have: so many times as many appended pairs, and bytes, as one that is
 /// new; and runs. Before it has so many, it is usually brought together with its neighbours.
-const PAIRS_GROWN: u64 = 4;
-const SIZE_GROWN: u64 = 6;
+const PAIRS_GROWN: u64 = 8;
+const SIZE_GROWN: u64 = 12;
 const RUNS_MAX: u8 = 64;
 
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
@@ -49,6 +49,7 @@ pub(super) struct Committer {
     pub(super) root: Root,
     pub(super) group: RunWriter,
     pub(super) data: Vec<u8>,
+    pub(super) growth: Growth,
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
@@ -155,6 +156,7 @@ impl Flex {
                 *self.stuck.lock() = None;
                 self.tables_mut().sealed = None;
                 gate.open();
+                self.lend_memory();
                 // What is not dense enough by then is collected while nobody writes.
                 if let Err(error) = self.space.settle(FILL_WHILE_WRITING) {
                     tracing::warn!(%error, "space is not collected");
@@ -188,7 +190,7 @@ impl Flex {
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
         let mut seen = Seen::default();
         while let Some(first) = entries.key() {
-            let stretch = self.stretch_of(first, &mut seen);
+            let stretch = self.stretch_of(first, committer.growth, &mut seen);
             let located = self.locate(first)?;
             let upper = match &stretch {
                 Some(stretch) => &stretch.upper,
@@ -220,7 +222,7 @@ impl Flex {
 
     /// What is in memory of single pairs follows what came to the space. Whoever read the space before kept it before.
     fn tell_pairs(&self, group: &RunWriter) {
-        if self.index.pairs_kept.bytes() == 0 {
+        if self.index.pairs_kept.bytes() == 0 || sites::PAIR_FOLLOWS.disabled() {
             return;
         }
         let (mut bytes, first_version) = group.pairs();
@@ -243,15 +245,14 @@ impl Flex {
         known: &Versions,
         ranges: &[RangeDelete],
     ) {
-        if let (Some(only), true) = (known.only(), ranges.is_empty()) {
-            group.push(&Pair { key, version: only.version, content: only.content() });
+        if let (Some((version, content)), true) = (known.only(), ranges.is_empty()) {
+            group.push(&Pair { key, version, content });
             return;
         }
         let snapshots = self.snapshots.all();
         let covering = ranges.iter().filter(|range| range.covers(key));
         let deletes = covering.map(|range| (range.version, Content::Delete));
-        let mut all: Vec<(u64, Content<'_>)> =
-            known.iter().map(|item| (item.version, item.content())).chain(deletes).collect();
+        let mut all: Vec<(u64, Content<'_>)> = known.iter().chain(deletes).collect();
         all.sort_unstable_by_key(|(version, _)| std::cmp::Reverse(*version));
         let versions: Vec<u64> = all.iter().map(|(version, _)| *version).collect();
         needed(&versions, &snapshots, |index| {

@@ -157,6 +157,8 @@ pub(super) struct Index {
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
     budget_bytes: u64,
+    /// What others do not need at the moment of theirs.
+    lent_bytes: AtomicU64,
     /// Of the same budget.
     pub(super) pairs_kept: Pairs,
     missed: Missed,
@@ -175,6 +177,7 @@ impl Index {
             stamps: AtomicU64::new(1),
             cached_bytes: AtomicU64::new(0),
             budget_bytes,
+            lent_bytes: AtomicU64::new(0),
             pairs_kept: Pairs::new(budget_bytes),
             missed: Missed(std::array::from_fn(|_| AtomicU32::new(0))),
             hands: Mutex::default(),
@@ -456,9 +459,7 @@ impl Index {
         if self.budget_bytes == 0 || self.missed.again(part.stamp) {
             return self.budget_bytes > 0;
         }
-        if part.is_whole
-            && self.cached_bytes() + 2 * base.len() as u64 <= self.budget_bytes / 16 * 15
-        {
+        if part.is_whole && self.cached_bytes() + 2 * base.len() as u64 <= self.budget() / 16 * 15 {
             return true;
         }
         let mut kept = 0;
@@ -481,14 +482,33 @@ impl Index {
         self.make_room();
     }
 
+    /// Bytes that intervals and pairs in memory may take now.
+    fn budget(&self) -> u64 {
+        self.budget_bytes + self.lent_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Says how many bytes there are beside the budget, until something else is said. Those who have none get none.
+    pub(super) fn lend(&self, bytes: u64) {
+        let before = self.lent_bytes.load(Ordering::Relaxed);
+        // Said often: what is about the same is not worth a line of memory that everybody reads.
+        if self.budget_bytes == 0 || before.abs_diff(bytes) < self.budget_bytes / 256 {
+            return;
+        }
+        self.lent_bytes.store(bytes, Ordering::Relaxed);
+        if bytes < before {
+            self.make_room();
+        }
+    }
+
     /// Drops intervals and pairs that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2).
     pub(super) fn make_room(&self) {
-        if self.cached_bytes() <= self.budget_bytes {
+        let budget = self.budget();
+        if self.cached_bytes() <= budget {
             return;
         }
         let Some(mut hands) = self.hands.try_lock() else { return };
         // Little at a time: a reader waits for it.
-        let goal = self.budget_bytes - self.budget_bytes / 1024;
+        let goal = budget - budget / 1024;
         let leaves = self.row().len();
         let mut steps = USES_MAX * leaves + 2;
         while self.cached_bytes() > goal && steps > 0 {
@@ -664,4 +684,61 @@ fn upper(row: &Row, leaf: &Leaf, spot: Spot) -> Option<Vec<u8>> {
 /// The part of `range` that lies in `0..len`.
 fn clip(range: Range<usize>, len: usize) -> Range<usize> {
     range.start.min(len)..range.end.min(len)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
+
+    fn interval(key: &[u8]) -> Arc<Interval> {
+        let mut run = RunWriter::new(1);
+        run.push(&Pair { key, version: 1, content: Content::Put(Extra::default(), b"value") });
+        let mut bytes = Vec::new();
+        run.finish(Some(key), &mut bytes);
+        Arc::new(Interval::decode(bytes, &KeyHasher::new([1; 16])).unwrap())
+    }
+
+    fn found_at_open(count: u8) -> Index {
+        let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
+        Index::new((0..count).map(fresh).collect(), 1 << 20)
+    }
+
+    #[test]
+    fn what_was_read_of_an_interval_that_went_is_not_taken_for_the_one_before_it() {
+        // Nothing changed the one before since the store was opened: its stamp is that of the open.
+        let index = found_at_open(100);
+        for key in 1..100 {
+            let placed = index.place(Some(&[key]), false, 0);
+            let (_, stamp, _) = placed.sizes[0];
+            index.replace(index.locate(&[key]).spot, 1, Vec::new());
+            index.keep(&[key], &[(stamp, interval(&[key]))]);
+            index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
+            assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_used_and_given_back() {
+        let index = found_at_open(200);
+        let size = interval(&[1]).memory_bytes();
+        let index = Index { budget_bytes: 20 * size, ..index };
+        let keep_all = || {
+            for key in 0..200 {
+                let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+                index.keep(&[key], &[(stamp, interval(&[key]))]);
+            }
+        };
+        keep_all();
+        assert!(index.cached_bytes() <= 20 * size);
+        index.lend(100 * size);
+        keep_all();
+        assert!((100 * size..=120 * size).contains(&index.cached_bytes()));
+        index.lend(0);
+        assert!(index.cached_bytes() <= 20 * size);
+        let none = Index::new(Vec::new(), 0);
+        none.lend(1 << 20);
+        none.keep(b"", &[(none.place(None, false, 0).sizes[0].1, interval(b""))]);
+        assert_eq!(none.cached_bytes(), 0);
+    }
 }

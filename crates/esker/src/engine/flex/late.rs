@@ -62,7 +62,7 @@ impl Flex {
             keys.extend_from_slice(key);
             if let Some(slot) = table.slot(word) {
                 let versions = slot.lock();
-                let of_key = versions.iter().map(|item| item.version);
+                let of_key = versions.iter().map(|(version, _)| version);
                 changes.extend(of_key.map(|version| (version, Late::Key(word, place.clone()))));
             }
             cursor.next();
@@ -76,12 +76,6 @@ impl Flex {
         let mut writer = WalWriter::default();
         let (mut first_version, mut next_version) = (0, 0);
         for (version, change) in &changes {
-            let item = match change {
-                Late::Key(word, _) => table.slot(*word).and_then(|slot| {
-                    slot.lock().iter().find(|item| item.version == *version).cloned()
-                }),
-                Late::Range(_) => None,
-            };
             if writer.size_bytes() > most {
                 self.wal.write_late(&mut late, first_version, &mut writer)?;
             }
@@ -94,10 +88,14 @@ impl Flex {
                 next_version += 1;
             }
             match change {
-                Late::Key(_, place) => {
+                Late::Key(word, place) => {
                     let key = keys.get(place.clone()).unwrap_or_default();
-                    if let Some(item) = &item {
-                        writer.push(&Change::Set(key, item.content()));
+                    if let Some(slot) = table.slot(*word) {
+                        let versions = slot.lock();
+                        let content = versions.iter().find(|(other, _)| other == version);
+                        if let Some((_, content)) = content {
+                            writer.push(&Change::Set(key, content));
+                        }
                     }
                 }
                 Late::Range(index) => {

@@ -15,89 +15,228 @@
 //! Any number of readers and writers; writers of one key take turns outside. A place has a lock of its own, held for a copy.
 
 use crate::store::Direction;
-use esker_format::flex_db::Extra;
+use esker_format::flex_db::{Content, Extra};
 use esker_index::{Masstree, Word};
 use parking_lot::{Mutex, RwLock};
 use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// What a key has.
-#[derive(Clone, Debug)]
-pub(super) enum What {
-    /// A value.
-    Put(Extra, Box<[u8]>),
-    /// Nothing.
-    Delete,
-    /// A value that stands by itself: number and length.
-    Large(Extra, u64, u64),
+/// What a key has, in as few bytes as it takes: one that says what it is, what is not usual, the value. None: it has nothing.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Kept(Box<[u8]>);
+
+/// First bytes: a value; one that has attributes, too; one that stands by itself.
+const PLAIN: u8 = 0;
+const WITH_EXTRA: u8 = 1;
+const LARGE: u8 = 2;
+/// Bytes of attributes, and of number and length.
+const EXTRA_SIZE: usize = 13;
+const LARGE_SIZE: usize = 16;
+
+fn extra_to_bytes(extra: &Extra) -> [u8; EXTRA_SIZE] {
+    let mut bytes = [0; EXTRA_SIZE];
+    let Extra { flags, state, expires_at } = *extra;
+    let all = flags.to_le_bytes().into_iter().chain([state]).chain(expires_at.to_le_bytes());
+    bytes.iter_mut().zip(all).for_each(|(to, from)| *to = from);
+    bytes
+}
+
+fn extra_of_bytes(bytes: [u8; EXTRA_SIZE]) -> Extra {
+    let [a, b, c, d, state, expires @ ..] = bytes;
+    Extra {
+        flags: u32::from_le_bytes([a, b, c, d]),
+        state,
+        expires_at: u64::from_le_bytes(expires),
+    }
+}
+
+impl Kept {
+    /// What stands before the value.
+    fn head(content: &Content<'_>) -> ([u8; 1 + EXTRA_SIZE + LARGE_SIZE], usize) {
+        let mut head = [0; 1 + EXTRA_SIZE + LARGE_SIZE];
+        let (first, extra, large) = match content {
+            Content::Delete => return (head, 0),
+            Content::Put(extra, _) if *extra == Extra::default() => return (head, 1),
+            Content::Put(extra, _) => (WITH_EXTRA, extra, None),
+            Content::Large(extra, number, length) => (LARGE, extra, Some((number, length))),
+        };
+        let mut size = 0;
+        let mut push = |bytes: &[u8]| {
+            let to = head.get_mut(size..size + bytes.len());
+            to.into_iter().for_each(|to| to.copy_from_slice(bytes));
+            size += bytes.len();
+        };
+        push(&[first]);
+        push(&extra_to_bytes(extra));
+        if let Some((number, length)) = large {
+            push(&number.to_le_bytes());
+            push(&length.to_le_bytes());
+        }
+        (head, size)
+    }
+
+    pub(super) fn new(content: &Content<'_>) -> Self {
+        let (head, size) = Kept::head(content);
+        let head = head.get(..size).unwrap_or_default();
+        Kept([head, value_of(content)].concat().into_boxed_slice())
+    }
+
+    /// Has something else from now on; in the same memory, if it is as long.
+    fn set(&mut self, content: &Content<'_>) {
+        let (head, size) = Kept::head(content);
+        let value = value_of(content);
+        match self.0.split_at_mut_checked(size) {
+            Some((to, rest)) if size > 0 && rest.len() == value.len() => {
+                to.copy_from_slice(head.get(..size).unwrap_or_default());
+                rest.copy_from_slice(value);
+            }
+            _ => *self = Kept::new(content),
+        }
+    }
+
+    pub(super) fn content(&self) -> Content<'_> {
+        match self.0.split_first() {
+            None => Content::Delete,
+            Some((&PLAIN, value)) => Content::Put(Extra::default(), value),
+            Some((first, rest)) => {
+                let (extra, rest) = rest.split_first_chunk().unwrap_or((&[0; EXTRA_SIZE], &[]));
+                let extra = extra_of_bytes(*extra);
+                if *first == WITH_EXTRA {
+                    return Content::Put(extra, rest);
+                }
+                let (number, rest) = rest.split_first_chunk().unwrap_or((&[0; 8], &[]));
+                let length = rest.first_chunk().unwrap_or(&[0; 8]);
+                Content::Large(extra, u64::from_le_bytes(*number), u64::from_le_bytes(*length))
+            }
+        }
+    }
+
+    fn size_bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+fn value_of<'a>(content: &Content<'a>) -> &'a [u8] {
+    match *content {
+        Content::Put(_, value) => value,
+        Content::Delete | Content::Large(..) => &[],
+    }
 }
 
 /// Opens for all changes of a batch at once; without one, a change counts when it is there.
 pub(super) type BatchGate = Option<Arc<AtomicBool>>;
 
 /// What a key has since a version.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Item {
-    pub(super) version: u64,
-    pub(super) what: What,
-    pub(super) gate: BatchGate,
+    version: u64,
+    kept: Kept,
+    gate: BatchGate,
 }
 
 impl Item {
-    fn size_bytes(&self) -> u64 {
-        match &self.what {
-            What::Put(_, value) => value.len() as u64,
-            What::Delete | What::Large(..) => 0,
-        }
-    }
-
     fn counts(&self) -> bool {
         self.gate.as_ref().is_none_or(|gate| gate.load(Ordering::Acquire))
     }
 }
 
-/// All that is known of a key, the newest first.
-#[derive(Debug, Default)]
-pub(super) struct Versions {
-    newest: Option<Item>,
-    older: Vec<Item>,
+/// All that is known of a key. Nearly always that is one thing, which takes no more than it has to.
+#[derive(Debug)]
+pub(super) enum Versions {
+    One(u64, Kept),
+    /// Nothing yet, or several, or what waits for a gate: the newest first.
+    #[expect(clippy::box_collection, reason = "so that a place is as small as one version")]
+    Several(Option<Box<Vec<Item>>>),
+}
+
+impl Default for Versions {
+    fn default() -> Self {
+        Versions::Several(None)
+    }
 }
 
 impl Versions {
-    /// As of version `at`.
-    pub(super) fn at(&self, at: u64) -> Option<&Item> {
-        self.iter().find(|item| item.version <= at && item.counts())
+    fn parts(&self) -> (Option<(u64, &Kept)>, &[Item]) {
+        match self {
+            Versions::One(version, kept) => (Some((*version, kept)), &[]),
+            Versions::Several(items) => (None, items.as_ref().map_or(&[], |items| items)),
+        }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        self.newest.iter().chain(&self.older)
+    /// As of version `at`.
+    pub(super) fn at(&self, at: u64) -> Option<(u64, Content<'_>)> {
+        let (one, several) = self.parts();
+        match one {
+            Some((version, kept)) => (version <= at).then(|| (version, kept.content())),
+            None => {
+                let found = several.iter().find(|item| item.version <= at && item.counts())?;
+                Some((found.version, found.kept.content()))
+            }
+        }
+    }
+
+    /// The newest first.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, Content<'_>)> {
+        let (one, several) = self.parts();
+        let several = several.iter().map(|item| (item.version, &item.kept));
+        one.into_iter().chain(several).map(|(version, kept)| (version, kept.content()))
     }
 
     /// The only one, if there is no other.
-    pub(super) fn only(&self) -> Option<&Item> {
-        if self.older.is_empty() { self.newest.as_ref() } else { None }
+    pub(super) fn only(&self) -> Option<(u64, Content<'_>)> {
+        let mut all = self.iter();
+        all.next().filter(|_| all.next().is_none())
+    }
+
+    /// Memory beside the place itself.
+    fn size_bytes(&self) -> u64 {
+        let (one, several) = self.parts();
+        let several = several.iter().map(|item| item.kept.size_bytes() + size_of::<Item>() as u64);
+        one.map_or(0, |(_, kept)| kept.size_bytes()) + several.sum::<u64>()
     }
 
     /// Adds what a key has from now on; what it had before stays if `keep` says so. How many bytes more and less.
-    fn push(&mut self, item: Item, keep: impl Fn(u64) -> bool) -> (u64, u64) {
-        let more = item.size_bytes();
-        if self.newest.as_ref().is_some_and(|newest| newest.version > item.version) {
-            // Late: its order among the older ones.
-            let at = self.older.partition_point(|older| older.version > item.version);
-            self.older.insert(at, item);
-            return (more + size_of::<Item>() as u64, 0);
-        }
-        // Until a batch counts, what was there before does.
-        let waits = item.gate.is_some();
-        match self.newest.replace(item) {
-            Some(before) if waits || keep(before.version) => {
-                self.older.insert(0, before);
-                (more + size_of::<Item>() as u64, 0)
+    fn push(
+        &mut self,
+        version: u64,
+        content: &Content<'_>,
+        gate: BatchGate,
+        keep: impl Fn(u64) -> bool,
+    ) -> (u64, u64) {
+        let before = self.size_bytes();
+        match self {
+            // The usual cases.
+            Versions::Several(None) if gate.is_none() => {
+                *self = Versions::One(version, Kept::new(content));
             }
-            Some(before) => (more, before.size_bytes()),
-            None => (more, 0),
+            Versions::One(last, kept) if gate.is_none() && *last < version && !keep(*last) => {
+                *last = version;
+                kept.set(content);
+            }
+            _ => {
+                let mut all = match std::mem::take(self) {
+                    Versions::One(version, kept) => vec![Item { version, kept, gate: None }],
+                    Versions::Several(all) => all.map_or_else(Vec::new, |all| *all),
+                };
+                // One that comes late has its order among the older ones.
+                let at = all.partition_point(|item| item.version > version);
+                // Until a batch counts, what was there before does.
+                let waits = gate.is_some();
+                if at == 0 && all.first().is_some_and(|last| !waits && !keep(last.version)) {
+                    all.remove(0);
+                }
+                all.insert(at, Item { version, kept: Kept::new(content), gate });
+                *self = match all.pop_if(|item| item.gate.is_none() && at == 0) {
+                    Some(only) if all.is_empty() => Versions::One(only.version, only.kept),
+                    last => {
+                        all.extend(last);
+                        Versions::Several(Some(Box::new(all)))
+                    }
+                };
+            }
         }
+        (self.size_bytes(), before)
     }
 }
 
@@ -117,6 +256,8 @@ impl RangeDelete {
 
 /// A place in the table.
 pub(super) type Slot = Mutex<Versions>;
+
+const _: () = assert!(size_of::<Slot>() == 32);
 
 /// Places that are made at once.
 const CHUNK: u64 = 64;
@@ -166,7 +307,7 @@ impl Slots {
 }
 
 /// Memory of a key beside its bytes and those of its value: its place, its share of the tree, and an allocation.
-const KEY_OVERHEAD_BYTES: u64 = 160;
+const KEY_OVERHEAD_BYTES: u64 = 72;
 /// Bits of the filter for each byte of the table.
 const FILTER_SHARE: u64 = 16;
 
@@ -251,8 +392,14 @@ impl MemTable {
         has(first) && has(second)
     }
 
-    /// Adds what a key has from now on. What it had before stays if `keep` says that its version is needed.
-    pub(super) fn insert(&self, key: &[u8], hash: u64, item: Item, keep: impl Fn(u64) -> bool) {
+    /// Adds what a key has from a version on. What it had before stays if `keep` says that its version is needed.
+    pub(super) fn insert(
+        &self,
+        (key, hash): (&[u8], u64),
+        (version, content): (u64, Content<'_>),
+        gate: BatchGate,
+        keep: impl Fn(u64) -> bool,
+    ) {
         let known = self.may_have(hash);
         if !known {
             for (word, bit) in self.bits(hash) {
@@ -266,20 +413,16 @@ impl MemTable {
         // Writers of one key take turns: who does not find it adds it.
         let found = if known { self.tree.get(key) } else { None };
         let (more, less) = match found.and_then(|word| self.slots.get(word)) {
-            Some(slot) => slot.lock().push(item, keep),
+            Some(slot) => slot.lock().push(version, &content, gate, keep),
             None => {
                 let Some((word, slot)) = self.slots.take() else { return };
                 // Filled before anybody finds it.
-                let (more, _) = slot.lock().push(item, keep);
+                let (more, _) = slot.lock().push(version, &content, gate, keep);
                 if let Some(held) =
                     self.tree.insert(key, word).and_then(|word| self.slots.get(word))
                 {
                     debug_assert!(false, "two writers of one key at a time");
-                    let versions = std::mem::take(&mut *slot.lock());
-                    let mut held = held.lock();
-                    if let Some(item) = versions.newest {
-                        held.push(item, |_| true);
-                    }
+                    held.lock().push(version, &content, None, |_| true);
                 }
                 (more + KEY_OVERHEAD_BYTES + key.len() as u64, 0)
             }
@@ -298,14 +441,14 @@ impl MemTable {
         key: &[u8],
         hash: u64,
         at: u64,
-        look: impl FnOnce(&Item) -> T,
+        look: impl FnOnce(u64, Content<'_>) -> T,
     ) -> Option<T> {
         if !self.may_have(hash) {
             return None;
         }
         let slot = self.slots.get(self.tree.get(key)?)?;
         let versions = slot.lock();
-        versions.at(at).map(look)
+        versions.at(at).map(|(version, content)| look(version, content))
     }
 
     /// Whether the table knows the key, whatever of it.
@@ -383,19 +526,88 @@ mod tests {
     #[test]
     fn what_a_batch_changes_counts_when_its_gate_opens() {
         let table = MemTable::new(1, 1, 1 << 10, false);
-        let put = |version, gate: &BatchGate| Item {
-            version,
-            what: What::Put(Extra::default(), Box::default()),
-            gate: gate.clone(),
+        let put = |key: &[u8], version, gate: &BatchGate| {
+            let content = Content::Put(Extra::default(), b"");
+            table.insert((key, 7), (version, content), gate.clone(), |_| false);
         };
-        let version = |key: &[u8], at| table.get(key, 7, at, |item| item.version);
-        table.insert(b"a", 7, put(1, &None), |_| false);
+        let version = |key: &[u8], at| table.get(key, 7, at, |version, _| version);
+        put(b"a", 1, &None);
         let gate = Arc::new(AtomicBool::new(false));
-        table.insert(b"a", 7, put(2, &Some(Arc::clone(&gate))), |_| false);
-        table.insert(b"b", 7, put(3, &Some(Arc::clone(&gate))), |_| false);
+        put(b"a", 2, &Some(Arc::clone(&gate)));
+        put(b"b", 3, &Some(Arc::clone(&gate)));
         assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(1), None));
         gate.store(true, Ordering::Release);
         assert_eq!((version(b"a", u64::MAX), version(b"b", u64::MAX)), (Some(2), Some(3)));
         assert_eq!(version(b"a", 1), Some(1), "as of before");
+    }
+
+    #[test]
+    fn what_is_kept_is_what_was_given_and_takes_the_same_memory_again() {
+        let extra = Extra { flags: 7, state: 3, expires_at: u64::MAX - 1 };
+        let contents = [
+            Content::Put(Extra::default(), b""),
+            Content::Put(Extra::default(), b"value"),
+            Content::Put(extra, b""),
+            Content::Put(extra, b"other"),
+            Content::Delete,
+            Content::Large(Extra::default(), 1, 2),
+            Content::Large(extra, u64::MAX, 1 << 40),
+        ];
+        for first in &contents {
+            let mut kept = Kept::new(first);
+            assert_eq!(kept.content(), *first);
+            for second in &contents {
+                kept.set(second);
+                assert_eq!(kept.content(), *second);
+                kept.set(first);
+                assert_eq!(kept.content(), *first);
+            }
+        }
+        let mut kept = Kept::new(&contents[1]);
+        let place = kept.0.as_ptr();
+        kept.set(&Content::Put(Extra::default(), b"eulav"));
+        assert_eq!(kept.0.as_ptr(), place);
+    }
+
+    #[test]
+    fn versions_agree_with_a_list() {
+        let mut rng = esker_base::rng::Rng::from_seed(8);
+        for _ in 0..2000 {
+            let mut versions = Versions::default();
+            let mut model: Vec<(u64, u8)> = Vec::new();
+            let mut bytes = 0;
+            for number in 1..12_u64 {
+                // Mostly rising; now and then one that comes late.
+                let version = number * 4 - if rng.chance(1, 4) { 6.min(number * 4 - 1) } else { 0 };
+                if model.iter().any(|(other, _)| *other == version) {
+                    continue;
+                }
+                let value = u8::try_from(number).unwrap();
+                let keeps = rng.chance(1, 2);
+                let gate = rng.chance(1, 3).then(|| Arc::new(AtomicBool::new(true)));
+                let waits = gate.is_some();
+                let content = Content::Put(Extra::default(), &[value]);
+                let (more, less) = versions.push(version, &content, gate, |_| keeps);
+                bytes = bytes + more - less;
+                let at = model.partition_point(|(other, _)| *other > version);
+                if at == 0 && !model.is_empty() && !waits && !keeps {
+                    model.remove(0);
+                }
+                model.insert(at, (version, value));
+                let all: Vec<(u64, u8)> = versions
+                    .iter()
+                    .map(|(version, content)| match content {
+                        Content::Put(_, &[value]) => (version, value),
+                        _ => unreachable!(),
+                    })
+                    .collect();
+                assert_eq!(all, model);
+                assert_eq!(bytes, versions.size_bytes());
+                assert_eq!(versions.only().is_some(), model.len() == 1);
+                let at = rng.below(50);
+                let expected = model.iter().find(|(version, _)| *version <= at);
+                assert_eq!(versions.at(at).map(|(version, _)| version), expected.map(|x| x.0));
+            }
+        }
     }
 }

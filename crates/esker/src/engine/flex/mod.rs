@@ -267,6 +267,7 @@ impl Flex {
         if let Some(table) = last {
             flex.adopt(table);
         }
+        flex.lend_memory();
         if options.testing.background {
             flex.start_background()?;
             flex.background.wake();
@@ -302,6 +303,12 @@ impl Flex {
             let now = self.clock.unix_seconds();
             now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
         })
+    }
+
+    /// Memory of tables that have few changes is for what is read.
+    fn lend_memory(&self) {
+        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
+        self.index.lend((2 * self.options.memtable_size_bytes).saturating_sub(tables));
     }
 
     /// Refuses a put for which there is no room, before anything happened.

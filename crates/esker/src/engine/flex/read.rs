@@ -7,7 +7,6 @@
 
 use super::index::{byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
-use super::memtable::{Item, What};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::value::{Attributes, Value};
@@ -37,16 +36,6 @@ pub(super) fn attributes_of(extra: &Extra) -> Attributes {
         flags: extra.flags,
         state: extra.state,
         expires_at: extra.expires_at.checked_sub(1),
-    }
-}
-
-impl Item {
-    pub(super) fn content(&self) -> Content<'_> {
-        match &self.what {
-            What::Put(extra, value) => Content::Put(*extra, value),
-            What::Delete => Content::Delete,
-            What::Large(extra, number, length) => Content::Large(*extra, *number, *length),
-        }
     }
 }
 
@@ -80,8 +69,8 @@ impl Flex {
             let tables = self.tables();
             for table in tables.all() {
                 covered = covered.max(table.covered(key, at));
-                let seen = table.get(key, hash, at, |item| {
-                    if item.version < covered { None } else { look(item.version, item.content()) }
+                let seen = table.get(key, hash, at, |version, content| {
+                    if version < covered { None } else { look(version, content) }
                 });
                 if let Some(found) = seen {
                     return Ok(found);

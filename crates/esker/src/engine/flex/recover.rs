@@ -10,7 +10,7 @@
 //!   bytes, or go before lost ones that follow it.
 
 use super::index::{Entry, Fresh};
-use super::memtable::{Item, MemTable, RangeDelete, What};
+use super::memtable::{MemTable, RangeDelete};
 use super::wal::Tail;
 use super::{ROOT_BYTES, sites};
 use crate::flex::Space;
@@ -18,7 +18,7 @@ use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flex_db::{
-    BATCH_HEADER_SIZE, Batch, Change, Content, KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root, Run,
+    BATCH_HEADER_SIZE, Batch, Change, KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root, Run,
 };
 use esker_media::{BlockDevice, BufferPool};
 use std::io::IoSlice;
@@ -260,13 +260,7 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
         .changes(bytes, |version, change| {
             match change {
                 Change::Set(key, content) => {
-                    let what = match content {
-                        Content::Put(extra, value) => What::Put(extra, value.into()),
-                        Content::Delete => What::Delete,
-                        Content::Large(extra, number, length) => What::Large(extra, number, length),
-                    };
-                    let item = Item { version, what, gate: None };
-                    table.insert(key, hasher.hash(key), item, |_| false);
+                    table.insert((key, hasher.hash(key)), (version, content), None, |_| false);
                 }
                 // A version that was written over before its table got a log.
                 Change::DeleteRange(from, Some(to)) if to <= from => {}

@@ -10,7 +10,7 @@
 use super::Flex;
 use super::cursor::TableCursor;
 use super::interval::Interval;
-use super::memtable::{MemTable, What};
+use super::memtable::MemTable;
 use super::read::attributes_of;
 use crate::store::{Direction, Met};
 use esker_base::Result;
@@ -299,7 +299,7 @@ impl Flex {
     ) -> Result<ControlFlow<()>> {
         let (key, at) = (&*scan.key, scan.version);
         let mut covered = 0;
-        let mut found = None;
+        let mut found: Option<(u64, Content<'_>)> = None;
         for (table, head) in tables.iter().zip(heads.iter_mut()) {
             covered = covered.max(table.covered(key, at));
             if head.key() != Some(key) {
@@ -308,14 +308,17 @@ impl Flex {
             if found.is_none()
                 && let Some(slot) = head.slot()
             {
-                found = slot.lock().at(at).map(|item| match item.what {
-                    _ if item.version < covered => (item.version, What::Delete),
-                    What::Put(extra, ref value) => {
+                found = slot.lock().at(at).map(|(version, content)| match content {
+                    _ if version < covered => (version, Content::Delete),
+                    Content::Put(extra, value) => {
                         scan.value.clear();
                         scan.value.extend_from_slice(value);
-                        (item.version, What::Put(extra, Box::default()))
+                        (version, Content::Put(extra, &[]))
                     }
-                    ref other => (item.version, other.clone()),
+                    Content::Large(extra, number, length) => {
+                        (version, Content::Large(extra, number, length))
+                    }
+                    Content::Delete => (version, Content::Delete),
                 });
             }
             head.next();
@@ -323,16 +326,13 @@ impl Flex {
         let here = cursor.pair().filter(|pair| pair.key == key);
         let is_here = here.is_some();
         let shown = match (found, here) {
-            (Some((version, what)), _) => {
-                let content = match what {
-                    What::Put(extra, _) => Content::Put(extra, &scan.value),
-                    What::Large(extra, number, length) => Content::Large(extra, number, length),
-                    What::Delete => Content::Delete,
+            (Some((_, Content::Delete)), _) => Continue(()),
+            (Some((version, content)), _) => {
+                let content = match content {
+                    Content::Put(extra, _) => Content::Put(extra, &scan.value),
+                    other => other,
                 };
-                match content {
-                    Content::Delete => Continue(()),
-                    content => (scan.visit)(Pair { key, version, content })?,
-                }
+                (scan.visit)(Pair { key, version, content })?
             }
             (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
                 (scan.visit)(pair)?

@@ -35,6 +35,8 @@ esker_base::sites! {
     pub HOLD_WAIT: Wait = "flexdb.hold.wait";
     /// Makes the log durable that a table gets when the space cannot wait for all of it.
     pub LATE_FLUSH: Flush = "flexdb.late.flush";
+    /// What is in memory of single pairs follows what came to the space.
+    pub PAIR_FOLLOWS: Compare = "flexdb.pair.follows";
     /// Reads the saved index.
     pub INDEX_READ: Read = "flexdb.index.read";
     /// Makes room for it.

@@ -21,10 +21,35 @@ use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Run, RunWriter};
 
 /// Runs that an interval of a leaf has on average when it is rewritten. A get reads one of them; a scan reads all.
-const RUNS_MUCH: usize = 10;
-/// How many times as many bytes, or pairs, as it may have. So a leaf is rewritten once while it becomes three times as large:
-/// what was appended is written twice in the end, and what was rewritten before a third time now and then.
-const GROWN: usize = 2;
+const RUNS_MUCH: usize = 20;
+
+/// How large a leaf becomes before it is rewritten: so many quarters of the bytes, or pairs, that its intervals may have. Where
+/// what was appended is new, a leaf is rewritten once while it becomes five times as large: what was rewritten is a
+/// quarter of what was appended, more or less, and gets do not mind. Where it replaced what was there, most of a large leaf
+/// counts no more: then it is rewritten sooner, as soon as half of it does not count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Growth(usize);
+
+impl Growth {
+    const LEAST: usize = 6;
+    const MOST: usize = 16;
+
+    /// A leaf was rewritten: pairs that it had, and has now.
+    fn note(&mut self, before: usize, after: usize) {
+        if after * 2 < before {
+            self.0 = (self.0 - 1).max(Growth::LEAST);
+        } else if after * 4 > before * 3 {
+            self.0 = (self.0 + 1).min(Growth::MOST);
+        }
+    }
+}
+
+impl Default for Growth {
+    fn default() -> Self {
+        Growth(Growth::MOST)
+    }
+}
+
 /// Least intervals, and most bytes, of a stretch.
 const INTERVALS_MIN: usize = 4;
 const BYTES_MAX: u64 = 2 << 20;
@@ -37,7 +62,12 @@ pub(super) struct Seen(Option<Option<Vec<u8>>>);
 
 impl Flex {
     /// The neighbours of `key`, if they are to be rewritten together, and the committer is new there.
-    pub(super) fn stretch_of(&self, key: &[u8], seen: &mut Seen) -> Option<Neighbours> {
+    pub(super) fn stretch_of(
+        &self,
+        key: &[u8],
+        Growth(quarters): Growth,
+        seen: &mut Seen,
+    ) -> Option<Neighbours> {
         if let Seen(Some(until)) = seen
             && until.as_ref().is_none_or(|until| *key < **until)
         {
@@ -47,10 +77,10 @@ impl Flex {
         let size_max = self.options.interval_size_bytes_max as usize;
         let leaf = self.index.neighbours(key, BYTES_OF_SEVERAL, &|leaf, first| {
             // Of the leaves behind the first one those as well that will soon be due.
-            let quarters = if first { 4 } else { 3 };
+            let share = if first { 4 } else { 3 };
             let much = leaf.runs >= RUNS_MUCH * leaf.count
-                || leaf.pairs * 4 >= GROWN * quarters * pairs_max * leaf.count
-                || leaf.size * 4 >= GROWN * quarters * size_max * leaf.count;
+                || leaf.pairs * 16 >= quarters * share * pairs_max * leaf.count
+                || leaf.size * 16 >= quarters * share * size_max * leaf.count;
             // Values that are long each make long intervals whatever is done.
             let helps = leaf.runs >= 2 * leaf.count;
             much && helps
@@ -106,7 +136,9 @@ impl Flex {
             }
         }
         add_group(&mut all, group);
+        let before = all.len();
         let merged = merge(all, None, &self.snapshots.all());
+        committer.growth.note(before, merged.len());
         let mut data = std::mem::take(&mut committer.data);
         data.clear();
         let most = |most: u32| most as usize * 3 / 4;

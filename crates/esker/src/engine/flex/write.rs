@@ -5,7 +5,7 @@
 //! is held until the log is durable, and only then is the value seen by anybody: what was read once survives.
 
 use super::large::VALUE_SIZE_MAX_BYTES;
-use super::memtable::{Item, MemTable, RangeDelete, What};
+use super::memtable::{MemTable, RangeDelete};
 use super::read::extra_of;
 use super::wal::Appended;
 use super::{Flex, Tables};
@@ -30,14 +30,6 @@ struct Write<'a> {
 }
 
 impl Write<'_> {
-    fn what(&self) -> What {
-        match self.content {
-            Content::Put(extra, value) => What::Put(extra, value.into()),
-            Content::Delete => What::Delete,
-            Content::Large(extra, number, length) => What::Large(extra, number, length),
-        }
-    }
-
     fn size_bytes(&self) -> usize {
         let value = match self.content {
             Content::Put(_, value) => value.len(),
@@ -214,8 +206,8 @@ impl Flex {
                 // Several count for readers at once.
                 let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
                 for (version, write) in (first_version..).zip(writes) {
-                    let item = Item { version, what: write.what(), gate: gate.clone() };
-                    table.insert(write.key, write.hash, item, |version| {
+                    let item = (version, write.content);
+                    table.insert((write.key, write.hash), item, gate.clone(), |version| {
                         self.snapshots.may_see(version)
                     });
                 }
@@ -288,6 +280,7 @@ impl Flex {
 
     /// What is due when a table got more.
     fn go_on(&self, table: &MemTable) -> Result<()> {
+        self.lend_memory();
         if let Durability::Periodic(_) = self.durability {
             self.wal.write_if_much()?;
         }

@@ -94,7 +94,7 @@ pub(super) struct Leaf {
 
 /// What a byte of a leaf that is brought together costs, in bytes that a read fetches in vain: it is read, written, and what it
 /// leaves behind is collected.
-const REWRITE_COST: u64 = 4;
+const REWRITE_COST: u64 = 2;
 /// Entries that a leaf makes room for when it is full.
 const GROWTH: usize = 8;
 
