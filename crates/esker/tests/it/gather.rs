@@ -119,6 +119,31 @@ fn writers_who_think_long_are_not_waited_for() {
     }
 }
 
+#[test]
+fn writers_who_come_just_too_late_are_waited_for_once_in_a_while() {
+    for seed in 0..5 {
+        let time = simulate(seed, move || {
+            let (_device, store) = slow(seed, 0);
+            let begun = now();
+            let tasks: Vec<_> = (0..2_u8)
+                .map(|writer| {
+                    let store = store.clone();
+                    esker_trt::spawn(move || {
+                        for n in 0..100 {
+                            store.put(&[writer], &[n]).unwrap();
+                            esker_trt::sleep(WRITE * 8 / 10);
+                        }
+                    })
+                })
+                .collect();
+            tasks.into_iter().for_each(|task| task.join().unwrap());
+            now() - begun
+        });
+        // They take turns, so that each write is behind another one; half a write more each time would be 300 ms.
+        assert!(time < WRITE * 230, "seed {seed}: {time:?} for 200 writes");
+    }
+}
+
 /// How long each put takes, of a writer that others leave alone after their first put.
 fn latencies(seed: u64, others: u32) -> Vec<Duration> {
     simulate(seed, move || {
