@@ -16,6 +16,7 @@
 mod explore;
 mod scenarios;
 mod timeline;
+mod torn;
 mod workload;
 
 use esker_base::Site;

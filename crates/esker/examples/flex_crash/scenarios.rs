@@ -1,5 +1,7 @@
-//! Rules that chance does not reach: damage of each structure, and a segment that is taken anew while it is read.
+//! Rules that chance does not reach: damage of each structure, a segment that is taken anew while it is read, and a group
+//! that was lost.
 
+use crate::torn;
 use crate::workload::{content, devices, files, options};
 use esker::flex::{Space, SpaceFiles};
 use esker::{ErrorKind, Result};
@@ -13,7 +15,8 @@ type Told = std::result::Result<(), String>;
 
 pub(crate) fn all() -> Told {
     damage().map_err(|words| format!("damage: {words}"))?;
-    reused_while_read().map_err(|words| format!("reuse while reading: {words}"))
+    reused_while_read().map_err(|words| format!("reuse while reading: {words}"))?;
+    lost_group().map_err(|words| format!("a lost group: {words}"))
 }
 
 fn words(error: esker::Error) -> String {
@@ -184,4 +187,52 @@ fn reused_while_read() -> Told {
         return Err(format!("the read found {:?}", &bytes[..4]));
     }
     Ok(())
+}
+
+/// Operations whose records take a group of two blocks; the salt of the segment that they take is in the first one.
+fn work(space: &Space) -> Told {
+    (0..30_u8).try_for_each(|n| space.insert_range(0, &[n; 10])).map_err(words)?;
+    space.sync().map_err(words)
+}
+
+/// A group is torn; the same work is done again, with other salts, and its group is torn at the same place, the other
+/// way round: what is left must not be the first group, whose data are gone.
+fn lost_group() -> Told {
+    const SECOND: (u64, u64) = (512, 1024);
+    let devices = fresh();
+    let mut options = options(5);
+    options.format = true;
+    let space = Space::open_on(files(&devices), &options).map_err(words)?;
+    let before = images(&devices);
+    work(&space)?;
+    let mut torn = images(&devices);
+    let second = |image: &Image| image.to_vec()[512..1024].to_vec();
+    let group = torn[2].to_vec();
+    if !group.starts_with(b"ESKG") || second(&torn[2]) == second(&before[2]) {
+        return Err("the group has not two blocks".to_owned());
+    }
+    torn::copy(&before[2], &mut torn[2], SECOND);
+
+    options.format = false;
+    options.testing.seed = Some(6);
+    let devices = of_images(&torn);
+    let space = Space::open_on(files(&devices), &options).map_err(words)?;
+    work(&space)?;
+    let again = images(&devices);
+    if again[2].to_vec()[..512] == group[..512] || second(&again[2]) != group[512..1024] {
+        return Err("the groups do not differ in their first blocks alone".to_owned());
+    }
+    let torn = torn::cut(&devices, 2, esker::sites::flex::LOG_FLUSH, SECOND);
+    let devices = of_images(&torn);
+    let found = Space::open_on(files(&devices), &options).and_then(|space| content(&space));
+    match found {
+        Ok(found) if found.is_empty() => Ok(()),
+        Ok(found) => Err(format!("{} bytes came back", found.len())),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn of_images(images: &[Image]) -> SimDevices {
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    devices(&initial, 3, true)
 }

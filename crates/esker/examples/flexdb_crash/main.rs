@@ -16,6 +16,8 @@ mod explore;
 mod scenarios;
 #[path = "../flex_crash/timeline.rs"]
 mod timeline;
+#[path = "../flex_crash/torn.rs"]
+mod torn;
 mod workload;
 
 use esker_base::Site;

@@ -1,13 +1,16 @@
-//! Rules that chance does not reach: damage of what was durable.
+//! Rules that chance does not reach: damage of what was durable, and batches that were lost.
 
+use crate::torn;
 use crate::workload::{DEVICES, devices, files, options};
-use esker::{Direction, Durability, ErrorKind, Store};
-use esker_media::sim::{Image, Initial};
+use esker::{Batch, Direction, Durability, ErrorKind, Store};
+use esker_media::sim::{Image, Initial, SimDevices};
 
 pub(crate) type Told = std::result::Result<(), String>;
 
 pub(crate) fn all() -> Told {
     damage().map_err(|words| format!("damage: {words}"))?;
+    lost_batch().map_err(|words| format!("a lost batch: {words}"))?;
+    lost_batches_behind().map_err(|words| format!("lost batches behind one: {words}"))?;
     crate::backups::all()
 }
 
@@ -75,4 +78,97 @@ fn damage() -> Told {
         other => return Err(format!("a flipped bit in the saved index: {other:?}")),
     }
     Ok(())
+}
+
+/// Where the log of the first generation is among the devices.
+const LOG: usize = 4;
+
+fn open(devices: &SimDevices, seed: u64, durability: Durability) -> Result<Store, String> {
+    let mut options = options(seed);
+    options.durability = durability;
+    options.flex.memtable_size_bytes = 3000;
+    options.create = true;
+    Store::open_flex_on(files(devices), &options).map_err(words)
+}
+
+fn of_images(images: &[Image]) -> SimDevices {
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    devices(&initial, 3, true)
+}
+
+fn images_of(devices: &SimDevices) -> Vec<Image> {
+    devices.devices().iter().map(|device| device.image()).collect()
+}
+
+fn expect(store: &Store, key: &[u8], value: Option<&[u8]>) -> Told {
+    let found = store.get(key).map_err(words)?;
+    if found.as_deref() == value {
+        return Ok(());
+    }
+    Err(format!("{:?} has {:?}", key, found.map(|found| found.first().copied())))
+}
+
+/// A batch of two blocks is torn; then one that ends in the same bytes, the other way round: what is left must not be the
+/// first one.
+fn lost_batch() -> Told {
+    const SECOND: (u64, u64) = (512, 1024);
+    let write = |store: &Store, first: u8| {
+        let mut batch = Batch::new();
+        batch.put(b"a", &[first; 100]);
+        batch.put(b"b", &[9; 280]);
+        batch.put(b"c", &[9; 280]);
+        store.write(&batch).map_err(words)
+    };
+    let devices = devices(&vec![Initial::Zeros; DEVICES], 1, true);
+    let store = open(&devices, 1, Durability::Sync)?;
+    let before = images_of(&devices);
+    write(&store, 1)?;
+    drop(store);
+    let mut torn = images_of(&devices);
+    let second = |image: &Image| image.to_vec()[512..1024].to_vec();
+    if !torn[LOG].to_vec().starts_with(b"ESKW") {
+        return Err("no batch at the start of the log".to_owned());
+    }
+    let first = torn[LOG].clone();
+    torn::copy(&before[LOG], &mut torn[LOG], SECOND);
+
+    let devices = of_images(&torn);
+    let store = open(&devices, 2, Durability::Sync)?;
+    expect(&store, b"a", None)?;
+    write(&store, 2)?;
+    drop(store);
+    if second(&images_of(&devices)[LOG]) != second(&first) {
+        return Err("the batches do not end in the same bytes".to_owned());
+    }
+    let torn = torn::cut(&devices, LOG, esker::sites::flex_db::WAL_FLUSH, SECOND);
+    let store = open(&of_images(&torn), 4, Durability::Sync)?;
+    expect(&store, b"a", None)
+}
+
+/// Of two batches that nobody made durable the first one is lost; a later session writes it again, byte for byte. The second one
+/// must not come back behind it.
+fn lost_batches_behind() -> Told {
+    let devices = devices(&vec![Initial::Zeros; DEVICES], 1, true);
+    let periodic = Durability::Periodic(std::time::Duration::from_secs(3600));
+    let store = open(&devices, 1, periodic)?;
+    let before = images_of(&devices);
+    store.put(b"a", &[1; 100]).map_err(words)?;
+    store.write_out().map_err(words)?;
+    store.put(b"b", &[2; 100]).map_err(words)?;
+    store.write_out().map_err(words)?;
+    drop(store);
+    let mut torn = images_of(&devices);
+    torn::copy(&before[LOG], &mut torn[LOG], (0, 512));
+
+    let devices = of_images(&torn);
+    let store = open(&devices, 2, periodic)?;
+    expect(&store, b"a", None)?;
+    expect(&store, b"b", None)?;
+    store.put(b"a", &[1; 100]).map_err(words)?;
+    store.sync().map_err(words)?;
+    drop(store);
+    let torn = torn::cut(&devices, LOG, esker::sites::flex_db::WAL_FLUSH, (0, 512));
+    let store = open(&of_images(&torn), 4, periodic)?;
+    expect(&store, b"a", Some(&[1; 100]))?;
+    expect(&store, b"b", None)
 }

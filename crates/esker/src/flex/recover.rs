@@ -1,11 +1,14 @@
 //! Opening: the newer header, its map, and the records of the log that build on it (FlexSpace §4.2).
 //!
 //! # Invariants
-//! - R1: nothing is written but what makes an empty space; a second recovery finds the same.
+//! - R1: nothing is written but what makes an empty space, and R4; a second recovery finds the same.
 //! - R2: what was found is made durable before anything that it replaced may be overwritten: after a killed
 //!   process it may be in the page cache only.
 //! - R3: a group that does not count ends the log, unless there is proof that it was durable: a valid group
 //!   behind it, or one that builds on a newer header. That is damage, and the open fails.
+//! - R4: the headers of groups that do not count are gone, durably, before anything else is written. What follows a crash
+//!   is often the same work over again: a later group, torn in its turn, can leave just those blocks at the same place
+//!   that make the lost one whole, and that one's data were written over.
 
 use super::cache::Cache;
 use super::commit::Log;
@@ -130,9 +133,8 @@ impl Inner {
             log.sequence = group.sequence + 1;
             log.previous_checksum = checksum;
         }
-        if !sites::LOG_DAMAGE.disabled() {
-            self.look_for_damage(header, &writer.log)?;
-        }
+        let lost = self.lost_groups(header, &writer.log)?;
+        self.erase(&lost)?;
         let mut shared = self.shared.write();
         shared.dying.clear();
         writer.free = (0..)
@@ -194,38 +196,56 @@ impl Inner {
         Ok(Group::decode(&bytes, &self.id, position, sound).ok())
     }
 
-    /// R3: groups that would not be there if the log ended where it seems to.
-    fn look_for_damage(&self, header: &Header, log: &Log) -> Result<()> {
+    /// Where groups begin that do not count although nothing newer stands there.
+    ///
+    /// R3: fails if one of them would not be there if the log ended where it seems to.
+    fn lost_groups(&self, header: &Header, log: &Log) -> Result<Vec<u64>> {
         let device = &*self.files.log;
         let block = u64::from(self.shape.log_block_size_bytes);
         let size = device.geometry().size_bytes / block * block;
+        let mut lost = Vec::new();
         let mut start = 0;
         while start < size {
             let length = (size - start).min(LOG_STEP);
             let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
             device.read_at(sites::LOG_READ, start, &mut bytes)?;
-            let mut at = start;
-            for part in bytes.chunks(usize::try_from(block).unwrap_or(512)) {
-                if let Ok(group) = Group::peek(part, at) {
-                    let later = group.generation == header.generation
-                        && at >= log.position
-                        && group.sequence > log.sequence;
-                    let newer = group.generation > header.generation;
-                    // Data of other groups never looks like this, but ask for the checksum all the same.
-                    if (later || newer) && self.group_at(at)?.is_some() {
-                        let words = if newer {
-                            "the log builds on a header that is damaged"
-                        } else {
-                            "a group of the log is damaged, and a later one is not"
-                        };
-                        return Err(Error::corrupted(OPERATION, words)
-                            .device(device.name())
-                            .at(log.position, at - log.position.min(at)));
-                    }
+            let blocks = bytes.chunks(usize::try_from(block).unwrap_or(512));
+            for (part, at) in blocks.zip((start..).step_by(usize::try_from(block).unwrap_or(512))) {
+                let Ok(group) = Group::peek(part, at) else { continue };
+                let newer = group.generation > header.generation;
+                let behind = group.generation == header.generation && at >= log.position;
+                if !newer && !behind {
+                    continue;
                 }
-                at += block;
+                lost.push(at);
+                // Data of other groups never looks like this, but ask for the checksum all the same.
+                let proof = newer || group.sequence > log.sequence;
+                if proof && !sites::LOG_DAMAGE.disabled() && self.group_at(at)?.is_some() {
+                    let words = if newer {
+                        "the log builds on a header that is damaged"
+                    } else {
+                        "a group of the log is damaged, and a later one is not"
+                    };
+                    return Err(Error::corrupted(OPERATION, words)
+                        .device(device.name())
+                        .at(log.position, at - log.position.min(at)));
+                }
             }
             start += length;
+        }
+        Ok(lost)
+    }
+
+    /// R4: nothing can make these groups whole any more.
+    fn erase(&self, groups: &[u64]) -> Result<()> {
+        let device = &*self.files.log;
+        let zeros = self.pool.get_zeroed(self.shape.log_block_size_bytes as usize);
+        for at in groups {
+            device.write_at(sites::LOG_ERASE, *at, &[IoSlice::new(&zeros)])?;
+        }
+        if !groups.is_empty() {
+            // PERSIST: before data are written over that these groups name.
+            device.flush(sites::LOG_ERASE_FLUSH)?;
         }
         Ok(())
     }

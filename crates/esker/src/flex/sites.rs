@@ -23,6 +23,10 @@ esker_base::sites! {
     pub LOG_WRITE: Write = "flex.log.write";
     /// Makes a group durable before anybody hears of it, or space that it frees is used.
     pub LOG_FLUSH: Flush = "flex.log.flush";
+    /// Takes away the header of a group that does not count.
+    pub LOG_ERASE: Write = "flex.log.erase";
+    /// Makes that durable before anything else is written.
+    pub LOG_ERASE_FLUSH: Flush = "flex.log.erase.flush";
     /// Writes nodes and map of a checkpoint.
     pub NODE_WRITE: Write = "flex.node.write";
     /// Makes them durable before the header points at them.

@@ -5,6 +5,9 @@
 //! - O2: what was found is durable before anybody reads it, and stays in its log until its table is in the space.
 //! - O3: a batch that does not count ends its log, unless there is proof that it was durable: that is damage, and the open
 //!   fails.
+//! - O4: the headers of batches that do not count, and whose generation comes again, are gone, durably, before anything
+//!   else is written. Else a later batch, torn in its turn, could make a lost one whole that ends in the same
+//!   bytes, or go before lost ones that follow it.
 
 use super::index::{Entry, Fresh};
 use super::memtable::{Item, MemTable, RangeDelete, What};
@@ -132,11 +135,14 @@ impl Reader<'_> {
         }
     }
 
-    /// O3: batches that would not be there if the log ended where it seems to.
-    fn look_for_damage(&self, found: Option<&FoundLog>, committed: u64) -> Result<()> {
+    /// Where batches begin, with their generations, that do not count although nothing newer stands there.
+    ///
+    /// O3: fails if one of them would not be there if the log ended where it seems to.
+    fn lost_batches(&self, found: Option<&FoundLog>, committed: u64) -> Result<Vec<(u64, u64)>> {
         let size = self.device.geometry().size_bytes / self.block * self.block;
         let (mut start, sequence) =
             found.map_or((0, 0), |log| (log.end.position, log.end.sequence));
+        let mut lost = Vec::new();
         while start < size {
             let length = (size - start).min(READ_STEP);
             let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
@@ -144,13 +150,16 @@ impl Reader<'_> {
             let block = usize::try_from(self.block).unwrap_or(512);
             for (part, at) in bytes.chunks(block).zip((start..).step_by(block)) {
                 let Ok(batch) = Batch::peek(part, at) else { continue };
-                let of_this = match found {
-                    Some(log) => batch.generation == log.generation && log.generation > committed,
-                    None => batch.generation > committed,
-                };
+                if batch.generation <= committed {
+                    continue;
+                }
+                lost.push((at, batch.generation));
+                let of_this = found.is_none_or(|log| {
+                    batch.generation == log.generation && log.generation > committed
+                });
                 // What stands in a value may look like this: ask for the checksum.
                 let proof = of_this && batch.durable_sequence > sequence;
-                if proof && self.batch_at(at)?.is_some() {
+                if proof && !sites::WAL_DAMAGE.disabled() && self.batch_at(at)?.is_some() {
                     let words = "a batch of the log is damaged, and it was durable";
                     return Err(Error::corrupted(OPERATION, words)
                         .device(self.device.name())
@@ -158,6 +167,22 @@ impl Reader<'_> {
                 }
             }
             start += length;
+        }
+        Ok(lost)
+    }
+
+    /// O4: nothing can make the batches whole any more that begin here.
+    fn erase(&self, batches: impl Iterator<Item = u64>) -> Result<()> {
+        let block = usize::try_from(self.block).unwrap_or(512);
+        let zeros = self.pool.get_zeroed(block);
+        let mut flush_due = false;
+        for at in batches {
+            self.device.write_at(sites::WAL_ERASE, at, &[IoSlice::new(&zeros)])?;
+            flush_due = true;
+        }
+        if flush_due {
+            // PERSIST: before a batch of the same generation is written.
+            self.device.flush(sites::WAL_ERASE_FLUSH)?;
         }
         Ok(())
     }
@@ -179,14 +204,13 @@ pub(super) fn logs(
         pool: BufferPool::default(),
     });
     let mut found: Vec<(FoundLog, &Reader<'_>)> = Vec::new();
+    let mut lost = Vec::new();
     let mut newest = root.committed_generation;
     for reader in &readers {
         // PERSIST: what is found, which may be in a cache only, before anybody reads it.
         reader.device.flush(sites::WAL_RECOVER_FLUSH)?;
         let log = reader.walk(|_, _| Ok(()))?;
-        if !sites::WAL_DAMAGE.disabled() {
-            reader.look_for_damage(log.as_ref(), root.committed_generation)?;
-        }
+        lost.push((reader, reader.lost_batches(log.as_ref(), root.committed_generation)?));
         if let Some(log) = log {
             let is_old = log.generation <= root.committed_generation;
             if !is_old || sites::WAL_GENERATION.disabled() {
@@ -222,6 +246,10 @@ pub(super) fn logs(
         next_version = next_version.max(log.next_version + VERSIONS_SKIPPED);
         previous_checksum = log.end.previous_checksum;
         tables.push(table);
+    }
+    for (reader, batches) in lost {
+        let again = |(at, generation)| (generation > newest).then_some(at);
+        reader.erase(batches.into_iter().filter_map(again))?;
     }
     let tail = Tail { generation: newest + 1, previous_checksum, ..Tail::default() };
     Ok(FoundTables { tables, next_version, tail })

@@ -11,6 +11,10 @@ esker_base::sites! {
     pub WAL_FLUSH: Flush = "flexdb.wal.flush";
     /// Makes durable what recovery found, before anybody reads it.
     pub WAL_RECOVER_FLUSH: Flush = "flexdb.wal.recover.flush";
+    /// Takes away the header of a batch that does not count.
+    pub WAL_ERASE: Write = "flexdb.wal.erase";
+    /// Makes that durable before anything else is written.
+    pub WAL_ERASE_FLUSH: Flush = "flexdb.wal.erase.flush";
     /// Makes room for the log.
     pub WAL_RESERVE: Write = "flexdb.wal.reserve";
     /// A table is in the space, durably, before its log is written over.

@@ -1,6 +1,7 @@
 //! The four models under random interleavings (`cargo xtask interleave`): every entry is appended once, no
 //! two appends to a log overlap, and nobody waits for ever, which shuttle reports as a deadlock.
 
+use super::shim::Mutex;
 use super::tested::Tested;
 use super::*;
 use esker_base::sync::thread;
@@ -75,7 +76,7 @@ fn story(model: Batching, cores: usize, entries_max: usize) {
         batcher.logs.logs.iter().flat_map(|log| log.entries.lock().clone()).collect();
     entries.sort_unstable();
     assert_eq!(entries, [0, 1, 10, 11, 20, 21, 30, 31]);
-    assert!(batcher.groups.iter().all(|group| group.word.is_idle()));
+    assert!(batcher.groups.iter().all(|group| group.words.is_idle()));
 }
 
 fn all_models(cores: usize, entries_max: usize) {

@@ -1,14 +1,14 @@
-//! Leading: collect what is pending in the group, let go of the group, append, tell the writers.
+//! Leading: collect what is pending in the core's pool and in those of cores whose logs are at work, append, tell the writers.
 //!
 //! # Invariants
 //! - L1: an entry that was taken from a pool gets its result, whatever becomes of its leader: a leader that
 //!   unwinds fails its batch and the batcher.
 //!
 //! # Concurrency
-//! A leader owns its log's bit of the group's word, so one append at a time goes to a log.
+//! A leader owns its log's word, so one append at a time goes to a log.
 
 use super::pool::{Collected, Pool, Seat};
-use super::word::Word;
+use super::words::Words;
 use super::{Batcher, Logs, Slot, pool};
 use esker_base::sync::Arc;
 use esker_base::{Error, ErrorKind, Result};
@@ -31,24 +31,25 @@ impl<E, P> Batch<E, P> {
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Group<E, P> {
-    pub(super) word: Word,
+    pub(super) words: Words,
     /// Number of the first core.
     pub(super) first: usize,
     pub(super) pools: Vec<Pool<E, P>>,
 }
 
 impl<E, P> Group<E, P> {
-    /// Gives a log back, and the group if it was `collecting`, and sees to what is pending (W1).
+    /// Gives a log back, and sees to what is pending (W1).
     #[inline]
-    pub(super) fn finish(&self, log: usize, collecting: bool) {
-        if self.word.release(log, collecting) {
+    pub(super) fn finish(&self, log: usize) {
+        if self.words.release(log) {
             self.rouse(log);
         }
     }
 
-    /// Wakes a writer whose entry waits, so that it leads: first of the core whose log is free now.
+    /// Wakes a writer whose entry waits for this log, so that it leads.
     pub(super) fn rouse(&self, log: usize) {
-        let first = self.from(log).find_map(|core| pool(self, core).first());
+        let cores = if self.words.is_naive() { self.pools.len() } else { 1 };
+        let first = self.from(log).take(cores).find_map(|core| pool(self, core).first());
         if let Some(seat) = first {
             seat.bell.set();
         }
@@ -83,36 +84,25 @@ pub(super) struct Leader<'a, L: Logs> {
     /// Number of the core in its group.
     log: usize,
     batch: Batch<L::Entry, L::Placed>,
-    collecting: bool,
     done: bool,
 }
 
 impl<'a, L: Logs> Leader<'a, L> {
-    /// For whoever claimed log and group.
+    /// For whoever claimed the log.
     pub(super) fn new(
         batcher: &'a Batcher<L>,
         logs: &'a L,
         group: &'a Group<L::Entry, L::Placed>,
         log: usize,
     ) -> Self {
-        Leader { batcher, logs, group, log, batch: Batch::new(), collecting: true, done: false }
+        Leader { batcher, logs, group, log, batch: Batch::new(), done: false }
     }
 
     /// Collects, appends, and tells the writers.
     pub(super) fn lead(mut self) {
-        self.batch = self.batcher.spare.lock().pop().unwrap_or_else(Batch::new);
-        let left = loop {
-            let left = self.collect();
-            if self.group.word.end_collection(left) {
-                break left;
-            }
-        };
-        self.collecting = false;
-        let cores = self.group.pools.len();
-        if left == Collected::Full && cores > 1 {
-            // W1, already: another core may lead what is left while this log is at work.
-            self.group.rouse((self.log + 1) % cores);
-        }
+        let spare = &pool(self.group, self.log).spare;
+        self.batch = spare.lock().take().unwrap_or_else(Batch::new);
+        self.collect();
         let result = if self.batch.slots.is_empty() {
             Ok(())
         } else {
@@ -121,38 +111,40 @@ impl<'a, L: Logs> Leader<'a, L> {
         // The next batch first: it is written while the writers of this one wake up.
         self.finish();
         self.tell(&result);
-        self.batcher.spare.lock().push(std::mem::replace(&mut self.batch, Batch::new()));
+        *spare.lock() = Some(std::mem::replace(&mut self.batch, Batch::new()));
     }
 
-    /// Takes what is pending, as far as there is room.
-    fn collect(&mut self) -> Collected {
+    /// Takes what is pending: of its own core, and of those that cannot append it now. To wake another core costs more than the
+    /// fence that is saved, so who can lead is left alone.
+    fn collect(&mut self) {
+        let group = self.group;
+        self.take(self.log);
+        if group.pools.len() > 1 && group.words.look_around() {
+            let others = group.from(self.log).skip(1);
+            others.filter(|core| group.words.begin_theft(*core)).for_each(|core| self.take(core));
+        }
+    }
+
+    /// Takes what waits in the pool of a core, as far as there is room.
+    fn take(&mut self, core: usize) {
         let Batch { slots, seats, size_bytes } = &mut self.batch;
         let (entries_max, bytes_max) = (self.batcher.entries_max, self.batcher.bytes_max);
         let mut count = slots.len();
-        let mut left = Collected::All;
-        for core in self.group.from(self.log) {
-            let fits = |size: u64| {
-                let bytes = size_bytes.saturating_add(size);
-                let room = count == 0 || (count < entries_max && bytes <= bytes_max);
-                if room {
-                    (count, *size_bytes) = (count + 1, bytes);
-                }
-                room
-            };
-            self.group.word.look(core);
-            let kept = pool(self.group, core).collect(core != self.log, fits, |posted| {
-                slots.push(Slot::new(posted.entry));
-                seats.push(posted.seat);
-            });
-            if kept != Collected::All {
-                self.group.word.leave(core);
+        let fits = |size: u64| {
+            let bytes = size_bytes.saturating_add(size);
+            let room = count == 0 || (count < entries_max && bytes <= bytes_max);
+            if room {
+                (count, *size_bytes) = (count + 1, bytes);
             }
-            left = left.max(kept);
-            if left == Collected::Full {
-                break;
-            }
+            room
+        };
+        let left = pool(self.group, core).collect(core != self.log, fits, |posted| {
+            slots.push(Slot::new(posted.entry));
+            seats.push(posted.seat);
+        });
+        if left != Collected::All && self.group.words.leave(core) {
+            self.group.rouse(core);
         }
-        left
     }
 
     fn tell(&mut self, result: &Result<()>) {
@@ -167,7 +159,7 @@ impl<'a, L: Logs> Leader<'a, L> {
 
     fn finish(&mut self) {
         self.done = true;
-        self.group.finish(self.log, self.collecting);
+        self.group.finish(self.log);
     }
 }
 

@@ -4,6 +4,7 @@
 //! Any number of writers and leaders; a short lock around a queue, never held over a wait. Seats are used
 //! again, so posting takes no memory once as many seats exist as writers wait at once.
 
+use super::lead::Batch;
 use super::shim::{Mutex, Signal};
 use esker_base::Result;
 use esker_base::sync::Arc;
@@ -107,6 +108,8 @@ pub(super) struct Pool<E, P> {
     state: Mutex<State<E, P>>,
     /// Length of `waiting`, so that leaders pass empty pools by.
     length: AtomicUsize,
+    /// Memory of a batch that nobody leads now.
+    pub(super) spare: Mutex<Option<Batch<E, P>>>,
 }
 
 impl<E, P> Pool<E, P> {
@@ -117,7 +120,7 @@ impl<E, P> Pool<E, P> {
             gathering: false,
             lingering: false,
         };
-        Pool { state: Mutex::new(state), length: AtomicUsize::new(0) }
+        Pool { state: Mutex::new(state), length: AtomicUsize::new(0), spare: Mutex::new(None) }
     }
 
     pub(super) fn post(&self, entry: E, size_bytes: u64) -> Arc<Seat<P>> {

@@ -1,5 +1,6 @@
 //! All four models over logs in memory: every entry once, in time, in its place, whatever fails.
 
+use super::shim::Mutex;
 use super::tested::Tested;
 use super::*;
 use esker_trt::sync::Gate;
@@ -116,7 +117,7 @@ fn check(batcher: &Tested<MemoryLogs>, writers: u64, count: u64) -> BTreeMap<u64
     }
     let all = (0..writers).flat_map(|writer| (0..count).map(move |n| writer * 1_000_000 + n));
     assert!(found.keys().copied().eq(all), "{} entries of {}", found.len(), writers * count);
-    assert!(batcher.groups.iter().all(|group| group.word.is_idle()));
+    assert!(batcher.groups.iter().all(|group| group.words.is_idle()));
     found
 }
 
