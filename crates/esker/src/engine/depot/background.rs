@@ -1,5 +1,6 @@
-//! The background thread of a store: flushes for `periodic`, cleans ahead of the clients, and readies
-//! free segments. Where writes go to memory first, another one brings full pieces of the log to the device.
+//! The background thread of a store: cleans ahead of the clients, and readies free segments. Where writes go to memory
+//! first, another one brings full pieces of the log to the device, and by and by those that do not get full; it
+//! flushes for `periodic`. So neither waits for the other.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
 //! has them written once before the log comes there: a few segments ahead of a busy log, many while
@@ -13,6 +14,7 @@ use super::segments::Free;
 use super::{Depot, sites};
 use crate::options::Durability;
 use esker_base::Result;
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::Version;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -43,11 +45,13 @@ impl Depot {
         let mut seen = Version(0);
         if self.writes_later() {
             let store = Weak::clone(&store);
-            let round = move || write_pieces(&store).then_some(IDLE_PERIOD);
-            self.log_writer.start("esker-depot-log", IDLE_PERIOD, round)?;
+            let mut due = SystemClock.monotonic() + period;
+            let round = move || write_pieces(&store, period, &mut due);
+            self.log_writer.start("esker-depot-log", period, round)?;
         }
-        self.background
-            .start("esker-depot", period, move || work(&store, &mut seen).then_some(period))
+        self.background.start("esker-depot", IDLE_PERIOD, move || {
+            work(&store, &mut seen).then_some(IDLE_PERIOD)
+        })
     }
 
     /// Readies the first `ahead` segments of the free list; true if there was one to ready.
@@ -107,29 +111,34 @@ impl Depot {
     }
 }
 
-/// One round of the log's writer; false when the thread is to end.
-fn write_pieces(store: &Weak<Depot>) -> bool {
-    let Some(store) = store.upgrade() else { return false };
-    // A failure is told to who writes next.
-    !store.log.is_closed() && store.write_full(false).is_ok()
+/// One round of the log's writer: the time until the next one, or `None` when the thread is to end.
+fn write_pieces(store: &Weak<Depot>, period: Duration, due: &mut Duration) -> Option<Duration> {
+    let store = store.upgrade()?;
+    if store.log.is_closed() {
+        return None;
+    }
+    let now = SystemClock.monotonic();
+    let written = if now < *due {
+        store.write_full(false)
+    } else {
+        *due = now + period;
+        match store.durability {
+            Durability::Periodic(_) => store.flush_published(),
+            Durability::Sync | Durability::None => store.write_out(),
+        }
+    };
+    if let Err(error) = written {
+        // It is told to who writes next.
+        tracing::error!(%error, "writing the log failed");
+        return None;
+    }
+    Some(due.saturating_sub(SystemClock.monotonic()))
 }
 
 /// One round; false when the thread is to end.
 fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
     let Some(store) = store.upgrade() else { return false };
     if store.log.is_closed() {
-        return false;
-    }
-    if matches!(store.durability, Durability::Periodic(_))
-        && let Err(error) = store.flush_published()
-    {
-        tracing::error!(%error, "periodic flush failed");
-        return false;
-    }
-    if store.durability == Durability::None
-        && let Err(error) = store.write_out()
-    {
-        tracing::error!(%error, "writing out failed");
         return false;
     }
     let background = Arc::clone(&store.background);

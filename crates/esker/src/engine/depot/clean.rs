@@ -24,7 +24,7 @@
 #[cfg(test)]
 mod tests;
 
-use super::place::{Batch, Entry, Tail, link_bytes, link_to};
+use super::place::{Batch, Entry, GIVE_WAY, Tail, link_bytes, link_to};
 use super::scan::{Source, Step, noted};
 use super::segments::Incarnation;
 use super::{Depot, sites, spread};
@@ -42,7 +42,7 @@ use std::time::Duration;
 /// A batch of moved records takes no more once it is this long, in bytes.
 const BATCH_SIZE_SOFT_MAX: u64 = 1 << 20;
 /// Bytes read at once, and the gap between live records that is read over.
-const READ_SIZE: u64 = 1 << 20;
+const READ_SIZE: u64 = 128 << 10;
 const READ_GAP: u64 = 32 << 10;
 /// Free segments, beyond those that puts leave alone, below which the cleaner works: their number
 /// and their share of the store. What is kept free does not dilute the garbage, so it is little.
@@ -50,6 +50,9 @@ const AHEAD_MIN: usize = 3;
 const AHEAD_SHARE: usize = 64;
 /// So many more, so that the cleaner is at work before anybody is held back.
 const HEAD_START: usize = 2;
+/// Time that the cleaner rests for each time that it works, while its lead is whole, and at once at most.
+const REST_SHARE: f64 = 3.0;
+const REST_MAX: Duration = Duration::from_millis(5);
 /// Most that a batch is held back, and the slowest cleaner that it is held back for, in bytes a
 /// second.
 const PACE_MAX: Duration = Duration::from_millis(20);
@@ -64,6 +67,8 @@ pub(super) struct Cleaner {
     cold: Mover,
     /// Bytes a second that cleaning makes free.
     rate: f64,
+    /// How long it has rested.
+    rested: Duration,
     /// Tombstones there were after the last purge.
     pub(super) tombstones_kept: u64,
 }
@@ -101,12 +106,21 @@ pub(super) struct Move<'a> {
     /// The originals of the batch's records.
     originals: Vec<Link>,
     moved: Vec<Moved>,
+    /// Of a cleaner ahead of its clients.
+    tempo: Option<Tempo>,
+}
+
+/// How a cleaner that is in no hurry spends its time.
+struct Tempo {
+    /// Since when it has worked.
+    since: Duration,
+    rested: Duration,
 }
 
 impl<'a> Move<'a> {
     pub(super) fn new(pool: &BufferPool, mover: &'a mut Mover) -> Self {
         let batch = Batch::new(pool, mover.next, VersionForm::Whole);
-        Move { mover, batch, originals: Vec::new(), moved: Vec::new() }
+        Move { mover, batch, originals: Vec::new(), moved: Vec::new(), tempo: None }
     }
 }
 
@@ -124,6 +138,7 @@ impl Cleaner {
             warm: Mover::new(Stream::Warm, warm),
             cold: Mover::new(Stream::Cold, cold),
             rate: 64e6,
+            rested: Duration::ZERO,
             tombstones_kept: 0,
         }
     }
@@ -213,8 +228,10 @@ impl Depot {
         while self.segments.free_count() < self.clean_below() + HEAD_START && !stop() {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
+            cleaner.rested = Duration::ZERO;
             let Some(gain) = self.free_one(&mut cleaner, false)? else { break };
-            let seconds = self.clock.monotonic().saturating_sub(began).as_secs_f64();
+            let took = self.clock.monotonic().saturating_sub(began);
+            let seconds = took.saturating_sub(cleaner.rested).as_secs_f64();
             let rate = gain as f64 / seconds.max(1e-6);
             cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
             self.pace.set(cleaner.rate);
@@ -227,6 +244,31 @@ impl Depot {
             self.purge_tombstones(&mut cleaner)?;
         }
         Ok(())
+    }
+
+    /// Lets the clients' requests come to the device and the processor between two pieces of the cleaner's work. One that
+    /// is ahead of them rests, the longer the larger its lead: so its work spreads over the time that it has, and does not
+    /// come in bursts in which all else is slow.
+    fn rest(&self, tempo: &mut Option<Tempo>) {
+        esker_trt::yield_now();
+        let Some(tempo) = tempo else { return };
+        let now = self.clock.monotonic();
+        let share = REST_SHARE * self.head_start();
+        let rest = now.saturating_sub(tempo.since).mul_f64(share).min(REST_MAX);
+        if rest > PACE_MIN {
+            esker_trt::sleep(rest);
+            tempo.since = self.clock.monotonic();
+            tempo.rested += tempo.since.saturating_sub(now);
+        }
+    }
+
+    /// How much of its head start the cleaner has, from 0 to 1.
+    fn head_start(&self) -> f64 {
+        let size = self.layout.segment_size as f64;
+        let end = self.layout.trailer();
+        let room = self.log.lock().tail.map_or(0, |tail| end.saturating_sub(tail.position));
+        let more = self.segments.free_count() as f64 - self.clean_below() as f64;
+        ((more + room as f64 / size) / HEAD_START as f64).clamp(0.0, 1.0)
     }
 
     /// Holds a batch of `bytes` back by what the debt of free space asks for: not at all while the
@@ -281,7 +323,7 @@ impl Depot {
         };
         let gain = self.layout.segment_size.saturating_sub(self.segments.live_bytes(victim));
         let epoch = self.segments.epoch(victim);
-        match self.clean_segment(cleaner, victim) {
+        match self.clean_segment(cleaner, victim, !greedy) {
             Ok(()) => Ok(Some(gain)),
             // The reserve is for this; if it is used up, what is free now must do.
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
@@ -294,16 +336,23 @@ impl Depot {
         }
     }
 
-    fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<()> {
+    fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId, ahead: bool) -> Result<()> {
         let of = self.segments.incarnation(victim);
         if !self.segments.is_cleanable(victim) {
             return Ok(());
         }
+        let now = self.clock.monotonic();
         let records = self.live_records(victim, of)?;
         let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        moving.tempo = ahead.then_some(Tempo { since: now, rested: Duration::ZERO });
         let copied = self.copy_records(&mut moving, victim, of, &records);
+        let rested = moving.tempo.as_ref().map_or(Duration::ZERO, |tempo| tempo.rested);
         let (moved, durable) = self.end_move(moving, copied);
-        for moved in moved {
+        cleaner.rested += rested;
+        for (count, moved) in moved.into_iter().enumerate() {
+            if count % GIVE_WAY == 0 {
+                esker_trt::yield_now();
+            }
             if durable.is_err() || !self.follow(victim, of, &moved) {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
             }
@@ -342,8 +391,13 @@ impl Depot {
     ) -> Result<Vec<(SummaryRecord, Link)>> {
         let base = self.layout.segment_offset(id);
         let mut live = Vec::new();
+        let mut count = 0_usize;
         self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
             let link = link_to(record.kind, base + record.offset, record.size_bytes);
+            count += 1;
+            if count.is_multiple_of(GIVE_WAY) {
+                esker_trt::yield_now();
+            }
             if let Some(link) = link.filter(|link| self.is_live(&record, *link)) {
                 live.push((record, link));
             }
@@ -409,7 +463,10 @@ impl Depot {
             let size = round_up(end, block).unwrap_or(end) - start;
             let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
             source.read(base + start, &mut buffer)?;
-            for (record, link) in piece {
+            for (count, (record, link)) in piece.iter().enumerate() {
+                if count % GIVE_WAY == 0 {
+                    self.rest(&mut moving.tempo);
+                }
                 let skip = usize::try_from(record.offset - start).unwrap_or(usize::MAX);
                 let bytes = buffer.get(skip..).unwrap_or(&[]);
                 let place = Place { salt: of.salt, offset: base + record.offset };

@@ -457,7 +457,9 @@ impl Depot {
                 state.wrote_until(end, durable);
             }
             let now = self.clock.monotonic();
-            state.write_time = (state.write_time * 7 + now.saturating_sub(began)) / 8;
+            let took = now.saturating_sub(began);
+            let before = if state.write_time.is_zero() { took } else { state.write_time };
+            state.write_time = (before * 7 + took) / 8;
             state.wrote_at = now;
             let in_vain = records * 4 < state.expected * 3;
             state.hurry =

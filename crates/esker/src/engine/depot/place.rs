@@ -19,7 +19,7 @@ use super::segments::{Free, Incarnation};
 use super::{Depot, gather, sites};
 use crate::options::Durability;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
-use esker_base::{Error, ErrorKind, Result};
+use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::depot::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, LargeRef, Place, Record,
     RecordKind, RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
@@ -73,6 +73,10 @@ pub(super) struct Batch {
     summary: u64,
 }
 
+/// Bytes that are written at once where nobody waits for them.
+const WRITE_STEP: usize = 64 << 10;
+/// Records after which a thread that nobody waits for gives way to others of its core.
+pub(super) const GIVE_WAY: usize = 64;
 /// Room of a fresh batch buffer in bytes.
 const BATCH_BUFFER_SIZE: usize = 64 << 10;
 
@@ -331,7 +335,7 @@ impl Depot {
         if let Some(padding) = batch.buffer.get_mut(batch.used..total) {
             padding.fill(0);
         }
-        self.seal_records(batch, plan, offset, summary)?;
+        self.seal_records(batch, plan, offset, summary, durably)?;
         let header = BatchHeader {
             kind: BatchKind::Records,
             total_bytes: u32::try_from(total).map_err(|_| too_long())?,
@@ -363,22 +367,35 @@ impl Depot {
             Stream::Fresh => sites::COMMIT_PLAIN_WRITE,
             _ => sites::MOVE_WRITE,
         };
-        self.device.write_at(site, at, slices)
+        self.write_in_steps(site, at, slices)
     }
 
-    /// Completes the records now that their place is known, and notes them in the summary.
+    /// Writes what nobody waits for: a short piece at a time, so that a client's read waits for no long one.
+    fn write_in_steps(&self, site: Site, mut at: u64, slices: &[IoSlice<'_>]) -> Result<()> {
+        for step in slices.iter().flat_map(|slice| slice.chunks(WRITE_STEP)) {
+            self.device.write_at(site, at, &[IoSlice::new(step)])?;
+            at += step.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Completes the records now that their place is known, and notes them in the summary. With `hurry`, clients wait.
     fn seal_records(
         &self,
         batch: &mut Batch,
         plan: &Plan,
         offset: u64,
         summary: &mut Vec<u8>,
+        hurry: bool,
     ) -> Result<()> {
         let blocks =
             u32::try_from(plan.tail.position / self.layout.block).map_err(|_| too_long())?;
         let count = u32::try_from(batch.entries.len()).map_err(|_| too_long())?;
         push_batch(summary, blocks, count, batch.first);
-        for entry in &batch.entries {
+        for (count, entry) in batch.entries.iter().enumerate() {
+            if !hurry && count % GIVE_WAY == GIVE_WAY - 1 {
+                esker_trt::yield_now();
+            }
             let distance = match batch.form {
                 VersionForm::Whole => None,
                 VersionForm::Distance => {
