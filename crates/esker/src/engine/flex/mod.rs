@@ -33,6 +33,7 @@ mod cursor;
 mod files;
 mod index;
 mod interval;
+mod kept;
 mod large;
 mod late;
 mod memtable;
