@@ -34,7 +34,7 @@ pub(crate) fn options(seed: u64) -> Options {
         3 => Durability::Periodic(std::time::Duration::from_secs(1)),
         _ => Durability::Sync,
     };
-    options.flex.memtable_size_bytes = 1500;
+    options.flex.memtable_size_bytes = 900;
     options.flex.interval_pairs_max = 3;
     options.flex.interval_size_bytes_max = 400;
     options.flex.rebuild_step_bytes = 300;
@@ -52,9 +52,11 @@ pub(crate) fn options(seed: u64) -> Options {
         log_block_size_bytes: 512,
     };
     space.records_max = 20;
-    // What belongs together soon becomes too much to wait for, and a table without a log gets one late.
     if seed.is_multiple_of(6) {
+        // What belongs together soon becomes too much to wait for, and a table without a log gets one late. If
+        // nothing waited, a part of a table would be durable soon.
         space.records_held_max = 2;
+        space.records_max = 4;
     }
     options.flex.space = Some(space);
     options
