@@ -22,12 +22,13 @@
 use super::chunks::{Chunk, For, Since, Use};
 use super::commit::{Log, Sites};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
-use super::walk::{Batches, Met, Step};
 use super::{Flat, OPEN, sites};
 use esker_base::{Error, Result};
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::entry::bind_entry;
-use esker_format::flat::{BATCH_HEADER_SIZE, Entry, LINE, Stamp};
+use esker_format::flat::{
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, Entry, LINE, Stamp,
+};
 use esker_index::Word;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -295,21 +296,27 @@ impl Flat {
         born: u64,
         needed: u64,
     ) -> Result<bool> {
+        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let tail = buffer.len();
         let mut forming = Forming::default();
-        let mut batches = Batches::of_log(buffer, start, salt);
-        loop {
-            let offset = batches.offset();
-            let batch = match batches.next() {
-                Ok(Step::Batch(batch)) => batch,
-                Ok(Step::Seal | Step::End) => break,
+        while at + LINE <= tail {
+            let offset = start + at as u64;
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let sound = || sites::BATCH_CHECKSUM.disabled();
+            let (header, mut rest) = match BatchHeader::decode(batch, salt, offset, sound) {
+                Ok((BatchHeader { kind: BatchKind::Seal, .. }, _)) => break,
+                Ok(found) => found,
                 Err(flaw) => {
                     let error = self.damage(flaw, offset);
                     tracing::warn!(%error, "a chunk is left as it is");
                     return Ok(false);
                 }
             };
-            for met in batch.entries() {
-                let Ok(Met { entry, version, place }) = met else { return Ok(false) };
+            let mut ordinal = 0;
+            while !rest.is_empty() {
+                let Ok(entry) = Entry::decode(rest) else { return Ok(false) };
+                let place = self.place_in(&header, offset, rest.len(), ordinal, &entry);
+                let version = entry.stamp.version(header.base_version, ordinal as u64);
                 self.copy_entry(
                     cleaner,
                     &mut forming,
@@ -320,10 +327,33 @@ impl Flat {
                     born,
                     needed,
                 )?;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
+                ordinal += 1;
             }
+            at += batch_size(header.payload_bytes);
         }
         self.end_batch(cleaner, &mut forming, moves, born)?;
         Ok(true)
+    }
+
+    /// The place of an entry that was found in a batch, `left` bytes before the end of its entries.
+    pub(super) fn place_in(
+        &self,
+        header: &BatchHeader,
+        batch_offset: u64,
+        left: usize,
+        ordinal: usize,
+        entry: &Entry<'_>,
+    ) -> Place {
+        let within = BATCH_HEADER_SIZE + header.payload_bytes - left;
+        let offset = batch_offset + within as u64;
+        Place {
+            offset,
+            kind: Flat::kind_of_action(entry.action),
+            key_of_8: entry.key.is_of_8(),
+            ordinal: ordinal & 0x3F,
+            lines: (within / LINE) as u64 & 0x7F,
+        }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the state of one pass")]

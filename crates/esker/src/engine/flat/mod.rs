@@ -43,7 +43,6 @@ pub mod sites;
 #[cfg(test)]
 mod tests;
 mod versions;
-mod walk;
 mod write;
 
 use crate::backup::BackupReport;

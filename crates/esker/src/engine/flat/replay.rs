@@ -12,12 +12,13 @@ use super::index::{Cursor, Part};
 use super::layout::{Layout, Place};
 use super::periodic::Tails;
 use super::recover::{Root, corrupted};
-use super::walk::{Batch, Batches, Met, Step};
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
-use esker_format::flat::{BATCH_HEADER_SIZE, BatchHeader, ChunkHeader, ChunkKind, LINE};
+use esker_format::flat::{
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, ChunkHeader, ChunkKind, Entry, LINE,
+};
 use esker_index::Word;
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -99,27 +100,27 @@ impl Scan<'_> {
         let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
         let (start, salt) = (flat.layout.start_of(number), chunk.salt());
         buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        let (at, covered) = self.tails.of(number);
+        let (mut at, covered) = self.tails.of(number);
         flat.memory.read(start + at as u64, buffer.get_mut(at..).unwrap_or_default())?;
-        let (mut found, mut sealed) = (Vec::new(), false);
-        let mut batches = Batches::new(buffer, at, start, salt);
-        loop {
-            let at = batches.at();
-            match batches.next() {
-                Ok(Step::Batch(batch)) => found.push((at, batch.header)),
-                Ok(Step::Seal) => {
-                    sealed = true;
-                    break;
-                }
-                Ok(Step::End) | Err(_) => break,
+        let (mut batches, mut sealed) = (Vec::new(), false);
+        while at < buffer.len() {
+            let batch = buffer.get_mut(at..).unwrap_or_default();
+            let sound = || sites::BATCH_CHECKSUM.disabled();
+            let Ok((header, _)) = BatchHeader::decode(batch, salt, start + at as u64, sound) else {
+                break;
+            };
+            if header.kind == BatchKind::Seal {
+                sealed = true;
+                break;
             }
+            batches.push((at, header));
+            at += batch_size(header.payload_bytes);
         }
-        let at = batches.at();
         if !sealed && self.goes_on(buffer, at, salt, start) && !sites::COMMITTED_POINT.disabled() {
             let words = "a batch is damaged, and whole ones follow it".to_owned();
             return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
         }
-        let (entries, versions) = self.entries(number, &found, buffer)?;
+        let (entries, versions) = self.entries(number, &batches, buffer)?;
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
             learned.versions.get_or_init(|| versions);
         }
@@ -147,16 +148,20 @@ impl Scan<'_> {
         let flat = self.flat;
         let start = flat.layout.start_of(chunk);
         let mut group: Vec<Found<'_>> = Vec::with_capacity(GROUP);
-        let (mut count, mut oldest, mut newest) = (0_u32, u64::MAX, 0);
+        let (mut count, mut oldest, mut newest) = (0, u64::MAX, 0);
         for (at, header) in batches {
-            let (header, offset) = (*header, start + *at as u64);
+            let offset = start + *at as u64;
             let from = at + BATCH_HEADER_SIZE;
-            let payload = buffer.get(from..from + header.payload_bytes).unwrap_or_default();
-            for met in (Batch { header, offset, payload }).entries() {
-                let Met { entry, version, place } =
-                    met.map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
+            let mut rest = buffer.get(from..from + header.payload_bytes).unwrap_or_default();
+            let mut ordinal = 0;
+            while !rest.is_empty() {
+                let entry = Entry::decode(rest)
+                    .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
+                let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
+                let version = entry.stamp.version(header.base_version, ordinal as u64);
                 (oldest, newest) = (oldest.min(version), newest.max(version));
-                count += 1;
+                ordinal += 1;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
                 if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                     continue;
                 }
@@ -166,10 +171,11 @@ impl Scan<'_> {
                     self.enter(chunk, &mut group)?;
                 }
             }
+            count += ordinal;
         }
         self.enter(chunk, &mut group)?;
         self.newest.fetch_max(newest, Ordering::Relaxed);
-        Ok((count, (oldest, newest)))
+        Ok((u32::try_from(count).unwrap_or(u32::MAX), (oldest, newest)))
     }
 
     /// Enters entries of a chunk, in their order; what the index keeps of them is fetched at once.

@@ -8,9 +8,9 @@
 //! What cannot be read here is left out: recovery says so when it comes there.
 
 use super::Flat;
-use super::walk::{Batches, Step};
 use esker_base::rng::Rng;
-use esker_format::flat::{CHUNK_START, ChunkHeader, EntryKey};
+use esker_format::flat::batch::batch_size;
+use esker_format::flat::{BatchHeader, BatchKind, CHUNK_START, ChunkHeader, Entry, EntryKey};
 
 /// Fewest logs for which a sample is worth its while.
 const LOGS_MIN: usize = 16;
@@ -41,22 +41,35 @@ impl Flat {
     /// Adds the hashes of the keys at the start of a log; returns the bytes of their batches.
     fn sample_piece(&self, number: u32, clear: u64, hashes: &mut Vec<u64>) -> u64 {
         let Some(chunk) = self.chunks.get(number) else { return 0 };
-        let start = self.layout.start_of(number);
+        let start = self.layout.start_of(number) + CHUNK_START;
         let mut piece = vec![0; usize::try_from(PIECE_SIZE).unwrap_or(0)];
         if self.memory.read(start, &mut piece).is_err() {
             return 0;
         }
-        let mut batches = Batches::of_log(&mut piece, start, chunk.salt());
-        while let Ok(Step::Batch(batch)) = batches.next() {
-            let entries = batch.entries().map_while(Result::ok);
-            hashes.extend(entries.filter(|met| met.version >= clear).map(
-                |met| match met.entry.key {
-                    EntryKey::Here(key) => self.hasher.hash(key),
-                    EntryKey::Record(hash) => hash,
-                },
-            ));
+        let mut at = 0;
+        while let Some(batch) = piece.get_mut(at..) {
+            let offset = start + at as u64;
+            let Ok((header, mut rest)) = BatchHeader::decode(batch, chunk.salt(), offset, || false)
+            else {
+                break;
+            };
+            if header.kind == BatchKind::Seal {
+                break;
+            }
+            let mut ordinal = 0;
+            while let Ok(entry) = Entry::decode(rest) {
+                if entry.stamp.version(header.base_version, ordinal) >= clear {
+                    hashes.push(match entry.key {
+                        EntryKey::Here(key) => self.hasher.hash(key),
+                        EntryKey::Record(hash) => hash,
+                    });
+                }
+                ordinal += 1;
+                rest = rest.get(entry.size..).unwrap_or(&[]);
+            }
+            at += batch_size(header.payload_bytes);
         }
-        batches.at() as u64 - CHUNK_START
+        at as u64
     }
 }
 
