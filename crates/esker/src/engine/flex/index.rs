@@ -244,8 +244,7 @@ impl Index {
         most: usize,
     ) -> (Vec<Arc<Interval>>, Option<Vec<u8>>) {
         let row = self.row();
-        let spot = row.spot(key, before);
-        let leaf = row.leaf(spot.leaf).read();
+        let (spot, leaf) = row.spot(key, before);
         let touched = |entry: &Entry| {
             let interval = entry.cached.as_ref()?;
             interval.touch_all();
@@ -314,8 +313,7 @@ impl Index {
     /// `more` behind it in its leaf, the last of which is not in memory.
     pub(super) fn place(&self, key: Option<&[u8]>, before: bool, more: usize) -> Placed {
         let row = self.row();
-        let spot = row.spot(key, before);
-        let leaf = row.leaf(spot.leaf).read();
+        let (spot, leaf) = row.spot(key, before);
         let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
         let first = &leaf.entries[spot.index];
         let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
@@ -341,8 +339,8 @@ impl Index {
     /// Everything about the interval that holds `key`.
     pub(super) fn locate(&self, key: &[u8]) -> Located {
         let row = self.row();
-        let spot = row.spot(Some(key), false);
-        self.located(&row, spot)
+        let (spot, leaf) = row.spot(Some(key), false);
+        self.located(&row, &leaf, spot)
     }
 
     /// The intervals of the leaf that holds `key`, if somebody looked into each and `is_wanted` says so; and those of the
@@ -395,13 +393,12 @@ impl Index {
         } else {
             return None;
         };
-        drop(leaf);
-        Some(self.located(&row, next))
+        let leaf = if next.leaf == spot.leaf { leaf } else { row.leaf(next.leaf).read() };
+        Some(self.located(&row, &leaf, next))
     }
 
-    fn located(&self, row: &Row, spot: Spot) -> Located {
-        let leaf = row.leaf(spot.leaf).read();
-        let upper = upper(row, &leaf, spot);
+    fn located(&self, row: &Row, leaf: &Leaf, spot: Spot) -> Located {
+        let upper = upper(row, leaf, spot);
         Located {
             spot,
             offset: self.sums.read().before(spot.leaf) + leaf.size_before(spot.index),
@@ -716,6 +713,35 @@ mod tests {
             index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
             assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
         }
+    }
+
+    #[test]
+    fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go() {
+        const KEY: u8 = 40;
+        let index = found_at_open(60);
+        for key in 1..60 {
+            let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+            index.keep(&[key], &[(stamp, interval(&[key]))]);
+        }
+        std::thread::scope(|scope| {
+            let changes = scope.spawn(|| {
+                // Those before the key become one, and many again.
+                for _ in 0..20_000 {
+                    let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
+                    index.replace(index.locate(&[3]).spot, 30, vec![fresh(3)]);
+                    index.replace(index.locate(&[3]).spot, 1, (3..33).map(fresh).collect());
+                }
+            });
+            while !changes.is_finished() {
+                let (found, _) = index.cached(Some(&[KEY]), false, false, 1);
+                assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
+                let (found, anchor) = index.cached(Some(&[KEY]), false, true, 1);
+                assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
+                assert_eq!(anchor.as_deref(), Some(&[KEY][..]));
+                assert_eq!(index.place(Some(&[KEY]), false, 0).anchor, [KEY]);
+                assert_eq!(index.locate(&[KEY]).anchor, [KEY]);
+            }
+        });
     }
 
     #[test]

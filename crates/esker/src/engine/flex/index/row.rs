@@ -3,7 +3,7 @@
 
 use super::leaf::{Entry, Fresh, Leaf};
 use super::{LEAF_CAPACITY, Spot, clip};
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::ops::Range;
 
 /// Leaves in order. A search looks at eight bytes of each anchor, behind what all of them share, which lie side by side.
@@ -88,15 +88,23 @@ impl Row {
         self.count_until(key, false).saturating_sub(1)
     }
 
-    /// The interval that holds `key`, or with `before` the greatest key below it; `None`: behind all keys.
-    pub(super) fn spot(&self, key: Option<&[u8]>, before: bool) -> Spot {
-        let Some(key) = key else {
-            let leaf = self.len() - 1;
-            return Spot { leaf, index: self.leaves[leaf].read().entries.len() - 1 };
+    /// The interval that holds `key`, or with `before` the greatest key below it; `None`: behind all keys. With its leaf,
+    /// locked: a leaf that is let go has other intervals a moment later.
+    pub(super) fn spot(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+    ) -> (Spot, RwLockReadGuard<'_, Leaf>) {
+        let number = match key {
+            Some(key) => self.count_until(key, before).saturating_sub(1),
+            None => self.len() - 1,
         };
-        let leaf = self.count_until(key, before).saturating_sub(1);
-        let index = self.leaves[leaf].read().index_of(key, before);
-        Spot { leaf, index }
+        let leaf = self.leaves[number].read();
+        let index = match key {
+            Some(key) => leaf.index_of(key, before),
+            None => leaf.entries.len() - 1,
+        };
+        (Spot { leaf: number, index }, leaf)
     }
 
     /// Replaces intervals over the ends of leaves; those that are gone. `sums` follows.
