@@ -23,12 +23,14 @@ use super::stretch::{Growth, Seen};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
+use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Root, RunWriter};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
 const GROUP_PAIRS_MAX: u64 = 1024;
@@ -50,6 +52,7 @@ pub(super) struct Committer {
     pub(super) group: RunWriter,
     pub(super) data: Vec<u8>,
     pub(super) growth: Growth,
+    turn: Turn,
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
@@ -58,6 +61,23 @@ pub(super) struct Committer {
 impl Committer {
     pub(super) fn new(root: Root) -> Self {
         Committer { root, ..Committer::default() }
+    }
+}
+
+/// How long the committer works before it lets others have its processor, if any wait for one. As long as it works it is
+/// not preempted for some milliseconds, and a get that comes to stand behind it would take as long.
+const TURN: Duration = Duration::from_micros(400);
+
+/// Since when the committer works.
+#[derive(Debug, Default)]
+struct Turn(Duration);
+
+impl Turn {
+    fn give_way(&mut self, clock: &dyn Clock) {
+        if clock.monotonic().saturating_sub(self.0) >= TURN {
+            std::thread::yield_now();
+            self.0 = clock.monotonic();
+        }
     }
 }
 
@@ -216,6 +236,7 @@ impl Flex {
             self.tell_pairs(&group);
             committer.group = group;
             done?;
+            committer.turn.give_way(&*self.clock);
         }
         Ok(())
     }
@@ -401,33 +422,31 @@ impl Flex {
             count = 2;
             remove += u64::from(next.entry.size);
         }
-        let mut data = std::mem::take(&mut committer.data);
-        data.clear();
         let pairs = (pairs_max, size_max);
-        let (marks, fresh) = self.cut(&merged, &located.anchor, pairs, |_| keeps, &mut data)?;
+        let (marks, fresh) = self.cut(committer, &merged, &located.anchor, pairs, |_| keeps)?;
         drop(merged);
-        committer.rewritten_bytes += data.len() as u64;
         let offset = ROOT_BYTES + located.offset;
-        let splice = Splice { offset, remove, data: &data, marks: &marks };
+        let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);
         let done = self.space.splice(&splice, &mut || {
             self.index.replace(located.spot, count, fresh.take().unwrap_or_default());
         });
-        committer.data = data;
         self.index.make_room();
         done
     }
 
-    /// Cuts pairs into intervals of up to so many pairs and bytes: their bytes to `data`, where each begins, and what the
-    /// index is to know. In memory stay those of which `keeps` says so.
+    /// Cuts pairs into intervals of up to so many pairs and bytes: their bytes to the committer's data, where each begins, and
+    /// what the index is to know. In memory stay those of which `keeps` says so.
     pub(super) fn cut(
         &self,
+        committer: &mut Committer,
         merged: &[Merged<'_>],
         anchor: &[u8],
         (pairs_max, size_max): (usize, usize),
         mut keeps: impl FnMut(&[Merged<'_>]) -> bool,
-        data: &mut Vec<u8>,
     ) -> Result<(Vec<usize>, Vec<Fresh>)> {
+        let Committer { data, turn, .. } = committer;
+        data.clear();
         let mut marks = Vec::new();
         let mut fresh = Vec::new();
         if merged.is_empty() {
@@ -446,6 +465,7 @@ impl Flex {
         let mut rest = merged;
         let mut last: Option<&[u8]> = None;
         while !rest.is_empty() {
+            turn.give_way(&*self.clock);
             let (mut count, mut size) = (0, 0);
             for pair in rest {
                 let same_key =
@@ -483,6 +503,7 @@ impl Flex {
             }
             fresh.push(Fresh::new(anchor, entry));
         }
+        committer.rewritten_bytes += committer.data.len() as u64;
         Ok((marks, fresh))
     }
 
