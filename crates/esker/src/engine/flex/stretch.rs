@@ -11,9 +11,10 @@
 //! # Failure
 //! One splice of the space: a crash leaves the old or the new intervals.
 
-use super::commit::{Committer, Merged, add_group, merge};
+use super::commit::Committer;
 use super::index::Neighbours;
 use super::interval::parts;
+use super::merge::{Merged, add_group, merge};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
