@@ -756,6 +756,21 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
+        let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
+        let pass = |key: u8| {
+            let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+            index.keep(&[key], &[(stamp, interval(&[key]))], true);
+            index.with(&[key], |entry| entry.cached.is_some())
+        };
+        // There is room.
+        assert!((1..=19).all(pass));
+        assert!(!pass(30), "came by for the first time");
+        assert!(!pass(31), "another one");
+        assert!(pass(30), "came again");
+    }
+
+    #[test]
     fn what_is_lent_is_used_and_given_back() {
         let index = found_at_open(200);
         let size = interval(&[1]).memory_bytes();
