@@ -80,6 +80,32 @@ pub(super) struct Part {
     pub(super) is_known: bool,
 }
 
+/// How far somebody looks: at intervals with about so many pairs, and at so many intervals at most.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ahead {
+    pub(super) pairs: usize,
+    pub(super) intervals: usize,
+}
+
+impl Ahead {
+    /// One interval.
+    pub(super) const ONE: Ahead = Ahead { pairs: 0, intervals: 1 };
+
+    /// How many of these intervals that is.
+    fn of<'e>(self, entries: impl Iterator<Item = &'e Entry>) -> usize {
+        // Who looks begins anywhere in the first one.
+        let mut pairs = 0;
+        let mut share = 2;
+        let needed = entries.take(self.intervals.max(1)).take_while(|entry| {
+            let is_needed = share == 2 || pairs < self.pairs;
+            pairs += usize::from(entry.known_pairs()) / share;
+            share = 1;
+            is_needed
+        });
+        needed.count()
+    }
+}
+
 /// Where intervals are that somebody wants to read.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
@@ -242,14 +268,14 @@ impl Index {
     }
 
     /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind it (before
-    /// it, in `reverse`) in its leaf, as long as they are in memory and up to `most`; in that order, and the key at which
+    /// it, in `reverse`) in its leaf, as long as they are in memory and as far `ahead`; in that order, and the key at which
     /// they end: that of the next interval, or in `reverse` the anchor of the last one.
     pub(super) fn cached(
         &self,
         key: Option<&[u8]>,
         before: bool,
         reverse: bool,
-        most: usize,
+        ahead: Ahead,
     ) -> (Vec<Arc<Interval>>, Option<Vec<u8>>) {
         let row = self.row();
         let (spot, leaf) = row.spot(key, before);
@@ -259,13 +285,15 @@ impl Index {
             Some(Arc::clone(interval))
         };
         if reverse {
-            let found = leaf.entries[..=spot.index].iter().rev().take(most);
-            let found: Vec<_> = found.map_while(touched).collect();
+            let entries = leaf.entries[..=spot.index].iter().rev();
+            let most = ahead.of(entries.clone());
+            let found: Vec<_> = entries.take(most).map_while(touched).collect();
             let end = found.len().checked_sub(1).map(|behind| leaf.anchor(spot.index - behind));
             (found, end)
         } else {
-            let found: Vec<_> =
-                leaf.entries[spot.index..].iter().take(most).map_while(touched).collect();
+            let entries = leaf.entries[spot.index..].iter();
+            let most = ahead.of(entries.clone());
+            let found: Vec<_> = entries.take(most).map_while(touched).collect();
             let last = Spot { index: (spot.index + found.len()).saturating_sub(1), ..spot };
             (found, upper(&row, &leaf, last))
         }
@@ -317,9 +345,9 @@ impl Index {
         }
     }
 
-    /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of up to
-    /// `more` behind it in its leaf, the last of which is not in memory.
-    pub(super) fn place(&self, key: Option<&[u8]>, before: bool, more: usize) -> Placed {
+    /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of those
+    /// behind it in its leaf, as far `ahead`, the last of which is not in memory.
+    pub(super) fn place(&self, key: Option<&[u8]>, before: bool, ahead: Ahead) -> Placed {
         let row = self.row();
         let (spot, leaf) = row.spot(key, before);
         let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
@@ -328,7 +356,8 @@ impl Index {
         let mut sizes = vec![known(first)];
         let mut last = spot;
         if !first.is_coarse() {
-            let behind = leaf.entries.get(spot.index + 1..).unwrap_or_default().iter().take(more);
+            let entries = leaf.entries[spot.index..].iter();
+            let behind = entries.clone().take(ahead.of(entries)).skip(1);
             sizes.extend(behind.take_while(|entry| !entry.is_coarse()).map(known));
             while sizes.len() > 1 && sizes.last().is_some_and(|(.., cached)| cached.is_some()) {
                 sizes.pop();
@@ -717,7 +746,7 @@ mod tests {
         // Nothing changed the one before since the store was opened: its stamp is that of the open.
         let index = found_at_open(100);
         for key in 1..100 {
-            let placed = index.place(Some(&[key]), false, 0);
+            let placed = index.place(Some(&[key]), false, Ahead::ONE);
             let (_, stamp, _) = placed.sizes[0];
             index.replace(index.locate(&[key]).spot, 1, Vec::new());
             index.keep(&[key], &[(stamp, interval(&[key]))], false);
@@ -731,7 +760,7 @@ mod tests {
         const KEY: u8 = 40;
         let index = found_at_open(60);
         for key in 1..60 {
-            let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
             index.keep(&[key], &[(stamp, interval(&[key]))], false);
         }
         std::thread::scope(|scope| {
@@ -744,12 +773,12 @@ mod tests {
                 }
             });
             while !changes.is_finished() {
-                let (found, _) = index.cached(Some(&[KEY]), false, false, 1);
+                let (found, _) = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
                 assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
-                let (found, anchor) = index.cached(Some(&[KEY]), false, true, 1);
+                let (found, anchor) = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
                 assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
                 assert_eq!(anchor.as_deref(), Some(&[KEY][..]));
-                assert_eq!(index.place(Some(&[KEY]), false, 0).anchor, [KEY]);
+                assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE).anchor, [KEY]);
                 assert_eq!(index.locate(&[KEY]).anchor, [KEY]);
             }
         });
@@ -759,7 +788,7 @@ mod tests {
     fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
         let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
         let pass = |key: u8| {
-            let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
             index.keep(&[key], &[(stamp, interval(&[key]))], true);
             index.with(&[key], |entry| entry.cached.is_some())
         };
@@ -771,13 +800,22 @@ mod tests {
     }
 
     #[test]
+    fn who_looks_ahead_takes_what_has_as_many_pairs() {
+        let sizes = [40_u64, 12, 12, 30];
+        let entries: Vec<Entry> = sizes.iter().map(|pairs| Entry::new(100, *pairs, 0, 1)).collect();
+        let of = |pairs, intervals| Ahead { pairs, intervals }.of(entries.iter());
+        assert_eq!([0, 20, 21, 32, 33, 44, 45].map(|pairs| of(pairs, 16)), [1, 1, 2, 2, 3, 3, 4]);
+        assert_eq!([of(1000, 16), of(1000, 2), of(1000, 0)], [4, 2, 1]);
+    }
+
+    #[test]
     fn what_is_lent_is_used_and_given_back() {
         let index = found_at_open(200);
         let size = interval(&[1]).memory_bytes();
         let index = Index { budget_bytes: 20 * size, ..index };
         let keep_all = || {
             for key in 0..200 {
-                let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+                let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
                 index.keep(&[key], &[(stamp, interval(&[key]))], false);
             }
         };
@@ -790,7 +828,7 @@ mod tests {
         assert!(index.cached_bytes() <= 20 * size);
         let none = Index::new(Vec::new(), 0);
         none.lend(1 << 20);
-        none.keep(b"", &[(none.place(None, false, 0).sizes[0].1, interval(b""))], false);
+        none.keep(b"", &[(none.place(None, false, Ahead::ONE).sizes[0].1, interval(b""))], false);
         assert_eq!(none.cached_bytes(), 0);
     }
 }

@@ -5,7 +5,7 @@
 //! is in the space before. It waits for nobody: not for the committer, which changes intervals one by one, each under
 //! the lock of its leaf for as long as it takes to put in what is ready (the paper's readers wait for 1,000 pairs, §5.3).
 
-use super::index::{byte_of, tail_of};
+use super::index::{Ahead, byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
@@ -172,7 +172,7 @@ impl Flex {
             )?;
             let Some(part) = part else {
                 // Nobody has looked inside.
-                let loaded = self.load(Some(key), false, 0, false)?;
+                let loaded = self.load(Some(key), false, Ahead::ONE, false)?;
                 let first = loaded.intervals.first();
                 let pair = first.and_then(|interval| interval.get(key, print_of(hash), at));
                 return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
@@ -205,19 +205,19 @@ impl Flex {
                 let interval = Arc::new(self.decode(bytes.clone())?);
                 self.index.keep(key, &[(part.stamp, interval)], false);
             } else {
-                self.load(Some(key), false, 0, false)?;
+                self.load(Some(key), false, Ahead::ONE, false)?;
             }
             return Ok(found);
         }
     }
 
-    /// Reads the interval that holds `key` (with `before`: the greatest key below it), and up to `more` behind it that
+    /// Reads the interval that holds `key` (with `before`: the greatest key below it), and those behind it as far `ahead` that
     /// are not in memory; keeps them, those who come by ([`Index::keep`](super::index::Index::keep)) if they come again.
     pub(super) fn load(
         &self,
         key: Option<&[u8]>,
         before: bool,
-        more: usize,
+        ahead: Ahead,
         passing: bool,
     ) -> Result<Loaded> {
         let mut placed = None;
@@ -225,7 +225,7 @@ impl Flex {
         let bytes = &mut spare.0;
         let read = self.space.read_where(
             &mut || {
-                let place = self.index.place(key, before, more);
+                let place = self.index.place(key, before, ahead);
                 let length: u64 = place.sizes.iter().map(|(size, ..)| u64::from(*size)).sum();
                 let offset = ROOT_BYTES + place.offset;
                 placed = Some(place);

@@ -9,6 +9,7 @@
 
 use super::Flex;
 use super::cursor::TableCursor;
+use super::index::Ahead;
 use super::interval::Interval;
 use super::memtable::MemTable;
 use super::read::attributes_of;
@@ -21,8 +22,6 @@ use std::ops::Bound;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::sync::Arc;
 
-/// Pairs that an interval has about, for reading ahead.
-const PAIRS_OF_AN_INTERVAL: usize = 8;
 /// Most intervals that are taken at once, and read ahead.
 const INTERVALS_AHEAD: usize = 16;
 
@@ -195,7 +194,10 @@ impl Flex {
         let mut first = true;
         let mut scan =
             Scan { direction, end, version: at, visit, key: Vec::new(), value: Vec::new() };
-        let mut ahead = (limit / PAIRS_OF_AN_INTERVAL + 1).min(INTERVALS_AHEAD);
+        let mut ahead = Ahead { pairs: limit, intervals: INTERVALS_AHEAD };
+        // What the first intervals do not have, because the scan began far behind in the first one or much of what they
+        // have does not count; a scan that goes on and on takes more at once.
+        let mut next = limit / 4;
         loop {
             let run = self.run(position.as_deref(), before, direction, ahead)?;
             let mut cursor = Cursor::new(run.intervals, at, direction);
@@ -205,8 +207,8 @@ impl Flex {
                 _ => start,
             });
             first = false;
-            // A long scan takes more at once.
-            ahead = (ahead * 2).min(INTERVALS_AHEAD);
+            ahead.pairs = next.max(1);
+            next = next.max(1).saturating_mul(2);
             let in_run = |key: &[u8]| match direction {
                 Direction::Forward => run.end.as_deref().is_none_or(|upper| key < upper),
                 Direction::Reverse => run.end.as_deref().is_none_or(|anchor| key >= anchor),
@@ -233,15 +235,15 @@ impl Flex {
         key: Option<&[u8]>,
         before: bool,
         direction: Direction,
-        most: usize,
+        ahead: Ahead,
     ) -> Result<Run> {
         let reverse = direction == Direction::Reverse;
-        let (intervals, end) = self.index.cached(key, before, reverse, most);
+        let (intervals, end) = self.index.cached(key, before, reverse, ahead);
         if !intervals.is_empty() {
             return Ok(Run { intervals, end });
         }
-        let more = if reverse { 0 } else { most - 1 };
-        let loaded = self.load(key, before, more, true)?;
+        let ahead = if reverse { Ahead::ONE } else { ahead };
+        let loaded = self.load(key, before, ahead, true)?;
         let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
         Ok(Run { intervals: loaded.intervals, end })
     }

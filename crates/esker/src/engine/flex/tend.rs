@@ -11,6 +11,7 @@
 //! # Failure
 //! An interval is rewritten as by the committer: a crash leaves the old or the new one. Damage is told, and left as it is.
 
+use super::index::Ahead;
 use super::interval::parts;
 use super::{Flex, ROOT_BYTES};
 use esker_base::{ErrorKind, Result};
@@ -84,7 +85,7 @@ impl Flex {
         let mut bytes = Vec::new();
         let read = self.space.read_once_where(
             &mut || {
-                let place = self.index.place(Some(key), false, 0);
+                let place = self.index.place(Some(key), false, Ahead::ONE);
                 let size = place.sizes.first().map_or(0, |(size, ..)| *size);
                 let offset = ROOT_BYTES + place.offset;
                 placed = Some(place);
