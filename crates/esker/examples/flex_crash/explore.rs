@@ -111,7 +111,9 @@ fn go_on(images: &[Image], first: &Content, seed: u64) -> Result<(), String> {
     for _ in 0..3 {
         let cut = rng.below(end + 1);
         let images = SimDevices::cut(&workload.devices.traces(), cut, rng.next_u64());
-        let found = recover(&images, seed ^ 2)?;
+        let found = recover(&images, seed ^ 2).map_err(|words| {
+            format!("cut again at {cut} of {end}, open until {}: {words}", workload.opened_at)
+        })?;
         if cut < workload.opened_at {
             continue;
         }

@@ -12,6 +12,7 @@ pub(crate) fn all() -> Told {
     pairs().map_err(|words| format!("pairs in memory: {words}"))?;
     lost_batch().map_err(|words| format!("a lost batch: {words}"))?;
     lost_batches_behind().map_err(|words| format!("lost batches behind one: {words}"))?;
+    large_heads().map_err(|words| format!("heads of large values: {words}"))?;
     crate::backups::all()
 }
 
@@ -205,4 +206,36 @@ fn lost_batches_behind() -> Told {
     let store = open(&of_images(&torn), 4, periodic)?;
     expect(&store, b"a", Some(&[1; 100]))?;
     expect(&store, b"b", None)
+}
+
+/// Large values go in pieces. Wherever that is cut, what is left of each is nothing, or begins with its whole head: else the
+/// store could not be opened.
+fn large_heads() -> Told {
+    const PIECE: usize = 4 * 508;
+    let devices = devices(&vec![Initial::Zeros; DEVICES], 1, true);
+    // Few changes belong together there.
+    let store = open(&devices, 6, Durability::Sync)?;
+    let key = |number: u8| [b'k', number];
+    for number in 0..10_u8 {
+        // One piece; or a piece and a part of the head, which go with two changes.
+        let length = if number == 0 { 400 } else { PIECE - 33 + 3 * usize::from(number) };
+        store.put(&key(number), &vec![number; length]).map_err(words)?;
+    }
+    let from = devices.position();
+    for number in 0..10 {
+        store.put(&key(number), b"short").map_err(words)?;
+    }
+    store.check().map_err(words)?;
+    let to = devices.position();
+    drop(store);
+    for cut in from..=to {
+        let images = SimDevices::cut(&devices.traces(), cut, cut);
+        let store = open(&of_images(&images), 8, Durability::Sync)
+            .map_err(|words| format!("cut at {cut} of {from} to {to}: {words}"))?;
+        let items = store.scan(.., Direction::Forward, usize::MAX).map_err(words)?;
+        if items.len() != 10 {
+            return Err(format!("cut at {cut}: {} of 10 items", items.len()));
+        }
+    }
+    Ok(())
 }

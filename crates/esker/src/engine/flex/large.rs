@@ -13,6 +13,7 @@
 //! - B2: a value goes only when the pair that took its place is in the space, durably, and no snapshot needs it.
 //! - B3: values are in the order of their numbers; where they stand follows from the sizes before them, which change
 //!   together with the space.
+//! - B4: the head of a value is in the space as a whole or not at all: it comes with the first piece, and goes with the last.
 //!
 //! # Concurrency
 //! Several values may be written at a time, each grows in its place. Lock order: the space, then this directory. A reader
@@ -408,19 +409,22 @@ impl Flex {
         gone.into_iter().try_for_each(|number| self.remove_large(number))
     }
 
-    /// Takes a value out of the space, from its end, in pieces.
+    /// Takes a value out of the space, from its end, in pieces; its head as a whole (B4).
     fn remove_large(&self, number: u64) -> Result<()> {
         let piece = self.large_piece() as u64;
         loop {
-            let size = {
+            let (size, head_size) = {
                 let mut values = self.large.values.write();
                 let Some(index) = values.index(number) else { return Ok(()) };
-                if let Some(large) = values.all.get_mut(index) {
-                    large.state = State::Goes;
-                }
-                values.sizes.of(index)
+                let Some(large) = values.all.get_mut(index) else { return Ok(()) };
+                large.state = State::Goes;
+                let head_size = large.head_size;
+                (values.sizes.of(index), head_size)
             };
-            let left = size.saturating_sub(piece);
+            let left = match size <= piece.max(head_size) {
+                true => 0,
+                false => (size - piece).max(head_size),
+            };
             let splice = Splice { offset: 0, remove: size - left, data: &[], marks: &[] };
             self.space.splice_at(&|| self.place_of_large(number, left), &splice, &mut || {
                 self.large.resize(number, left);
