@@ -574,12 +574,22 @@ impl Depot {
                 self.enter_extent(piece, segment, link);
                 continue;
             }
+            let mut replaced = None;
             self.pending.publish(entry.hash, record.key, |published| {
                 // The new record is counted before the old one is let go: S1 of the segments.
                 self.segments.add(segment, link_bytes(link));
                 self.enter(entry, piece, link, published);
+                replaced = published;
                 Some(link)
             });
+            if let Some(cache) = &self.record_cache {
+                let place_of = |link: Link| {
+                    let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES)?;
+                    Some((link, self.segments.place(segment).0))
+                };
+                let replaced = replaced.and_then(place_of);
+                cache.wrote((link, plan.tail.salt), replaced, batch.bytes(entry));
+            }
         }
     }
 
