@@ -309,7 +309,13 @@ impl Depot {
     /// The batch will not grow any more: the next one goes behind it.
     pub(super) fn end_place(&self, plan: &mut Plan, tail: &mut Option<Tail>, batch: &Batch) {
         plan.total = self.layout.blocks(batch.used as u64);
-        *tail = Some(plan.tail.behind(plan.total, batch.summary));
+        let behind = plan.tail.behind(plan.total, batch.summary);
+        *tail = Some(behind);
+        let is_late = |tail: &Tail| self.layout.room_behind(tail.position) <= self.layout.half();
+        if is_late(&behind) && !is_late(&plan.tail) {
+            // Time to ready the next segment.
+            self.background.wake();
+        }
     }
 
     /// Writes a batch to its place, `durably` or not; whatever the stream's earlier records are by
