@@ -23,6 +23,10 @@ use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
 
+/// Stores keep what one thread allocated until another one drops it: where that takes a lock, they wait for each other.
+#[global_allocator]
+static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     match run(Arguments::parse().command) {
         Ok(Done::Yes) => ExitCode::SUCCESS,

@@ -110,23 +110,27 @@ impl Bench {
     /// Runs clients until they are done or the time is over, and prints what came of it.
     fn phase(&self, store: &Store, name: &str, work: impl Fn(&mut Rng, u64) -> Did + Sync) {
         let times = Mutex::new(Histogram::<u64>::new(3).unwrap());
-        let done = AtomicU64::new(0);
+        let (done, beside) = (AtomicU64::new(0), AtomicU64::new(0));
         let ended = AtomicBool::new(false);
         let before = store.stats().device;
         let (start, cpu_start) = (SystemClock.monotonic(), cpu());
         std::thread::scope(|scope| {
             let clients: Vec<_> = (0..self.arguments.threads)
                 .map(|thread| {
-                    let (work, times, done, ended) = (&work, &times, &done, &ended);
+                    let (work, times, ended) = (&work, &times, &ended);
+                    let (done, beside) = (&done, &beside);
                     scope.spawn(move || {
                         let mut rng = Rng::from_seed(thread + 1);
                         let mut own = Histogram::<u64>::new(3).unwrap();
-                        let mut count = 0;
+                        let (mut count, mut not_measured) = (0, 0);
                         while !ended.load(Ordering::Relaxed) {
                             let start = SystemClock.monotonic();
                             match work(&mut rng, thread) {
                                 Did::Something => {}
-                                Did::Beside => continue,
+                                Did::Beside => {
+                                    not_measured += 1;
+                                    continue;
+                                }
                                 Did::All => break,
                             }
                             own.record((SystemClock.monotonic() - start).as_nanos() as u64)
@@ -134,6 +138,7 @@ impl Bench {
                             count += 1;
                         }
                         done.fetch_add(count, Ordering::Relaxed);
+                        beside.fetch_add(not_measured, Ordering::Relaxed);
                         times.lock().unwrap().add(own).unwrap();
                     })
                 })
@@ -146,11 +151,15 @@ impl Bench {
         });
         let seconds = (SystemClock.monotonic() - start).as_secs_f64();
         let done = done.load(Ordering::Relaxed) as f64;
+        let beside = match beside.load(Ordering::Relaxed) {
+            0 => String::new(),
+            beside => format!("  beside {:.0}/s", beside as f64 / seconds),
+        };
         let times = times.lock().unwrap();
         let micros = |quantile: f64| times.value_at_quantile(quantile) as f64 / 1e3;
         let device = store.stats().device;
         println!(
-            "{name:10} {:9.0}/s  cpu {:6.2} us/op  p50 {:6.1} p99 {:7.1} p99.9 {:8.1} us  per op: {:.2} reads {:.0} B, written {:.0} B",
+            "{name:10} {:9.0}/s  cpu {:6.2} us/op  p50 {:6.1} p99 {:7.1} p99.9 {:8.1} us  per op: {:.2} reads {:.0} B, written {:.0} B{beside}",
             done / seconds,
             (cpu() - cpu_start) / done * 1e6,
             micros(0.5),

@@ -11,10 +11,13 @@ use esker_base::{Error, Result};
 use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
 use esker_media::IoBuf;
+use smallvec::SmallVec;
 use std::ops::Range;
 
 /// Blocks between two parts that are read along, rather than with another call.
 const BLOCKS_BETWEEN: u64 = 4;
+/// Parts, and requests, of a usual read: no memory is asked for to note so many.
+const USUAL: usize = 4;
 /// Most parts of one request.
 const PARTS_OF_A_READ: usize = 256;
 /// Most requests that a read has in flight.
@@ -42,9 +45,12 @@ pub(super) struct Part {
     pub(super) range: Range<usize>,
 }
 
+/// The parts of a read.
+pub(super) type Parts = SmallVec<[Part; USUAL]>;
+
 /// Blocks that are to be read for some parts: each with what of it was in memory already.
 struct Request<'a> {
-    missing: Vec<(&'a Part, usize)>,
+    missing: SmallVec<[(&'a Part, usize); 2]>,
     /// In the segment.
     first: u64,
     /// On the device.
@@ -60,7 +66,7 @@ pub(super) enum Outcome {
 
 impl Inner {
     pub(super) fn read(&self, offset: u64, buf: &mut [u8]) -> Result<usize> {
-        let mut parts = Vec::new();
+        let mut parts = Parts::new();
         loop {
             parts.clear();
             let planned = self.plan(&self.shared.read(), offset, buf, &mut parts);
@@ -83,13 +89,12 @@ impl Inner {
         bytes: &mut Vec<u8>,
         keep: bool,
     ) -> Result<Option<usize>> {
-        let mut parts = Vec::new();
+        let mut parts = Parts::new();
         loop {
             parts.clear();
             let planned = {
                 let shared = self.shared.read();
                 let Some((offset, length)) = locate() else { return Ok(None) };
-                bytes.clear();
                 bytes.resize(length, 0);
                 self.plan(&shared, offset, bytes, &mut parts)
             };
@@ -111,7 +116,7 @@ impl Inner {
         locate: &mut dyn FnMut() -> Option<u64>,
         buf: &mut [u8],
     ) -> Result<Option<usize>> {
-        let mut parts = Vec::new();
+        let mut parts = Parts::new();
         loop {
             parts.clear();
             let planned = {
@@ -152,7 +157,7 @@ impl Inner {
 
     pub(super) fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
         loop {
-            let mut parts = Vec::new();
+            let mut parts = Parts::new();
             let planned = {
                 let shared = self.shared.read();
                 shared.tree.lookup(offset).and_then(|found| {
@@ -183,7 +188,7 @@ impl Inner {
         shared: &Shared,
         offset: u64,
         buf: &mut [u8],
-        parts: &mut Vec<Part>,
+        parts: &mut Parts,
     ) -> Result<usize, Missing> {
         let payload = self.shape.segment_payload();
         let mut done = 0;
@@ -220,7 +225,7 @@ impl Inner {
             let (first, _) = self.blocks(b);
             a.segment == b.segment && first <= last + between
         };
-        let mut requests: Vec<Request<'_>> = Vec::new();
+        let mut requests: SmallVec<[Request<'_>; USUAL]> = SmallVec::new();
         for group in parts.chunk_by(near) {
             for run in group.chunks(PARTS_OF_A_READ) {
                 requests.extend(self.request(run, buf));
@@ -256,7 +261,7 @@ impl Inner {
     /// What has to be read for parts that lie close together in one segment, in order; what is in memory is copied.
     fn request<'a>(&self, run: &'a [Part], buf: &mut [u8]) -> Option<Request<'a>> {
         let first_of_segment = run.first().map_or(0, |part| part.segment * self.shape.blocks());
-        let mut missing = Vec::with_capacity(run.len());
+        let mut missing = SmallVec::with_capacity(run.len());
         let mut span: Option<(u64, u64)> = None;
         for part in run {
             let to = buf.get_mut(part.range.clone()).unwrap_or_default();

@@ -18,17 +18,20 @@ use super::cursor::TableCursor;
 use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
+use super::merge::{merge, pairs_of};
 use super::snapshots::needed;
 use super::stretch::{Growth, Seen};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
+use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Root, RunWriter};
 use std::ops::Bound;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
 const GROUP_PAIRS_MAX: u64 = 1024;
@@ -50,6 +53,7 @@ pub(super) struct Committer {
     pub(super) group: RunWriter,
     pub(super) data: Vec<u8>,
     pub(super) growth: Growth,
+    pub(super) turn: Turn,
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
@@ -61,69 +65,21 @@ impl Committer {
     }
 }
 
-/// A pair on its way to a new interval.
-pub(super) type Merged<'a> = (&'a [u8], u64, Content<'a>);
+/// How long the committer works before it lets others have its processor, if any wait for one. As long as it works it is
+/// not preempted for some milliseconds, and a get that comes to stand behind it would take as long.
+const TURN: Duration = Duration::from_micros(400);
 
-/// The shortest key that is above `last` and not above `first`.
-fn separator<'a>(last: &[u8], first: &'a [u8]) -> &'a [u8] {
-    let shared = last.iter().zip(first).take_while(|(a, b)| a == b).count();
-    first.get(..=shared).unwrap_or(first)
-}
+/// Since when the committer works.
+#[derive(Debug, Default)]
+pub(super) struct Turn(Duration);
 
-/// Pairs of an interval and of what is new.
-fn pairs_of<'a>(interval: &'a Interval, group: Option<&'a RunWriter>) -> Vec<Merged<'a>> {
-    let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
-    all.extend((0..interval.len()).map(|index| {
-        let pair = interval.pair(index);
-        (pair.key, pair.version, pair.content)
-    }));
-    add_group(&mut all, group);
-    all
-}
-
-/// Adds the pairs that are new.
-pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWriter>) {
-    if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
-        while let Some(pair) = take_pair(&mut bytes, first_version) {
-            all.push((pair.key, pair.version, pair.content));
+impl Turn {
+    pub(super) fn give_way(&mut self, clock: &dyn Clock) {
+        if clock.monotonic().saturating_sub(self.0) >= TURN {
+            std::thread::yield_now();
+            self.0 = clock.monotonic();
         }
     }
-}
-
-/// What is left of pairs that are in order by parts, in order.
-pub(super) fn merge<'a>(
-    mut all: Vec<Merged<'a>>,
-    erase: Option<&RangeDelete>,
-    snapshots: &[u64],
-) -> Vec<Merged<'a>> {
-    // One version of a key may be there twice, after a crash.
-    all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
-    all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
-    let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
-    for same in all.chunk_by(|a, b| a.0 == b.0) {
-        let Some((key, ..)) = same.first() else { continue };
-        let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
-        let start = merged.len();
-        if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
-            // The usual case: the newest one counts.
-            merged.extend(same.first());
-        } else {
-            let mut same = same.to_vec();
-            if let Some(version) = erased {
-                same.push((key, version, Content::Delete));
-                same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
-            }
-            let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
-            needed(&versions, snapshots, |index| merged.extend(same.get(index)));
-        }
-        // Nothing is older than the last one: if it says that there is nothing, it says nothing.
-        while merged.len() > start
-            && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
-        {
-            merged.pop();
-        }
-    }
-    merged
 }
 
 impl Flex {
@@ -216,6 +172,7 @@ impl Flex {
             self.tell_pairs(&group);
             committer.group = group;
             done?;
+            committer.turn.give_way(&*self.clock);
         }
         Ok(())
     }
@@ -263,7 +220,7 @@ impl Flex {
     }
 
     /// The interval that holds `key`, one in which somebody has looked.
-    fn locate(&self, key: &[u8]) -> Result<Located> {
+    pub(super) fn locate(&self, key: &[u8]) -> Result<Located> {
         loop {
             let located = self.index.locate(key);
             if !located.entry.is_coarse() {
@@ -306,7 +263,7 @@ impl Flex {
         Ok(bytes)
     }
 
-    fn interval_of(&self, located: &Located) -> Result<Arc<Interval>> {
+    pub(super) fn interval_of(&self, located: &Located) -> Result<Arc<Interval>> {
         if let Some(interval) = &located.entry.cached {
             return Ok(Arc::clone(interval));
         }
@@ -401,158 +358,17 @@ impl Flex {
             count = 2;
             remove += u64::from(next.entry.size);
         }
-        let mut data = std::mem::take(&mut committer.data);
-        data.clear();
         let pairs = (pairs_max, size_max);
-        let (marks, fresh) = self.cut(&merged, &located.anchor, pairs, |_| keeps, &mut data)?;
+        let (marks, fresh) = self.cut(committer, &merged, &located.anchor, pairs, |_| keeps)?;
         drop(merged);
-        committer.rewritten_bytes += data.len() as u64;
         let offset = ROOT_BYTES + located.offset;
-        let splice = Splice { offset, remove, data: &data, marks: &marks };
+        let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);
         let done = self.space.splice(&splice, &mut || {
             self.index.replace(located.spot, count, fresh.take().unwrap_or_default());
         });
-        committer.data = data;
         self.index.make_room();
         done
-    }
-
-    /// Cuts pairs into intervals of up to so many pairs and bytes: their bytes to `data`, where each begins, and what the
-    /// index is to know. In memory stay those of which `keeps` says so.
-    pub(super) fn cut(
-        &self,
-        merged: &[Merged<'_>],
-        anchor: &[u8],
-        (pairs_max, size_max): (usize, usize),
-        mut keeps: impl FnMut(&[Merged<'_>]) -> bool,
-        data: &mut Vec<u8>,
-    ) -> Result<(Vec<usize>, Vec<Fresh>)> {
-        let mut marks = Vec::new();
-        let mut fresh = Vec::new();
-        if merged.is_empty() {
-            // The first interval stays, without bytes; others fall to the one before.
-            let stays = anchor.is_empty();
-            return Ok((marks, if stays { vec![Fresh::default()] } else { fresh }));
-        }
-        let size_of = |(key, _, content): &Merged<'_>| match content {
-            Content::Put(_, value) => key.len() + value.len() + 8,
-            _ => key.len() + 24,
-        };
-        let total: usize = merged.iter().map(size_of).sum();
-        let (pairs_max, size_max) = (pairs_max.max(1), size_max.max(1));
-        let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);
-        let (pairs_goal, size_goal) = (merged.len().div_ceil(pieces), total.div_ceil(pieces));
-        let mut rest = merged;
-        let mut last: Option<&[u8]> = None;
-        while !rest.is_empty() {
-            let (mut count, mut size) = (0, 0);
-            for pair in rest {
-                let same_key =
-                    count > 0 && rest.get(count - 1).is_some_and(|before| before.0 == pair.0);
-                let full =
-                    count >= pairs_goal || size + size_of(pair) > size_goal.max(64) + size_goal / 4;
-                if count > 0 && full && !same_key {
-                    break;
-                }
-                count += 1;
-                size += size_of(pair);
-            }
-            let (piece, more) = rest.split_at(count);
-            rest = more;
-            let anchor = match (last, piece.first()) {
-                (Some(last), Some((first, ..))) => separator(last, first).to_vec(),
-                _ => anchor.to_vec(),
-            };
-            last = piece.last().map(|(key, ..)| *key);
-            let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
-            let mut run = RunWriter::new(first_version);
-            for (key, version, content) in piece {
-                run.push(&Pair { key, version: *version, content: *content });
-            }
-            let start = data.len();
-            run.finish(Some(&anchor), data);
-            marks.push(start);
-            let bytes = data.get(start..).unwrap_or_default();
-            let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
-            if keeps(piece) {
-                let interval = self.decode(bytes.to_vec())?;
-                interval.touch_all();
-                entry.cached = Some(Arc::new(interval));
-            }
-            fresh.push(Fresh::new(anchor, entry));
-        }
-        Ok((marks, fresh))
-    }
-
-    /// Empties a range of the space: intervals inside go with one collapse, if nobody needs what they hold.
-    fn commit_range(
-        &self,
-        committer: &mut Committer,
-        range: &RangeDelete,
-        replayed: bool,
-    ) -> Result<()> {
-        // A log that was found may have brought newer pairs there already.
-        let careful = replayed || !self.snapshots.all().is_empty();
-        let mut key = range.from.clone();
-        loop {
-            let located = self.locate(&key)?;
-            let inside = |located: &Located| {
-                let ends = match (&located.upper, &range.to) {
-                    (_, None) => true,
-                    (None, Some(_)) => false,
-                    (Some(upper), Some(to)) => upper <= to,
-                };
-                ends && located.anchor >= range.from
-            };
-            let upper = if !careful && inside(&located) {
-                let (mut count, mut remove) = (1, u64::from(located.entry.size));
-                let mut last = located.clone();
-                while let Some(next) = self.index.next(last.spot).filter(inside) {
-                    count += 1;
-                    remove += u64::from(next.entry.size);
-                    last = next;
-                }
-                let first = located.anchor.is_empty();
-                let offset = ROOT_BYTES + located.offset;
-                self.space.splice(
-                    &Splice { offset, remove, data: &[], marks: &[] },
-                    &mut || {
-                        let fresh = if first { vec![Fresh::default()] } else { Vec::new() };
-                        self.index.replace(located.spot, count, fresh);
-                    },
-                )?;
-                last.upper
-            } else {
-                if located.entry.size > 0 {
-                    self.rewrite_alone(committer, &located, range)?;
-                }
-                located.upper
-            };
-            match upper {
-                Some(upper) if range.to.as_ref().is_none_or(|to| upper < *to) => key = upper,
-                _ => return Ok(()),
-            }
-        }
-    }
-
-    /// Takes what a range covers out of an interval, if it covers anything there.
-    fn rewrite_alone(
-        &self,
-        committer: &mut Committer,
-        located: &Located,
-        range: &RangeDelete,
-    ) -> Result<()> {
-        let interval = self.interval_of(located)?;
-        let covered = |index| {
-            let pair = interval.pair(index);
-            range.covers(pair.key) && pair.version < range.version
-        };
-        if !(0..interval.len()).any(covered) {
-            return Ok(());
-        }
-        self.rewrite(committer, located, None, Some(range))
     }
 
     /// Why the committer gets no further, if it does not.

@@ -126,16 +126,22 @@ pub(super) struct LeafSums {
 
 /// Which intervals were missed lately, by their stamps.
 #[derive(Debug)]
-struct Missed([AtomicU32; MISSED]);
+struct Missed<const N: usize>([AtomicU32; N]);
 
 /// Intervals that are remembered: who comes back so soon reads neighbours.
 const MISSED: usize = 256;
+/// The same of scans, whose intervals follow each other.
+const PASSED: usize = 4096;
 
-impl Missed {
+impl<const N: usize> Missed<N> {
+    fn new() -> Self {
+        Missed(std::array::from_fn(|_| AtomicU32::new(0)))
+    }
+
     /// Notes a miss; whether there was one lately.
     fn again(&self, stamp: u32) -> bool {
         let mixed = stamp.wrapping_mul(0x9E37_79B9);
-        let slot = self.0.get(mixed as usize >> 24);
+        let slot = self.0.get((mixed >> 16) as usize % N);
         slot.is_some_and(|slot| slot.swap(stamp, Ordering::Relaxed) == stamp)
     }
 }
@@ -161,7 +167,8 @@ pub(super) struct Index {
     lent_bytes: AtomicU64,
     /// Of the same budget.
     pub(super) pairs_kept: Pairs,
-    missed: Missed,
+    missed: Missed<MISSED>,
+    passed: Missed<PASSED>,
     hands: Mutex<Hands>,
     intervals: AtomicU64,
     pairs: AtomicU64,
@@ -179,7 +186,8 @@ impl Index {
             budget_bytes,
             lent_bytes: AtomicU64::new(0),
             pairs_kept: Pairs::new(budget_bytes),
-            missed: Missed(std::array::from_fn(|_| AtomicU32::new(0))),
+            missed: Missed::new(),
+            passed: Missed::new(),
             hands: Mutex::default(),
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),
@@ -409,18 +417,21 @@ impl Index {
     }
 
     /// Keeps intervals that were read where [`Index::place`] said, if they are still as they were then: the one that holds
-    /// `key`, and those behind it.
-    pub(super) fn keep(&self, key: &[u8], read: &[(u32, Arc<Interval>)]) {
+    /// `key`, and those behind it. `passing`: while there is no room, only those that were missed before just now; a scan that
+    /// comes once takes no other's place.
+    pub(super) fn keep(&self, key: &[u8], read: &[(u32, Arc<Interval>)], passing: bool) {
         if self.budget_bytes == 0 {
             return;
         }
+        let choosy = passing && self.cached_bytes() > self.budget() / 16 * 15;
         let mut more = 0;
         {
             let row = self.row();
             let mut leaf = row.leaf(row.leaf_of(key)).write();
             let index = leaf.index_of(key, false);
             for (entry, (stamp, interval)) in leaf.entries[index..].iter_mut().zip(read) {
-                if entry.stamp == *stamp && entry.cached.is_none() {
+                let is_wanted = !choosy || self.passed.again(*stamp);
+                if entry.stamp == *stamp && entry.cached.is_none() && is_wanted {
                     more += interval.memory_bytes();
                     entry.cached = Some(Arc::clone(interval));
                 }
@@ -709,7 +720,7 @@ mod tests {
             let placed = index.place(Some(&[key]), false, 0);
             let (_, stamp, _) = placed.sizes[0];
             index.replace(index.locate(&[key]).spot, 1, Vec::new());
-            index.keep(&[key], &[(stamp, interval(&[key]))]);
+            index.keep(&[key], &[(stamp, interval(&[key]))], false);
             index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
             assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
         }
@@ -721,7 +732,7 @@ mod tests {
         let index = found_at_open(60);
         for key in 1..60 {
             let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
-            index.keep(&[key], &[(stamp, interval(&[key]))]);
+            index.keep(&[key], &[(stamp, interval(&[key]))], false);
         }
         std::thread::scope(|scope| {
             let changes = scope.spawn(|| {
@@ -745,6 +756,21 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
+        let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
+        let pass = |key: u8| {
+            let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
+            index.keep(&[key], &[(stamp, interval(&[key]))], true);
+            index.with(&[key], |entry| entry.cached.is_some())
+        };
+        // There is room.
+        assert!((1..=19).all(pass));
+        assert!(!pass(30), "came by for the first time");
+        assert!(!pass(31), "another one");
+        assert!(pass(30), "came again");
+    }
+
+    #[test]
     fn what_is_lent_is_used_and_given_back() {
         let index = found_at_open(200);
         let size = interval(&[1]).memory_bytes();
@@ -752,7 +778,7 @@ mod tests {
         let keep_all = || {
             for key in 0..200 {
                 let (_, stamp, _) = index.place(Some(&[key]), false, 0).sizes[0];
-                index.keep(&[key], &[(stamp, interval(&[key]))]);
+                index.keep(&[key], &[(stamp, interval(&[key]))], false);
             }
         };
         keep_all();
@@ -764,7 +790,7 @@ mod tests {
         assert!(index.cached_bytes() <= 20 * size);
         let none = Index::new(Vec::new(), 0);
         none.lend(1 << 20);
-        none.keep(b"", &[(none.place(None, false, 0).sizes[0].1, interval(b""))]);
+        none.keep(b"", &[(none.place(None, false, 0).sizes[0].1, interval(b""))], false);
         assert_eq!(none.cached_bytes(), 0);
     }
 }

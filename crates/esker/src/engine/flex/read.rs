@@ -14,6 +14,7 @@ use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::flex_db::{Content, Extra, Pair};
+use std::cell::Cell;
 use std::sync::Arc;
 
 /// Intervals that were read, one behind the other, and the keys between which they stand.
@@ -52,6 +53,30 @@ pub(super) fn found_of(version: u64, content: Content<'_>) -> Option<Found> {
         }
         Content::Large(extra, number, length) => Some(Found::Large(version, extra, number, length)),
         Content::Delete => None,
+    }
+}
+
+/// Most bytes of a buffer that a thread keeps.
+const SPARE_MAX: usize = 256 << 10;
+
+thread_local! {
+    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// A buffer to read into, which the thread has for the next read, too. A task may go on at another thread, which has it then.
+struct Spare(Vec<u8>);
+
+impl Spare {
+    fn take() -> Self {
+        Spare(SPARE.take())
+    }
+}
+
+impl Drop for Spare {
+    fn drop(&mut self) {
+        if self.0.capacity() <= SPARE_MAX {
+            SPARE.set(std::mem::take(&mut self.0));
+        }
     }
 }
 
@@ -134,7 +159,8 @@ impl Flex {
         // A run before the last one may have what a snapshot sees.
         let byte = (at == u64::MAX).then_some(byte_of(hash));
         let mut seen = (0, usize::MAX);
-        let mut bytes = Vec::new();
+        let mut spare = Spare::take();
+        let bytes = &mut spare.0;
         loop {
             let mut part = None;
             let read = self.space.read_once_where(
@@ -142,11 +168,11 @@ impl Flex {
                     part = self.index.part_of(key, byte, seen);
                     part.map(|part| (ROOT_BYTES + part.offset, part.size))
                 },
-                &mut bytes,
+                bytes,
             )?;
             let Some(part) = part else {
                 // Nobody has looked inside.
-                let loaded = self.load(Some(key), false, 0)?;
+                let loaded = self.load(Some(key), false, 0, false)?;
                 let first = loaded.intervals.first();
                 let pair = first.and_then(|interval| interval.get(key, print_of(hash), at));
                 return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
@@ -154,7 +180,7 @@ impl Flex {
             if read != Some(bytes.len()) {
                 return Err(self.damaged("an interval is behind the end of the space"));
             }
-            let pair = pair_in(&bytes, part.run > 0, key, at);
+            let pair = pair_in(bytes, part.run > 0, key, at);
             let pair = pair.map_err(|flaw| self.damaged(&flaw.to_string()))?;
             if pair.is_none() && part.run > 0 {
                 seen = (part.stamp, part.run);
@@ -162,11 +188,11 @@ impl Flex {
             }
             let found = pair.as_ref().and_then(|pair| look(pair.version, pair.content));
             if part.is_whole && !part.is_known {
-                let known = tail_of(&bytes, &self.hasher);
+                let known = tail_of(bytes, &self.hasher);
                 let known = known.map_err(|flaw| self.damaged(&flaw.to_string()))?;
                 self.index.learn(key, part.stamp, &known);
             }
-            let base = if part.run == 0 { &*bytes } else { &[] };
+            let base = if part.run == 0 { &**bytes } else { &[] };
             if !self.index.is_worth_keeping(&part, base, &self.hasher) {
                 if let (u64::MAX, Some(Pair { version, content: Content::Put(extra, value), .. })) =
                     (at, pair)
@@ -176,20 +202,27 @@ impl Flex {
                     });
                 }
             } else if part.is_whole {
-                let interval = Arc::new(self.decode(bytes)?);
-                self.index.keep(key, &[(part.stamp, interval)]);
+                let interval = Arc::new(self.decode(bytes.clone())?);
+                self.index.keep(key, &[(part.stamp, interval)], false);
             } else {
-                self.load(Some(key), false, 0)?;
+                self.load(Some(key), false, 0, false)?;
             }
             return Ok(found);
         }
     }
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and up to `more` behind it that
-    /// are not in memory; keeps them.
-    pub(super) fn load(&self, key: Option<&[u8]>, before: bool, more: usize) -> Result<Loaded> {
+    /// are not in memory; keeps them, those who come by ([`Index::keep`](super::index::Index::keep)) if they come again.
+    pub(super) fn load(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+        more: usize,
+        passing: bool,
+    ) -> Result<Loaded> {
         let mut placed = None;
-        let mut bytes = Vec::new();
+        let mut spare = Spare::take();
+        let bytes = &mut spare.0;
         let read = self.space.read_where(
             &mut || {
                 let place = self.index.place(key, before, more);
@@ -198,27 +231,23 @@ impl Flex {
                 placed = Some(place);
                 Some((offset, usize::try_from(length).ok()?))
             },
-            &mut bytes,
+            bytes,
         )?;
         let damaged = |flaw: Flaw| self.damaged(&flaw.to_string());
         let Some(place) = placed.filter(|_| read == Some(bytes.len())) else {
             return Err(self.damaged("an interval is behind the end of the space"));
         };
         if place.is_coarse {
-            return self.inside(&bytes, key, before, place.anchor, place.upper);
+            return self.inside(bytes, key, before, place.anchor, place.upper);
         }
         let mut read = Vec::with_capacity(place.sizes.len());
         let (mut at, mut extra_runs) = (0, 0);
-        let count = place.sizes.len();
         for (size, stamp, cached) in place.sizes {
             let end = at + size as usize;
             let interval = match cached {
                 Some(interval) => interval,
                 None => {
-                    let part = match count {
-                        1 => std::mem::take(&mut bytes),
-                        _ => bytes.get(at..end).unwrap_or_default().to_vec(),
-                    };
+                    let part = bytes.get(at..end).unwrap_or_default().to_vec();
                     let interval = Interval::decode(part, &self.hasher).map_err(damaged)?;
                     interval.touch_all();
                     extra_runs += interval.runs() as u64 - 1;
@@ -229,7 +258,7 @@ impl Flex {
             read.push((stamp, interval));
         }
         self.note_places(&place.anchor, extra_runs);
-        self.index.keep(&place.anchor, &read);
+        self.index.keep(&place.anchor, &read, passing);
         let intervals = read.into_iter().map(|(_, interval)| interval).collect();
         Ok(Loaded { intervals, anchor: place.anchor, upper: place.upper })
     }

@@ -241,7 +241,7 @@ impl Flex {
             return Ok(Run { intervals, end });
         }
         let more = if reverse { 0 } else { most - 1 };
-        let loaded = self.load(key, before, more)?;
+        let loaded = self.load(key, before, more, true)?;
         let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
         Ok(Run { intervals: loaded.intervals, end })
     }

@@ -11,9 +11,10 @@
 //! # Failure
 //! One splice of the space: a crash leaves the old or the new intervals.
 
-use super::commit::{Committer, Merged, add_group, merge};
+use super::commit::Committer;
 use super::index::Neighbours;
 use super::interval::parts;
+use super::merge::{Merged, add_group, merge};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
@@ -139,8 +140,6 @@ impl Flex {
         let before = all.len();
         let merged = merge(all, None, &self.snapshots.all());
         committer.growth.note(before, merged.len());
-        let mut data = std::mem::take(&mut committer.data);
-        data.clear();
         let most = |most: u32| most as usize * 3 / 4;
         let pairs_max = most(self.options.interval_pairs_max);
         let size_max = most(self.options.interval_size_bytes_max);
@@ -152,17 +151,15 @@ impl Flex {
             })
         };
         let first = leaf.anchors.first().map(Vec::as_slice).unwrap_or_default();
-        let (marks, fresh) = self.cut(&merged, first, (pairs_max, size_max), keeps, &mut data)?;
+        let (marks, fresh) = self.cut(committer, &merged, first, (pairs_max, size_max), keeps)?;
         drop(merged);
-        committer.rewritten_bytes += data.len() as u64;
         let offset = ROOT_BYTES + leaf.offset;
-        let splice = Splice { offset, remove, data: &data, marks: &marks };
+        let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);
         self.index.settle(first);
         let done = self.space.splice(&splice, &mut || {
             self.index.replace(leaf.spot, leaf.sizes.len(), fresh.take().unwrap_or_default());
         });
-        committer.data = data;
         self.index.make_room();
         done
     }

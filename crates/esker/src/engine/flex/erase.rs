@@ -1,0 +1,86 @@
+//! Range deletes of a table go to the space: intervals inside of a range go with one collapse, if nobody needs what they
+//! hold; those at its ends are written anew (FlexSpace §5).
+//!
+//! # Concurrency
+//! Under the committer's lock.
+//!
+//! # Failure
+//! One splice each: a crash leaves intervals as they were or without what the range covers, and the log has the range.
+
+use super::commit::Committer;
+use super::index::{Fresh, Located};
+use super::memtable::RangeDelete;
+use super::{Flex, ROOT_BYTES};
+use crate::flex::Splice;
+use esker_base::Result;
+
+impl Flex {
+    /// Empties a range of the space: intervals inside go with one collapse, if nobody needs what they hold.
+    pub(super) fn commit_range(
+        &self,
+        committer: &mut Committer,
+        range: &RangeDelete,
+        replayed: bool,
+    ) -> Result<()> {
+        // A log that was found may have brought newer pairs there already.
+        let careful = replayed || !self.snapshots.all().is_empty();
+        let mut key = range.from.clone();
+        loop {
+            let located = self.locate(&key)?;
+            let inside = |located: &Located| {
+                let ends = match (&located.upper, &range.to) {
+                    (_, None) => true,
+                    (None, Some(_)) => false,
+                    (Some(upper), Some(to)) => upper <= to,
+                };
+                ends && located.anchor >= range.from
+            };
+            let upper = if !careful && inside(&located) {
+                let (mut count, mut remove) = (1, u64::from(located.entry.size));
+                let mut last = located.clone();
+                while let Some(next) = self.index.next(last.spot).filter(inside) {
+                    count += 1;
+                    remove += u64::from(next.entry.size);
+                    last = next;
+                }
+                let first = located.anchor.is_empty();
+                let offset = ROOT_BYTES + located.offset;
+                self.space.splice(
+                    &Splice { offset, remove, data: &[], marks: &[] },
+                    &mut || {
+                        let fresh = if first { vec![Fresh::default()] } else { Vec::new() };
+                        self.index.replace(located.spot, count, fresh);
+                    },
+                )?;
+                last.upper
+            } else {
+                if located.entry.size > 0 {
+                    self.rewrite_alone(committer, &located, range)?;
+                }
+                located.upper
+            };
+            match upper {
+                Some(upper) if range.to.as_ref().is_none_or(|to| upper < *to) => key = upper,
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes what a range covers out of an interval, if it covers anything there.
+    fn rewrite_alone(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        range: &RangeDelete,
+    ) -> Result<()> {
+        let interval = self.interval_of(located)?;
+        let covered = |index| {
+            let pair = interval.pair(index);
+            range.covers(pair.key) && pair.version < range.version
+        };
+        if !(0..interval.len()).any(covered) {
+            return Ok(());
+        }
+        self.rewrite(committer, located, None, Some(range))
+    }
+}

@@ -1,0 +1,158 @@
+//! What an interval, or a stretch of them, becomes: its pairs and new ones merged, those that nobody needs left out, and
+//! cut into intervals again.
+//!
+//! # Concurrency
+//! Of the committer, or of who holds its lock. Nothing here changes the index or the space.
+
+use super::Flex;
+use super::commit::Committer;
+use super::index::{Entry, Fresh};
+use super::interval::Interval;
+use super::memtable::RangeDelete;
+use super::snapshots::needed;
+use esker_base::Result;
+use esker_format::flex_db::run::take_pair;
+use esker_format::flex_db::{Content, Pair, RunWriter};
+use std::sync::Arc;
+
+/// A pair on its way to a new interval.
+pub(super) type Merged<'a> = (&'a [u8], u64, Content<'a>);
+
+/// The shortest key that is above `last` and not above `first`.
+fn separator<'a>(last: &[u8], first: &'a [u8]) -> &'a [u8] {
+    let shared = last.iter().zip(first).take_while(|(a, b)| a == b).count();
+    first.get(..=shared).unwrap_or(first)
+}
+
+/// Pairs of an interval and of what is new.
+pub(super) fn pairs_of<'a>(
+    interval: &'a Interval,
+    group: Option<&'a RunWriter>,
+) -> Vec<Merged<'a>> {
+    let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
+    all.extend((0..interval.len()).map(|index| {
+        let pair = interval.pair(index);
+        (pair.key, pair.version, pair.content)
+    }));
+    add_group(&mut all, group);
+    all
+}
+
+/// Adds the pairs that are new.
+pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWriter>) {
+    if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
+        while let Some(pair) = take_pair(&mut bytes, first_version) {
+            all.push((pair.key, pair.version, pair.content));
+        }
+    }
+}
+
+/// What is left of pairs that are in order by parts, in order.
+pub(super) fn merge<'a>(
+    mut all: Vec<Merged<'a>>,
+    erase: Option<&RangeDelete>,
+    snapshots: &[u64],
+) -> Vec<Merged<'a>> {
+    // One version of a key may be there twice, after a crash.
+    all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
+    all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+    let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
+    for same in all.chunk_by(|a, b| a.0 == b.0) {
+        let Some((key, ..)) = same.first() else { continue };
+        let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
+        let start = merged.len();
+        if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
+            // The usual case: the newest one counts.
+            merged.extend(same.first());
+        } else {
+            let mut same = same.to_vec();
+            if let Some(version) = erased {
+                same.push((key, version, Content::Delete));
+                same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
+            }
+            let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
+            needed(&versions, snapshots, |index| merged.extend(same.get(index)));
+        }
+        // Nothing is older than the last one: if it says that there is nothing, it says nothing.
+        while merged.len() > start
+            && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
+        {
+            merged.pop();
+        }
+    }
+    merged
+}
+
+impl Flex {
+    /// Cuts pairs into intervals of up to so many pairs and bytes: their bytes to the committer's data, where each begins, and
+    /// what the index is to know. In memory stay those of which `keeps` says so.
+    pub(super) fn cut(
+        &self,
+        committer: &mut Committer,
+        merged: &[Merged<'_>],
+        anchor: &[u8],
+        (pairs_max, size_max): (usize, usize),
+        mut keeps: impl FnMut(&[Merged<'_>]) -> bool,
+    ) -> Result<(Vec<usize>, Vec<Fresh>)> {
+        let Committer { data, turn, .. } = committer;
+        data.clear();
+        let mut marks = Vec::new();
+        let mut fresh = Vec::new();
+        if merged.is_empty() {
+            // The first interval stays, without bytes; others fall to the one before.
+            let stays = anchor.is_empty();
+            return Ok((marks, if stays { vec![Fresh::default()] } else { fresh }));
+        }
+        let size_of = |(key, _, content): &Merged<'_>| match content {
+            Content::Put(_, value) => key.len() + value.len() + 8,
+            _ => key.len() + 24,
+        };
+        let total: usize = merged.iter().map(size_of).sum();
+        let (pairs_max, size_max) = (pairs_max.max(1), size_max.max(1));
+        let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);
+        let (pairs_goal, size_goal) = (merged.len().div_ceil(pieces), total.div_ceil(pieces));
+        let mut rest = merged;
+        let mut last: Option<&[u8]> = None;
+        while !rest.is_empty() {
+            turn.give_way(&*self.clock);
+            let (mut count, mut size) = (0, 0);
+            for pair in rest {
+                let same_key =
+                    count > 0 && rest.get(count - 1).is_some_and(|before| before.0 == pair.0);
+                let full =
+                    count >= pairs_goal || size + size_of(pair) > size_goal.max(64) + size_goal / 4;
+                if count > 0 && full && !same_key {
+                    break;
+                }
+                count += 1;
+                size += size_of(pair);
+            }
+            let (piece, more) = rest.split_at(count);
+            rest = more;
+            let anchor = match (last, piece.first()) {
+                (Some(last), Some((first, ..))) => separator(last, first).to_vec(),
+                _ => anchor.to_vec(),
+            };
+            last = piece.last().map(|(key, ..)| *key);
+            let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
+            let mut run = RunWriter::new(first_version);
+            for (key, version, content) in piece {
+                run.push(&Pair { key, version: *version, content: *content });
+            }
+            let start = data.len();
+            run.finish(Some(&anchor), data);
+            marks.push(start);
+            let bytes = data.get(start..).unwrap_or_default();
+            let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
+            if keeps(piece) {
+                let interval = self.decode(bytes.to_vec())?;
+                interval.touch_all();
+                entry.cached = Some(Arc::new(interval));
+            }
+            fresh.push(Fresh::new(anchor, entry));
+        }
+        committer.rewritten_bytes += committer.data.len() as u64;
+        Ok((marks, fresh))
+    }
+}
