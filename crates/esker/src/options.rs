@@ -139,9 +139,9 @@ pub struct Options {
     /// has an older value than it had. An existing store stays what it is: one that was made to keep
     /// what it is given is refused. Default false.
     pub cache: bool,
-    /// DRAM for records that were read, in bytes, for devices that are slow to read: values over an eighth
-    /// of a segment and over 1 in 64 of this are not kept, and once it is full, or if the
-    /// page cache is not bypassed, only what is asked for twice is. Default 0: none.
+    /// DRAM for records that were read, or written under `sync`, in bytes, for devices that are slow to read: values over
+    /// an eighth of a segment and over 1 in 64 of this are not kept, and once it is full, or if the page cache is not
+    /// bypassed, only what is asked for twice is, or replaces what is kept. Default 0: none.
     pub record_cache_bytes: u64,
     /// What only `flex` looks at.
     pub flex: FlexOptions,

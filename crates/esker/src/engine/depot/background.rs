@@ -3,8 +3,8 @@
 //! flushes for `periodic`. So neither waits for the other.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
-//! has them written once before the log comes there: a few segments ahead of a busy log, many while
-//! the store is idle, so that a burst of writes does not share the device with zeros.
+//! has them written once before the log comes there: of a busy log the next segment once half of the open one is used,
+//! many while the store is idle, so that a burst of writes does not share the device with zeros.
 //!
 //! # Concurrency
 //! While the thread waits it holds no reference to the store, so a dropped store ends it; a closed one waits until
@@ -19,8 +19,10 @@ use esker_base::ids::Version;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-/// Free segments that are kept ready ahead of a busy log.
-const SEGMENTS_AHEAD: usize = 2;
+/// Free segments that a new store begins with ready: the first one, and the one behind it.
+const NEW_AHEAD: usize = 2;
+/// Free segments that are kept ready ahead of a busy log that is through with half of its segment.
+const BUSY_AHEAD: usize = 1;
 /// Bytes of free segments that are readied while nobody writes, and their share of the store.
 const IDLE_AHEAD_BYTES: u64 = 512 << 20;
 const IDLE_AHEAD_SHARE: u32 = 4;
@@ -35,7 +37,7 @@ impl Depot {
     /// Starts the thread. `new` stores have their first segments readied before the first write.
     pub(super) fn start_background(self: &Arc<Self>, new: bool) -> Result<()> {
         if new {
-            self.prepare_ahead(SEGMENTS_AHEAD)?;
+            self.prepare_ahead(NEW_AHEAD)?;
         }
         let store = Arc::downgrade(self);
         let period = match self.durability {
@@ -76,6 +78,12 @@ impl Depot {
         Ok(any)
     }
 
+    /// Segments that are to be ready for a busy log. What it does not come to in time is not worth its zeros yet.
+    fn busy_ahead(&self) -> usize {
+        let room = self.log.lock().tail.map_or(0, |tail| self.layout.room_behind(tail.position));
+        if room <= self.layout.half() { BUSY_AHEAD } else { 0 }
+    }
+
     /// Segments that are kept ready while nobody writes.
     fn idle_ahead(&self) -> usize {
         let most = (IDLE_AHEAD_BYTES / self.layout.segment_size)
@@ -85,7 +93,7 @@ impl Depot {
 
     /// Gives free space back in steps, if much of it lies idle and nobody wrote since version `seen`.
     fn trim_while_idle(&self, seen: Version) -> Result<()> {
-        let kept = self.idle_ahead() + SEGMENTS_AHEAD;
+        let kept = self.idle_ahead() + BUSY_AHEAD;
         let much = self.segments.count() / TRIM_SHARE + kept;
         if !self.trim_idle || self.segments.untrimmed() <= much {
             return Ok(());
@@ -99,8 +107,9 @@ impl Depot {
 
     /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.
     fn prepare_free(&self, seen: &mut Version) -> Result<()> {
-        self.prepare_ahead(SEGMENTS_AHEAD)?;
-        for ahead in SEGMENTS_AHEAD + 1..=self.idle_ahead() {
+        let busy = self.busy_ahead();
+        self.prepare_ahead(busy)?;
+        for ahead in busy + 1..=self.idle_ahead() {
             let now = self.log.next_version();
             if std::mem::replace(seen, now) != now || self.log.is_closed() {
                 return Ok(());

@@ -265,8 +265,7 @@ impl Depot {
     /// How much of its head start the cleaner has, from 0 to 1.
     fn head_start(&self) -> f64 {
         let size = self.layout.segment_size as f64;
-        let end = self.layout.trailer();
-        let room = self.log.lock().tail.map_or(0, |tail| end.saturating_sub(tail.position));
+        let room = self.log.lock().tail.map_or(0, |tail| self.layout.room_behind(tail.position));
         let more = self.segments.free_count() as f64 - self.clean_below() as f64;
         ((more + room as f64 / size) / HEAD_START as f64).clamp(0.0, 1.0)
     }

@@ -413,8 +413,7 @@ impl Depot {
         self.gather();
         let (forming, room) = {
             let state = self.log.state.lock();
-            let end = self.layout.trailer();
-            let room = state.tail.map_or(0, |tail| end.saturating_sub(tail.position));
+            let room = state.tail.map_or(0, |tail| self.layout.room_behind(tail.position));
             (state.filling.batch.used as u64, room)
         };
         self.pace(forming, room);

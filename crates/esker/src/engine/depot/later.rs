@@ -245,8 +245,7 @@ impl Depot {
             let (next, durable, room) = {
                 let state = self.log.lock();
                 state.check_failure()?;
-                let end = self.layout.trailer();
-                let room = state.tail.map_or(0, |tail| end.saturating_sub(tail.position));
+                let room = state.tail.map_or(0, |tail| self.layout.room_behind(tail.position));
                 (state.pieces.full.front().cloned(), state.durable(), room)
             };
             let Some(Forming { piece, plan }) = next else {

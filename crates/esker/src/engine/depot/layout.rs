@@ -101,6 +101,16 @@ impl Layout {
         self.segment_size - 2 * self.block
     }
 
+    /// What is left of an open segment behind `position`.
+    pub(super) fn room_behind(&self, position: u64) -> u64 {
+        self.trailer().saturating_sub(position)
+    }
+
+    /// What is left of an open segment when the next one is to be readied.
+    pub(super) fn half(&self) -> u64 {
+        self.segment_size / 2
+    }
+
     /// Where the copy of the header stands in a segment.
     pub(super) fn header_copy(&self) -> u64 {
         self.segment_size - self.block

@@ -309,7 +309,13 @@ impl Depot {
     /// The batch will not grow any more: the next one goes behind it.
     pub(super) fn end_place(&self, plan: &mut Plan, tail: &mut Option<Tail>, batch: &Batch) {
         plan.total = self.layout.blocks(batch.used as u64);
-        *tail = Some(plan.tail.behind(plan.total, batch.summary));
+        let behind = plan.tail.behind(plan.total, batch.summary);
+        *tail = Some(behind);
+        let is_late = |tail: &Tail| self.layout.room_behind(tail.position) <= self.layout.half();
+        if is_late(&behind) && !is_late(&plan.tail) {
+            // Time to ready the next segment.
+            self.background.wake();
+        }
     }
 
     /// Writes a batch to its place, `durably` or not; whatever the stream's earlier records are by
@@ -574,12 +580,22 @@ impl Depot {
                 self.enter_extent(piece, segment, link);
                 continue;
             }
+            let mut replaced = None;
             self.pending.publish(entry.hash, record.key, |published| {
                 // The new record is counted before the old one is let go: S1 of the segments.
                 self.segments.add(segment, link_bytes(link));
                 self.enter(entry, piece, link, published);
+                replaced = published;
                 Some(link)
             });
+            if let Some(cache) = &self.record_cache {
+                let place_of = |link: Link| {
+                    let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES)?;
+                    Some((link, self.segments.place(segment).0))
+                };
+                let replaced = replaced.and_then(place_of);
+                cache.wrote((link, plan.tail.salt), replaced, batch.bytes(entry));
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 //! replaced, moved or evicted is not asked for any more, and leaves as what is not used.
 //!
 //! # Invariants
-//! - M1: what is kept under a link and a salt was verified against that salt, so a hit is what a read
+//! - M1: what is kept under a link and a salt was verified against that salt, or written with it, so a hit is what a read
 //!   would bring; whoever hits makes sure by the generation, like whoever reads (S2 of the segments).
 //! - M2: records and what it takes to keep them stay below one budget of bytes.
 //!
@@ -137,10 +137,28 @@ impl RecordCache {
         self.records.insert(place, record.into());
     }
 
+    /// Keeps a record that was written, if the one that it replaces is kept or there is room: whoever writes the key again
+    /// reads it first.
+    pub(super) fn wrote(&self, place: Place, replaced: Option<Place>, record: &[u8]) {
+        let weight = weight_of(record);
+        let follows = replaced.is_some_and(|old| self.records.remove(&old).is_some());
+        if weight <= self.budget_bytes / RECORD_SHARE && (follows || self.has_room(weight)) {
+            self.records.insert(place, record.into());
+        }
+    }
+
+    /// Whether there is room that may be filled; the record takes it.
+    fn has_room(&self, weight: u64) -> bool {
+        let room = self.filled.load(Ordering::Relaxed) < self.budget_bytes / 8 * 7;
+        if room {
+            self.filled.fetch_add(weight, Ordering::Relaxed);
+        }
+        room
+    }
+
     /// Whether there is room that may be filled, or the record was asked for before.
     fn is_due(&self, (link, salt): Place, weight: u64) -> bool {
-        if self.filled.load(Ordering::Relaxed) < self.budget_bytes / 8 * 7 {
-            self.filled.fetch_add(weight, Ordering::Relaxed);
+        if self.has_room(weight) {
             return true;
         }
         let mut hasher = PlaceHasher::default();
