@@ -18,6 +18,7 @@
     reason = "numbers of leaves and intervals are this module's own, made and used under one lock"
 )]
 
+mod keep;
 mod leaf;
 mod row;
 mod tails;
@@ -26,22 +27,18 @@ pub(super) use leaf::{Entry, Fresh};
 use tails::Wanted;
 pub(super) use tails::{byte_of, tail_of, tail_of_run};
 
-use super::interval::{Interval, each_key};
-use super::pairs::{Hand, Pairs};
+use super::interval::Interval;
+use super::pairs::Pairs;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
-use esker_base::hash::KeyHasher;
+use keep::{Hands, MISSED, Missed, PASSED};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
 use row::Row;
 pub(super) use row::Sums;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
-/// Most single pairs that the hand goes past while the other one goes past a leaf.
-const PAIRS_OF_A_STEP: u64 = 128;
-/// Rounds after which nothing is left that was used before.
-const USES_MAX: usize = 4;
 /// Most intervals of a leaf.
 const LEAF_CAPACITY: usize = 64;
 
@@ -148,36 +145,6 @@ pub(super) struct LeafSums {
     pub(super) size: usize,
     pub(super) pairs: usize,
     pub(super) runs: usize,
-}
-
-/// Which intervals were missed lately, by their stamps.
-#[derive(Debug)]
-struct Missed<const N: usize>([AtomicU32; N]);
-
-/// Intervals that are remembered: who comes back so soon reads neighbours.
-const MISSED: usize = 256;
-/// The same of scans, whose intervals follow each other.
-const PASSED: usize = 4096;
-
-impl<const N: usize> Missed<N> {
-    fn new() -> Self {
-        Missed(std::array::from_fn(|_| AtomicU32::new(0)))
-    }
-
-    /// Notes a miss; whether there was one lately.
-    fn again(&self, stamp: u32) -> bool {
-        let mixed = stamp.wrapping_mul(0x9E37_79B9);
-        let slot = self.0.get((mixed >> 16) as usize % N);
-        slot.is_some_and(|slot| slot.swap(stamp, Ordering::Relaxed) == stamp)
-    }
-}
-
-/// The hands of the clock: the leaf that one points at, and where the other is among single pairs. Both go around in the
-/// same time.
-#[derive(Debug, Default)]
-struct Hands {
-    leaf: usize,
-    pairs: Hand,
 }
 
 /// The index. See the module's text.
@@ -445,31 +412,6 @@ impl Index {
         }
     }
 
-    /// Keeps intervals that were read where [`Index::place`] said, if they are still as they were then: the one that holds
-    /// `key`, and those behind it. `passing`: while there is no room, only those that were missed before just now; a scan that
-    /// comes once takes no other's place.
-    pub(super) fn keep(&self, key: &[u8], read: &[(u32, Arc<Interval>)], passing: bool) {
-        if self.budget_bytes == 0 {
-            return;
-        }
-        let choosy = passing && self.cached_bytes() > self.budget() / 16 * 15;
-        let mut more = 0;
-        {
-            let row = self.row();
-            let mut leaf = row.leaf(row.leaf_of(key)).write();
-            let index = leaf.index_of(key, false);
-            for (entry, (stamp, interval)) in leaf.entries[index..].iter_mut().zip(read) {
-                let is_wanted = !choosy || self.passed.again(*stamp);
-                if entry.stamp == *stamp && entry.cached.is_none() && is_wanted {
-                    more += interval.memory_bytes();
-                    entry.cached = Some(Arc::clone(interval));
-                }
-            }
-        }
-        self.cached_bytes.fetch_add(more, Ordering::Relaxed);
-        self.make_room();
-    }
-
     /// Notes bytes that a read of the interval that holds `key` fetched in vain; whether those of its leaf are so many now
     /// that it is worth bringing together.
     pub(super) fn owe(&self, key: &[u8], bytes: u64) -> bool {
@@ -487,96 +429,6 @@ impl Index {
     pub(super) fn settle(&self, key: &[u8]) {
         let row = self.row();
         row.leaf(row.leaf_of(key)).read().settle();
-    }
-
-    /// Whether the interval of which a get read `part`, and there a base run, is worth its memory: there is much left, or it was
-    /// missed before just now, or those of its pairs that are kept by themselves take half as much. Else the pair is kept
-    /// that was wanted.
-    pub(super) fn is_worth_keeping(&self, part: &Part, base: &[u8], hasher: &KeyHasher) -> bool {
-        if self.budget_bytes == 0 || self.missed.again(part.stamp) {
-            return self.budget_bytes > 0;
-        }
-        if part.is_whole && self.cached_bytes() + 2 * base.len() as u64 <= self.budget() / 16 * 15 {
-            return true;
-        }
-        let mut kept = 0;
-        if self.pairs_kept.count() > 0 {
-            each_key(base, |key| kept += self.pairs_kept.bytes_of(key, hasher.hash(key)));
-        }
-        kept > 0 && kept * 2 >= base.len() as u64
-    }
-
-    /// Keeps a pair of the interval that holds `key`, if that is still as it was when it had this stamp.
-    pub(super) fn keep_pair(&self, key: &[u8], stamp: u32, keep: impl FnOnce(&Pairs)) {
-        if self.budget_bytes == 0 {
-            return;
-        }
-        self.with(key, |entry| {
-            if entry.stamp == stamp {
-                keep(&self.pairs_kept);
-            }
-        });
-        self.make_room();
-    }
-
-    /// Bytes that intervals and pairs in memory may take now.
-    fn budget(&self) -> u64 {
-        self.budget_bytes + self.lent_bytes.load(Ordering::Relaxed)
-    }
-
-    /// Says how many bytes there are beside the budget, until something else is said. Those who have none get none.
-    pub(super) fn lend(&self, bytes: u64) {
-        let before = self.lent_bytes.load(Ordering::Relaxed);
-        // Said often: what is about the same is not worth a line of memory that everybody reads.
-        if self.budget_bytes == 0 || before.abs_diff(bytes) < self.budget_bytes / 256 {
-            return;
-        }
-        self.lent_bytes.store(bytes, Ordering::Relaxed);
-        if bytes < before {
-            self.make_room();
-        }
-    }
-
-    /// Drops intervals and pairs that nobody used, until the rest fits the budget (CLOCK, FlexSpace §5.2).
-    pub(super) fn make_room(&self) {
-        let budget = self.budget();
-        if self.cached_bytes() <= budget {
-            return;
-        }
-        let Some(mut hands) = self.hands.try_lock() else { return };
-        // Little at a time: a reader waits for it.
-        let goal = budget - budget / 1024;
-        let leaves = self.row().len();
-        let mut steps = USES_MAX * leaves + 2;
-        while self.cached_bytes() > goal && steps > 0 {
-            steps -= 1;
-            let pairs = self.pairs_kept.count();
-            if pairs > 0 {
-                let step = (pairs / leaves.max(1) as u64).clamp(1, PAIRS_OF_A_STEP);
-                self.pairs_kept.sweep(&mut hands.pairs, step);
-            }
-            hands.leaf = if hands.leaf + 1 < leaves { hands.leaf + 1 } else { 0 };
-            if self.cached_bytes.load(Ordering::Relaxed) > 0 {
-                self.sweep(hands.leaf);
-            }
-        }
-    }
-
-    /// Drops the intervals of a leaf that nobody used since the hand was there.
-    fn sweep(&self, number: usize) {
-        let mut gone: Vec<Arc<Interval>> = Vec::new();
-        {
-            let row = self.row();
-            // There may be fewer leaves than a moment ago.
-            let mut leaf = row.leaf(number.min(row.len() - 1)).write();
-            for entry in &mut leaf.entries {
-                if entry.cached.as_ref().is_some_and(|interval| !interval.untouch()) {
-                    gone.extend(entry.cached.take());
-                }
-            }
-        }
-        let bytes = gone.iter().map(|interval| interval.memory_bytes()).sum();
-        self.cached_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn count_cached(&self, before: Option<&Arc<Interval>>, after: Option<&Arc<Interval>>) {
@@ -724,111 +576,4 @@ fn clip(range: Range<usize>, len: usize) -> Range<usize> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
-
-    fn interval(key: &[u8]) -> Arc<Interval> {
-        let mut run = RunWriter::new(1);
-        run.push(&Pair { key, version: 1, content: Content::Put(Extra::default(), b"value") });
-        let mut bytes = Vec::new();
-        run.finish(Some(key), &mut bytes);
-        Arc::new(Interval::decode(bytes, &KeyHasher::new([1; 16])).unwrap())
-    }
-
-    fn found_at_open(count: u8) -> Index {
-        let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
-        Index::new((0..count).map(fresh).collect(), 1 << 20)
-    }
-
-    #[test]
-    fn what_was_read_of_an_interval_that_went_is_not_taken_for_the_one_before_it() {
-        // Nothing changed the one before since the store was opened: its stamp is that of the open.
-        let index = found_at_open(100);
-        for key in 1..100 {
-            let placed = index.place(Some(&[key]), false, Ahead::ONE);
-            let (_, stamp, _) = placed.sizes[0];
-            index.replace(index.locate(&[key]).spot, 1, Vec::new());
-            index.keep(&[key], &[(stamp, interval(&[key]))], false);
-            index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
-            assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
-        }
-    }
-
-    #[test]
-    fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go() {
-        const KEY: u8 = 40;
-        let index = found_at_open(60);
-        for key in 1..60 {
-            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-            index.keep(&[key], &[(stamp, interval(&[key]))], false);
-        }
-        std::thread::scope(|scope| {
-            let changes = scope.spawn(|| {
-                // Those before the key become one, and many again.
-                for _ in 0..20_000 {
-                    let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
-                    index.replace(index.locate(&[3]).spot, 30, vec![fresh(3)]);
-                    index.replace(index.locate(&[3]).spot, 1, (3..33).map(fresh).collect());
-                }
-            });
-            while !changes.is_finished() {
-                let (found, _) = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
-                assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
-                let (found, anchor) = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
-                assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
-                assert_eq!(anchor.as_deref(), Some(&[KEY][..]));
-                assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE).anchor, [KEY]);
-                assert_eq!(index.locate(&[KEY]).anchor, [KEY]);
-            }
-        });
-    }
-
-    #[test]
-    fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
-        let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
-        let pass = |key: u8| {
-            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-            index.keep(&[key], &[(stamp, interval(&[key]))], true);
-            index.with(&[key], |entry| entry.cached.is_some())
-        };
-        // There is room.
-        assert!((1..=19).all(pass));
-        assert!(!pass(30), "came by for the first time");
-        assert!(!pass(31), "another one");
-        assert!(pass(30), "came again");
-    }
-
-    #[test]
-    fn who_looks_ahead_takes_what_has_as_many_pairs() {
-        let sizes = [40_u64, 12, 12, 30];
-        let entries: Vec<Entry> = sizes.iter().map(|pairs| Entry::new(100, *pairs, 0, 1)).collect();
-        let of = |pairs, intervals| Ahead { pairs, intervals }.of(entries.iter());
-        assert_eq!([0, 20, 21, 32, 33, 44, 45].map(|pairs| of(pairs, 16)), [1, 1, 2, 2, 3, 3, 4]);
-        assert_eq!([of(1000, 16), of(1000, 2), of(1000, 0)], [4, 2, 1]);
-    }
-
-    #[test]
-    fn what_is_lent_is_used_and_given_back() {
-        let index = found_at_open(200);
-        let size = interval(&[1]).memory_bytes();
-        let index = Index { budget_bytes: 20 * size, ..index };
-        let keep_all = || {
-            for key in 0..200 {
-                let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-                index.keep(&[key], &[(stamp, interval(&[key]))], false);
-            }
-        };
-        keep_all();
-        assert!(index.cached_bytes() <= 20 * size);
-        index.lend(100 * size);
-        keep_all();
-        assert!((100 * size..=120 * size).contains(&index.cached_bytes()));
-        index.lend(0);
-        assert!(index.cached_bytes() <= 20 * size);
-        let none = Index::new(Vec::new(), 0);
-        none.lend(1 << 20);
-        none.keep(b"", &[(none.place(None, false, Ahead::ONE).sizes[0].1, interval(b""))], false);
-        assert_eq!(none.cached_bytes(), 0);
-    }
-}
+mod tests;

@@ -1,0 +1,109 @@
+//! Tests of the index by itself.
+
+use super::*;
+use esker_base::hash::KeyHasher;
+use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
+
+fn interval(key: &[u8]) -> Arc<Interval> {
+    let mut run = RunWriter::new(1);
+    run.push(&Pair { key, version: 1, content: Content::Put(Extra::default(), b"value") });
+    let mut bytes = Vec::new();
+    run.finish(Some(key), &mut bytes);
+    Arc::new(Interval::decode(bytes, &KeyHasher::new([1; 16])).unwrap())
+}
+
+fn found_at_open(count: u8) -> Index {
+    let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
+    Index::new((0..count).map(fresh).collect(), 1 << 20)
+}
+
+#[test]
+fn what_was_read_of_an_interval_that_went_is_not_taken_for_the_one_before_it() {
+    // Nothing changed the one before since the store was opened: its stamp is that of the open.
+    let index = found_at_open(100);
+    for key in 1..100 {
+        let placed = index.place(Some(&[key]), false, Ahead::ONE);
+        let (_, stamp, _) = placed.sizes[0];
+        index.replace(index.locate(&[key]).spot, 1, Vec::new());
+        index.keep(&[key], &[(stamp, interval(&[key]))], false);
+        index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
+        assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
+    }
+}
+
+#[test]
+fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go() {
+    const KEY: u8 = 40;
+    let index = found_at_open(60);
+    for key in 1..60 {
+        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
+        index.keep(&[key], &[(stamp, interval(&[key]))], false);
+    }
+    std::thread::scope(|scope| {
+        let changes = scope.spawn(|| {
+            // Those before the key become one, and many again.
+            for _ in 0..20_000 {
+                let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
+                index.replace(index.locate(&[3]).spot, 30, vec![fresh(3)]);
+                index.replace(index.locate(&[3]).spot, 1, (3..33).map(fresh).collect());
+            }
+        });
+        while !changes.is_finished() {
+            let (found, _) = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
+            assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
+            let (found, anchor) = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
+            assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
+            assert_eq!(anchor.as_deref(), Some(&[KEY][..]));
+            assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE).anchor, [KEY]);
+            assert_eq!(index.locate(&[KEY]).anchor, [KEY]);
+        }
+    });
+}
+
+#[test]
+fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
+    let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
+    let pass = |key: u8| {
+        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
+        index.keep(&[key], &[(stamp, interval(&[key]))], true);
+        index.with(&[key], |entry| entry.cached.is_some())
+    };
+    // There is room.
+    assert!((1..=19).all(pass));
+    assert!(!pass(30), "came by for the first time");
+    assert!(!pass(31), "another one");
+    assert!(pass(30), "came again");
+}
+
+#[test]
+fn who_looks_ahead_takes_what_has_as_many_pairs() {
+    let sizes = [40_u64, 12, 12, 30];
+    let entries: Vec<Entry> = sizes.iter().map(|pairs| Entry::new(100, *pairs, 0, 1)).collect();
+    let of = |pairs, intervals| Ahead { pairs, intervals }.of(entries.iter());
+    assert_eq!([0, 20, 21, 32, 33, 44, 45].map(|pairs| of(pairs, 16)), [1, 1, 2, 2, 3, 3, 4]);
+    assert_eq!([of(1000, 16), of(1000, 2), of(1000, 0)], [4, 2, 1]);
+}
+
+#[test]
+fn what_is_lent_is_used_and_given_back() {
+    let index = found_at_open(200);
+    let size = interval(&[1]).memory_bytes();
+    let index = Index { budget_bytes: 20 * size, ..index };
+    let keep_all = || {
+        for key in 0..200 {
+            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
+            index.keep(&[key], &[(stamp, interval(&[key]))], false);
+        }
+    };
+    keep_all();
+    assert!(index.cached_bytes() <= 20 * size);
+    index.lend(100 * size);
+    keep_all();
+    assert!((100 * size..=120 * size).contains(&index.cached_bytes()));
+    index.lend(0);
+    assert!(index.cached_bytes() <= 20 * size);
+    let none = Index::new(Vec::new(), 0);
+    none.lend(1 << 20);
+    none.keep(b"", &[(none.place(None, false, Ahead::ONE).sizes[0].1, interval(b""))], false);
+    assert_eq!(none.cached_bytes(), 0);
+}
