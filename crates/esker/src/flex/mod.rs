@@ -247,7 +247,7 @@ impl Space {
 
     /// Fills `bytes` with the range that `locate` gives, offset and length: it is asked in the moment of which the bytes
     /// are, possibly more than once, and must neither block for long nor call this space. `None` if it gives none, else
-    /// how many bytes there were.
+    /// how many bytes there were; zeros behind them.
     ///
     /// # Errors
     /// As for [`Space::read`].

@@ -103,6 +103,8 @@ impl Inner {
                     if let Outcome::Done =
                         self.read_parts(&mut parts, bytes, (BLOCKS_BETWEEN, keep))?
                     {
+                        // What is behind the end of the space is nothing that the buffer had before.
+                        bytes.get_mut(count..).unwrap_or_default().fill(0);
                         return Ok(Some(count));
                     }
                 }

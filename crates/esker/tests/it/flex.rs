@@ -408,6 +408,23 @@ fn a_small_sync_writes_little_and_a_large_operation_is_whole() {
 }
 
 #[test]
+fn a_buffer_that_is_used_again_has_nothing_of_what_it_had() {
+    let media = Media::new(1 << 20);
+    let mut options = small(15);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[1; 10]).unwrap();
+    let mut bytes = vec![7; 40];
+    for (place, expected) in [((4, 20), 6), ((0, 4), 4), ((9, 3), 1), ((10, 5), 0)] {
+        let read = space.read_where(&mut || Some(place), &mut bytes).unwrap();
+        assert_eq!(read, Some(expected), "{place:?}");
+        let (there, behind) = bytes.split_at(expected);
+        assert_eq!(bytes.len(), place.1);
+        assert!(there.iter().all(|byte| *byte == 1) && behind.iter().all(|byte| *byte == 0));
+    }
+}
+
+#[test]
 fn what_is_not_allowed_is_refused_and_changes_nothing() {
     let media = Media::new(1 << 20);
     let mut options = small(14);

@@ -68,14 +68,16 @@ struct Spare(Vec<u8>);
 
 impl Spare {
     fn take() -> Self {
-        Spare(SPARE.take())
+        // A thread that ends has none any more.
+        Spare(SPARE.try_with(Cell::take).unwrap_or_default())
     }
 }
 
 impl Drop for Spare {
     fn drop(&mut self) {
         if self.0.capacity() <= SPARE_MAX {
-            SPARE.set(std::mem::take(&mut self.0));
+            let bytes = std::mem::take(&mut self.0);
+            let _ = SPARE.try_with(|spare| spare.set(bytes));
         }
     }
 }
