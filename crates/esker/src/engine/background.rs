@@ -27,6 +27,17 @@ pub(crate) struct Background {
     ended: Gate,
 }
 
+/// The end of the thread, also by a panic.
+struct End(Arc<Background>);
+
+impl Drop for End {
+    fn drop(&mut self) {
+        // First: whoever waited for the end does itself what the thread left undone, and must not take it for running.
+        *self.0.running.lock() = false;
+        self.0.ended.open();
+    }
+}
+
 impl Background {
     fn signal(&self, signal: Signal) {
         let mut current = self.signal.lock();
@@ -41,7 +52,7 @@ impl Background {
         self.signal(Signal::Work);
     }
 
-    /// Whether there is a thread.
+    /// Whether there is a thread that has not ended.
     pub(crate) fn is_running(&self) -> bool {
         *self.running.lock()
     }
@@ -90,16 +101,37 @@ impl Background {
         let background = Arc::clone(self);
         *self.running.lock() = true;
         let rounds = move || {
-            while background.idle(period) {
+            let end = End(background);
+            while end.0.idle(period) {
                 let Some(next) = round() else { break };
                 period = next;
             }
-            background.ended.open();
         };
         let started = std::thread::Builder::new().name(name.into()).spawn(rounds);
         started.map(drop).map_err(|source| {
             *self.running.lock() = false;
             Error::io("start background thread", source)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ended_is_not_running() {
+        let background = Arc::new(Background::default());
+        assert!(!background.is_running());
+        let hour = Duration::from_secs(3600);
+        background.start("test", Duration::ZERO, move || Some(hour)).unwrap();
+        assert!(background.is_running());
+        background.join();
+        assert!(!background.is_running() && background.is_stopping());
+        background.join();
+        let ends = Arc::new(Background::default());
+        ends.start("test", Duration::ZERO, || None).unwrap();
+        ends.ended.wait();
+        assert!(!ends.is_running());
     }
 }

@@ -409,6 +409,32 @@ fn splices_move_bytes_and_marks_as_in_a_list() {
 }
 
 #[test]
+fn a_close_brings_the_table_to_the_space_that_its_thread_did_not_come_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(esker::EngineKind::Flex);
+    options.durability = esker::Durability::None;
+    options.size_bytes = 64 << 20;
+    options.flex.memtable_size_bytes = 4 << 10;
+    // With one of these numbers the last put seals a table, and the thread hears of the end before it hears of that.
+    for puts in 1..60_u8 {
+        let store = std::sync::Arc::new(Store::open(&options).unwrap());
+        for number in 0..puts {
+            store.put(&[number], &[puts; 100]).unwrap();
+        }
+        let (send, receive) = std::sync::mpsc::channel();
+        let closing = std::sync::Arc::clone(&store);
+        let close = move || send.send(closing.close()).unwrap();
+        std::thread::Builder::new().spawn(close).unwrap();
+        let closed = receive.recv_timeout(std::time::Duration::from_secs(60));
+        closed.unwrap_or_else(|_| panic!("a close behind {puts} puts hangs")).unwrap();
+        drop(store);
+    }
+    let store = Store::open(&options).unwrap();
+    assert_eq!(store.get(&[58]).unwrap().as_deref(), Some(&[59; 100][..]));
+}
+
+#[test]
 fn writers_readers_and_the_committer_work_at_the_same_time() {
     const KEYS: u64 = 3000;
     const ROUNDS: u64 = 12;
