@@ -67,7 +67,7 @@ impl Committer {
 
 /// How long the committer works before it lets others have its processor, if any wait for one. As long as it works it is
 /// not preempted for some milliseconds, and a get that comes to stand behind it would take as long.
-const TURN: Duration = Duration::from_micros(400);
+const TURN: Duration = Duration::from_micros(100);
 
 /// Since when the committer works.
 #[derive(Debug, Default)]
