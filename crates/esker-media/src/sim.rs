@@ -8,6 +8,7 @@
 //! trace and the same states.
 
 pub mod archive;
+pub mod asking;
 pub mod block;
 pub mod devices;
 pub mod faults;
@@ -19,6 +20,7 @@ pub mod states;
 pub mod trace;
 
 pub use archive::SimArchive;
+pub use asking::Asking;
 pub use block::{SimBlock, SimBlockOptions};
 pub use devices::SimDevices;
 pub use faults::{Fault, FaultKind, FaultPlan, Trigger};

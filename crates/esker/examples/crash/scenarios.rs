@@ -9,8 +9,8 @@ use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
 use esker_base::{Result, Site, SiteKind};
 use esker_format::depot::Superblock;
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
-use esker_media::{BlockDevice, BlockGeometry, Counters};
+use esker_media::BlockDevice;
+use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -269,55 +269,17 @@ fn deleted_stays_gone_beside_equal_hashes() -> Verdict {
     expect(&store, &c, Some(b"3"))
 }
 
-/// A device whose next call at one site takes long.
-#[derive(Debug)]
-pub(super) struct Slow {
-    pub(super) inner: Arc<SimBlock>,
-    pub(super) site: Site,
-    pub(super) armed: AtomicBool,
-}
-
-impl Slow {
-    fn rest(&self, site: Site) {
-        if site == self.site && self.armed.swap(false, Ordering::SeqCst) {
+/// A device whose next call at `site`, once it is armed, takes long.
+pub(super) fn slow_at(site: Site) -> (Arc<Asking>, Arc<AtomicBool>) {
+    let armed = Arc::new(AtomicBool::new(false));
+    let is_due = Arc::clone(&armed);
+    let device = Asking::new(device(Initial::Zeros), move |at| {
+        if at == site && is_due.swap(false, Ordering::SeqCst) {
             esker_trt::sleep(Duration::from_secs(10));
         }
-    }
-}
-
-impl BlockDevice for Slow {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn geometry(&self) -> BlockGeometry {
-        self.inner.geometry()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.rest(site);
-        self.inner.read_at(site, offset, buf)
-    }
-    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.inner.write_at(site, offset, bufs)
-    }
-    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.inner.write_durable_at(site, offset, bufs)
-    }
-    fn flush(&self, site: Site) -> Result<()> {
-        self.rest(site);
-        self.inner.flush(site)
-    }
-    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.discard(site, offset, length)
-    }
-    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.prepare(site, offset, length)
-    }
+        Ok(())
+    });
+    (device, armed)
 }
 
 /// A store in which a task does `slow` on key `a` with a slow first read, while another overwrites
@@ -325,20 +287,14 @@ impl BlockDevice for Slow {
 fn beside_reuse<T: 'static>(
     slow: impl FnOnce(&Store) -> std::result::Result<T, String> + 'static,
 ) -> std::result::Result<(T, Store), String> {
-    let device = Arc::new(Slow {
-        inner: device(Initial::Zeros),
-        site: esker::sites::depot::RECORD_READ,
-        armed: AtomicBool::new(false),
-    });
-    let store =
-        Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options(u64::MAX, false))
-            .map_err(words)?;
+    let (device, armed) = slow_at(esker::sites::depot::RECORD_READ);
+    let store = Store::open_on(device, &options(u64::MAX, false)).map_err(words)?;
     put(&store, "a", b"old value of a")?;
-    device.armed.store(true, Ordering::SeqCst);
+    armed.store(true, Ordering::SeqCst);
     let shared = store.clone();
     let task = esker_trt::spawn(move || slow(&shared));
     esker_trt::yield_now();
-    while device.armed.load(Ordering::SeqCst) {
+    while armed.load(Ordering::SeqCst) {
         esker_trt::yield_now();
     }
     for round in 0..200_u32 {

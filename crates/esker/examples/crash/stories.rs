@@ -1,14 +1,13 @@
 //! Scenarios of the cleaner: what it may take away, and when.
 
 use super::scenarios::{
-    Slow, Verdict, cut, device, expect, find, open, put, without_flushes, words,
+    Verdict, cut, device, expect, find, open, put, slow_at, without_flushes, words,
 };
 use super::subject::options;
 use esker::Store;
-use esker_media::BlockDevice;
 use esker_media::sim::{Initial, SimBlock};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Most states of one crash point.
 const STATES: usize = 64;
@@ -114,34 +113,29 @@ pub(super) fn space_goes_after_what_made_it_free() -> Verdict {
 /// The cleaner copied a record and waits for its flush; meanwhile the segment is reused, and a newer
 /// record of the key gets the very place of the old one.
 pub(super) fn a_move_follows_no_later_record() -> Verdict {
-    let device = Arc::new(Slow {
-        inner: device(Initial::Zeros),
-        site: esker::sites::depot::MOVE_FLUSH,
-        armed: AtomicBool::new(false),
-    });
-    let options = options(u64::MAX, false);
-    let store =
-        Store::open_on(Arc::clone(&device) as Arc<dyn BlockDevice>, &options).map_err(words)?;
+    let (slow, armed) = slow_at(esker::sites::depot::MOVE_FLUSH);
+    let device = Arc::clone(slow.inner());
+    let store = Store::open_on(slow, &options(u64::MAX, false)).map_err(words)?;
     let value = |round: u32| format!("value {round:06} of a");
     put(&store, "a", value(0).as_bytes())?;
     for _ in 0..16 {
         put(&store, "filler", &[1; 900])?;
     }
-    let place = find(&device.inner, value(0).as_bytes())?;
-    device.armed.store(true, Ordering::SeqCst);
+    let place = find(&device, value(0).as_bytes())?;
+    armed.store(true, Ordering::SeqCst);
     let shared = store.clone();
     let task = esker_trt::spawn(move || shared.clean(16).map_err(words));
     for _ in 0..10_000 {
-        if device.armed.load(Ordering::SeqCst) {
+        if armed.load(Ordering::SeqCst) {
             esker_trt::yield_now();
         }
     }
-    if device.armed.load(Ordering::SeqCst) {
+    if armed.load(Ordering::SeqCst) {
         return Err("the cleaner flushes no copies".to_owned());
     }
     let reached = (1..2000).find(|round| {
         let written = put(&store, "a", value(*round).as_bytes());
-        written.is_err() || find(&device.inner, value(*round).as_bytes()) == Ok(place)
+        written.is_err() || find(&device, value(*round).as_bytes()) == Ok(place)
     });
     let Some(round) = reached else {
         return Err("the place of the old record was never reached".to_owned());

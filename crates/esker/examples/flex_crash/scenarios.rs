@@ -3,12 +3,9 @@
 
 use crate::torn;
 use crate::workload::{content, devices, files, options};
+use esker::ErrorKind;
 use esker::flex::{Space, SpaceFiles};
-use esker::{ErrorKind, Result};
-use esker_base::Site;
-use esker_media::sim::{Image, Initial, SimBlock, SimDevices};
-use esker_media::{BlockDevice, BlockGeometry, Counters};
-use std::io::IoSlice;
+use esker_media::sim::{Asking, Image, Initial, SimDevices};
 use std::sync::{Arc, Mutex};
 
 type Told = std::result::Result<(), String>;
@@ -94,78 +91,20 @@ fn damage() -> Told {
 /// What happens in the middle of a read.
 type Meanwhile = Box<dyn FnOnce() + Send>;
 
-/// A device during whose next read something else is done first.
-struct Meddled {
-    device: Arc<SimBlock>,
-    meanwhile: Mutex<Option<Meanwhile>>,
-}
-
-impl std::fmt::Debug for Meddled {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.device.fmt(f)
-    }
-}
-
-impl BlockDevice for Meddled {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn geometry(&self) -> BlockGeometry {
-        self.device.geometry()
-    }
-
-    fn report(&self) -> String {
-        self.device.report()
-    }
-
-    fn counters(&self) -> Counters {
-        self.device.counters()
-    }
-
-    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let meanwhile = self.meanwhile.lock().unwrap().take();
-        if let Some(meanwhile) = meanwhile {
-            meanwhile();
-        }
-        self.device.read_at(site, offset, buf)
-    }
-
-    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.device.write_at(site, offset, bufs)
-    }
-
-    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.device.write_durable_at(site, offset, bufs)
-    }
-
-    fn flush(&self, site: Site) -> Result<()> {
-        self.device.flush(site)
-    }
-
-    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.device.discard(site, offset, length)
-    }
-
-    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.device.prepare(site, offset, length)
-    }
-
-    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.device.reserve(site, offset, length)
-    }
-}
-
 /// A reader has noted where bytes are; before it reads them, they are overwritten, and their segment is taken
 /// anew and filled. It must start over and find the new bytes.
 fn reused_while_read() -> Told {
     let devices = fresh();
-    let data = Arc::new(Meddled {
-        device: Arc::clone(&devices.devices()[0]),
-        meanwhile: Mutex::new(None),
+    // What is done before the next call of the device.
+    let meanwhile: Arc<Mutex<Option<Meanwhile>>> = Arc::default();
+    let next = Arc::clone(&meanwhile);
+    let data = Asking::new(Arc::clone(&devices.devices()[0]), move |_| {
+        let first = next.lock().unwrap().take();
+        first.into_iter().for_each(|first| first());
+        Ok(())
     });
     let plain = files(&devices);
-    let files = SpaceFiles { data: Arc::clone(&data) as Arc<dyn BlockDevice>, ..plain };
+    let files = SpaceFiles { data, ..plain };
     let mut options = options(8);
     options.format = true;
     options.data_size_bytes_max = Some(16 * 4096);
@@ -174,7 +113,7 @@ fn reused_while_read() -> Told {
     space.append(&[2; 8000]).map_err(words)?;
     space.sync().map_err(words)?;
     let writer = space.clone();
-    *data.meanwhile.lock().unwrap() = Some(Box::new(move || {
+    *meanwhile.lock().unwrap() = Some(Box::new(move || {
         for n in 0..200_u64 {
             writer.write(n * 500 % 8000, &[9; 1000]).unwrap();
             writer.sync().unwrap();

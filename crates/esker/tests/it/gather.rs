@@ -1,12 +1,12 @@
 //! How a leader waits for the writers of the batch before: it makes one crowd of two, costs nobody more than half a write, and
 //! changes nothing of what is promised. In simulations, where time is exact.
 
-use crate::support::{Asking, open, options};
+use crate::support::{open, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::clock::Clock;
 use esker_base::{Error, Result};
 use esker_media::BlockDevice;
-use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Asking, Initial, SimBlock, SimBlockOptions};
 use esker_trt::sim;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -202,7 +202,7 @@ fn until_refused(seed: u64, store: &Store, acknowledged: &Acknowledged) -> Vec<E
 
 /// What was acknowledged is found on the medium; or, of a key whose last write failed, that one.
 fn is_found(device: &Asking, acknowledged: &Acknowledged, seed: u64) {
-    let initial = Initial::Recycled(device.inner.image());
+    let initial = Initial::Recycled(device.inner().image());
     let survived = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 1).initial(initial)));
     let store = open(&survived, &settings(seed)).unwrap();
     for (key, last) in &*acknowledged.lock() {
@@ -242,7 +242,7 @@ fn a_close_while_a_leader_waits_for_others_loses_no_write() {
             assert!(told.iter().all(|kind| *kind == ErrorKind::Closed), "seed {seed}: {told:?}");
             closer.join().unwrap().unwrap();
             let found: BTreeMap<_, _> = {
-                let initial = Initial::Recycled(device.inner.image());
+                let initial = Initial::Recycled(device.inner().image());
                 let on = SimBlockOptions::new(SIZE, 1).initial(initial);
                 let store = open(&Arc::new(SimBlock::new(on)), &settings(seed));
                 let items = store.unwrap().iter();

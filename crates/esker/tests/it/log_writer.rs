@@ -3,11 +3,11 @@
 //!
 //! The thread is real, so the device is the one thing that these tests can hold up: at its first write of a piece.
 
-use crate::support::{Asking, SEGMENT_SIZE, open, options};
+use crate::support::{SEGMENT_SIZE, open, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::{Error, Result};
 use esker_media::BlockDevice;
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use esker_trt::sync::Gate;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -228,7 +228,7 @@ fn a_failure_in_the_logs_writer_refuses_all_that_comes_after() {
         assert!(store.close().is_err());
         drop(store);
         assert_eq!(device.counters().writes, writes, "nothing is written after a failure");
-        let (whole, found) = prefix(&reopened(device.inner.image()));
+        let (whole, found) = prefix(&reopened(device.inner().image()));
         assert_eq!(usize::try_from(whole).unwrap(), found, "{failing}: a hole in what is found");
         assert!((synced..=refused).contains(&whole), "{failing}: {whole} of {refused}");
     }
@@ -251,7 +251,7 @@ fn a_close_waits_for_the_logs_writer_and_for_all_that_was_written() {
         esker_trt::sleep(Duration::from_millis(50));
         assert!(!closed.load(Ordering::SeqCst), "closed before its data were written");
     });
-    let (image, writes) = (device.inner.image(), device.counters().writes);
+    let (image, writes) = (device.inner().image(), device.counters().writes);
     drop(store);
     assert_eq!(device.counters().writes, writes, "the device belongs to the next opener");
     let (whole, found) = prefix(&reopened(image));
@@ -264,7 +264,7 @@ fn a_drop_beside_the_logs_writer_loses_nothing() {
     for release_first in [false, true] {
         let (device, store, latch) = held_up(4);
         begin(&store, &latch);
-        let inner = Arc::clone(&device.inner);
+        let inner = Arc::clone(device.inner());
         std::thread::scope(|scope| {
             if release_first {
                 latch.passed.open();

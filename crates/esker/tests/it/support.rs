@@ -1,12 +1,9 @@
 //! Small stores on simulated devices.
 
 use esker::{EngineKind, Options, Result, Store};
-use esker_base::Site;
 use esker_base::clock::ManualClock;
 use esker_media::sim::{SimBlock, SimBlockOptions, SimPm, SimPmOptions};
-use esker_media::{BlockDevice, BlockGeometry, Counters, Pmem};
-use std::fmt;
-use std::io::IoSlice;
+use esker_media::{BlockDevice, Pmem};
 use std::sync::Arc;
 
 /// Size of a test device in bytes: with segments of 8 KiB, reuse comes within a hundred writes.
@@ -85,65 +82,5 @@ impl Bed {
                 Store::open_on_memory(Arc::clone(memory) as Arc<dyn Pmem>, options)
             }
         }
-    }
-}
-
-/// What to do before a write or flush of some site: it may wait, or fail the call.
-type Before = dyn Fn(Site) -> Result<()> + Send + Sync;
-
-/// A simulated device that asks before each write and flush.
-pub(crate) struct Asking {
-    pub(crate) inner: Arc<SimBlock>,
-    before: Box<Before>,
-}
-
-impl Asking {
-    pub(crate) fn new(
-        inner: Arc<SimBlock>,
-        before: impl Fn(Site) -> Result<()> + Send + Sync + 'static,
-    ) -> Arc<Asking> {
-        Arc::new(Asking { inner, before: Box::new(before) })
-    }
-}
-
-impl fmt::Debug for Asking {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.inner.fmt(f)
-    }
-}
-
-impl BlockDevice for Asking {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn geometry(&self) -> BlockGeometry {
-        self.inner.geometry()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.inner.read_at(site, offset, buf)
-    }
-    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        (self.before)(site)?;
-        self.inner.write_at(site, offset, bufs)
-    }
-    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        (self.before)(site)?;
-        self.inner.write_durable_at(site, offset, bufs)
-    }
-    fn flush(&self, site: Site) -> Result<()> {
-        (self.before)(site)?;
-        self.inner.flush(site)
-    }
-    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.discard(site, offset, length)
-    }
-    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.prepare(site, offset, length)
     }
 }
