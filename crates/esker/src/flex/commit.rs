@@ -110,8 +110,7 @@ impl Inner {
         let dying = std::mem::take(&mut self.shared.write().dying);
         self.release(writer, dying);
         if checkpoint {
-            let keep = self.shared.read().segments.len() / 16;
-            self.trim(writer, keep)?;
+            self.trim_surplus(writer)?;
         }
         Ok(())
     }
@@ -259,6 +258,17 @@ impl Inner {
         let mut bytes = header.encode().to_vec();
         bytes.resize(bytes.len().next_multiple_of(block), 0);
         self.files.tree.write_at(sites::HEADER_WRITE, offset, &[IoSlice::new(&bytes)])
+    }
+
+    /// Gives free segments back to the file system if they are many: a 32nd of all. Half as many stay for what comes next.
+    pub(super) fn trim_surplus(&self, writer: &mut Writer) -> Result<()> {
+        let total = self.shared.read().segments.len();
+        let reserve = usize::try_from(Inner::reserve_segments(total as u64)).unwrap_or(0);
+        let free = writer.free.intersection(&writer.allocated).count();
+        if free > reserve + total / 32 {
+            self.trim(writer, total / 64)?;
+        }
+        Ok(())
     }
 
     /// Gives free segments back to the file system, all but the first `keep` and those of the collector.

@@ -391,14 +391,16 @@ impl Space {
         self.0.writer.lock().held = false;
     }
 
-    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that.
+    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that; then what is
+    /// free beyond what is soon needed goes back to the file system.
     ///
     /// # Errors
     /// As for [`Space::collect`].
     #[doc(hidden)]
     pub fn settle(&self, percent: u32) -> Result<()> {
         let mut writer = self.0.begin("collect segments")?;
-        self.0.settle(&mut writer, percent)
+        self.0.settle(&mut writer, percent)?;
+        if percent < 100 { Ok(()) } else { self.0.trim_surplus(&mut writer) }
     }
 
     /// The checkpoint that the space is as it was stored by, if nothing changed since: its generation, and the checksum of

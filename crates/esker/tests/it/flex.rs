@@ -223,6 +223,33 @@ fn live_bytes_decide_the_size_of_the_data_file() {
 }
 
 #[test]
+fn a_space_at_rest_takes_what_lives_and_little_more() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = small(7);
+    options.path = folder.path().to_owned();
+    options.testing.shape.segment_size_bytes = 64 << 10;
+    options.log_size_bytes_max = 4 << 20;
+    let space = Space::open(&options).unwrap();
+    let mut rng = Rng::from_seed(8);
+    space.append(&vec![1; 4 << 20]).unwrap();
+    for _ in 0..4000 {
+        let at = rng.below((4 << 20) - 2000);
+        space.write(at, &[9; 2000]).unwrap();
+    }
+    space.collapse_range(1 << 20, 1 << 20).unwrap();
+    space.sync().unwrap();
+    let file = folder.path().join("space.data");
+    let taken = || std::fs::metadata(&file).unwrap().blocks() * 512;
+    let before = taken();
+    space.settle(105).unwrap();
+    let (after, live) = (taken(), space.stat().data_bytes);
+    assert!(before * 10 > live * 13, "{before} bytes for {live}: there was nothing to do");
+    assert!(after * 10 <= live * 13, "{after} bytes for {live}, {before} before");
+    assert_sound(&space);
+}
+
+#[test]
 fn a_flipped_bit_anywhere_is_found_or_harmless() {
     let media = Media::new(1 << 20);
     let mut options = small(7);

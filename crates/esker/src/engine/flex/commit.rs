@@ -52,6 +52,8 @@ pub(super) struct Committer {
     pub(super) root: Root,
     pub(super) group: RunWriter,
     pub(super) data: Vec<u8>,
+    /// What a stretch is read into.
+    pub(super) bytes: Vec<u8>,
     pub(super) growth: Growth,
     pub(super) turn: Turn,
     /// Bytes that were appended and rewritten.

@@ -128,7 +128,7 @@ pub(crate) struct Flex {
     backing_up: sync::Mutex<()>,
     store_id: [u8; 16],
     /// Keys of intervals in many places.
-    fragmented: Mutex<Vec<Vec<u8>>>,
+    fragmented: Mutex<tend::Noted>,
     hasher: KeyHasher,
     options: FlexOptions,
     capacity_bytes: u64,

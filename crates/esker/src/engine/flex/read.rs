@@ -225,16 +225,17 @@ impl Flex {
         let mut placed = None;
         let mut spare = Spare::take();
         let bytes = &mut spare.0;
-        let read = self.space.read_where(
-            &mut || {
-                let place = self.index.place(key, before, ahead);
-                let length: u64 = place.sizes.iter().map(|(size, ..)| u64::from(*size)).sum();
-                let offset = ROOT_BYTES + place.offset;
-                placed = Some(place);
-                Some((offset, usize::try_from(length).ok()?))
-            },
-            bytes,
-        )?;
+        let mut locate = || {
+            let place = self.index.place(key, before, ahead);
+            let length: u64 = place.sizes.iter().map(|(size, ..)| u64::from(*size)).sum();
+            let offset = ROOT_BYTES + place.offset;
+            placed = Some(place);
+            Some((offset, usize::try_from(length).ok()?))
+        };
+        let read = match passing {
+            true => self.space.read_once_where(&mut locate, bytes)?,
+            false => self.space.read_where(&mut locate, bytes)?,
+        };
         let damaged = |flaw: Flaw| self.damaged(&flaw.to_string());
         let Some(place) = placed.filter(|_| read == Some(bytes.len())) else {
             return Err(self.damaged("an interval is behind the end of the space"));

@@ -116,7 +116,7 @@ impl Flex {
         group: Option<&RunWriter>,
     ) -> Result<()> {
         let remove = leaf.size_bytes();
-        let mut bytes = Vec::new();
+        let mut bytes = std::mem::take(&mut committer.bytes);
         let place = (ROOT_BYTES + leaf.offset, usize::try_from(remove).unwrap_or(usize::MAX));
         let read = self.space.read_once_where(&mut || Some(place), &mut bytes)?;
         if read != Some(bytes.len()) {
@@ -153,6 +153,7 @@ impl Flex {
         let first = leaf.anchors.first().map(Vec::as_slice).unwrap_or_default();
         let (marks, fresh) = self.cut(committer, &merged, first, (pairs_max, size_max), keeps)?;
         drop(merged);
+        committer.bytes = bytes;
         let offset = ROOT_BYTES + leaf.offset;
         let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);

@@ -15,6 +15,8 @@ use super::index::Ahead;
 use super::interval::parts;
 use super::{Flex, ROOT_BYTES};
 use esker_base::{ErrorKind, Result};
+use std::collections::BTreeSet;
+use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,6 +28,26 @@ const NOTED_MAX: usize = 1024;
 const NOTED_MUCH: usize = 8;
 /// Leaves that are rewritten before others are served.
 const REWRITTEN_AT_ONCE: usize = 4;
+
+/// Leaves that are to be brought together, by keys in them, and the key where the thread is that does it. It goes around in
+/// the order of keys: what a table brought to neighbours lies in one segment, so those that are brought together one behind
+/// the other leave whole segments, and the collector has little to move.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    keys: BTreeSet<Vec<u8>>,
+    at: Vec<u8>,
+}
+
+impl Noted {
+    /// The next one in order; behind the last one, the first.
+    fn take_next(&mut self) -> Option<Vec<u8>> {
+        let behind = (Bound::Excluded(&*self.at), Bound::Unbounded);
+        let key = self.keys.range::<[u8], _>(behind).next().or_else(|| self.keys.first())?.clone();
+        self.keys.remove(&key);
+        self.at.clone_from(&key);
+        Some(key)
+    }
+}
 
 /// Where the thread that verifies is.
 #[derive(Debug, Default)]
@@ -134,12 +156,10 @@ impl Flex {
             return;
         }
         let Some(mut noted) = self.fragmented.try_lock() else { return };
-        if noted.len() < NOTED_MAX {
-            noted.push(key.to_vec());
-            if noted.len() == NOTED_MUCH {
-                drop(noted);
-                self.background.wake();
-            }
+        let is_new = noted.keys.len() < NOTED_MAX && noted.keys.insert(key.to_vec());
+        if is_new && noted.keys.len() == NOTED_MUCH {
+            drop(noted);
+            self.background.wake();
         }
     }
 
@@ -150,12 +170,28 @@ impl Flex {
                 return Ok(false);
             }
             let Some(mut committer) = self.committer.try_lock() else { return Ok(false) };
-            let Some(key) = self.fragmented.lock().pop() else { return Ok(false) };
+            let Some(key) = self.fragmented.lock().take_next() else { return Ok(false) };
             // The committer may have come by meanwhile.
             if self.index.is_due(&key) {
                 self.gather(&mut committer, &key)?;
             }
         }
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn noted_leaves_are_taken_in_the_order_of_keys_around_and_around() {
+        let mut noted = Noted::default();
+        noted.keys.extend(["m", "c", "x"].map(|key| key.as_bytes().to_vec()));
+        let next = |noted: &mut Noted| noted.take_next().map(|key| key[0]);
+        assert_eq!(next(&mut noted), Some(b'c'));
+        noted.keys.extend(["a", "d"].map(|key| key.as_bytes().to_vec()));
+        let rest: Vec<u8> = std::iter::from_fn(|| next(&mut noted)).collect();
+        assert_eq!(rest, b"dmxa");
     }
 }
