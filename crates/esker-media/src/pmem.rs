@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 mod cpu;
 mod fault;
 mod file;
+pub(crate) mod huge;
 mod mapping;
 
 pub use cpu::FlushInstruction;

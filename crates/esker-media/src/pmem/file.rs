@@ -90,6 +90,7 @@ impl PmemFile {
             &OpenOptions {
                 create_size_bytes: options.create_size_bytes,
                 direct: Direct::Never,
+                mapped: true,
                 ..OpenOptions::default()
             },
         )?;

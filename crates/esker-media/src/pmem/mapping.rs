@@ -15,11 +15,12 @@
 use super::LINE_SIZE_BYTES;
 use super::cpu::{self, FlushInstruction};
 use super::fault::Registration;
+use super::huge;
 use esker_base::{Error, Result};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{MapFlags, MsyncFlags};
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -53,12 +54,9 @@ impl Mapping {
         length: usize,
         synchronous: bool,
     ) -> Result<Option<Self>> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags =
             if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-        // SAFETY: a new mapping at an address that the kernel chooses; nothing is replaced.
-        let mapped = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, flags, fd, 0) };
-        let base = match mapped {
+        let base = match huge::map(fd, length, 0, flags) {
             Ok(base) => base,
             Err(Errno::OPNOTSUPP | Errno::INVAL) if synchronous => return Ok(None),
             Err(errno) => return Err(Error::io("map persistent memory", errno.into())),
