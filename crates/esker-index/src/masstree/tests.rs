@@ -91,6 +91,16 @@ fn agrees_with_a_map(keys: &[Vec<u8>], steps: u64, seed: u64) -> (Masstree, Mode
                 assert!(!tree.remove(key, old), "removed twice");
                 model.remove(key);
             }
+            Some(old) if step % 2 == 0 => {
+                assert_eq!(tree.swap(key, word(step), |held| held != old), Some(old));
+                assert_eq!(tree.get(key), Some(old), "that one does not go");
+                assert_eq!(tree.swap(key, word(step), |held| held == old), Some(old));
+                model.insert(key.clone(), word(step));
+            }
+            None if step % 2 == 0 => {
+                assert_eq!(tree.swap(key, word(step), |_| true), None);
+                model.insert(key.clone(), word(step));
+            }
             Some(old) => {
                 assert_eq!(tree.insert(key, word(step)), Some(old));
                 assert!(tree.replace(key, old, word(step)));

@@ -4,7 +4,7 @@
 //! hashes, and asks whether an entry is the key's, unless both keys have 8 bytes: the hash is invertible on those,
 //! so that equal hashes are equal keys.
 
-use super::layout::Place;
+use super::layout::{Place, kind_of};
 use crate::store::Direction;
 use esker_base::Result;
 use esker_index::{Cceh, Masstree, Word};
@@ -99,6 +99,8 @@ impl KeyIndex for HashIndex {
                     Err(error) => ControlFlow::Break(Err(error)),
                 }
             });
+    /// Ordered: gives a key its word, whichever it had, unless that has a record; says which it had.
+    fn swap(&self, key: &[u8], word: Word) -> Option<Word>;
             match found {
                 None => return Ok(None),
                 Some(Ok(None)) => {}
@@ -185,6 +187,10 @@ impl KeyIndex for Masstree {
     #[inline]
     fn find(&self, _hash: u64, key: &[u8], _same: Same<'_>) -> Result<Option<Word>> {
         Ok(self.get(key))
+    fn swap(&self, _key: &[u8], _word: Word) -> Option<Word> {
+        None
+    }
+
     }
 
     fn holds(&self, _hash: u64, key: &[u8], word: Word) -> bool {
@@ -257,3 +263,7 @@ impl KeyIndex for Masstree {
         Masstree::memory_bytes(self) as u64
     }
 }
+    fn swap(&self, key: &[u8], word: Word) -> Option<Word> {
+        Masstree::swap(self, key, word, |old| !kind_of(old).has_record())
+    }
+
