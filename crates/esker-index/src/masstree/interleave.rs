@@ -29,10 +29,10 @@ fn numbers(tree: &Masstree, back: bool) -> Vec<u64> {
         ControlFlow::Continue(())
     };
     if back {
-        tree.scan_back(Bound::Unbounded, &mut visit);
+        tree.scan_back(Bound::Unbounded, 99, &mut visit);
         met.reverse();
     } else {
-        tree.scan(Bound::Unbounded, &mut visit);
+        tree.scan(Bound::Unbounded, 99, &mut visit);
     }
     met
 }

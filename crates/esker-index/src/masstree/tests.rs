@@ -14,7 +14,7 @@ type Model = BTreeMap<Vec<u8>, Word>;
 
 fn scanned(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Word)> {
     let mut found = Vec::new();
-    tree.scan(from, |key, word| {
+    tree.scan(from, max, |key, word| {
         found.push((key.to_vec(), word));
         if found.len() < max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
@@ -23,7 +23,7 @@ fn scanned(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Wor
 
 fn scanned_back(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Word)> {
     let mut found = Vec::new();
-    tree.scan_back(from, |key, word| {
+    tree.scan_back(from, max, |key, word| {
         found.push((key.to_vec(), word));
         if found.len() < max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });

@@ -102,8 +102,21 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(offset).cast::<u64>()) }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. Whole words are fastest.
+    #[inline]
     pub(super) fn read(&self, offset: usize, buf: &mut [u8]) {
+        if (offset | buf.len()).is_multiple_of(WORD) {
+            let (words, _) = buf.as_chunks_mut::<WORD>();
+            let mapped = self.words(offset, words.len());
+            for (word, from) in words.iter_mut().zip(mapped) {
+                *word = u64::from_le(from.load(Ordering::Relaxed)).to_le_bytes();
+            }
+            return;
+        }
+        self.read_any(offset, buf);
+    }
+
+    fn read_any(&self, offset: usize, buf: &mut [u8]) {
         let head = head(offset, buf.len());
         let (first, rest) = buf.split_at_mut(head);
         for (byte, from) in first.iter_mut().zip(self.bytes(offset, head)) {
@@ -180,11 +193,15 @@ impl Mapping {
         }
     }
 
-    /// Starts to fetch a line.
+    /// Starts to fetch each line of the range.
     #[inline]
-    pub(super) fn prefetch(&self, offset: usize) {
-        self.check(offset, 1);
-        cpu::prefetch(self.at(offset));
+    pub(super) fn prefetch(&self, offset: usize, length: usize) {
+        self.check(offset, length);
+        let line = usize::try_from(LINE_SIZE_BYTES).unwrap_or(64);
+        let first = offset - offset % line;
+        for at in (first..offset + length).step_by(line) {
+            cpu::prefetch(self.at(at));
+        }
     }
 
     /// Makes whole pages durable through the operating system.
