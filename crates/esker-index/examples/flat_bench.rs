@@ -113,7 +113,7 @@ impl Peer for Masstree {
     }
     fn scan(&self, key: u64) -> Option<usize> {
         let mut met = 0;
-        Masstree::scan(self, Bound::Included(&key.to_be_bytes()), |key, word| {
+        Masstree::scan(self, Bound::Included(&key.to_be_bytes()), SCAN, |key, word| {
             black_box((key, word));
             met += 1;
             if met < SCAN { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }

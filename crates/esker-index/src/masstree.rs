@@ -298,7 +298,12 @@ impl Masstree {
 
     /// Gives a key its word, if it has none; otherwise says which it has, and changes nothing.
     pub fn insert(&self, key: &[u8], word: Word) -> Option<Word> {
-        self.insert_near(key, word, &mut None, &self.memory.guard())
+        self.insert_near(key, word, |_| false, &mut None, &self.memory.guard())
+    }
+
+    /// Gives a key its word, whichever it had, unless `goes` says that this one does not go. Says which it had.
+    pub fn swap(&self, key: &[u8], word: Word, goes: impl Fn(Word) -> bool) -> Option<Word> {
+        self.insert_near(key, word, goes, &mut None, &self.memory.guard())
     }
 
     /// Looks first in a border of the first layer, and tells in which one it was.
@@ -306,6 +311,7 @@ impl Masstree {
         &self,
         key: &[u8],
         word: Word,
+        goes: impl Fn(Word) -> bool,
         near: &mut Option<&'g Node>,
         guard: &'g Guard,
     ) -> Option<Word> {
@@ -331,13 +337,20 @@ impl Masstree {
                 };
                 match slot.load().entry(guard) {
                     Entry::Word(held) => {
+                        let held = Word::new(held);
+                        if held.is_some_and(&goes) {
+                            slot.store(Pointer::word(word));
+                        }
                         border.unlock();
-                        return Word::new(held);
+                        return held;
                     }
                     Entry::Tail(tail) if tail.bytes() == behind(rest) => {
-                        let held = tail.word();
+                        let held = Word::new(tail.word());
+                        if held.is_some_and(&goes) {
+                            tail.set_word(word.get());
+                        }
                         border.unlock();
-                        return Word::new(held);
+                        return held;
                     }
                     Entry::Tail(tail) => {
                         let layer = layer_of(tail, guard);
@@ -360,7 +373,7 @@ impl Masstree {
             let guard = self.memory.guard();
             let mut near = None;
             for (key, word) in group {
-                self.insert_near(key.as_ref(), *word, &mut near, &guard);
+                self.insert_near(key.as_ref(), *word, |_| false, &mut near, &guard);
             }
         }
     }

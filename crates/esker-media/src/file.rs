@@ -71,6 +71,8 @@ pub struct OpenOptions {
     pub punch_holes: bool,
     /// Which way a durable write goes; `None` chooses.
     pub durable_writes: Option<DurableWrites>,
+    /// It will be mapped: a new file in main memory gets huge pages, where the kernel has some.
+    pub mapped: bool,
 }
 
 impl Default for OpenOptions {
@@ -82,6 +84,7 @@ impl Default for OpenOptions {
             read_only: false,
             punch_holes: false,
             durable_writes: None,
+            mapped: false,
         }
     }
 }

@@ -28,6 +28,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 mod cpu;
 mod fault;
 mod file;
+pub(crate) mod huge;
 mod mapping;
 
 pub use cpu::FlushInstruction;
@@ -161,9 +162,10 @@ pub trait Pmem: Send + Sync + Debug {
     /// `InvalidArgument`, `Corrupted`.
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()>;
 
-    /// Starts to fetch the line at `offset`, which will be read soon. A hint, which media without caches pass over.
-    fn prefetch(&self, offset: u64) {
-        let _ = offset;
+    /// Starts to fetch the lines of a range that will be read soon. A hint, which media without caches pass over, and
+    /// all where the range is not theirs.
+    fn prefetch(&self, offset: u64, length: u64) {
+        let _ = (offset, length);
     }
 
     /// Reads the little-endian word at `offset`, a multiple of 8; acquires what was stored before

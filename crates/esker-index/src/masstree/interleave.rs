@@ -29,10 +29,10 @@ fn numbers(tree: &Masstree, back: bool) -> Vec<u64> {
         ControlFlow::Continue(())
     };
     if back {
-        tree.scan_back(Bound::Unbounded, &mut visit);
+        tree.scan_back(Bound::Unbounded, 99, &mut visit);
         met.reverse();
     } else {
-        tree.scan(Bound::Unbounded, &mut visit);
+        tree.scan(Bound::Unbounded, 99, &mut visit);
     }
     met
 }
@@ -72,7 +72,7 @@ fn changes_beside_splits() {
                         assert_eq!(tree.get(&key(n)), Some(word(n)));
                     }
                     let n = 2 * (count - 2 - thread);
-                    assert!(tree.replace(&key(n), word(n), word(n + 1000)));
+                    assert_eq!(tree.swap(&key(n), word(n + 1000), |_| true), Some(word(n)));
                     assert_eq!(tree.get(&key(n)), Some(word(n + 1000)));
                     assert!(tree.remove(&key(4 * thread), word(4 * thread)));
                     assert_eq!(tree.get(&key(4 * thread)), None);

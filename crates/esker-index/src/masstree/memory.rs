@@ -84,6 +84,8 @@ pub(super) enum Entry<'g> {
 pub(super) struct Pointer(u64);
 
 impl Pointer {
+    pub(super) const NOTHING: Pointer = Pointer(0);
+
     pub(super) fn word(word: crate::Word) -> Pointer {
         Pointer(word.get())
     }

@@ -150,6 +150,10 @@ pub(super) struct Item {
     pub(super) pointer: Pointer,
 }
 
+impl Item {
+    pub(super) const NOTHING: Item = Item { slice: 0, length: 0, pointer: Pointer::NOTHING };
+}
+
 impl Node {
     /// Starts to fetch the node.
     #[inline]
@@ -276,6 +280,13 @@ impl Node {
         let version = self.version();
         let begins = self.low() <= slice;
         !version.is_deleted() && version.level() == 0 && begins && self.unchanged(version)
+    }
+
+    /// Whether this is a node above borders, not deleted, that has the slice unless that is beyond its end.
+    pub(super) fn is_above(&self, slice: u64) -> bool {
+        let version = self.version();
+        let begins = self.low() <= slice;
+        !version.is_deleted() && version.level() == 1 && begins && self.unchanged(version)
     }
 
     /// Sets the right neighbour, and where it begins.
@@ -407,6 +418,20 @@ impl Node {
         }
         let place = (below & ((1 << keys) - 1)).count_ones();
         self.slots.0.get(usize::try_from(place).unwrap_or(0))?.node(guard)
+    }
+
+    /// The child of an interior node that has this slice, and those behind it on the way up or down.
+    pub(super) fn children_from<'g>(
+        &self,
+        slice: u64,
+        up: bool,
+        guard: &'g Guard,
+    ) -> impl Iterator<Item = &'g Node> {
+        let keys = self.keys();
+        let first = (0..keys).take_while(|place| self.slice(*place) <= slice).count();
+        let behind = if up { keys - first } else { first };
+        let place = move |step| if up { first + step } else { first - step };
+        (0..=behind).filter_map(move |step| self.slots.0.get(place(step))?.node(guard))
     }
 
     /// Keys and children of an interior node. The caller holds the lock.

@@ -14,7 +14,7 @@ type Model = BTreeMap<Vec<u8>, Word>;
 
 fn scanned(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Word)> {
     let mut found = Vec::new();
-    tree.scan(from, |key, word| {
+    tree.scan(from, max, |key, word| {
         found.push((key.to_vec(), word));
         if found.len() < max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
@@ -23,7 +23,7 @@ fn scanned(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Wor
 
 fn scanned_back(tree: &Masstree, from: Bound<&[u8]>, max: usize) -> Vec<(Vec<u8>, Word)> {
     let mut found = Vec::new();
-    tree.scan_back(from, |key, word| {
+    tree.scan_back(from, max, |key, word| {
         found.push((key.to_vec(), word));
         if found.len() < max { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     });
@@ -90,6 +90,16 @@ fn agrees_with_a_map(keys: &[Vec<u8>], steps: u64, seed: u64) -> (Masstree, Mode
                 assert!(tree.remove(key, old));
                 assert!(!tree.remove(key, old), "removed twice");
                 model.remove(key);
+            }
+            Some(old) if step % 2 == 0 => {
+                assert_eq!(tree.swap(key, word(step), |held| held != old), Some(old));
+                assert_eq!(tree.get(key), Some(old), "that one does not go");
+                assert_eq!(tree.swap(key, word(step), |held| held == old), Some(old));
+                model.insert(key.clone(), word(step));
+            }
+            None if step % 2 == 0 => {
+                assert_eq!(tree.swap(key, word(step), |_| true), None);
+                model.insert(key.clone(), word(step));
             }
             Some(old) => {
                 assert_eq!(tree.insert(key, word(step)), Some(old));

@@ -94,7 +94,7 @@ fn queue_folder(major: u32, minor: u32) -> Option<PathBuf> {
     Some(folder)
 }
 
-fn file_system_name(fd: impl AsFd) -> &'static str {
+pub(super) fn file_system_name(fd: impl AsFd) -> &'static str {
     let Ok(stat) = rustix::fs::fstatfs(fd) else { return "an unknown file system" };
     match u32::try_from(stat.f_type & 0xFFFF_FFFF).unwrap_or(0) {
         0xEF53 => "ext4",

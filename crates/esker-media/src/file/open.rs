@@ -12,6 +12,7 @@ use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
 use crate::block::BlockGeometry;
 use crate::buffer::BufferPool;
+use crate::pmem::huge;
 use esker_base::units::round_down;
 use esker_base::{Error, ErrorKind, Result};
 use rustix::fs::{
@@ -95,7 +96,7 @@ fn examine(fd: &OwnedFd, path: &Path, options: &OpenOptions, created: bool) -> R
     if let Some(wanted) = options.create_size_bytes {
         let fresh = created || (size_bytes == 0 && !is_raw_device && !options.read_only);
         if fresh {
-            create(fd, path, wanted, created)?;
+            create(fd, path, wanted, created, options.mapped)?;
             size_bytes = wanted;
         }
         check_size(is_raw_device, wanted, size_bytes)?;
@@ -135,11 +136,14 @@ fn lock(fd: &OwnedFd, shared: bool) -> Result<()> {
 }
 
 /// Allocates the whole file and makes its existence durable (I1).
-fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool) -> Result<()> {
+fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: bool) -> Result<()> {
     if size_bytes == 0 {
         return Err(Error::invalid("create file", "a size of 0 bytes"));
     }
-    match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes) {
+    let huge = mapped && durability::file_system_name(fd) == "tmpfs";
+    let huge = if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
+    let all = |()| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes);
+    match huge.and_then(all) {
         Ok(()) => {}
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes)?,
         Err(errno) => {

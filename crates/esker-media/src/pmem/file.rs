@@ -90,6 +90,7 @@ impl PmemFile {
             &OpenOptions {
                 create_size_bytes: options.create_size_bytes,
                 direct: Direct::Never,
+                mapped: true,
                 ..OpenOptions::default()
             },
         )?;
@@ -236,9 +237,9 @@ impl Pmem for PmemFile {
     }
 
     #[inline]
-    fn prefetch(&self, offset: u64) {
-        if offset < self.size_bytes {
-            self.mapping.prefetch(index(offset));
+    fn prefetch(&self, offset: u64, length: u64) {
+        if length > 0 && offset.checked_add(length).is_some_and(|end| end <= self.size_bytes) {
+            self.mapping.prefetch(index(offset), index(length));
         }
     }
 

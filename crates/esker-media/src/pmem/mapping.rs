@@ -15,11 +15,12 @@
 use super::LINE_SIZE_BYTES;
 use super::cpu::{self, FlushInstruction};
 use super::fault::Registration;
+use super::huge;
 use esker_base::{Error, Result};
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
+use rustix::mm::{MapFlags, MsyncFlags};
 use std::os::fd::BorrowedFd;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::slice;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -53,12 +54,9 @@ impl Mapping {
         length: usize,
         synchronous: bool,
     ) -> Result<Option<Self>> {
-        let protection = ProtFlags::READ | ProtFlags::WRITE;
         let flags =
             if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
-        // SAFETY: a new mapping at an address that the kernel chooses; nothing is replaced.
-        let mapped = unsafe { rustix::mm::mmap(ptr::null_mut(), length, protection, flags, fd, 0) };
-        let base = match mapped {
+        let base = match huge::map(fd, length, 0, flags) {
             Ok(base) => base,
             Err(Errno::OPNOTSUPP | Errno::INVAL) if synchronous => return Ok(None),
             Err(errno) => return Err(Error::io("map persistent memory", errno.into())),
@@ -104,8 +102,21 @@ impl Mapping {
         unsafe { AtomicU64::from_ptr(self.at(offset).cast::<u64>()) }
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out. Whole words are fastest.
+    #[inline]
     pub(super) fn read(&self, offset: usize, buf: &mut [u8]) {
+        if (offset | buf.len()).is_multiple_of(WORD) {
+            let (words, _) = buf.as_chunks_mut::<WORD>();
+            let mapped = self.words(offset, words.len());
+            for (word, from) in words.iter_mut().zip(mapped) {
+                *word = u64::from_le(from.load(Ordering::Relaxed)).to_le_bytes();
+            }
+            return;
+        }
+        self.read_any(offset, buf);
+    }
+
+    fn read_any(&self, offset: usize, buf: &mut [u8]) {
         let head = head(offset, buf.len());
         let (first, rest) = buf.split_at_mut(head);
         for (byte, from) in first.iter_mut().zip(self.bytes(offset, head)) {
@@ -182,11 +193,15 @@ impl Mapping {
         }
     }
 
-    /// Starts to fetch a line.
+    /// Starts to fetch each line of the range.
     #[inline]
-    pub(super) fn prefetch(&self, offset: usize) {
-        self.check(offset, 1);
-        cpu::prefetch(self.at(offset));
+    pub(super) fn prefetch(&self, offset: usize, length: usize) {
+        self.check(offset, length);
+        let line = usize::try_from(LINE_SIZE_BYTES).unwrap_or(64);
+        let first = offset - offset % line;
+        for at in (first..offset + length).step_by(line) {
+            cpu::prefetch(self.at(at));
+        }
     }
 
     /// Makes whole pages durable through the operating system.

@@ -102,6 +102,39 @@ fn main_memory_passes_for_persistent_only_when_asked_for_by_name() {
 }
 
 #[test]
+fn a_file_in_main_memory_is_allocated_and_zero_whatever_its_pages() {
+    let Ok(folder) = tempfile::tempdir_in(Path::new("/dev/shm")) else {
+        eprintln!("skipped: no tmpfs at /dev/shm");
+        return;
+    };
+    let path = folder.path().join("memory");
+    let size = (5 << 20) + (12 << 10);
+    let with = PmemOptions { create_size_bytes: Some(size), emulate: true };
+    let memory = PmemFile::open(&path, with).unwrap();
+    let allocated = rustix::fs::fstat(&memory.fd).unwrap().st_blocks * 512;
+    assert!(allocated.unsigned_abs() >= size, "{allocated} bytes");
+    let mut buf = vec![1; usize::try_from(size).unwrap()];
+    memory.read(0, &mut buf).unwrap();
+    assert!(buf.iter().all(|byte| *byte == 0));
+    for offset in [0, (2 << 20) - 32, (4 << 20) - 7, size - 64] {
+        memory.store(STORE, offset, &[7; 64]).unwrap();
+    }
+    drop(memory);
+    let memory = PmemFile::open(&path, with).unwrap();
+    for offset in [0, (2 << 20) - 32, (4 << 20) - 7, size - 64] {
+        let mut buf = [0; 64];
+        memory.read(offset, &mut buf).unwrap();
+        assert_eq!(buf, [7; 64]);
+    }
+    // A page that it loses is one of them, not all that are mapped as one.
+    rustix::fs::ftruncate(&memory.fd, (1 << 20) + (4 << 10)).unwrap();
+    let mut buf = [0; 64];
+    assert_eq!(memory.read(1 << 20, &mut buf).map_err(|error| error.kind()), Ok(()));
+    let error = memory.read((1 << 20) + (4 << 10), &mut buf).unwrap_err();
+    assert_eq!(error.range(), Some(((1 << 20) + (4 << 10), 4096)));
+}
+
+#[test]
 fn without_dax_a_file_says_that_it_needs_msync() {
     let (_folder, path) = folder();
     let memory = PmemFile::open(&path, options(false)).unwrap();

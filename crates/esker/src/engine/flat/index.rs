@@ -4,7 +4,7 @@
 //! hashes, and asks whether an entry is the key's, unless both keys have 8 bytes: the hash is invertible on those,
 //! so that equal hashes are equal keys.
 
-use super::layout::Place;
+use super::layout::{Place, kind_of};
 use crate::store::Direction;
 use esker_base::Result;
 use esker_index::{Cceh, Masstree, Word};
@@ -13,8 +13,67 @@ use std::ops::{Bound, ControlFlow};
 
 /// Whether an entry is that of a key; `None` if it is gone meanwhile.
 pub(super) type Same<'a> = &'a mut dyn FnMut(Word) -> Result<Option<bool>>;
-/// What a scan does with a key and its word.
-pub(super) type Visit<'a> = &'a mut dyn FnMut(&[u8], Word) -> ControlFlow<()>;
+/// Keys in order, one behind the other, and their words.
+#[derive(Debug)]
+pub(super) struct Run {
+    keys: Vec<u8>,
+    /// Where each key ends, and its word.
+    words: Vec<(usize, Word)>,
+}
+
+impl Run {
+    pub(super) fn new(keys: usize) -> Run {
+        Run { keys: Vec::with_capacity(16 * keys), words: Vec::with_capacity(keys) }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.keys.clear();
+        self.words.clear();
+    }
+
+    #[inline]
+    fn add(&mut self, key: &[u8], word: Word) {
+        // Of a length that the compiler knows, it is one move.
+        match <&[u8; 8]>::try_from(key) {
+            Ok(key) => self.keys.extend_from_slice(key),
+            Err(_) => self.keys.extend_from_slice(key),
+        }
+        self.words.push((self.keys.len(), word));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    pub(super) fn word(&self, place: usize) -> Option<Word> {
+        self.words.get(place).map(|(_, word)| *word)
+    }
+
+    #[inline]
+    pub(super) fn get(&self, place: usize) -> Option<(&[u8], Word)> {
+        let (end, word) = *self.words.get(place)?;
+        let before = place.checked_sub(1).and_then(|before| self.words.get(before));
+        Some((self.keys.get(before.map_or(0, |(end, _)| *end)..end)?, word))
+    }
+
+    pub(super) fn last_key(&self) -> Option<&[u8]> {
+        self.get(self.len().checked_sub(1)?).map(|(key, _)| key)
+    }
+}
+
+/// Whether a key lies on this side of the end of a scan.
+#[inline]
+fn is_before(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
+    let (end, inclusive) = match end {
+        Bound::Unbounded => return true,
+        Bound::Included(end) => (end, true),
+        Bound::Excluded(end) => (end, false),
+    };
+    match key.cmp(end) {
+        std::cmp::Ordering::Equal => inclusive,
+        order => order.is_lt() == (direction == Direction::Forward),
+    }
+}
 
 /// Entries of a part of a walk: hash or key, and word.
 pub(super) enum Part {
@@ -40,6 +99,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn holds(&self, hash: u64, key: &[u8], word: Word) -> bool;
     /// Adds a key that has no word.
     fn insert(&self, hash: u64, key: &[u8], word: Word);
+    /// Ordered: gives a key its word, whichever it had, unless that has a record; says which it had.
+    fn swap(&self, key: &[u8], word: Word) -> Option<Word>;
     /// Replaces a word; false if it is not there.
     fn replace(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool;
     /// Removes a word; false if it is not there.
@@ -52,8 +113,15 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
-    /// In order, if there is one.
-    fn scan(&self, from: Bound<&[u8]>, direction: Direction, visit: Visit<'_>) -> bool;
+    /// Adds up to `max` keys from `start` to `end` to a run, in order. Without an order, none.
+    fn collect(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        direction: Direction,
+        max: usize,
+        run: &mut Run,
+    );
     /// Whether there is an order.
     fn is_ordered(&self) -> bool;
     /// Makes room for as many entries as an image has of this kind of index.
@@ -119,6 +187,10 @@ impl KeyIndex for HashIndex {
         self.table.insert(hash, word);
     }
 
+    fn swap(&self, _key: &[u8], _word: Word) -> Option<Word> {
+        None
+    }
+
     fn replace(&self, hash: u64, _key: &[u8], old: Word, new: Word) -> bool {
         self.table.replace(hash, old, new)
     }
@@ -150,8 +222,14 @@ impl KeyIndex for HashIndex {
         Some((Part::Hashes(entries), Cursor::Hash(next)))
     }
 
-    fn scan(&self, _from: Bound<&[u8]>, _direction: Direction, _visit: Visit<'_>) -> bool {
-        false
+    fn collect(
+        &self,
+        _start: Bound<&[u8]>,
+        _end: Bound<&[u8]>,
+        _direction: Direction,
+        _max: usize,
+        _run: &mut Run,
+    ) {
     }
 
     fn is_ordered(&self) -> bool {
@@ -195,6 +273,10 @@ impl KeyIndex for Masstree {
         Masstree::insert(self, key, word);
     }
 
+    fn swap(&self, key: &[u8], word: Word) -> Option<Word> {
+        Masstree::swap(self, key, word, |old| !kind_of(old).has_record())
+    }
+
     fn replace(&self, _hash: u64, key: &[u8], old: Word, new: Word) -> bool {
         Masstree::replace(self, key, old, new)
     }
@@ -225,12 +307,27 @@ impl KeyIndex for Masstree {
         Some((Part::Keys(entries), Cursor::Key(last)))
     }
 
-    fn scan(&self, from: Bound<&[u8]>, direction: Direction, visit: Visit<'_>) -> bool {
+    fn collect(
+        &self,
+        start: Bound<&[u8]>,
+        end: Bound<&[u8]>,
+        direction: Direction,
+        max: usize,
+        run: &mut Run,
+    ) {
+        let mut left = max;
+        let add = |key: &[u8], word| {
+            if !is_before(key, end, direction) {
+                return ControlFlow::Break(());
+            }
+            run.add(key, word);
+            left = left.saturating_sub(1);
+            if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
         match direction {
-            Direction::Forward => Masstree::scan(self, from, visit),
-            Direction::Reverse => self.scan_back(from, visit),
+            Direction::Forward => self.scan(start, max, add),
+            Direction::Reverse => self.scan_back(start, max, add),
         }
-        true
     }
 
     fn is_ordered(&self) -> bool {

@@ -375,7 +375,7 @@ impl Engine for Flat {
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         let mut items = Vec::with_capacity(limit.min(scan::PART));
-        self.scan_each((from, to), direction, limit, &mut |key, value| {
+        self.scan_each((from, to), direction, limit, |key, value| {
             items.push((key.to_vec(), value.into_value()));
             if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
@@ -389,7 +389,7 @@ impl Engine for Flat {
         limit: usize,
         show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
-        self.scan_each(range, direction, limit, &mut |key, item| match item {
+        self.scan_each(range, direction, limit, |key, item| match item {
             Item::Here(met) => show(met),
             Item::Read(value) => show(Met::of(key, &value)),
         })

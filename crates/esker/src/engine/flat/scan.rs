@@ -2,7 +2,7 @@
 
 use super::Flat;
 use super::chunks::Since;
-use super::index::{Cursor, Part};
+use super::index::{Cursor, Part, Run};
 use super::layout::{Place, kind_of};
 use super::read::Shown;
 use crate::engine::Items;
@@ -17,7 +17,9 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Keys of a part of a scan, at most.
-pub(super) const PART: usize = 64;
+pub(super) const PART: usize = 128;
+/// Entries that are fetched ahead of the one that is read.
+const AHEAD: usize = 16;
 /// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
 const WALKS_MAX: usize = 256;
 
@@ -35,36 +37,6 @@ impl Item<'_> {
             Item::Here(met) => met.to_value(),
             Item::Read(value) => value,
         }
-    }
-}
-
-/// What a part of a scan found in the index: keys one behind the other.
-#[derive(Debug)]
-struct Found {
-    keys: Vec<u8>,
-    /// Where each key ends, and its word.
-    words: Vec<(usize, Word)>,
-}
-
-impl Found {
-    fn new(keys: usize) -> Found {
-        Found { keys: Vec::with_capacity(16 * keys), words: Vec::with_capacity(keys) }
-    }
-
-    fn clear(&mut self) {
-        self.keys.clear();
-        self.words.clear();
-    }
-
-    fn add(&mut self, key: &[u8], word: Word) {
-        self.keys.extend_from_slice(key);
-        self.words.push((self.keys.len(), word));
-    }
-
-    fn iter(&self) -> impl Iterator<Item = (&[u8], Word)> {
-        let starts = std::iter::once(0).chain(self.words.iter().map(|(end, _)| *end));
-        let key = |start, end| self.keys.get(start..end).unwrap_or_default();
-        starts.zip(&self.words).map(move |(start, (end, word))| (key(start, *end), *word))
     }
 }
 
@@ -160,12 +132,13 @@ impl Flat {
     }
 
     /// Shows the items between two bounds, in order, until `show` breaks; about `limit` are expected.
+    #[inline]
     pub(super) fn scan_each(
         &self,
         (from, to): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         limit: usize,
-        show: &mut dyn FnMut(&[u8], Item<'_>) -> ControlFlow<()>,
+        mut show: impl FnMut(&[u8], Item<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         self.check_open()?;
         if !self.index.is_ordered() {
@@ -176,27 +149,23 @@ impl Flat {
             Direction::Forward => (from, to),
             Direction::Reverse => (to, from),
         };
-        let mut start: Bound<Vec<u8>> = start.map(<[u8]>::to_vec);
+        let mut last: Option<Vec<u8>> = None;
         let mut left = limit;
-        let mut part = Found::new(limit.min(PART));
+        let mut run = Run::new(limit.min(PART));
         while left > 0 {
             let wanted = left.min(PART);
-            part.clear();
+            run.clear();
             let since = self.chunks.now();
-            self.index.scan(start.as_ref().map(Vec::as_slice), direction, &mut |key, word| {
-                if !is_before(key, end, direction) {
-                    return ControlFlow::Break(());
-                }
-                // What is read afterwards comes meanwhile.
-                self.prefetch_entry(word);
-                part.add(key, word);
-                if part.words.len() < wanted {
-                    ControlFlow::Continue(())
-                } else {
-                    ControlFlow::Break(())
-                }
-            });
-            for (key, word) in part.iter() {
+            let start = last.as_deref().map_or(start, Bound::Excluded);
+            self.index.collect(start, end, direction, wanted, &mut run);
+            (0..AHEAD)
+                .filter_map(|place| run.word(place))
+                .for_each(|word| self.prefetch_entry(word));
+            for place in 0..run.len() {
+                // It comes while those before it are read.
+                let ahead = run.word(place + AHEAD);
+                ahead.into_iter().for_each(|word| self.prefetch_entry(word));
+                let Some((key, word)) = run.get(place) else { break };
                 let near = |value: &[u8], version, attributes| {
                     show(key, Item::Here(Met { key, value, version, attributes }))
                 };
@@ -213,10 +182,8 @@ impl Flat {
                     return Ok(());
                 }
             }
-            match part.iter().last() {
-                Some((last, _)) if part.words.len() == wanted => {
-                    start = Bound::Excluded(last.to_vec());
-                }
+            match run.last_key() {
+                Some(key) if run.len() == wanted => last = Some(key.to_vec()),
                 _ => break,
             }
         }
@@ -230,11 +197,10 @@ impl Flat {
         if place.kind.is_tombstone() {
             return;
         }
-        self.memory.prefetch(place.offset);
-        // Most entries go on there.
-        self.memory.prefetch(place.offset + LINE as u64);
+        // Most entries go on in the next line.
+        self.memory.prefetch(place.offset, 1 + LINE as u64);
         if place.lines > 0 {
-            self.memory.prefetch(place.batch_offset());
+            self.memory.prefetch(place.batch_offset(), 1);
         }
     }
 
@@ -243,15 +209,5 @@ impl Flat {
             Some(value) => Ok(value),
             None => self.get_value(key, &mut |_| Ok(())),
         }
-    }
-}
-
-/// Whether a key lies on this side of the end of a scan.
-fn is_before(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
-    let forward = direction == Direction::Forward;
-    match end {
-        Bound::Unbounded => true,
-        Bound::Included(end) => key == end || (key < end) == forward,
-        Bound::Excluded(end) => key != end && (key < end) == forward,
     }
 }

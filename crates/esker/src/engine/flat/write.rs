@@ -66,18 +66,22 @@ impl Flat {
         let hash = self.hasher.hash(key);
         let lock = self.lock_key(hash);
         let found = if condition == Condition::Always {
-            self.find(hash, key)?
+            // An ordered index is gone down once only, when the entry is there.
+            if self.index.is_ordered() { None } else { Some(self.find(hash, key)?) }
         } else {
             let (found, known) = self.known_of(hash, key)?;
             if let Some(refused) = self.decide(condition, known) {
                 return Ok(refused);
             }
-            found
+            Some(found)
         };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
         let placed = self.append_prepared(core, &lock, &prepared)?;
-        self.publish(hash, key, found, placed.word)?;
+        match found {
+            Some(found) => self.publish(hash, key, found, placed.word)?,
+            None => self.publish_over(hash, key, placed.word)?,
+        }
         Ok(Outcome::Stored(placed.version))
     }
 
@@ -214,11 +218,28 @@ impl Flat {
             // The cleaner moved it, or dropped a tombstone.
             found = self.find(hash, key).map_err(|error| self.poison(&error))?;
         }
-        // Last: the cleaner relies on the counts once this says so.
+        self.count_published(new);
+        Ok(())
+    }
+
+    /// As [`publish`](Flat::publish), for a value whose key was not looked up.
+    fn publish_over(&self, hash: u64, key: &[u8], new: Word) -> Result<()> {
+        match self.index.swap(key, new) {
+            // That is there still: its record is to be known before the index follows.
+            Some(old) if kind_of(old).has_record() => self.publish(hash, key, Some(old), new),
+            old => {
+                old.into_iter().for_each(|old| self.let_go(old, None));
+                self.count_published(new);
+                Ok(())
+            }
+        }
+    }
+
+    /// The index follows an entry. Last: the cleaner relies on the counts once this says so.
+    fn count_published(&self, new: Word) {
         if let Some(chunk) = self.chunks.get(self.layout.chunk_of(Place::of(new).offset)) {
             chunk.count_published(1);
         }
-        Ok(())
     }
 
     /// The line of the record of an entry that the index has under the key; `None` if it has another one by now.

@@ -394,8 +394,8 @@ impl MemTable {
         mut visit: impl FnMut(&[u8], Word) -> ControlFlow<()>,
     ) {
         match direction {
-            Direction::Forward => self.tree.scan(from, &mut visit),
-            Direction::Reverse => self.tree.scan_back(from, &mut visit),
+            Direction::Forward => self.tree.scan(from, 0, &mut visit),
+            Direction::Reverse => self.tree.scan_back(from, 0, &mut visit),
         }
     }
 
