@@ -4,6 +4,7 @@
 //! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
 //! and starts over; see S2 of the segment table.
 
+use super::layout::SIZE_UNIT_BYTES;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
@@ -12,9 +13,7 @@ use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::depot::{
-    GRAIN_SIZE_BYTES, KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta,
-};
+use esker_format::depot::{KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta};
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
 use std::ops::{Deref, Range};
@@ -163,7 +162,7 @@ impl Depot {
             // Superseded meanwhile, or else:
             let listed = self.index.lookup(hash).iter().any(|found| found == link);
             if listed && self.segments.generation() == generation {
-                let offset = link.grain() * GRAIN_SIZE_BYTES;
+                let offset = self.layout.offset_of(link);
                 return Err(self.corrupted(offset, 0, "nothing is known of a value's extents"));
             }
         }
@@ -179,8 +178,8 @@ impl Depot {
                 memory_of(PEEK_SIZE.max(extents * self.layout.extent_size()))
             }
             SizeHint::Grains(grains) => {
-                let offset = link.grain() * GRAIN_SIZE_BYTES;
-                let end = round_up(offset + grains * GRAIN_SIZE_BYTES, self.layout.block);
+                let offset = self.layout.offset_of(link);
+                let end = round_up(offset + grains * SIZE_UNIT_BYTES, self.layout.block);
                 end.map_or(0, |end| memory_of(end - round_down(offset, self.layout.block)))
             }
         });
@@ -215,7 +214,7 @@ impl Depot {
 
     /// Marks the segment of a record that was asked for as used.
     pub(super) fn touch(&self, link: Link) {
-        if let Some(segment) = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES) {
+        if let Some(segment) = self.layout.segment_of(self.layout.offset_of(link)) {
             self.touch_segment(segment);
         }
     }
@@ -240,7 +239,7 @@ impl Depot {
 
     /// As [`Depot::read_record`], from DRAM if it is kept there; it is not kept for this.
     pub(super) fn read_again(&self, link: Link) -> Result<Fetched> {
-        let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+        let segment = self.layout.segment_of(self.layout.offset_of(link));
         if let (Some(cache), Some(segment)) = (&self.record_cache, segment) {
             let (salt, base) = self.segments.place(segment);
             if let Some(kept) = cache.peek((link, salt)) {
@@ -260,7 +259,7 @@ impl Depot {
 
     /// As [`Depot::read_record`], from DRAM if it is kept there, and kept there.
     fn read_kept(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
-        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(link);
         let segment = self.layout.segment_of(offset);
         match (&self.record_cache, segment) {
             (Some(cache), Some(segment)) => {
@@ -307,7 +306,7 @@ impl Depot {
         of_life: Option<u64>,
         admit: Admit<'_>,
     ) -> Result<Fetched> {
-        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(link);
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
@@ -318,7 +317,7 @@ impl Depot {
         let salt = of_life.unwrap_or(salt);
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
-            SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+            SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
             SizeHint::Tombstone | SizeHint::Large if self.device.reads_bytes() => NEAR_BYTES as u64,
             SizeHint::Tombstone | SizeHint::Large => PEEK_SIZE,
         };
