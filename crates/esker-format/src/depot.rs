@@ -4,7 +4,7 @@
 //! | superblock | superblock copy | .. | segment 0 | segment 1 | ...
 //! segment: | header | batch | batch | ... | summary | .. free .. | trailer | header copy |
 //! batch:   | batch header | record | record | ... | zeros to the block's end |
-//! record:  | record header | key | value | zeros to the grain's end |
+//! record:  | record header | key | value |, zeros to the next grain
 //! ```
 //!
 //! # Invariants
@@ -29,15 +29,18 @@ pub use checkpoint::{
 };
 pub use extent::{ExtentKey, LARGE_VALUE_SIZE, LargeValue};
 pub use record::{
-    KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record, RecordKind, RecordMeta,
-    VersionForm, decode_evicted, decode_extent, encode_evicted, encode_record, seal_record,
+    DISTANCE_END, KEY_SIZE_MAX_BYTES, RECORD_HEADER_SIZE, RECORD_HEADER_SIZE_MAX, Record,
+    RecordKind, RecordMeta, VersionForm, decode_evicted, decode_extent, encode_evicted,
+    encode_record, seal_record,
 };
 pub use segment::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
 pub use summary::{
-    LargeRef, SUMMARY_BATCH_SIZE, SummaryRecord, decode_trailer, encode_trailer, push_batch,
-    push_record, read_summary, summary_record_size,
+    LargeRef, Shape, SummaryGeometry, SummaryRecord, SummarySize, decode_trailer, encode_trailer,
+    push_batch, push_record, read_summary,
 };
-pub use superblock::{FORMAT_VERSION, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock};
+pub use superblock::{
+    FORMAT_VERSION, GRAIN_SIZE_MAX, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock,
+};
 
 /// Place of a record or batch: what its checksum binds it to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +65,6 @@ impl Place {
 
 /// Bits of a key's hash that the store uses.
 pub const HASH_BITS: u32 = 48;
-
-/// Records start at multiples of this many bytes (uDepot's grain, here independent of the block).
-pub const GRAIN_SIZE_BYTES: u64 = 8;
 
 #[cfg(test)]
 mod tests;

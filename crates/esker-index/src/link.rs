@@ -9,7 +9,7 @@ use std::num::NonZeroU64;
 
 /// Bits of a size hint.
 pub(crate) const HINT_BITS: u32 = 8;
-/// Bits of a grain address: with grains of 8 bytes, 8 TiB.
+/// Bits of a grain address: with grains of 1 byte 1 TiB, with grains of 8 bytes 8 TiB.
 pub(crate) const GRAIN_BITS: u32 = 40;
 /// Bits of a link.
 pub(crate) const LINK_BITS: u32 = GRAIN_BITS + HINT_BITS;
@@ -17,18 +17,18 @@ const MANTISSA_BITS: u32 = 4;
 /// The leading bit of a mantissa, which is not stored.
 const LEADING: u64 = 1 << MANTISSA_BITS;
 
-/// An upper bound of a record's size in 8 bits.
+/// An upper bound of a record's size in 8 bits, in a unit that who keeps records chooses: `depot` takes 8 bytes, whatever its grain.
 ///
 /// uDepot keeps the size in 11 bits, in grains of 4 KiB; here grains are small so that records can
 /// be packed, and the hint is a floating-point number as those of IEEE 754: 4 bits of exponent, 4
-/// of mantissa after a leading one. It is exact up to 32 grains and bounds larger sizes from above
-/// by less than 6.3 %, up to 480 Ki grains (3.75 MiB with grains of 8 bytes). Larger records say so
+/// of mantissa after a leading one. It is exact up to 32 units and bounds larger sizes from above
+/// by less than 6.3 %, up to 480 Ki units (3.75 MiB with units of 8 bytes). Larger records say so
 /// and take a second read. The three bits that uDepot spends more go to the tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SizeHint {
     /// The record is a tombstone: no read can find a value there.
     Tombstone,
-    /// Reading this many grains reads the whole record.
+    /// Reading this many units reads the whole record.
     Grains(u64),
     /// The record is longer than a hint can say.
     Large,
@@ -43,11 +43,11 @@ impl Link {
     pub const GRAIN_END: u64 = 1 << GRAIN_BITS;
     const LARGE: u64 = (1 << HINT_BITS) - 1;
 
-    /// A link to a record of `size_grains` at `grain`. `None` if the address is 0 (never a record)
+    /// A link to a record of `size_units` at `grain`. `None` if the address is 0 (never a record)
     /// or too large.
     #[must_use]
-    pub fn record(grain: u64, size_grains: u64) -> Option<Link> {
-        let hint = encode(size_grains.max(1)).unwrap_or(Self::LARGE);
+    pub fn record(grain: u64, size_units: u64) -> Option<Link> {
+        let hint = encode(size_units.max(1)).unwrap_or(Self::LARGE);
         Self::new(grain, hint)
     }
 

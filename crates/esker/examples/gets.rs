@@ -110,7 +110,7 @@ fn load(arguments: &Arguments, store: &Store) -> Result<(), esker::Error> {
                 scope.spawn(move || {
                     (thread..arguments.records)
                         .step_by(2)
-                        .try_for_each(|n| store.put(&key(n), value).map(drop))
+                        .try_for_each(|n| store.put(&KeyText::of(n), value).map(drop))
                 })
             })
             .collect();
@@ -118,8 +118,26 @@ fn load(arguments: &Arguments, store: &Store) -> Result<(), esker::Error> {
     })
 }
 
-fn key(number: u64) -> Vec<u8> {
-    format!("user{number:010}").into_bytes()
+/// `user` and ten digits. Made without memory or formatting, which are no part of a GET.
+struct KeyText([u8; 14]);
+
+impl KeyText {
+    fn of(mut number: u64) -> KeyText {
+        let mut text = *b"user0000000000";
+        for digit in text[4..].iter_mut().rev() {
+            *digit += (number % 10) as u8;
+            number /= 10;
+        }
+        KeyText(text)
+    }
+}
+
+impl std::ops::Deref for KeyText {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 /// What tasks do over and over.
@@ -172,7 +190,7 @@ fn measure(
         let before = store.stats().device;
         let (reader, records) = (store.clone(), arguments.records);
         let get: Work = Arc::new(move |rng| {
-            let found = reader.get(&key(rng.below(records)))?;
+            let found = reader.get(&KeyText::of(rng.below(records)))?;
             assert!(found.is_some(), "everything was loaded");
             Ok(())
         });

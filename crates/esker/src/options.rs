@@ -227,6 +227,10 @@ pub struct Testing {
     pub seed: Option<u64>,
     /// Size of segments in bytes.
     pub segment_size_bytes: Option<u64>,
+    /// Engine `depot`: what records start at multiples of, in bytes.
+    pub grain_size_bytes: Option<u32>,
+    /// Engine `depot`: a batch leaves one of so many records to the next one, at most.
+    pub leave_share: usize,
     /// Bits of the key hash that are used: fewer make collisions.
     pub hash_mask: u64,
     /// Whether the store has its background thread.
@@ -259,6 +263,8 @@ impl Options {
             testing: Testing {
                 seed: None,
                 segment_size_bytes: None,
+                grain_size_bytes: None,
+                leave_share: 8,
                 hash_mask: u64::MAX,
                 background: true,
                 cores: None,

@@ -34,6 +34,7 @@ fn manifest() -> Manifest {
         segment_size_bytes: 65_536,
         segment_count: 15,
         block_size_bytes: 512,
+        grain_size_bytes: 1,
         cache: false,
         generation: 1,
         created_unix_seconds: 0,

@@ -16,7 +16,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Size of a batch header in bytes.
-pub const BATCH_HEADER_SIZE: usize = 64;
+pub const BATCH_HEADER_SIZE: usize = 48;
 const MAGIC: [u8; 4] = *b"ESKB";
 
 #[repr(C)]
@@ -31,7 +31,6 @@ pub(crate) struct Raw {
     pub(crate) first_sequence: U64,
     pub(crate) durable_sequence: U64,
     pub(crate) session: U64,
-    pub(crate) reserved: [u8; 16],
 }
 
 const _: () = assert!(size_of::<Raw>() == BATCH_HEADER_SIZE);
@@ -98,7 +97,6 @@ pub fn encode_batch(batch: &mut [u8], header: &BatchHeader, place: Place) {
         first_sequence: header.first_sequence.0.into(),
         durable_sequence: header.durable_sequence.0.into(),
         session: header.session.into(),
-        reserved: [0; 16],
     };
     let Some((head, body)) = batch.split_at_mut_checked(BATCH_HEADER_SIZE) else { return };
     let mut crc = place.checksum();

@@ -4,39 +4,45 @@
 //! batch. uDepot's two-byte segment tag does not cover the data (uDepot §4.4); this one covers all
 //! of it, and the place.
 //!
-//! The header is short, 12 bytes for most records, since small records are what batches are for:
+//! The header is short, 10 bytes for most records, since small records are what batches are for:
 //! sizes have variable length, and the version is told by its distance from the first one of the
 //! segment. A record that was moved to another segment carries its whole version.
 
 use super::varint::{self, VARINT_SIZE_MAX};
-use super::{ExtentKey, GRAIN_SIZE_BYTES, Place};
+use super::{ExtentKey, Place};
 use crate::Flaw;
 use esker_base::ids::Version;
-use esker_base::units::round_up;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Size in bytes of the part of a record header that all records have.
-pub const RECORD_HEADER_SIZE: usize = 10;
+pub const RECORD_HEADER_SIZE: usize = 8;
 /// Largest size of a record's header in bytes, all optional fields included.
-pub const RECORD_HEADER_SIZE_MAX: usize = RECORD_HEADER_SIZE + 2 * VARINT_SIZE_MAX + 4 + 8 + 4;
+pub const RECORD_HEADER_SIZE_MAX: usize = RECORD_HEADER_SIZE + 2 * VARINT_SIZE_MAX + 1 + 5 + 4 + 8;
+/// First distance of a version from its segment's that no record can tell.
+pub const DISTANCE_END: u32 = 1 << 24;
 /// Longest key in bytes.
 pub const KEY_SIZE_MAX_BYTES: usize = 64 << 10;
-const EXPIRES: u8 = 1;
-const COLLIDES: u8 = 2;
-const FLAGS: u8 = 4;
-const WHOLE_VERSION: u8 = 8;
-const STATE_SHIFT: u32 = 4;
 /// In the byte of the kind.
-pub(super) const REPLACES: u8 = 128;
+const KIND_MASK: u8 = 7;
+const COLLIDES: u8 = 8;
+const REPLACES: u8 = 16;
+const WHOLE_VERSION: u8 = 32;
+/// A byte of what a client said follows the sizes.
+const CLIENTS: u8 = 64;
+const UNUSED: u8 = 128;
+/// In that byte.
+const EXPIRES: u8 = 1;
+const FLAGS: u8 = 2;
+const CLIENTS_UNUSED: u8 = 12;
+const STATE_SHIFT: u32 = 4;
 
 #[repr(C)]
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub(crate) struct Raw {
     pub(crate) checksum: U32,
-    pub(crate) version_low: U32,
+    pub(crate) version_low: [u8; 3],
     pub(crate) kind: u8,
-    pub(crate) marks: u8,
 }
 
 const _: () = assert!(size_of::<Raw>() == RECORD_HEADER_SIZE);
@@ -127,7 +133,7 @@ pub struct Record<'a> {
     pub value: &'a [u8],
     /// Offset of the key from the start of the record in bytes; the value follows it.
     pub body_start: usize,
-    /// Bytes of the record on media, padding included.
+    /// Bytes of the record on media.
     pub size_bytes: usize,
 }
 
@@ -146,6 +152,14 @@ impl RecordMeta {
         }
     }
 
+    /// What a client said of the record, in a byte.
+    fn clients(&self) -> u8 {
+        let mark = |set: bool, mark: u8| if set { mark } else { 0 };
+        self.state << STATE_SHIFT
+            | mark(self.expires_at.is_some(), EXPIRES)
+            | mark(self.flags != 0, FLAGS)
+    }
+
     pub(super) fn body_start(
         &self,
         form: VersionForm,
@@ -156,17 +170,16 @@ impl RecordMeta {
         RECORD_HEADER_SIZE
             + varint::size(key_size as u64)
             + varint::size(value_size as u64)
-            + optional(form == VersionForm::Whole, 4)
+            + optional(self.clients() != 0, 1)
+            + optional(form == VersionForm::Whole, 5)
             + optional(self.flags != 0, 4)
             + optional(self.expires_at.is_some(), 8)
     }
 
-    /// Bytes that a record with this key and value takes, padding included.
+    /// Bytes that a record with this key and value takes.
     #[must_use]
     pub fn size_bytes(&self, form: VersionForm, key_size: usize, value_size: usize) -> usize {
-        let grain = usize::try_from(GRAIN_SIZE_BYTES).unwrap_or(usize::MAX);
-        (self.body_start(form, key_size, value_size) + key_size + value_size)
-            .next_multiple_of(grain)
+        self.body_start(form, key_size, value_size) + key_size + value_size
     }
 }
 
@@ -181,22 +194,15 @@ pub fn encode_record(
     value: &[u8],
 ) {
     let whole = form == VersionForm::Whole;
-    let [low, high] = split(meta.version);
-    let mut marks = meta.state << STATE_SHIFT;
-    for (mark, set) in [
-        (EXPIRES, meta.expires_at.is_some()),
-        (COLLIDES, meta.collides),
-        (FLAGS, meta.flags != 0),
-        (WHOLE_VERSION, whole),
-    ] {
-        marks |= if set { mark } else { 0 };
-    }
-    let raw = Raw {
-        checksum: 0.into(),
-        version_low: if whole { low } else { 0 }.into(),
-        kind: meta.kind as u8 | if meta.replaces { REPLACES } else { 0 },
-        marks,
-    };
+    let [v0, v1, v2, high @ ..] = meta.version.0.to_le_bytes();
+    let clients = meta.clients();
+    let mark = |set: bool, mark: u8| if set { mark } else { 0 };
+    let marks = mark(meta.collides, COLLIDES)
+        | mark(meta.replaces, REPLACES)
+        | mark(whole, WHOLE_VERSION)
+        | mark(clients != 0, CLIENTS);
+    let version_low = if whole { [v0, v1, v2] } else { [0; 3] };
+    let raw = Raw { checksum: 0.into(), version_low, kind: meta.kind as u8 | marks };
     let mut rest = out;
     let mut put = |bytes: &[u8]| {
         if let Some((target, tail)) = std::mem::take(&mut rest).split_at_mut_checked(bytes.len()) {
@@ -209,8 +215,11 @@ pub fn encode_record(
         let (bytes, length) = varint::encode(size as u64);
         put(bytes.get(..length).unwrap_or(&[]));
     }
+    if clients != 0 {
+        put(&[clients]);
+    }
     if whole {
-        put(&high.to_le_bytes());
+        put(&high);
     }
     if meta.flags != 0 {
         put(&meta.flags.to_le_bytes());
@@ -220,19 +229,13 @@ pub fn encode_record(
     }
     put(key);
     put(value);
-    rest.fill(0);
-}
-
-fn split(version: Version) -> [u32; 2] {
-    #[expect(clippy::cast_possible_truncation, reason = "the two halves of a word")]
-    [version.0 as u32, (version.0 >> 32) as u32]
 }
 
 /// Completes the encoded `record`, which will stand at `place`. `distance` is that of its version
-/// from the first one of the segment, for records that tell it so.
+/// from the first one of the segment, below [`DISTANCE_END`], for records that tell it so.
 pub fn seal_record(record: &mut [u8], distance: Option<u32>, place: Place) {
-    if let (Some(distance), Some(low)) = (distance, record.get_mut(4..8)) {
-        low.copy_from_slice(&distance.to_le_bytes());
+    if let (Some(distance), Some(low)) = (distance, record.get_mut(4..7)) {
+        low.iter_mut().zip(distance.to_le_bytes()).for_each(|(to, from)| *to = from);
     }
     let Some((head, body)) = record.split_at_mut_checked(4) else { return };
     let mut crc = place.checksum();
@@ -261,24 +264,34 @@ impl Fields {
     /// Reads a header; `base` is the first version of the segment.
     fn read(bytes: &[u8], base: Version) -> Result<Fields, Flaw> {
         let (raw, mut rest) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
-        let kind = RecordKind::from_number(raw.kind & !REPLACES).ok_or(Flaw::Field("kind"))?;
+        let kind = RecordKind::from_number(raw.kind & KIND_MASK)
+            .filter(|_| raw.kind & UNUSED == 0)
+            .ok_or(Flaw::Field("kind"))?;
         let mut size = |name| -> Result<usize, Flaw> {
             let number = varint::decode(&mut rest)?;
             usize::try_from(number).map_err(|_| Flaw::Field(name))
         };
         let (key_size, value_size) = (size("key_size")?, size("value_size")?);
-        let low = raw.version_low.get();
-        let version = if raw.marks & WHOLE_VERSION == 0 {
-            Version(base.0.saturating_add(u64::from(low)))
-        } else {
-            let high = u32::from_le_bytes(take::<4>(&mut rest)?);
-            Version(u64::from(high) << 32 | u64::from(low))
+        let clients = match raw.kind & CLIENTS {
+            0 => 0,
+            _ => match take::<1>(&mut rest)? {
+                [clients] if clients != 0 && clients & CLIENTS_UNUSED == 0 => clients,
+                _ => return Err(Flaw::Field("clients")),
+            },
         };
-        let flags = match raw.marks & FLAGS {
+        let [v0, v1, v2] = raw.version_low;
+        let version = if raw.kind & WHOLE_VERSION == 0 {
+            let distance = u32::from_le_bytes([v0, v1, v2, 0]);
+            Version(base.0.saturating_add(u64::from(distance)))
+        } else {
+            let [v3, v4, v5, v6, v7] = take::<5>(&mut rest)?;
+            Version(u64::from_le_bytes([v0, v1, v2, v3, v4, v5, v6, v7]))
+        };
+        let flags = match clients & FLAGS {
             0 => 0,
             _ => u32::from_le_bytes(take::<4>(&mut rest)?),
         };
-        let expires_at = match raw.marks & EXPIRES {
+        let expires_at = match clients & EXPIRES {
             0 => None,
             _ => Some(u64::from_le_bytes(take::<8>(&mut rest)?)),
         };
@@ -291,22 +304,21 @@ impl Fields {
         }
         let body_start = bytes.len() - rest.len();
         let used = body_start as u64 + key_size as u64 + value_size as u64;
-        let size = round_up(used, GRAIN_SIZE_BYTES).ok_or(Flaw::Field("value_size"))?;
         Ok(Fields {
             meta: RecordMeta {
                 kind,
                 version,
                 flags,
                 expires_at,
-                state: raw.marks >> STATE_SHIFT,
-                collides: raw.marks & COLLIDES != 0,
+                state: clients >> STATE_SHIFT,
+                collides: raw.kind & COLLIDES != 0,
                 replaces: raw.kind & REPLACES != 0,
             },
             checksum: raw.checksum.get(),
             key_size,
             value_size,
             body_start,
-            size_bytes: usize::try_from(size).map_err(|_| Flaw::Field("value_size"))?,
+            size_bytes: usize::try_from(used).map_err(|_| Flaw::Field("value_size"))?,
         })
     }
 }

@@ -1,36 +1,38 @@
 //! Summaries: what recovery needs to know of a sealed segment's records, without reading them.
 //!
 //! ```text
-//! per batch:  | offset in blocks 4 | records 4 | first sequence 8 |
-//! per record: | hash 6 | size, kind, mark 1 | size if large? varint | version if moved? 8 |
-//!             and where needed: | kind 1 | id of a large value 8 | number 4 |
+//! per batch:  | offset in blocks 4 | records, one shape? 4 | first sequence 8 | shape, if all have one |
+//! per record: | hash 6 | shape, if not | version if moved? 8 |
+//!             and of pieces of large values: | id 8 | number 4 |
+//! shape:      | kind and marks 5 bits, low bits of the size 3 | the rest of the size, varint |
 //! ```
 //!
 //! The payload of a batch of kind `Summary`, which a checksum covers as any batch. A record's
 //! place follows from the sizes of those before it; a client's record's version from its place in
-//! the order. Small records take 7 bytes (uDepot §4.4 reads keys and headers of all records).
+//! the order. Records of one size take 6 bytes (uDepot §4.4 reads keys and headers of all records).
 
 use super::batch::BATCH_HEADER_SIZE;
 use super::extent::{ExtentKey, LargeValue};
-use super::record::{REPLACES, RecordKind};
+use super::record::RecordKind;
 use super::varint;
-use super::{GRAIN_SIZE_BYTES, HASH_BITS, VersionForm};
+use super::{HASH_BITS, VersionForm};
 use crate::Flaw;
 use esker_base::ids::{Sequence, Version};
+use esker_base::units::round_up;
 
 const HASH_SIZE: usize = 6;
 const _: () = assert!(HASH_SIZE * 8 == HASH_BITS as usize);
-/// Size of a batch's entry in bytes.
-pub const SUMMARY_BATCH_SIZE: usize = 16;
-/// Sizes in grains below this stand in the byte that has kind and mark; it itself says that the
-/// size follows.
-const SIZE_FOLLOWS: u8 = 31;
-const KIND_MASK: u8 = 3;
-/// In place of a kind: the kind follows, as in the record.
-const KIND_FOLLOWS: u8 = 0;
-const LARGE_REF_SIZE: usize = 12;
-const COLLIDES: u8 = 4;
-const SIZE_SHIFT: u32 = 3;
+/// Size in bytes of a batch's entry, without a shape.
+const BATCH_SIZE: u64 = 16;
+const LARGE_REF_SIZE: u64 = 12;
+/// In the number of a batch's records: all have one shape, which stands here.
+const ONE_SHAPE: u32 = 1 << 31;
+const KIND_MASK: u8 = 7;
+const COLLIDES: u8 = 8;
+const REPLACES: u8 = 16;
+/// Where the size's low bits stand in a shape's first byte, and how many they are.
+const SIZE_SHIFT: u32 = 5;
+const SIZE_LOW_BITS: u32 = 3;
 
 /// What a summary says of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,7 @@ pub struct SummaryRecord {
     pub version: Version,
     /// Offset in the segment in bytes.
     pub offset: u64,
-    /// Size in bytes, padding included.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// What the record says.
     pub kind: RecordKind,
@@ -82,55 +84,132 @@ impl LargeRef {
     }
 }
 
-/// Whether the kind stands behind the size, with what goes with it.
-fn kind_follows(kind: RecordKind, replaces: bool) -> bool {
-    replaces || !matches!(kind, RecordKind::Put | RecordKind::Delete | RecordKind::Clear)
+/// What a summary says once of records that are alike.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// What the record says.
+    pub kind: RecordKind,
+    /// As in the record.
+    pub collides: bool,
+    /// As in the record.
+    pub replaces: bool,
+    /// Size in bytes.
+    pub size_bytes: u64,
+}
+
+impl Shape {
+    fn size(self) -> u64 {
+        1 + varint::size(self.size_bytes >> SIZE_LOW_BITS) as u64
+    }
+
+    fn push(self, out: &mut Vec<u8>) {
+        let mark = |set: bool, mark: u8| if set { mark } else { 0 };
+        let marks = mark(self.collides, COLLIDES) | mark(self.replaces, REPLACES);
+        let low = (self.size_bytes & 7) as u8;
+        out.push(self.kind as u8 | marks | low << SIZE_SHIFT);
+        let (bytes, length) = varint::encode(self.size_bytes >> SIZE_LOW_BITS);
+        out.extend_from_slice(bytes.get(..length).unwrap_or(&[]));
+    }
+
+    fn take(rest: &mut &[u8]) -> Result<Shape, Flaw> {
+        let [byte] = take(rest)?;
+        let high = varint::decode(rest)?;
+        if high > u64::MAX >> SIZE_LOW_BITS {
+            return Err(Flaw::Field("size"));
+        }
+        Ok(Shape {
+            kind: RecordKind::from_number(byte & KIND_MASK).ok_or(Flaw::Field("kind"))?,
+            collides: byte & COLLIDES != 0,
+            replaces: byte & REPLACES != 0,
+            size_bytes: high << SIZE_LOW_BITS | u64::from(byte >> SIZE_SHIFT),
+        })
+    }
+}
+
+impl SummaryRecord {
+    /// What it may have in common with others.
+    #[must_use]
+    pub fn shape(&self) -> Shape {
+        let SummaryRecord { kind, collides, replaces, size_bytes, .. } = *self;
+        Shape { kind, collides, replaces, size_bytes }
+    }
 }
 
 fn has_large_ref(kind: RecordKind) -> bool {
     matches!(kind, RecordKind::Large | RecordKind::Extent)
 }
 
-/// Bytes that a record takes in a summary.
-#[must_use]
-pub fn summary_record_size(
+/// Bytes that a batch takes in a summary, counted record by record.
+#[derive(Clone, Copy, Debug)]
+pub struct SummarySize {
     form: VersionForm,
-    kind: RecordKind,
-    replaces: bool,
-    size_bytes: u64,
-) -> usize {
-    let grains = size_bytes / GRAIN_SIZE_BYTES;
-    let large = if grains >= u64::from(SIZE_FOLLOWS) { varint::size(grains) } else { 0 };
-    let kind_size = usize::from(kind_follows(kind, replaces));
-    let of_value = if has_large_ref(kind) { LARGE_REF_SIZE } else { 0 };
-    HASH_SIZE + 1 + large + kind_size + of_value + if form == VersionForm::Whole { 8 } else { 0 }
+    first: Option<Shape>,
+    alike: bool,
+    /// Bytes of the records without their shapes, and of these.
+    records: u64,
+    shapes: u64,
 }
 
-/// Starts a batch in the summary `out`.
-pub fn push_batch(out: &mut Vec<u8>, offset_blocks: u32, records: u32, first: Sequence) {
+impl SummarySize {
+    /// Of a batch without records.
+    #[must_use]
+    pub fn new(form: VersionForm) -> Self {
+        SummarySize { form, first: None, alike: true, records: 0, shapes: 0 }
+    }
+
+    /// A record more.
+    pub fn add(&mut self, shape: Shape) {
+        let version = if self.form == VersionForm::Whole { 8 } else { 0 };
+        let of_value = if has_large_ref(shape.kind) { LARGE_REF_SIZE } else { 0 };
+        self.records += HASH_SIZE as u64 + version + of_value;
+        self.shapes += shape.size();
+        self.alike &= *self.first.get_or_insert(shape) == shape;
+    }
+
+    /// The shape of all records, if they have one.
+    #[must_use]
+    pub fn common(&self) -> Option<Shape> {
+        self.first.filter(|_| self.alike)
+    }
+
+    /// Bytes in the summary.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        BATCH_SIZE + self.records + self.common().map_or(self.shapes, Shape::size)
+    }
+}
+
+/// Starts a batch of so many `records` in the summary `out`; with the shape that they have in `common`.
+pub fn push_batch(
+    out: &mut Vec<u8>,
+    offset_blocks: u32,
+    records: u32,
+    first: Sequence,
+    common: Option<Shape>,
+) {
+    let mark = if common.is_some() { ONE_SHAPE } else { 0 };
     out.extend_from_slice(&offset_blocks.to_le_bytes());
-    out.extend_from_slice(&records.to_le_bytes());
+    out.extend_from_slice(&(records | mark).to_le_bytes());
     out.extend_from_slice(&first.0.to_le_bytes());
+    if let Some(shape) = common {
+        shape.push(out);
+    }
 }
 
-/// Adds a record of the last batch to the summary `out`; its offset is not written.
-pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord) {
+/// Adds a record of the last batch, whose records have this shape in `common`, to the summary `out`; its offset is not
+/// written.
+pub fn push_record(
+    out: &mut Vec<u8>,
+    form: VersionForm,
+    common: Option<Shape>,
+    record: &SummaryRecord,
+) {
     out.extend_from_slice(record.hash.to_le_bytes().get(..HASH_SIZE).unwrap_or(&[]));
-    let grains = record.size_bytes / GRAIN_SIZE_BYTES;
-    let small = u8::try_from(grains).ok().filter(|grains| *grains < SIZE_FOLLOWS);
-    let mark = if record.collides { COLLIDES } else { 0 };
-    let follows = kind_follows(record.kind, record.replaces);
-    let kind = if follows { KIND_FOLLOWS } else { record.kind as u8 };
-    out.push(small.unwrap_or(SIZE_FOLLOWS) << SIZE_SHIFT | mark | kind);
-    if small.is_none() {
-        let (bytes, length) = varint::encode(grains);
-        out.extend_from_slice(bytes.get(..length).unwrap_or(&[]));
+    if common.is_none() {
+        record.shape().push(out);
     }
     if form == VersionForm::Whole {
         out.extend_from_slice(&record.version.0.to_le_bytes());
-    }
-    if follows {
-        out.push(record.kind as u8 | if record.replaces { REPLACES } else { 0 });
     }
     if has_large_ref(record.kind) {
         out.extend_from_slice(&record.piece.id.to_le_bytes());
@@ -138,16 +217,25 @@ pub fn push_record(out: &mut Vec<u8>, form: VersionForm, record: &SummaryRecord)
     }
 }
 
-/// Reads a summary of a segment of `segment_size` bytes and gives each record to `visit`; returns
-/// the number of batches.
+/// What a summary is read against, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct SummaryGeometry {
+    /// Size of a block.
+    pub block: u64,
+    /// Size of the segment.
+    pub segment: u64,
+    /// Size of a grain.
+    pub grain: u64,
+}
+
+/// Reads a summary and gives each record to `visit`; returns the number of batches.
 ///
 /// # Errors
 /// The first [`Flaw`] found; `visit` may have been called before.
 pub fn read_summary(
     mut rest: &[u8],
     form: VersionForm,
-    block_size: u64,
-    segment_size: u64,
+    geometry: SummaryGeometry,
     mut visit: impl FnMut(SummaryRecord),
 ) -> Result<u64, Flaw> {
     let mut batches = 0;
@@ -155,44 +243,41 @@ pub fn read_summary(
         let blocks = u64::from(u32::from_le_bytes(take(&mut rest)?));
         let records = u32::from_le_bytes(take(&mut rest)?);
         let first = u64::from_le_bytes(take(&mut rest)?);
-        let mut offset = blocks.saturating_mul(block_size) + BATCH_HEADER_SIZE as u64;
-        for place in 0..u64::from(records) {
+        let common = match records & ONE_SHAPE {
+            0 => None,
+            _ => Some(Shape::take(&mut rest)?),
+        };
+        let mut offset = blocks.saturating_mul(geometry.block) + BATCH_HEADER_SIZE as u64;
+        for place in 0..u64::from(records & !ONE_SHAPE) {
             let mut hash = [0; 8];
             let bytes: [u8; HASH_SIZE] = take(&mut rest)?;
             hash.iter_mut().zip(bytes).for_each(|(to, from)| *to = from);
-            let [byte] = take(&mut rest)?;
-            let small = byte >> SIZE_SHIFT;
-            let grains = match small {
-                SIZE_FOLLOWS => varint::decode(&mut rest)?,
-                small => u64::from(small),
+            let shape = match common {
+                Some(shape) => shape,
+                None => Shape::take(&mut rest)?,
             };
             let version = match form {
                 VersionForm::Distance => first.saturating_add(place),
                 VersionForm::Whole => u64::from_le_bytes(take(&mut rest)?),
             };
-            let [kind] = match byte & KIND_MASK {
-                KIND_FOLLOWS => take(&mut rest)?,
-                kind => [kind],
-            };
-            let replaces = kind & REPLACES != 0;
-            let kind = RecordKind::from_number(kind & !REPLACES).ok_or(Flaw::Field("kind"))?;
             let mut piece = LargeRef::default();
-            if has_large_ref(kind) {
+            if has_large_ref(shape.kind) {
                 piece.id = u64::from_le_bytes(take(&mut rest)?);
                 piece.number = u32::from_le_bytes(take(&mut rest)?);
             }
-            let size_bytes = grains.saturating_mul(GRAIN_SIZE_BYTES);
-            let end = offset.saturating_add(size_bytes);
-            if grains == 0 || end > segment_size {
+            let Shape { kind, collides, replaces, size_bytes } = shape;
+            let end = round_up(offset, geometry.grain).map(|at| (at, at.checked_add(size_bytes)));
+            let Some((at, Some(end))) = end else { return Err(Flaw::Field("size")) };
+            if size_bytes == 0 || end > geometry.segment {
                 return Err(Flaw::Field("size"));
             }
             visit(SummaryRecord {
                 hash: u64::from_le_bytes(hash),
                 version: Version(version),
-                offset,
+                offset: at,
                 size_bytes,
                 kind,
-                collides: byte & COLLIDES != 0,
+                collides,
                 replaces,
                 piece,
             });

@@ -14,7 +14,9 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 /// Device offset of the second copy in bytes; the first stands at 0.
 pub const SUPERBLOCK_COPY_OFFSET: u64 = 4096;
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 3;
+pub const FORMAT_VERSION: u32 = 4;
+/// Largest grain in bytes.
+pub const GRAIN_SIZE_MAX: u32 = 8;
 const HEAD: Head = Head { magic: *b"ESKDEPOT", format_version: FORMAT_VERSION };
 
 #[repr(C)]
@@ -34,7 +36,8 @@ pub(crate) struct Raw {
     pub(crate) generation: U64,
     pub(crate) created_unix_seconds: U64,
     pub(crate) mode: U32,
-    pub(crate) reserved: [u8; 404],
+    pub(crate) grain_size_bytes: U32,
+    pub(crate) reserved: [u8; 400],
 }
 
 const _: () = assert!(size_of::<Raw>() == SUPERBLOCK_SIZE);
@@ -65,6 +68,9 @@ pub struct Superblock {
     /// The store is a cache: when it is full it evicts. Records of a cache say whether they replace others,
     /// those of other stores do not, so a store is one or the other.
     pub cache: bool,
+    /// Records start at multiples of this many bytes (uDepot's grain, here independent of the block), of which
+    /// the index counts 2^40: a power of two up to [`GRAIN_SIZE_MAX`].
+    pub grain_size_bytes: u32,
 }
 
 impl Superblock {
@@ -83,6 +89,7 @@ impl Superblock {
             generation: self.generation.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
             mode: u32::from(self.cache).into(),
+            grain_size_bytes: self.grain_size_bytes.into(),
             ..Raw::new_zeroed()
         };
         HEAD.sealed(raw.as_bytes())
@@ -112,6 +119,7 @@ impl Superblock {
                 1 => true,
                 _ => return Err(Flaw::Field("mode")),
             },
+            grain_size_bytes: raw.grain_size_bytes.get(),
         };
         superblock.check()?;
         Ok(superblock)
@@ -122,6 +130,9 @@ impl Superblock {
         let block = u64::from(self.block_size_bytes);
         if !block.is_power_of_two() || !(512..=65_536).contains(&block) {
             return Err(Flaw::Field("block_size_bytes"));
+        }
+        if !self.grain_size_bytes.is_power_of_two() || self.grain_size_bytes > GRAIN_SIZE_MAX {
+            return Err(Flaw::Field("grain_size_bytes"));
         }
         if !self.segment_size_bytes.is_multiple_of(block)
             || self.segment_size_bytes < 4 * block

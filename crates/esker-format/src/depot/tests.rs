@@ -48,7 +48,7 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
             checksum "u32", store_id "16 bytes", hash_key "16 bytes", hash_mask "u64",
             device_size_bytes "u64", data_offset "u64", segment_size_bytes "u64",
             segment_count "u32", block_size_bytes "u32", generation "u64",
-            created_unix_seconds "u64", mode "u32", reserved "zeros"),
+            created_unix_seconds "u64", mode "u32", grain_size_bytes "u32", reserved "zeros"),
         ),
         (
             "table segment header",
@@ -60,11 +60,11 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
             "table batch header",
             table!(batch::Raw: magic "ESKB", checksum "u32",
             total_bytes "u32", payload_bytes "u32", record_count "u32", kind "u32",
-            first_sequence "u64", durable_sequence "u64", session "u64", reserved "zeros"),
+            first_sequence "u64", durable_sequence "u64", session "u64"),
         ),
         (
             "table record header",
-            table!(record::Raw: checksum "u32", version_low "u32", kind "u8", marks "u8"),
+            table!(record::Raw: checksum "u32", version_low "3 bytes", kind "u8"),
         ),
         ("example", hex(&example()[..112])),
     ];
@@ -134,6 +134,7 @@ fn superblock() -> Superblock {
         generation: 1,
         created_unix_seconds: 0,
         cache: false,
+        grain_size_bytes: 1,
     }
 }
 
@@ -178,6 +179,9 @@ fn geometry_that_does_not_fit_is_refused() {
         ("block_size_bytes", Superblock { block_size_bytes: 513, ..good }),
         ("block_size_bytes", Superblock { block_size_bytes: 0, ..good }),
         ("segment_size_bytes", Superblock { segment_size_bytes: 1024, ..good }),
+        ("grain_size_bytes", Superblock { grain_size_bytes: 0, ..good }),
+        ("grain_size_bytes", Superblock { grain_size_bytes: 3, ..good }),
+        ("grain_size_bytes", Superblock { grain_size_bytes: 16, ..good }),
         ("data_offset", Superblock { data_offset: 4096, ..good }),
         ("segment_count", Superblock { segment_count: 16, ..good }),
         ("segment_count", Superblock { segment_count: u32::MAX, ..good }),
@@ -225,61 +229,92 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
 }
 
 #[test]
-fn a_common_record_has_a_header_of_twelve_bytes() {
+fn a_common_record_has_a_header_of_ten_bytes() {
     let meta = RecordMeta { version: Version(9), ..RecordMeta::new(RecordKind::Put) };
-    assert_eq!(meta.size_bytes(VersionForm::Distance, 16, 100), 128);
+    assert_eq!(meta.size_bytes(VersionForm::Distance, 13, 100), 123);
+}
+
+fn noted(rng: &mut Rng, kind: RecordKind, version: u64, offset: u64) -> SummaryRecord {
+    SummaryRecord {
+        hash: rng.next_u64() >> (64 - HASH_BITS),
+        version: Version(version),
+        offset,
+        size_bytes: 1 + rng.next_u64() % [8, 100, 5000][rng.index(3)],
+        kind,
+        collides: rng.chance(1, 2),
+        replaces: rng.chance(1, 3),
+        piece: match kind {
+            RecordKind::Large | RecordKind::Extent => LargeRef {
+                id: rng.next_u64(),
+                number: u32::try_from(rng.next_u64() >> 32).unwrap(),
+            },
+            _ => LargeRef::default(),
+        },
+    }
 }
 
 #[test]
 fn summaries_come_back_and_hostile_ones_are_refused() {
     let mut rng = Rng::from_seed(8);
-    for form in [VersionForm::Distance, VersionForm::Whole] {
+    for (form, grain) in [(VersionForm::Distance, 1), (VersionForm::Whole, 8)] {
+        let geometry = SummaryGeometry { block: 512, segment: 1 << 20, grain };
         let (mut bytes, mut expected) = (Vec::new(), Vec::new());
         let mut first = 50;
         for batch in 0..20_u32 {
-            push_batch(&mut bytes, 1 + batch * 40, 7, Sequence(first));
-            let mut offset = u64::from(1 + batch * 40) * 512 + BATCH_HEADER_SIZE as u64;
+            let mut offset = u64::from(1 + batch * 90) * 512 + BATCH_HEADER_SIZE as u64;
+            let mut records: Vec<SummaryRecord> = Vec::new();
             for place in 0..7 {
-                let kind =
-                    [RecordKind::Put, RecordKind::Delete, RecordKind::Large, RecordKind::Extent]
-                        [rng.index(4)];
-                let record = SummaryRecord {
-                    hash: rng.next_u64() >> (64 - HASH_BITS),
-                    version: Version(match form {
-                        VersionForm::Distance => first + place,
-                        VersionForm::Whole => rng.next_u64(),
-                    }),
-                    offset,
-                    size_bytes: 8 * (1 + rng.next_u64() % 100),
-                    kind,
-                    collides: rng.chance(1, 2),
-                    replaces: rng.chance(1, 3),
-                    piece: match kind {
-                        RecordKind::Large | RecordKind::Extent => LargeRef {
-                            id: rng.next_u64(),
-                            number: u32::try_from(rng.next_u64() >> 32).unwrap(),
-                        },
-                        _ => LargeRef::default(),
-                    },
+                let kinds =
+                    [RecordKind::Put, RecordKind::Delete, RecordKind::Large, RecordKind::Extent];
+                let version = match form {
+                    VersionForm::Distance => first + place,
+                    VersionForm::Whole => rng.next_u64(),
                 };
-                let before = bytes.len();
-                push_record(&mut bytes, form, &record);
-                assert_eq!(
-                    bytes.len() - before,
-                    summary_record_size(form, kind, record.replaces, record.size_bytes)
-                );
-                offset += record.size_bytes;
-                expected.push(record);
+                let kind = kinds[rng.index(4)];
+                let mut record = noted(&mut rng, kind, version, offset);
+                if batch % 2 == 0
+                    && let Some(SummaryRecord {
+                        kind, collides, replaces, size_bytes, piece, ..
+                    }) = records.first().copied()
+                {
+                    record =
+                        SummaryRecord { kind, collides, replaces, size_bytes, piece, ..record };
+                }
+                offset = (offset + record.size_bytes).next_multiple_of(grain);
+                records.push(record);
             }
+            let mut size = SummarySize::new(form);
+            records.iter().for_each(|record| size.add(record.shape()));
+            assert_eq!(size.common().is_some(), batch % 2 == 0);
+            let before = bytes.len() as u64;
+            push_batch(&mut bytes, 1 + batch * 90, 7, Sequence(first), size.common());
+            for record in &records {
+                push_record(&mut bytes, form, size.common(), record);
+            }
+            assert_eq!(bytes.len() as u64 - before, size.bytes());
+            expected.append(&mut records);
             first += 7;
         }
         let mut found = Vec::new();
-        let batches = read_summary(&bytes, form, 512, 1 << 20, |record| found.push(record));
+        let batches = read_summary(&bytes, form, geometry, |record| found.push(record));
         assert_eq!(batches, Ok(20));
         assert_eq!(found, expected);
-        assert!(read_summary(&bytes[..bytes.len() - 1], form, 512, 1 << 20, |_| ()).is_err());
-        assert!(read_summary(&bytes, form, 512, 1 << 16, |_| ()).is_err(), "past the segment");
+        assert!(read_summary(&bytes[..bytes.len() - 1], form, geometry, |_| ()).is_err());
+        let short = SummaryGeometry { segment: 1 << 16, ..geometry };
+        assert!(read_summary(&bytes, form, short, |_| ()).is_err(), "past the segment");
     }
+}
+
+#[test]
+fn records_of_one_size_take_six_bytes_of_a_summary() {
+    let mut rng = Rng::from_seed(9);
+    let record = noted(&mut rng, RecordKind::Put, 1, 0);
+    let shape = Shape { size_bytes: 125, collides: false, replaces: false, ..record.shape() };
+    let mut size = SummarySize::new(VersionForm::Distance);
+    (0..64).for_each(|_| size.add(shape));
+    assert_eq!(size.bytes(), 16 + 2 + 64 * 6);
+    size.add(Shape { size_bytes: 126, ..shape });
+    assert_eq!(size.bytes(), 16 + 65 * (6 + 2));
 }
 
 #[test]
@@ -319,7 +354,8 @@ fn random_bytes_never_panic_a_decoder() {
         accepted += usize::from(Batch::decode(&bytes, 512, PLACE, true).is_ok());
         accepted += usize::from(Record::decode(&bytes, Version(0), Some(PLACE)).is_ok());
         let form = [VersionForm::Distance, VersionForm::Whole][rng.index(2)];
-        let read = read_summary(&bytes, form, 512, 1 << 20, |_| ());
+        let geometry = SummaryGeometry { block: 512, segment: 1 << 20, grain: 1 };
+        let read = read_summary(&bytes, form, geometry, |_| ());
         accepted += usize::from(!bytes.is_empty() && read.is_ok());
         accepted += usize::from(decode_extent(&bytes, &[0; 64], Some(PLACE)).is_ok());
         let _ = (LargeValue::decode(&bytes), ExtentKey::decode(&bytes));

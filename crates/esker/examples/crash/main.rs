@@ -53,7 +53,8 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     } else {
         HASH_MASKS[usize::try_from(piece / 2 % 3).unwrap_or(0)]
     };
-    Explorer::new(Depot { hash_mask, cache }, config)
+    let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
+    Explorer::new(Depot { hash_mask, cache, grain }, config)
 }
 
 struct OfDepot;

@@ -25,6 +25,7 @@ const NOW: u64 = 1_800_000_000;
 pub(crate) struct Depot {
     pub(crate) hash_mask: u64,
     pub(crate) cache: bool,
+    pub(crate) grain: u32,
 }
 
 /// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
@@ -52,6 +53,8 @@ pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     options.testing.segment_size_bytes = Some(SEGMENT_SIZE);
     options.testing.hash_mask = hash_mask;
     options.testing.background = false;
+    // Few tasks make small batches.
+    options.testing.leave_share = 2;
     options
 }
 
@@ -92,6 +95,7 @@ impl Subject for Depot {
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
         let mut options = options(self.hash_mask, fresh);
         options.cache = self.cache && fresh;
+        options.testing.grain_size_bytes = Some(self.grain);
         Store::open_on(device, &options)
     }
 

@@ -93,6 +93,32 @@ fn two_crowds_that_take_turns_become_one() {
 }
 
 #[test]
+fn a_crowd_writes_little_besides_keys_and_values() {
+    for seed in 0..3 {
+        let share = simulate(seed, move || {
+            let (device, store) = slow(seed, 0);
+            let before = device.counters().write_bytes;
+            let tasks: Vec<_> = (0..40)
+                .map(|writer| {
+                    let store = store.clone();
+                    esker_trt::spawn(move || {
+                        for n in 0..150 {
+                            store.put(format!("{writer:04}-{n:08}").as_bytes(), &[7; 100]).unwrap();
+                            esker_trt::sleep(Duration::from_micros(sim::random(900).unwrap()));
+                        }
+                    })
+                })
+                .collect();
+            tasks.into_iter().for_each(|task| task.join().unwrap());
+            let user = (13 + 100) * 40 * 150;
+            (device.counters().write_bytes - before) as f64 / f64::from(user)
+        });
+        // Of that, 0.04 are headers and trailers of segments, which are small here.
+        assert!(share < 1.25, "seed {seed}: {share:.3} bytes for one of a client");
+    }
+}
+
+#[test]
 fn writers_who_think_long_are_not_waited_for() {
     for seed in 0..5 {
         let time = simulate(seed, move || {

@@ -4,6 +4,7 @@
 use crate::support::{DEVICE_SIZE, device, open, options};
 use esker::{ErrorKind, RepairReport, Store, repair_on};
 use esker_base::rng::Rng;
+use esker_format::depot::{BatchHeader, BatchKind};
 use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -112,6 +113,16 @@ fn one_flipped_bit_costs_no_more_than_the_batch_it_hit() {
     }
 }
 
+/// Where the mark of the end stands that closing a store leaves: the barrier with the highest number.
+fn end_mark(image: &Image) -> u64 {
+    let bytes = image.to_vec();
+    let barriers = (8192..bytes.len()).step_by(512).filter_map(|at| {
+        let header = BatchHeader::peek(&bytes[at..], 512).ok()?;
+        (header.kind == BatchKind::Barrier).then_some((header.first_sequence, at as u64))
+    });
+    barriers.max().unwrap().1
+}
+
 #[test]
 fn much_damage_leaves_a_sound_store() {
     let mut kept = 0;
@@ -119,8 +130,14 @@ fn much_damage_leaves_a_sound_store() {
         let (image, history) = populated(3, seed % 2 == 0);
         let mut damaged = image.clone();
         let mut rng = Rng::from_seed(seed);
+        // Spared, since a log whose last batch and mark of the end are both damaged looks as if a power cut had torn it:
+        // nobody can tell that something is missing.
+        let spared = end_mark(&image)..end_mark(&image) + 512;
         for _ in 0..=rng.below(60) {
-            damaged.flip(8192 + rng.below(DEVICE_SIZE - 8192), 1);
+            let at = 8192 + rng.below(DEVICE_SIZE - 8192);
+            if !spared.contains(&at) {
+                damaged.flip(at, 1);
+            }
         }
         let (_, lacking) = mended(&damaged, &history, &format!("seed {seed}"));
         kept += history.len() as u64 - lacking;

@@ -24,7 +24,9 @@
 #[cfg(test)]
 mod tests;
 
-use super::place::{Batch, Entry, GIVE_WAY, Tail, link_bytes, link_to};
+use super::batch::{Batch, Entry};
+use super::layout::Layout;
+use super::place::{GIVE_WAY, Tail, link_bytes};
 use super::scan::{Source, Step, noted};
 use super::segments::Incarnation;
 use super::{Depot, sites, spread};
@@ -118,8 +120,8 @@ struct Tempo {
 }
 
 impl<'a> Move<'a> {
-    pub(super) fn new(pool: &BufferPool, mover: &'a mut Mover) -> Self {
-        let batch = Batch::new(pool, mover.next, VersionForm::Whole);
+    pub(super) fn new(pool: &BufferPool, layout: &Layout, mover: &'a mut Mover) -> Self {
+        let batch = Batch::new(pool, layout, mover.next, VersionForm::Whole);
         Move { mover, batch, originals: Vec::new(), moved: Vec::new(), tempo: None }
     }
 }
@@ -342,7 +344,7 @@ impl Depot {
         }
         let now = self.clock.monotonic();
         let records = self.live_records(victim, of)?;
-        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         moving.tempo = ahead.then_some(Tempo { since: now, rested: Duration::ZERO });
         let copied = self.copy_records(&mut moving, victim, of, &records);
         let rested = moving.tempo.as_ref().map_or(Duration::ZERO, |tempo| tempo.rested);
@@ -392,7 +394,7 @@ impl Depot {
         let mut live = Vec::new();
         let mut count = 0_usize;
         self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
-            let link = link_to(record.kind, base + record.offset, record.size_bytes);
+            let link = self.layout.link(record.kind, base + record.offset, record.size_bytes);
             count += 1;
             if count.is_multiple_of(GIVE_WAY) {
                 esker_trt::yield_now();
@@ -517,7 +519,7 @@ impl Depot {
         value: &[u8],
         link: Link,
     ) -> Result<()> {
-        let need = moving.batch.need([moving.batch.sizes(meta, key, value)]);
+        let need = moving.batch.need([moving.batch.shape(meta, key, value)]);
         let full = need.used > BATCH_SIZE_SOFT_MAX
             || !self.fits_any(need)
             || self.ends_segment(moving.mover.tail.as_ref(), &moving.batch, need)
@@ -550,7 +552,7 @@ impl Depot {
             let extent = (entry.kind == RecordKind::Extent).then(|| batch.piece(entry));
             moving.moved.push(Moved { hash, extent, old, new, to: plan.segment() });
         }
-        *batch = Batch::new(&self.pool, mover.next, VersionForm::Whole);
+        *batch = Batch::new(&self.pool, &self.layout, mover.next, VersionForm::Whole);
         Ok(())
     }
 

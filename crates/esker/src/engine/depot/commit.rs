@@ -5,7 +5,7 @@
 //! A leader writes its batch, publishes its records and wakes everyone, then hands the baton to
 //! the leader of the next batch. A leader first waits for those who are expected back from the batch before
 //! (`gather`), for at most half the time of a write: they share its write instead of the next one, and
-//! fewer blocks are padded.
+//! fewer blocks are padded. The last few records go into the next batch where that saves most of a block (`leave_some`).
 //!
 //! # Invariants
 //! - C1: one leader at a time; batches go to media in the order of their versions, and the next
@@ -23,8 +23,10 @@
 //! A crash leaves a prefix of the batches, of which the last may be torn. The writers of a failed
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
+use super::batch::Batch;
 use super::later::{Forming, Pieces, Unwritten};
-use super::place::{Batch, Tail};
+use super::layout::Layout;
+use super::place::Tail;
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -55,13 +57,26 @@ pub(super) struct Ticket {
     done: Gate,
     baton: Gate,
     failure: OnceLock<Error>,
+    /// Records from this version on went into the next batch.
+    moved: OnceLock<(Version, Arc<Ticket>)>,
 }
 
 impl Ticket {
     /// Waits until the batch is published, or failed.
     pub(super) fn wait(&self) -> Result<()> {
-        self.done.wait();
-        self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+        self.wait_for(Version(0))
+    }
+
+    /// Waits until the record of this version, which was appended to the batch, is published, or failed.
+    pub(super) fn wait_for(&self, version: Version) -> Result<()> {
+        let mut ticket = self;
+        loop {
+            ticket.done.wait();
+            match ticket.moved.get() {
+                Some((from, next)) if version >= *from => ticket = next,
+                _ => return ticket.failure.get().map_or(Ok(()), |error| Err(error.clone())),
+            }
+        }
     }
 }
 
@@ -107,13 +122,28 @@ pub(super) enum Append {
 struct Filling {
     batch: Batch,
     ticket: Arc<Ticket>,
+    /// Numbers of the records that appends began with.
+    starts: Vec<usize>,
+    /// Somebody waits to lead.
+    has_heir: bool,
 }
 
 impl Filling {
-    fn new(pool: &BufferPool, next: Version) -> Self {
+    fn new(pool: &BufferPool, layout: &Layout, next: Version) -> Self {
         // In the clients' stream, sequence numbers are versions.
-        let batch = Batch::new(pool, Sequence(next.0), VersionForm::Distance);
-        Filling { batch, ticket: Arc::default() }
+        Self::of(Batch::new(pool, layout, Sequence(next.0), VersionForm::Distance), Vec::new())
+    }
+
+    fn of(batch: Batch, starts: Vec<usize>) -> Self {
+        Filling { batch, ticket: Arc::default(), starts, has_heir: false }
+    }
+
+    /// The records from this one on, as the batch that forms next.
+    fn split_off(&mut self, pool: &BufferPool, layout: &Layout, from: usize) -> Filling {
+        let rest = self.batch.split_off(pool, layout, from);
+        let place = self.starts.partition_point(|start| *start < from);
+        let starts = self.starts.split_off(place).into_iter().map(|start| start - from);
+        Filling::of(rest, starts.collect())
     }
 }
 
@@ -174,10 +204,10 @@ struct Doors {
 }
 
 impl Log {
-    pub(super) fn new(pool: &BufferPool, end: LogEnd) -> Self {
+    pub(super) fn new(pool: &BufferPool, layout: &Layout, end: LogEnd) -> Self {
         Log {
             state: Mutex::new(State {
-                filling: Filling::new(pool, end.next_version),
+                filling: Filling::new(pool, layout, end.next_version),
                 leading: false,
                 in_flight: None,
                 tail: end.tail,
@@ -323,7 +353,7 @@ impl Depot {
         state.refuse()?;
         let batch = &state.filling.batch;
         let need =
-            batch.need(items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value)));
+            batch.need(items.iter().map(|item| batch.shape(&item.meta, item.key, item.value)));
         let full = !self.fits_any(need)
             || need.used > BATCH_SIZE_SOFT_MAX
             || self.ends_segment(state.tail.as_ref(), batch, need)
@@ -342,17 +372,17 @@ impl Depot {
                 return Ok(Append::NoRoom(kept));
             }
         }
-        let first = batch.entries.is_empty();
+        state.filling.starts.push(batch.entries.len());
         let version = state.next_version;
         for item in items {
             let meta = RecordMeta { version: state.next_version, ..item.meta };
             state.filling.batch.push(&self.pool, item.hash, &meta, item.key, item.value);
             state.next_version.0 += 1;
         }
-        let role = match (first, state.leading) {
-            (true, false) => Role::Leader,
-            (true, true) => Role::Heir,
-            (false, _) => Role::Follower,
+        let role = match (std::mem::replace(&mut state.filling.has_heir, true), state.leading) {
+            (false, false) => Role::Leader,
+            (false, true) => Role::Heir,
+            (true, _) => Role::Follower,
         };
         state.leading = true;
         Ok(Append::Done(Appended { version, ticket: Arc::clone(&state.filling.ticket), role }))
@@ -380,7 +410,7 @@ impl Depot {
             Role::Follower if sites::ACK_WAIT.disabled() => return Ok(()),
             Role::Follower => {}
         }
-        appended.ticket.wait()
+        appended.ticket.wait_for(appended.version)
     }
 
     /// Waits for the writers of the batch before to append again, so that two crowds that take turns become one: for a
@@ -408,8 +438,14 @@ impl Depot {
         }
     }
 
-    /// Brings the batch that formed to media, publishes it, and hands the baton on.
+    /// Brings the batch that formed to media, and hands the baton on.
     fn lead(&self) {
+        // The next one, too, if all that is in it is what this one left.
+        while self.lead_one() {}
+    }
+
+    /// Brings the batch that formed to media and publishes it; true if the next one has nobody to lead it.
+    fn lead_one(&self) -> bool {
         self.gather();
         let (forming, room) = {
             let state = self.log.state.lock();
@@ -420,8 +456,9 @@ impl Depot {
         let (mut filling, plan, durable) = {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;
-            let fresh = Filling::new(&self.pool, state.next_version);
-            let filling = std::mem::replace(&mut state.filling, fresh);
+            let fresh = Filling::new(&self.pool, &self.layout, state.next_version);
+            let mut filling = std::mem::replace(&mut state.filling, fresh);
+            self.leave_some(state, &mut filling);
             state.in_flight = Some(Arc::clone(&filling.ticket));
             let plan = match &state.failure {
                 Some(cause) => Err(read_only(cause)),
@@ -449,7 +486,7 @@ impl Depot {
             self.publish(batch, &plan);
             Ok(Version(durable.0))
         });
-        let next = {
+        let (next, orphaned) = {
             let mut guard = self.log.state.lock();
             let state = &mut *guard;
             if let Ok(durable) = written {
@@ -466,7 +503,10 @@ impl Depot {
             state.expected = records + state.filling.batch.entries.len();
             state.in_flight = None;
             state.leading = !state.filling.batch.entries.is_empty();
-            state.leading.then(|| Arc::clone(&state.filling.ticket))
+            let orphaned =
+                state.leading && !std::mem::replace(&mut state.filling.has_heir, state.leading);
+            let heir = state.leading && !orphaned;
+            (heir.then(|| Arc::clone(&state.filling.ticket)), orphaned)
         };
         if let Err(error) = written {
             // Its keys stay pending: nothing is decided on them any more (C4).
@@ -477,6 +517,24 @@ impl Depot {
             next.baton.open();
         }
         filling.ticket.done.open();
+        orphaned
+    }
+
+    /// Leaves the last records of a batch to the next one where that saves most of a block: with blocks of 512 bytes, the
+    /// last one's padding is more than batch header and summary together.
+    fn leave_some(&self, state: &mut State, filling: &mut Filling) {
+        let block = usize::try_from(self.layout.block).unwrap_or(4096);
+        let Some(from) = filling.batch.cut(block, self.leave_share, &filling.starts) else {
+            return;
+        };
+        // C3.
+        if !self.fits_cut(state.tail.as_ref(), &filling.batch, from) {
+            return;
+        }
+        let rest = filling.split_off(&self.pool, &self.layout, from);
+        let version = Version(rest.batch.first.0);
+        let _ = filling.ticket.moved.set((version, Arc::clone(&rest.ticket)));
+        state.filling = rest;
     }
 
     /// Notes a failure: nothing is written any more. Returns what the writers concerned are told.

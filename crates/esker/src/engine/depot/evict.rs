@@ -102,7 +102,7 @@ impl Depot {
                 return Ok(false);
             }
         }
-        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         let copied = evicted.noted.iter().try_for_each(|(hash, link, version)| {
             let meta = RecordMeta { version: *version, ..RecordMeta::new(RecordKind::Evict) };
             self.add_moved(&mut moving, *hash, &meta, &encode_evicted(gather(*hash)), &[], *link)

@@ -19,7 +19,7 @@
 use super::Depot;
 use super::place::link_bytes;
 use esker_base::ids::{SegmentId, Version};
-use esker_format::depot::{CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef};
+use esker_format::depot::{CheckpointExtents, LargeRef};
 use esker_index::Link;
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -241,7 +241,7 @@ impl Depot {
         found.sort_unstable_by_key(|(piece, _)| (piece.id, piece.number));
         found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
         for (piece, link) in found {
-            let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+            let segment = self.layout.segment_of(self.layout.offset_of(link));
             let count =
                 || self.segments.restore_live(segment.unwrap_or_default(), link_bytes(link));
             self.extents.enter(piece, link, count);

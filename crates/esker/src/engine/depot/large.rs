@@ -18,8 +18,8 @@ use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, ExtentKey, GRAIN_SIZE_BYTES, LARGE_VALUE_SIZE, LargeRef, LargeValue, Place,
-    RecordKind, RecordMeta, VersionForm, decode_extent,
+    BATCH_HEADER_SIZE, ExtentKey, LARGE_VALUE_SIZE, LargeRef, LargeValue, Place, RecordKind,
+    RecordMeta, VersionForm, decode_extent,
 };
 use esker_index::Link;
 use std::io::IoSliceMut;
@@ -196,7 +196,7 @@ impl Depot {
         length: usize,
         target: &mut [u8],
     ) -> Result<()> {
-        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(link);
         let block = self.layout.block;
         let blocks = length.next_multiple_of(usize::try_from(block).unwrap_or(4096));
         if offset % block == BATCH_HEADER_SIZE as u64

@@ -22,8 +22,9 @@
 //! A failed write makes the store read-only. What was not written stays readable until it is closed.
 
 use super::Depot;
+use super::batch::{Batch, Entry};
 use super::commit::{Item, State};
-use super::place::{Batch, Entry, Plan, link_bytes, link_to};
+use super::place::{Plan, link_bytes};
 use super::read::{Bytes, Fetched};
 use super::segments::Segments;
 use crate::options::Durability;
@@ -168,8 +169,8 @@ impl Depot {
     fn append_to_piece(&self, state: &mut State, items: &[Item<'_>]) -> Option<Placed> {
         let (Forming { piece, plan }, next_version) = state.forming()?;
         let mut batch = piece.batch.write();
-        let sizes = items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value));
-        let need = batch.need(sizes);
+        let shapes = items.iter().map(|item| batch.shape(&item.meta, item.key, item.value));
+        let need = batch.need(shapes);
         // The first ones were asked for their room when the piece began.
         let fits = batch.entries.is_empty()
             || need.used <= PIECE_SIZE_SOFT_MAX
@@ -185,7 +186,7 @@ impl Depot {
             let meta = RecordMeta { version: *next_version, ..item.meta };
             next_version.0 += 1;
             let entry = batch.push(&self.pool, item.hash, &meta, item.key, item.value);
-            let link = link_to(entry.kind, piece.offset + entry.start(), entry.size());
+            let link = self.layout.link(entry.kind, piece.offset + entry.start(), entry.size());
             if let Some(link) = link.filter(|_| entry.is_live_at_once()) {
                 // Here, where no other writer is: S1 of the segments.
                 self.segments.add(piece.segment, link_bytes(link));
@@ -200,9 +201,9 @@ impl Depot {
     /// Starts a piece that these records fit; `Some` number of segments to keep if there is no room.
     fn begin_piece(&self, state: &mut State, items: &[Item<'_>]) -> Result<Option<usize>> {
         let first = Sequence(state.next_version().0);
-        let batch = Batch::new(&self.pool, first, VersionForm::Distance);
-        let sizes = items.iter().map(|item| batch.sizes(&item.meta, item.key, item.value));
-        let need = batch.need(sizes);
+        let batch = Batch::new(&self.pool, &self.layout, first, VersionForm::Distance);
+        let shapes = items.iter().map(|item| batch.shape(&item.meta, item.key, item.value));
+        let need = batch.need(shapes);
         if !self.fits_any(need) {
             let words = format!("{} bytes are more than a batch can hold", need.used);
             return Err(Error::invalid("write store", words));

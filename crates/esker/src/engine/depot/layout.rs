@@ -4,7 +4,8 @@ use esker_base::ids::SegmentId;
 use esker_base::units::{MIB, round_down};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, GRAIN_SIZE_BYTES, RECORD_HEADER_SIZE_MAX, Superblock,
+    BATCH_HEADER_SIZE, GRAIN_SIZE_MAX, RECORD_HEADER_SIZE_MAX, RecordKind, SummaryGeometry,
+    Superblock,
 };
 use esker_index::Link;
 use esker_media::BlockGeometry;
@@ -19,6 +20,9 @@ const SEGMENT_COUNT_WANTED: u64 = 256;
 /// and deletes always work, and one.
 pub(super) const SEGMENT_COUNT_MIN: u64 = 8;
 
+/// Unit of the sizes that links tell, in bytes.
+pub(super) const SIZE_UNIT_BYTES: u64 = 8;
+
 const SEGMENT_BLOCKS_MIN: u64 = 8;
 /// Values are split if they take more than one of so many parts of a segment, or so many bytes.
 const SEGMENT_SHARE: u64 = 8;
@@ -30,23 +34,39 @@ pub(super) struct Layout {
     pub(super) block: u64,
     pub(super) segment_size: u64,
     pub(super) segment_count: u32,
+    /// Records start at multiples of it.
+    pub(super) grain: u64,
     data_offset: u64,
 }
 
 impl Layout {
+    /// For tests of what needs no segments.
+    #[cfg(test)]
+    pub(super) const fn of_blocks(block: u64, grain: u64) -> Self {
+        Layout { block, segment_size: 1 << 20, segment_count: 8, grain, data_offset: 8192 }
+    }
+
     pub(super) fn of(superblock: &Superblock) -> Self {
         Layout {
             block: u64::from(superblock.block_size_bytes),
             segment_size: superblock.segment_size_bytes,
             segment_count: superblock.segment_count,
+            grain: u64::from(superblock.grain_size_bytes),
             data_offset: superblock.data_offset,
         }
+    }
+
+    /// The smallest grain with which links reach the end of a device, or the largest one there is.
+    pub(super) fn grain_for(size_bytes: u64) -> u32 {
+        let least = size_bytes.div_ceil(Link::GRAIN_END).next_power_of_two();
+        u32::try_from(least).unwrap_or(u32::MAX).min(GRAIN_SIZE_MAX)
     }
 
     /// Data offset, segment size and number of segments for a new store on a device.
     pub(super) fn plan(
         geometry: BlockGeometry,
         segment_size: Option<u64>,
+        grain: u32,
     ) -> Result<(u64, u64, u32)> {
         let block = u64::from(geometry.block_size_bytes);
         let wanted = segment_size.unwrap_or_else(|| {
@@ -58,7 +78,7 @@ impl Layout {
         });
         let segment_size = round_down(wanted, block);
         let data_offset = if segment_size >= MIB { MIB } else { 8192_u64.max(2 * block) };
-        let count = Self::segments_in(geometry.size_bytes, data_offset, segment_size);
+        let count = Self::segments_in(geometry.size_bytes, data_offset, segment_size, grain);
         if segment_size < SEGMENT_BLOCKS_MIN * block || count < SEGMENT_COUNT_MIN {
             return Err(Error::invalid(
                 "format store",
@@ -74,10 +94,32 @@ impl Layout {
     }
 
     /// Number of segments of a store with this geometry on a device of `size_bytes`.
-    pub(super) fn segments_in(size_bytes: u64, data_offset: u64, segment_size: u64) -> u64 {
+    pub(super) fn segments_in(
+        size_bytes: u64,
+        data_offset: u64,
+        segment_size: u64,
+        grain: u32,
+    ) -> u64 {
         let count = size_bytes.saturating_sub(data_offset) / segment_size.max(1);
         // Links address a limited number of grains.
-        count.min(Link::GRAIN_END * GRAIN_SIZE_BYTES / segment_size.max(1) - 1)
+        count.min(Link::GRAIN_END * u64::from(grain) / segment_size.max(1) - 1)
+    }
+
+    /// The entry of the index for a record at device offset `offset`, a multiple of the grain.
+    pub(super) fn link(&self, kind: RecordKind, offset: u64, size_bytes: u64) -> Option<Link> {
+        let grain = offset / self.grain;
+        match kind {
+            RecordKind::Put | RecordKind::Extent => {
+                Link::record(grain, size_bytes.div_ceil(SIZE_UNIT_BYTES))
+            }
+            RecordKind::Large => Link::large(grain),
+            RecordKind::Delete | RecordKind::Clear | RecordKind::Evict => Link::tombstone(grain),
+        }
+    }
+
+    /// Device offset of the record that a link points at, in bytes.
+    pub(super) fn offset_of(&self, link: Link) -> u64 {
+        link.grain() * self.grain
     }
 
     pub(super) fn segment_offset(&self, id: SegmentId) -> u64 {
@@ -150,8 +192,45 @@ impl Layout {
         (self.batch_max() - self.block).saturating_sub(overhead as u64)
     }
 
+    /// What summaries are read against.
+    pub(super) fn of_summaries(&self) -> SummaryGeometry {
+        let Layout { block, segment_size, grain, .. } = *self;
+        SummaryGeometry { block, segment: segment_size, grain }
+    }
+
     /// `bytes` in whole blocks.
     pub(super) fn blocks(&self, bytes: u64) -> u64 {
         bytes.next_multiple_of(self.block)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grains_are_as_small_as_the_device_allows() {
+        let tib = 1_u64 << 40;
+        let sizes = [1, tib, tib + 1, 3 * tib, 8 * tib, 9 * tib, u64::MAX];
+        assert_eq!(sizes.map(Layout::grain_for), [1, 1, 2, 4, 8, 8, 8]);
+    }
+
+    #[test]
+    fn links_reach_every_segment_that_a_store_has() {
+        for (size, grain) in [(1_u64 << 40, 1), (1 << 43, 8), (1 << 50, 8)] {
+            let segment = DEFAULT_SEGMENT_SIZE_BYTES;
+            let count = Layout::segments_in(size, MIB, segment, grain);
+            let layout = Layout {
+                block: 4096,
+                segment_size: segment,
+                segment_count: u32::try_from(count).unwrap(),
+                grain: u64::from(grain),
+                data_offset: MIB,
+            };
+            let last = layout.segment_offset(SegmentId(layout.segment_count - 1)) + segment - 8;
+            let link = layout.link(RecordKind::Put, last, 125).unwrap();
+            assert_eq!(layout.offset_of(link), last);
+            assert!(last > size.min(1 << 43) - 4 * segment);
+        }
     }
 }

@@ -22,6 +22,7 @@
 mod atomic;
 mod background;
 mod backup;
+mod batch;
 mod check;
 mod checkpoint;
 mod clean;
@@ -148,6 +149,8 @@ pub(crate) struct Depot {
     /// Whether free space is given back while nobody writes.
     trim_idle: bool,
     durability: Durability,
+    /// A batch leaves one of so many records to the next one, at most.
+    leave_share: usize,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
@@ -248,7 +251,7 @@ impl Depot {
             from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
             checkpointed: AtomicBool::new(false),
             session_epoch: end.next_epoch,
-            log: Log::new(&pool, end),
+            log: Log::new(&pool, &layout, end),
             cleaner: sync::Mutex::new(Cleaner::new(
                 log.next_sequence(Stream::Warm),
                 log.next_sequence(Stream::Cold),
@@ -258,6 +261,7 @@ impl Depot {
             record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
             durability: options.durability,
+            leave_share: options.testing.leave_share,
             pool,
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
@@ -306,7 +310,7 @@ impl Depot {
 
     /// Takes a superseded record out of the count of its segment.
     fn let_go(&self, old: Link, by: Version) {
-        let offset = old.grain() * esker_format::depot::GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(old);
         if let Some(segment) = self.layout.segment_of(offset) {
             self.segments.remove(segment, place::link_bytes(old), by);
         }
@@ -350,7 +354,8 @@ impl Depot {
 /// # Errors
 /// `InvalidArgument` if the device is too small.
 pub(crate) fn plan(geometry: BlockGeometry, segment_size: Option<u64>) -> Result<(u64, u64)> {
-    let (data_offset, segment_size, _) = Layout::plan(geometry, segment_size)?;
+    let (data_offset, segment_size, _) =
+        Layout::plan(geometry, segment_size, Layout::grain_for(geometry.size_bytes))?;
     Ok((data_offset, segment_size))
 }
 
@@ -419,8 +424,10 @@ fn format(
     old: Option<Superblock>,
 ) -> Result<Superblock> {
     let geometry = device.geometry();
+    let grain =
+        options.testing.grain_size_bytes.unwrap_or_else(|| Layout::grain_for(geometry.size_bytes));
     let (data_offset, segment_size_bytes, segment_count) =
-        Layout::plan(geometry, options.testing.segment_size_bytes)?;
+        Layout::plan(geometry, options.testing.segment_size_bytes, grain)?;
     let mut identity = [[0; 16]; 2];
     identity.iter_mut().for_each(|bytes| rng.fill(bytes));
     let [store_id, hash_key] = identity;
@@ -436,6 +443,7 @@ fn format(
         generation: old.map_or(1, |old| old.generation.saturating_add(1)),
         created_unix_seconds: options.clock.unix_seconds(),
         cache: options.cache,
+        grain_size_bytes: grain,
     };
     write_superblock(device, pool, &superblock)?;
     Ok(superblock)

@@ -15,196 +15,26 @@
 //! # Failure
 //! Each `PERSIST:` comment says what a crash before and after it leaves.
 
+use super::batch::{Batch, Entry, Need};
+use super::layout::SIZE_UNIT_BYTES;
 use super::segments::{Free, Incarnation};
 use super::{Depot, gather, sites};
 use crate::options::Durability;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, GRAIN_SIZE_BYTES, LargeRef, Place, Record,
-    RecordKind, RecordMeta, SUMMARY_BATCH_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
-    encode_batch, encode_record, encode_trailer, push_batch, push_record, seal_record,
-    summary_record_size,
+    BATCH_HEADER_SIZE, BatchHeader, BatchKind, DISTANCE_END, LargeRef, Place, RecordKind,
+    SegmentHeader, Stream, SummaryRecord, VersionForm, encode_batch, encode_trailer, push_batch,
+    push_record, seal_record,
 };
 use esker_index::{Link, SizeHint};
-use esker_media::{BufferPool, IoBuf};
+use esker_media::IoBuf;
 use std::io::IoSlice;
-
-/// A record of a batch.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Entry {
-    pub(super) hash: u64,
-    pub(super) version: Version,
-    pub(super) kind: RecordKind,
-    collides: bool,
-    replaces: bool,
-    start: usize,
-    size: usize,
-}
-
-impl Entry {
-    /// Offset in the batch in bytes.
-    pub(super) fn start(&self) -> u64 {
-        self.start as u64
-    }
-
-    /// Bytes of the record.
-    pub(super) fn size(&self) -> u64 {
-        self.size as u64
-    }
-
-    /// Whether the record counts as live as soon as its log has it. An extent may be dead when it is entered.
-    pub(super) fn is_live_at_once(&self) -> bool {
-        !matches!(self.kind, RecordKind::Clear | RecordKind::Extent)
-    }
-}
-
-/// Records that are written together.
-#[derive(Debug)]
-pub(super) struct Batch {
-    buffer: IoBuf,
-    pub(super) used: usize,
-    pub(super) entries: Vec<Entry>,
-    pub(super) first: Sequence,
-    form: VersionForm,
-    /// Where records of large values start, and what they say of them.
-    pieces: Vec<(usize, LargeRef)>,
-    /// Bytes that the batch adds to the summary.
-    summary: u64,
-}
 
 /// Bytes that are written at once where nobody waits for them.
 const WRITE_STEP: usize = 64 << 10;
 /// Records after which a thread that nobody waits for gives way to others of its core.
 pub(super) const GIVE_WAY: usize = 64;
-/// Room of a fresh batch buffer in bytes.
-const BATCH_BUFFER_SIZE: usize = 64 << 10;
-
-impl Batch {
-    pub(super) fn new(pool: &BufferPool, first: Sequence, form: VersionForm) -> Self {
-        Batch {
-            buffer: pool.get(BATCH_BUFFER_SIZE),
-            used: BATCH_HEADER_SIZE,
-            entries: Vec::new(),
-            first,
-            form,
-            pieces: Vec::new(),
-            summary: SUMMARY_BATCH_SIZE as u64,
-        }
-    }
-
-    /// Bytes that a record would take here, and in the summary.
-    pub(super) fn sizes(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> (usize, u64) {
-        let size = meta.size_bytes(self.form, key.len(), value.len());
-        (size, summary_record_size(self.form, meta.kind, meta.replaces, size as u64) as u64)
-    }
-
-    /// What the batch needs with records of these sizes added.
-    pub(super) fn need(&self, added: impl IntoIterator<Item = (usize, u64)>) -> Need {
-        let mut need = Need { used: self.used as u64, summary: self.summary };
-        for (size, summary) in added {
-            need.used += size as u64;
-            need.summary += summary;
-        }
-        need
-    }
-
-    /// Adds a record; returns what is noted of it.
-    pub(super) fn push(
-        &mut self,
-        pool: &BufferPool,
-        hash: u64,
-        meta: &RecordMeta,
-        key: &[u8],
-        value: &[u8],
-    ) -> Entry {
-        let (size, summary) = self.sizes(meta, key, value);
-        let (start, end) = (self.used, self.used + size);
-        // With room for the padding to whole blocks.
-        self.reserve(pool, end.next_multiple_of(64 << 10));
-        if let Some(out) = self.buffer.get_mut(start..end) {
-            encode_record(out, meta, self.form, key, value);
-        }
-        let RecordMeta { kind, version, collides, replaces, .. } = *meta;
-        if let (RecordKind::Large | RecordKind::Extent, Ok(piece)) =
-            (kind, LargeRef::of(kind, key, value))
-        {
-            self.pieces.push((start, piece));
-        }
-        let entry = Entry { hash, version, kind, collides, replaces, start, size };
-        self.entries.push(entry);
-        self.used = end;
-        self.summary += summary;
-        entry
-    }
-
-    fn reserve(&mut self, pool: &BufferPool, needed: usize) {
-        if self.buffer.len() < needed {
-            let mut larger = pool.get(needed.next_power_of_two());
-            if let (Some(to), Some(from)) =
-                (larger.get_mut(..self.used), self.buffer.get(..self.used))
-            {
-                to.copy_from_slice(from);
-            }
-            self.buffer = larger;
-        }
-    }
-
-    /// Whether a record of this kind must not join the batch: an extent stands alone, so that its
-    /// value is aligned.
-    pub(super) fn keeps_apart(&self, mut kinds: impl Iterator<Item = RecordKind>) -> bool {
-        let extent = |kind| kind == RecordKind::Extent;
-        !self.entries.is_empty()
-            && (kinds.any(extent) || self.entries.last().is_some_and(|last| extent(last.kind)))
-    }
-
-    /// What a record says of a large value.
-    pub(super) fn piece(&self, entry: &Entry) -> LargeRef {
-        let place = self.pieces.binary_search_by_key(&entry.start, |(start, _)| *start);
-        let found = place.ok().and_then(|place| self.pieces.get(place));
-        found.map_or(LargeRef::default(), |(_, piece)| *piece)
-    }
-
-    /// Sequence number behind the last record.
-    pub(super) fn end(&self) -> Sequence {
-        Sequence(self.first.0 + self.entries.len() as u64)
-    }
-
-    /// The bytes of a record.
-    pub(super) fn bytes(&self, entry: &Entry) -> &[u8] {
-        self.buffer.get(entry.start..entry.start + entry.size).unwrap_or(&[])
-    }
-
-    /// The record that starts at `start`.
-    pub(super) fn entry_at(&self, start: u64) -> Option<&Entry> {
-        let place = self.entries.binary_search_by_key(&start, |entry| entry.start as u64).ok()?;
-        self.entries.get(place)
-    }
-
-    /// The same records in memory of their own.
-    pub(super) fn copy(&self, pool: &BufferPool) -> Self {
-        let mut buffer = pool.get(self.buffer.len());
-        if let (Some(to), Some(from)) = (buffer.get_mut(..self.used), self.buffer.get(..self.used))
-        {
-            to.copy_from_slice(from);
-        }
-        let Batch { used, first, form, summary, .. } = *self;
-        let (entries, pieces) = (self.entries.clone(), self.pieces.clone());
-        Batch { buffer, used, entries, first, form, pieces, summary }
-    }
-
-    fn record(&self, entry: &Entry, base: Sequence) -> Option<Record<'_>> {
-        let bytes = self.buffer.get(entry.start..entry.start + entry.size)?;
-        Record::decode(bytes, Version(base.0), None).ok()
-    }
-}
-
-/// What a batch needs of a segment, in bytes.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
-    pub(super) used: u64,
-    pub(super) summary: u64,
-}
 
 /// The open segment of a stream: where the next batch goes.
 #[derive(Clone, Copy, Debug)]
@@ -238,9 +68,18 @@ impl Depot {
         tail.is_some_and(|tail| {
             let barrier = if tail.barrier_due { self.layout.block } else { 0 };
             let with = self.layout.batch_with_summary(need.used, tail.summary + need.summary);
-            // Records tell their versions by 32 bits of distance.
-            let far = first.0.saturating_sub(tail.base.0) > u64::from(u32::MAX / 2);
+            // Records tell their versions by the distance; a batch has fewer than half as many.
+            let far = first.0.saturating_sub(tail.base.0) > u64::from(DISTANCE_END / 2);
             tail.position + barrier + with <= self.layout.trailer() && !far
+        })
+    }
+
+    /// Whether a batch fits behind the tail also when it is cut before the record with this number.
+    pub(super) fn fits_cut(&self, tail: Option<&Tail>, batch: &Batch, from: usize) -> bool {
+        let [one, other] = batch.needs_of_parts(from);
+        tail.is_some_and(|tail| {
+            let first = tail.behind(self.layout.blocks(one.used), one.summary);
+            self.fits(Some(&first), other, batch.first)
         })
     }
 
@@ -309,7 +148,7 @@ impl Depot {
     /// The batch will not grow any more: the next one goes behind it.
     pub(super) fn end_place(&self, plan: &mut Plan, tail: &mut Option<Tail>, batch: &Batch) {
         plan.total = self.layout.blocks(batch.used as u64);
-        let behind = plan.tail.behind(plan.total, batch.summary);
+        let behind = plan.tail.behind(plan.total, batch.summary.bytes());
         *tail = Some(behind);
         let is_late = |tail: &Tail| self.layout.room_behind(tail.position) <= self.layout.half();
         if is_late(&behind) && !is_late(&plan.tail) {
@@ -397,7 +236,8 @@ impl Depot {
         let blocks =
             u32::try_from(plan.tail.position / self.layout.block).map_err(|_| too_long())?;
         let count = u32::try_from(batch.entries.len()).map_err(|_| too_long())?;
-        push_batch(summary, blocks, count, batch.first);
+        let common = batch.summary.common();
+        push_batch(summary, blocks, count, batch.first, common);
         for (count, entry) in batch.entries.iter().enumerate() {
             if !hurry && count % GIVE_WAY == GIVE_WAY - 1 {
                 esker_trt::yield_now();
@@ -406,7 +246,8 @@ impl Depot {
                 VersionForm::Whole => None,
                 VersionForm::Distance => {
                     let distance = entry.version.0.saturating_sub(plan.tail.base.0);
-                    Some(u32::try_from(distance).map_err(|_| too_long())?)
+                    let told = u32::try_from(distance).ok().filter(|told| *told < DISTANCE_END);
+                    Some(told.ok_or_else(too_long)?)
                 }
             };
             let piece = batch.piece(entry);
@@ -424,7 +265,7 @@ impl Depot {
                 replaces: entry.replaces,
                 piece,
             };
-            push_record(summary, batch.form, &noted);
+            push_record(summary, batch.form, common, &noted);
         }
         Ok(())
     }
@@ -535,7 +376,7 @@ impl Depot {
     /// The entry of the index for a record of a written batch.
     pub(super) fn link_of(&self, plan: &Plan, entry: &Entry) -> Option<Link> {
         let offset = self.layout.segment_offset(plan.tail.segment) + plan.tail.position;
-        link_to(entry.kind, offset + entry.start as u64, entry.size as u64)
+        self.layout.link(entry.kind, offset + entry.start as u64, entry.size as u64)
     }
 
     /// Puts a client's record, which is counted as live, in its key's place in index and segment table.
@@ -590,7 +431,7 @@ impl Depot {
             });
             if let Some(cache) = &self.record_cache {
                 let place_of = |link: Link| {
-                    let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES)?;
+                    let segment = self.layout.segment_of(self.layout.offset_of(link))?;
                     Some((link, self.segments.place(segment).0))
                 };
                 let replaced = replaced.and_then(place_of);
@@ -635,22 +476,12 @@ fn too_long() -> Error {
     Error::invalid("write store", "a batch is longer than a segment")
 }
 
-/// The entry of the index for a record at device offset `offset`.
-pub(super) fn link_to(kind: RecordKind, offset: u64, size_bytes: u64) -> Option<Link> {
-    let grain = offset / GRAIN_SIZE_BYTES;
-    match kind {
-        RecordKind::Put | RecordKind::Extent => Link::record(grain, size_bytes / GRAIN_SIZE_BYTES),
-        RecordKind::Large => Link::large(grain),
-        RecordKind::Delete | RecordKind::Clear | RecordKind::Evict => Link::tombstone(grain),
-    }
-}
-
 /// Bytes that a link stands for in the segment table: its hint, so that what was added can be
 /// taken away again without reading the record, and what the record takes in a summary.
 pub(super) fn link_bytes(link: Link) -> u64 {
     const IN_SUMMARY: u64 = 16;
     let record = match link.size() {
-        SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+        SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
         SizeHint::Tombstone => 32,
         SizeHint::Large => 64,
     };

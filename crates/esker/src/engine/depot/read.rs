@@ -4,6 +4,7 @@
 //! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
 //! and starts over; see S2 of the segment table.
 
+use super::layout::SIZE_UNIT_BYTES;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
 use crate::engine::{Admit, Items};
@@ -12,24 +13,22 @@ use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::depot::{
-    GRAIN_SIZE_BYTES, KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta,
-};
+use esker_format::depot::{KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta};
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 
 /// How often a read that fails, or brings a bad checksum, is tried.
 const READ_TRIES: u32 = 3;
 /// What is read first of a record whose size the index does not know, in bytes.
 const PEEK_SIZE: u64 = 4096;
-/// Bytes that have room without memory of their own: a small record, or the head of a longer one.
+/// Bytes that take no buffer: a small record, or the head of a longer one.
 const NEAR_BYTES: usize = 192;
 
 /// Bytes that were read.
 pub(super) enum Bytes {
-    /// Few, and here.
-    Near([u8; NEAR_BYTES], usize),
+    /// Few. Behind a pointer: what was read is handed on several times, of which each would copy them.
+    Near(Box<[u8; NEAR_BYTES]>, usize),
     /// Blocks of the device, or many bytes.
     Pooled(IoBuf),
 }
@@ -37,14 +36,14 @@ pub(super) enum Bytes {
 impl Bytes {
     /// A copy.
     pub(super) fn copy_of(pool: &BufferPool, bytes: &[u8]) -> Bytes {
-        let mut near = [0; NEAR_BYTES];
-        match near.get_mut(..bytes.len()) {
-            Some(place) => {
-                place.copy_from_slice(bytes);
-                Bytes::Near(near, bytes.len())
-            }
-            None => Bytes::Pooled(pool.copy_of(bytes)),
+        if bytes.len() > NEAR_BYTES {
+            return Bytes::Pooled(pool.copy_of(bytes));
         }
+        let mut near = Box::new([0; NEAR_BYTES]);
+        if let Some(place) = near.get_mut(..bytes.len()) {
+            place.copy_from_slice(bytes);
+        }
+        Bytes::Near(near, bytes.len())
     }
 
     /// Memory besides this.
@@ -71,13 +70,14 @@ impl Deref for Bytes {
 /// A record that was read and checked.
 pub(super) struct Fetched {
     buffer: Bytes,
-    /// All of the record.
-    whole: Range<usize>,
     /// It was checked against its place: it comes from the device.
     checked: bool,
     meta: RecordMeta,
-    key: Range<usize>,
-    value: Range<usize>,
+    /// Where in the buffer record, key and value start, and all of them end.
+    start: usize,
+    key: usize,
+    value: usize,
+    end: usize,
 }
 
 /// The parts of a fetched record.
@@ -98,17 +98,16 @@ impl Fetched {
         let key = start + record.body_start;
         let value = key + record.key.len();
         let end = value + record.value.len();
-        let (meta, whole) = (record.meta, start..start + record.size_bytes);
-        let checked = place.is_some();
-        Ok(Fetched { buffer, whole, checked, meta, key: key..value, value: value..end })
+        let (meta, checked) = (record.meta, place.is_some());
+        Ok(Fetched { buffer, checked, meta, start, key, value, end })
     }
 
     pub(super) fn record(&self) -> FetchedRecord<'_> {
-        FetchedRecord { meta: self.meta, key: self.buffer.get(self.key.clone()).unwrap_or(&[]) }
+        FetchedRecord { meta: self.meta, key: self.buffer.get(self.key..self.value).unwrap_or(&[]) }
     }
 
     pub(super) fn value(&self) -> &[u8] {
-        self.buffer.get(self.value.clone()).unwrap_or(&[])
+        self.buffer.get(self.value..self.end).unwrap_or(&[])
     }
 
     pub(super) fn attributes(&self) -> Attributes {
@@ -118,13 +117,13 @@ impl Fetched {
 
     /// The record as it stands on media; `None` if it may not stand there yet.
     pub(super) fn on_media(&self) -> Option<&[u8]> {
-        self.buffer.get(self.whole.clone()).filter(|_| self.checked)
+        self.buffer.get(self.start..self.end).filter(|_| self.checked)
     }
 
     fn into_value(self) -> Value {
         let (version, attributes) = (self.meta.version, self.attributes());
         match self.buffer {
-            Bytes::Pooled(buffer) => Value::new(buffer, self.value, version, attributes),
+            Bytes::Pooled(buffer) => Value::new(buffer, self.value..self.end, version, attributes),
             Bytes::Near(..) => Value::small(self.value(), version, attributes),
         }
     }
@@ -163,7 +162,7 @@ impl Depot {
             // Superseded meanwhile, or else:
             let listed = self.index.lookup(hash).iter().any(|found| found == link);
             if listed && self.segments.generation() == generation {
-                let offset = link.grain() * GRAIN_SIZE_BYTES;
+                let offset = self.layout.offset_of(link);
                 return Err(self.corrupted(offset, 0, "nothing is known of a value's extents"));
             }
         }
@@ -179,8 +178,8 @@ impl Depot {
                 memory_of(PEEK_SIZE.max(extents * self.layout.extent_size()))
             }
             SizeHint::Grains(grains) => {
-                let offset = link.grain() * GRAIN_SIZE_BYTES;
-                let end = round_up(offset + grains * GRAIN_SIZE_BYTES, self.layout.block);
+                let offset = self.layout.offset_of(link);
+                let end = round_up(offset + grains * SIZE_UNIT_BYTES, self.layout.block);
                 end.map_or(0, |end| memory_of(end - round_down(offset, self.layout.block)))
             }
         });
@@ -215,7 +214,7 @@ impl Depot {
 
     /// Marks the segment of a record that was asked for as used.
     pub(super) fn touch(&self, link: Link) {
-        if let Some(segment) = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES) {
+        if let Some(segment) = self.layout.segment_of(self.layout.offset_of(link)) {
             self.touch_segment(segment);
         }
     }
@@ -240,7 +239,7 @@ impl Depot {
 
     /// As [`Depot::read_record`], from DRAM if it is kept there; it is not kept for this.
     pub(super) fn read_again(&self, link: Link) -> Result<Fetched> {
-        let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+        let segment = self.layout.segment_of(self.layout.offset_of(link));
         if let (Some(cache), Some(segment)) = (&self.record_cache, segment) {
             let (salt, base) = self.segments.place(segment);
             if let Some(kept) = cache.peek((link, salt)) {
@@ -260,7 +259,7 @@ impl Depot {
 
     /// As [`Depot::read_record`], from DRAM if it is kept there, and kept there.
     fn read_kept(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
-        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(link);
         let segment = self.layout.segment_of(offset);
         match (&self.record_cache, segment) {
             (Some(cache), Some(segment)) => {
@@ -307,7 +306,7 @@ impl Depot {
         of_life: Option<u64>,
         admit: Admit<'_>,
     ) -> Result<Fetched> {
-        let offset = link.grain() * GRAIN_SIZE_BYTES;
+        let offset = self.layout.offset_of(link);
         let Some(segment) = self.layout.segment_of(offset) else {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
@@ -318,7 +317,7 @@ impl Depot {
         let salt = of_life.unwrap_or(salt);
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
-            SizeHint::Grains(grains) => grains * GRAIN_SIZE_BYTES,
+            SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
             SizeHint::Tombstone | SizeHint::Large if self.device.reads_bytes() => NEAR_BYTES as u64,
             SizeHint::Tombstone | SizeHint::Large => PEEK_SIZE,
         };
@@ -353,7 +352,7 @@ impl Depot {
         };
         if block == 1 && size <= NEAR_BYTES {
             admit(0)?;
-            let mut near = [0; NEAR_BYTES];
+            let mut near = Box::new([0; NEAR_BYTES]);
             let bytes = near.get_mut(..size).unwrap_or_default();
             self.device.read_at(sites::RECORD_READ, first, bytes)?;
             return Ok((Bytes::Near(near, size), 0));

@@ -23,8 +23,8 @@
 
 use super::checkpoint::{self, Loaded};
 use super::commit::LogEnd;
-use super::place::{Tail, link_bytes, link_to};
-use super::scan::{SegmentEnd, Source, Step};
+use super::place::{Tail, link_bytes};
+use super::scan::{SegmentEnd, Source, Step, form_of};
 use super::segments::{Incarnation, Use};
 use super::{Depot, sites, spread};
 use crate::options::Progress;
@@ -32,8 +32,8 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{
-    CheckpointEnd, CheckpointExtents, GRAIN_SIZE_BYTES, LargeRef, RecordKind, SegmentHeader,
-    Stream, SummaryRecord, Superblock, push_batch, push_record,
+    CheckpointEnd, CheckpointExtents, LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord,
+    SummarySize, Superblock, VersionForm, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -388,25 +388,41 @@ impl Scan<'_> {
             segment.done()?;
             return Ok(Scanned { header, end, written_bytes, summary: Vec::new() });
         }
-        let mut summary = Vec::new();
+        let form = form_of(of.stream);
+        let (mut summary, mut batch) = (Vec::new(), None);
         let end = self.source.walk(id, of, &mut |step| {
             match step {
                 Step::Batch { blocks, header } => {
-                    let first = header.first_sequence;
-                    push_batch(&mut summary, blocks, header.record_count, first);
+                    let next = (blocks, header.first_sequence, Vec::new());
+                    summarize(&mut summary, form, batch.replace(next));
                 }
                 Step::Record(record, offset) => {
                     let noted = super::scan::noted(record, offset - segment.base, self.hasher);
-                    push_record(&mut summary, super::scan::form_of(of.stream), &noted);
                     segment.record(&noted);
+                    batch.iter_mut().for_each(|(.., records)| records.push(noted));
                 }
             }
             Ok(())
         })?;
+        summarize(&mut summary, form, batch);
         let written_bytes = segment.written_bytes;
         segment.done()?;
         Ok(Scanned { header, end, written_bytes, summary })
     }
+}
+
+/// Adds what is to be said of a batch, which starts at a block with a record of this number, to a summary.
+fn summarize(
+    out: &mut Vec<u8>,
+    form: VersionForm,
+    batch: Option<(u32, Sequence, Vec<SummaryRecord>)>,
+) {
+    let Some((blocks, first, records)) = batch else { return };
+    let mut size = SummarySize::new(form);
+    records.iter().for_each(|record| size.add(record.shape()));
+    let (common, count) = (size.common(), u32::try_from(records.len()).unwrap_or(u32::MAX));
+    push_batch(out, blocks, count, first, common);
+    records.iter().for_each(|record| push_record(out, form, common, record));
 }
 
 /// The headers of all segments, and which segments have none.
@@ -453,7 +469,7 @@ impl Segment<'_> {
             return;
         }
         let offset = self.base + record.offset;
-        let Some(link) = link_to(record.kind, offset, record.size_bytes) else {
+        let Some(link) = self.source.layout.link(record.kind, offset, record.size_bytes) else {
             let words = "a record lies beyond what an index can address";
             self.failure = Some(
                 Error::corrupted("recover store", words)
@@ -598,7 +614,7 @@ impl Depot {
     }
 
     fn take_in(&self, record: Found) {
-        let segment = self.layout.segment_of(record.link.grain() * GRAIN_SIZE_BYTES);
+        let segment = self.layout.segment_of(self.layout.offset_of(record.link));
         self.segments.restore_live(segment.unwrap_or_default(), link_bytes(record.link));
         self.index.insert(record.hash, record.link);
         self.count_items(None, record.link);

@@ -23,9 +23,7 @@ use crate::engine::Engine;
 use crate::options::Options;
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{ErrorKind, Result};
-use esker_format::depot::{
-    GRAIN_SIZE_BYTES, RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted,
-};
+use esker_format::depot::{RecordKind, RecordMeta, Stream, SummaryRecord, encode_evicted};
 use esker_index::Link;
 use esker_media::BlockDevice;
 use std::collections::HashSet;
@@ -83,7 +81,7 @@ impl Depot {
                     _ => None,
                 };
                 for link in [Some(link), head].into_iter().flatten() {
-                    lost.segments.extend(self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES));
+                    lost.segments.extend(self.layout.segment_of(self.layout.offset_of(link)));
                     lost.links.insert(link);
                 }
             }
@@ -131,7 +129,7 @@ impl Depot {
         report: &mut RepairReport,
     ) -> Result<()> {
         let of = self.segments.incarnation(id);
-        let mut moving = Move::new(&self.pool, cleaner.mover_from(of.stream));
+        let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         let copied = self.live_records(id, of)?.iter().try_for_each(|(record, link)| {
             let head = match record.kind {
                 RecordKind::Extent => self.extents.head(record.piece.id),

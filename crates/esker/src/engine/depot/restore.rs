@@ -55,7 +55,12 @@ impl Backup<'_, Superblock> {
             )));
         }
         let size = geometry.size_bytes;
-        let count = Layout::segments_in(size, old.data_offset, old.segment_size_bytes);
+        let count = Layout::segments_in(
+            size,
+            old.data_offset,
+            old.segment_size_bytes,
+            old.grain_size_bytes,
+        );
         let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
         let least = last.max(SEGMENT_COUNT_MIN);
         if count < least {

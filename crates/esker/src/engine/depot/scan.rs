@@ -158,9 +158,8 @@ impl Source<'_> {
         let Some(list) = window.marker(position, of.salt, BatchKind::Summary)? else {
             return Ok(None);
         };
-        let (block, size) = (self.layout.block, self.layout.segment_size);
-        let mut records = Vec::new();
-        let batches = read_summary(list.payload, form_of(of.stream), block, size, |record| {
+        let (mut records, geometry) = (Vec::new(), self.layout.of_summaries());
+        let batches = read_summary(list.payload, form_of(of.stream), geometry, |record| {
             records.push(record);
         });
         let Ok(batches) = batches else { return Ok(None) };
@@ -206,6 +205,7 @@ impl Source<'_> {
             batches: 0,
         };
         let mut position = end.position;
+        let grain = usize::try_from(self.layout.grain).unwrap_or(1);
         while position < self.layout.trailer() && !end.sealed {
             let behind_hole = position > end.position;
             let batch = match behind_hole && !window.looks_like_batch(position)? {
@@ -238,7 +238,7 @@ impl Source<'_> {
                 let record = Record::decode(bytes, Version(of.base.0), None)
                     .map_err(|flaw| self.corrupted(start + used as u64, 0, &flaw))?;
                 visit(Step::Record(&record, start + used as u64))?;
-                used += record.size_bytes;
+                used = (used + record.size_bytes).next_multiple_of(grain);
             }
             let next = header.first_sequence.0.saturating_add(u64::from(header.record_count));
             end.next = Sequence(next);

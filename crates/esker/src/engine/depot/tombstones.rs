@@ -18,12 +18,11 @@
 //! Dropping changes DRAM only: after a crash the tombstone is back, until its segment is reused.
 
 use super::clean::Cleaner;
-use super::place::link_to;
 use super::scan::form_of;
 use super::{Depot, sites, spread};
 use esker_base::Result;
 use esker_base::ids::{SegmentId, Version};
-use esker_format::depot::{GRAIN_SIZE_BYTES, Stream, SummaryRecord, read_summary};
+use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
@@ -68,7 +67,7 @@ impl Depot {
             if !record.kind.is_tombstone() || count >= PURGE_MAX {
                 return;
             }
-            let Some(link) = link_to(record.kind, base + record.offset, 0) else { return };
+            let Some(link) = self.layout.link(record.kind, base + record.offset, 0) else { return };
             let hash = spread(record.hash);
             if self.index.lookup(hash).iter().any(|found| found == link) {
                 let needed = record.version >= open_from;
@@ -93,9 +92,8 @@ impl Depot {
         full.dedup();
         self.each_of(&full, |record, _| meet(record))?;
         for (_, stream, summary) in cleaner.open() {
-            let (block, size) = (self.layout.block, self.layout.segment_size);
             // Of our own making, in memory.
-            let _ = read_summary(summary, form_of(stream), block, size, &mut meet);
+            let _ = read_summary(summary, form_of(stream), self.layout.of_summaries(), &mut meet);
         }
         let mut dropped = 0;
         for (hash, tombstones) in noted {
@@ -128,7 +126,7 @@ impl Depot {
     fn drop_tombstone(&self, hash: u64, link: Link) -> bool {
         let gone = self.pending.relocate(hash, link, None, || self.index.remove(hash, link));
         if gone {
-            let segment = self.layout.segment_of(link.grain() * GRAIN_SIZE_BYTES);
+            let segment = self.layout.segment_of(self.layout.offset_of(link));
             let bytes = super::place::link_bytes(link);
             self.segments.remove(segment.unwrap_or_default(), bytes, Version(0));
         }

@@ -122,7 +122,7 @@ impl Depot {
             drop(stripe);
             // The decision may rest on a write that is not durable yet.
             if let Some(ticket) = ticket.filter(|_| !sites::DECISION_WAIT.disabled()) {
-                ticket.wait()?;
+                ticket.wait_for(start.known.map_or(Version(0), |known| known.version))?;
             }
             return Ok(Some(refused));
         }
