@@ -179,6 +179,7 @@ impl FlexTree {
 impl Leaf {
     /// Inserts at `target`, relative to the leaf, which has room for two entries.
     fn insert(&mut self, target: u64, length: u64, address: u64, shape: &super::Shape) {
+        self.fetch();
         let index = self.entries.partition_point(|entry| entry.offset() < target);
         let by = signed(length);
         let new = Entry::new(target, u32::try_from(length).unwrap_or(0), address);

@@ -5,6 +5,7 @@
 //! - N2: an inner node of `n` branches has `n - 1` pivots, ascending.
 
 use super::{Extent, Shape};
+use crate::prefetch;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most extents of a leaf.
@@ -16,6 +17,9 @@ pub const HOLE: u64 = (1 << 48) - 1;
 /// Bit of an address that marks the first byte of its extent: the mark stays with that byte, so a part of the
 /// extent that begins behind it has none, and a marked extent never grows together with the one before.
 pub const MARK: u64 = 1 << 47;
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
 
 const LOW_48: u64 = (1 << 48) - 1;
 
@@ -230,9 +234,20 @@ impl Leaf {
         self.touched.swap(false, Ordering::Relaxed)
     }
 
+    /// Starts to fetch what a search looks at first: a search by halves would wait for one line after the other. Every other
+    /// line will do, since processors fetch them in pairs.
+    #[inline]
+    pub(super) fn fetch(&self) {
+        let start = std::ptr::from_ref(self).addr();
+        for line in (start + LINE..start + size_of::<Leaf>()).step_by(2 * LINE) {
+            prefetch::lines(line, 0);
+        }
+    }
+
     /// Index of the entry that covers `offset`, relative to the leaf.
     #[inline]
     pub(super) fn index_of(&self, offset: u64) -> usize {
+        self.fetch();
         self.entries.partition_point(|entry| entry.offset() <= offset).saturating_sub(1)
     }
 
@@ -289,15 +304,23 @@ impl Inner {
         self.branches.clear();
     }
 
+    /// Starts to fetch the pivots, and where each branch stands.
+    #[inline]
+    fn fetch(&self) {
+        prefetch::lines(std::ptr::from_ref(self).addr(), size_of::<Inner>() - 1);
+    }
+
     /// The branch that holds the byte at `offset`, relative to the node.
     #[inline]
     pub(super) fn branch_of(&self, offset: i64) -> usize {
+        self.fetch();
         self.pivots.partition_point(|pivot| *pivot <= offset)
     }
 
     /// The branch that holds the byte before `offset`, or the first.
     #[inline]
     pub(super) fn branch_before(&self, offset: i64) -> usize {
+        self.fetch();
         self.pivots.partition_point(|pivot| *pivot < offset)
     }
 

@@ -68,7 +68,9 @@ impl<'t> Range<'t> {
 
     fn enter(&mut self, node: NodeId, parent: Option<(NodeId, u32)>) -> Result<(), Missing> {
         self.tree.check_present(node, 0, parent)?;
-        self.tree.leaves[node as usize].touch();
+        let leaf = &self.tree.leaves[node as usize];
+        leaf.fetch();
+        leaf.touch();
         self.leaf = Some(node);
         self.index = 0;
         Ok(())
@@ -136,23 +138,21 @@ impl Range<'_> {
         self.seek()?;
         while let Some(node) = self.leaf {
             let entries = &self.tree.leaves[node as usize].entries[self.index..];
-            let Some((first, last)) = entries.first().zip(entries.last()) else { break };
+            let Some(first) = entries.first() else { break };
             let base = signed(self.offset).wrapping_sub(signed(first.offset()));
-            let leaf_end = last.end().wrapping_add_signed(base);
-            if self.offset >= start && leaf_end <= end {
-                entries.iter().for_each(|entry| visit(entry.extent(base)));
-            } else {
-                // The first and the last leaf of the range: clipped.
-                let inside = end.wrapping_add_signed(-base);
-                let count = entries.partition_point(|entry| entry.offset() < inside);
-                for entry in &entries[..count] {
-                    visit(entry.extent(base).part(start, end));
+            for entry in entries {
+                let extent = entry.extent(base);
+                if extent.offset >= end {
+                    return Ok(());
                 }
+                self.offset = extent.end();
+                // The first and the last one of the range are clipped.
+                let is_inside = extent.offset >= start && self.offset <= end;
+                visit(if is_inside { extent } else { extent.part(start, end) });
             }
-            if leaf_end >= end {
+            if self.offset >= end {
                 break;
             }
-            self.offset = leaf_end;
             self.advance()?;
         }
         Ok(())
