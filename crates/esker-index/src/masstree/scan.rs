@@ -208,9 +208,10 @@ impl<'g, 'k> Frame<'g, 'k> {
 
 impl Masstree {
     /// Gives keys and words to `visit` in ascending order, from the first key within `from` on, until
-    /// it breaks or the keys end; `expected` ones, about, which are asked for early (0: that is not known). Every key that stays during the scan is met exactly once, no key
-    /// twice; one whose word changes, with a word that it had. `visit` may call the tree. Memory of
-    /// removed keys is not used again while the scan goes on: long walks better go in parts.
+    /// it breaks or the keys end; `expected` ones, about, which are asked for early (0: nobody knows). Every
+    /// key that stays during the scan is met exactly once, no key twice; one whose word changes, with a
+    /// word that it had. `visit` may call the tree. Memory of removed keys is not used again while the
+    /// scan goes on: long walks better go in parts.
     pub fn scan(
         &self,
         from: Bound<&[u8]>,
