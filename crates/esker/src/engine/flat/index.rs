@@ -4,7 +4,7 @@
 //! hashes, and asks whether an entry is the key's, unless both keys have 8 bytes: the hash is invertible on those,
 //! so that equal hashes are equal keys.
 
-use super::layout::{Place, kind_of};
+use super::layout::Place;
 use crate::store::Direction;
 use esker_base::Result;
 use esker_index::{Cceh, Masstree, Word};
@@ -39,6 +39,29 @@ impl Run {
             Err(_) => self.keys.extend_from_slice(key),
         }
         self.words.push((self.keys.len(), word));
+    }
+
+    /// Adds up to `max` keys of an index from `start` to `end`, in order.
+    pub(super) fn collect(
+        &mut self,
+        index: &Masstree,
+        (start, end): (Bound<&[u8]>, Bound<&[u8]>),
+        direction: Direction,
+        max: usize,
+    ) {
+        let mut left = max;
+        let add = |key: &[u8], word| {
+            if !is_before(key, end, direction) {
+                return ControlFlow::Break(());
+            }
+            self.add(key, word);
+            left = left.saturating_sub(1);
+            if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        match direction {
+            Direction::Forward => index.scan(start, max, add),
+            Direction::Reverse => index.scan_back(start, max, add),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -99,8 +122,6 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn holds(&self, hash: u64, key: &[u8], word: Word) -> bool;
     /// Adds a key that has no word.
     fn insert(&self, hash: u64, key: &[u8], word: Word);
-    /// Ordered: gives a key its word, whichever it had, unless that has a record; says which it had.
-    fn swap(&self, key: &[u8], word: Word) -> Option<Word>;
     /// Replaces a word; false if it is not there.
     fn replace(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool;
     /// Removes a word; false if it is not there.
@@ -113,17 +134,12 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
-    /// Adds up to `max` keys from `start` to `end` to a run, in order. Without an order, none.
-    fn collect(
-        &self,
-        start: Bound<&[u8]>,
-        end: Bound<&[u8]>,
-        direction: Direction,
-        max: usize,
-        run: &mut Run,
-    );
+    /// The index itself, if it has an order.
+    fn ordered(&self) -> Option<&Masstree>;
     /// Whether there is an order.
-    fn is_ordered(&self) -> bool;
+    fn is_ordered(&self) -> bool {
+        self.ordered().is_some()
+    }
     /// Makes room for as many entries as an image has of this kind of index.
     fn expect(&self, hashes: u64);
     /// Adds entries of an image of this kind of index.
@@ -187,10 +203,6 @@ impl KeyIndex for HashIndex {
         self.table.insert(hash, word);
     }
 
-    fn swap(&self, _key: &[u8], _word: Word) -> Option<Word> {
-        None
-    }
-
     fn replace(&self, hash: u64, _key: &[u8], old: Word, new: Word) -> bool {
         self.table.replace(hash, old, new)
     }
@@ -222,18 +234,8 @@ impl KeyIndex for HashIndex {
         Some((Part::Hashes(entries), Cursor::Hash(next)))
     }
 
-    fn collect(
-        &self,
-        _start: Bound<&[u8]>,
-        _end: Bound<&[u8]>,
-        _direction: Direction,
-        _max: usize,
-        _run: &mut Run,
-    ) {
-    }
-
-    fn is_ordered(&self) -> bool {
-        false
+    fn ordered(&self) -> Option<&Masstree> {
+        None
     }
 
     fn expect(&self, hashes: u64) {
@@ -273,10 +275,6 @@ impl KeyIndex for Masstree {
         Masstree::insert(self, key, word);
     }
 
-    fn swap(&self, key: &[u8], word: Word) -> Option<Word> {
-        Masstree::swap(self, key, word, |old| !kind_of(old).has_record())
-    }
-
     fn replace(&self, _hash: u64, key: &[u8], old: Word, new: Word) -> bool {
         Masstree::replace(self, key, old, new)
     }
@@ -307,31 +305,8 @@ impl KeyIndex for Masstree {
         Some((Part::Keys(entries), Cursor::Key(last)))
     }
 
-    fn collect(
-        &self,
-        start: Bound<&[u8]>,
-        end: Bound<&[u8]>,
-        direction: Direction,
-        max: usize,
-        run: &mut Run,
-    ) {
-        let mut left = max;
-        let add = |key: &[u8], word| {
-            if !is_before(key, end, direction) {
-                return ControlFlow::Break(());
-            }
-            run.add(key, word);
-            left = left.saturating_sub(1);
-            if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        };
-        match direction {
-            Direction::Forward => self.scan(start, max, add),
-            Direction::Reverse => self.scan_back(start, max, add),
-        }
-    }
-
-    fn is_ordered(&self) -> bool {
-        true
+    fn ordered(&self) -> Option<&Masstree> {
+        Some(self)
     }
 
     fn expect(&self, _hashes: u64) {}

@@ -141,10 +141,10 @@ impl Flat {
         mut show: impl FnMut(&[u8], Item<'_>) -> ControlFlow<()>,
     ) -> Result<()> {
         self.check_open()?;
-        if !self.index.is_ordered() {
+        let Some(index) = self.index.ordered() else {
             let words = "flat:cceh keeps no order; flat:masstree does";
             return Err(Error::new(ErrorKind::Unsupported, "scan").context(words));
-        }
+        };
         let (start, end) = match direction {
             Direction::Forward => (from, to),
             Direction::Reverse => (to, from),
@@ -157,7 +157,7 @@ impl Flat {
             run.clear();
             let since = self.chunks.now();
             let start = last.as_deref().map_or(start, Bound::Excluded);
-            self.index.collect(start, end, direction, wanted, &mut run);
+            run.collect(index, (start, end), direction, wanted);
             (0..AHEAD)
                 .filter_map(|place| run.word(place))
                 .for_each(|word| self.prefetch_entry(word));

@@ -16,7 +16,7 @@ use esker_format::flat::{
     Action, CLEAR_OFFSETS, Clear, EncodeEntry, EntryKey, INLINE_KEY_MAX, INLINE_VALUE_MAX,
     KEY_SIZE_MAX_BYTES, VALUE_SIZE_MAX_BYTES,
 };
-use esker_index::Word;
+use esker_index::{Masstree, Word};
 use std::sync::atomic::Ordering;
 
 /// An entry that is ready to be appended, and the record that it points at.
@@ -65,22 +65,25 @@ impl Flat {
         self.refuse()?;
         let hash = self.hasher.hash(key);
         let lock = self.lock_key(hash);
-        let found = if condition == Condition::Always {
-            // An ordered index is gone down once only, when the entry is there.
-            if self.index.is_ordered() { None } else { Some(self.find(hash, key)?) }
+        // An ordered index is gone down once only, when the entry is there.
+        let over = self.index.ordered().filter(|_| condition == Condition::Always);
+        let found = if over.is_some() {
+            None
+        } else if condition == Condition::Always {
+            self.find(hash, key)?
         } else {
             let (found, known) = self.known_of(hash, key)?;
             if let Some(refused) = self.decide(condition, known) {
                 return Ok(refused);
             }
-            Some(found)
+            found
         };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
         let placed = self.append_prepared(core, &lock, &prepared)?;
-        match found {
-            Some(found) => self.publish(hash, key, found, placed.word)?,
-            None => self.publish_over(hash, key, placed.word)?,
+        match over {
+            Some(index) => self.publish_over(index, hash, key, placed.word)?,
+            None => self.publish(hash, key, found, placed.word)?,
         }
         Ok(Outcome::Stored(placed.version))
     }
@@ -223,8 +226,8 @@ impl Flat {
     }
 
     /// As [`publish`](Flat::publish), for a value whose key was not looked up.
-    fn publish_over(&self, hash: u64, key: &[u8], new: Word) -> Result<()> {
-        match self.index.swap(key, new) {
+    fn publish_over(&self, index: &Masstree, hash: u64, key: &[u8], new: Word) -> Result<()> {
+        match index.swap(key, new, |old| !kind_of(old).has_record()) {
             // That is there still: its record is to be known before the index follows.
             Some(old) if kind_of(old).has_record() => self.publish(hash, key, Some(old), new),
             old => {
