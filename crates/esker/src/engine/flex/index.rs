@@ -25,7 +25,7 @@ mod tails;
 
 pub(super) use leaf::{Entry, Fresh};
 use tails::Wanted;
-pub(super) use tails::{byte_of, tail_of, tail_of_run};
+pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 
 use super::interval::Interval;
 use super::pairs::Pairs;
@@ -540,13 +540,13 @@ impl Index {
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
     }
 
-    /// Gives all intervals and their anchors to `visit`, in order.
-    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry)) {
+    /// Gives all intervals to `visit`, in order: the anchor of each, and what is known of its appended runs.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8])) {
         let row = self.row();
         for number in 0..row.len() {
             let leaf = row.leaf(number).read();
             for (index, entry) in leaf.entries.iter().enumerate() {
-                visit(&leaf.anchor(index), entry);
+                visit(&leaf.anchor(index), entry, leaf.tails.of(index));
             }
         }
     }
