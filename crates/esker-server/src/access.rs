@@ -46,50 +46,34 @@ impl Access {
         self.hasher.hash(key)
     }
 
-    /// The slot of `key`, and what it says now. Who looks before the store is asked, and notes afterwards, does not
-    /// wait for memory.
-    pub(crate) fn look(&self, key: &[u8]) -> Look<'_> {
+    fn slot(&self, key: &[u8]) -> Option<(&AtomicU64, u64)> {
         let hash = self.hasher.hash(key);
         let index = usize::try_from(hash % SLOTS as u64).unwrap_or(0);
-        let slot = self.slots.get(index);
-        let word = slot.map_or(0, |slot| slot.load(Ordering::Relaxed));
         // The high bits: the low ones chose the slot. Never zero, which is an empty slot.
         let tag = hash >> TAG_SHIFT | 1;
-        Look { slot, tag: tag << TAG_SHIFT, word }
+        self.slots.get(index).map(|slot| (slot, tag << TAG_SHIFT))
     }
 
     /// Notes that `key` was read, or stored anew, `now` seconds after the start.
     pub(crate) fn note(&self, key: &[u8], now: u64, fetched: bool) {
-        self.look(key).note(now, fetched);
+        let Some((slot, tag)) = self.slot(key) else { return };
+        let fetched = if fetched { FETCHED } else { 0 };
+        let word = tag | fetched | (now & (FETCHED - 1));
+        // Most reads of a frequent key change nothing, and leave its cache line to all cores.
+        if slot.load(Ordering::Relaxed) != word {
+            slot.store(word, Ordering::Relaxed);
+        }
     }
 
     /// What is known of `key`.
     pub(crate) fn seen(&self, key: &[u8], now: u64) -> Option<Seen> {
-        let Look { tag, word, .. } = self.look(key);
+        let (slot, tag) = self.slot(key)?;
+        let word = slot.load(Ordering::Relaxed);
         let ours = word >> TAG_SHIFT == tag >> TAG_SHIFT;
         ours.then(|| Seen {
             fetched: word & FETCHED != 0,
             age_seconds: now.saturating_sub(word & (FETCHED - 1)),
         })
-    }
-}
-
-/// The slot of a key.
-pub(crate) struct Look<'a> {
-    slot: Option<&'a AtomicU64>,
-    tag: u64,
-    word: u64,
-}
-
-impl Look<'_> {
-    /// As [`Access::note`].
-    pub(crate) fn note(&self, now: u64, fetched: bool) {
-        let fetched = if fetched { FETCHED } else { 0 };
-        let word = self.tag | fetched | (now & (FETCHED - 1));
-        // Most reads of a frequent key change nothing, and leave its cache line to all cores.
-        if let Some(slot) = self.slot.filter(|_| self.word != word) {
-            slot.store(word, Ordering::Relaxed);
-        }
     }
 }
 

@@ -41,7 +41,7 @@ use std::time::Duration;
 /// Rounds of a busy core between two looks at the clock.
 const CLOCK_ROUNDS: u32 = 8;
 /// Sends that go together: those who receive the first one wait for the last one's task.
-const SENDS_MAX: u32 = 32;
+const SENDS_MAX: u32 = 16;
 /// Disk requests that a task makes itself, one after the other, before others have their turn.
 const INLINE_RUN_MAX: u32 = 32;
 

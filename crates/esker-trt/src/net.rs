@@ -43,44 +43,18 @@ struct Socket {
     deadlines: Deadlines,
 }
 
-/// How long calls may wait.
-#[derive(Clone, Copy, Default)]
-enum Deadline {
-    #[default]
-    Never,
-    /// From the first wait on: most calls do not wait, and need no look at the clock.
-    After(Duration),
-    At(Duration),
-}
-
-/// How long calls may wait, by what they wait for: one task may read while another writes.
+/// Until when calls may wait, by what they wait for: one task may read while another writes.
 #[derive(Default)]
 struct Deadlines {
-    read: Cell<Deadline>,
-    write: Cell<Deadline>,
+    read: Cell<Option<Duration>>,
+    write: Cell<Option<Duration>>,
 }
 
 impl Deadlines {
-    fn of(&self, interest: Interest) -> &Cell<Deadline> {
+    fn of(&self, interest: Interest) -> &Cell<Option<Duration>> {
         match interest {
             Interest::Read => &self.read,
             Interest::Write => &self.write,
-        }
-    }
-
-    fn set(&self, interest: Interest, limit: Option<Duration>) {
-        self.of(interest).set(limit.map_or(Deadline::Never, Deadline::After));
-    }
-
-    /// How long a call that has to wait now may do so; `None`: for ever.
-    fn left(&self, interest: Interest) -> Option<Duration> {
-        match self.of(interest).get() {
-            Deadline::Never => None,
-            Deadline::After(limit) => {
-                self.of(interest).set(Deadline::At(now().saturating_add(limit)));
-                Some(limit)
-            }
-            Deadline::At(at) => Some(at.saturating_sub(now())),
         }
     }
 }
@@ -100,9 +74,14 @@ impl Socket {
         self.fd.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    fn set_deadline(&self, limit: Option<Duration>) {
-        self.deadlines.set(Interest::Read, limit);
-        self.deadlines.set(Interest::Write, limit);
+    fn set_deadline(&self, from_now: Option<Duration>) {
+        let deadline = from_now.map(|limit| now().saturating_add(limit));
+        self.deadlines.read.set(deadline);
+        self.deadlines.write.set(deadline);
+    }
+
+    fn set_deadline_of(&self, interest: Interest, from_now: Option<Duration>) {
+        self.deadlines.of(interest).set(from_now.map(|limit| now().saturating_add(limit)));
     }
 
     /// The key of this socket on the calling task's core, if it is watched there.
@@ -195,7 +174,8 @@ impl Socket {
                 let cause = cancelled_error("wait for socket");
                 break Err(io::Error::new(io::ErrorKind::Interrupted, cause));
             }
-            let left = self.deadlines.left(interest);
+            let left =
+                self.deadlines.of(interest).get().map(|deadline| deadline.saturating_sub(now()));
             if left.is_some_and(|left| left.is_zero()) {
                 break Err(io::ErrorKind::TimedOut.into());
             }
@@ -240,9 +220,10 @@ impl Socket {
             Interest::Read => PollFlags::IN,
             Interest::Write => PollFlags::OUT,
         };
-        let limit = match self.deadlines.left(interest) {
+        let limit = match self.deadlines.of(interest).get() {
             None => None,
-            Some(left) => {
+            Some(deadline) => {
+                let left = deadline.saturating_sub(now());
                 if left.is_zero() {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
@@ -302,9 +283,9 @@ impl Listener {
         Ok(Stream(Socket::nonblocking(fd)))
     }
 
-    /// From the first wait on, how long calls may wait; `None`: for ever.
-    pub fn set_deadline(&self, limit: Option<Duration>) {
-        self.0.set_deadline(limit);
+    /// From now, how long a call may wait; `None`: for ever.
+    pub fn set_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline(from_now);
     }
 
     /// The address it listens on; `None` for a Unix socket.
@@ -393,20 +374,20 @@ impl Stream {
         Ok(())
     }
 
-    /// How long reads may wait, all together, from the first one on that has to; writes likewise; `None`: for ever.
-    /// Costs nothing: set it for every request.
-    pub fn set_deadline(&self, limit: Option<Duration>) {
-        self.0.set_deadline(limit);
+    /// From now, how long reads and writes may wait, all together; `None`: for ever. Costs no
+    /// system call: set it for every request.
+    pub fn set_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline(from_now);
     }
 
     /// As [`Stream::set_deadline`], for reads only: another task may write meanwhile.
-    pub fn set_read_deadline(&self, limit: Option<Duration>) {
-        self.0.deadlines.set(Interest::Read, limit);
+    pub fn set_read_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline_of(Interest::Read, from_now);
     }
 
     /// As [`Stream::set_deadline`], for writes only: another task may read meanwhile.
-    pub fn set_write_deadline(&self, limit: Option<Duration>) {
-        self.0.deadlines.set(Interest::Write, limit);
+    pub fn set_write_deadline(&self, from_now: Option<Duration>) {
+        self.0.set_deadline_of(Interest::Write, from_now);
     }
 
     /// The peer's address; `None` for a Unix socket.

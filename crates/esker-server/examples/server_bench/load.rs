@@ -18,7 +18,6 @@ use hdrhistogram::Histogram;
 use std::io::{Error, ErrorKind, Result};
 use std::net::{SocketAddr, TcpStream};
 use std::ops::Range;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// A server that answers nothing for so long has failed the measurement.
@@ -66,9 +65,8 @@ const STARTS: u64 = 1 << 16;
 struct Client {
     stream: Stream,
     load: Load,
-    /// All values are pieces of this: a device of compressed memory would spend its time on what packs. One for all
-    /// clients, or it would not stay in the cache beside a server's work.
-    text: Arc<[u8]>,
+    /// All values are pieces of this: a device of compressed memory would spend its time on what packs.
+    text: Vec<u8>,
     request: Vec<u8>,
     reply: Vec<u8>,
     /// The replies of memcache.
@@ -78,10 +76,12 @@ struct Client {
 }
 
 impl Client {
-    fn connect(address: SocketAddr, load: Load, text: Arc<[u8]>) -> Result<Client> {
+    fn connect(address: SocketAddr, load: Load) -> Result<Client> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         let stream = Stream::try_from(stream)?;
+        let mut text = vec![0; load.value_size + STARTS as usize];
+        Rng::from_seed(1).fill(&mut text);
         let (request, reply, expected, asked) = Default::default();
         let mut client = Client { stream, load, text, request, reply, expected, asked };
         if load.protocol == Protocol::Native {
@@ -120,7 +120,7 @@ impl Client {
 
     fn set(&mut self, number: u64) -> u64 {
         let key = key(number);
-        let text = Arc::clone(&self.text);
+        let text = std::mem::take(&mut self.text);
         let value = &text[self.value_of(number)];
         if self.load.protocol == Protocol::Native {
             let (attributes, condition) = (Attributes::default(), Condition::Always);
@@ -133,6 +133,7 @@ impl Client {
             self.request.extend_from_slice(b"\r\n");
             self.expected.extend_from_slice(STORED);
         }
+        self.text = text;
         (key.len() + self.load.value_size) as u64
     }
 
@@ -239,18 +240,11 @@ impl Client {
     }
 }
 
-/// What values are pieces of.
-fn text_of(load: &Load) -> Arc<[u8]> {
-    let mut text = vec![0; load.value_size + STARTS as usize];
-    Rng::from_seed(1).fill(&mut text);
-    text.into()
-}
-
 /// Stores every key once.
 pub(crate) fn fill(runtime: &Runtime, address: SocketAddr, load: Load) -> Result<()> {
     const BATCH: u64 = 100;
     let filled = runtime.spawn(move || -> Result<()> {
-        let mut client = Client::connect(address, load, text_of(&load))?;
+        let mut client = Client::connect(address, load)?;
         for first in (0..load.keys).step_by(BATCH as usize) {
             for number in first..load.keys.min(first + BATCH) {
                 client.set(number);
@@ -266,13 +260,11 @@ pub(crate) fn fill(runtime: &Runtime, address: SocketAddr, load: Load) -> Result
 pub(crate) fn run(runtime: &Runtime, address: SocketAddr, load: Load, seed: u64) -> Result<Run> {
     let start = SystemClock.monotonic();
     let end = start + Duration::from_secs_f64(load.seconds);
-    let text = text_of(&load);
     let tasks: Vec<_> = (0..load.clients)
         .map(|number| {
             let core = CoreId(u16::try_from(number % runtime.cores()).unwrap_or(0));
             let seed = seed << 16 | number as u64;
-            let text = Arc::clone(&text);
-            runtime.spawn_on(core, move || Client::connect(address, load, text)?.run(seed, end))
+            runtime.spawn_on(core, move || Client::connect(address, load)?.run(seed, end))
         })
         .collect();
     let mut all: Option<Run> = None;

@@ -15,11 +15,10 @@ impl Ground<'_> {
         share: &mut Option<Share>,
     ) -> Result<Answer> {
         self.counters.add(Counter::CmdGet, 1);
-        let access = self.access.look(key);
         Ok(match self.live(key, share)? {
             Some(item) => {
                 self.counters.add(Counter::GetHits, 1);
-                access.note(self.uptime, true);
+                self.access.note(key, self.uptime, true);
                 let cas = with_cas.then(|| item.cas());
                 Answer::Value { item, cas }
             }

@@ -16,7 +16,7 @@ use crate::budget::Share;
 use crate::counters::Counter;
 use crate::limits::{BODY_STEP_BYTES, ZERO_COPY_BYTES_MIN};
 use crate::output::Output;
-use crate::patience::{Since, patiently};
+use crate::patience::patiently;
 use crate::shared::Shared;
 use esker_base::Result;
 use esker_format::native::{
@@ -200,19 +200,19 @@ impl<D: Duplex> Connection<D> {
 
     /// A client that takes too little for too long is cut off.
     fn send_batch(&self, batch: &mut Output) -> IoResult<()> {
-        let mut since = Since::default();
+        let mut since = self.shared.clock.monotonic();
         let mut progress = 0_usize;
         let sent = batch.send(|slices| {
             let write = |limit| self.duplex.write_vectored(slices, limit);
-            let taken = patiently(&self.shared, &mut since, write)?;
+            let taken = patiently(&self.shared, since, write)?;
             progress = progress.saturating_add(taken);
             if progress >= BODY_STEP_BYTES {
                 progress = 0;
-                since = Since::default();
+                since = self.shared.clock.monotonic();
             }
             Ok(taken)
         })?;
-        patiently(&self.shared, &mut since, |limit| self.duplex.flush(limit))?;
+        patiently(&self.shared, since, |limit| self.duplex.flush(limit))?;
         self.count(Counter::BytesWritten, sent as u64);
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::duplex::Duplex;
 use super::session::{End, Session};
 use crate::counters::Counter;
 use crate::limits::BODY_STEP_BYTES;
-use crate::patience::{Since, patiently};
+use crate::patience::patiently;
 use esker_base::ErrorKind;
 use esker_format::native::{FRAME_HEADER_SIZE, FrameHeader, Status};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -23,7 +23,7 @@ impl<D: Duplex + 'static> Session<D> {
         let mut share = self.shared().budget.try_take(0);
         let mut payload = Vec::new();
         let mut received = 0_usize;
-        let mut since = Since::default();
+        let mut since = self.shared().clock.monotonic();
         while received < payload_size {
             if received == payload.len() {
                 let step = BODY_STEP_BYTES.min(payload_size.saturating_sub(received));
@@ -32,13 +32,13 @@ impl<D: Duplex + 'static> Session<D> {
                     return self.swallow(header, payload_size.saturating_sub(received));
                 }
                 payload.resize(received.saturating_add(step), 0);
-                since = Since::default();
+                since = self.shared().clock.monotonic();
             }
             let room = payload.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
                 let read = |limit| self.connection.duplex.read(room, Some(limit));
-                match patiently_read(self.shared(), &mut since, read)? {
+                match patiently_read(self.shared(), since, read)? {
                     None => return Ok(Some(self.too_slow())),
                     Some(0) => return Ok(Some(End::Client)),
                     Some(taken) => taken,
@@ -62,7 +62,7 @@ impl<D: Duplex + 'static> Session<D> {
     /// There is no memory for the rest of a payload: it is received and dropped.
     fn swallow(&mut self, header: FrameHeader, rest: usize) -> IoResult<Option<End>> {
         let mut rest = rest;
-        let mut since = Since::default();
+        let mut since = self.shared().clock.monotonic();
         let mut progress = 0_usize;
         loop {
             let pending = self.received.pending().len().min(rest);
@@ -74,7 +74,7 @@ impl<D: Duplex + 'static> Session<D> {
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
             let read = |limit| self.connection.duplex.read(room, Some(limit));
-            let count = match patiently_read(&shared, &mut since, read)? {
+            let count = match patiently_read(&shared, since, read)? {
                 None => return Ok(Some(self.too_slow())),
                 Some(0) => return Ok(Some(End::Client)),
                 Some(count) => count,
@@ -84,7 +84,7 @@ impl<D: Duplex + 'static> Session<D> {
             progress = progress.saturating_add(count);
             if progress >= BODY_STEP_BYTES {
                 progress = 0;
-                since = Since::default();
+                since = self.shared().clock.monotonic();
             }
         }
         self.connection.count(Counter::StoreNoMemory, 1);
@@ -96,7 +96,7 @@ impl<D: Duplex + 'static> Session<D> {
 /// As [`patiently`]; `None` if the time is over.
 fn patiently_read(
     shared: &crate::shared::Shared,
-    since: &mut Since,
+    since: std::time::Duration,
     read: impl FnMut(std::time::Duration) -> IoResult<usize>,
 ) -> IoResult<Option<usize>> {
     match patiently(shared, since, read) {

@@ -12,7 +12,7 @@ use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
 use crate::budget::Share;
 use crate::counters::Counter;
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN};
-use crate::patience::{Since, patiently, remaining};
+use crate::patience::{patiently, remaining};
 use crate::place::TaskPlace;
 use crate::receive::Received;
 use crate::shared::Shared;
@@ -114,14 +114,13 @@ impl<D: Duplex + 'static> Session<D> {
         };
         let bytes = answer.encode();
         let mut rest = bytes.as_slice();
-        let mut since = Since::at(since);
         while !rest.is_empty() {
             let slices = [IoSlice::new(rest)];
             let write = |limit| self.connection.duplex.write_vectored(&slices, limit);
-            let sent = patiently(self.shared(), &mut since, write)?;
+            let sent = patiently(self.shared(), since, write)?;
             rest = rest.get(sent..).unwrap_or_default();
         }
-        patiently(self.shared(), &mut since, |limit| self.connection.duplex.flush(limit))?;
+        patiently(self.shared(), since, |limit| self.connection.duplex.flush(limit))?;
         Ok((answer.status != Status::Ok).then_some(End::Server))
     }
 

@@ -4,7 +4,7 @@ use super::{CRLF_BYTES, Session};
 use crate::counters::Counter;
 use crate::execute::{Body, unit_key};
 use crate::limits::BODY_STEP_BYTES;
-use crate::patience::{Since, patiently};
+use crate::patience::patiently;
 use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, StoreVerb, Then, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -79,7 +79,7 @@ impl<T: Transport> Session<T> {
             return self.refuse_memory(store, whole);
         };
         let mut body = Vec::new();
-        let mut since = Since::default();
+        let mut since = self.shared.clock.monotonic();
         let mut received = 0;
         while received < whole {
             if received == body.len() {
@@ -89,15 +89,14 @@ impl<T: Transport> Session<T> {
                     return self.refuse_memory(store, whole - received);
                 }
                 body.resize(received + step, 0);
-                since = Since::default();
+                since = self.shared.clock.monotonic();
             }
             let room = body.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
                 let connection = &mut self.connection;
-                let taken = patiently(&self.shared, &mut since, |limit| {
-                    connection.read(room, Some(limit))
-                })?;
+                let taken =
+                    patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
                 self.count(Counter::BytesRead, taken as u64);
                 if taken == 0 {
                     return Err(IoErrorKind::UnexpectedEof.into());

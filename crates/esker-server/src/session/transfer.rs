@@ -3,7 +3,7 @@
 use super::{End, Session};
 use crate::counters::Counter;
 use crate::limits::{BODY_STEP_BYTES, RECEIVE_BYTES_MIN};
-use crate::patience::{Since, patiently, remaining};
+use crate::patience::{patiently, remaining};
 use crate::protocol::{GET_LINE_BYTES_MAX, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -49,7 +49,7 @@ impl<T: Transport> Session<T> {
     pub(super) fn swallow(&mut self, bytes: u64) -> IoResult<()> {
         self.flush()?;
         let mut rest = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut since = Since::default();
+        let mut since = self.shared.clock.monotonic();
         let mut progress = 0_usize;
         loop {
             let pending = self.received.pending().len().min(rest);
@@ -60,8 +60,7 @@ impl<T: Transport> Session<T> {
             }
             let room = self.received.make_room(0);
             let connection = &mut self.connection;
-            let count =
-                patiently(&self.shared, &mut since, |limit| connection.read(room, Some(limit)))?;
+            let count = patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
             if count == 0 {
                 return Err(IoErrorKind::UnexpectedEof.into());
             }
@@ -70,7 +69,7 @@ impl<T: Transport> Session<T> {
             progress = progress.saturating_add(count);
             if progress >= BODY_STEP_BYTES {
                 progress = 0;
-                since = Since::default();
+                since = self.shared.clock.monotonic();
             }
         }
     }
@@ -80,22 +79,21 @@ impl<T: Transport> Session<T> {
         if self.output.is_empty() {
             return Ok(());
         }
-        let mut since = Since::default();
+        let mut since = self.shared.clock.monotonic();
         let mut progress = 0_usize;
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
-            let taken = patiently(shared, &mut since, |limit| {
-                connection.write_vectored(slices, Some(limit))
-            })?;
+            let taken =
+                patiently(shared, since, |limit| connection.write_vectored(slices, Some(limit)))?;
             progress = progress.saturating_add(taken);
             if progress >= BODY_STEP_BYTES {
                 progress = 0;
-                since = Since::default();
+                since = shared.clock.monotonic();
             }
             Ok(taken)
         })?;
         if connection.holds_back() {
-            patiently(shared, &mut since, |limit| connection.flush(limit))?;
+            patiently(shared, since, |limit| connection.flush(limit))?;
         }
         if let Some(share) = self.output.take_sent() {
             self.put_share(share);
