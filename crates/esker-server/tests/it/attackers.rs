@@ -95,3 +95,24 @@ fn clients_that_never_read_do_not_slow_down_the_others() {
         drop(greedy);
     });
 }
+
+#[test]
+fn a_value_that_drips_ends_its_connection() {
+    let server = TestServer::with_limits(Limits {
+        request_timeout: Duration::from_secs(1),
+        ..Limits::default()
+    });
+    // One that is stored, and one that is too large and passed over.
+    for size in [500_000, 2_000_000_000] {
+        let mut drip = server.client();
+        drip.check_chat(b"mn\r\n", "MN\r\n");
+        assert_eq!(server.server.connections(), 1);
+        drip.send(format!("set k 0 0 {size}\r\n").as_bytes());
+        let since = SystemClock.monotonic();
+        while server.server.connections() > 0 {
+            drip.send(b"v");
+            esker_trt::sleep(Duration::from_millis(50));
+            assert!(SystemClock.monotonic() - since < Duration::from_secs(15), "still connected");
+        }
+    }
+}
