@@ -18,7 +18,9 @@ pub mod run;
 pub mod varint;
 pub mod wal;
 
-pub use index::{INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter};
+pub use index::{
+    INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, INDEX_VERSION, IndexEntry, IndexHead, IndexWriter,
+};
 pub use large::{LARGE_HEAD_SIZE, LargeHead};
 pub use root::{ROOT_SIZE, Root};
 pub use run::{Content, Pair, Run, RunKind, RunWriter};

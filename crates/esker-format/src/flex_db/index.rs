@@ -1,13 +1,17 @@
 //! The saved index: where intervals begin, as of a checkpoint of the space. It spares an open from looking them up, and
 //! says nothing that the space does not say.
 
-use super::{FORMAT_VERSION, KEY_SIZE_MAX_BYTES, split, varint};
+use super::{KEY_SIZE_MAX_BYTES, split, varint};
 use crate::Flaw;
 use esker_base::checksum::Crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"ESKFLEXI";
+/// The version of its format that this build writes. Others are passed over: nothing but time is lost.
+pub const INDEX_VERSION: u32 = 2;
+/// Most bytes of what is known of an interval's appended runs.
+const TAIL_SIZE_MAX_BYTES: u64 = 64 << 10;
 /// Size of the head in bytes.
 pub const INDEX_HEAD_SIZE: usize = 64;
 /// Where entries begin in the file, in bytes.
@@ -46,7 +50,7 @@ pub struct IndexHead {
 
 /// An interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct IndexEntry {
+pub struct IndexEntry<'a> {
     /// Bytes in the space.
     pub size: u64,
     /// Pairs; `None`: these are several intervals in which nobody has looked.
@@ -55,6 +59,9 @@ pub struct IndexEntry {
     pub appended: u64,
     /// Runs.
     pub runs: u64,
+    /// What is known of each appended run, one behind the other: its size in two bytes and the number of its pairs in one, big
+    /// end first, and a byte of each key's hash, the highest one. Empty: nothing, or there are none.
+    pub tail: &'a [u8],
 }
 
 /// Makes the entries.
@@ -67,7 +74,7 @@ pub struct IndexWriter {
 
 impl IndexWriter {
     /// Adds the interval that comes next.
-    pub fn push(&mut self, anchor: &[u8], entry: &IndexEntry) {
+    pub fn push(&mut self, anchor: &[u8], entry: &IndexEntry<'_>) {
         let shared = self.last.iter().zip(anchor).take_while(|(a, b)| a == b).count();
         let rest = anchor.get(shared..).unwrap_or_default();
         let pairs = entry.pairs.map_or(0, |pairs| pairs + 1);
@@ -75,9 +82,10 @@ impl IndexWriter {
             varint::put(&mut self.body, number);
         }
         self.body.extend_from_slice(rest);
-        for number in [entry.size, pairs, entry.appended, entry.runs] {
+        for number in [entry.size, pairs, entry.appended, entry.runs, entry.tail.len() as u64] {
             varint::put(&mut self.body, number);
         }
+        self.body.extend_from_slice(entry.tail);
         self.last.truncate(shared);
         self.last.extend_from_slice(rest);
         self.count += 1;
@@ -88,7 +96,7 @@ impl IndexWriter {
     pub fn finish(self, head: &IndexHead) -> ([u8; INDEX_HEAD_SIZE], Vec<u8>) {
         let mut raw = RawIndex {
             magic: MAGIC,
-            format_version: FORMAT_VERSION.into(),
+            format_version: INDEX_VERSION.into(),
             checksum: 0.into(),
             store_id: head.store_id,
             generation: head.generation.into(),
@@ -122,7 +130,7 @@ impl IndexHead {
         if raw.magic != MAGIC {
             return Err(Flaw::Magic);
         }
-        if raw.format_version.get() != FORMAT_VERSION {
+        if raw.format_version.get() != INDEX_VERSION {
             return Err(Flaw::Version(raw.format_version.get()));
         }
         Ok(IndexHead {
@@ -152,7 +160,7 @@ impl IndexHead {
     pub fn entries(
         &self,
         body: &[u8],
-        mut visit: impl FnMut(&[u8], IndexEntry),
+        mut visit: impl FnMut(&[u8], IndexEntry<'_>),
     ) -> Result<(), Flaw> {
         let mut rest = body;
         let mut anchor = Vec::new();
@@ -167,7 +175,12 @@ impl IndexHead {
             anchor.extend_from_slice(split(&mut rest, length).ok_or(Flaw::Field("anchor"))?);
             let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("entry"));
             let (size, pairs, appended, runs) = (field()?, field()?, field()?, field()?);
-            visit(&anchor, IndexEntry { size, pairs: pairs.checked_sub(1), appended, runs });
+            let length = field()?;
+            if length > TAIL_SIZE_MAX_BYTES {
+                return Err(Flaw::Field("tail"));
+            }
+            let tail = split(&mut rest, length).ok_or(Flaw::Field("tail"))?;
+            visit(&anchor, IndexEntry { size, pairs: pairs.checked_sub(1), appended, runs, tail });
         }
         if rest.is_empty() { Ok(()) } else { Err(Flaw::Field("entries")) }
     }

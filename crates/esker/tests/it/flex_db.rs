@@ -435,6 +435,35 @@ fn a_close_brings_the_table_to_the_space_that_its_thread_did_not_come_to() {
 }
 
 #[test]
+fn gets_read_no_more_right_after_a_clean_stop_than_later() {
+    let devices = Devices::new(12);
+    let options = options(12);
+    assert_eq!(options.flex.cache_size_bytes, 0, "gets read");
+    let mut store = devices.open(&options).unwrap();
+    let key = |number: u32| format!("key/{number:03}").into_bytes();
+    for round in 0..3_u8 {
+        for number in (0..200).filter(|number| number % 3 >= u32::from(round)) {
+            let _version = store.put(&key(number), &[round; 90]).unwrap();
+        }
+        store.clean(0).unwrap();
+    }
+    let read_by_gets = |store: &Store| {
+        let before = devices.device(0).counters().read_bytes;
+        for number in 0..200 {
+            let value = store.get(&key(number)).unwrap().unwrap();
+            assert_eq!(*value, [u8::try_from(number % 3).unwrap(); 90], "{number}");
+        }
+        devices.device(0).counters().read_bytes - before
+    };
+    store.close().unwrap();
+    store = devices.open(&options).unwrap();
+    let first = read_by_gets(&store);
+    let later = read_by_gets(&store);
+    assert!(first <= later, "{first} bytes, then {later}");
+    store.close().unwrap();
+}
+
+#[test]
 fn writers_readers_and_the_committer_work_at_the_same_time() {
     const KEYS: u64 = 3000;
     const ROUNDS: u64 = 12;

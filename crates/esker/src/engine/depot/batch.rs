@@ -221,9 +221,29 @@ impl Batch {
     }
 
     /// The record that starts at `start`.
+    ///
+    /// Looked for around where it stands if all records are of one length: a piece of the log in memory has ten thousands,
+    /// and each step of a search among all of them misses the cache.
     pub(super) fn entry_at(&self, start: u64) -> Option<&Entry> {
-        let place = self.entries.binary_search_by_key(&start, |entry| entry.start as u64).ok()?;
-        self.entries.get(place)
+        let start = usize::try_from(start).ok()?;
+        let at = |place: usize| self.entries.get(place).map(|entry| entry.start);
+        let last = self.entries.len().checked_sub(1)?;
+        let guess = start.checked_mul(last)?.checked_div(at(last)?).map_or(0, |at| at.min(last));
+        // Neither is wrong by more than a step that doubles.
+        let (mut low, mut high, mut step) = (guess, guess, 1);
+        while at(low)? > start {
+            high = low;
+            low = low.checked_sub(step).or((low > 0).then_some(0))?;
+            step *= 2;
+        }
+        while at(high).is_some_and(|there| there < start) {
+            low = high;
+            high += step;
+            step *= 2;
+        }
+        let among = self.entries.get(low..=high.min(last))?;
+        let place = among.binary_search_by_key(&start, |entry| entry.start).ok()?;
+        among.get(place)
     }
 
     /// The same records in memory of their own.

@@ -8,6 +8,7 @@
 //! - P1: a checkpoint counts only if nothing happened after it: every segment that it names has the
 //!   epoch that it names, no other segment has a higher one, and the clients' log ends where it says.
 //! - P2: a checkpoint that is not whole, or that is not understood, is left aside.
+//! - P3: what a checkpoint says of the clients' log was durable before it; a log that ends earlier is damaged.
 //!
 //! # Failure
 //! A crash while it is written leaves a checkpoint without its end: none.
@@ -171,16 +172,33 @@ pub(super) struct Loaded {
     pub(super) large: Vec<CheckpointExtents>,
 }
 
-/// Reads the newest checkpoint, if there is one that is whole and that fits the segments.
+/// The newest checkpoint: its segments, and what its end says.
+pub(super) struct Newest<'a> {
+    of: Vec<&'a SegmentHeader>,
+    pub(super) end: CheckpointEnd,
+}
+
+/// Finds the newest checkpoint, if there is one that fits the segments.
 ///
 /// # Errors
 /// What a failing device says.
-pub(super) fn load(source: &Source<'_>, headers: &[SegmentHeader]) -> Result<Option<Loaded>> {
+pub(super) fn newest<'a>(
+    source: &Source<'_>,
+    headers: &'a [SegmentHeader],
+) -> Result<Option<Newest<'a>>> {
     let mut of: Vec<_> = headers.iter().filter(|h| h.stream == Stream::Checkpoint).collect();
     of.sort_by_key(|header| header.epoch);
     let Some(newest) = of.last().map(|header| header.session_epoch) else { return Ok(None) };
     of.retain(|header| header.session_epoch == newest);
-    let Some(end) = read_end(source, &of, headers)? else { return Ok(None) };
+    Ok(read_end(source, &of, headers)?.map(|end| Newest { of, end }))
+}
+
+/// Reads a checkpoint, if it is whole.
+///
+/// # Errors
+/// What a failing device says.
+pub(super) fn load(source: &Source<'_>, newest: Newest<'_>) -> Result<Option<Loaded>> {
+    let Newest { of, end } = newest;
     let index = Directory::with_capacity(end.entries);
     let mut batches = 0;
     let mut whole = true;
@@ -244,7 +262,16 @@ fn read_end(
     Ok((current || sites::CHECKPOINT_CURRENT.disabled()).then_some(end))
 }
 
-impl Loaded {
+impl Newest<'_> {
+    /// Whether the clients' log lacks records that the checkpoint knows: all of it was durable before.
+    pub(super) fn is_cut_short(&self, tail: &Scanned) -> bool {
+        let known = self.end.tail.map_or(0, |(_, position)| position);
+        !sites::CHECKPOINT_CURRENT.disabled()
+            && !tail.end.sealed
+            && tail.end.position < known
+            && tail.end.next.0 < self.end.next_version.0
+    }
+
     /// Whether the clients' log ends where the checkpoint says (P1).
     pub(super) fn ends_at(&self, tail: Option<&Scanned>) -> bool {
         if sites::CHECKPOINT_CURRENT.disabled() {

@@ -10,8 +10,9 @@
 //! - R2: in each stream (for the cleaner's: of one session), every segment before the last one with
 //!   batches ends in a summary; the flush before a new segment's first batch made it so. Anything
 //!   else is damage.
-//! - R3: what lies below the committed point of its stream (`durable_sequence` of any valid batch) is
-//!   there, or recovery says what is missing; only what lies above it may be dropped as torn.
+//! - R3: what lies below the committed point of its stream (`durable_sequence` of any valid batch, and the end of the
+//!   clients' log that a checkpoint tells) is there, or recovery says what is missing; only what lies above it may be
+//!   dropped as torn.
 //! - R4: two records are taken for one key's by equal hashes only if neither is marked: the writer
 //!   compared the keys and marked the record if another key with the hash had a value.
 //! - R5: two records with one version are copies: the cleaner moved one. Either counts; a tombstone, which
@@ -177,23 +178,25 @@ impl Recovered {
             headers: of_log.copied().collect(),
             next: AtomicU32::new(0),
         };
-        // A repair has to meet all damage, also that which a checkpoint makes harmless for now.
-        let checkpoint = if lenient { None } else { scan.checkpoint(&headers)? };
-        if let Some((Loaded { end, index, large }, segments)) = checkpoint {
-            let log = Recovered {
-                headers,
-                clear_version: end.clear_version,
-                checkpoint: Some(end),
-                large,
-                found: Vec::new(),
-                pieces: Pieces::default(),
-                segments,
-                blank,
-                damaged: Vec::new(),
-                threads,
-            };
-            return Ok((log, Some(index)));
-        }
+        let cut_short = match scan.checkpoint(&headers, lenient)? {
+            CleanStop::Whole(Loaded { end, index, large }, segments) => {
+                let log = Recovered {
+                    headers,
+                    clear_version: end.clear_version,
+                    checkpoint: Some(end),
+                    large,
+                    found: Vec::new(),
+                    pieces: Pieces::default(),
+                    segments,
+                    blank,
+                    damaged: Vec::new(),
+                    threads,
+                };
+                return Ok((log, Some(index)));
+            }
+            CleanStop::CutShort(id) => Some(id),
+            CleanStop::Unknown => None,
+        };
         let mut all = Gathered::default();
         let mut found = Vec::new();
         for gathered in on_threads(threads, || scan.gather())? {
@@ -216,7 +219,7 @@ impl Recovered {
             clear_version: all.clear_version,
             threads,
         };
-        log.damaged = log.check_ends(source, lenient)?;
+        log.damaged = log.check_ends(source, cut_short, lenient)?;
         scan.take_behind(&mut log)?;
         Ok((log, None))
     }
@@ -230,8 +233,13 @@ impl Recovered {
         self.segments.iter().filter(move |segment| segment.header.stream == stream)
     }
 
-    /// R2 and R3.
-    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<SegmentId>> {
+    /// R2 and R3; a checkpoint knows more of the segment `cut_short` than is there.
+    fn check_ends(
+        &self,
+        source: &Source<'_>,
+        cut_short: Option<SegmentId>,
+        lenient: bool,
+    ) -> Result<Vec<SegmentId>> {
         let mut damaged = Vec::new();
         if sites::COMMITTED_POINT.disabled() {
             return Ok(damaged);
@@ -239,7 +247,7 @@ impl Recovered {
         for (place, segment) in self.segments.iter().enumerate() {
             let Scanned { header, end, .. } = segment;
             let later = self.segments.get(place + 1..).unwrap_or(&[]);
-            if !segment.is_cut_short(later, source)? {
+            if cut_short != Some(header.segment_id) && !segment.is_cut_short(later, source)? {
                 continue;
             }
             if lenient {
@@ -299,20 +307,37 @@ impl Recovered {
     }
 }
 
+/// What a checkpoint tells.
+enum CleanStop {
+    /// There is none that counts.
+    Unknown,
+    /// All there is to say, with the open segment.
+    Whole(Loaded, Vec<Scanned>),
+    /// Records are missing that this segment had.
+    CutShort(SegmentId),
+}
+
 impl Scan<'_> {
-    /// The newest checkpoint with its index and the open segment, if nothing happened after it.
-    fn checkpoint(&self, headers: &[SegmentHeader]) -> Result<Option<(Loaded, Vec<Scanned>)>> {
-        let Some(loaded) = checkpoint::load(self.source, headers)? else { return Ok(None) };
-        let open = loaded.end.tail.map(|(id, _)| id);
+    /// The newest checkpoint with its index and the open segment, if nothing happened after it. A repair has to meet all
+    /// damage, also that which a checkpoint makes harmless for now: `lenient` takes none.
+    fn checkpoint(&self, headers: &[SegmentHeader], lenient: bool) -> Result<CleanStop> {
+        let newest = checkpoint::newest(self.source, headers)?;
+        let Some(newest) = newest else { return Ok(CleanStop::Unknown) };
+        let open = newest.end.tail.map(|(id, _)| id);
         let header = self.headers.iter().find(|header| Some(header.segment_id) == open);
         let tail = match header {
             Some(header) => Some(self.segment(*header, &mut Gathered::default())?),
             None => None,
         };
-        if !loaded.ends_at(tail.as_ref()) {
-            return Ok(None);
+        if let Some(tail) = tail.as_ref().filter(|tail| newest.is_cut_short(tail)) {
+            return Ok(CleanStop::CutShort(tail.header.segment_id));
         }
-        Ok(Some((loaded, tail.into_iter().collect())))
+        if lenient || !newest.ends_at(tail.as_ref()) {
+            return Ok(CleanStop::Unknown);
+        }
+        let loaded = checkpoint::load(self.source, newest)?;
+        let whole = |loaded| CleanStop::Whole(loaded, tail.into_iter().collect());
+        Ok(loaded.map_or(CleanStop::Unknown, whole))
     }
 
     /// One thread's share of the segments.

@@ -30,6 +30,7 @@ mod backup;
 mod check;
 mod commit;
 mod cursor;
+mod engine;
 mod erase;
 mod files;
 mod index;
@@ -55,25 +56,19 @@ mod write;
 pub use files::FlexFiles;
 pub(crate) use files::TREE_FILE;
 
-use crate::backup::BackupReport;
-use crate::batch::Batch;
-use crate::check::CheckReport;
 use crate::engine::background::Background;
-use crate::engine::{Admit, Engine, Items, Limits};
 use crate::flex::{Space, SpaceOptions};
-use crate::options::{Durability, EngineKind, FlexOptions, Options, Progress};
-use crate::store::{Direction, Met, Stats};
-use crate::value::{Outcome, PutOptions, Value};
+use crate::options::{Durability, FlexOptions, Options};
+use crate::store::Direction;
+use crate::value::Value;
 use commit::Committer;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
-use esker_base::ids::Version;
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, ROOT_SIZE, Root};
-use esker_media::{Archive, BlockDevice};
-use esker_trt::Facility;
+use esker_format::flex_db::{ROOT_SIZE, Root};
+use esker_media::BlockDevice;
 use esker_trt::sync::{self, Gate};
 use index::Index;
 use memtable::MemTable;
@@ -405,200 +400,5 @@ fn identity(options: &Options) -> Result<[u8; 16]> {
 impl Drop for Flex {
     fn drop(&mut self) {
         self.background.stop();
-    }
-}
-
-impl Engine for Flex {
-    fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
-        self.get_at(key, u64::MAX, admit)
-    }
-
-    fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
-
-    fn read_size(&self, key: &[u8]) -> u64 {
-        self.large.length_of(key)
-    }
-
-    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
-        self.put_if(key, value, options)
-    }
-
-    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
-        self.delete_if(key, version)
-    }
-
-    fn clear(&self) -> Result<()> {
-        self.delete_between(&[], None)
-    }
-
-    fn delete_range(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
-        self.delete_between(from, to)
-    }
-
-    fn write(&self, batch: &Batch) -> Result<Version> {
-        self.write_batch(batch)
-    }
-
-    fn clean(&self, segments: usize) -> Result<usize> {
-        self.begin("clean")?;
-        self.commit_all()?;
-        let moved = self.space.collect(segments as u64)?;
-        Ok(usize::from(moved > 0))
-    }
-
-    fn evict(&self, _segments: usize) -> Result<usize> {
-        Err(Error::new(ErrorKind::Unsupported, "evict").context("flex is no cache"))
-    }
-
-    fn trim(&self) -> Result<u64> {
-        self.begin("trim")?;
-        self.space.trim()?;
-        Ok(0)
-    }
-
-    fn kind(&self) -> EngineKind {
-        EngineKind::Flex
-    }
-
-    fn is_ordered(&self) -> bool {
-        true
-    }
-
-    fn scan(
-        &self,
-        from: Bound<&[u8]>,
-        to: Bound<&[u8]>,
-        direction: Direction,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.collect_scan((from, to), direction, limit, u64::MAX)
-    }
-
-    fn scan_with(
-        &self,
-        (from, to): (Bound<&[u8]>, Bound<&[u8]>),
-        direction: Direction,
-        limit: usize,
-        show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
-    ) -> Result<()> {
-        self.begin("scan")?;
-        self.scan_at((from, to), direction, limit, u64::MAX, show)
-    }
-
-    fn snapshot(&self) -> Result<u64> {
-        self.begin("snapshot")?;
-        Ok(self.wal.drain(|version| self.snapshots.add(version)))
-    }
-
-    fn release(&self, snapshot: u64) {
-        self.snapshots.remove(snapshot);
-    }
-
-    fn get_as_of(&self, key: &[u8], snapshot: u64) -> Result<Option<Value>> {
-        self.get_at(key, snapshot, &mut |_| Ok(()))
-    }
-
-    fn scan_as_of(
-        &self,
-        range: (Bound<&[u8]>, Bound<&[u8]>),
-        direction: Direction,
-        limit: usize,
-        snapshot: u64,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.collect_scan(range, direction, limit, snapshot)
-    }
-
-    fn walk(&self, _cursor: u64) -> Result<Option<(Items, u64)>> {
-        Err(Error::new(ErrorKind::Unsupported, "walk").context("flex is walked in order"))
-    }
-
-    fn write_out(&self) -> Result<()> {
-        if self.keeps_log() { self.wal.write_all(false) } else { self.commit_all() }
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.begin("sync")?;
-        self.wal.check()?;
-        if self.keeps_log() { self.wal.write_all(true) } else { self.commit_all() }
-    }
-
-    fn close(&self) -> Result<()> {
-        if self.closed.swap(true, Ordering::AcqRel) {
-            return Ok(());
-        }
-        self.background.join();
-        self.wal.check()?;
-        self.wal.drain(|_| ());
-        self.commit_all()?;
-        self.space.checkpoint()?;
-        let _committer = self.committer.lock();
-        if let Err(error) = self.save_index() {
-            tracing::warn!(%error, "the next open looks intervals up");
-        }
-        Ok(())
-    }
-
-    fn stats(&self) -> Stats {
-        let space = self.space.stat();
-        let tables: u64 = self.tables().all().map(|table| table.len()).sum();
-        let mut device = space.data;
-        for counters in [space.tree, space.log].into_iter().chain(self.wal.counters()) {
-            device.reads += counters.reads;
-            device.read_bytes += counters.read_bytes;
-            device.writes += counters.writes;
-            device.write_bytes += counters.write_bytes;
-            device.flushes += counters.flushes;
-        }
-        Stats {
-            items: self.index.pairs() + tables,
-            live_bytes: space.data_bytes,
-            capacity_bytes: self.capacity_bytes,
-            segments: space.segments,
-            free_segments: space.free_segments,
-            index_entries: self.index.intervals(),
-            index_capacity: self.index.intervals(),
-            index_bytes: self.index.memory_bytes(),
-            last_version: Version(self.wal.last_version()),
-            device,
-            record_cache: [0, 0, self.index.cached_bytes()],
-            read_only: self.wal.failure().or(self.space.failure()).map(|error| error.to_string()),
-            ..Stats::default()
-        }
-    }
-
-    fn check(&self) -> Result<CheckReport> {
-        self.begin("check")?;
-        self.commit_all()?;
-        self.check_all()
-    }
-
-    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
-        self.backup_store(archive, progress)
-    }
-
-    fn report(&self) -> String {
-        let moved = self.space.stat().moved_bytes;
-        let (appended, rewritten) = {
-            let committer = self.committer.lock();
-            (committer.appended_bytes, committer.rewritten_bytes)
-        };
-        format!(
-            "{}; {}; {}; {appended} bytes appended, {rewritten} written anew, {moved} moved",
-            self.space.report(),
-            self.wal.report(),
-            self.scrubbed.report()
-        )
-    }
-
-    fn facilities(&self) -> Vec<Facility> {
-        Facility::ALL.to_vec()
-    }
-
-    fn limits(&self) -> Limits {
-        Limits {
-            key_size_bytes: KEY_SIZE_MAX_BYTES,
-            value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
-            batch_size_bytes: self.wal.batch_size_max(),
-        }
     }
 }

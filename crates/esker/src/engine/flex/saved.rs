@@ -1,4 +1,5 @@
-//! The saved index: where intervals begin, written at a clean stop, so that the next open knows each of them.
+//! The saved index: where intervals begin, and what is known of their runs, written at a clean stop, so that the next open
+//! knows each of them, and gets read no more than they did before.
 //!
 //! # Invariants
 //! - I1: it counts only for the very state of the space that it was made of: that of a checkpoint, by its generation and
@@ -8,7 +9,7 @@
 //! Nobody depends on it: without it, or with one that does not count, an open looks intervals up (FlexSpace §5.4). One that
 //! counts and does not fit the space is damage, and told.
 
-use super::index::{Entry, Fresh};
+use super::index::{Entry, Fresh, is_tail_of};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Space;
 use esker_base::{Error, ErrorKind, Result};
@@ -26,7 +27,7 @@ impl Flex {
     pub(super) fn save_index(&self) -> Result<()> {
         let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
         let mut writer = IndexWriter::default();
-        self.index.visit(|anchor, entry| {
+        self.index.visit(|anchor, entry, tail| {
             let pairs = (!entry.is_coarse()).then_some(u64::from(entry.pairs));
             writer.push(
                 anchor,
@@ -35,6 +36,7 @@ impl Flex {
                     pairs,
                     appended: u64::from(entry.appended),
                     runs: u64::from(entry.runs),
+                    tail,
                 },
             );
         });
@@ -102,15 +104,17 @@ pub(super) fn load(
     };
     let mut fresh = Vec::new();
     let mut total = ROOT_BYTES;
-    let read = head.entries(body, |anchor, entry| {
-        total = total.saturating_add(entry.size);
-        let size = u32::try_from(entry.size).unwrap_or(u32::MAX);
-        let runs = u32::try_from(entry.runs).unwrap_or(u32::MAX);
-        let entry = match entry.pairs {
-            Some(pairs) => Entry::new(size, pairs, entry.appended, runs),
+    let read = head.entries(body, |anchor, IndexEntry { size, pairs, appended, runs, tail }| {
+        total = total.saturating_add(size);
+        let size = u32::try_from(size).unwrap_or(u32::MAX);
+        let entry = match pairs {
+            Some(pairs) => {
+                Entry::new(size, pairs, appended, u32::try_from(runs).unwrap_or(u32::MAX))
+            }
             None => Entry::coarse(size),
         };
-        fresh.push(Fresh::new(anchor.to_vec(), entry));
+        let tail = if is_tail_of(tail, size, runs) { tail.to_vec() } else { Vec::new() };
+        fresh.push(Fresh { anchor: anchor.to_vec(), entry, tail });
     });
     if read.is_err() || total != end.max(ROOT_BYTES) || fresh.is_empty() {
         return Err(damaged());

@@ -54,6 +54,23 @@ fn the_parts_of_a_batch_have_its_records() {
 }
 
 #[test]
+fn records_are_found_where_they_start_and_nowhere_else() {
+    let uneven: Vec<_> =
+        (1..200).map(|n: usize| if n.is_multiple_of(50) { 4000 } else { n % 9 + 1 }).collect();
+    for values in
+        [&[][..], &[100], &[8; 200], &[2000, 1, 1, 1, 1, 1], &[1, 1, 1, 1, 1, 2000], &uneven]
+    {
+        let batch = batch(values);
+        let starts: Vec<_> = batch.entries.iter().map(|entry| entry.start).collect();
+        for start in 0..batch.used + 100 {
+            let found = batch.entry_at(start as u64).map(|entry| entry.start);
+            assert_eq!(found, starts.contains(&start).then_some(start));
+        }
+        assert!(batch.entry_at(u64::MAX).is_none());
+    }
+}
+
+#[test]
 fn a_batch_is_cut_before_the_record_that_begins_a_block_with_little_in_it() {
     // 48 bytes of header, and 16 records of 64: two blocks are 15 and a piece.
     let even = batch(&[52; 16]);

@@ -9,7 +9,8 @@
 
 use super::super::interval::{Interval, each_key};
 use super::super::pairs::{Hand, Pairs};
-use super::{Index, Part};
+use super::Index;
+use super::find::Part;
 use esker_base::hash::KeyHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -99,6 +99,16 @@ pub(in crate::engine::flex) fn wanted(tail: &[u8], size: u32, byte: u8, below: u
     }
 }
 
+/// Whether this may be known of an interval of so many bytes and runs: all of its appended runs (T1), or nothing.
+pub(in crate::engine::flex) fn is_tail_of(tail: &[u8], size: u32, runs: u64) -> bool {
+    let (mut rest, mut behind, mut number) = (tail, 0, 1);
+    while let Some((size, _)) = take(&mut rest) {
+        number += 1;
+        behind += size;
+    }
+    tail.is_empty() || (rest.is_empty() && number == runs && behind < size)
+}
+
 /// What is known of all intervals of a leaf, one behind the other.
 #[derive(Debug, Default)]
 pub(super) struct Tails {
@@ -205,6 +215,12 @@ mod tests {
         assert_eq!(at(2, 1), Wanted { at: 0, size: 5000, run: 0 });
         assert_eq!(at(4, usize::MAX), Wanted { at: 0, size: 5000, run: 0 });
         assert_eq!(wanted(&[], 300, 2, usize::MAX), Wanted { at: 0, size: 300, run: 0 });
+        assert!(is_tail_of(&tail, size, 5) && is_tail_of(&[], size, 9) && is_tail_of(&[], 0, 0));
+        for (tail, size, runs) in
+            [(&*tail, size, 4), (&tail, size, 6), (&tail, size - 5000, 5), (&tail[1..], size, 5)]
+        {
+            assert!(!is_tail_of(tail, size, runs), "{size} bytes, {runs} runs");
+        }
         assert_eq!((encode(1, &[0; 256]), encode(65_536, &[0])), (None, None), "nobody knows");
     }
 }

@@ -1,0 +1,291 @@
+//! Looking into the index: which interval holds a key, where it is in the space, and what is to be read of it.
+//!
+//! # Concurrency
+//! Any number look; each answer is good until the index changes, which `stamp` tells who kept it.
+#![allow(clippy::indexing_slicing, reason = "as for the index")]
+
+use super::leaf::{Entry, Leaf};
+use super::row::Row;
+use super::tails::{self, Wanted};
+use super::{Index, LeafSums, Spot};
+use crate::engine::flex::interval::Interval;
+use std::sync::Arc;
+
+/// What the committer wants to know of an interval.
+#[derive(Clone, Debug)]
+pub(in crate::engine::flex) struct Located {
+    pub(in crate::engine::flex) spot: Spot,
+    /// In the intervals' part of the space.
+    pub(in crate::engine::flex) offset: u64,
+    pub(in crate::engine::flex) entry: Entry,
+    pub(in crate::engine::flex) anchor: Vec<u8>,
+    /// Anchor of the next interval.
+    pub(in crate::engine::flex) upper: Option<Vec<u8>>,
+}
+
+/// Bytes that are read for a key.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::flex) struct Part {
+    /// In the intervals' part of the space.
+    pub(in crate::engine::flex) offset: u64,
+    pub(in crate::engine::flex) size: usize,
+    /// Of the interval.
+    pub(in crate::engine::flex) stamp: u32,
+    /// Number of the run; 0: the base run, or all.
+    pub(in crate::engine::flex) run: usize,
+    /// Whether it is all of the interval.
+    pub(in crate::engine::flex) is_whole: bool,
+    /// Whether it is known where each run begins.
+    pub(in crate::engine::flex) is_known: bool,
+}
+
+/// How far somebody looks: at intervals with about so many pairs, and at so many intervals at most.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::flex) struct Ahead {
+    pub(in crate::engine::flex) pairs: usize,
+    pub(in crate::engine::flex) intervals: usize,
+}
+
+impl Ahead {
+    /// One interval.
+    pub(in crate::engine::flex) const ONE: Ahead = Ahead { pairs: 0, intervals: 1 };
+
+    /// How many of these intervals that is.
+    pub(super) fn of<'e>(self, entries: impl Iterator<Item = &'e Entry>) -> usize {
+        // Who looks begins anywhere in the first one.
+        let mut pairs = 0;
+        let mut share = 2;
+        let needed = entries.take(self.intervals.max(1)).take_while(|entry| {
+            let is_needed = share == 2 || pairs < self.pairs;
+            pairs += usize::from(entry.known_pairs()) / share;
+            share = 1;
+            is_needed
+        });
+        needed.count()
+    }
+}
+
+/// Where intervals are that somebody wants to read.
+#[derive(Clone, Debug)]
+pub(in crate::engine::flex) struct Placed {
+    /// In the intervals' part of the space.
+    pub(in crate::engine::flex) offset: u64,
+    /// Size and stamp of each, and those that are in memory.
+    pub(in crate::engine::flex) sizes: Vec<(u32, u32, Option<Arc<Interval>>)>,
+    pub(in crate::engine::flex) is_coarse: bool,
+    pub(in crate::engine::flex) anchor: Vec<u8>,
+    /// Anchor of the interval behind the last one.
+    pub(in crate::engine::flex) upper: Option<Vec<u8>>,
+}
+
+/// All intervals of a leaf, and maybe of those behind it; none, if they are not wanted.
+#[derive(Clone, Debug)]
+pub(in crate::engine::flex) struct Neighbours {
+    /// The first one.
+    pub(in crate::engine::flex) spot: Spot,
+    /// In the intervals' part of the space.
+    pub(in crate::engine::flex) offset: u64,
+    pub(in crate::engine::flex) anchors: Vec<Vec<u8>>,
+    pub(in crate::engine::flex) sizes: Vec<u32>,
+    /// Whether each is in memory.
+    pub(in crate::engine::flex) cached: Vec<bool>,
+    /// Anchor of the interval behind the last one; of none, that behind the leaf.
+    pub(in crate::engine::flex) upper: Option<Vec<u8>>,
+}
+
+impl Neighbours {
+    /// Bytes of all.
+    pub(in crate::engine::flex) fn size_bytes(&self) -> u64 {
+        self.sizes.iter().map(|size| u64::from(*size)).sum()
+    }
+}
+impl Index {
+    /// Calls `look` with the interval that holds `key`, under the leaf's lock.
+    #[inline]
+    pub(in crate::engine::flex) fn with<T>(&self, key: &[u8], look: impl FnOnce(&Entry) -> T) -> T {
+        let row = self.row();
+        let leaf = row.leaf(row.leaf_of(key)).read();
+        look(&leaf.entries[leaf.index_of(key, false)])
+    }
+
+    /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind it (before
+    /// it, in `reverse`) in its leaf, as long as they are in memory and as far `ahead`; in that order, and the key at which
+    /// they end: that of the next interval, or in `reverse` the anchor of the last one.
+    pub(in crate::engine::flex) fn cached(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+        reverse: bool,
+        ahead: Ahead,
+    ) -> (Vec<Arc<Interval>>, Option<Vec<u8>>) {
+        let row = self.row();
+        let (spot, leaf) = row.spot(key, before);
+        let touched = |entry: &Entry| {
+            let interval = entry.cached.as_ref()?;
+            interval.touch_all();
+            Some(Arc::clone(interval))
+        };
+        if reverse {
+            let entries = leaf.entries[..=spot.index].iter().rev();
+            let most = ahead.of(entries.clone());
+            let found: Vec<_> = entries.take(most).map_while(touched).collect();
+            let end = found.len().checked_sub(1).map(|behind| leaf.anchor(spot.index - behind));
+            (found, end)
+        } else {
+            let entries = leaf.entries[spot.index..].iter();
+            let most = ahead.of(entries.clone());
+            let found: Vec<_> = entries.take(most).map_while(touched).collect();
+            let last = Spot { index: (spot.index + found.len()).saturating_sub(1), ..spot };
+            (found, upper(&row, &leaf, last))
+        }
+    }
+
+    /// Which bytes to read for `key`: of the runs that may have a key of `byte` the last one, or of those before `seen`, if
+    /// the interval is still as it was then; all of the interval without `byte`, or if nobody knows. `None` if nobody has
+    /// looked inside.
+    pub(in crate::engine::flex) fn part_of(
+        &self,
+        key: &[u8],
+        byte: Option<u8>,
+        (seen, below): (u32, usize),
+    ) -> Option<Part> {
+        let row = self.row();
+        let number = row.leaf_of(key);
+        let leaf = row.leaf(number).read();
+        let index = leaf.index_of(key, false);
+        let entry = &leaf.entries[index];
+        if entry.is_coarse() {
+            return None;
+        }
+        let offset = self.sums.read().before(number) + leaf.size_before(index);
+        let whole = Wanted { at: 0, size: entry.size, run: 0 };
+        let wanted = match byte {
+            Some(byte) if leaf.knows_runs(index) => {
+                let below = if entry.stamp == seen { below } else { usize::MAX };
+                tails::wanted(leaf.tails.of(index), entry.size, byte, below)
+            }
+            _ => whole,
+        };
+        Some(Part {
+            offset: offset + u64::from(wanted.at),
+            size: wanted.size as usize,
+            stamp: entry.stamp,
+            run: wanted.run,
+            is_whole: wanted.size == entry.size,
+            is_known: leaf.knows_runs(index),
+        })
+    }
+
+    /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of those
+    /// behind it in its leaf, as far `ahead`, the last of which is not in memory.
+    pub(in crate::engine::flex) fn place(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+        ahead: Ahead,
+    ) -> Placed {
+        let row = self.row();
+        let (spot, leaf) = row.spot(key, before);
+        let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
+        let first = &leaf.entries[spot.index];
+        let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
+        let mut sizes = vec![known(first)];
+        let mut last = spot;
+        if !first.is_coarse() {
+            let entries = leaf.entries[spot.index..].iter();
+            let behind = entries.clone().take(ahead.of(entries)).skip(1);
+            sizes.extend(behind.take_while(|entry| !entry.is_coarse()).map(known));
+            while sizes.len() > 1 && sizes.last().is_some_and(|(.., cached)| cached.is_some()) {
+                sizes.pop();
+            }
+            last.index += sizes.len() - 1;
+        }
+        Placed {
+            offset,
+            sizes,
+            is_coarse: first.is_coarse(),
+            anchor: leaf.anchor(spot.index),
+            upper: upper(&row, &leaf, last),
+        }
+    }
+
+    /// Everything about the interval that holds `key`.
+    pub(in crate::engine::flex) fn locate(&self, key: &[u8]) -> Located {
+        let row = self.row();
+        let (spot, leaf) = row.spot(Some(key), false);
+        self.located(&row, &leaf, spot)
+    }
+
+    /// The intervals of the leaf that holds `key`, if somebody looked into each and `is_wanted` says so; and those of the
+    /// leaves behind it for which it does, too, while all have up to `most` bytes.
+    pub(in crate::engine::flex) fn neighbours(
+        &self,
+        key: &[u8],
+        most: u64,
+        is_wanted: &dyn Fn(&LeafSums, bool) -> bool,
+    ) -> Neighbours {
+        let row = self.row();
+        let first = row.leaf_of(key);
+        let mut found = Neighbours {
+            spot: Spot { leaf: first, index: 0 },
+            offset: self.sums.read().before(first),
+            anchors: Vec::new(),
+            sizes: Vec::new(),
+            cached: Vec::new(),
+            upper: None,
+        };
+        let (mut next, mut bytes) = (first, 0);
+        while next < row.len() {
+            let leaf = row.leaf(next).read();
+            let sums = leaf.sums();
+            let fits = next == first || bytes + sums.size as u64 <= most;
+            if !fits
+                || !is_wanted(&sums, next == first)
+                || leaf.entries.iter().any(Entry::is_coarse)
+            {
+                break;
+            }
+            found.anchors.extend((0..sums.count).map(|index| leaf.anchor(index)));
+            found.sizes.extend(leaf.entries.iter().map(|entry| entry.size));
+            found.cached.extend(leaf.entries.iter().map(|entry| entry.cached.is_some()));
+            bytes += sums.size as u64;
+            next += 1;
+        }
+        found.upper = row.first(next.max(first + 1)).map(<[u8]>::to_vec);
+        found
+    }
+
+    /// Everything about the interval behind `spot`.
+    pub(in crate::engine::flex) fn next(&self, spot: Spot) -> Option<Located> {
+        let row = self.row();
+        let leaf = row.leaf(spot.leaf).read();
+        let next = if spot.index + 1 < leaf.entries.len() {
+            Spot { index: spot.index + 1, ..spot }
+        } else if spot.leaf + 1 < row.len() {
+            Spot { leaf: spot.leaf + 1, index: 0 }
+        } else {
+            return None;
+        };
+        let leaf = if next.leaf == spot.leaf { leaf } else { row.leaf(next.leaf).read() };
+        Some(self.located(&row, &leaf, next))
+    }
+
+    fn located(&self, row: &Row, leaf: &Leaf, spot: Spot) -> Located {
+        let upper = upper(row, leaf, spot);
+        Located {
+            spot,
+            offset: self.sums.read().before(spot.leaf) + leaf.size_before(spot.index),
+            entry: leaf.entries[spot.index].clone(),
+            anchor: leaf.anchor(spot.index),
+            upper,
+        }
+    }
+}
+
+/// Anchor of the interval behind one.
+fn upper(row: &Row, leaf: &Leaf, spot: Spot) -> Option<Vec<u8>> {
+    if spot.index + 1 < leaf.entries.len() {
+        return Some(leaf.anchor(spot.index + 1));
+    }
+    row.first(spot.leaf + 1).map(<[u8]>::to_vec)
+}
