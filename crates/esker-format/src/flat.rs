@@ -21,7 +21,7 @@ pub mod image;
 pub mod record;
 pub mod root;
 
-pub use batch::{BATCH_HEADER_SIZE, BatchHeader, BatchKind};
+pub use batch::{BASE_VERSION_SIZE, BATCH_HEADER_SIZE, BatchHeader, BatchKind};
 pub use chunk::{CHUNK_HEADER_SIZE, CHUNK_START, ChunkHeader, ChunkKind};
 pub use entry::{
     Action, EncodeEntry, Entry, EntryAttributes, EntryBytes, EntryKey, EntrySink, Stamp,

@@ -148,7 +148,7 @@ impl Connection {
         match asked {
             Asked::Get => self.load.protocol.get(&self.key, &mut self.request),
             Asked::Set => {
-                self.salt = self.salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
+                self.salt = self.salt.wrapping_add(1);
                 self.filler.write(number, self.load.value_size, self.salt, &mut self.value);
                 self.load.protocol.set(&self.key, &self.value, &mut self.request);
                 self.user_bytes += (self.key.len() + self.value.len()) as u64;

@@ -174,7 +174,7 @@ impl Hands<'_> {
     }
 
     fn fill(&mut self, number: u64, length: u64) {
-        self.salt = self.salt.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        self.salt = self.salt.wrapping_add(1);
         self.phase.filler.write(number, length, self.salt, &mut self.value);
     }
 

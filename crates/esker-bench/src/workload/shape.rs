@@ -146,7 +146,7 @@ pub struct Filler {
 
 /// Bytes that say which key a value belongs to.
 const STAMP: usize = 8;
-/// Random bytes that values are cut from; more than a processor's caches keep for one key.
+/// Random bytes that values are cut from.
 const POOL_SIZE_BYTES: usize = 1 << 20;
 
 impl Filler {
@@ -158,10 +158,12 @@ impl Filler {
         Filler { pool }
     }
 
-    /// Writes a value of key `number`, `length` bytes long, into `value`; `salt` makes two of them differ.
+    /// Writes a value of key `number`, `length` bytes long, into `value`; `salt` makes two of them differ. With one salt after
+    /// the other, values of one length are cut from the pool one behind the other: a processor sees that coming, and the load
+    /// does not wait for memory in the place of the system.
     pub fn write(&self, number: u64, length: u64, salt: u64, value: &mut Vec<u8>) {
+        let start = size(salt.wrapping_mul(length | 1) % POOL_SIZE_BYTES as u64);
         let length = size(length);
-        let start = size(scatter(number ^ salt.rotate_left(32)) % POOL_SIZE_BYTES as u64);
         value.clear();
         match self.pool.get(start..start + length) {
             Some(bytes) => value.extend_from_slice(bytes),

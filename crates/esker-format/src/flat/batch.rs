@@ -75,7 +75,17 @@ pub fn seal_batch(batch: &mut [u8], header: &BatchHeader, salt: u64, offset: u64
     }
 }
 
+/// Bytes at the end of a header that are its base version.
+pub const BASE_VERSION_SIZE: usize = size_of::<u64>();
+
 impl BatchHeader {
+    /// The base version that the end of a header says.
+    #[inline]
+    #[must_use]
+    pub const fn base_version(end: [u8; BASE_VERSION_SIZE]) -> u64 {
+        u64::from_le_bytes(end)
+    }
+
     /// Reads a header without its checksum.
     ///
     /// # Errors

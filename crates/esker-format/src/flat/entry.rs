@@ -198,18 +198,21 @@ impl EntrySink for EntryBytes {
 }
 
 /// Cuts `length` bytes off the front.
+#[inline]
 fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Result<&'a [u8], Flaw> {
     let (front, rest) = bytes.split_at_checked(length).ok_or(Flaw::TooShort)?;
     *bytes = rest;
     Ok(front)
 }
 
+#[inline]
 fn take_array<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Flaw> {
     let (front, rest) = bytes.split_first_chunk::<N>().ok_or(Flaw::TooShort)?;
     *bytes = rest;
     Ok(*front)
 }
 
+#[inline]
 fn pointer(bytes: &mut &[u8]) -> Result<u64, Flaw> {
     let short = take_array::<POINTER_SIZE>(bytes)?;
     let mut long = [0; 8];
@@ -235,6 +238,7 @@ const fn stamp_size(head: u8) -> usize {
 
 /// What head and content give a check of so many bytes. In 2 bytes, too, each damaged byte makes a difference: it does not
 /// with any fold (a test tries them all).
+#[inline]
 fn check_of(head: u8, content: &[u8], size: usize) -> u32 {
     let check = crc32c(content) ^ u32::from(head);
     if size == CHECK_SIZE { check } else { (check ^ check >> 15) & 0xFFFF }
@@ -364,6 +368,7 @@ impl<'a> Entry<'a> {
     ///
     /// # Errors
     /// The first [`Flaw`] found; `TooShort` if it goes on behind `bytes`.
+    #[inline]
     pub fn decode(bytes: &'a [u8]) -> Result<Self, Flaw> {
         let all = bytes;
         let mut rest = bytes;

@@ -327,6 +327,7 @@ impl Node {
         Order(self.head.order.load(Ordering::Acquire))
     }
 
+    #[inline]
     fn slice(&self, slot: usize) -> u64 {
         self.slices.0.get(slot).map_or(0, |slice| slice.load(Ordering::Relaxed))
     }

@@ -248,7 +248,9 @@ impl Masstree {
         let asks = expected.div_ceil(KEYS_OF_BORDER).min(ASKS_MAX);
         let mut stack = vec![Frame::new(root, from, way, asks)];
         let mut key: Vec<u8> = Vec::new();
-        while let Some(frame) = stack.last_mut() {
+        loop {
+            let depth = stack.len();
+            let Some(frame) = stack.last_mut() else { return };
             let Some(item) = frame.pop() else {
                 let more = frame.next.is_some_and(|slice| frame.fill(slice, way, &guard));
                 if !more {
@@ -256,10 +258,23 @@ impl Masstree {
                 }
                 continue;
             };
+            let slice = item.slice.to_be_bytes();
+            let entry = item.pointer.entry(&guard);
+            if let Entry::Word(word) = entry
+                && depth == 1
+            {
+                // Most keys are short, and all of one is here.
+                let length = usize::try_from(item.length).unwrap_or(SLICE);
+                let key = slice.get(..length).unwrap_or(&slice);
+                if Word::new(word).is_some_and(|word| visit(key, word).is_break()) {
+                    return;
+                }
+                continue;
+            }
             let from = frame.rest_behind(&item);
-            key.truncate(SLICE * (stack.len() - 1));
-            key.extend_from_slice(&item.slice.to_be_bytes());
-            let met = match item.pointer.entry(&guard) {
+            key.truncate(SLICE * (depth - 1));
+            key.extend_from_slice(&slice);
+            let met = match entry {
                 Entry::Node(layer) => {
                     stack.push(Frame::new(layer, from, way, asks));
                     continue;

@@ -65,6 +65,7 @@ mod x86 {
         }
     }
 
+    #[inline]
     pub(in super::super) fn write_back(instruction: FlushInstruction, line: *const u8) {
         match instruction {
             FlushInstruction::Clwb => {
@@ -82,6 +83,7 @@ mod x86 {
         }
     }
 
+    #[inline]
     pub(in super::super) fn prefetch(line: *const u8) {
         // SAFETY: a hint: nothing is read that the program can see, and no address is refused.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) }
@@ -109,8 +111,10 @@ mod portable {
         FlushInstruction::None
     }
 
+    #[inline]
     pub(in super::super) fn write_back(_instruction: FlushInstruction, _line: *const u8) {}
 
+    #[inline]
     pub(in super::super) fn prefetch(_line: *const u8) {}
 
     pub(in super::super) fn fence() {

@@ -41,19 +41,23 @@ impl Run {
         self.words.push((self.keys.len(), word));
     }
 
-    /// Adds up to `max` keys of an index from `start` to `end`, in order.
+    /// Adds up to `max` keys of an index from `start` to `end`, in order; each word that is added is `met`, with the number
+    /// of those before it.
+    #[inline]
     pub(super) fn collect(
         &mut self,
         index: &Masstree,
         (start, end): (Bound<&[u8]>, Bound<&[u8]>),
         direction: Direction,
         max: usize,
+        mut met: impl FnMut(usize, Word),
     ) {
         let mut left = max;
         let add = |key: &[u8], word| {
             if !is_before(key, end, direction) {
                 return ControlFlow::Break(());
             }
+            met(self.words.len(), word);
             self.add(key, word);
             left = left.saturating_sub(1);
             if left > 0 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
@@ -68,6 +72,7 @@ impl Run {
         self.words.len()
     }
 
+    #[inline]
     pub(super) fn word(&self, place: usize) -> Option<Word> {
         self.words.get(place).map(|(_, word)| *word)
     }

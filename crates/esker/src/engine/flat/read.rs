@@ -15,8 +15,8 @@ use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::flat::entry::ENTRY_SIZE_MAX;
 use esker_format::flat::{
-    Action, BATCH_HEADER_SIZE, BatchHeader, Entry, EntryAttributes, EntryKey, LINE,
-    RECORD_HEADER_SIZE, Record, Stamp,
+    Action, BASE_VERSION_SIZE, BATCH_HEADER_SIZE, BatchHeader, Entry, EntryAttributes, EntryKey,
+    LINE, RECORD_HEADER_SIZE, Record, Stamp,
 };
 use esker_index::Word;
 use esker_media::BufferPool;
@@ -25,9 +25,14 @@ use std::ops::ControlFlow;
 use std::sync::atomic::{Ordering, fence};
 
 /// Bytes of an entry that are read at first: enough for most.
-const NEAR_BYTES: usize = 96;
-/// Bytes of a word.
-const WORD: usize = size_of::<u64>();
+const NEAR_BYTES: usize = 85;
+/// Bytes before them, so that what the check of an entry with a value covers begins with a word, where it is computed
+/// fastest; with the bytes of the entry it is whole words, which are read fastest.
+const LEAD: usize = 3;
+
+/// What is read of an entry at first.
+#[repr(align(8))]
+struct Near([u8; LEAD + BASE_VERSION_SIZE + NEAR_BYTES]);
 
 /// What an entry says of its key, besides the value.
 #[derive(Clone, Copy, Debug)]
@@ -112,16 +117,12 @@ impl Flat {
         }
         let end = self.layout.start_of(number) + self.layout.chunk_size;
         let left = usize::try_from(end - place.offset).unwrap_or(0);
-        // The batch's header stands right before its first entry.
-        let before = if place.ordinal == 0 { BATCH_HEADER_SIZE } else { 0 };
-        let start = place.offset.saturating_sub(before as u64);
-        // Whole words are read fastest; chunks begin and end with one.
-        let skip = usize::try_from(start % WORD as u64).unwrap_or(0);
-        let length = (skip + before + left.min(NEAR_BYTES)).next_multiple_of(WORD);
-        let mut near = [0; WORD + BATCH_HEADER_SIZE + NEAR_BYTES];
-        let near = near.get_mut(..length).unwrap_or_default();
-        self.memory.read(start - skip as u64, near)?;
-        let (head, bytes) = near.get(skip..).unwrap_or_default().split_at(before);
+        // The batch's header, which ends with the base version, stands right before its first entry.
+        let before = LEAD + if place.ordinal == 0 { BASE_VERSION_SIZE } else { 0 };
+        let mut near = Near([0; _]);
+        let near = near.0.get_mut(..before + left.min(NEAR_BYTES)).unwrap_or_default();
+        self.memory.read(place.offset.saturating_sub(before as u64), near)?;
+        let (head, bytes) = near.split_at(before);
         let mut decoded = Entry::decode(bytes);
         let mut far;
         if left > NEAR_BYTES && matches!(decoded, Err(Flaw::TooShort)) {
@@ -132,7 +133,7 @@ impl Flat {
         }
         let found = match &decoded {
             Ok(entry) => {
-                let version = self.version_of(place, entry.stamp, head)?;
+                let version = self.version_of(place, entry.stamp, head.last_chunk())?;
                 if is_sound(entry, version) { Ok((entry, version)) } else { Err(Flaw::Checksum) }
             }
             Err(flaw) => Err(*flaw),
@@ -147,21 +148,28 @@ impl Flat {
         }
     }
 
-    /// The version of an entry, with its batch's header if that is at hand. If its chunk is used anew, it may be
+    /// The version of an entry, with the end of its batch's header if that is at hand. If its chunk is used anew, it may be
     /// anything: the reader of the entry finds out.
     #[inline]
-    fn version_of(&self, place: Place, stamp: Stamp, head: &[u8]) -> Result<Version> {
+    fn version_of(
+        &self,
+        place: Place,
+        stamp: Stamp,
+        head: Option<&[u8; BASE_VERSION_SIZE]>,
+    ) -> Result<Version> {
         if let Stamp::Whole(version) = stamp {
             return Ok(Version(version));
         }
-        let mut read = [0; BATCH_HEADER_SIZE];
-        let head = if head.is_empty() {
-            self.memory.read(place.batch_offset(), &mut read)?;
-            &read
-        } else {
-            head
+        let mut read = [0; BASE_VERSION_SIZE];
+        let head = match head {
+            Some(head) => head,
+            None => {
+                let end = place.batch_offset() + BATCH_HEADER_SIZE as u64;
+                self.memory.read(end - BASE_VERSION_SIZE as u64, &mut read)?;
+                &read
+            }
         };
-        let base = BatchHeader::peek(head).map_or(0, |header| header.base_version);
+        let base = BatchHeader::base_version(*head);
         Ok(Version(stamp.version(base, place.ordinal as u64)))
     }
 

@@ -93,6 +93,35 @@ struct Found<'b> {
     version: u64,
 }
 
+/// What was read of a chunk so far.
+struct FoundIn<'b> {
+    chunk: u32,
+    /// Entries that are to be entered.
+    group: Vec<Found<'b>>,
+    /// All of them.
+    count: u32,
+    /// Versions between which theirs lie.
+    oldest: u64,
+    newest: u64,
+}
+
+impl FoundIn<'_> {
+    fn new(chunk: u32) -> Self {
+        let group = Vec::with_capacity(GROUP);
+        FoundIn { chunk, group, count: 0, oldest: u64::MAX, newest: 0 }
+    }
+}
+
+/// Whether a whole batch stands behind the one at the start of `bytes`, at `start`, that is not: only the last one can be torn (L1).
+fn goes_on(bytes: &mut [u8], salt: u64, start: u64) -> bool {
+    (LINE..bytes.len()).step_by(LINE).any(|at| {
+        let batch = bytes.get_mut(at..).unwrap_or_default();
+        let short = BatchHeader::peek(batch)
+            .is_ok_and(|header| batch_size(header.payload_bytes) <= SEARCH_BYTES);
+        short && BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
+    })
+}
+
 impl Scan<'_> {
     /// Reads a chunk of a log.
     fn chunk(&self, number: u32, buffer: &mut Vec<u8>) -> Result<()> {
@@ -102,80 +131,67 @@ impl Scan<'_> {
         buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
         let (mut at, covered) = self.tails.of(number);
         flat.memory.read(start + at as u64, buffer.get_mut(at..).unwrap_or_default())?;
-        let (mut batches, mut sealed) = (Vec::new(), false);
-        while at < buffer.len() {
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let sound = || sites::BATCH_CHECKSUM.disabled();
-            let Ok((header, _)) = BatchHeader::decode(batch, salt, start + at as u64, sound) else {
-                break;
-            };
+        let mut rest = buffer.get_mut(at..).unwrap_or_default();
+        let mut found = FoundIn::new(number);
+        let mut sealed = false;
+        while !rest.is_empty() {
+            let (place, sound) = (start + at as u64, || sites::BATCH_CHECKSUM.disabled());
+            let Ok((header, _)) = BatchHeader::decode(rest, salt, place, sound) else { break };
             if header.kind == BatchKind::Seal {
                 sealed = true;
                 break;
             }
-            batches.push((at, header));
-            at += batch_size(header.payload_bytes);
+            // Its entries at once, while it is in the cache.
+            let (batch, behind) = rest.split_at_mut(batch_size(header.payload_bytes));
+            self.batch(&header, place, batch, &mut found)?;
+            at += batch.len();
+            rest = behind;
         }
-        if !sealed && self.goes_on(buffer, at, salt, start) && !sites::COMMITTED_POINT.disabled() {
+        self.enter(number, &mut found.group)?;
+        if !sealed && goes_on(rest, salt, start + at as u64) && !sites::COMMITTED_POINT.disabled() {
             let words = "a batch is damaged, and whole ones follow it".to_owned();
             return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
         }
-        let (entries, versions) = self.entries(number, &batches, buffer)?;
+        self.newest.fetch_max(found.newest, Ordering::Relaxed);
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
-            learned.versions.get_or_init(|| versions);
+            learned.versions.get_or_init(|| (found.oldest, found.newest));
         }
-        chunk.set_counts(covered + entries, 0, u32::try_from(at).unwrap_or(u32::MAX));
+        chunk.set_counts(covered + found.count, 0, u32::try_from(at).unwrap_or(u32::MAX));
         Ok(())
     }
 
-    /// Whether a whole batch stands behind one that is not: only the last one can be torn (L1).
-    fn goes_on(&self, buffer: &mut [u8], from: usize, salt: u64, start: u64) -> bool {
-        (from + LINE..buffer.len()).step_by(LINE).any(|at| {
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let short = BatchHeader::peek(batch)
-                .is_ok_and(|header| batch_size(header.payload_bytes) <= SEARCH_BYTES);
-            short && BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
-        })
-    }
-
-    /// Enters what the batches of a chunk say; returns the number of entries, and the versions between which theirs lie.
-    fn entries(
+    /// Enters what a batch says that stands at `offset`.
+    fn batch<'b>(
         &self,
-        chunk: u32,
-        batches: &[(usize, BatchHeader)],
-        buffer: &[u8],
-    ) -> Result<(u32, (u64, u64))> {
+        header: &BatchHeader,
+        offset: u64,
+        batch: &'b [u8],
+        found: &mut FoundIn<'b>,
+    ) -> Result<()> {
         let flat = self.flat;
-        let start = flat.layout.start_of(chunk);
-        let mut group: Vec<Found<'_>> = Vec::with_capacity(GROUP);
-        let (mut count, mut oldest, mut newest) = (0, u64::MAX, 0);
-        for (at, header) in batches {
-            let offset = start + *at as u64;
-            let from = at + BATCH_HEADER_SIZE;
-            let mut rest = buffer.get(from..from + header.payload_bytes).unwrap_or_default();
-            let mut ordinal = 0;
-            while !rest.is_empty() {
-                let entry = Entry::decode(rest)
-                    .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
-                let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
-                let version = entry.stamp.version(header.base_version, ordinal as u64);
-                (oldest, newest) = (oldest.min(version), newest.max(version));
-                ordinal += 1;
-                rest = rest.get(entry.size..).unwrap_or(&[]);
-                if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
-                    continue;
-                }
-                let Some(key) = flat.key_of_entry(&entry)? else { continue };
-                group.push(Found { hash: flat.hasher.hash(&key), key, place, version });
-                if group.len() == GROUP {
-                    self.enter(chunk, &mut group)?;
-                }
+        let entries = BATCH_HEADER_SIZE..BATCH_HEADER_SIZE + header.payload_bytes;
+        let mut rest = batch.get(entries).unwrap_or_default();
+        let mut ordinal = 0;
+        while !rest.is_empty() {
+            let entry = Entry::decode(rest)
+                .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
+            let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
+            let version = entry.stamp.version(header.base_version, ordinal as u64);
+            found.oldest = found.oldest.min(version);
+            found.newest = found.newest.max(version);
+            found.count = found.count.saturating_add(1);
+            ordinal += 1;
+            rest = rest.get(entry.size..).unwrap_or(&[]);
+            if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
+                continue;
             }
-            count += ordinal;
+            let Some(key) = flat.key_of_entry(&entry)? else { continue };
+            found.group.push(Found { hash: flat.hasher.hash(&key), key, place, version });
+            if found.group.len() == GROUP {
+                self.enter(found.chunk, &mut found.group)?;
+            }
         }
-        self.enter(chunk, &mut group)?;
-        self.newest.fetch_max(newest, Ordering::Relaxed);
-        Ok((u32::try_from(count).unwrap_or(u32::MAX), (oldest, newest)))
+        Ok(())
     }
 
     /// Enters entries of a chunk, in their order; what the index keeps of them is fetched at once.

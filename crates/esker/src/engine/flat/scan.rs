@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Keys of a part of a scan, at most.
 pub(super) const PART: usize = 128;
 /// Entries that are fetched ahead of the one that is read.
-const AHEAD: usize = 16;
+const AHEAD: usize = 24;
 /// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
 const WALKS_MAX: usize = 256;
 
@@ -157,12 +157,13 @@ impl Flat {
             run.clear();
             let since = self.chunks.now();
             let start = last.as_deref().map_or(start, Bound::Excluded);
-            run.collect(index, (start, end), direction, wanted);
-            (0..AHEAD)
-                .filter_map(|place| run.word(place))
-                .for_each(|word| self.prefetch_entry(word));
+            // The first ones come while the index is still being read, the others while those before them are.
+            run.collect(index, (start, end), direction, wanted, |place, word| {
+                if place < AHEAD {
+                    self.prefetch_entry(word);
+                }
+            });
             for place in 0..run.len() {
-                // It comes while those before it are read.
                 let ahead = run.word(place + AHEAD);
                 ahead.into_iter().for_each(|word| self.prefetch_entry(word));
                 let Some((key, word)) = run.get(place) else { break };
