@@ -5,17 +5,9 @@
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-mod short;
-
 /// CRC32C of `bytes`.
-#[inline]
 #[must_use]
 pub fn crc32c(bytes: &[u8]) -> u32 {
-    let short = (bytes.len() <= short::SHORT_MAX).then(|| short::add(!0, bytes)).flatten();
-    short.map_or_else(|| crc32c_long(bytes), |state| !state)
-}
-
-fn crc32c_long(bytes: &[u8]) -> u32 {
     narrow(crc_fast::checksum(CrcAlgorithm::Crc32Iscsi, bytes))
 }
 

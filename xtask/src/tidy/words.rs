@@ -15,7 +15,6 @@ const RULES: [Rule; 8] = [
     Rule {
         word: "unsafe",
         allowed: &[
-            "crates/esker-base/src/checksum/short",
             "crates/esker-trt/",
             "crates/esker-media/src/pmem",
             "crates/esker-media/src/buffer",

@@ -142,7 +142,8 @@ impl Scan<'_> {
                 break;
             }
             // Its entries at once, while it is in the cache.
-            let (batch, behind) = rest.split_at_mut(batch_size(header.payload_bytes));
+            let size = batch_size(header.payload_bytes).min(rest.len());
+            let (batch, behind) = rest.split_at_mut(size);
             self.batch(&header, place, batch, &mut found)?;
             at += batch.len();
             rest = behind;
