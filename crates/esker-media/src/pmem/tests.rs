@@ -53,7 +53,7 @@ fn ranges_of_any_alignment_are_read_up_to_the_ends() {
     let (_folder, path) = folder();
     let memory = PmemFile::open(&path, options(true)).unwrap();
     let size = usize::try_from(memory.size_bytes()).unwrap();
-    let all: Vec<u8> = (0..size).map(|index| (index * 7 + index / 256) as u8).collect();
+    let all: Vec<u8> = (0..size).map(|index| (index * 7 + index / 256).to_le_bytes()[0]).collect();
     memory.store(STORE, 0, &all).unwrap();
     for base in [0, 4080, size - 60] {
         for (skip, length) in (0..30).flat_map(|skip| (0..=30).map(move |length| (skip, length))) {
