@@ -27,6 +27,7 @@ mod check;
 mod checkpoint;
 mod clean;
 mod commit;
+mod engine;
 mod evict;
 mod extents;
 mod hold;
@@ -46,14 +47,8 @@ pub mod sites;
 mod tombstones;
 mod write;
 
-use crate::backup::BackupReport;
-use crate::batch::Batch;
-use crate::check::CheckReport;
 use crate::engine::background::Background;
-use crate::engine::{Admit, Engine, Items, Limits};
-use crate::options::{Durability, EngineKind, Options, Progress};
-use crate::store::Stats;
-use crate::value::{Condition, Outcome, PutOptions, Value};
+use crate::options::{Durability, Options};
 use clean::{Cleaner, Pace};
 use commit::Log;
 use esker_base::clock::Clock;
@@ -63,12 +58,9 @@ use esker_base::rng::{self, Rng};
 use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::depot::{
-    HASH_BITS, KEY_SIZE_MAX_BYTES, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock,
-};
+use esker_format::depot::{HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock};
 use esker_index::{Directory, Link};
-use esker_media::{Archive, BlockDevice, BlockGeometry, BufferPool, IoBuf, PmemCounters};
-use esker_trt::Facility;
+use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
@@ -447,138 +439,6 @@ fn format(
     };
     write_superblock(device, pool, &superblock)?;
     Ok(superblock)
-}
-
-impl Engine for Depot {
-    fn kind(&self) -> EngineKind {
-        EngineKind::Depot
-    }
-
-    fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
-        self.get_record(key, admit)
-    }
-
-    fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
-        let hashes: Vec<u64> = keys.map(|key| self.hash(key)).collect();
-        self.index.lookup_many(&hashes, |_, _| ());
-    }
-
-    fn read_size(&self, key: &[u8]) -> u64 {
-        Depot::read_size(self, key)
-    }
-
-    fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
-        self.put_record(key, value, options.attributes, options.condition)
-    }
-
-    fn delete(&self, key: &[u8], version: Option<Version>) -> Result<bool> {
-        let condition = version.map_or(Condition::Present, Condition::VersionIs);
-        Ok(matches!(self.delete_record(key, condition)?, Outcome::Stored(_)))
-    }
-
-    fn write(&self, batch: &Batch) -> Result<Version> {
-        self.write_atomic(batch)
-    }
-
-    fn evict(&self, segments: usize) -> Result<usize> {
-        self.evict_now(segments)
-    }
-
-    fn trim(&self) -> Result<u64> {
-        self.trim_free(0, usize::MAX)
-    }
-
-    fn clean(&self, segments: usize) -> Result<usize> {
-        self.clean_now(segments)
-    }
-
-    fn clear(&self) -> Result<()> {
-        self.clear_records()
-    }
-
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
-        self.walk_part(cursor)
-    }
-
-    fn write_out(&self) -> Result<()> {
-        Depot::write_out(self)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.flush_published()
-    }
-
-    fn close(&self) -> Result<()> {
-        self.background.stop();
-        self.log_writer.stop();
-        let closed = self.close_log();
-        self.background.join();
-        self.log_writer.join();
-        closed?;
-        let unchanged = self.log.next_epoch() == self.session_epoch
-            && self.from_checkpoint == Some(self.log.next_version());
-        if self.log.failure().is_none()
-            && !self.checkpointed.swap(true, Ordering::AcqRel)
-            && !unchanged
-            && let Err(error) = self.write_checkpoint()
-        {
-            // The log is whole: the next open reads that.
-            tracing::warn!(%error, "writing a checkpoint failed");
-        }
-        self.end_close()
-    }
-
-    fn stats(&self) -> Stats {
-        Stats {
-            items: self.items(),
-            tombstones: self.tombstones(),
-            live_bytes: self.segments.live().1,
-            capacity_bytes: self.layout.segment_size * u64::from(self.layout.segment_count),
-            segments: u64::from(self.layout.segment_count),
-            free_segments: self.segments.free_count() as u64,
-            index_entries: self.index.len(),
-            index_capacity: self.index.capacity(),
-            index_bytes: self.index.memory_bytes() as u64,
-            last_version: self.last_version(),
-            device: self.device.counters(),
-            memory: PmemCounters::default(),
-            cache: self.superblock.cache,
-            evictions: self.evictions.get(),
-            record_cache: self.record_cache.as_ref().map_or([0; 3], RecordCache::figures),
-            read_only: self.log.failure().map(|error| error.to_string()),
-        }
-    }
-
-    fn check(&self) -> Result<CheckReport> {
-        self.check_store()
-    }
-
-    fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
-        self.backup_store(archive, progress)
-    }
-
-    fn report(&self) -> String {
-        self.device.report()
-    }
-
-    fn facilities(&self) -> Vec<Facility> {
-        if self.device.answers_at_once() {
-            vec![Facility::Inline, Facility::Aio, Facility::Uring, Facility::Sync]
-        } else if self.device.is_nowait() {
-            Facility::ALL.to_vec()
-        } else {
-            vec![Facility::Aio, Facility::Uring, Facility::Sync]
-        }
-    }
-
-    fn limits(&self) -> Limits {
-        let batch = self.layout.value_max(KEY_SIZE_MAX_BYTES);
-        Limits {
-            key_size_bytes: KEY_SIZE_MAX_BYTES,
-            value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
-            batch_size_bytes: usize::try_from(batch).unwrap_or(usize::MAX),
-        }
-    }
 }
 
 impl Drop for Depot {
