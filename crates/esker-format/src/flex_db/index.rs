@@ -1,5 +1,5 @@
-//! The saved index: where intervals begin, as of a checkpoint of the space. It spares an open from looking them up, and
-//! says nothing that the space does not say.
+//! The saved index: where intervals and their runs begin, as of a checkpoint of the space. It spares an open, and the first
+//! gets behind it, from looking them up, and says nothing that the space does not say.
 
 use super::{KEY_SIZE_MAX_BYTES, split, varint};
 use crate::Flaw;
