@@ -92,6 +92,8 @@ type BeforeCommit = Box<dyn Fn() -> Result<()> + Send + Sync>;
 struct Writer {
     /// Operations wait for each other: see [`Space::hold`].
     held: bool,
+    /// What is rewritten leaves whole segments behind: see [`Space::loosen`].
+    loose: bool,
     log: Log,
     /// Done to the tree, in no group yet.
     records: Vec<Record>,
@@ -389,6 +391,13 @@ impl Space {
     #[doc(hidden)]
     pub fn release(&self) {
         self.0.writer.lock().held = false;
+    }
+
+    /// Whether neighbours are written anew, one behind the other. The segments that they were in are empty as a whole soon, so
+    /// meanwhile they may be half as full as they should be, and nothing is moved out of them. [`Space::settle`] ends that.
+    #[doc(hidden)]
+    pub fn loosen(&self, loose: bool) {
+        self.0.writer.lock().loose = loose;
     }
 
     /// Collects segments until live bytes fill as much of them as they should, or so many percent of that; then what is

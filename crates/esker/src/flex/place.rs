@@ -82,13 +82,19 @@ impl Inner {
             let in_use = total.saturating_sub(writer.free.len() as u64);
             let fill = u64::from(self.options.fill_percent_min);
             // What belongs together is not to be committed by the collector: it comes later.
-            let dense =
-                is_dense(valid, in_use * payload, if writer.held { fill / 2 } else { fill });
+            let fill = if writer.held || writer.loose { fill / 2 } else { fill };
+            let dense = is_dense(valid, in_use * payload, fill);
             let can_grow = total < most;
             if can_grow && (dense || collected || in_use < 4) {
-                self.grow(writer, missing, most)?;
-                collected = false;
-                continue;
+                match self.grow(writer, missing, most) {
+                    // The file system is full: the collector may find something.
+                    Err(error) if error.kind() == ErrorKind::NoSpace && !collected => {}
+                    grown => {
+                        grown?;
+                        collected = false;
+                        continue;
+                    }
+                }
             }
             let before = writer.free.len();
             // A walk over the tree is made once for several segments.

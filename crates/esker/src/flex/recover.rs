@@ -96,6 +96,7 @@ impl Inner {
         let shared = Shared { tree, segments, open, valid_bytes, dying: Vec::new() };
         let writer = Writer {
             held: false,
+            loose: false,
             log: Log { generation: header.generation, ..Log::default() },
             records: Vec::new(),
             data_dirty: false,

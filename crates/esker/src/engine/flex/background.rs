@@ -13,9 +13,6 @@ use std::time::Duration;
 
 /// How often the thread looks without being woken.
 const PERIOD: Duration = Duration::from_millis(500);
-/// Percent of what the space should be filled with, up to which segments are collected while nobody writes: so `L` live bytes
-/// take 1.2 `L`, and something for what is kept free.
-const FILL_AT_REST: u32 = 105;
 /// Intervals that are looked into between two looks at the tables.
 const REFINED_AT_ONCE: usize = 16;
 
@@ -36,7 +33,7 @@ impl Flex {
                 // What was due while there was other work is not made up for at once.
                 let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
                 scrubbed_at = now;
-                if let Err(error) = store.space.settle(FILL_AT_REST) {
+                if let Err(error) = store.settle_at_rest() {
                     tracing::error!(%error, "space is not collected");
                 }
                 if let Err(error) = store.scrub(&mut scrub, passed) {

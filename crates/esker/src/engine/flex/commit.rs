@@ -21,6 +21,7 @@ use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
 use super::snapshots::needed;
 use super::stretch::{Growth, Seen};
+use super::tend::Loose;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
@@ -59,11 +60,15 @@ pub(super) struct Committer {
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
+    pub(super) loose: Loose,
 }
 
 impl Committer {
-    pub(super) fn new(root: Root) -> Self {
-        Committer { root, ..Committer::default() }
+    /// For a space with so many live bytes.
+    pub(super) fn new(root: Root, live_bytes: u64) -> Self {
+        let mut committer = Committer { root, ..Committer::default() };
+        committer.loose.earn(live_bytes, live_bytes);
+        committer
     }
 }
 
@@ -92,6 +97,7 @@ impl Flex {
         // Everybody who has a place in its log is in the table.
         self.wal.drain(|_| ());
         self.hold(&table);
+        let before = committer.appended_bytes;
         let done = self.commit_table(&mut committer, &table).and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
@@ -108,6 +114,8 @@ impl Flex {
             }
             Ok(())
         });
+        let appended = committer.appended_bytes - before;
+        committer.loose.earn(appended, self.space.stat().data_bytes);
         drop(committer);
         match done {
             Ok(()) => {

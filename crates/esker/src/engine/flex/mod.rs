@@ -225,6 +225,7 @@ impl Flex {
         let wal = Wal::new(files.logs, root.store_id, capacity, tail, Arc::clone(&active));
         let last = found.tables.pop().map(Arc::new);
         let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
+        let live_bytes = space.stat().data_bytes;
         let flex = Arc::new(Flex {
             name,
             space,
@@ -235,7 +236,7 @@ impl Flex {
             tables: ShardedLock::new(Tables { active, sealed: None }),
             stripes: (0..stripes).map(|_| sync::Mutex::new(())).collect(),
             rotating: sync::Mutex::default(),
-            committer: sync::Mutex::new(Committer::new(root)),
+            committer: sync::Mutex::new(Committer::new(root, live_bytes)),
             stuck: Mutex::new(None),
             snapshots: Snapshots::default(),
             scrubbed: tend::Scrubbed::default(),

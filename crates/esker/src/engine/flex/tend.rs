@@ -11,6 +11,7 @@
 //! # Failure
 //! An interval is rewritten as by the committer: a crash leaves the old or the new one. Damage is told, and left as it is.
 
+use super::commit::Committer;
 use super::index::Ahead;
 use super::interval::parts;
 use super::{Flex, ROOT_BYTES};
@@ -20,6 +21,11 @@ use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+/// Percent of what the space should be filled with, up to which segments are collected while nobody writes: so `L` live bytes
+/// take 1.2 `L`, and something for what is kept free.
+const FILL_AT_REST: u32 = 105;
+/// How long nothing was brought together when nothing more is likely to be.
+const REST: Duration = Duration::from_secs(2);
 /// Bytes that a run costs whoever reads its interval: a block, most likely.
 const RUN_BYTES: u64 = 4 << 10;
 /// Most leaves that are noted.
@@ -46,6 +52,34 @@ impl Noted {
         self.keys.remove(&key);
         self.at.clone_from(&key);
         Some(key)
+    }
+}
+
+/// How much of what lies in many places may be brought together before the collector comes again. What a table brought to
+/// neighbours of one leaf lies in a segment with what it brought to others: while these are brought together as well, the
+/// segment becomes empty by itself. Once as much was brought together as was brought in that cannot be meant any more, so the
+/// space comes to rest however reads go on.
+#[derive(Debug, Default)]
+pub(super) struct Loose {
+    left: u64,
+    /// When something was brought together last.
+    at: Option<Duration>,
+}
+
+impl Loose {
+    /// Of `live` bytes so many were brought in: since the store is open, or before.
+    pub(super) fn earn(&mut self, bytes: u64, live: u64) {
+        self.left = self.left.saturating_add(bytes).min(live);
+    }
+
+    fn spend(&mut self, bytes: u64, now: Duration) {
+        self.left = self.left.saturating_sub(bytes);
+        self.at = Some(now);
+    }
+
+    /// Whether more is likely to be brought together soon.
+    fn is_awaited(&self, now: Duration) -> bool {
+        self.left > 0 && self.at.is_some_and(|at| now.saturating_sub(at) < REST)
     }
 }
 
@@ -173,16 +207,49 @@ impl Flex {
             let Some(key) = self.fragmented.lock().take_next() else { return Ok(false) };
             // The committer may have come by meanwhile.
             if self.index.is_due(&key) {
-                self.gather(&mut committer, &key)?;
+                self.gather_loosely(&mut committer, &key)?;
             }
         }
         Ok(true)
+    }
+
+    fn gather_loosely(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
+        let before = committer.rewritten_bytes;
+        self.space.loosen(committer.loose.left > 0);
+        let done = self.gather(committer, key);
+        self.space.loosen(false);
+        committer.loose.spend(committer.rewritten_bytes - before, self.clock.monotonic());
+        done
+    }
+
+    /// Collects what is less dense than it should be while nobody writes, unless that is likely to become empty by itself.
+    pub(super) fn settle_at_rest(&self) -> Result<()> {
+        let awaited = self.committer.lock().loose.is_awaited(self.clock.monotonic());
+        if awaited { Ok(()) } else { self.space.settle(FILL_AT_REST) }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_space_comes_to_rest_although_things_are_brought_together_for_ever() {
+        let mut loose = Loose::default();
+        loose.earn(100, 1000);
+        let mut at = Duration::ZERO;
+        for _ in 0..3 {
+            at += REST / 2;
+            loose.spend(30, at);
+            assert!(loose.is_awaited(at), "more of what was brought in is brought together soon");
+        }
+        assert!(!loose.is_awaited(at + REST), "nobody did for a while");
+        at += REST / 2;
+        loose.spend(30, at);
+        assert!(!loose.is_awaited(at), "that was more than was brought in");
+        loose.earn(5000, 1000);
+        assert_eq!(loose.left, 1000, "no more than there is");
+    }
 
     #[test]
     fn noted_leaves_are_taken_in_the_order_of_keys_around_and_around() {
