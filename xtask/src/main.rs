@@ -276,24 +276,40 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
     let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests"];
     let filter = filter.as_slice();
     // With the sites of the mutants, which do nothing until one is asked for, as the explorers have them.
-    let release = ["--profile", "checked", "--features", "esker/mutants"];
+    let release = [&["test", "--lib", "--tests"][..], &optimized()];
     vec![
         cargo("tests with debug assertions", &[&base[..], filter].concat()),
         cargo(
             "examples in texts",
             &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
         ),
-        cargo("tests in release mode", &[&base[..], &release, filter].concat()),
+        cargo("tests in release mode", &[&release.concat()[..], filter].concat()),
     ]
+}
+
+/// Crates that are tested in release mode as well: where threads meet, bytes go to media, or `unsafe` is used.
+const OPTIMIZED: [&str; 8] = [
+    "esker",
+    "esker-base",
+    "esker-format",
+    "esker-index",
+    "esker-media",
+    "esker-shm",
+    "esker-testkit",
+    "esker-trt",
+];
+
+/// The same selection for tests and explorers, so that both use what was built once.
+fn optimized() -> Vec<&'static str> {
+    let base = ["--locked", "--profile", "checked", "--features", "esker/mutants"];
+    base.into_iter().chain(OPTIMIZED.iter().flat_map(|name| ["-p", name])).collect()
 }
 
 /// Crash exploration and mutants in small.
 fn gates() -> Vec<Step> {
     let step = |title, example, arguments: &[&str]| run::example(title, example, arguments);
-    let build = ["build", "--workspace", "--locked", "--profile", "checked"];
-    let explorers = ["--features", "esker/mutants", "--example", "*crash"];
     vec![
-        cargo("explorers", &[&build[..], &explorers].concat()),
+        cargo("explorers", &[&["build", "--example", "*crash"][..], &optimized()].concat()),
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
@@ -377,10 +393,10 @@ fn benchmark(bench: Bench) -> Step {
         Bench::DurableWrites { arguments } => ("esker-media", "durable_writes", arguments),
         Bench::Server { arguments } => ("esker-server", "server_bench", arguments),
         Bench::Native { arguments } => ("esker-client", "native_bench", arguments),
-        Bench::Index { arguments } => ("esker-index", "index_bench", arguments),
-        Bench::FlexTree { arguments } => ("esker-index", "flex_tree_bench", arguments),
+        Bench::Index { arguments } => ("esker-bench", "index_bench", arguments),
+        Bench::FlexTree { arguments } => ("esker-bench", "flex_tree_bench", arguments),
         Bench::FlexSpace { arguments } => ("esker", "flex_space_bench", arguments),
-        Bench::FlatIndex { arguments } => ("esker-index", "flat_bench", arguments),
+        Bench::FlatIndex { arguments } => ("esker-bench", "flat_bench", arguments),
         Bench::FlatBatching { arguments } => ("esker", "flat_batching", arguments),
         Bench::Depot { arguments } => ("esker", "depot_bench", arguments),
         Bench::Flat { arguments } => ("esker", "flat_store_bench", arguments),
