@@ -350,6 +350,26 @@ fn a_full_file_system_refuses_a_write_and_nothing_else() {
 }
 
 #[test]
+fn a_full_file_system_makes_the_collector_look_before_a_write_is_refused() {
+    let media = Media::new(20 * 8192);
+    let mut options = small(12);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[1; 100_000]).unwrap();
+    // Segments may be half empty for now, but the file cannot grow.
+    space.loosen(true);
+    let mut rng = Rng::from_seed(12);
+    for round in 0..2000 {
+        space
+            .write(rng.below(99_900), &[2; 100])
+            .unwrap_or_else(|error| panic!("{round}: {error}"));
+    }
+    let stat = space.stat();
+    assert!(stat.segments >= 18, "the file has {} segments: it was not full", stat.segments);
+    assert_sound(&space);
+}
+
+#[test]
 fn readers_see_whole_operations_beside_a_writer() {
     let media = Media::new(8 << 20);
     let mut options = small(11);
