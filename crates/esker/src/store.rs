@@ -9,6 +9,10 @@
 //! Errors are [`Error`]s; media content, input and the kernel never panic a store. After a failed
 //! write or flush the store is read-only and says why, until it is opened again.
 
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests;
+mod views;
+
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
@@ -22,9 +26,11 @@ use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
-use std::ops::{Bound, ControlFlow, RangeBounds};
+use std::ops::{Bound, ControlFlow, Deref, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
+
+pub use views::{Iter, Snapshot};
 
 /// Device reads of one call that are under way at the same time, at most.
 const READS_MAX: usize = 64;
@@ -109,12 +115,41 @@ impl std::fmt::Debug for Met<'_> {
 }
 
 /// A store. Cheap to clone; all clones are the same store.
+///
+/// A store that is not used any more is best closed ([`Store::close`]), which tells what goes wrong. When the last clone is
+/// dropped, the store's threads end before that returns, so that it can be opened anew at once.
 #[derive(Clone, Debug)]
 pub struct Store {
-    engine: Arc<dyn Engine>,
+    engine: Arc<Opened>,
+}
+
+/// What all clones of a store are handles of.
+#[derive(Debug)]
+struct Opened(Arc<dyn Engine>);
+
+impl Deref for Opened {
+    type Target = dyn Engine;
+
+    #[inline]
+    fn deref(&self) -> &Self::Target {
+        &*self.0
+    }
+}
+
+impl Drop for Opened {
+    /// Its threads keep the engine while they work, and so its files locked.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            self.0.end_threads();
+        }
+    }
 }
 
 impl Store {
+    fn of(engine: Arc<dyn Engine>) -> Store {
+        Store { engine: Arc::new(Opened(engine)) }
+    }
+
     /// Opens the store at `options.path`, or over that and `options.devices`, and creates it if there is
     /// none.
     ///
@@ -122,7 +157,7 @@ impl Store {
     /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
     /// `InvalidArgument` if there is something else or `create` is false, `NoSpace`, `Io`.
     pub fn open(options: &Options) -> Result<Store> {
-        Ok(Store { engine: engine::open(options)? })
+        Ok(Store::of(engine::open(options)?))
     }
 
     /// Opens a store of `depot` on a device that the caller opened; `options.path`, `devices` and `size_bytes` are
@@ -131,7 +166,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
-        Ok(Store { engine: Depot::open(device, options)? })
+        Ok(Store::of(Depot::open(device, options)?))
     }
 
     /// Opens a store of `flat` in memory that the caller opened; `options.path`, `devices` and `size_bytes` are
@@ -140,13 +175,13 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
-        Ok(Store { engine: Flat::open(memory, options)? })
+        Ok(Store::of(Flat::open(memory, options)?))
     }
 
     /// Opens a store of `flex` on devices that the caller opened.
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
-        Ok(Store { engine: Flex::open_on(files, options)? })
+        Ok(Store::of(Flex::open_on(files, options)?))
     }
 
     /// The value of `key`, if it has one.
@@ -552,105 +587,5 @@ impl Store {
     #[must_use]
     pub fn value_size_max_bytes(&self) -> usize {
         self.engine.limits().value_size_bytes
-    }
-}
-
-/// A store as it was at one moment; see [`Store::snapshot`].
-#[derive(Debug)]
-pub struct Snapshot {
-    store: Store,
-    version: u64,
-}
-
-impl Snapshot {
-    /// The value that `key` had.
-    ///
-    /// # Errors
-    /// As [`Store::get`].
-    pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
-        self.store.engine.get_as_of(key, self.version)
-    }
-
-    /// As [`Store::scan`], with all items as they were.
-    ///
-    /// # Errors
-    /// As [`Store::scan`].
-    pub fn scan<'a>(
-        &self,
-        range: impl RangeBounds<&'a [u8]>,
-        direction: Direction,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.store.engine.scan_as_of(range, direction, limit, self.version)
-    }
-}
-
-impl Drop for Snapshot {
-    fn drop(&mut self) {
-        self.store.engine.release(self.version);
-    }
-}
-
-/// A walk over all items; see [`Store::iter`].
-#[derive(Debug)]
-pub struct Iter {
-    store: Store,
-    cursor: u64,
-    /// Of an engine that keeps order: where the walk goes on.
-    after: Option<Bound<Vec<u8>>>,
-    items: VecDeque<(Vec<u8>, Option<Value>)>,
-    ended: bool,
-}
-
-impl Iterator for Iter {
-    type Item = Result<(Vec<u8>, Value)>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        loop {
-            match self.items.pop_front() {
-                Some((key, Some(value))) => return Some(Ok((key, value))),
-                Some((key, None)) => match self.store.get(&key) {
-                    Ok(Some(value)) => return Some(Ok((key, value))),
-                    // Deleted meanwhile.
-                    Ok(None) => continue,
-                    Err(error) => return Some(Err(error)),
-                },
-                None => {}
-            }
-            if self.ended {
-                return None;
-            }
-            if let Some(after) = &self.after {
-                const AT_ONCE: usize = 128;
-                let from = after.as_ref().map(Vec::as_slice);
-                let scanned =
-                    self.store.engine.scan(from, Bound::Unbounded, Direction::Forward, AT_ONCE);
-                match scanned {
-                    Ok(items) => {
-                        self.ended = items.len() < AT_ONCE;
-                        self.after = items.last().map(|(key, _)| Bound::Excluded(key.clone()));
-                        self.items =
-                            items.into_iter().map(|(key, value)| (key, Some(value))).collect();
-                    }
-                    Err(error) => {
-                        self.ended = true;
-                        return Some(Err(error));
-                    }
-                }
-                continue;
-            }
-            match self.store.engine.walk(self.cursor) {
-                Ok(Some((items, next))) => {
-                    self.cursor = next;
-                    self.items = items.into();
-                }
-                Ok(None) => self.ended = true,
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(error));
-                }
-            }
-        }
     }
 }

@@ -138,6 +138,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;
+    /// Ends the threads of the store, as soon as they can, and waits for that.
+    fn end_threads(&self);
     fn stats(&self) -> Stats;
     fn check(&self) -> Result<CheckReport>;
     /// Copies the store to `archive` while other calls go on.

@@ -400,15 +400,15 @@ impl Space {
         self.0.writer.lock().loose = loose;
     }
 
-    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that; then what is
-    /// free beyond what is soon needed goes back to the file system.
+    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that, or `stop` says so; then
+    /// what is free beyond what is soon needed goes back to the file system.
     ///
     /// # Errors
     /// As for [`Space::collect`].
     #[doc(hidden)]
-    pub fn settle(&self, percent: u32) -> Result<()> {
+    pub fn settle(&self, percent: u32, stop: &dyn Fn() -> bool) -> Result<()> {
         let mut writer = self.0.begin("collect segments")?;
-        self.0.settle(&mut writer, percent)?;
+        self.0.settle(&mut writer, percent, stop)?;
         if percent < 100 { Ok(()) } else { self.0.trim_surplus(&mut writer) }
     }
 

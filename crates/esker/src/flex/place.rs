@@ -107,7 +107,12 @@ impl Inner {
     }
 
     /// Collects until live bytes fill enough of the segments in use.
-    pub(super) fn settle(&self, writer: &mut Writer, percent: u32) -> Result<()> {
+    pub(super) fn settle(
+        &self,
+        writer: &mut Writer,
+        percent: u32,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<()> {
         let fill = u64::from(self.options.fill_percent_min) * u64::from(percent) / 100;
         let payload = self.shape.segment_payload();
         loop {
@@ -116,7 +121,7 @@ impl Inner {
                 (shared.segments.len() as u64, shared.valid_bytes)
             };
             let in_use = total.saturating_sub(writer.free.len() as u64);
-            if in_use < 4 || is_dense(valid, in_use * payload, fill) {
+            if in_use < 4 || stop() || is_dense(valid, in_use * payload, fill) {
                 return Ok(());
             }
             let before = writer.free.len();

@@ -95,6 +95,13 @@ impl Engine for Depot {
         self.end_close()
     }
 
+    fn end_threads(&self) {
+        self.background.stop();
+        self.log_writer.stop();
+        self.background.join();
+        self.log_writer.join();
+    }
+
     fn stats(&self) -> Stats {
         Stats {
             items: self.items(),

@@ -23,7 +23,8 @@
 //! A crash leaves the segment as it was, or without what was evicted. A segment that cannot be read is
 //! set aside.
 
-use super::clean::{Cleaner, Move};
+use super::clean::Cleaner;
+use super::moves::Move;
 use super::place::link_bytes;
 use super::segments::Incarnation;
 use super::{Depot, gather, sites, spread};

@@ -19,6 +19,7 @@
 //! `NoSpace`; reads and deletes go on.
 //!
 
+mod adopt;
 mod atomic;
 mod background;
 mod backup;
@@ -34,6 +35,8 @@ mod hold;
 mod large;
 mod later;
 mod layout;
+mod moves;
+mod pace;
 mod pending;
 mod place;
 mod read;
@@ -49,7 +52,7 @@ mod write;
 
 use crate::engine::background::Background;
 use crate::options::{Durability, Options};
-use clean::{Cleaner, Pace};
+use clean::Cleaner;
 use commit::Log;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
@@ -64,6 +67,7 @@ use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf};
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
+use pace::Pace;
 use parking_lot::Mutex;
 use pending::Pending;
 use record_cache::RecordCache;

@@ -26,12 +26,12 @@ use super::checkpoint::{self, Loaded};
 use super::commit::LogEnd;
 use super::place::{Tail, link_bytes};
 use super::scan::{SegmentEnd, Source, Step, form_of};
-use super::segments::{Incarnation, Use};
-use super::{Depot, sites, spread};
+use super::segments::Incarnation;
+use super::{sites, spread};
 use crate::options::Progress;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
-use esker_base::{Error, ErrorKind, Result};
+use esker_base::{Error, Result};
 use esker_format::depot::{
     CheckpointEnd, CheckpointExtents, LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord,
     SummarySize, Superblock, VersionForm, push_batch, push_record,
@@ -39,9 +39,6 @@ use esker_format::depot::{
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
-const SHARE_BITS: u32 = 6;
-const SHARES: u32 = 1 << SHARE_BITS;
 /// A thread costs more than it saves for less of the store than this.
 const BYTES_PER_THREAD: u64 = 16 << 20;
 /// More records than can be in a segment.
@@ -51,19 +48,19 @@ const THREADS_MAX: usize = 8;
 
 /// A record that was found in the log.
 #[derive(Clone, Copy, Debug)]
-struct Found {
-    hash: u64,
+pub(super) struct Found {
+    pub(super) hash: u64,
     /// Version, and whether the record is marked in the lowest bit.
-    order: u64,
-    link: Link,
+    pub(super) order: u64,
+    pub(super) link: Link,
 }
 
 impl Found {
-    fn version(self) -> Version {
+    pub(super) fn version(self) -> Version {
         Version(self.order >> 1)
     }
 
-    fn collides(self) -> bool {
+    pub(super) fn collides(self) -> bool {
         self.order & 1 != 0
     }
 }
@@ -71,10 +68,10 @@ impl Found {
 /// A segment with a valid header.
 #[derive(Clone, Debug)]
 pub(super) struct Scanned {
-    header: SegmentHeader,
+    pub(super) header: SegmentHeader,
     pub(super) end: SegmentEnd,
     /// Bytes of records, as the segment table counts them.
-    written_bytes: u64,
+    pub(super) written_bytes: u64,
     /// The summary that a segment without one would get.
     summary: Vec<u8>,
 }
@@ -111,23 +108,23 @@ pub(super) struct Recovered {
     /// Large values of the checkpoint.
     pub(super) large: Vec<CheckpointExtents>,
     /// What each thread found, by hash. A few long vectors: their memory goes back to the system.
-    found: Vec<Vec<Found>>,
-    pieces: Pieces,
+    pub(super) found: Vec<Vec<Found>>,
+    pub(super) pieces: Pieces,
     /// Segments in use, by epoch.
-    segments: Vec<Scanned>,
+    pub(super) segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
     /// Segments whose log is damaged, of which a lenient recovery took what is left.
     pub(super) damaged: Vec<SegmentId>,
-    clear_version: Version,
-    threads: usize,
+    pub(super) clear_version: Version,
+    pub(super) threads: usize,
 }
 
 /// What was found of large values.
 #[derive(Debug, Default)]
-struct Pieces {
+pub(super) struct Pieces {
     /// By the hash of their key, spread.
-    heads: Vec<(u64, LargeRef, Link)>,
-    extents: Vec<(LargeRef, Link)>,
+    pub(super) heads: Vec<(u64, LargeRef, Link)>,
+    pub(super) extents: Vec<(LargeRef, Link)>,
 }
 
 /// What one thread gathers.
@@ -527,7 +524,10 @@ impl Segment<'_> {
 }
 
 /// Runs `work` on several threads, or here if one is enough, and gathers what it returns.
-fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Result<T> + Sync) -> Result<Vec<T>> {
+pub(super) fn on_threads<T: Send>(
+    threads: usize,
+    work: impl Fn() -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     if threads <= 1 {
         return Ok(vec![work()?]);
     }
@@ -540,108 +540,4 @@ fn on_threads<T: Send>(threads: usize, work: impl Fn() -> Result<T> + Sync) -> R
         });
         ended.collect()
     })
-}
-
-impl Depot {
-    /// Fills index and segment table from the log.
-    pub(super) fn adopt(&self, log: &Recovered) -> Result<()> {
-        if let Some(end) = &log.checkpoint {
-            self.adopt_checkpoint(log, end);
-            return Ok(());
-        }
-        let tail = log.log_end().tail.map(|tail| tail.segment);
-        for Scanned { header, written_bytes, .. } in &log.segments {
-            let id = header.segment_id;
-            let state = if Some(id) == tail { Use::Open } else { Use::Sealed };
-            self.segments.restore(id, state, Incarnation::from(header));
-            self.segments.add_written(id, *written_bytes);
-        }
-        let next = AtomicU32::new(0);
-        on_threads(log.threads, || {
-            loop {
-                let share = next.fetch_add(1, Ordering::Relaxed);
-                if share >= SHARES {
-                    return Ok(());
-                }
-                let share_of = |record: &Found| record.hash >> (64 - SHARE_BITS);
-                let mut found = Vec::new();
-                for of_thread in &log.found {
-                    let start = of_thread.partition_point(|r| share_of(r) < u64::from(share));
-                    let end = of_thread.partition_point(|r| share_of(r) <= u64::from(share));
-                    found.extend_from_slice(of_thread.get(start..end).unwrap_or(&[]));
-                }
-                self.fold(found, log.clear_version)?;
-            }
-        })?;
-        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
-            self.index.lookup(*hash).iter().any(|found| found == *link)
-        };
-        let heads = log.pieces.heads.iter().filter(newest);
-        let heads: Vec<_> = heads.map(|(_, piece, link)| (*piece, *link)).collect();
-        self.restore_large(&heads, log.pieces.extents.clone());
-        for segment in &log.segments {
-            let id = segment.header.segment_id;
-            if self.segments.state(id) == Use::Sealed {
-                self.segments.seal(id);
-            }
-        }
-        log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
-        for header in log.headers.iter().filter(|header| header.stream == Stream::Checkpoint) {
-            self.segments.add_stale(header.segment_id);
-        }
-        Ok(())
-    }
-
-    /// Takes in the records that count: of each key the newest.
-    fn fold(&self, mut found: Vec<Found>, clear: Version) -> Result<()> {
-        if !sites::RECOVER_CLEAR.disabled() {
-            found.retain(|record| record.version() >= clear);
-        }
-        if sites::RECOVER_NEWEST.disabled() {
-            found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
-        } else {
-            found.sort_unstable_by_key(|record| {
-                (record.hash, record.version(), record.link.is_tombstone())
-            });
-        }
-        let mut group: Vec<Found> = Vec::new();
-        for record in found {
-            if group.first().is_some_and(|first| first.hash != record.hash) {
-                group.drain(..).for_each(|record| self.take_in(record));
-            }
-            if record.collides() && !group.is_empty() {
-                let mut kept = Vec::with_capacity(group.len() + 1);
-                for other in group.drain(..) {
-                    if !self.have_one_key(record.link, other.link)? {
-                        kept.push(other);
-                    }
-                }
-                group = kept;
-            } else {
-                group.clear();
-            }
-            group.push(record);
-        }
-        group.drain(..).for_each(|record| self.take_in(record));
-        Ok(())
-    }
-
-    /// R4. To a repair, a record that cannot be read is some other key's.
-    fn have_one_key(&self, one: Link, other: Link) -> Result<bool> {
-        let same = || -> Result<bool> {
-            let one = self.read_record(one)?;
-            Ok(one.record().key == self.read_record(other)?.record().key)
-        };
-        match same() {
-            Err(error) if self.lenient && error.kind() == ErrorKind::Corrupted => Ok(false),
-            same => same,
-        }
-    }
-
-    fn take_in(&self, record: Found) {
-        let segment = self.layout.segment_of(self.layout.offset_of(record.link));
-        self.segments.restore_live(segment.unwrap_or_default(), link_bytes(record.link));
-        self.index.insert(record.hash, record.link);
-        self.count_items(None, record.link);
-    }
 }

@@ -15,7 +15,8 @@
 //! Copies and notes are durable before a header goes, so a crash or an error leaves a store that can
 //! be repaired again.
 
-use super::clean::{Cleaner, Move};
+use super::clean::Cleaner;
+use super::moves::Move;
 use super::place::link_bytes;
 use super::{Depot, sites, spread};
 use crate::check::RepairReport;

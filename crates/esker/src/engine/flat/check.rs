@@ -1,17 +1,15 @@
 //! Verifies what is on media against what DRAM knows, while other calls go on.
 
+use super::Flat;
+use super::batches::{Batches, FoundEntry};
 use super::chunks::{Since, Use};
 use super::index::{Cursor, Part};
 use super::layout::Place;
 use super::recover::read_header;
-use super::{Flat, sites};
 use crate::check::CheckReport;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
-use esker_format::flat::batch::batch_size;
-use esker_format::flat::{
-    Action, BatchHeader, BatchKind, CHUNK_START, ChunkKind, Entry, LINE, Stamp,
-};
+use esker_format::flat::{Action, CHUNK_START, ChunkKind, LINE, Stamp};
 use esker_index::Word;
 use std::collections::HashSet;
 use std::sync::atomic::Ordering;
@@ -55,43 +53,34 @@ impl Flat {
         let tail = usize::try_from(chunk.tail.load(Ordering::Acquire)).unwrap_or(0);
         let mut buffer = vec![0; tail];
         self.memory.read(start, &mut buffer)?;
-        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
+        let first = buffer.get_mut(usize::try_from(CHUNK_START).unwrap_or(0)..);
+        let mut batches = Batches::new(first.unwrap_or_default(), start + CHUNK_START, salt);
         let mut last = 0;
-        while at < tail {
-            let offset = start + at as u64;
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let sound = || sites::BATCH_CHECKSUM.disabled();
-            let (header, payload) = match BatchHeader::decode(batch, salt, offset, sound) {
-                Ok((BatchHeader { kind: BatchKind::Seal, .. }, _)) => break,
-                Ok(found) => found,
+        loop {
+            let batch = match batches.take_next() {
+                Ok(Some(batch)) => batch,
+                Ok(None) => return Ok(()),
                 Err(flaw) => {
-                    report.problem(self.damage(flaw, offset).to_string());
+                    report.problem(self.damage(flaw, batches.offset()).to_string());
                     return Ok(());
                 }
             };
             report.batches += 1;
-            report.bytes += header.payload_bytes as u64;
-            let mut rest = payload;
-            let mut ordinal = 0;
-            while !rest.is_empty() {
-                let Ok(entry) = Entry::decode(rest) else {
-                    report.problem(self.damage(Flaw::Field("entry"), offset).to_string());
+            report.bytes += batch.payload_bytes();
+            for found in batch.entries() {
+                let Ok(FoundEntry { entry, version, .. }) = found else {
+                    report.problem(self.damage(Flaw::Field("entry"), batch.offset).to_string());
                     return Ok(());
                 };
-                let version = entry.stamp.version(header.base_version, ordinal);
                 if !entry.is_sound(version) {
-                    report.problem(self.damage(Flaw::Checksum, offset).to_string());
+                    report.problem(self.damage(Flaw::Checksum, batch.offset).to_string());
                 }
                 if entry.stamp == Stamp::Place && version < last && version < chunk.born() {
                     report.problem(format!("chunk {number} has an entry from before its time"));
                 }
                 last = version;
-                ordinal += 1;
-                rest = rest.get(entry.size..).unwrap_or(&[]);
             }
-            at += batch_size(header.payload_bytes);
         }
-        Ok(())
     }
 
     /// Reads what every entry of the index says, records included.

@@ -19,6 +19,7 @@
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
 
+use super::batches::{Batches, FoundEntry};
 use super::chunks::{Chunk, For, Since, Use};
 use super::commit::{Log, Sites};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place};
@@ -26,9 +27,7 @@ use super::{Flat, OPEN, sites};
 use esker_base::{Error, Result};
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::entry::bind_entry;
-use esker_format::flat::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, Entry, LINE, Stamp,
-};
+use esker_format::flat::{BATCH_HEADER_SIZE, CHUNK_START, LINE, Stamp};
 use esker_index::Word;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -270,8 +269,10 @@ impl Flat {
         buffer.clear();
         buffer.resize(tail, 0);
         self.memory.read(start, buffer)?;
+        let first = buffer.get_mut(usize::try_from(CHUNK_START).unwrap_or(0)..);
+        let batches = Batches::new(first.unwrap_or_default(), start + CHUNK_START, salt);
         let mut moves = Vec::new();
-        let copied = self.copy_batches(cleaner, start, salt, buffer, &mut moves, born, needed);
+        let copied = self.copy_batches(cleaner, batches, &mut moves, born, needed);
         // Also after an error: what was copied is durable (C1), and as good as the original.
         for Move { hash, key, old, new } in moves {
             // Either the old place does not count any more, or the copy never did.
@@ -285,89 +286,45 @@ impl Flat {
     }
 
     /// Copies what counts to the cleaner's log; false if there is damage.
-    #[expect(clippy::too_many_arguments, reason = "the state of one pass")]
     fn copy_batches(
         &self,
         cleaner: &mut Cleaner,
-        start: u64,
-        salt: u64,
-        buffer: &mut [u8],
+        mut batches: Batches<'_>,
         moves: &mut Vec<Move>,
         born: u64,
         needed: u64,
     ) -> Result<bool> {
-        let mut at = usize::try_from(CHUNK_START).unwrap_or(0);
-        let tail = buffer.len();
         let mut forming = Forming::default();
-        while at + LINE <= tail {
-            let offset = start + at as u64;
-            let batch = buffer.get_mut(at..).unwrap_or_default();
-            let sound = || sites::BATCH_CHECKSUM.disabled();
-            let (header, mut rest) = match BatchHeader::decode(batch, salt, offset, sound) {
-                Ok((BatchHeader { kind: BatchKind::Seal, .. }, _)) => break,
-                Ok(found) => found,
+        loop {
+            let batch = match batches.take_next() {
+                Ok(Some(batch)) => batch,
+                Ok(None) => break,
                 Err(flaw) => {
-                    let error = self.damage(flaw, offset);
+                    let error = self.damage(flaw, batches.offset());
                     tracing::warn!(%error, "a chunk is left as it is");
                     return Ok(false);
                 }
             };
-            let mut ordinal = 0;
-            while !rest.is_empty() {
-                let Ok(entry) = Entry::decode(rest) else { return Ok(false) };
-                let place = self.place_in(&header, offset, rest.len(), ordinal, &entry);
-                let version = entry.stamp.version(header.base_version, ordinal as u64);
-                self.copy_entry(
-                    cleaner,
-                    &mut forming,
-                    moves,
-                    &entry,
-                    place,
-                    version,
-                    born,
-                    needed,
-                )?;
-                rest = rest.get(entry.size..).unwrap_or(&[]);
-                ordinal += 1;
+            for found in batch.entries() {
+                let Ok(found) = found else { return Ok(false) };
+                self.copy_entry(cleaner, &mut forming, moves, &found, born, needed)?;
             }
-            at += batch_size(header.payload_bytes);
         }
         self.end_batch(cleaner, &mut forming, moves, born)?;
         Ok(true)
     }
 
-    /// The place of an entry that was found in a batch, `left` bytes before the end of its entries.
-    pub(super) fn place_in(
-        &self,
-        header: &BatchHeader,
-        batch_offset: u64,
-        left: usize,
-        ordinal: usize,
-        entry: &Entry<'_>,
-    ) -> Place {
-        let within = BATCH_HEADER_SIZE + header.payload_bytes - left;
-        let offset = batch_offset + within as u64;
-        Place {
-            offset,
-            kind: Flat::kind_of_action(entry.action),
-            key_of_8: entry.key.is_of_8(),
-            ordinal: ordinal & 0x3F,
-            lines: (within / LINE) as u64 & 0x7F,
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the state of one pass")]
     fn copy_entry(
         &self,
         cleaner: &mut Cleaner,
         forming: &mut Forming,
         moves: &mut Vec<Move>,
-        entry: &Entry<'_>,
-        place: Place,
-        version: u64,
+        found: &FoundEntry<'_>,
         born: u64,
         needed: u64,
     ) -> Result<()> {
+        let FoundEntry { entry, version, place } = found;
+        let version = *version;
         let Some(key) = self.key_of_entry(entry)? else { return Ok(()) };
         let (hash, word, key) = (self.hasher.hash(&key), place.word(), key.into_owned());
         if !self.index.holds(hash, &key, word) {

@@ -123,6 +123,10 @@ impl Engine for Flat {
         closed
     }
 
+    fn end_threads(&self) {
+        self.background.join();
+    }
+
     fn checkpoint(&self) -> Result<bool> {
         self.write_checkpoint()
     }

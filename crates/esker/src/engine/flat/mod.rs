@@ -21,6 +21,7 @@
 mod atomic;
 mod background;
 mod backup;
+mod batches;
 pub(crate) mod batching;
 mod check;
 mod checkpoint;

@@ -7,6 +7,7 @@
 //! # Failure
 //! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage.
 
+use super::batches::{Batches, FoundBatch, FoundEntry};
 use super::chunks::Since;
 use super::index::{Cursor, Part};
 use super::layout::{Layout, Place};
@@ -16,9 +17,7 @@ use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
-use esker_format::flat::{
-    BATCH_HEADER_SIZE, BatchHeader, BatchKind, ChunkHeader, ChunkKind, Entry, LINE,
-};
+use esker_format::flat::{BatchHeader, ChunkHeader, ChunkKind, LINE};
 use esker_index::Word;
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -129,60 +128,40 @@ impl Scan<'_> {
         let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
         let (start, salt) = (flat.layout.start_of(number), chunk.salt());
         buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        let (mut at, covered) = self.tails.of(number);
-        flat.memory.read(start + at as u64, buffer.get_mut(at..).unwrap_or_default())?;
-        let mut rest = buffer.get_mut(at..).unwrap_or_default();
+        let (at, covered) = self.tails.of(number);
+        let bytes = buffer.get_mut(at..).unwrap_or_default();
+        flat.memory.read(start + at as u64, bytes)?;
+        let mut batches = Batches::new(bytes, start + at as u64, salt);
         let mut found = FoundIn::new(number);
-        let mut sealed = false;
-        while !rest.is_empty() {
-            let (place, sound) = (start + at as u64, || sites::BATCH_CHECKSUM.disabled());
-            let Ok((header, _)) = BatchHeader::decode(rest, salt, place, sound) else { break };
-            if header.kind == BatchKind::Seal {
-                sealed = true;
-                break;
-            }
+        while let Ok(Some(batch)) = batches.take_next() {
             // Its entries at once, while it is in the cache.
-            let size = batch_size(header.payload_bytes).min(rest.len());
-            let (batch, behind) = rest.split_at_mut(size);
-            self.batch(&header, place, batch, &mut found)?;
-            at += batch.len();
-            rest = behind;
+            self.batch(&batch, &mut found)?;
         }
         self.enter(number, &mut found.group)?;
-        if !sealed && goes_on(rest, salt, start + at as u64) && !sites::COMMITTED_POINT.disabled() {
+        let (end, sealed) = (batches.offset(), batches.is_sealed());
+        if !sealed && goes_on(batches.rest(), salt, end) && !sites::COMMITTED_POINT.disabled() {
             let words = "a batch is damaged, and whole ones follow it".to_owned();
-            return Err(corrupted(&*flat.memory, words, start + at as u64, LINE as u64));
+            return Err(corrupted(&*flat.memory, words, end, LINE as u64));
         }
         self.newest.fetch_max(found.newest, Ordering::Relaxed);
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
             learned.versions.get_or_init(|| (found.oldest, found.newest));
         }
-        chunk.set_counts(covered + found.count, 0, u32::try_from(at).unwrap_or(u32::MAX));
+        let tail = u32::try_from(end - start).unwrap_or(u32::MAX);
+        chunk.set_counts(covered + found.count, 0, tail);
         Ok(())
     }
 
-    /// Enters what a batch says that stands at `offset`.
-    fn batch<'b>(
-        &self,
-        header: &BatchHeader,
-        offset: u64,
-        batch: &'b [u8],
-        found: &mut FoundIn<'b>,
-    ) -> Result<()> {
+    /// Enters what a batch says.
+    fn batch<'b>(&self, batch: &FoundBatch<'b>, found: &mut FoundIn<'b>) -> Result<()> {
         let flat = self.flat;
-        let entries = BATCH_HEADER_SIZE..BATCH_HEADER_SIZE + header.payload_bytes;
-        let mut rest = batch.get(entries).unwrap_or_default();
-        let mut ordinal = 0;
-        while !rest.is_empty() {
-            let entry = Entry::decode(rest)
-                .map_err(|flaw| corrupted(&*flat.memory, flaw.to_string(), offset, 64))?;
-            let place = flat.place_in(header, offset, rest.len(), ordinal, &entry);
-            let version = entry.stamp.version(header.base_version, ordinal as u64);
+        for entry in batch.entries() {
+            let FoundEntry { entry, version, place } = entry.map_err(|flaw| {
+                corrupted(&*flat.memory, flaw.to_string(), batch.offset, LINE as u64)
+            })?;
             found.oldest = found.oldest.min(version);
             found.newest = found.newest.max(version);
             found.count = found.count.saturating_add(1);
-            ordinal += 1;
-            rest = rest.get(entry.size..).unwrap_or(&[]);
             if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                 continue;
             }

@@ -8,9 +8,9 @@
 //! What cannot be read here is left out: recovery says so when it comes there.
 
 use super::Flat;
+use super::batches::Batches;
 use esker_base::rng::Rng;
-use esker_format::flat::batch::batch_size;
-use esker_format::flat::{BatchHeader, BatchKind, CHUNK_START, ChunkHeader, Entry, EntryKey};
+use esker_format::flat::{CHUNK_START, ChunkHeader, EntryKey};
 
 /// Fewest logs for which a sample is worth its while.
 const LOGS_MIN: usize = 16;
@@ -46,30 +46,15 @@ impl Flat {
         if self.memory.read(start, &mut piece).is_err() {
             return 0;
         }
-        let mut at = 0;
-        while let Some(batch) = piece.get_mut(at..) {
-            let offset = start + at as u64;
-            let Ok((header, mut rest)) = BatchHeader::decode(batch, chunk.salt(), offset, || false)
-            else {
-                break;
-            };
-            if header.kind == BatchKind::Seal {
-                break;
-            }
-            let mut ordinal = 0;
-            while let Ok(entry) = Entry::decode(rest) {
-                if entry.stamp.version(header.base_version, ordinal) >= clear {
-                    hashes.push(match entry.key {
-                        EntryKey::Here(key) => self.hasher.hash(key),
-                        EntryKey::Record(hash) => hash,
-                    });
-                }
-                ordinal += 1;
-                rest = rest.get(entry.size..).unwrap_or(&[]);
-            }
-            at += batch_size(header.payload_bytes);
+        let mut batches = Batches::new(&mut piece, start, chunk.salt());
+        while let Ok(Some(batch)) = batches.take_next() {
+            let of_now = batch.entries().flatten().filter(|found| found.version >= clear);
+            hashes.extend(of_now.map(|found| match found.entry.key {
+                EntryKey::Here(key) => self.hasher.hash(key),
+                EntryKey::Record(hash) => hash,
+            }));
         }
-        at as u64
+        batches.offset() - start
     }
 }
 

@@ -124,7 +124,9 @@ impl Flex {
                 gate.open();
                 self.lend_memory();
                 // What is not dense enough by then is collected while nobody writes.
-                if let Err(error) = self.space.settle(FILL_WHILE_WRITING) {
+                if let Err(error) =
+                    self.space.settle(FILL_WHILE_WRITING, &|| self.background.is_stopping())
+                {
                     tracing::warn!(%error, "space is not collected");
                 }
                 Ok(true)

@@ -146,6 +146,10 @@ impl Engine for Flex {
         Ok(())
     }
 
+    fn end_threads(&self) {
+        self.background.join();
+    }
+
     fn stats(&self) -> Stats {
         let space = self.space.stat();
         let tables: u64 = self.tables().all().map(|table| table.len()).sum();

@@ -225,7 +225,8 @@ impl Flex {
     /// Collects what is less dense than it should be while nobody writes, unless that is likely to become empty by itself.
     pub(super) fn settle_at_rest(&self) -> Result<()> {
         let awaited = self.committer.lock().loose.is_awaited(self.clock.monotonic());
-        if awaited { Ok(()) } else { self.space.settle(FILL_AT_REST) }
+        let stop = || self.background.is_stopping();
+        if awaited { Ok(()) } else { self.space.settle(FILL_AT_REST, &stop) }
     }
 }
 

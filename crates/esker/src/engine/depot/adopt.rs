@@ -1,0 +1,122 @@
+//! Taking in what recovery found: of each key the newest record (uDepot §4.4).
+//!
+//! # Concurrency
+//! Threads take shares of the hash space. Nothing is shared with clients until the end.
+
+use super::place::link_bytes;
+use super::recover::{Found, Recovered, Scanned, on_threads};
+use super::segments::{Incarnation, Use};
+use super::{Depot, sites};
+use esker_base::ids::Version;
+use esker_base::{ErrorKind, Result};
+use esker_format::depot::{LargeRef, Stream};
+use esker_index::Link;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
+const SHARE_BITS: u32 = 6;
+const SHARES: u32 = 1 << SHARE_BITS;
+
+impl Depot {
+    /// Fills index and segment table from the log.
+    pub(super) fn adopt(&self, log: &Recovered) -> Result<()> {
+        if let Some(end) = &log.checkpoint {
+            self.adopt_checkpoint(log, end);
+            return Ok(());
+        }
+        let tail = log.log_end().tail.map(|tail| tail.segment);
+        for Scanned { header, written_bytes, .. } in &log.segments {
+            let id = header.segment_id;
+            let state = if Some(id) == tail { Use::Open } else { Use::Sealed };
+            self.segments.restore(id, state, Incarnation::from(header));
+            self.segments.add_written(id, *written_bytes);
+        }
+        let next = AtomicU32::new(0);
+        on_threads(log.threads, || {
+            loop {
+                let share = next.fetch_add(1, Ordering::Relaxed);
+                if share >= SHARES {
+                    return Ok(());
+                }
+                let share_of = |record: &Found| record.hash >> (64 - SHARE_BITS);
+                let mut found = Vec::new();
+                for of_thread in &log.found {
+                    let start = of_thread.partition_point(|r| share_of(r) < u64::from(share));
+                    let end = of_thread.partition_point(|r| share_of(r) <= u64::from(share));
+                    found.extend_from_slice(of_thread.get(start..end).unwrap_or(&[]));
+                }
+                self.fold(found, log.clear_version)?;
+            }
+        })?;
+        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
+            self.index.lookup(*hash).iter().any(|found| found == *link)
+        };
+        let heads = log.pieces.heads.iter().filter(newest);
+        let heads: Vec<_> = heads.map(|(_, piece, link)| (*piece, *link)).collect();
+        self.restore_large(&heads, log.pieces.extents.clone());
+        for segment in &log.segments {
+            let id = segment.header.segment_id;
+            if self.segments.state(id) == Use::Sealed {
+                self.segments.seal(id);
+            }
+        }
+        log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
+        for header in log.headers.iter().filter(|header| header.stream == Stream::Checkpoint) {
+            self.segments.add_stale(header.segment_id);
+        }
+        Ok(())
+    }
+
+    /// Takes in the records that count: of each key the newest.
+    fn fold(&self, mut found: Vec<Found>, clear: Version) -> Result<()> {
+        if !sites::RECOVER_CLEAR.disabled() {
+            found.retain(|record| record.version() >= clear);
+        }
+        if sites::RECOVER_NEWEST.disabled() {
+            found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
+        } else {
+            found.sort_unstable_by_key(|record| {
+                (record.hash, record.version(), record.link.is_tombstone())
+            });
+        }
+        let mut group: Vec<Found> = Vec::new();
+        for record in found {
+            if group.first().is_some_and(|first| first.hash != record.hash) {
+                group.drain(..).for_each(|record| self.take_in(record));
+            }
+            if record.collides() && !group.is_empty() {
+                let mut kept = Vec::with_capacity(group.len() + 1);
+                for other in group.drain(..) {
+                    if !self.have_one_key(record.link, other.link)? {
+                        kept.push(other);
+                    }
+                }
+                group = kept;
+            } else {
+                group.clear();
+            }
+            group.push(record);
+        }
+        group.drain(..).for_each(|record| self.take_in(record));
+        Ok(())
+    }
+
+    /// R4. To a repair, a record that cannot be read is some other key's.
+    fn have_one_key(&self, one: Link, other: Link) -> Result<bool> {
+        let same = || -> Result<bool> {
+            let one = self.read_record(one)?;
+            Ok(one.record().key == self.read_record(other)?.record().key)
+        };
+        match same() {
+            Err(error) if self.lenient && error.kind() == ErrorKind::Corrupted => Ok(false),
+            same => same,
+        }
+    }
+
+    fn take_in(&self, record: Found) {
+        let segment = self.layout.segment_of(self.layout.offset_of(record.link));
+        self.segments.restore_live(segment.unwrap_or_default(), link_bytes(record.link));
+        self.index.insert(record.hash, record.link);
+        self.count_items(None, record.link);
+    }
+}
