@@ -117,7 +117,8 @@ impl std::fmt::Debug for Met<'_> {
 /// A store. Cheap to clone; all clones are the same store.
 ///
 /// A store that is not used any more is best closed ([`Store::close`]), which tells what goes wrong. When the last clone is
-/// dropped, the store's threads end before that returns, so that it can be opened anew at once.
+/// dropped, the store's threads end before that returns, so that it can be opened anew at once. Without a log,
+/// as `flex` is under `none`, what was neither synced nor closed may be lost then.
 #[derive(Clone, Debug)]
 pub struct Store {
     engine: Arc<Opened>,

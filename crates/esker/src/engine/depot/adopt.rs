@@ -2,6 +2,9 @@
 //!
 //! # Concurrency
 //! Threads take shares of the hash space. Nothing is shared with clients until the end.
+//!
+//! # Failure
+//! Writes nothing: a crash leaves what recovery found.
 
 use super::place::link_bytes;
 use super::recover::{Found, Recovered, Scanned, on_threads};

@@ -2,6 +2,9 @@
 //!
 //! Recovery, the sample that it takes, the cleaner and `check` read logs in this way. What damage means is for each of them to
 //! say.
+//!
+//! # Concurrency
+//! Bytes that were copied out of the log: nobody else sees them.
 
 use super::layout::Place;
 use super::{Flat, sites};
