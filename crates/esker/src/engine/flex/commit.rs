@@ -21,7 +21,6 @@ use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
 use super::snapshots::needed;
 use super::stretch::{Growth, Seen};
-use super::tend::Loose;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
@@ -60,15 +59,11 @@ pub(super) struct Committer {
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
     pub(super) rewritten_bytes: u64,
-    pub(super) loose: Loose,
 }
 
 impl Committer {
-    /// For a space with so many live bytes.
-    pub(super) fn new(root: Root, live_bytes: u64) -> Self {
-        let mut committer = Committer { root, ..Committer::default() };
-        committer.loose.earn(live_bytes, live_bytes);
-        committer
+    pub(super) fn new(root: Root) -> Self {
+        Committer { root, ..Committer::default() }
     }
 }
 
@@ -115,7 +110,7 @@ impl Flex {
             Ok(())
         });
         let appended = committer.appended_bytes - before;
-        committer.loose.earn(appended, self.space.stat().data_bytes);
+        self.loose.earn(appended, self.space.stat().data_bytes);
         drop(committer);
         match done {
             Ok(()) => {

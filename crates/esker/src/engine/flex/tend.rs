@@ -16,6 +16,7 @@ use super::index::Ahead;
 use super::interval::parts;
 use super::{Flex, ROOT_BYTES};
 use esker_base::{ErrorKind, Result};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,9 @@ const FILL_AT_REST: u32 = 105;
 const REST: Duration = Duration::from_secs(2);
 /// Bytes that a run costs whoever reads its interval: a block, most likely.
 const RUN_BYTES: u64 = 4 << 10;
+/// What it costs in time, in bytes that are read or written one behind the other meanwhile: a fast disk with a few requests
+/// in flight does one of 4 KiB in 10 to 30 us, and 1 to 2 GB/s.
+const RUN_BYTES_OF_TIME: u64 = 16 << 10;
 /// Most leaves that are noted.
 const NOTED_MAX: usize = 1024;
 /// Noted leaves for which the thread is woken.
@@ -55,31 +59,53 @@ impl Noted {
     }
 }
 
-/// How much of what lies in many places may be brought together before the collector comes again. What a table brought to
-/// neighbours of one leaf lies in a segment with what it brought to others: while these are brought together as well, the
-/// segment becomes empty by itself. Once as much was brought together as was brought in that cannot be meant any more, so the
-/// space comes to rest however reads go on.
+/// How much of what lies in many places may be brought together soon, and before the collector comes again: as much as tables
+/// brought in.
+///
+/// So long reads pay for a leaf by the time that they lose, not by the bytes: who scans what a load left in many places
+/// waits a quarter as long, and no byte is written more than once more for it. Where writes go on, they are what reads
+/// fetch in vain again and again, and bytes count.
+///
+/// What a table brought to neighbours of one leaf lies in a segment with what it brought to others: while these are brought
+/// together as well, the segment becomes empty by itself. Once as much was brought together as was brought in that cannot be
+/// meant any more, so the space comes to rest however reads go on.
+///
+/// Changed under the committer's lock, read without.
 #[derive(Debug, Default)]
 pub(super) struct Loose {
-    left: u64,
+    left: AtomicU64,
     /// When something was brought together last.
-    at: Option<Duration>,
+    at: Mutex<Option<Duration>>,
 }
 
 impl Loose {
-    /// Of `live` bytes so many were brought in: since the store is open, or before.
-    pub(super) fn earn(&mut self, bytes: u64, live: u64) {
-        self.left = self.left.saturating_add(bytes).min(live);
+    /// For a space that holds so many bytes, which were brought in before.
+    pub(super) fn of(live: u64) -> Self {
+        Loose { left: AtomicU64::new(live), ..Loose::default() }
     }
 
-    fn spend(&mut self, bytes: u64, now: Duration) {
-        self.left = self.left.saturating_sub(bytes);
-        self.at = Some(now);
+    fn left(&self) -> u64 {
+        self.left.load(Ordering::Relaxed)
+    }
+
+    /// So many bytes were brought in; all that there are is `live`.
+    pub(super) fn earn(&self, bytes: u64, live: u64) {
+        self.left.store(self.left().saturating_add(bytes).min(live), Ordering::Relaxed);
+    }
+
+    fn spend(&self, bytes: u64, now: Duration) {
+        self.left.store(self.left().saturating_sub(bytes), Ordering::Relaxed);
+        *self.at.lock() = Some(now);
+    }
+
+    /// Bytes that count for a run that a read fetches in vain.
+    fn run_bytes(&self) -> u64 {
+        if self.left() > 0 { RUN_BYTES_OF_TIME } else { RUN_BYTES }
     }
 
     /// Whether more is likely to be brought together soon.
     fn is_awaited(&self, now: Duration) -> bool {
-        self.left > 0 && self.at.is_some_and(|at| now.saturating_sub(at) < REST)
+        self.left() > 0 && self.at.lock().is_some_and(|at| now.saturating_sub(at) < REST)
     }
 }
 
@@ -183,10 +209,10 @@ impl Flex {
         }
     }
 
-    /// Notes that a read met so many runs beside the base runs of intervals in the leaf of `key`. Once reads fetched as many
-    /// bytes in vain as it costs to bring the leaf together, that is done: so this never writes more than they read.
+    /// Notes that a read met so many runs beside the base runs of intervals in the leaf of `key`. Once reads lost as much as
+    /// it costs to bring the leaf together, that is done: so nothing is ever brought together that reads do not pay for.
     pub(super) fn note_places(&self, key: &[u8], runs: u64) {
-        if runs == 0 || !self.index.owe(key, runs * RUN_BYTES) {
+        if runs == 0 || !self.index.owe(key, runs * self.loose.run_bytes()) {
             return;
         }
         let Some(mut noted) = self.fragmented.try_lock() else { return };
@@ -215,18 +241,21 @@ impl Flex {
 
     fn gather_loosely(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
         let before = committer.rewritten_bytes;
-        self.space.loosen(committer.loose.left > 0);
+        self.space.loosen(self.loose.left() > 0);
         let done = self.gather(committer, key);
         self.space.loosen(false);
-        committer.loose.spend(committer.rewritten_bytes - before, self.clock.monotonic());
+        self.loose.spend(committer.rewritten_bytes - before, self.clock.monotonic());
         done
     }
 
     /// Collects what is less dense than it should be while nobody writes, unless that is likely to become empty by itself.
     pub(super) fn settle_at_rest(&self) -> Result<()> {
-        let awaited = self.committer.lock().loose.is_awaited(self.clock.monotonic());
         let stop = || self.background.is_stopping();
-        if awaited { Ok(()) } else { self.space.settle(FILL_AT_REST, &stop) }
+        if self.loose.is_awaited(self.clock.monotonic()) {
+            Ok(())
+        } else {
+            self.space.settle(FILL_AT_REST, &stop)
+        }
     }
 }
 
@@ -236,8 +265,9 @@ mod tests {
 
     #[test]
     fn the_space_comes_to_rest_although_things_are_brought_together_for_ever() {
-        let mut loose = Loose::default();
+        let loose = Loose::default();
         loose.earn(100, 1000);
+        assert_eq!(loose.run_bytes(), RUN_BYTES_OF_TIME);
         let mut at = Duration::ZERO;
         for _ in 0..3 {
             at += REST / 2;
@@ -248,8 +278,9 @@ mod tests {
         at += REST / 2;
         loose.spend(30, at);
         assert!(!loose.is_awaited(at), "that was more than was brought in");
+        assert_eq!(loose.run_bytes(), RUN_BYTES, "bytes count now");
         loose.earn(5000, 1000);
-        assert_eq!(loose.left, 1000, "no more than there is");
+        assert_eq!(loose.left(), 1000, "no more than there is");
     }
 
     #[test]
