@@ -31,7 +31,8 @@ pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 use super::interval::Interval;
 use super::pairs::Pairs;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
-use keep::{Hands, MISSED, Missed, PASSED};
+pub(super) use keep::Worth;
+use keep::{BYTES_OF_A_MISS, Hands, MISSED, Missed, PASSED};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
 use row::Row;
@@ -72,8 +73,9 @@ pub(super) struct Index {
     lent_bytes: AtomicU64,
     /// Of the same budget.
     pub(super) pairs_kept: Pairs,
-    missed: Missed<MISSED>,
-    passed: Missed<PASSED>,
+    missed: Missed,
+    passed: Missed,
+    missed_pairs: Missed,
     hands: Mutex<Hands>,
     intervals: AtomicU64,
     pairs: AtomicU64,
@@ -91,8 +93,9 @@ impl Index {
             budget_bytes,
             lent_bytes: AtomicU64::new(0),
             pairs_kept: Pairs::new(budget_bytes),
-            missed: Missed::new(),
-            passed: Missed::new(),
+            missed: Missed::new(MISSED),
+            passed: Missed::new(PASSED),
+            missed_pairs: Missed::new(budget_bytes / BYTES_OF_A_MISS),
             hands: Mutex::default(),
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),

@@ -5,7 +5,7 @@
 //! is in the space before. It waits for nobody: not for the committer, which changes intervals one by one, each under
 //! the lock of its leaf for as long as it takes to put in what is ready (the paper's readers wait for 1,000 pairs, §5.3).
 
-use super::index::{Ahead, byte_of, tail_of};
+use super::index::{Ahead, Worth, byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
@@ -13,7 +13,7 @@ use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
-use esker_format::flex_db::{Content, Extra, Pair};
+use esker_format::flex_db::{Content, Extra};
 use std::cell::Cell;
 use std::sync::Arc;
 
@@ -195,19 +195,24 @@ impl Flex {
                 self.index.learn(key, part.stamp, &known);
             }
             let base = if part.run == 0 { &**bytes } else { &[] };
-            if !self.index.is_worth_keeping(&part, base, &self.hasher) {
-                if let (u64::MAX, Some(Pair { version, content: Content::Put(extra, value), .. })) =
-                    (at, pair)
-                {
-                    self.index.keep_pair(key, part.stamp, |pairs| {
-                        pairs.put(key, hash, version, extra, value);
-                    });
+            match self.index.worth(&part, base, hash, &self.hasher) {
+                Worth::None => {}
+                Worth::Pair => {
+                    if let (u64::MAX, Some(pair)) = (at, pair)
+                        && let Content::Put(extra, value) = pair.content
+                    {
+                        self.index.keep_pair(key, part.stamp, |pairs| {
+                            pairs.put(key, hash, pair.version, extra, value);
+                        });
+                    }
                 }
-            } else if part.is_whole {
-                let interval = Arc::new(self.decode(bytes.clone())?);
-                self.index.keep(key, &[(part.stamp, interval)], false);
-            } else {
-                self.load(Some(key), false, Ahead::ONE, false)?;
+                Worth::Interval if part.is_whole => {
+                    let interval = Arc::new(self.decode(bytes.clone())?);
+                    self.index.keep(key, &[(part.stamp, interval)], false);
+                }
+                Worth::Interval => {
+                    self.load(Some(key), false, Ahead::ONE, false)?;
+                }
             }
             return Ok(found);
         }

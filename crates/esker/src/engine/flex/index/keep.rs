@@ -20,26 +20,43 @@ const PAIRS_OF_A_STEP: u64 = 128;
 /// Rounds after which nothing is left that was used before.
 const USES_MAX: usize = 4;
 
-/// Which intervals were missed lately, by their stamps.
+/// What was missed lately, by marks of 32 bits: stamps of intervals, or hashes. A place for each remembers who missed it last.
 #[derive(Debug)]
-pub(super) struct Missed<const N: usize>([AtomicU32; N]);
+pub(super) struct Missed(Box<[AtomicU32]>);
 
 /// Intervals that are remembered: who comes back so soon reads neighbours.
-pub(super) const MISSED: usize = 256;
+pub(super) const MISSED: u64 = 256;
 /// The same of scans, whose intervals follow each other.
-pub(super) const PASSED: usize = 4096;
+pub(super) const PASSED: u64 = 4096;
+/// Bytes of the budget for each pair that is remembered. Of pairs that are asked for once in a long time, as most are where
+/// keys are drawn from many, none takes the place of one that is asked for often: a twentieth more of the gets is answered from
+/// memory, and nothing depends much on how many are remembered, a quarter of those that are kept or four times as many.
+pub(super) const BYTES_OF_A_MISS: u64 = 128;
 
-impl<const N: usize> Missed<N> {
-    pub(super) fn new() -> Self {
-        Missed(std::array::from_fn(|_| AtomicU32::new(0)))
+impl Missed {
+    /// Remembers about so many. They take memory when they are used.
+    pub(super) fn new(count: u64) -> Self {
+        Missed(bytemuck::allocation::zeroed_slice_box(usize::try_from(count).unwrap_or(0)))
     }
 
     /// Notes a miss; whether there was one lately.
-    fn again(&self, stamp: u32) -> bool {
-        let mixed = stamp.wrapping_mul(0x9E37_79B9);
-        let slot = self.0.get((mixed >> 16) as usize % N);
-        slot.is_some_and(|slot| slot.swap(stamp, Ordering::Relaxed) == stamp)
+    fn again(&self, mark: u32) -> bool {
+        let mixed = u64::from(mark).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        let place = (mixed * self.0.len() as u64) >> 32;
+        let place = self.0.get(usize::try_from(place).unwrap_or(0));
+        place.is_some_and(|place| place.swap(mark, Ordering::Relaxed) == mark)
     }
+}
+
+/// What of an interval of which a get read a part is worth its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine::flex) enum Worth {
+    /// Nothing.
+    None,
+    /// The pair that was wanted.
+    Pair,
+    /// All of it.
+    Interval,
 }
 
 /// The hands of the clock: the leaf that one points at, and where the other is among single pairs. Both go around in the
@@ -81,26 +98,33 @@ impl Index {
         self.make_room();
     }
 
-    /// Whether the interval of which a get read `part`, and there a base run, is worth its memory: there is much left, or it was
-    /// missed before just now, or those of its pairs that are kept by themselves take half as much. Else the pair is kept
-    /// that was wanted.
-    pub(in crate::engine::flex) fn is_worth_keeping(
+    /// What is worth its memory of the interval of which a get for a key with this hash read `part`, and there a base run. All
+    /// of it if there is much left, if it was missed before just now, or if those of its pairs that are kept by themselves
+    /// take half as much; else the pair, where there is room, or if it was missed before.
+    pub(in crate::engine::flex) fn worth(
         &self,
         part: &Part,
         base: &[u8],
+        hash: u64,
         hasher: &KeyHasher,
-    ) -> bool {
-        if self.budget_bytes == 0 || self.missed.again(part.stamp) {
-            return self.budget_bytes > 0;
+    ) -> Worth {
+        if self.budget_bytes == 0 {
+            return Worth::None;
         }
-        if part.is_whole && self.cached_bytes() + 2 * base.len() as u64 <= self.budget() / 16 * 15 {
-            return true;
+        let room = self.budget() / 16 * 15;
+        let cached = self.cached_bytes();
+        if self.missed.again(part.stamp) || part.is_whole && cached + 2 * base.len() as u64 <= room
+        {
+            return Worth::Interval;
+        }
+        if !self.missed_pairs.again((hash >> 32) as u32) && cached > room {
+            return Worth::None;
         }
         let mut kept = 0;
         if self.pairs_kept.count() > 0 {
             each_key(base, |key| kept += self.pairs_kept.bytes_of(key, hasher.hash(key)));
         }
-        kept > 0 && kept * 2 >= base.len() as u64
+        if kept > 0 && kept * 2 >= base.len() as u64 { Worth::Interval } else { Worth::Pair }
     }
 
     /// Keeps a pair of the interval that holds `key`, if that is still as it was when it had this stamp.
@@ -110,9 +134,6 @@ impl Index {
         stamp: u32,
         keep: impl FnOnce(&Pairs),
     ) {
-        if self.budget_bytes == 0 {
-            return;
-        }
         self.with(key, |entry| {
             if entry.stamp == stamp {
                 keep(&self.pairs_kept);
@@ -179,5 +200,30 @@ impl Index {
         }
         let bytes = gone.iter().map(|interval| interval.memory_bytes()).sum();
         self.cached_bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::found_at_open;
+    use super::*;
+    #[test]
+    fn a_pair_that_is_asked_for_once_takes_no_others_place() {
+        let index = found_at_open(60);
+        let hasher = KeyHasher::new([7; 16]);
+        let part = |key: u8| Part {
+            is_whole: false,
+            ..index.part_of(&[key], None, (0, usize::MAX)).unwrap()
+        };
+        let worth = |key: u8| index.worth(&part(key), &[], hasher.hash(&[key]), &hasher);
+        assert_eq!(worth(1), Worth::Pair, "there is room");
+        index.cached_bytes.fetch_add(index.budget(), Ordering::Relaxed);
+        assert_eq!(worth(2), Worth::None, "nobody asked for it before");
+        assert_eq!(worth(2), Worth::Interval, "its interval was missed just now");
+        // Others make the interval forgotten, not the pair.
+        index.missed.0.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        assert_eq!(worth(2), Worth::Pair);
+        let asked_again = (10..60).filter(|key| worth(*key) != Worth::None).count();
+        assert_eq!(asked_again, 0, "none of these was");
     }
 }

@@ -12,7 +12,7 @@ fn interval(key: &[u8]) -> Arc<Interval> {
     Arc::new(Interval::decode(bytes, &KeyHasher::new([1; 16])).unwrap())
 }
 
-fn found_at_open(count: u8) -> Index {
+pub(super) fn found_at_open(count: u8) -> Index {
     let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
     Index::new((0..count).map(fresh).collect(), 1 << 20)
 }
