@@ -38,8 +38,8 @@
 //! Files are durable before the manifest names them, and it gets its name at once; older files go
 //! last. A crash or an error leaves the earlier backup and files that the next one removes.
 
-use super::commit::Ticket;
 use super::hold::Holding;
+use super::log::Ticket;
 use super::scan::Step;
 use super::segments::Incarnation;
 use super::{Depot, sites};

@@ -23,7 +23,8 @@
 
 use super::Depot;
 use super::batch::{Batch, Entry};
-use super::commit::{Item, State};
+use super::commit::Item;
+use super::log::State;
 use super::place::{Plan, link_bytes};
 use super::read::{Bytes, Fetched};
 use super::segments::Segments;

@@ -13,7 +13,7 @@
 //! Striped locks by key hash. Lock order: stripe, then the log's state. Nothing suspends under a
 //! stripe.
 
-use super::commit::Ticket;
+use super::log::Ticket;
 use esker_base::ids::Version;
 use esker_index::Link;
 use parking_lot::{Mutex, MutexGuard};

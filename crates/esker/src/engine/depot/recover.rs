@@ -23,7 +23,7 @@
 //! one. Nothing is shared with clients until the end.
 
 use super::checkpoint::{self, Loaded};
-use super::commit::LogEnd;
+use super::log::LogEnd;
 use super::place::{Tail, link_bytes};
 use super::scan::{SegmentEnd, Source, Step, form_of};
 use super::segments::Incarnation;
