@@ -241,7 +241,7 @@ impl Bench {
                     Did::Something
                 }),
                 "reopen" => {
-                    drop(store);
+                    store.forget();
                     let start = SystemClock.monotonic();
                     store = Store::open(&self.options).unwrap();
                     let taken = SystemClock.monotonic() - start;

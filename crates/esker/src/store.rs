@@ -117,8 +117,8 @@ impl std::fmt::Debug for Met<'_> {
 /// A store. Cheap to clone; all clones are the same store.
 ///
 /// A store that is not used any more is best closed ([`Store::close`]), which tells what goes wrong. When the last clone is
-/// dropped, the store's threads end before that returns, so that it can be opened anew at once. Without a log,
-/// as `flex` is under `none`, what was neither synced nor closed may be lost then.
+/// dropped, the store's threads end before that returns, so that it can be opened anew at once, and what was acknowledged
+/// is brought to the device as far as it can be: an error of that is only logged, so who wants to know calls [`Store::close`].
 #[derive(Clone, Debug)]
 pub struct Store {
     engine: Arc<Opened>,
@@ -141,7 +141,7 @@ impl Drop for Opened {
     /// Its threads keep the engine while they work, and so its files locked.
     fn drop(&mut self) {
         if !std::thread::panicking() {
-            self.0.end_threads();
+            self.0.end();
         }
     }
 }

@@ -111,7 +111,7 @@ fn a_restore_is_whole_or_none() -> Told {
     let old = held(&store)?;
     change(&store, 30, 80)?;
     let new = held(&store)?;
-    drop(store);
+    store.forget();
     let images: Vec<Image> = first.devices().iter().map(|device| device.image()).collect();
     let initial: Vec<_> = images.into_iter().map(Initial::Recycled).collect();
     let target = devices(&initial, 5, true);

@@ -34,7 +34,7 @@ fn images(committed: bool) -> std::result::Result<Vec<Image>, String> {
     if committed {
         store.close().map_err(words)?;
     }
-    drop(store);
+    store.forget();
     Ok(devices.devices().iter().map(|device| device.image()).collect())
 }
 
@@ -158,7 +158,7 @@ fn lost_batch() -> Told {
     let store = open(&devices, 1, Durability::Sync)?;
     let before = images_of(&devices);
     write(&store, 1)?;
-    drop(store);
+    store.forget();
     let mut torn = images_of(&devices);
     let second = |image: &Image| image.to_vec()[512..1024].to_vec();
     if !torn[LOG].to_vec().starts_with(b"ESKW") {
@@ -171,7 +171,7 @@ fn lost_batch() -> Told {
     let store = open(&devices, 2, Durability::Sync)?;
     expect(&store, b"a", None)?;
     write(&store, 2)?;
-    drop(store);
+    store.forget();
     if second(&images_of(&devices)[LOG]) != second(&first) {
         return Err("the batches do not end in the same bytes".to_owned());
     }
@@ -191,7 +191,7 @@ fn lost_batches_behind() -> Told {
     store.write_out().map_err(words)?;
     store.put(b"b", &[2; 100]).map_err(words)?;
     store.write_out().map_err(words)?;
-    drop(store);
+    store.forget();
     let mut torn = images_of(&devices);
     torn::copy(&before[LOG], &mut torn[LOG], (0, 512));
 
@@ -201,7 +201,7 @@ fn lost_batches_behind() -> Told {
     expect(&store, b"b", None)?;
     store.put(b"a", &[1; 100]).map_err(words)?;
     store.sync().map_err(words)?;
-    drop(store);
+    store.forget();
     let torn = torn::cut(&devices, LOG, esker::sites::flex_db::WAL_FLUSH, (0, 512));
     let store = open(&of_images(&torn), 4, periodic)?;
     expect(&store, b"a", Some(&[1; 100]))?;
@@ -227,7 +227,7 @@ fn large_heads() -> Told {
     }
     store.check().map_err(words)?;
     let to = devices.position();
-    drop(store);
+    store.forget();
     for cut in from..=to {
         let images = SimDevices::cut(&devices.traces(), cut, cut);
         let store = open(&of_images(&images), 8, Durability::Sync)

@@ -120,6 +120,7 @@ pub(crate) fn open_and_read(images: &[Image], seed: u64) -> Result<Content> {
         assert!(report.is_sound(), "{:?}", report.problems);
         assert_eq!(content(&store, 0)?, found, "after everything went to the space");
     }
+    store.forget();
     Ok(found)
 }
 
@@ -169,12 +170,15 @@ pub(crate) fn run(
             2 if rng.chance(1, 2) => store.write_out().map_err(words)?,
             2 => drop(store.clean(1 + rng.index(3)).map_err(words)?),
             number @ 3..6 => {
-                let clean = number == 3;
+                match number {
+                    3 => store.close().map(|()| drop(store)).map_err(words)?,
+                    4 => drop(store),
+                    _ => store.forget(),
+                }
+                let clean = number < 5;
                 if clean {
-                    store.close().map_err(words)?;
                     timeline.synced(devices.position());
                 }
-                drop(store);
                 options.testing.seed = Some(again(&mut rng));
                 store = Store::open_flex_on(files(&devices), &options).map_err(words)?;
                 let found = content(&store, 0).map_err(words)?;
@@ -199,6 +203,7 @@ pub(crate) fn run(
     if let Some(problem) = report.problems.first() {
         return Err(problem.clone());
     }
+    store.forget();
     Ok(Workload { devices, timeline, opened_at, operations: count })
 }
 

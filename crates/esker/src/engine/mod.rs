@@ -138,8 +138,9 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;
     fn close(&self) -> Result<()>;
-    /// Ends the threads of the store, as soon as they can, and waits for that.
-    fn end_threads(&self);
+    /// The last handle of the store goes: ends its threads, as soon as they can, and waits for that. What is in memory only
+    /// goes to the device as far as it can, here or when the engine itself is dropped.
+    fn end(&self);
     fn stats(&self) -> Stats;
     fn check(&self) -> Result<CheckReport>;
     /// Copies the store to `archive` while other calls go on.

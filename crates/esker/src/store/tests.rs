@@ -28,3 +28,25 @@ fn nobody_has_a_store_that_was_dropped() {
         }
     }
 }
+
+/// Nobody has to close a store: what it holds in memory only is brought to the device when the last handle goes.
+#[test]
+fn what_was_put_is_there_after_a_drop() {
+    for engine in [EngineKind::Flex, EngineKind::Depot, EngineKind::FlatMasstree] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path().join("store"));
+        options.engine = Some(engine);
+        options.size_bytes = 256 << 20;
+        options.durability = Durability::None;
+        options.pmem_emulate = true;
+        for round in 0..3_u32 {
+            let store = Store::open(&options).unwrap();
+            for number in 0..100 * round {
+                assert!(store.contains(&number.to_be_bytes()).unwrap(), "{engine:?}: {number}");
+            }
+            for number in 100 * round..100 * (round + 1) {
+                store.put(&number.to_be_bytes(), b"value").unwrap();
+            }
+        }
+    }
+}

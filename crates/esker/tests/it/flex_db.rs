@@ -269,10 +269,11 @@ fn run(seed: u64, steps: u64, keys: u64, hash_mask: u64) {
             }
             _ => {
                 snapshots.clear();
-                if rng.chance(1, 2) {
-                    store.close().expect(&context);
+                match rng.below(3) {
+                    0 => store.close().map(|()| drop(store)).expect(&context),
+                    1 => drop(store),
+                    _ => store.forget(),
                 }
-                drop(store);
                 // Another seed: salts never come again.
                 options.testing.seed = Some(rng.next_u64());
                 store = devices.open(&options).expect(&context);

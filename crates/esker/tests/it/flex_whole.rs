@@ -55,10 +55,11 @@ fn large_values_come_back_move_and_give_their_space_back() {
         match rng.below(6) {
             0 => sound(&store),
             1 => {
-                if rng.chance(1, 2) {
-                    store.close().unwrap();
+                match rng.below(3) {
+                    0 => store.close().map(|()| drop(store)).unwrap(),
+                    1 => drop(store),
+                    _ => store.forget(),
                 }
-                drop(store);
                 options.testing.seed = Some(rng.next_u64());
                 store = devices.open(&options).unwrap();
             }

@@ -95,7 +95,7 @@ impl Engine for Depot {
         self.end_close()
     }
 
-    fn end_threads(&self) {
+    fn end(&self) {
         self.background.stop();
         self.log_writer.stop();
         self.background.join();

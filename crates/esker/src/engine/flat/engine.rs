@@ -123,7 +123,7 @@ impl Engine for Flat {
         closed
     }
 
-    fn end_threads(&self) {
+    fn end(&self) {
         self.background.join();
     }
 

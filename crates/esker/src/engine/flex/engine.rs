@@ -17,6 +17,10 @@ use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::Ordering;
 
 impl Engine for Flex {
+    fn abandon(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_at(key, u64::MAX, admit)
     }
@@ -146,8 +150,13 @@ impl Engine for Flex {
         Ok(())
     }
 
-    fn end_threads(&self) {
+    /// Closes a store that nobody closed: under `none` there is no log, and its table would be lost. Not when the engine is
+    /// dropped: until the table is in the space, the space may ask for a log of it (`late`).
+    fn end(&self) {
         self.background.join();
+        if let Err(error) = self.close() {
+            tracing::warn!(%error, "closing the store failed");
+        }
     }
 
     fn stats(&self) -> Stats {
