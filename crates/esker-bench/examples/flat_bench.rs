@@ -7,7 +7,9 @@
 
 #![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a benchmark prints figures")]
 
-use esker_base::clock::{Clock, SystemClock};
+mod common;
+
+use common::{BuildAsIs, hash, time};
 use esker_index::cceh::Partition;
 use esker_index::{Cceh, Masstree, Word};
 use std::collections::{BTreeMap, HashMap};
@@ -20,34 +22,13 @@ const BATCH: usize = 64;
 /// Keys of a scan.
 const SCAN: usize = 50;
 
-/// The hash of the n-th key: an invertible function that mixes well.
-fn hash(n: u64) -> u64 {
-    let n = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ n >> 31
-}
-
 fn word(n: u64) -> Word {
     Word::new(n % (Word::END - 1) + 1).unwrap_or_else(|| unreachable!("it is in range"))
 }
 
-struct Watch(SystemClock);
-
-impl Watch {
-    /// Million operations per second that this thread was on a core.
-    fn rate(&self, operations: u64, work: impl FnOnce()) -> f64 {
-        let start = self.on_core();
-        work();
-        operations as f64 / (self.on_core() - start) * 1e3
-    }
-
-    /// Nanoseconds that this thread was on a core; all that passed, where the kernel does not tell.
-    fn on_core(&self) -> f64 {
-        let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-        let told = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
-        told.unwrap_or_else(|| self.0.monotonic().as_nanos() as f64)
-    }
+/// Million operations per second that this thread was on a core.
+fn rate(operations: u64, work: impl FnOnce()) -> f64 {
+    1e3 / time(operations, work)
 }
 
 /// A map that can be compared.
@@ -124,22 +105,6 @@ impl Peer for Masstree {
         Some(self.memory_bytes())
     }
 }
-
-/// Keys are hashes already: hash maps take them as they are.
-#[derive(Clone, Copy, Default)]
-struct AsIs(u64);
-
-impl std::hash::Hasher for AsIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, _: &[u8]) {}
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
-
-type BuildAsIs = std::hash::BuildHasherDefault<AsIs>;
 
 impl Peer for papaya::HashMap<u64, u64, BuildAsIs> {
     fn put(&self, key: u64, n: u64) {
@@ -259,7 +224,6 @@ impl Zipf {
 const COLUMNS: [&str; 6] = ["insert", "lookup", "zipfian", "batched", "replace", "scan 50"];
 
 struct Bench<'a> {
-    watch: &'a Watch,
     entries: u64,
     operations: u64,
     zipf: &'a [u64],
@@ -269,9 +233,9 @@ impl Bench<'_> {
     /// What the threads would do together if each had a core for itself all the time: rates by the
     /// time that they were on one, as far as the kernel tells.
     fn threads(&self, threads: u64, operations: u64, work: &(dyn Fn(u64, u64) + Sync)) -> f64 {
-        let (watch, each) = (self.watch, operations / threads);
+        let each = operations / threads;
         std::thread::scope(|scope| {
-            let run = |thread| move || watch.rate(each, || (0..each).for_each(|n| work(thread, n)));
+            let run = |thread| move || rate(each, || (0..each).for_each(|n| work(thread, n)));
             let running: Vec<_> = (0..threads).map(|thread| scope.spawn(run(thread))).collect();
             running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
         })
@@ -279,9 +243,9 @@ impl Bench<'_> {
 
     /// As [`Bench::threads`], where each thread does its part of all entries at once.
     fn parts(&self, threads: u64, work: &(dyn Fn(usize) + Sync)) -> f64 {
-        let (watch, each) = (self.watch, self.entries / threads);
+        let each = self.entries / threads;
         std::thread::scope(|scope| {
-            let run = |thread| move || watch.rate(each, || work(thread));
+            let run = |thread| move || rate(each, || work(thread));
             let numbers = 0..usize::try_from(threads).unwrap_or(1);
             let running: Vec<_> = numbers.map(|thread| scope.spawn(run(thread))).collect();
             running.into_iter().map(|thread| thread.join().unwrap_or(0.0)).sum()
@@ -406,22 +370,22 @@ fn trees(bench: &Bench<'_>, threads: u64) {
 
 /// One owner, and loading again.
 fn alone(bench: &Bench<'_>) {
-    let Bench { watch, entries, .. } = bench;
+    let Bench { entries, .. } = bench;
     let mut partition = Partition::default();
-    let insert = watch.rate(*entries, || {
+    let insert = rate(*entries, || {
         (0..*entries).for_each(|n| partition.insert(hash(n), word(n)));
     });
-    let lookup = watch.rate(bench.operations, || {
+    let lookup = rate(bench.operations, || {
         let found = |n| usize::from(!partition.lookup(bench.key(0, n)).is_empty());
         assert_eq!((0..bench.operations).map(found).sum::<usize>() as u64, bench.operations);
     });
     let mut plain: HashMap<u64, u64, BuildAsIs> = HashMap::default();
-    let std_insert = watch.rate(*entries, || {
+    let std_insert = rate(*entries, || {
         (0..*entries).for_each(|n| {
             plain.insert(hash(n), n);
         });
     });
-    let std_lookup = watch.rate(bench.operations, || {
+    let std_lookup = rate(bench.operations, || {
         let found = |n| usize::from(plain.contains_key(&bench.key(0, n)));
         assert_eq!((0..bench.operations).map(found).sum::<usize>() as u64, bench.operations);
     });
@@ -464,10 +428,9 @@ fn main() {
     let part = arguments.get(1).map_or("", String::as_str);
     let entries = entries.max(1000);
     let operations = 4_000_000;
-    let watch = Watch(SystemClock);
     let zipf = Zipf::new(entries);
     let zipf: Vec<u64> = (0..2_000_000).map(|n| zipf.pick(hash(!n))).collect();
-    let bench = Bench { watch: &watch, entries, operations, zipf: &zipf };
+    let bench = Bench { entries, operations, zipf: &zipf };
     for threads in [1, 2] {
         if matches!(part, "" | "hash") {
             hashes(&bench, threads);

@@ -11,7 +11,9 @@
 
 #![allow(clippy::print_stdout, clippy::cast_precision_loss, reason = "a benchmark prints figures")]
 
-use esker_base::clock::{Clock, SystemClock};
+mod common;
+
+use common::{BuildAsIs, hash, now, time};
 use esker_index::{Directory, Link};
 use hdrhistogram::Histogram;
 use std::hint::black_box;
@@ -21,38 +23,8 @@ const GROWTH_START: u64 = 1_000_000;
 /// Operations of each measurement.
 const OPERATIONS: u64 = 10_000_000;
 
-/// The hash of the n-th key: a bijection of numbers that mixes well.
-fn hash(n: u64) -> u64 {
-    let n = n.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let n = (n ^ n >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let n = (n ^ n >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    n ^ n >> 31
-}
-
 fn link(n: u64) -> Link {
     Link::record(n % (Link::GRAIN_END - 1) + 1, 3).unwrap_or_else(|| unreachable!("it is in range"))
-}
-
-struct Watch(SystemClock);
-
-impl Watch {
-    fn now(&self) -> u64 {
-        u64::try_from(self.0.monotonic().as_nanos()).unwrap_or(u64::MAX)
-    }
-
-    /// Nanoseconds per operation that this thread was on a core: other work counts little.
-    fn time(&self, operations: u64, work: impl FnOnce()) -> f64 {
-        let start = self.on_core();
-        work();
-        (self.on_core() - start) / operations as f64
-    }
-
-    /// Nanoseconds that this thread was on a core; all that passed, where the kernel does not tell.
-    fn on_core(&self) -> f64 {
-        let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok();
-        let told = told.and_then(|told| told.split_whitespace().next()?.parse().ok());
-        told.unwrap_or_else(|| self.now() as f64)
-    }
 }
 
 /// A random number below `bound` for each n.
@@ -62,7 +34,7 @@ fn pick(n: u64, bound: u64) -> u64 {
 }
 
 /// Nanoseconds of one access to as many bytes: each after the one before, and independent ones.
-fn random_access(watch: &Watch, bytes: usize) -> [f64; 2] {
+fn random_access(bytes: usize) -> [f64; 2] {
     // One cycle through all places, in random order (Sattolo).
     let places = u32::try_from(bytes / 8).unwrap_or(u32::MAX);
     let mut next: Vec<u64> = (0..u64::from(places)).collect();
@@ -77,10 +49,10 @@ fn random_access(watch: &Watch, bytes: usize) -> [f64; 2] {
         black_box(place);
     };
     walk(OPERATIONS / 10);
-    let waiting = watch.time(OPERATIONS, || walk(OPERATIONS));
+    let waiting = time(OPERATIONS, || walk(OPERATIONS));
     let draws: Vec<usize> =
         (0..OPERATIONS).map(|n| usize::try_from(pick(n, u64::from(places))).unwrap_or(0)).collect();
-    let independent = watch.time(OPERATIONS, || {
+    let independent = time(OPERATIONS, || {
         let all = draws.iter().filter_map(|place| next.get(*place));
         black_box(all.fold(0, |sum: u64, held| sum ^ held));
     });
@@ -99,27 +71,27 @@ fn random_access_huge(bytes: usize) -> Option<[f64; 2]> {
     Some([figures.next()?, figures.next()?])
 }
 
-fn grow(watch: &Watch, directory: &Directory, entries: u64) {
+fn grow(directory: &Directory, entries: u64) {
     let mut latencies = Histogram::<u64>::new(3).unwrap_or_else(|e| unreachable!("{e}"));
     let (mut sum, mut samples, mut worst) = (0.0, 0u64, 0.0f64);
-    let start = watch.now();
+    let start = now();
     let mut last = start;
     for n in 0..entries {
         directory.insert(hash(n), link(n));
-        let now = watch.now();
-        let _ = latencies.record(now - last);
-        last = now;
+        let after = now();
+        let _ = latencies.record(after - last);
+        last = after;
         if n >= GROWTH_START.min(entries / 2) && n % 10_000 == 0 {
             let bytes = directory.memory_bytes() as f64 / (n + 1) as f64;
             sum += bytes;
             worst = worst.max(bytes);
             samples += 1;
-            last = watch.now();
+            last = now();
         }
     }
     println!(
         "growth to {entries}: {:.0} ns per insert with its clock reading",
-        (watch.now() - start) as f64 / entries as f64
+        (now() - start) as f64 / entries as f64
     );
     println!(
         "  bytes per entry from {} on: {:.2} on average, {worst:.2} at most (goal 12)",
@@ -136,12 +108,12 @@ fn grow(watch: &Watch, directory: &Directory, entries: u64) {
         latencies.max() as f64 / 1000.0
     );
     let mut idle = Histogram::<u64>::new(3).unwrap_or_else(|e| unreachable!("{e}"));
-    let mut last = watch.now();
+    let mut last = now();
     for n in 0..OPERATIONS {
         black_box((0..32).fold(n, |n, _| hash(n)));
-        let now = watch.now();
-        let _ = idle.record(now - last);
-        last = now;
+        let after = now();
+        let _ = idle.record(after - last);
+        last = after;
     }
     println!(
         "  a computation instead, as long: p50 {:.2} us, p99.99 {:.1}, max {:.1}: what else runs here",
@@ -152,9 +124,9 @@ fn grow(watch: &Watch, directory: &Directory, entries: u64) {
     println!("  overflow: {} entries", directory.overflow_len());
 }
 
-fn costs(watch: &Watch, directory: &Directory, entries: u64) {
+fn costs(directory: &Directory, entries: u64) {
     let bytes = directory.memory_bytes();
-    let small = random_access(watch, bytes);
+    let small = random_access(bytes);
     let huge = random_access_huge(bytes).unwrap_or(small);
     println!("one random access to as much memory, waiting and independent:");
     println!("  {:.1} and {:.1} ns in huge pages", huge[0], huge[1]);
@@ -163,7 +135,7 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
     let absent: Vec<u64> = (0..OPERATIONS).map(|n| hash(entries + n)).collect();
     for (what, keys) in [("lookup", &keys), ("lookup of absent keys", &absent)] {
         let mut total = 0;
-        let waiting = watch.time(OPERATIONS, || {
+        let waiting = time(OPERATIONS, || {
             // What was found decides what is looked for: it adds nothing, which only we know.
             let mut before = 0;
             for key in keys {
@@ -172,7 +144,7 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
                 before = (found >> 32) as u64;
             }
         });
-        let independent = watch.time(OPERATIONS, || {
+        let independent = time(OPERATIONS, || {
             let found = keys.iter().map(|key| directory.lookup(*key).iter().count());
             black_box(found.sum::<usize>());
         });
@@ -185,7 +157,7 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
             total as f64 / OPERATIONS as f64
         );
     }
-    let cost = watch.time(OPERATIONS, || {
+    let cost = time(OPERATIONS, || {
         for batch in keys.chunks(BATCH) {
             directory.lookup_many(batch, |_, found| {
                 black_box(found);
@@ -195,7 +167,7 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
     println!("batched lookup: {cost:.1} ns, {:.2} independent accesses", cost / huge[1]);
     let access = huge[0];
     let inserts = (entries / 20).max(1);
-    let cost = watch.time(inserts, || {
+    let cost = time(inserts, || {
         for n in entries..entries + inserts {
             directory.insert(hash(n), link(n));
         }
@@ -205,13 +177,13 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
         cost / access,
         cost / small[0]
     );
-    let cost = watch.time(inserts, || {
+    let cost = time(inserts, || {
         for n in entries..entries + inserts {
             directory.replace(hash(n), link(n), link(n + 1));
         }
     });
     println!("replace: {cost:.1} ns, {:.2} accesses", cost / access);
-    let cost = watch.time(inserts, || {
+    let cost = time(inserts, || {
         for n in entries..entries + inserts {
             directory.remove(hash(n), link(n + 1));
         }
@@ -220,9 +192,9 @@ fn costs(watch: &Watch, directory: &Directory, entries: u64) {
 }
 
 /// Export and import of everything.
-fn parts(watch: &Watch, directory: &Directory, entries: u64) {
+fn parts(directory: &Directory, entries: u64) {
     let mut all = Vec::new();
-    let cost = watch.time(entries, || {
+    let cost = time(entries, || {
         let mut cursor = 0;
         while let Some((part, next)) = directory.export(cursor) {
             all.push(part);
@@ -233,7 +205,7 @@ fn parts(watch: &Watch, directory: &Directory, entries: u64) {
     println!("export: {cost:.1} ns and {:.2} bytes per entry", bytes as f64 / entries as f64);
     for threads in [1, 2] {
         let again = Directory::with_capacity(directory.len());
-        let start = watch.now();
+        let start = now();
         {
             std::thread::scope(|scope| {
                 for half in all.chunks(all.len().div_ceil(threads)) {
@@ -242,7 +214,7 @@ fn parts(watch: &Watch, directory: &Directory, entries: u64) {
                 }
             });
         }
-        let cost = (watch.now() - start) as f64 / entries as f64;
+        let cost = (now() - start) as f64 / entries as f64;
         println!(
             "import with {threads} threads: {cost:.1} ns per entry, {:.2} s for 10 million ({})",
             cost / 100.0,
@@ -277,22 +249,6 @@ impl Peer for Directory {
     }
 }
 
-/// Keys are hashes already: all maps take them as they are.
-#[derive(Clone, Copy, Default)]
-struct AsIs(u64);
-
-impl std::hash::Hasher for AsIs {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-    fn write(&mut self, _: &[u8]) {}
-    fn write_u64(&mut self, key: u64) {
-        self.0 = key;
-    }
-}
-
-type BuildAsIs = std::hash::BuildHasherDefault<AsIs>;
-
 impl Peer for papaya::HashMap<u64, u64, BuildAsIs> {
     fn put(&self, key: u64, value: u64) {
         self.pin().insert(key, value);
@@ -325,12 +281,11 @@ const BATCH: usize = 64;
 
 /// Million operations per second of two threads, each as fast as when it was on a core: inserts from nothing, lookups alone and in batches, and
 /// lookups and inserts mixed.
-fn two_threads(watch: &Watch, name: &str, map: &dyn Peer, entries: u64) -> [f64; 4] {
+fn two_threads(name: &str, map: &dyn Peer, entries: u64) -> [f64; 4] {
     let both = |operations: u64, work: &(dyn Fn(u64, u64) + Sync)| {
         std::thread::scope(|scope| {
-            let run = |thread| {
-                move || watch.time(operations, || (0..operations).for_each(|n| work(thread, n)))
-            };
+            let run =
+                |thread| move || time(operations, || (0..operations).for_each(|n| work(thread, n)));
             let running = [scope.spawn(run(0)), scope.spawn(run(1))];
             running
                 .into_iter()
@@ -364,12 +319,12 @@ fn two_threads(watch: &Watch, name: &str, map: &dyn Peer, entries: u64) -> [f64;
     [insert, read, batched, mixed]
 }
 
-fn compare(watch: &Watch, entries: u64) {
+fn compare(entries: u64) {
     println!("two threads, {entries} entries, million operations per second:");
     let ours = {
         let directory = Directory::with_capacity(0);
         directory.allow_helper();
-        two_threads(watch, "directory", &directory, entries)
+        two_threads("directory", &directory, entries)
     };
     let mut best = [("", 0.0f64); 4];
     let mut note = |name: &'static str, figures: [f64; 4]| {
@@ -380,13 +335,13 @@ fn compare(watch: &Watch, entries: u64) {
         }
     };
     let papaya = papaya::HashMap::with_hasher(BuildAsIs::default());
-    note("papaya", two_threads(watch, "papaya", &papaya, entries));
+    note("papaya", two_threads("papaya", &papaya, entries));
     drop(papaya);
     let scc = scc::HashMap::with_hasher(BuildAsIs::default());
-    note("scc", two_threads(watch, "scc", &scc, entries));
+    note("scc", two_threads("scc", &scc, entries));
     drop(scc);
     let dashmap = dashmap::DashMap::with_hasher(BuildAsIs::default());
-    note("dashmap", two_threads(watch, "dashmap", &dashmap, entries));
+    note("dashmap", two_threads("dashmap", &dashmap, entries));
     for (what, (ours, (name, best))) in
         ["insert", "lookup", "lookup of many", "95 % lookups"].iter().zip(ours.iter().zip(best))
     {
@@ -399,7 +354,7 @@ fn main() {
     let number = |place: usize| arguments.get(place).and_then(|n| n.replace('_', "").parse().ok());
     if arguments.first().is_some_and(|first| first == "access") {
         let bytes = number(1).and_then(|bytes: u64| usize::try_from(bytes).ok()).unwrap_or(0);
-        let [waiting, independent] = random_access(&Watch(SystemClock), bytes.max(1 << 20));
+        let [waiting, independent] = random_access(bytes.max(1 << 20));
         println!("{waiting} {independent}");
         return;
     }
@@ -408,13 +363,12 @@ fn main() {
         return;
     }
     let entries: u64 = number(0).unwrap_or(50_000_000).max(1000);
-    let watch = Watch(SystemClock);
     {
         let directory = Directory::with_capacity(0);
         directory.allow_helper();
-        grow(&watch, &directory, entries);
-        costs(&watch, &directory, entries);
-        parts(&watch, &directory, entries);
+        grow(&directory, entries);
+        costs(&directory, entries);
+        parts(&directory, entries);
     }
-    compare(&watch, number(1).unwrap_or(entries));
+    compare(number(1).unwrap_or(entries));
 }
