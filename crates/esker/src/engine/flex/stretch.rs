@@ -25,9 +25,9 @@ use esker_format::flex_db::{Run, RunWriter};
 const RUNS_MUCH: usize = 20;
 
 /// How large a leaf becomes before it is rewritten: so many quarters of the bytes, or pairs, that its intervals may have. Where
-/// what was appended is new, a leaf is rewritten once while it becomes five times as large: what was rewritten is a
-/// quarter of what was appended, more or less, and gets do not mind. Where it replaced what was there, most of a large leaf
-/// counts no more: then it is rewritten sooner, as soon as half of it does not count.
+/// what was appended is new, a leaf is rewritten once while it becomes five times as large: what was rewritten is from a
+/// quarter to five quarters of what was appended, as it comes, and gets do not mind. Where it replaced what was there,
+/// most of a large leaf counts no more: then it is rewritten sooner, as soon as half of it does not count.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth(usize);
 

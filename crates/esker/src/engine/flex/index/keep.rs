@@ -207,6 +207,7 @@ impl Index {
 mod tests {
     use super::super::tests::found_at_open;
     use super::*;
+
     #[test]
     fn a_pair_that_is_asked_for_once_takes_no_others_place() {
         let index = found_at_open(60);
