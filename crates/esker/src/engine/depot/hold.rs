@@ -6,7 +6,7 @@
 //! ends with an error.
 //!
 //! # Invariants
-//! - H1: while [`Hold::release`] of a segment has not been called, and answers true, no byte of that
+//! - H1: while [`Holding::release`] of a segment has not been called, and answers true, no byte of that
 //!   segment was overwritten or discarded since the hold began.
 //! - H2: a parked segment is on no other list; recovery would still read its records.
 //!
