@@ -66,6 +66,21 @@ impl Wal {
         let generation = state.tail.generation;
         drop(state);
         let done = self.write(taken, generation, flush);
+        self.end(&gate, done, |state| {
+            if flush {
+                state.durable = state.written;
+                state.durable_sequence = state.tail.sequence;
+            }
+        })
+    }
+
+    /// Others write from now on; `note` says in the state what became durable.
+    fn end(
+        &self,
+        gate: &Gate,
+        done: Result<(u64, Option<WalWriter>)>,
+        note: impl FnOnce(&mut State),
+    ) -> Result<()> {
         let mut state = self.state.lock();
         let result = match done {
             Ok((number, writer)) => {
@@ -73,10 +88,7 @@ impl Wal {
                     state.spare = writer;
                 }
                 state.written = state.written.max(number);
-                if flush {
-                    state.durable = state.written;
-                    state.durable_sequence = state.tail.sequence;
-                }
+                note(&mut state);
                 Ok(())
             }
             Err(error) => {
@@ -174,24 +186,6 @@ impl Wal {
         drop(state);
         // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
         let done = self.write(taken, old, logged && !sites::SEAL_WAIT.disabled());
-        let mut state = self.state.lock();
-        let result = match done {
-            Ok((number, writer)) => {
-                if let Some(writer) = writer {
-                    state.spare = writer;
-                }
-                state.written = state.written.max(number);
-                state.durable = state.written;
-                Ok(())
-            }
-            Err(error) => {
-                self.fail(&error);
-                Err(error)
-            }
-        };
-        state.busy = None;
-        drop(state);
-        gate.open();
-        result
+        self.end(&gate, done, |state| state.durable = state.written)
     }
 }
