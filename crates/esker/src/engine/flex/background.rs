@@ -5,6 +5,7 @@
 //! One thread a store. While it waits it holds no reference to the store, so a dropped store ends it.
 
 use super::Flex;
+use super::sweep::Rest;
 use super::tend::Scrub;
 use crate::options::Durability;
 use esker_base::Result;
@@ -23,24 +24,26 @@ impl Flex {
             Durability::Periodic(window) => window.min(PERIOD),
             Durability::Sync | Durability::None => PERIOD,
         };
-        let (mut leaf, mut scrub) = (Some(0), Scrub::default());
+        let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
         let mut scrubbed_at = self.clock.monotonic();
         self.background.start("esker-flex", period, move || {
             let again = work(&store, &mut leaf)?;
+            let mut wait = period;
             if !again {
                 let store = store.upgrade()?;
                 let now = store.clock.monotonic();
                 // What was due while there was other work is not made up for at once.
                 let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
                 scrubbed_at = now;
-                if let Err(error) = store.settle_at_rest() {
-                    tracing::error!(%error, "space is not collected");
+                match store.rest(&mut rest) {
+                    Ok(sooner) => wait = sooner.map_or(period, |sooner| sooner.min(period)),
+                    Err(error) => tracing::error!(%error, "space is not collected"),
                 }
                 if let Err(error) = store.scrub(&mut scrub, passed) {
                     tracing::error!(%error, "the store cannot be read to be verified");
                 }
             }
-            Some(if again { Duration::ZERO } else { period })
+            Some(if again { Duration::ZERO } else { wait })
         })
     }
 }

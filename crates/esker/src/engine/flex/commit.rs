@@ -20,7 +20,8 @@ use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
 use super::snapshots::needed;
-use super::stretch::{Growth, Seen};
+use super::stretch::Seen;
+use super::sweep::Sweep;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::flex::Splice;
 use crate::store::Direction;
@@ -44,7 +45,7 @@ const RUNS_MAX: u8 = 64;
 
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
 /// are emptier cost less.
-const FILL_WHILE_WRITING: u32 = 75;
+const FILL_WHILE_WRITING: u32 = 90;
 
 /// What only the committer knows.
 #[derive(Debug, Default)]
@@ -54,7 +55,7 @@ pub(super) struct Committer {
     pub(super) data: Vec<u8>,
     /// What a stretch is read into.
     pub(super) bytes: Vec<u8>,
-    pub(super) growth: Growth,
+    pub(super) sweep: Sweep,
     pub(super) turn: Turn,
     /// Bytes that were appended and rewritten.
     pub(super) appended_bytes: u64,
@@ -110,6 +111,7 @@ impl Flex {
             Ok(())
         });
         let appended = committer.appended_bytes - before;
+        committer.sweep.end(appended);
         self.loose.earn(appended, self.space.stat().data_bytes);
         drop(committer);
         match done {
@@ -152,8 +154,11 @@ impl Flex {
         }
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
         let mut seen = Seen::default();
+        let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
+        committer.sweep.begin(appended, size, self.capacity_bytes);
         while let Some(first) = entries.key() {
-            let stretch = self.stretch_of(first, committer.growth, &mut seen);
+            self.learn_at(committer, first)?;
+            let stretch = self.stretch_of(committer, first, &mut seen)?;
             let located = self.locate(first)?;
             let upper = match &stretch {
                 Some(stretch) => &stretch.upper,
@@ -328,6 +333,7 @@ impl Flex {
         let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);
         let splice = Splice { offset, remove: 0, data, marks: &[] };
         committer.appended_bytes += u64::from(size);
+        committer.sweep.earn(u64::from(size));
         self.space.splice(&splice, &mut || {
             self.index.grow(located.spot, size, (count, &known), cached.take());
         })

@@ -58,6 +58,8 @@ pub(super) struct LeafSums {
     pub(super) size: usize,
     pub(super) pairs: usize,
     pub(super) runs: usize,
+    /// Bytes of appended runs, about.
+    pub(super) appended: u64,
 }
 
 /// The index. See the module's text.
@@ -80,6 +82,7 @@ pub(super) struct Index {
     intervals: AtomicU64,
     pairs: AtomicU64,
     size: AtomicU64,
+    appended: AtomicU64,
 }
 
 impl Index {
@@ -100,6 +103,7 @@ impl Index {
             intervals: AtomicU64::new(0),
             pairs: AtomicU64::new(0),
             size: AtomicU64::new(0),
+            appended: AtomicU64::new(0),
         };
         index.fill(intervals);
         index
@@ -117,6 +121,8 @@ impl Index {
         self.intervals.store(intervals.len() as u64, Ordering::Relaxed);
         let pairs = intervals.iter().map(|fresh| u64::from(fresh.entry.known_pairs())).sum();
         self.pairs.store(pairs, Ordering::Relaxed);
+        let appended = intervals.iter().map(|fresh| fresh.entry.appended_bytes()).sum();
+        self.appended.store(appended, Ordering::Relaxed);
         let mut rest = intervals.into_iter().peekable();
         while rest.peek().is_some() {
             let part: Vec<Fresh> = rest.by_ref().take(LEAF_CAPACITY / 4 * 3).collect();
@@ -190,10 +196,12 @@ impl Index {
         let mut leaf = row.leaf(spot.leaf).write();
         leaf.note_run(spot.index, known);
         let entry = &mut leaf.entries[spot.index];
+        let appended = entry.appended_bytes();
         entry.size += bytes;
         entry.pairs += pairs;
         entry.appended = entry.appended.saturating_add(u8::try_from(pairs).unwrap_or(u8::MAX));
         entry.runs = entry.runs.saturating_add(1);
+        self.appended.fetch_add(entry.appended_bytes().wrapping_sub(appended), Ordering::Relaxed);
         entry.stamp = self.stamp();
         // Who keeps it meanwhile kept the old one.
         let before = std::mem::replace(&mut entry.cached, cached);
@@ -219,6 +227,8 @@ impl Index {
         self.intervals.fetch_sub(count as u64, Ordering::Relaxed);
         let more: u64 = fresh.iter().map(|new| u64::from(new.entry.known_pairs())).sum();
         self.pairs.fetch_add(more, Ordering::Relaxed);
+        let more = fresh.iter().map(|new| new.entry.appended_bytes()).sum();
+        self.appended.fetch_add(more, Ordering::Relaxed);
         let more: u64 =
             fresh.iter().filter_map(|new| Some(new.entry.cached.as_ref()?.memory_bytes())).sum();
         self.cached_bytes.fetch_add(more, Ordering::Relaxed);
@@ -240,6 +250,8 @@ impl Index {
         };
         let less = gone.iter().map(|entry| u64::from(entry.known_pairs())).sum();
         self.pairs.fetch_sub(less, Ordering::Relaxed);
+        let less = gone.iter().map(Entry::appended_bytes).sum();
+        self.appended.fetch_sub(less, Ordering::Relaxed);
         let less =
             gone.iter().filter_map(|entry| Some(entry.cached.as_ref()?.memory_bytes())).sum();
         self.cached_bytes.fetch_sub(less, Ordering::Relaxed);
@@ -249,6 +261,11 @@ impl Index {
     #[inline]
     pub(super) fn size_bytes(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of appended runs, about.
+    pub(super) fn appended_bytes(&self) -> u64 {
+        self.appended.load(Ordering::Relaxed)
     }
 
     /// Notes the sum of all sizes, which others ask for without a lock.

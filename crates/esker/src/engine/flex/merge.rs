@@ -38,6 +38,14 @@ pub(super) fn pairs_of<'a>(
     all
 }
 
+/// About the bytes of a pair.
+pub(super) fn size_of((key, _, content): &Merged<'_>) -> usize {
+    match content {
+        Content::Put(_, value) => key.len() + value.len() + 8,
+        _ => key.len() + 24,
+    }
+}
+
 /// Adds the pairs that are new.
 pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWriter>) {
     if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
@@ -103,10 +111,6 @@ impl Flex {
             let stays = anchor.is_empty();
             return Ok((marks, if stays { vec![Fresh::default()] } else { fresh }));
         }
-        let size_of = |(key, _, content): &Merged<'_>| match content {
-            Content::Put(_, value) => key.len() + value.len() + 8,
-            _ => key.len() + 24,
-        };
         let total: usize = merged.iter().map(size_of).sum();
         let (pairs_max, size_max) = (pairs_max.max(1), size_max.max(1));
         let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);

@@ -49,6 +49,7 @@ mod scan;
 pub mod sites;
 mod snapshots;
 mod stretch;
+mod sweep;
 mod tend;
 mod wal;
 mod write;

@@ -2,8 +2,8 @@
 //!
 //! What a table brings to neighbours lies side by side on the device, in the order of keys. So to read one interval with
 //! many runs takes a request for each of them, and to read all of its leaf takes not many more. The committer rewrites a
-//! leaf as a whole when its intervals have many runs, or grew, together with the leaves behind it that are about to: a tenth of
-//! the requests, and the same bytes.
+//! leaf as a whole when its intervals have many runs, or grew, or when the sweep comes by (`sweep`), together with the leaves behind
+//! it that are about to: a tenth of the requests, and the same bytes.
 //!
 //! # Concurrency
 //! Under the committer's lock: only it changes intervals. Readers go on; they see the leaf as it was or as it is.
@@ -14,7 +14,7 @@
 use super::commit::Committer;
 use super::index::Neighbours;
 use super::interval::parts;
-use super::merge::{Merged, add_group, merge};
+use super::merge::{Merged, add_group, merge, size_of};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
@@ -24,36 +24,13 @@ use esker_format::flex_db::{Run, RunWriter};
 /// Runs that an interval of a leaf has on average when it is rewritten. A get reads one of them; a scan reads all.
 const RUNS_MUCH: usize = 20;
 
-/// How large a leaf becomes before it is rewritten: so many quarters of the bytes, or pairs, that its intervals may have. Where
-/// what was appended is new, a leaf is rewritten once while it becomes five times as large: what was rewritten is from a
-/// quarter to five quarters of what was appended, as it comes, and gets do not mind. Where it replaced what was there,
-/// most of a large leaf counts no more: then it is rewritten sooner, as soon as half of it does not count.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Growth(usize);
-
-impl Growth {
-    const LEAST: usize = 6;
-    const MOST: usize = 16;
-
-    /// A leaf was rewritten: pairs that it had, and has now.
-    fn note(&mut self, before: usize, after: usize) {
-        if after * 2 < before {
-            self.0 = (self.0 - 1).max(Growth::LEAST);
-        } else if after * 4 > before * 3 {
-            self.0 = (self.0 + 1).min(Growth::MOST);
-        }
-    }
-}
-
-impl Default for Growth {
-    fn default() -> Self {
-        Growth(Growth::MOST)
-    }
-}
+/// How large a leaf becomes before it is rewritten even if the sweep was not there: so many times the bytes, or pairs, that its
+/// intervals may have.
+const GROWN: usize = 4;
 
 /// Least intervals, and most bytes, of a stretch.
 const INTERVALS_MIN: usize = 4;
-const BYTES_MAX: u64 = 2 << 20;
+const BYTES_MAX: u64 = 4 << 20;
 /// Most bytes of several leaves that are read and written at once: what tables brought to them lies side by side, too.
 const BYTES_OF_SEVERAL: u64 = 2 << 20;
 
@@ -62,45 +39,54 @@ const BYTES_OF_SEVERAL: u64 = 2 << 20;
 pub(super) struct Seen(Option<Option<Vec<u8>>>);
 
 impl Flex {
-    /// The neighbours of `key`, if they are to be rewritten together, and the committer is new there.
+    /// The neighbours of `key`, read, if they are to be rewritten together, and the committer is new there.
     pub(super) fn stretch_of(
         &self,
+        committer: &mut Committer,
         key: &[u8],
-        Growth(quarters): Growth,
         seen: &mut Seen,
-    ) -> Option<Neighbours> {
+    ) -> Result<Option<Neighbours>> {
         if let Seen(Some(until)) = seen
             && until.as_ref().is_none_or(|until| *key < **until)
         {
-            return None;
+            return Ok(None);
         }
         let pairs_max = self.options.interval_pairs_max as usize;
         let size_max = self.options.interval_size_bytes_max as usize;
+        let is_swept = committer.sweep.is_at(key);
+        let sweep = &committer.sweep;
         let leaf = self.index.neighbours(key, BYTES_OF_SEVERAL, &|leaf, first| {
             // Of the leaves behind the first one those as well that will soon be due.
             let share = if first { 4 } else { 3 };
             let much = leaf.runs >= RUNS_MUCH * leaf.count
-                || leaf.pairs * 16 >= quarters * share * pairs_max * leaf.count
-                || leaf.size * 16 >= quarters * share * size_max * leaf.count;
+                || leaf.pairs * 4 >= GROWN * share * pairs_max * leaf.count
+                || leaf.size * 4 >= GROWN * share * size_max * leaf.count;
             // Values that are long each make long intervals whatever is done.
             let helps = leaf.runs >= 2 * leaf.count;
-            much && helps
+            (much || (is_swept && sweep.is_worth(leaf))) && helps
         });
         *seen = Seen(Some(leaf.upper.clone()));
-        self.is_stretch(&leaf).then_some(leaf)
+        if !self.is_stretch(&leaf) {
+            return Ok(None);
+        }
+        if is_swept {
+            committer.sweep.goes_on(leaf.upper.as_ref());
+        }
+        Ok(self.read_stretch(committer, &leaf)?.then_some(leaf))
     }
 
-    fn is_stretch(&self, leaf: &Neighbours) -> bool {
+    pub(super) fn is_stretch(&self, leaf: &Neighbours) -> bool {
         leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX
     }
 
     /// Brings the neighbours of `key` together, those that are in several places.
     pub(super) fn gather(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
         let leaf = self.index.neighbours(key, 0, &|leaf, _| leaf.runs > leaf.count);
-        if self.is_stretch(&leaf) {
-            return self.rewrite_stretch(committer, &leaf, None);
-        }
         self.index.settle(key);
+        if self.is_stretch(&leaf) {
+            let is_sound = self.read_stretch(committer, &leaf)?;
+            return if is_sound { self.rewrite_stretch(committer, &leaf, None) } else { Ok(()) };
+        }
         let located = self.index.locate(key);
         if !located.entry.is_coarse() && located.entry.runs > 1 {
             self.rewrite(committer, &located, None, None)?;
@@ -108,38 +94,18 @@ impl Flex {
         Ok(())
     }
 
-    /// Merges intervals of a leaf with what is new, and writes them anew.
+    /// Merges intervals of a leaf, which were read, with what is new, and writes them anew.
     pub(super) fn rewrite_stretch(
         &self,
         committer: &mut Committer,
         leaf: &Neighbours,
         group: Option<&RunWriter>,
     ) -> Result<()> {
-        let remove = leaf.size_bytes();
-        let mut bytes = std::mem::take(&mut committer.bytes);
-        let place = (ROOT_BYTES + leaf.offset, usize::try_from(remove).unwrap_or(usize::MAX));
-        let read = self.space.read_once_where(&mut || Some(place), &mut bytes)?;
-        if read != Some(bytes.len()) {
-            return Err(self.damaged("an interval is behind the end of the space"));
-        }
-        let damaged = |flaw: esker_format::Flaw| self.damaged(&flaw.to_string());
-        if parts(&bytes).map_err(damaged)?.len() > leaf.sizes.len() {
-            return Err(self.damaged("more intervals than the index knows"));
-        }
-        let mut all: Vec<Merged<'_>> = Vec::new();
-        let mut rest = &bytes[..];
-        while !rest.is_empty() {
-            // Verified by `parts`.
-            let run = Run::take(&mut rest, || true).map_err(damaged)?;
-            let mut pairs = run.pairs();
-            while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
-                all.push((pair.key, pair.version, pair.content));
-            }
-        }
-        add_group(&mut all, group);
-        let before = all.len();
-        let merged = merge(all, None, &self.snapshots.all());
-        committer.growth.note(before, merged.len());
+        let bytes = std::mem::take(&mut committer.bytes);
+        let (merged, dead) = self.merge_stretch(&bytes, group)?;
+        let new = group.map_or(0, RunWriter::size_bytes) as u64;
+        committer.sweep.learn(leaf.appended + new, dead);
+        committer.sweep.spend(leaf.appended);
         let most = |most: u32| most as usize * 3 / 4;
         let pairs_max = most(self.options.interval_pairs_max);
         let size_max = most(self.options.interval_size_bytes_max);
@@ -155,7 +121,8 @@ impl Flex {
         drop(merged);
         committer.bytes = bytes;
         let offset = ROOT_BYTES + leaf.offset;
-        let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
+        let splice =
+            Splice { offset, remove: leaf.size_bytes(), data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);
         self.index.settle(first);
         let done = self.space.splice(&splice, &mut || {
@@ -163,5 +130,65 @@ impl Flex {
         });
         self.index.make_room();
         done
+    }
+
+    /// Reads a leaf to learn from it, and leaves it as it is.
+    pub(super) fn look_at_stretch(
+        &self,
+        committer: &mut Committer,
+        leaf: &Neighbours,
+    ) -> Result<()> {
+        if self.read_stretch(committer, leaf)? {
+            let (_, dead) = self.merge_stretch(&committer.bytes, None)?;
+            committer.sweep.learn(leaf.appended, dead);
+        }
+        Ok(())
+    }
+
+    /// Reads the intervals of a leaf. Whether they are as they were written; damage is told, and stays as it is.
+    pub(super) fn read_stretch(
+        &self,
+        committer: &mut Committer,
+        leaf: &Neighbours,
+    ) -> Result<bool> {
+        let size = usize::try_from(leaf.size_bytes()).unwrap_or(usize::MAX);
+        let place = (ROOT_BYTES + leaf.offset, size);
+        let bytes = &mut committer.bytes;
+        let read = self.space.read_once_where(&mut || Some(place), bytes).and_then(|read| {
+            if read != Some(bytes.len()) {
+                return Err(self.damaged("an interval is behind the end of the space"));
+            }
+            let parts = parts(bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
+            if parts.len() > leaf.sizes.len() {
+                return Err(self.damaged("more intervals than the index knows"));
+            }
+            Ok(())
+        });
+        let is_sound = read.is_ok();
+        self.note_damage(read)?;
+        Ok(is_sound)
+    }
+
+    /// What is left of pairs of a stretch and of those that are new, in order; and how many bytes of them are dead.
+    fn merge_stretch<'a>(
+        &self,
+        mut bytes: &'a [u8],
+        group: Option<&'a RunWriter>,
+    ) -> Result<(Vec<Merged<'a>>, u64)> {
+        let mut all: Vec<Merged<'_>> = Vec::new();
+        while !bytes.is_empty() {
+            // Verified by `parts`.
+            let run = Run::take(&mut bytes, || true);
+            let run = run.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+            let mut pairs = run.pairs();
+            while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+                all.push((pair.key, pair.version, pair.content));
+            }
+        }
+        add_group(&mut all, group);
+        let before: usize = all.iter().map(size_of).sum();
+        let merged = merge(all, None, &self.snapshots.all());
+        let after: usize = merged.iter().map(size_of).sum();
+        Ok((merged, before.saturating_sub(after) as u64))
     }
 }

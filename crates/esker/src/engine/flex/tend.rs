@@ -24,7 +24,7 @@ use std::time::Duration;
 
 /// Percent of what the space should be filled with, up to which segments are collected while nobody writes: so `L` live bytes
 /// take 1.2 `L`, and something for what is kept free.
-const FILL_AT_REST: u32 = 105;
+const FILL_AT_REST: u32 = 108;
 /// How long nothing was brought together when nothing more is likely to be.
 const REST: Duration = Duration::from_secs(2);
 /// Bytes that a run costs whoever reads its interval: a block, most likely.
@@ -198,7 +198,7 @@ impl Flex {
         Ok(all)
     }
 
-    fn note_damage(&self, verified: Result<()>) -> Result<()> {
+    pub(super) fn note_damage(&self, verified: Result<()>) -> Result<()> {
         match verified {
             Err(error) if error.kind() == ErrorKind::Corrupted => {
                 self.scrubbed.damaged.fetch_add(1, Ordering::Relaxed);

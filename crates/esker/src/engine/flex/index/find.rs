@@ -89,6 +89,8 @@ pub(in crate::engine::flex) struct Neighbours {
     pub(in crate::engine::flex) sizes: Vec<u32>,
     /// Whether each is in memory.
     pub(in crate::engine::flex) cached: Vec<bool>,
+    /// Bytes of appended runs, about.
+    pub(in crate::engine::flex) appended: u64,
     /// Anchor of the interval behind the last one; of none, that behind the leaf.
     pub(in crate::engine::flex) upper: Option<Vec<u8>>,
 }
@@ -232,6 +234,7 @@ impl Index {
             anchors: Vec::new(),
             sizes: Vec::new(),
             cached: Vec::new(),
+            appended: 0,
             upper: None,
         };
         let (mut next, mut bytes) = (first, 0);
@@ -249,10 +252,26 @@ impl Index {
             found.sizes.extend(leaf.entries.iter().map(|entry| entry.size));
             found.cached.extend(leaf.entries.iter().map(|entry| entry.cached.is_some()));
             bytes += sums.size as u64;
+            found.appended += sums.appended;
             next += 1;
         }
         found.upper = row.first(next.max(first + 1)).map(<[u8]>::to_vec);
         found
+    }
+
+    /// The first anchor of the first leaf behind or at `key` of which all is known and `is_wanted` says so.
+    pub(in crate::engine::flex) fn next_leaf(
+        &self,
+        key: &[u8],
+        is_wanted: &dyn Fn(&LeafSums) -> bool,
+    ) -> Option<Vec<u8>> {
+        let row = self.row();
+        let mut leaves = row.leaf_of(key)..row.len();
+        let found = leaves.find(|number| {
+            let leaf = row.leaf(*number).read();
+            is_wanted(&leaf.sums()) && !leaf.entries.iter().any(Entry::is_coarse)
+        })?;
+        row.first(found).map(<[u8]>::to_vec)
     }
 
     /// Everything about the interval behind `spot`.

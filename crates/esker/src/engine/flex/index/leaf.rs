@@ -54,6 +54,12 @@ impl Entry {
         self.pairs == COARSE
     }
 
+    /// About how many of its bytes are in appended runs: as if all pairs were of one size, which makes those that delete count as
+    /// what they delete.
+    pub(super) fn appended_bytes(&self) -> u64 {
+        u64::from(self.size) * u64::from(self.appended) / u64::from(self.known_pairs().max(1))
+    }
+
     /// Pairs, if somebody counted them.
     pub(super) fn known_pairs(&self) -> u16 {
         if self.is_coarse() { 0 } else { self.pairs }
@@ -254,6 +260,7 @@ impl Leaf {
             sums.size += entry.size as usize;
             sums.pairs += usize::from(entry.pairs);
             sums.runs += usize::from(entry.runs);
+            sums.appended += entry.appended_bytes();
         }
         sums
     }

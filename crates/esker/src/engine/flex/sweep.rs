@@ -1,0 +1,318 @@
+//! Sweeping: leaves with much that does not count any more are written anew, one behind the other in the order of keys, a
+//! few in each commit, around and around; and all of them, slowly, when nobody writes.
+//!
+//! What is appended to an interval adds to what is there, or makes older pairs count no more; which of the two, nobody knows
+//! before it is read. So the sweep learns from each leaf that it rewrites, or else from one that it reads in each commit, how
+//! many bytes an appended one made dead, and so how many in all intervals are. As long as these are less than half of what
+//! may be dead, nothing is rewritten for them; when they are as many, a commit brings as much together as it appends; beyond, up
+//! to twice as much. So what is dead is bounded, and no commit costs much more than the one before it, whatever is written.
+//!
+//! The order matters: what tables brought to neighbours lies side by side in their segments, so these become empty one after
+//! the other, and the collector has little to move.
+//!
+//! # Concurrency
+//! Under the committer's lock.
+//!
+//! # Failure
+//! Nothing of this is on a device: after an open it is learnt anew. Leaves are rewritten as by the committer.
+
+use super::Flex;
+use super::commit::Committer;
+use super::index::LeafSums;
+use esker_base::Result;
+use std::time::Duration;
+
+/// Percent of all bytes that may be dead while tables come.
+const DEAD_PERCENT: u64 = 25;
+/// Percent beyond which they are too many while nobody writes, and those of a leaf that is rewritten then.
+const DEAD_AT_REST_PERCENT: u64 = 8;
+const DEAD_OF_LEAF_PERCENT: u64 = 5;
+/// How much of what is known comes from before the last leaf that was read, of `WHOLE` parts.
+const KEPT: u64 = WHOLE / 16 * 15;
+const WHOLE: u64 = 1 << 10;
+/// Bytes that may come in a round of the background thread while the store rests, and for how long before.
+const LITTLE_BYTES: u64 = 64 << 10;
+const REST: Duration = Duration::from_secs(2);
+/// A table that has more than this part of what it may have goes to the space then: it may delete much.
+const TABLE_SHARE: u64 = 8;
+/// How long the sweep waits at rest: so many times as long as it worked.
+const WAITS: u32 = 3;
+
+/// What the committer knows of the sweep.
+#[derive(Debug, Default)]
+pub(super) struct Sweep {
+    /// Bytes that an appended one made dead, in parts of `WHOLE`, once that is known.
+    dead: Option<u64>,
+    /// Appended bytes that may be brought together now; below zero, so many were too much.
+    credit: i64,
+    /// Credit for an appended byte, in parts of `WHOLE`.
+    pace: u64,
+    /// How many percent of all bytes may be dead.
+    percent: u64,
+    /// Whether a leaf is still to be read, to learn from it.
+    samples: bool,
+    /// Whether it spent what it had in this commit. It goes on where it is in the next one, and not further on in this one.
+    is_done: bool,
+    /// The key at which the sweep is.
+    at: Vec<u8>,
+}
+
+impl Sweep {
+    /// How many bytes are dead for so many appended ones.
+    fn dead_of(&self, appended: u64) -> u64 {
+        appended.saturating_mul(self.dead.unwrap_or(WHOLE)) / WHOLE
+    }
+
+    fn is_much(&self, appended: u64, size: u64, percent: u64) -> bool {
+        self.dead_of(appended) > size / 100 * percent
+    }
+
+    /// A table comes; of `size` bytes, of `capacity` that there may be, so many are appended ones.
+    pub(super) fn begin(&mut self, appended: u64, size: u64, capacity: u64) {
+        let is_full = size > capacity / 4 * 3;
+        self.percent = if is_full { DEAD_AT_REST_PERCENT } else { DEAD_PERCENT };
+        let most = (size / 100 * self.percent).max(1);
+        let share = self.dead_of(appended).saturating_mul(2 * WHOLE) / most;
+        self.pace = share.saturating_sub(WHOLE).min(2 * WHOLE);
+        self.samples = self.pace == 0;
+        self.is_done = false;
+    }
+
+    /// So many bytes were appended.
+    pub(super) fn earn(&mut self, bytes: u64) {
+        self.credit += i64::try_from(bytes * self.pace / WHOLE).unwrap_or(0);
+    }
+
+    /// The table is in the space, with so many bytes appended.
+    pub(super) fn end(&mut self, appended: u64) {
+        if self.samples || !self.is_done {
+            // It met the last key.
+            self.at.clear();
+        }
+        let most = i64::try_from(2 * appended).unwrap_or(0);
+        self.credit = self.credit.clamp(-most, most);
+    }
+
+    /// Whether the leaf that holds `key` may be rewritten, if it is worth it.
+    pub(super) fn is_at(&mut self, key: &[u8]) -> bool {
+        if self.is_done || *self.at > *key {
+            return false;
+        }
+        self.is_done = self.credit <= 0;
+        !self.is_done
+    }
+
+    /// Whether a leaf has about its share of dead bytes. One that has much less waits for the next time around; with fewer of those
+    /// the order in which leaves were rewritten becomes that of keys.
+    pub(super) fn is_worth(&self, leaf: &LeafSums) -> bool {
+        self.is_much(leaf.appended, leaf.size as u64, self.percent * 2 / 5)
+    }
+
+    /// The sweep has come to this key, or to the last one.
+    pub(super) fn goes_on(&mut self, upper: Option<&Vec<u8>>) {
+        self.at.clear();
+        self.at.extend(upper.into_iter().flatten());
+    }
+
+    /// Leaves with so many appended bytes were written anew.
+    pub(super) fn spend(&mut self, appended: u64) {
+        if self.credit > 0 {
+            self.credit = self.credit.saturating_sub_unsigned(appended);
+        }
+    }
+
+    /// In leaves with so many appended bytes so many were dead.
+    pub(super) fn learn(&mut self, appended: u64, dead: u64) {
+        if let Some(found) = dead.saturating_mul(WHOLE).checked_div(appended) {
+            let found = found.min(4 * WHOLE);
+            let known = self.dead.unwrap_or(found);
+            self.dead = Some((known * KEPT + found * (WHOLE - KEPT)).div_ceil(WHOLE));
+        }
+    }
+}
+
+/// Whether a store rests, and what was done since.
+#[derive(Debug, Default)]
+pub(super) struct Rest {
+    /// The table, and what it had.
+    seen: (u64, u64),
+    since: Duration,
+    /// The key up to which leaves were looked at; none: all were.
+    at: Option<Vec<u8>>,
+}
+
+impl Rest {
+    /// A round of the background thread.
+    fn note(&mut self, table: u64, bytes: u64, now: Duration) {
+        let (last, before) = std::mem::replace(&mut self.seen, (table, bytes));
+        if table != last || bytes > before + LITTLE_BYTES {
+            (self.since, self.at) = (now, Some(Vec::new()));
+        }
+    }
+
+    fn is_now(&self, now: Duration) -> bool {
+        now.saturating_sub(self.since) >= REST
+    }
+}
+
+impl Flex {
+    /// Learns from the leaf that holds `key`, if nothing was learnt yet in this commit.
+    pub(super) fn learn_at(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
+        if !committer.sweep.samples || *committer.sweep.at > *key {
+            return Ok(());
+        }
+        committer.sweep.samples = false;
+        let leaf = self.index.neighbours(key, 0, &|leaf, _| leaf.appended * 8 > leaf.size as u64);
+        committer.sweep.goes_on(leaf.upper.as_ref());
+        if self.is_stretch(&leaf) { self.look_at_stretch(committer, &leaf) } else { Ok(()) }
+    }
+
+    /// What is done while nobody writes: the table goes to the space, leaves with dead bytes are written anew one by one, if there are many; then what is
+    /// less dense than it should be is collected. For how long to wait if there is more to do.
+    pub(super) fn rest(&self, rest: &mut Rest) -> Result<Option<Duration>> {
+        let now = self.clock.monotonic();
+        let (table, bytes, is_free) = {
+            let tables = self.tables();
+            (tables.active.generation, tables.active.bytes(), tables.sealed.is_none())
+        };
+        rest.note(table, bytes, now);
+        if !rest.is_now(now) {
+            return Ok(None);
+        }
+        if bytes > self.options.memtable_size_bytes / TABLE_SHARE && is_free {
+            self.change_table(table)?;
+            rest.seen = (self.tables().active.generation, 0);
+            return Ok(Some(Duration::ZERO));
+        }
+        match &rest.at {
+            None => self.settle_at_rest().map(|()| None),
+            Some(at) => {
+                rest.at = self.sweep_at_rest(at)?;
+                Ok(Some((self.clock.monotonic().saturating_sub(now)) * WAITS))
+            }
+        }
+    }
+
+    /// Writes the next leaf from `at` on anew of which enough is dead: the key behind it, if there is more to do.
+    fn sweep_at_rest(&self, at: &[u8]) -> Result<Option<Vec<u8>>> {
+        let mut committer = self.committer.lock();
+        let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
+        let sweep = &committer.sweep;
+        if self.wal.check().is_err() || !sweep.is_much(appended, size, DEAD_AT_REST_PERCENT) {
+            return Ok(None);
+        }
+        let next = self.index.next_leaf(at, &|leaf| {
+            sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT)
+        });
+        let Some(key) = next else { return Ok(None) };
+        let leaf = self.index.neighbours(&key, 0, &|_, _| true);
+        if self.is_stretch(&leaf) && self.read_stretch(&mut committer, &leaf)? {
+            self.space.loosen(true);
+            let done = self.rewrite_stretch(&mut committer, &leaf, None);
+            self.space.loosen(false);
+            done?;
+        }
+        Ok(leaf.upper)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEAVES: usize = 200;
+    const LEAF: u64 = 100_000;
+
+    /// Leaves of which each has so many appended bytes, and the commits of tables that make all of them dead.
+    struct Model {
+        sweep: Sweep,
+        appended: [u64; LEAVES],
+        /// How often the sweep did not go on where it was.
+        jumps: usize,
+        last: usize,
+    }
+
+    impl Model {
+        /// Commits a table of a hundredth of all; how many bytes were rewritten for each that was appended.
+        fn commit(&mut self, dead: u64) -> u64 {
+            let all = LEAF * LEAVES as u64;
+            let (new, mut rewritten) = (LEAF / 100, 0);
+            let appended = self.appended.iter().sum();
+            self.sweep.begin(appended, all + appended, u64::MAX);
+            for number in 0..LEAVES {
+                let key = u16::try_from(number).unwrap().to_be_bytes();
+                let sums = LeafSums {
+                    appended: self.appended[number],
+                    size: usize::try_from(LEAF + self.appended[number]).unwrap(),
+                    ..LeafSums::default()
+                };
+                if self.sweep.is_at(&key) && self.sweep.is_worth(&sums) {
+                    self.sweep
+                        .goes_on(Some(&u16::try_from(number + 1).unwrap().to_be_bytes().into()));
+                    self.sweep.learn(sums.appended, sums.appended * dead / 100);
+                    self.sweep.spend(sums.appended);
+                    self.jumps += usize::from(number != (self.last + 1) % LEAVES);
+                    self.last = number;
+                    self.appended[number] = 0;
+                    rewritten += LEAF;
+                } else {
+                    if self.sweep.samples {
+                        self.sweep.samples = false;
+                        self.sweep.learn(sums.appended, sums.appended * dead / 100);
+                    }
+                    self.appended[number] += new;
+                    self.sweep.earn(new);
+                }
+            }
+            self.sweep.end(new * LEAVES as u64);
+            rewritten * 100 / all
+        }
+    }
+
+    fn model() -> Model {
+        Model { sweep: Sweep::default(), appended: [0; LEAVES], jumps: 0, last: LEAVES - 1 }
+    }
+
+    #[test]
+    fn what_is_dead_stays_within_its_bounds_and_no_commit_costs_much_more_than_another() {
+        let mut model = model();
+        let mut most = 0;
+        for round in 0..1000 {
+            let rewritten = model.commit(100);
+            most = most.max(rewritten);
+            let appended: u64 = model.appended.iter().sum();
+            let dead = appended * 100 / (appended + LEAF * LEAVES as u64);
+            assert!(dead <= DEAD_PERCENT + 10, "{dead} % in round {round}");
+            assert!(
+                round < 100 || dead >= DEAD_PERCENT / 2,
+                "{dead} % in round {round}: too eager"
+            );
+            if round == 500 {
+                model.jumps = 0;
+            }
+        }
+        assert!(most <= 10, "a commit rewrote {most} times what it appended");
+        assert!(model.jumps <= 5, "{} times out of order", model.jumps);
+    }
+
+    #[test]
+    fn what_adds_to_what_is_there_is_not_swept() {
+        let mut model = model();
+        // A first leaf may have to tell.
+        let rewritten: u64 = (0..100).map(|_| model.commit(0)).sum();
+        assert!(rewritten <= 2, "{rewritten}");
+    }
+
+    #[test]
+    fn a_store_rests_when_little_comes_for_a_while() {
+        let mut rest = Rest::default();
+        let at = |round: u64| Duration::from_millis(500 * round);
+        rest.note(1, 1 << 20, at(1));
+        assert!(rest.at.is_some() && !rest.is_now(at(4)));
+        rest.note(1, (1 << 20) + LITTLE_BYTES, at(4));
+        assert!(rest.is_now(at(5)));
+        rest.at = None;
+        rest.note(2, 0, at(5));
+        assert!(rest.at.is_some() && !rest.is_now(at(6)), "another table");
+    }
+}
