@@ -35,8 +35,13 @@ const LITTLE_BYTES: u64 = 64 << 10;
 const REST: Duration = Duration::from_secs(2);
 /// A table that has more than this part of what it may have goes to the space then: it may delete much.
 const TABLE_SHARE: u64 = 8;
-/// How long the sweep waits at rest: so many times as long as it worked.
-const WAITS: u32 = 3;
+/// How long the sweep waits at rest: so many times as long as it worked, and if others read from the device meanwhile.
+const WAITS: u32 = 1;
+const WAITS_FOR_READERS: u32 = 3;
+/// Most bytes of several leaves that are rewritten at once then, so that who reads meanwhile waits for no more.
+const BYTES_AT_REST: u64 = 512 << 10;
+/// Reads that others do while it waits, if any do.
+const READS_FEW: u64 = 8;
 
 /// What the committer knows of the sweep.
 #[derive(Debug, Default)]
@@ -139,6 +144,8 @@ pub(super) struct Rest {
     since: Duration,
     /// The key up to which leaves were looked at; none: all were.
     at: Option<Vec<u8>>,
+    /// Reads of the device until the last leaf was rewritten.
+    reads: u64,
 }
 
 impl Rest {
@@ -187,13 +194,17 @@ impl Flex {
         match &rest.at {
             None => self.settle_at_rest().map(|()| None),
             Some(at) => {
+                let reads = || self.space.stat().data.reads;
+                let others_read = reads().saturating_sub(rest.reads) > READS_FEW;
+                let waits = if others_read { WAITS_FOR_READERS } else { WAITS };
                 rest.at = self.sweep_at_rest(at)?;
-                Ok(Some((self.clock.monotonic().saturating_sub(now)) * WAITS))
+                rest.reads = reads();
+                Ok(Some(self.clock.monotonic().saturating_sub(now) * waits))
             }
         }
     }
 
-    /// Writes the next leaf from `at` on anew of which enough is dead: the key behind it, if there is more to do.
+    /// Writes the next leaves from `at` on anew of which enough is dead: the key behind it, if there is more to do.
     fn sweep_at_rest(&self, at: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut committer = self.committer.lock();
         let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
@@ -201,11 +212,10 @@ impl Flex {
         if self.wal.check().is_err() || !sweep.is_much(appended, size, DEAD_AT_REST_PERCENT) {
             return Ok(None);
         }
-        let next = self.index.next_leaf(at, &|leaf| {
-            sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT)
-        });
-        let Some(key) = next else { return Ok(None) };
-        let leaf = self.index.neighbours(&key, 0, &|_, _| true);
+        let is_worth =
+            |leaf: &LeafSums| sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT);
+        let Some(key) = self.index.next_leaf(at, &is_worth) else { return Ok(None) };
+        let leaf = self.index.neighbours(&key, BYTES_AT_REST, &|leaf, _| is_worth(leaf));
         if self.is_stretch(&leaf) && self.read_stretch(&mut committer, &leaf)? {
             self.space.loosen(true);
             let done = self.rewrite_stretch(&mut committer, &leaf, None);
