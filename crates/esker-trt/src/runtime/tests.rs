@@ -107,15 +107,19 @@ fn shutdown_ends_sleeping_tasks_soon() {
             let result = crate::sleep_cancellable(Duration::from_secs(100));
             (is_cancelled(), result.map_err(|error| error.kind()))
         });
-        let looper = runtime.spawn(|| {
+        // However long the machine takes for it: it was round once.
+        let round = std::sync::Arc::new(crate::sync::Gate::new());
+        let gate = std::sync::Arc::clone(&round);
+        let looper = runtime.spawn(move || {
             let mut turns = 0;
             while !is_cancelled() {
                 sleep(Duration::from_millis(1));
                 turns += 1;
+                gate.open();
             }
             turns
         });
-        std::thread::park_timeout(Duration::from_millis(20));
+        round.wait();
         let start = SystemClock.monotonic();
         runtime.shutdown().unwrap();
         assert!(SystemClock.monotonic() - start < Duration::from_secs(2));

@@ -311,6 +311,44 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
     }
 }
 
+#[test]
+fn a_damaged_leaf_is_told_and_takes_what_comes_as_others_do() {
+    let devices = Devices::new(4);
+    let mut options = options(4);
+    let store = devices.open(&options).unwrap();
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(u64::from(n), 200)).unwrap();
+    }
+    store.close().unwrap();
+    drop(store);
+    let mut told = 0;
+    for block in (8..60).step_by(4) {
+        let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+        images[0].flip(block * 512 + 100, 1);
+        let devices = Devices::with(images, 77);
+        options.testing.seed = Some(block);
+        let Ok(store) = devices.open(&options) else { continue };
+        for round in 1..5 {
+            for n in 0..200_u8 {
+                let put = store.put(&[n], &bytes(round * 1000 + u64::from(n), 200));
+                assert!(put.is_ok(), "block {block}, round {round}, key {n}: {put:?}");
+            }
+        }
+        for n in 0..200_u8 {
+            match store.get(&[n]) {
+                Ok(value) => {
+                    let value = value.map(|value| value.to_vec());
+                    let last = bytes(4000 + u64::from(n), 200);
+                    assert_eq!(value, Some(last), "block {block}, key {n}");
+                }
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}"),
+            }
+        }
+        told += u32::from(!store.report().contains(" 0 places damaged"));
+    }
+    assert!(told >= 3, "{told} leaves were read");
+}
+
 /// What a client knows: what was acknowledged, and what failed and may or may not be there.
 #[derive(Default)]
 struct Client {

@@ -30,8 +30,9 @@ const DEAD_OF_LEAF_PERCENT: u64 = 5;
 /// How much of what is known comes from before the last leaf that was read, of `WHOLE` parts.
 const KEPT: u64 = WHOLE / 16 * 15;
 const WHOLE: u64 = 1 << 10;
-/// Bytes that may come in a round of the background thread while the store rests, and for how long before.
+/// Bytes that may come in such a time while the store rests, and for how long before.
 const LITTLE_BYTES: u64 = 64 << 10;
+const LITTLE_TIME: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(2);
 /// A table that has more than this part of what it may have goes to the space then: it may delete much.
 const TABLE_SHARE: u64 = 8;
@@ -139,8 +140,8 @@ impl Sweep {
 /// Whether a store rests, and what was done since.
 #[derive(Debug, Default)]
 pub(super) struct Rest {
-    /// The table, and what it had.
-    seen: (u64, u64),
+    /// The table, and what it had, and when that was.
+    seen: (u64, u64, Duration),
     since: Duration,
     /// The key up to which leaves were looked at; none: all were.
     at: Option<Vec<u8>>,
@@ -149,11 +150,15 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// A round of the background thread.
+    /// The store has so much in this table now.
     fn note(&mut self, table: u64, bytes: u64, now: Duration) {
-        let (last, before) = std::mem::replace(&mut self.seen, (table, bytes));
-        if table != last || bytes > before + LITTLE_BYTES {
+        let (last, before, at) = self.seen;
+        let is_busy = table != last || bytes > before + LITTLE_BYTES;
+        if is_busy {
             (self.since, self.at) = (now, Some(Vec::new()));
+        }
+        if is_busy || now.saturating_sub(at) >= LITTLE_TIME {
+            self.seen = (table, bytes, now);
         }
     }
 
@@ -174,8 +179,8 @@ impl Flex {
         if self.is_stretch(&leaf) { self.look_at_stretch(committer, &leaf) } else { Ok(()) }
     }
 
-    /// What is done while nobody writes: the table goes to the space, leaves with dead bytes are written anew one by one, if there are many; then what is
-    /// less dense than it should be is collected. For how long to wait if there is more to do.
+    /// What is done while nobody writes: the table goes to the space, leaves with dead bytes are written anew, a few at a time,
+    /// if there are many; then what is less dense than it should be is collected. For how long to wait if there is more to do.
     pub(super) fn rest(&self, rest: &mut Rest) -> Result<Option<Duration>> {
         let now = self.clock.monotonic();
         let (table, bytes, is_free) = {
@@ -188,7 +193,7 @@ impl Flex {
         }
         if bytes > self.options.memtable_size_bytes / TABLE_SHARE && is_free {
             self.change_table(table)?;
-            rest.seen = (self.tables().active.generation, 0);
+            rest.seen = (self.tables().active.generation, 0, now);
             return Ok(Some(Duration::ZERO));
         }
         match &rest.at {
@@ -321,8 +326,16 @@ mod tests {
         assert!(rest.at.is_some() && !rest.is_now(at(4)));
         rest.note(1, (1 << 20) + LITTLE_BYTES, at(4));
         assert!(rest.is_now(at(5)));
+        let mut bytes = (1 << 20) + LITTLE_BYTES;
+        for moment in 0..10 {
+            bytes += LITTLE_BYTES / 4;
+            rest.note(1, bytes, at(5) + Duration::from_millis(moment));
+        }
+        assert!(!rest.is_now(at(6)), "much in a short time, little by little");
+        rest.note(1, bytes, at(10));
+        assert!(rest.is_now(at(10)));
         rest.at = None;
-        rest.note(2, 0, at(5));
-        assert!(rest.at.is_some() && !rest.is_now(at(6)), "another table");
+        rest.note(2, 0, at(10));
+        assert!(rest.at.is_some() && !rest.is_now(at(11)), "another table");
     }
 }
