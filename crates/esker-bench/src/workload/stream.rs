@@ -1,4 +1,7 @@
 //! The requests of one client, one after another.
+//!
+//! They are drawn some at a time where nothing is inserted: a zipfian draw takes a power, whose tables a system under load
+//! has long driven from the nearest cache by the next request. Drawn alone it costs as much as a get of the fastest engines.
 
 use super::distribution::{Chooser, uniform};
 use super::shape::{ETC_SMALL_SHARE, ValueShape};
@@ -22,6 +25,9 @@ pub struct Request {
 /// Numbers from here on name keys that are never written.
 pub const MISSING: u64 = 1 << 60;
 
+/// Requests that are drawn together.
+const BLOCK: usize = 64;
+
 /// Draws the requests of one client. Deterministic, but for inserts, whose numbers all clients share.
 #[derive(Debug)]
 pub struct Requests {
@@ -35,8 +41,14 @@ pub struct Requests {
     /// Of a fill: where this client is, and where it ends.
     fill: Option<(Order, u64, u64)>,
     records: u64,
-    /// Of a scattered fill: from one key to the next. Has no divisor in common with `records`.
+    /// Of a scattered fill: from one key to the next, below `records` if that is above 1. They have no divisor in common.
     stride: u64,
+    /// Of a scattered fill: the next key.
+    scattered: u64,
+    /// Requests to draw together: one where a draw depends on what was inserted before it.
+    block: usize,
+    /// Those drawn and not given yet, the last one first.
+    drawn: Vec<Request>,
 }
 
 impl Requests {
@@ -64,6 +76,7 @@ impl Requests {
             u64::try_from(u128::from(records) * u128::from(n) / u128::from(clients.max(1)))
                 .unwrap_or(records)
         };
+        let stride = stride(records);
         let fill = match workload.kind {
             Kind::Fill(order) => Some((order, share(client), share(client + 1))),
             _ => None,
@@ -79,7 +92,10 @@ impl Requests {
             rng: Rng::from_seed(seed ^ (client + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15)),
             fill,
             records,
-            stride: stride(records),
+            stride,
+            scattered: multiple(stride, share(client), records),
+            block: if inserts > 0.0 { 1 } else { BLOCK },
+            drawn: Vec::with_capacity(BLOCK),
         }
     }
 
@@ -93,8 +109,12 @@ impl Requests {
         let number = match order {
             Order::Sequential => place,
             Order::Scattered => {
-                let wide = u128::from(place) * u128::from(self.stride);
-                u64::try_from(wide % u128::from(self.records.max(1))).unwrap_or(place)
+                let number = self.scattered;
+                self.scattered = match number.checked_sub(self.records - self.stride) {
+                    Some(wrapped) => wrapped,
+                    None => number + self.stride,
+                };
+                number
             }
             Order::Random => self.rng.below(self.records),
             Order::Distribution => self.chooser.draw(self.records, &mut self.rng),
@@ -111,6 +131,21 @@ impl Requests {
             place -= weight;
         }
         self.mix.last().map(|(operation, _)| *operation)
+    }
+
+    /// The next request of a mix; none of an empty one.
+    fn draw(&mut self) -> Option<Request> {
+        let operation = self.operation()?;
+        let (number, length) = match operation {
+            Operation::Insert => (self.space.take(), 0),
+            Operation::ReadMissing => (MISSING + self.rng.below(self.records.max(1)), 0),
+            Operation::Scan => {
+                let (from, to) = self.scan_length;
+                (self.key(), from + self.rng.below(to.max(from) - from + 1))
+            }
+            _ => (self.key(), 0),
+        };
+        Some(Request { operation, number, length })
     }
 
     /// A key that exists.
@@ -142,17 +177,14 @@ impl Iterator for Requests {
         if self.fill.is_some() {
             return self.filled();
         }
-        let operation = self.operation()?;
-        let (number, length) = match operation {
-            Operation::Insert => (self.space.take(), 0),
-            Operation::ReadMissing => (MISSING + self.rng.below(self.records.max(1)), 0),
-            Operation::Scan => {
-                let (from, to) = self.scan_length;
-                (self.key(), from + self.rng.below(to.max(from) - from + 1))
+        if self.drawn.is_empty() {
+            for _ in 0..self.block {
+                let request = self.draw()?;
+                self.drawn.push(request);
             }
-            _ => (self.key(), 0),
-        };
-        Some(Request { operation, number, length })
+            self.drawn.reverse();
+        }
+        self.drawn.pop()
     }
 }
 
@@ -168,6 +200,12 @@ fn stride(count: u64) -> u64 {
     };
     let start = whole(real(count) * GOLDEN_SECTION).max(1);
     (start..).find(|stride| divides(*stride, count.max(1)) == 1).unwrap_or(1)
+}
+
+/// `factor` strides from 0 on, round and round in `count` numbers.
+fn multiple(stride: u64, factor: u64, count: u64) -> u64 {
+    let wide = u128::from(factor) * u128::from(stride);
+    u64::try_from(wide % u128::from(count.max(1))).unwrap_or(0)
 }
 
 /// Share of operations of a mix that write, from 0 to 1.
