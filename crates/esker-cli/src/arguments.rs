@@ -34,12 +34,48 @@ pub(crate) struct Servers {
     pub(crate) tls_ca: Option<PathBuf>,
 }
 
-/// How large a store is that does not exist yet.
+/// What a store is that does not exist yet.
 #[derive(Clone, Debug, Args)]
-pub(crate) struct Size {
+pub(crate) struct New {
     /// Capacity of a new store; an existing one keeps its own
-    #[arg(long = "size", value_name = "BYTES", env = "ESKER_SIZE")]
-    pub(crate) text: Option<String>,
+    #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
+    pub(crate) size: Option<String>,
+    /// Engine of a new store: depot, flat:cceh, flat:masstree, flex; an existing one has to be of it
+    #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
+    pub(crate) engine: Option<String>,
+    #[command(flatten)]
+    pub(crate) memory: Memory,
+}
+
+/// Where a new store of `flat` may lie.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Memory {
+    /// A new store of engine flat may lie in memory that a power cut empties, such as a file on tmpfs
+    #[arg(long, env = "ESKER_PMEM_EMULATE")]
+    pub(crate) pmem_emulate: bool,
+}
+
+/// Which items a scan shows, and how.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Shown {
+    /// Only keys that begin with this
+    #[arg(long)]
+    pub(crate) prefix: Option<OsString>,
+    /// Only this key and those behind it, if the engine keeps an order
+    #[arg(long, value_name = "KEY")]
+    pub(crate) from: Option<OsString>,
+    /// Only keys before this one, if the engine keeps an order
+    #[arg(long, value_name = "KEY")]
+    pub(crate) to: Option<OsString>,
+    /// From the last key to the first one, if the engine keeps an order
+    #[arg(long)]
+    pub(crate) reverse: bool,
+    /// At most so many keys
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) limit: Option<usize>,
+    /// Each key with its value, a tab between them
+    #[arg(long)]
+    pub(crate) values: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -67,7 +103,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         servers: Servers,
         #[command(flatten)]
-        size: Size,
+        new: New,
         key: OsString,
         value: Option<OsString>,
     },
@@ -79,16 +115,12 @@ pub(crate) enum Command {
         servers: Servers,
         key: OsString,
     },
-    /// Write all keys to standard output, one a line, in no order
+    /// Write all keys to standard output, one a line: in order, if the engine keeps one
     Scan {
         #[command(flatten)]
         data: Data,
-        /// Only keys that begin with this
-        #[arg(long)]
-        prefix: Option<OsString>,
-        /// At most so many keys
-        #[arg(long, value_name = "COUNT")]
-        limit: Option<usize>,
+        #[command(flatten)]
+        shown: Shown,
     },
     /// Show figures of the store
     Stat {
@@ -130,6 +162,8 @@ pub(crate) enum Command {
         /// Capacity of the new store; as large as the old one if missing
         #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
         size: Option<String>,
+        #[command(flatten)]
+        memory: Memory,
         #[arg(value_name = "DIR")]
         source: PathBuf,
     },
@@ -140,19 +174,19 @@ pub(crate) enum Command {
         data: Data,
         file: Option<PathBuf>,
     },
-    /// Measure: workloads on engines and peers, limits of the machine, load on servers
-    Bench {
-        #[command(subcommand)]
-        command: crate::bench::Bench,
-    },
     /// Store all items of a dump from FILE, or standard input
     #[command(after_help = crate::dump::FORMAT_HELP)]
     Load {
         #[command(flatten)]
         data: Data,
         #[command(flatten)]
-        size: Size,
+        new: New,
         file: Option<PathBuf>,
+    },
+    /// Measure: workloads on engines and peers, limits of the machine, load on servers
+    Bench {
+        #[command(subcommand)]
+        command: crate::bench::Bench,
     },
 }
 

@@ -2,11 +2,11 @@
 //!
 //! Both say what they did in one line on standard error. Format: `docs/format/backup.md`.
 
-use crate::arguments::{Data, Size};
+use crate::arguments::{Data, Memory};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::service::say;
-use crate::store::{new_options, open, shown_on};
+use crate::store::{new_options, open, shown_on, size_of};
 use esker_base::units::format_size_bytes;
 use std::path::Path;
 
@@ -29,12 +29,15 @@ pub(crate) fn backup(data: &Data, target: &Path) -> Result<Done, Failure> {
 }
 
 /// `esker restore`.
-pub(crate) fn restore(data: &Data, size: Size, source: &Path) -> Result<Done, Failure> {
-    let mut options = new_options(data, &size)?;
-    if size.text.is_none() {
-        // As large as the store that was backed up.
-        options.size_bytes = 0;
-    }
+pub(crate) fn restore(
+    data: &Data,
+    size: Option<&str>,
+    memory: &Memory,
+    source: &Path,
+) -> Result<Done, Failure> {
+    let mut options = new_options(data, memory);
+    // As large as the store that was backed up, if nothing else is said.
+    options.size_bytes = size.map_or(Ok(0), size_of)?;
     let bar = progress("restoring segments", 0);
     options.progress = shown_on(&bar);
     let report = esker::restore(source, &options);

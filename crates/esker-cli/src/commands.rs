@@ -1,18 +1,16 @@
-//! Commands on single keys, and `scan` and `check`.
+//! Commands on single keys, `check` and `compact`.
 
-use crate::arguments::{Data, Servers, Size};
+use crate::arguments::{Data, New, Servers};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::remote;
-use crate::store::{new_options, open, open_with, options_at};
-use esker::Direction;
+use crate::store::{open, open_as_made, options_at, options_of};
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
-use std::ops::Bound;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
-fn output_failed(source: std::io::Error) -> Failure {
+pub(crate) fn output_failed(source: std::io::Error) -> Failure {
     Failure::io("standard output", &source)
 }
 
@@ -39,7 +37,7 @@ pub(crate) fn get(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, F
 pub(crate) fn put(
     data: &Data,
     servers: &Servers,
-    size: &Size,
+    new: &New,
     key: &OsStr,
     value: Option<OsString>,
 ) -> Result<Done, Failure> {
@@ -57,7 +55,7 @@ pub(crate) fn put(
     if !servers.urls.is_empty() {
         return remote::put(servers, key.as_bytes(), &value);
     }
-    let store = open_with(new_options(data, size)?)?;
+    let store = open_as_made(options_of(data, new)?)?;
     store.put(key.as_bytes(), &value)?;
     store.close()?;
     Ok(Done::Yes)
@@ -72,61 +70,6 @@ pub(crate) fn delete(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done
     let existed = store.delete(key.as_bytes())?;
     store.close()?;
     Ok(if existed { Done::Yes } else { Done::No })
-}
-
-/// `esker scan`.
-pub(crate) fn scan(
-    data: &Data,
-    prefix: Option<&OsStr>,
-    limit: Option<usize>,
-) -> Result<Done, Failure> {
-    let store = open(data)?;
-    let prefix = prefix.map(OsStr::as_bytes).unwrap_or_default();
-    let mut left = limit.unwrap_or(usize::MAX);
-    let mut output = std::io::BufWriter::new(std::io::stdout().lock());
-    if store.is_ordered() {
-        // Only the range of the prefix is read.
-        const AT_ONCE: usize = 1024;
-        let mut from = Bound::Included(prefix.to_vec());
-        while left > 0 {
-            let range = (from.as_ref().map(Vec::as_slice), Bound::Unbounded);
-            let items = store.scan(range, Direction::Forward, left.min(AT_ONCE))?;
-            let (count, full) = (items.len(), items.len() == left.min(AT_ONCE));
-            let mut inside = 0;
-            for (key, _) in items.iter().take_while(|(key, _)| key.starts_with(prefix)) {
-                inside += 1;
-                writeln!(output, "{}", show_key(key)).map_err(output_failed)?;
-            }
-            left -= inside;
-            match items.into_iter().next_back() {
-                Some((key, _)) if full && inside == count => from = Bound::Excluded(key),
-                _ => break,
-            }
-        }
-    } else {
-        for item in store.iter() {
-            if left == 0 {
-                break;
-            }
-            let (key, _) = item?;
-            if key.starts_with(prefix) {
-                left -= 1;
-                writeln!(output, "{}", show_key(&key)).map_err(output_failed)?;
-            }
-        }
-    }
-    output.flush().map_err(output_failed)?;
-    drop(output);
-    store.close()?;
-    Ok(Done::Yes)
-}
-
-/// A key as one line: text as it is, other bytes escaped as in Rust.
-fn show_key(key: &[u8]) -> String {
-    match std::str::from_utf8(key) {
-        Ok(text) if !text.chars().any(|c| c.is_control() || c == '\\') => text.to_owned(),
-        _ => key.escape_ascii().to_string(),
-    }
 }
 
 /// `esker check`.
@@ -190,16 +133,4 @@ pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
     }
     store.close()?;
     Ok(Done::Yes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn keys_are_shown_on_one_line_each() {
-        assert_eq!(show_key("schlüssel:1".as_bytes()), "schlüssel:1");
-        assert_eq!(show_key(b"a\nb"), "a\\nb");
-        assert_eq!(show_key(b"\xff\\"), "\\xff\\\\");
-    }
 }

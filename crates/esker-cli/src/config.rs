@@ -331,7 +331,7 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
     }
 }
 
-fn parse_engine(text: &str) -> Result<Option<EngineKind>, String> {
+pub(crate) fn parse_engine(text: &str) -> Result<Option<EngineKind>, String> {
     match text {
         "auto" => Ok(None),
         "matrix" => {

@@ -16,10 +16,10 @@
 //! A line that is none of these stops the load, which says its number; items of the lines before
 //! it are stored. Loading is idempotent: do it again with the whole dump.
 
-use crate::arguments::{Data, Size};
+use crate::arguments::{Data, New};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
-use crate::store::{new_options, open, open_with};
+use crate::store::{open, open_as_made, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use esker::{Attributes, Condition, Durability, PutOptions};
@@ -152,7 +152,7 @@ pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
 }
 
 /// `esker load`.
-pub(crate) fn load(data: &Data, size: Size, file: Option<&Path>) -> Result<Done, Failure> {
+pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, Failure> {
     let name = file.map_or_else(|| "standard input".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
     let input: Box<dyn BufRead> = match file {
@@ -163,12 +163,12 @@ pub(crate) fn load(data: &Data, size: Size, file: Option<&Path>) -> Result<Done,
         }
         None => Box::new(std::io::stdin().lock()),
     };
-    let mut options = new_options(data, &size)?;
+    let mut options = options_of(data, new)?;
     // Nothing is promised before the end, where everything becomes durable at once.
     options.durability = Durability::None;
     let mut reader = DumpReader { input, line: 0, items: 0 };
     reader.header().map_err(|words| Failure::broken(format!("{name}:{}: {words}", reader.line)))?;
-    let store = open_with(options)?;
+    let store = open_as_made(options)?;
     let bar = progress("loading", 0);
     loop {
         let item = match reader.item() {

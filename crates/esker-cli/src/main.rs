@@ -14,11 +14,12 @@ mod figures;
 mod memcached;
 mod progress;
 mod remote;
+mod scan;
 mod serve;
 mod service;
 mod store;
 
-use arguments::{Arguments, Command, Size};
+use arguments::{Arguments, Command};
 use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
@@ -44,20 +45,20 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Serve(arguments) => serve::serve(&arguments),
         Command::Memcached { arguments } => memcached::memcached(&arguments),
         Command::Get { data, servers, key } => commands::get(&data, &servers, &key),
-        Command::Put { data, servers, size, key, value } => {
-            commands::put(&data, &servers, &size, &key, value)
+        Command::Put { data, servers, new, key, value } => {
+            commands::put(&data, &servers, &new, &key, value)
         }
         Command::Delete { data, servers, key } => commands::delete(&data, &servers, &key),
-        Command::Scan { data, prefix, limit } => commands::scan(&data, prefix.as_deref(), limit),
+        Command::Scan { data, shown } => scan::scan(&data, &shown),
         Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
         Command::Check { data, repair } => commands::check(&data, repair),
         Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Backup { data, target } => backup::backup(&data, &target),
-        Command::Restore { data, size, source } => {
-            backup::restore(&data, Size { text: size }, &source)
+        Command::Restore { data, size, memory, source } => {
+            backup::restore(&data, size.as_deref(), &memory, &source)
         }
         Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
+        Command::Load { data, new, file } => dump::load(&data, &new, file.as_deref()),
         Command::Bench { command } => bench::bench(command),
-        Command::Load { data, size, file } => dump::load(&data, size, file.as_deref()),
     }
 }

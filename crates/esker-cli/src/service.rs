@@ -47,14 +47,17 @@ pub(crate) struct Service {
 
 impl Service {
     /// Serves until a signal; `ready` is called once clients are served.
-    pub(crate) fn run(self, ready: impl FnOnce() -> Result<(), Failure>) -> Result<Done, Failure> {
+    pub(crate) fn run(
+        mut self,
+        ready: impl FnOnce() -> Result<(), Failure>,
+    ) -> Result<Done, Failure> {
         start_log(self.log);
         let mut signals = catch_signals(self.ends_on_usr1)?;
         raise_descriptors(u64::from(self.server.limits.connections_max))?;
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
-        let store = open_with(self.store)?;
+        let store = open_with(&mut self.store)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
             facilities: if self.io.is_empty() { store.facilities() } else { self.io },

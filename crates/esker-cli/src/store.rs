@@ -1,11 +1,11 @@
 //! Opening the store of a command.
 
-use crate::arguments::{Data, Size};
-use crate::config::{DEFAULT_DATA, parse_size};
+use crate::arguments::{Data, Memory, New};
+use crate::config::{DEFAULT_DATA, parse_engine, parse_size};
 use crate::failure::Failure;
 use crate::progress::progress;
 use esker::options::Progress;
-use esker::{Options, Store};
+use esker::{ErrorKind, Options, Store};
 use indicatif::ProgressBar;
 use std::path::PathBuf;
 
@@ -24,19 +24,32 @@ pub(crate) fn options_at(paths: &[PathBuf]) -> Options {
 pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
     let mut options = options_at(&data.paths);
     options.create = false;
-    // Whoever made it asked for that, and no command takes it for more than it is.
-    options.pmem_emulate = true;
-    open_with(options)
+    open_as_made(options)
 }
 
 /// Options of a store that is created if there is none.
-pub(crate) fn new_options(data: &Data, size: &Size) -> Result<Options, Failure> {
+pub(crate) fn new_options(data: &Data, memory: &Memory) -> Options {
     let mut options = options_at(&data.paths);
-    if let Some(text) = &size.text {
-        options.size_bytes =
-            parse_size(text).map_err(|words| Failure::usage(format!("--size: {words}")))?;
+    options.pmem_emulate = memory.pmem_emulate;
+    options
+}
+
+/// As [`new_options`], with what a command says of a new store.
+pub(crate) fn options_of(data: &Data, new: &New) -> Result<Options, Failure> {
+    let mut options = new_options(data, &new.memory);
+    if let Some(text) = &new.size {
+        options.size_bytes = size_of(text)?;
+    }
+    if let Some(text) = &new.engine {
+        options.engine =
+            parse_engine(text).map_err(|words| Failure::usage(format!("--engine: {words}")))?;
     }
     Ok(options)
+}
+
+/// The bytes that `--size` says.
+pub(crate) fn size_of(text: &str) -> Result<u64, Failure> {
+    parse_size(text).map_err(|words| Failure::usage(format!("--size: {words}")))
 }
 
 /// Progress that is shown on `bar`.
@@ -48,11 +61,24 @@ pub(crate) fn shown_on(bar: &ProgressBar) -> Progress {
     })
 }
 
+/// As [`open_with`]; a store that lies in memory which a power cut empties is opened, too: whoever made it asked for that, and no
+/// command takes it for more than it is.
+pub(crate) fn open_as_made(mut options: Options) -> Result<Store, Failure> {
+    let is_there = options.engine_there().is_some();
+    match open_with(&mut options) {
+        Err(error) if is_there && error.kind() == ErrorKind::Unsupported => {
+            options.pmem_emulate = true;
+            Ok(open_with(&mut options)?)
+        }
+        opened => Ok(opened?),
+    }
+}
+
 /// Opens a store and shows how far recovery is.
-pub(crate) fn open_with(mut options: Options) -> Result<Store, Failure> {
+pub(crate) fn open_with(options: &mut Options) -> esker::Result<Store> {
     let bar = progress("recovering", 0);
     options.progress = shown_on(&bar);
-    let store = Store::open(&options);
+    let store = Store::open(options);
     bar.finish_and_clear();
-    Ok(store?)
+    store
 }

@@ -44,8 +44,8 @@ struct Arguments {
     /// Seconds of each phase behind the load.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Phases: load, get, scan, mix; busy-get: gets beside one client that puts as fast as it can and does not count; each
-    /// but the first with zipf- in front; reopen.
+    /// Phases: load, get, scan of 50, seek, mix; busy-get: gets beside one client that puts as fast as it can and does not count;
+    /// each but the first with zipf- in front; reopen after a crash, or after a stop.
     #[arg(
         long,
         value_delimiter = ',',
@@ -223,12 +223,13 @@ impl Bench {
                     get(number);
                     Did::Something
                 }),
-                "scan" => self.phase(&store, phase, |rng, _| {
+                what @ ("scan" | "seek") => self.phase(&store, phase, |rng, _| {
                     let from = key(draw(rng, records, zipf), key_size);
                     let range = (Bound::Included(&*from), Bound::Unbounded);
                     let mut bytes = 0;
                     let visit = |met: esker::Met<'_>| bytes += met.value.len();
-                    assert!(store.scan_with(range, Direction::Forward, 50, visit).unwrap() > 0);
+                    let most = if what == "scan" { 50 } else { 1 };
+                    assert!(store.scan_with(range, Direction::Forward, most, visit).unwrap() > 0);
                     Did::Something
                 }),
                 "mix" => self.phase(&store, phase, |rng, _| {
@@ -240,7 +241,10 @@ impl Bench {
                     }
                     Did::Something
                 }),
-                "reopen" => {
+                what @ ("reopen" | "stop") => {
+                    if what == "stop" {
+                        store.close().unwrap();
+                    }
                     store.forget();
                     let start = SystemClock.monotonic();
                     store = Store::open(&self.options).unwrap();

@@ -2,8 +2,8 @@
 
 use crate::devices;
 use crate::engine::depot::repair::repair as repair_depot;
-use crate::options::Options;
-use esker_base::Result;
+use crate::options::{EngineKind, Options};
+use esker_base::{Error, ErrorKind, Result};
 use esker_media::BlockDevice;
 use std::sync::Arc;
 
@@ -15,9 +15,16 @@ use std::sync::Arc;
 /// deleted there may show an older value: restore a backup if that matters.
 ///
 /// # Errors
-/// `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
+/// `Unsupported` if the store is not of engine `depot`, `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
 /// `UnsupportedFormat`, `Io`. What was not repaired yet is as it was.
 pub fn repair(options: &Options) -> Result<RepairReport> {
+    if let Some(kind) = options.engine_there()
+        && kind != EngineKind::Depot
+    {
+        let words =
+            format!("a store of {} cannot be repaired, but restored from a backup", kind.name());
+        return Err(Error::new(ErrorKind::Unsupported, "repair store").context(words));
+    }
     let options = Options { create: false, format: false, ..options.clone() };
     repair_depot(devices::open(&options, None)?, &options)
 }

@@ -5,6 +5,7 @@
 //! open goes on from there.
 
 use crate::engine::depot::plan;
+use crate::engine::flat::plan_memory;
 use crate::engine::flex::TREE_FILE;
 use crate::options::{EngineKind, Options};
 use esker_base::rng::{self, Rng};
@@ -41,6 +42,10 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
         return open_striped(options, shape);
     }
     let found = locate(&options.path, DATA_FILE, options.create)?;
+    if !found.exists && shape.is_none() {
+        // Before there is a file that nothing fits in.
+        planned(options.size_bytes, options)?;
+    }
     let device = open_file(&found, options.size_bytes, options.size_bytes)?;
     if !options.format
         && let Some((index, count)) = StripedDevice::membership(&device)?
@@ -76,6 +81,9 @@ pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
         return Err(Error::invalid("open store", "engine flat takes one path"));
     }
     let found = locate(&options.path, MEMORY_FILE, options.create)?;
+    if !found.exists {
+        plan_memory(options.size_bytes, options.testing.segment_size_bytes)?;
+    }
     let memory = PmemOptions {
         create_size_bytes: (!found.exists).then_some(options.size_bytes),
         emulate: options.pmem_emulate,
@@ -123,10 +131,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
     }
     let shape_for = |size_bytes| match shape {
         Some(shape) => Ok(shape),
-        None => {
-            let geometry = BlockGeometry { size_bytes, block_size_bytes: BLOCK_SIZE };
-            plan(geometry, options.testing.segment_size_bytes)
-        }
+        None => planned(size_bytes, options),
     };
     let mut set = NewSet {
         lead_size_bytes: 0,
@@ -153,6 +158,12 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
     let members = members.into_iter().map(|member| Arc::new(member) as Arc<dyn BlockDevice>);
     let new = (options.create || options.format).then_some(&set);
     Ok(Arc::new(StripedDevice::open(members.collect(), new)?))
+}
+
+/// Where segments would start, and how long one would be, in a new file of this size.
+fn planned(size_bytes: u64, options: &Options) -> Result<Shape> {
+    let geometry = BlockGeometry { size_bytes, block_size_bytes: BLOCK_SIZE };
+    plan(geometry, options.testing.segment_size_bytes)
 }
 
 /// Identity of a set that may be made.

@@ -240,6 +240,12 @@ pub struct Testing {
 }
 
 impl Options {
+    /// The engine of the store that is at `path`, if there is one; of the two kinds of `flat` it says one. Striped stores are `depot`'s.
+    #[must_use]
+    pub fn engine_there(&self) -> Option<EngineKind> {
+        crate::devices::engine_there(self)
+    }
+
     /// Defaults for a store at `path`: 8 GiB, durability `sync`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {

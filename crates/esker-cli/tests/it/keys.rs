@@ -48,6 +48,107 @@ fn stat_and_check_tell_of_a_sound_store() {
     assert!(scratch.run(&["check"]).exits_with(0).text().contains("sound"));
 }
 
+/// The engines, with what a new store of each needs.
+const ENGINES: [&[&str]; 4] = [
+    &["--engine", "depot"],
+    &["--engine", "flex"],
+    &["--engine", "flat:cceh", "--pmem-emulate"],
+    &["--engine", "flat:masstree", "--pmem-emulate"],
+];
+
+#[test]
+fn every_command_works_with_every_engine() {
+    for engine in ENGINES {
+        let scratch = Scratch::new();
+        scratch.run(&[&["put", "b", "1", "--size", "128MiB"], engine].concat()).exits_with(0);
+        // Nothing more is to be said of a store that is there.
+        for (key, value) in [("b", "2"), ("a", ""), ("c", "3")] {
+            scratch.run(&["put", key, value]).exits_with(0);
+        }
+        scratch.run(&["delete", "c"]).exits_with(0);
+        for words in [&["compact", "--trim"][..], &["compact"]] {
+            let text = scratch.run(words).exits_with(0).text();
+            assert!(text.contains("segments cleaned"), "{engine:?}: {text}");
+        }
+        assert!(scratch.run(&["check"]).exits_with(0).text().contains("sound"), "{engine:?}");
+        let stat = scratch.run(&["stat"]).exits_with(0).text();
+        let capacity = stat.lines().find(|line| line.starts_with("live")).expect("live");
+        assert!(capacity.contains("of 12"), "{engine:?}, about 128 MiB: {capacity}");
+        scratch.run(&["dump", "dump.jsonl"]).exits_with(0);
+        scratch.run(&["backup", "backups"]).exits_with(0);
+        let memory = engine.get(2..).unwrap_or_default();
+        scratch
+            .run(&[&["restore", "backups", "--data", "restored"], memory].concat())
+            .exits_with(0);
+        let size = ["--data", "loaded", "--size", "256MiB"];
+        scratch.run(&[&["load", "dump.jsonl"], &size[..], engine].concat()).exits_with(0);
+        for data in ["esker-data", "restored", "loaded"] {
+            let text = scratch.run(&["scan", "--values", "--data", data]).exits_with(0).text();
+            let mut lines: Vec<&str> = text.lines().collect();
+            lines.sort_unstable();
+            assert_eq!(lines, ["a\t", "b\t2"], "{engine:?} in {data}");
+        }
+        let words =
+            ["put", "x", "y", "--engine", if engine[1] == "flex" { "depot" } else { "flex" }];
+        assert!(scratch.run(&words).exits_with(2).said.contains("the store here is"));
+    }
+}
+
+#[test]
+fn a_scan_shows_a_range_of_an_ordered_store_both_ways() {
+    let scratch = Scratch::new();
+    for key in ["a1", "a2", "a3", "b1"] {
+        scratch.run(&["put", key, "", "--engine", "flex"]).exits_with(0);
+    }
+    let shows = |words: &[&str], keys: &[&str]| {
+        let text = scratch.run(&[&["scan"], words].concat()).exits_with(0).text();
+        assert_eq!(text.lines().collect::<Vec<_>>(), keys, "{words:?}");
+    };
+    shows(&["--from", "a2", "--to", "b1"], &["a2", "a3"]);
+    shows(&["--reverse", "--limit", "2"], &["b1", "a3"]);
+    shows(&["--prefix", "a", "--from", "a0", "--reverse"], &["a3", "a2", "a1"]);
+    shows(&["--prefix", "a", "--from", "a3"], &["a3"]);
+    shows(&["--prefix", "a", "--from", "b"], &[]);
+    shows(&["--from", "b", "--to", "a"], &[]);
+    let other = Scratch::new();
+    other.run(&["put", "k", "v"]).exits_with(0);
+    assert!(other.run(&["scan", "--reverse"]).exits_with(2).said.contains("keeps no order"));
+}
+
+#[test]
+fn a_store_in_memory_is_made_by_name_and_then_opened_as_it_is() {
+    let Some(scratch) = Scratch::in_memory() else {
+        eprintln!("skipped: there is no /dev/shm");
+        return;
+    };
+    let put = ["put", "k", "v", "--engine", "flat:cceh", "--size", "64MiB"];
+    assert!(scratch.run(&put).exits_with(2).said.contains("power cut"));
+    scratch.run(&[&put[..], &["--pmem-emulate"]].concat()).exits_with(0);
+    scratch.run(&["put", "k", "w"]).exits_with(0);
+    assert_eq!(scratch.run(&["get", "k"]).exits_with(0).text(), "w");
+    scratch.run(&["serve", "--listen", "memcache://127.0.0.1:0"]).exits_with(2);
+}
+
+#[test]
+fn a_size_that_is_too_small_leaves_nothing_behind() {
+    for engine in ENGINES {
+        let scratch = Scratch::new();
+        let put = [&["put", "k", "v"], engine].concat();
+        let ran = scratch.run(&[&put, &["--size", "1KiB"][..]].concat());
+        assert!(ran.code != Some(0) && !ran.said.contains("panicked"), "{ran:?}");
+        scratch.run(&put).exits_with(0);
+        assert_eq!(scratch.run(&["get", "k"]).exits_with(0).text(), "v", "{engine:?}");
+    }
+}
+
+#[test]
+fn what_cannot_be_repaired_says_so() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v", "--engine", "flex"]).exits_with(0);
+    let errors = scratch.run(&["check", "--repair"]).exits_with(2).said;
+    assert!(errors.contains("flex") && errors.contains("backup"), "{errors}");
+}
+
 #[test]
 fn check_finds_damage_and_repairs_it() {
     let scratch = Scratch::new();

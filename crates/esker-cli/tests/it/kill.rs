@@ -152,8 +152,9 @@ fn check_all(serving: &Serving, writers: &mut [Writer], context: &str) {
 }
 
 /// Kills the server while it starts, at some moment of its recovery.
-fn kill_during_recovery(scratch: &Scratch, rng: &mut Rng) {
-    let mut child = scratch.spawn(&["serve", "--listen", "memcache://127.0.0.1:0"]);
+fn kill_during_recovery(scratch: &Scratch, engine: &[&str], rng: &mut Rng) {
+    let serve = ["serve", "--listen", "memcache://127.0.0.1:0"];
+    let mut child = scratch.spawn(&[&serve, engine].concat());
     esker_trt::sleep(Duration::from_micros(rng.below(60_000)));
     child.kill().expect("kill");
     child.wait().expect("ends");
@@ -161,13 +162,32 @@ fn kill_during_recovery(scratch: &Scratch, rng: &mut Rng) {
 
 #[test]
 fn acknowledged_items_survive_kill_9_and_a_second_one_during_recovery() {
+    survive(&[]);
+}
+
+#[test]
+fn flex_survives_the_same() {
+    survive(&["--engine", "flex"]);
+}
+
+#[test]
+fn flat_survives_the_same() {
+    survive(&["--engine", "flat:cceh", "--pmem-emulate"]);
+}
+
+#[test]
+fn flat_in_order_survives_the_same() {
+    survive(&["--engine", "flat:masstree", "--pmem-emulate"]);
+}
+
+fn survive(engine: &[&str]) {
     let cycles = number_from("ESKER_KILL_CYCLES", CYCLES);
     let first_seed = number_from("ESKER_KILL_SEED", 1);
     let scratch = Scratch::new();
     let mut writers: Vec<Writer> = (0..DEPTHS.len())
         .map(|first| Writer { first, items: vec![Item::default(); ITEMS / DEPTHS.len()] })
         .collect();
-    let mut serving = Serving::start(&scratch, &[]);
+    let mut serving = Serving::start(&scratch, engine);
     std::thread::scope(|scope| {
         for (writer, depth) in writers.iter_mut().zip(DEPTHS) {
             let stream = serving.connect();
@@ -195,10 +215,10 @@ fn acknowledged_items_survive_kill_9_and_a_second_one_during_recovery() {
         unanswered += items.filter(|item| item.sent > item.acknowledged).count();
         let twice = rng.below(2) == 0 || seed == first_seed;
         if twice {
-            kill_during_recovery(&scratch, &mut rng);
+            kill_during_recovery(&scratch, engine, &mut rng);
         }
         for time in ["once", "twice"] {
-            serving = Serving::start(&scratch, &[]);
+            serving = Serving::start(&scratch, engine);
             let context = format!("seed {seed}, killed during recovery: {twice}, read {time}");
             check_all(&serving, &mut writers, &context);
             if time == "once" {

@@ -32,6 +32,11 @@ impl Scratch {
         Scratch(tempfile::tempdir().expect("scratch folder"))
     }
 
+    /// A folder in memory that a power cut empties, where there is one.
+    pub(crate) fn in_memory() -> Option<Scratch> {
+        tempfile::tempdir_in("/dev/shm").ok().map(Scratch)
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }

@@ -20,7 +20,8 @@ pub(crate) struct RawRoot {
     pub(crate) committed_generation: U64,
     pub(crate) last_version: U64,
     pub(crate) is_restoring: U32,
-    pub(crate) reserved: [u8; 12],
+    pub(crate) reserved: [u8; 4],
+    pub(crate) capacity_bytes: U64,
 }
 
 const _: () = assert!(size_of::<RawRoot>() == ROOT_SIZE);
@@ -36,6 +37,8 @@ pub struct Root {
     pub last_version: u64,
     /// A restore of the store did not end: it is none.
     pub is_restoring: bool,
+    /// Bytes that the store may have; 0 in stores that were made before this was kept.
+    pub capacity_bytes: u64,
 }
 
 impl Root {
@@ -50,7 +53,8 @@ impl Root {
             committed_generation: self.committed_generation.into(),
             last_version: self.last_version.into(),
             is_restoring: u32::from(self.is_restoring).into(),
-            reserved: [0; 12],
+            reserved: [0; 4],
+            capacity_bytes: self.capacity_bytes.into(),
         };
         raw.checksum = crc32c(raw.as_bytes()).into();
         let mut bytes = [0; ROOT_SIZE];
@@ -79,6 +83,7 @@ impl Root {
             committed_generation: raw.committed_generation.get(),
             last_version: raw.last_version.get(),
             is_restoring: raw.is_restoring.get() != 0,
+            capacity_bytes: raw.capacity_bytes.get(),
         })
     }
 }

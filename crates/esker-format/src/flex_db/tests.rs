@@ -21,7 +21,7 @@ fn never() -> bool {
 fn the_normative_page_has_the_tables_of_the_code() {
     let root = table!(RawRoot: magic "ESKFLEXD", format_version "u32", checksum "u32",
         store_id "16 bytes", committed_generation "u64", last_version "u64", is_restoring "u32",
-        reserved "zeros");
+        reserved "zeros", capacity_bytes "u64");
     let backup = table!(RawBackup: magic "ESKBACKF", format_version "u32", checksum "u32",
         store_id "16 bytes", number "u64", last_version "u64", created_unix_seconds "u64",
         entry_count "u64", capacity_bytes "u64", reserved "zeros");
@@ -246,6 +246,7 @@ fn a_root_comes_back_and_others_are_refused() {
         committed_generation: 5,
         last_version: 1 << 40,
         is_restoring: true,
+        capacity_bytes: 3 << 33,
     };
     let bytes = root.encode();
     assert_eq!(Root::decode(&bytes, never), Ok(root));

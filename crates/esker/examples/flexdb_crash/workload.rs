@@ -40,7 +40,7 @@ pub(crate) fn options(seed: u64) -> Options {
     options.flex.rebuild_step_bytes = 300;
     options.flex.rebuild_threads = 1;
     options.flex.large_value_size_bytes = 300;
-    options.flex.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 4 << 10 };
+    options.flex.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 3 << 10 };
     let mut space = SpaceOptions::new("").testing;
     space.shape = SpaceShape {
         segment_size_bytes: 4096,
@@ -193,6 +193,13 @@ pub(crate) fn run(
                 if sync {
                     timeline.synced(devices.position());
                 }
+            }
+        }
+        for _ in 0..rng.below(4) {
+            let key = key(&mut rng);
+            let found = store.get(&key).map_err(words)?;
+            if found.as_deref() != model.get(&key).map(Vec::as_slice) {
+                return Err("a get found something else".to_owned());
             }
         }
         if rng.chance(1, 8) && content(&store, 0).map_err(words)? != model {

@@ -78,7 +78,7 @@ impl Inner {
         let mut gain = 0;
         let mut victims = HashSet::new();
         for (valid, number) in all {
-            if valid > room || gain >= segments * payload {
+            if valid > room || gain >= segments.saturating_mul(payload) {
                 break;
             }
             room -= valid;

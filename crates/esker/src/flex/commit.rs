@@ -119,9 +119,10 @@ impl Inner {
     pub(super) fn release(&self, writer: &mut Writer, dying: Vec<u64>) {
         let shared = self.shared.read();
         for number in dying {
-            let index = usize::try_from(number).unwrap_or(usize::MAX);
-            let empty = shared.segments.get(index).is_some_and(|segment| segment.valid_bytes == 0);
-            if empty && shared.open.number != Some(number) && writer.free.insert(number) {
+            if shared.is_empty(number)
+                && shared.open.number != Some(number)
+                && writer.free.insert(number)
+            {
                 writer.allocated.insert(number);
             }
         }
@@ -271,18 +272,20 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives free segments back to the file system, all but the first `keep` and those of the collector.
-    pub(super) fn trim(&self, writer: &mut Writer, keep: usize) -> Result<()> {
+    /// Gives free segments back to the file system, all but the first `keep` and those of the collector; their bytes.
+    pub(super) fn trim(&self, writer: &mut Writer, keep: usize) -> Result<u64> {
         let total = self.shared.read().segments.len() as u64;
         let reserve = usize::try_from(Inner::reserve_segments(total)).unwrap_or(0);
         let keep = keep.saturating_add(reserve);
         let surplus: Vec<u64> = writer.free.iter().skip(keep).copied().collect();
         let size = self.shape.segment_size_bytes;
+        let mut given_back = 0;
         for number in surplus {
             if writer.allocated.remove(&number) {
                 self.files.data.discard(sites::TRIM, number * size, size)?;
+                given_back += size;
             }
         }
-        Ok(())
+        Ok(given_back)
     }
 }

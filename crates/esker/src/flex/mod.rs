@@ -85,6 +85,10 @@ struct Inner {
     before_commit: OnceLock<BeforeCommit>,
 }
 
+/// Segments that are collected with one walk over the tree, as one part of all in so many; and while others are not to notice.
+const SETTLED_AT_ONCE: u64 = 32;
+const SETTLED_SLOWLY: u64 = 256;
+
 /// See [`Space::on_commit`].
 type BeforeCommit = Box<dyn Fn() -> Result<()> + Send + Sync>;
 
@@ -94,6 +98,8 @@ struct Writer {
     held: bool,
     /// What is rewritten leaves whole segments behind: see [`Space::loosen`].
     loose: bool,
+    /// See [`SpaceOptions::data_size_bytes_max`].
+    data_size_bytes_max: Option<u64>,
     log: Log,
     /// Done to the tree, in no group yet.
     records: Vec<Record>,
@@ -339,11 +345,17 @@ impl Space {
         self.0.collect(&mut writer, segments)
     }
 
-    /// Gives free segments back to the file system.
+    /// Most bytes of the data file from now on, in place of [`SpaceOptions::data_size_bytes_max`]. A file that has more stays as
+    /// it is, but no segment is added to it.
+    pub fn limit_data(&self, size_bytes_max: Option<u64>) {
+        self.0.writer.lock().data_size_bytes_max = size_bytes_max;
+    }
+
+    /// Gives free segments back to the file system; how many bytes.
     ///
     /// # Errors
     /// `ReadOnly`, `Io`.
-    pub fn trim(&self) -> Result<()> {
+    pub fn trim(&self) -> Result<u64> {
         let mut writer = self.0.begin("trim space")?;
         let done = self.0.commit(&mut writer, false).and_then(|()| self.0.trim(&mut writer, 0));
         self.0.fail_on(done)
@@ -400,16 +412,30 @@ impl Space {
         self.0.writer.lock().loose = loose;
     }
 
-    /// Collects segments until live bytes fill as much of them as they should, or so many percent of that, or `stop` says so; then
-    /// what is free beyond what is soon needed goes back to the file system.
+    /// Collects segments until live bytes fill so many percent of what they should of them, or `stop` says so.
     ///
     /// # Errors
     /// As for [`Space::collect`].
     #[doc(hidden)]
     pub fn settle(&self, percent: u32, stop: &dyn Fn() -> bool) -> Result<()> {
         let mut writer = self.0.begin("collect segments")?;
-        self.0.settle(&mut writer, percent, stop)?;
-        if percent < 100 { Ok(()) } else { self.0.trim_surplus(&mut writer) }
+        while !stop() && self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)? {}
+        Ok(())
+    }
+
+    /// As [`Space::settle`], a few segments only; once there is nothing to do, what is free beyond what is soon needed goes back to the
+    /// file system. Whether there may be more to do.
+    ///
+    /// # Errors
+    /// As for [`Space::collect`].
+    #[doc(hidden)]
+    pub fn settle_some(&self, percent: u32) -> Result<bool> {
+        let mut writer = self.0.begin("collect segments")?;
+        let more = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
+        if !more {
+            self.0.trim_surplus(&mut writer)?;
+        }
+        Ok(more)
     }
 
     /// The checkpoint that the space is as it was stored by, if nothing changed since: its generation, and the checksum of

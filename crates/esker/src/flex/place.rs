@@ -37,10 +37,10 @@ impl Inner {
     }
 
     /// Most segments that the data file may have.
-    fn segments_max(&self) -> u64 {
+    fn segments_max(&self, writer: &Writer) -> u64 {
         let most = (1 << 47) / self.shape.segment_payload();
         let size = self.shape.segment_size_bytes;
-        self.options.data_size_bytes_max.map_or(most, |bytes| (bytes / size).min(most))
+        writer.data_size_bytes_max.map_or(most, |bytes| (bytes / size).min(most))
     }
 
     /// Makes sure that `length` bytes can be placed without touching the collector's segments.
@@ -62,7 +62,7 @@ impl Inner {
             if missing == 0 {
                 return Ok(());
             }
-            let most = self.segments_max();
+            let most = self.segments_max(writer);
             let dying = self.shared.read().dying.len() as u64;
             if dying > 0 {
                 // Operations that belong together go on in new segments, within reason.
@@ -76,7 +76,7 @@ impl Inner {
             // The cap of the paper: with less than 30/32 live, the emptiest segments always give room.
             let usable = most.saturating_sub(Inner::reserve_segments(most) + 1);
             let full = u128::from(valid + length) * 32 > u128::from(usable * payload) * 30;
-            if self.options.data_size_bytes_max.is_some() && full {
+            if writer.data_size_bytes_max.is_some() && full {
                 return Err(self.no_space("live bytes are at the cap of the space"));
             }
             let in_use = total.saturating_sub(writer.free.len() as u64);
@@ -106,30 +106,22 @@ impl Inner {
         }
     }
 
-    /// Collects until live bytes fill enough of the segments in use.
-    pub(super) fn settle(
-        &self,
-        writer: &mut Writer,
-        percent: u32,
-        stop: &dyn Fn() -> bool,
-    ) -> Result<()> {
+    /// Collects some segments, one part in so `many` of all, if live bytes do not fill enough of those in use. Whether there may be
+    /// more to do.
+    pub(super) fn settle(&self, writer: &mut Writer, percent: u32, many: u64) -> Result<bool> {
         let fill = u64::from(self.options.fill_percent_min) * u64::from(percent) / 100;
         let payload = self.shape.segment_payload();
-        loop {
-            let (total, valid) = {
-                let shared = self.shared.read();
-                (shared.segments.len() as u64, shared.valid_bytes)
-            };
-            let in_use = total.saturating_sub(writer.free.len() as u64);
-            if in_use < 4 || stop() || is_dense(valid, in_use * payload, fill) {
-                return Ok(());
-            }
-            let before = writer.free.len();
-            self.collect(writer, (total / 32).max(4))?;
-            if writer.free.len() <= before {
-                return Ok(());
-            }
+        let (total, valid) = {
+            let shared = self.shared.read();
+            (shared.segments.len() as u64, shared.valid_bytes)
+        };
+        let in_use = total.saturating_sub(writer.free.len() as u64);
+        if in_use < 4 || is_dense(valid, in_use * payload, fill) {
+            return Ok(false);
         }
+        let before = writer.free.len();
+        self.collect(writer, total.div_ceil(many))?;
+        Ok(writer.free.len() > before)
     }
 
     fn no_space(&self, words: &'static str) -> Error {
@@ -203,10 +195,8 @@ impl Inner {
         shared.open =
             OpenSegment { number: Some(number), salt, buffer, position: 0, written_blocks: 0 };
         // It was open, so nobody noticed if nothing in it counts any more.
-        let index =
-            before.map_or(usize::MAX, |before| usize::try_from(before).unwrap_or(usize::MAX));
         if let Some(number) = before
-            && shared.segments.get(index).is_some_and(|segment| segment.valid_bytes == 0)
+            && shared.is_empty(number)
         {
             shared.dying.push(number);
         }

@@ -97,6 +97,7 @@ impl Inner {
         let writer = Writer {
             held: false,
             loose: false,
+            data_size_bytes_max: options.data_size_bytes_max,
             log: Log { generation: header.generation, ..Log::default() },
             records: Vec::new(),
             data_dirty: false,

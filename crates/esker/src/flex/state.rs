@@ -226,6 +226,12 @@ impl Shared {
         Ok(None)
     }
 
+    /// Whether nothing in a segment counts.
+    pub(super) fn is_empty(&self, segment: u64) -> bool {
+        let index = usize::try_from(segment).unwrap_or(usize::MAX);
+        self.segments.get(index).is_none_or(|segment| segment.valid_bytes == 0)
+    }
+
     /// The salt of a segment.
     pub(super) fn salt(&self, segment: u64) -> Option<u64> {
         let index = usize::try_from(segment).unwrap_or(usize::MAX);

@@ -8,20 +8,20 @@ use esker_media::Archive;
 use esker_media::sim::{FaultKind, FaultPlan, Image, SimArchive, SimBlock, Trigger};
 use std::collections::BTreeMap;
 
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
-fn bytes(seed: u64, size: usize) -> Vec<u8> {
+pub(crate) fn bytes(seed: u64, size: usize) -> Vec<u8> {
     let mut bytes = vec![0; size];
     Rng::from_seed(seed).fill(&mut bytes);
     bytes
 }
 
-fn held(store: &Store) -> Map {
+pub(crate) fn held(store: &Store) -> Map {
     let items = store.scan(.., Direction::Forward, usize::MAX).unwrap();
     items.into_iter().map(|(key, value)| (key, value.to_vec())).collect()
 }
 
-fn sound(store: &Store) {
+pub(crate) fn sound(store: &Store) {
     assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
 }
 
@@ -528,44 +528,4 @@ fn a_full_device_refuses_puts_and_nothing_else() {
         devices.fault_all(&FaultPlan::none());
         client.check(&store, &format!("device {device}"));
     }
-}
-
-#[test]
-fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_writes() {
-    const PAIRS: u32 = 20_000;
-    let folder = tempfile::tempdir().unwrap();
-    let mut options = esker::Options::new(folder.path());
-    options.engine = Some(esker::EngineKind::Flex);
-    options.durability = Durability::None;
-    options.flex.memtable_size_bytes = 2 << 20;
-    let store = Store::open(&options).unwrap();
-    let value = bytes(1, 1000);
-    let key = |number: u32| number.wrapping_mul(0x9E37_79B1).to_be_bytes();
-    let mut rng = Rng::from_seed(2);
-    for number in 0..PAIRS {
-        store.put(&key(number), &value).unwrap();
-    }
-    for _ in 0..3 * PAIRS {
-        store.put(&key(u32::try_from(rng.below(u64::from(PAIRS))).unwrap()), &value).unwrap();
-    }
-    let data = folder.path().join("space.data");
-    let takes = || std::os::unix::fs::MetadataExt::blocks(&std::fs::metadata(&data).unwrap()) * 512;
-    let waits = |most: u64| {
-        let waited = (0..600).any(|_| {
-            esker_trt::sleep(std::time::Duration::from_millis(100));
-            takes() <= most
-        });
-        assert!(waited, "{} bytes and not {most}", takes());
-    };
-    // A few segments are kept for what comes next.
-    let spare = 5 * (4 << 20);
-    let live = u64::from(PAIRS) * 1004;
-    assert!(takes() < live * 3 + spare, "{} bytes while it was written over", takes());
-    waits(live * 13 / 10 + spare);
-    for number in 0..PAIRS / 4 * 3 {
-        store.delete(&key(number)).unwrap();
-    }
-    waits(live / 4 * 13 / 10 + spare);
-    assert_eq!(held(&store).len(), PAIRS as usize / 4);
-    sound(&store);
 }

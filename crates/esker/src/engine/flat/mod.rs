@@ -73,6 +73,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use versions::Versions;
 
+/// Refuses a size that no new store may have.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(crate) fn plan_memory(size_bytes: u64, chunk_size: Option<u64>) -> Result<()> {
+    Layout::plan(size_bytes, chunk_size).map(drop)
+}
+
 /// Locks of keys.
 const KEY_STRIPES: usize = 8192;
 /// Most cores that have a log of their own.

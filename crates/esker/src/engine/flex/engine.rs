@@ -54,8 +54,7 @@ impl Engine for Flex {
     fn clean(&self, segments: usize) -> Result<usize> {
         self.begin("clean")?;
         self.commit_all()?;
-        let moved = self.space.collect(segments as u64)?;
-        Ok(usize::from(moved > 0))
+        Ok(usize::try_from(self.compact(segments as u64)?).unwrap_or(usize::MAX))
     }
 
     fn evict(&self, _segments: usize) -> Result<usize> {
@@ -64,8 +63,7 @@ impl Engine for Flex {
 
     fn trim(&self) -> Result<u64> {
         self.begin("trim")?;
-        self.space.trim()?;
-        Ok(0)
+        self.space.trim()
     }
 
     fn kind(&self) -> EngineKind {

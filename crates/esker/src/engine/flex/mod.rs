@@ -201,15 +201,21 @@ impl Flex {
         if is_new && !options.create && !options.format {
             return Err(Error::invalid("open store", "there is no store here").device(name));
         }
+        let made = Root { capacity_bytes: options.size_bytes, ..Root::default() };
         let fresh = match restoring {
-            Some(store_id) => Root { store_id, is_restoring: true, ..Root::default() },
-            None => Root { store_id: identity(options)?, ..Root::default() },
+            Some(store_id) => Root { store_id, is_restoring: true, ..made },
+            None => Root { store_id: identity(options)?, ..made },
         };
         let root = recover::root(&space, Some(fresh), &name)?;
         if root.is_restoring && restoring.is_none() {
             let words = "a restore of this store did not end: restore again";
             return Err(Error::invalid("open store", words).device(name));
         }
+        let capacity_bytes = match root.capacity_bytes {
+            0 => options.size_bytes,
+            own => own,
+        };
+        space.limit_data(Some(capacity_bytes));
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
         let devices = files.logs.each_ref().map(|device| &**device);
         let size = options.flex.memtable_size_bytes;
@@ -248,7 +254,7 @@ impl Flex {
             loose: tend::Loose::of(live_bytes),
             hasher,
             options: options.flex.clone(),
-            capacity_bytes: options.size_bytes,
+            capacity_bytes,
             durability: options.durability,
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),

@@ -158,6 +158,12 @@ impl Flex {
         at: u64,
         look: impl Fn(u64, Content<'_>) -> Option<T>,
     ) -> Result<Option<T>> {
+        if let Some(along) = self.index.along(key) {
+            let loaded = self.load(Some(key), false, along, false)?;
+            let pair =
+                loaded.intervals.first().and_then(|first| first.get(key, print_of(hash), at));
+            return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
+        }
         // A run before the last one may have what a snapshot sees.
         let byte = (at == u64::MAX).then_some(byte_of(hash));
         let mut seen = (0, usize::MAX);

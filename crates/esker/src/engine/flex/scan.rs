@@ -194,7 +194,7 @@ impl Flex {
         let mut first = true;
         let mut scan =
             Scan { direction, end, version: at, visit, key: Vec::new(), value: Vec::new() };
-        let mut ahead = Ahead { pairs: limit, intervals: INTERVALS_AHEAD };
+        let mut ahead = Ahead { pairs: limit, intervals: INTERVALS_AHEAD, ..Ahead::ONE };
         // What the first intervals do not have, because the scan began far behind in the first one or much of what they
         // have does not count; a scan that goes on and on takes more at once.
         let mut next = limit / 4;
@@ -242,7 +242,11 @@ impl Flex {
         if !intervals.is_empty() {
             return Ok(Run { intervals, end });
         }
-        let ahead = if reverse { Ahead::ONE } else { ahead };
+        let along = key.and_then(|key| self.index.along(key)).unwrap_or(Ahead::ONE);
+        let ahead = match reverse {
+            true => Ahead::ONE,
+            false => Ahead { size_bytes: along.size_bytes, ..ahead },
+        };
         let loaded = self.load(key, before, ahead, true)?;
         let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
         Ok(Run { intervals: loaded.intervals, end })

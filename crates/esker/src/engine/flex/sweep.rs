@@ -1,5 +1,6 @@
 //! Sweeping: leaves with much that does not count any more are written anew, one behind the other in the order of keys, a
-//! few in each commit, around and around; and all of them, slowly, when nobody writes.
+//! few in each commit, around and around; and all of them, slowly, when nobody writes, with those whose intervals are small and lie in
+//! many blocks.
 //!
 //! What is appended to an interval adds to what is there, or makes older pairs count no more; which of the two, nobody knows
 //! before it is read. So the sweep learns from each leaf that it rewrites, or else from one that it reads in each commit, how
@@ -41,6 +42,9 @@ const WAITS: u32 = 1;
 const WAITS_FOR_READERS: u32 = 3;
 /// Most bytes of several leaves that are rewritten at once then, so that who reads meanwhile waits for no more.
 const BYTES_AT_REST: u64 = 512 << 10;
+/// Bytes of an interval that is small: several fit a block. And the share of appended bytes, as one in so many, that scatters a leaf.
+const SMALL_INTERVAL: usize = 1 << 10;
+const SCATTERED_SHARE: u64 = 8;
 /// Reads that others do while it waits, if any do.
 const READS_FEW: u64 = 8;
 
@@ -67,6 +71,11 @@ impl Sweep {
     /// How many bytes are dead for so many appended ones.
     fn dead_of(&self, appended: u64) -> u64 {
         appended.saturating_mul(self.dead.unwrap_or(WHOLE)) / WHOLE
+    }
+
+    /// What it knows of dead bytes, for who looks at leaves meanwhile.
+    fn known(&self) -> Sweep {
+        Sweep { dead: self.dead, ..Sweep::default() }
     }
 
     fn is_much(&self, appended: u64, size: u64, percent: u64) -> bool {
@@ -145,7 +154,7 @@ pub(super) struct Rest {
     since: Duration,
     /// The key up to which leaves were looked at; none: all were.
     at: Option<Vec<u8>>,
-    /// Reads of the device until the last leaf was rewritten.
+    /// Reads of the device until the last leaf was rewritten, or segment collected.
     reads: u64,
 }
 
@@ -196,38 +205,85 @@ impl Flex {
             rest.seen = (self.tables().active.generation, 0, now);
             return Ok(Some(Duration::ZERO));
         }
-        match &rest.at {
-            None => self.settle_at_rest().map(|()| None),
+        let reads = || self.space.stat().data.reads;
+        let others_read = reads().saturating_sub(rest.reads) > READS_FEW;
+        let waits = if others_read { WAITS_FOR_READERS } else { WAITS };
+        let more = match &rest.at {
+            None => self.settle_at_rest()?,
             Some(at) => {
-                let reads = || self.space.stat().data.reads;
-                let others_read = reads().saturating_sub(rest.reads) > READS_FEW;
-                let waits = if others_read { WAITS_FOR_READERS } else { WAITS };
                 rest.at = self.sweep_at_rest(at)?;
-                rest.reads = reads();
-                Ok(Some(self.clock.monotonic().saturating_sub(now) * waits))
+                true
+            }
+        };
+        rest.reads = reads();
+        Ok(more.then(|| self.clock.monotonic().saturating_sub(now) * waits))
+    }
+
+    /// Writes all leaves anew that something was appended to, and packs what is left into as few segments as it fits, until `segments` more
+    /// are free or nothing is gained any more: how many are.
+    pub(super) fn compact(&self, segments: u64) -> Result<u64> {
+        let free = || self.space.stat().free_segments;
+        let before = free();
+        let gained = || free().saturating_sub(before);
+        let mut at = Some(Vec::new());
+        while gained() < segments
+            && let Some(key) = at
+        {
+            at = self.sweep_from(&mut self.committer.lock(), &key, &|leaf| leaf.appended > 0)?;
+        }
+        loop {
+            let (last, wanted) = (free(), segments.saturating_sub(gained()));
+            if wanted > 0 {
+                self.space.collect(wanted)?;
+            }
+            if wanted == 0 || free() <= last {
+                return Ok(gained());
             }
         }
     }
 
-    /// Writes the next leaves from `at` on anew of which enough is dead: the key behind it, if there is more to do.
+    /// Writes the next leaves from `at` on anew of which enough is dead, if there is much of that, or that are small and scattered: the
+    /// key behind them, if there is more to do.
     fn sweep_at_rest(&self, at: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut committer = self.committer.lock();
         let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
-        let sweep = &committer.sweep;
-        if self.wal.check().is_err() || !sweep.is_much(appended, size, DEAD_AT_REST_PERCENT) {
+        let sweep = committer.sweep.known();
+        let is_much = sweep.is_much(appended, size, DEAD_AT_REST_PERCENT);
+        let is_worth = |leaf: &LeafSums| {
+            is_much && sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT)
+                || leaf.is_scattered()
+        };
+        self.sweep_from(&mut committer, at, &is_worth)
+    }
+
+    /// Writes the next leaves from `at` on anew that are worth it: the key behind them, if there is more to do.
+    fn sweep_from(
+        &self,
+        committer: &mut Committer,
+        at: &[u8],
+        is_worth: &dyn Fn(&LeafSums) -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        if self.wal.check().is_err() {
             return Ok(None);
         }
-        let is_worth =
-            |leaf: &LeafSums| sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT);
-        let Some(key) = self.index.next_leaf(at, &is_worth) else { return Ok(None) };
+        let Some(key) = self.index.next_leaf(at, is_worth) else { return Ok(None) };
         let leaf = self.index.neighbours(&key, BYTES_AT_REST, &|leaf, _| is_worth(leaf));
-        if self.is_stretch(&leaf) && self.read_stretch(&mut committer, &leaf)? {
+        if self.is_stretch(&leaf) && self.read_stretch(committer, &leaf)? {
             self.space.loosen(true);
-            let done = self.rewrite_stretch(&mut committer, &leaf, None);
+            let done = self.rewrite_stretch(committer, &leaf, None);
             self.space.loosen(false);
             done?;
         }
         Ok(leaf.upper)
+    }
+}
+
+impl LeafSums {
+    /// Whether its intervals are small and have much that was appended, each piece in another block: to read one of them then
+    /// takes as many reads as it has runs, where one read could bring several.
+    fn is_scattered(&self) -> bool {
+        self.size <= self.count * SMALL_INTERVAL
+            && self.appended * SCATTERED_SHARE > self.size as u64
     }
 }
 

@@ -248,13 +248,13 @@ impl Flex {
         done
     }
 
-    /// Collects what is less dense than it should be while nobody writes, unless that is likely to become empty by itself.
-    pub(super) fn settle_at_rest(&self) -> Result<()> {
-        let stop = || self.background.is_stopping();
+    /// Collects some of what is less dense than it should be while nobody writes, unless that is likely to become empty by itself.
+    /// Whether there may be more to do.
+    pub(super) fn settle_at_rest(&self) -> Result<bool> {
         if self.loose.is_awaited(self.clock.monotonic()) {
-            Ok(())
+            Ok(false)
         } else {
-            self.space.settle(FILL_AT_REST, &stop)
+            self.space.settle_some(FILL_AT_REST)
         }
     }
 }

@@ -39,24 +39,29 @@ pub(in crate::engine::flex) struct Part {
     pub(in crate::engine::flex) is_known: bool,
 }
 
-/// How far somebody looks: at intervals with about so many pairs, and at so many intervals at most.
+/// How far somebody looks: at intervals with about so many pairs, or so many bytes, and at so many intervals at most.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::flex) struct Ahead {
     pub(in crate::engine::flex) pairs: usize,
+    pub(in crate::engine::flex) size_bytes: u32,
     pub(in crate::engine::flex) intervals: usize,
 }
 
 impl Ahead {
     /// One interval.
-    pub(in crate::engine::flex) const ONE: Ahead = Ahead { pairs: 0, intervals: 1 };
+    pub(in crate::engine::flex) const ONE: Ahead = Ahead { pairs: 0, size_bytes: 0, intervals: 1 };
+    /// What lies in the same block of the space, if intervals are much smaller.
+    pub(in crate::engine::flex) const BLOCK: Ahead =
+        Ahead { pairs: 0, size_bytes: 4096, intervals: usize::MAX };
 
     /// How many of these intervals that is.
     pub(super) fn of<'e>(self, entries: impl Iterator<Item = &'e Entry>) -> usize {
         // Who looks begins anywhere in the first one.
-        let mut pairs = 0;
+        let (mut pairs, mut bytes) = (0, 0);
         let mut share = 2;
         let needed = entries.take(self.intervals.max(1)).take_while(|entry| {
-            let is_needed = share == 2 || pairs < self.pairs;
+            let is_needed = share == 2 || pairs < self.pairs || bytes < self.size_bytes;
+            bytes = bytes.saturating_add(entry.size);
             pairs += usize::from(entry.known_pairs()) / share;
             share = 1;
             is_needed

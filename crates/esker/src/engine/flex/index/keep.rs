@@ -10,7 +10,7 @@
 use super::super::interval::{Interval, each_key};
 use super::super::pairs::{Hand, Pairs};
 use super::Index;
-use super::find::Part;
+use super::find::{Ahead, Part};
 use esker_base::hash::KeyHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -96,6 +96,14 @@ impl Index {
         }
         self.cached_bytes.fetch_add(more, Ordering::Relaxed);
         self.make_room();
+    }
+
+    /// How far a get that misses `key` reads along: while there is much room, of what is not only lent, what costs no further read.
+    pub(in crate::engine::flex) fn along(&self, key: &[u8]) -> Option<Ahead> {
+        let has_room = self.cached_bytes() < self.budget_bytes / 8 * 7;
+        let is_small =
+            || self.with(key, |entry| entry.runs == 1 && entry.size * 2 <= Ahead::BLOCK.size_bytes);
+        (has_room && is_small()).then_some(Ahead::BLOCK)
     }
 
     /// What is worth its memory of the interval of which a get for a key with this hash read `part`, and there a base run. All

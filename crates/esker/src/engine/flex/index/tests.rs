@@ -79,9 +79,11 @@ fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
 fn who_looks_ahead_takes_what_has_as_many_pairs() {
     let sizes = [40_u64, 12, 12, 30];
     let entries: Vec<Entry> = sizes.iter().map(|pairs| Entry::new(100, *pairs, 0, 1)).collect();
-    let of = |pairs, intervals| Ahead { pairs, intervals }.of(entries.iter());
+    let of = |pairs, intervals| Ahead { pairs, intervals, ..Ahead::ONE }.of(entries.iter());
     assert_eq!([0, 20, 21, 32, 33, 44, 45].map(|pairs| of(pairs, 16)), [1, 1, 2, 2, 3, 3, 4]);
     assert_eq!([of(1000, 16), of(1000, 2), of(1000, 0)], [4, 2, 1]);
+    let in_block = |size_bytes| Ahead { size_bytes, ..Ahead::BLOCK }.of(entries.iter());
+    assert_eq!([0, 100, 101, 300, 301, 4096].map(in_block), [1, 1, 2, 3, 4, 4]);
 }
 
 #[test]

@@ -1,0 +1,132 @@
+//! `flex`: the space that a store takes, and gives back.
+
+use crate::flex_whole::{bytes, held, sound};
+use esker::{Durability, EngineKind, Options, Store};
+use esker_base::rng::Rng;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+const PAIRS: u32 = 20_000;
+/// Bytes of keys and values that count once [`write_over`] is done.
+const LIVE: u64 = PAIRS as u64 * 1004;
+/// A few segments are kept for what comes next.
+const SPARE: u64 = 5 * (4 << 20);
+
+fn options(folder: &Path) -> Options {
+    let mut options = Options::new(folder);
+    options.engine = Some(EngineKind::Flex);
+    options.durability = Durability::None;
+    options.flex.memtable_size_bytes = 2 << 20;
+    options
+}
+
+fn key(number: u32) -> [u8; 4] {
+    number.wrapping_mul(0x9E37_79B1).to_be_bytes()
+}
+
+/// Every key once, then three times as many writes of any.
+fn write_over(store: &Store) {
+    let value = bytes(1, 1000);
+    let mut rng = Rng::from_seed(2);
+    for number in 0..PAIRS {
+        store.put(&key(number), &value).unwrap();
+    }
+    for _ in 0..3 * PAIRS {
+        store.put(&key(u32::try_from(rng.below(u64::from(PAIRS))).unwrap()), &value).unwrap();
+    }
+}
+
+/// Bytes that the file system has of the data file.
+fn taken(folder: &Path) -> u64 {
+    std::fs::metadata(folder.join("space.data")).unwrap().blocks() * 512
+}
+
+#[test]
+fn a_store_keeps_the_capacity_that_it_was_made_with() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.size_bytes = 3 << 30;
+    for others in [3_u64 << 30, 1 << 20, 1 << 40] {
+        let store = Store::open(&options).unwrap();
+        assert_eq!(store.stats().capacity_bytes, 3 << 30);
+        store.put(&others.to_be_bytes(), b"").unwrap();
+        store.close().unwrap();
+        options.size_bytes = others;
+    }
+}
+
+#[test]
+fn a_store_that_is_compacted_takes_little_more_than_what_counts() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(folder.path())).unwrap();
+    write_over(&store);
+    let before = taken(folder.path());
+    let freed = store.clean(usize::MAX).unwrap();
+    assert!(freed > 0);
+    assert_eq!(store.clean(usize::MAX).unwrap(), 0, "nothing is left to gain");
+    let given_back = store.trim().unwrap();
+    let after = taken(folder.path());
+    // Blocks of the file system are as large as those of the store, or smaller.
+    assert!(before - after <= given_back && given_back > 0, "{before}, {after}, {given_back}");
+    assert!(after < LIVE * 11 / 10 + SPARE, "{after} bytes for {LIVE}");
+    assert_eq!(held(&store).len(), PAIRS as usize);
+    sound(&store);
+}
+
+#[test]
+fn small_pairs_that_came_in_any_order_lie_side_by_side_after_a_rest() {
+    const SMALL: u32 = 100_000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.flex.memtable_size_bytes = 1 << 20;
+    options.flex.cache_size_bytes = 32 << 20;
+    options.flex.scrub_bytes_per_second = 0;
+    let pair = |number: u32| u64::from(number).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_be_bytes();
+    let store = Store::open(&options).unwrap();
+    for number in 0..SMALL {
+        store.put(&pair(number), &pair(number + 1)).unwrap();
+    }
+    // It rests once nobody wrote for two seconds, and is done when it writes no more.
+    let mut before = u64::MAX;
+    let rests = (0..60).any(|second| {
+        esker_trt::sleep(std::time::Duration::from_secs(1));
+        let now = store.stats().device.write_bytes;
+        second > 3 && std::mem::replace(&mut before, now) == now
+    });
+    assert!(rests, "it goes on and on");
+    store.close().unwrap();
+    drop(store);
+    let store = Store::open(&options).unwrap();
+    let mut rng = Rng::from_seed(3);
+    let reads = store.stats().device.reads;
+    for _ in 0..SMALL / 4 {
+        let number = u32::try_from(rng.below(u64::from(SMALL))).unwrap();
+        assert_eq!(&*store.get(&pair(number)).unwrap().unwrap(), pair(number + 1));
+    }
+    // An interval has up to 16 pairs, and a block has several intervals.
+    let reads = store.stats().device.reads - reads;
+    assert!(reads < u64::from(SMALL) / 50, "{reads} reads");
+}
+
+#[test]
+fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_writes() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(folder.path())).unwrap();
+    write_over(&store);
+    let takes = || taken(folder.path());
+    let waits = |most: u64| {
+        let waited = (0..600).any(|_| {
+            esker_trt::sleep(std::time::Duration::from_millis(100));
+            takes() <= most
+        });
+        assert!(waited, "{} bytes and not {most}", takes());
+    };
+    assert!(takes() < LIVE * 3 + SPARE, "{} bytes while it was written over", takes());
+    waits(LIVE * 13 / 10 + SPARE);
+    for number in 0..PAIRS / 4 * 3 {
+        store.delete(&key(number)).unwrap();
+    }
+    waits(LIVE / 4 * 13 / 10 + SPARE);
+    assert_eq!(held(&store).len(), PAIRS as usize / 4);
+    sound(&store);
+}
