@@ -2,8 +2,8 @@
 //!
 //! # Concurrency
 //! The tree is asked under the shared lock, and what stands in the open segment is copied under it. Devices
-//! are read without a lock. A segment that is taken anew meanwhile has another salt: then the checksums
-//! fail, the salt that was noted is not the segment's any more, and the read starts over.
+//! are read without a lock. A segment that is taken anew meanwhile has another salt, and one that is given back
+//! has no valid bytes: then the checksums fail, the segment is not what was noted, and the read starts over.
 
 use super::state::{Shared, blocks_of};
 use super::{Inner, sites};
@@ -342,8 +342,11 @@ impl Inner {
     /// A block that is not what was written there under the salt that was noted.
     #[cold]
     fn unsound(&self, part: &Part, block: u64) -> Result<Outcome> {
-        let now = self.shared.read().salt(part.segment);
-        if now != Some(part.salt) && !sites::READ_SALT.disabled() {
+        let is_left = {
+            let shared = self.shared.read();
+            shared.salt(part.segment) != Some(part.salt) || shared.is_empty(part.segment)
+        };
+        if is_left && !sites::READ_SALT.disabled() {
             return Ok(Outcome::Stale);
         }
         let size = u64::from(self.shape.block_size_bytes);

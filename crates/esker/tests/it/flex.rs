@@ -6,9 +6,11 @@ use esker::{ErrorKind, Result};
 use esker_base::rng::Rng;
 use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
-use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger};
-use std::sync::Arc;
+use esker_media::sim::{
+    Asking, FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger,
+};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// Segments of 16 blocks, nodes of a few entries: everything happens within a few hundred operations.
 fn small(seed: u64) -> SpaceOptions {
@@ -414,6 +416,33 @@ fn readers_see_whole_operations_beside_a_writer() {
         over.store(true, Ordering::Relaxed);
     });
     assert_sound(&space);
+}
+
+#[test]
+fn a_read_finds_bytes_that_move_while_it_waits_and_whose_segment_is_given_back() {
+    const BYTES: usize = 100_000;
+    let media = Media::new(8 << 20);
+    let mut options = small(16);
+    options.format = true;
+    options.cache_size_bytes = 0;
+    let space = Arc::new(OnceLock::<Space>::new());
+    let (moving, armed) = (Arc::clone(&space), Arc::new(AtomicBool::new(false)));
+    let moves = Arc::clone(&armed);
+    let data = Asking::new(Arc::clone(&media.0[0]), move |site| {
+        if site.name() == "flex.data.read" && moves.swap(false, Ordering::Relaxed) {
+            let space = moving.get().unwrap();
+            space.write(0, &[2; BYTES])?;
+            assert!(space.trim()? > BYTES as u64 / 2, "nothing is given back");
+        }
+        Ok(())
+    });
+    let files = SpaceFiles { data, ..media.files() };
+    let space = space.get_or_init(|| Space::open_on(files, &options).unwrap());
+    space.append(&[1; BYTES]).unwrap();
+    armed.store(true, Ordering::Relaxed);
+    assert_eq!(content(space).unwrap(), [2; BYTES]);
+    assert!(!armed.load(Ordering::Relaxed), "nothing was read");
+    assert_sound(space);
 }
 
 #[test]

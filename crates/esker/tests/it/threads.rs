@@ -1,8 +1,10 @@
 //! Many threads on one store, on a real file.
 
 use crate::support::{device, open, options};
-use esker::{Options, Outcome, Store};
-use std::sync::atomic::{AtomicU64, Ordering};
+use esker::{Batch, Options, Outcome, Store};
+use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 fn store(folder: &tempfile::TempDir) -> Store {
     let mut options = Options::new(folder.path());
@@ -175,5 +177,40 @@ fn space_goes_back_to_the_file_system_on_request_and_while_nobody_writes() {
         for n in 1..30_u8 {
             store.put(&[n], &vec![n; 1 << 20]).unwrap();
         }
+    }
+}
+
+#[test]
+fn a_get_whose_record_dies_while_it_waits_and_whose_segment_is_given_back_finds_it_or_none() {
+    // What is given back becomes zeros or stays, by chance.
+    for seed in 0..8 {
+        let mut options = options(seed);
+        options.testing.segment_size_bytes = Some(32 << 10);
+        let store = Arc::new(OnceLock::<Store>::new());
+        let (dying, armed) = (Arc::clone(&store), Arc::new(AtomicBool::new(false)));
+        let dies = Arc::clone(&armed);
+        let media = Arc::new(SimBlock::new(SimBlockOptions::new(1 << 20, seed)));
+        let device = Asking::new(media, move |site| {
+            if site.name() == "depot.record.read" && dies.swap(false, Ordering::Relaxed) {
+                let store = dying.get().unwrap();
+                // They fill more than a segment, and to delete them takes little of one: none is taken anew.
+                let mut batch = Batch::new();
+                for n in 0..12 {
+                    batch.delete(&[n]);
+                }
+                store.write(&batch)?;
+                assert!(store.trim()? > 0, "nothing is given back");
+            }
+            Ok(())
+        });
+        let store = store.get_or_init(|| Store::open_on(device, &options).unwrap());
+        for n in 0..12 {
+            store.put(&[n], &[n; 1500]).unwrap();
+        }
+        armed.store(true, Ordering::Relaxed);
+        let value = store.get(&[0]).unwrap();
+        assert!(value.is_none_or(|value| *value == [0; 1500]));
+        assert!(!armed.load(Ordering::Relaxed), "nothing was read");
+        assert!(store.check().unwrap().is_sound());
     }
 }

@@ -3,8 +3,8 @@
 //! # Invariants
 //! - S1: a record is live while an index entry (or a tombstone's) points at it. A sealed segment
 //!   without live records is free, unless one that was appended has not been entered yet.
-//! - S2: the generation grows before the first byte of a reused segment is overwritten. Who read a
-//!   record and finds the generation unchanged since it looked the record up has read that record.
+//! - S2: the generation grows before the first byte of a reused segment is overwritten, or one of a free segment that is given
+//!   back is lost. Who read a record and finds the generation unchanged since it looked the record up has read that record.
 //! - S3: the newest record of a key, tombstone or not, is live, or has a durable copy that is; so what
 //!   a free segment holds is older than something that is durable, and overwriting it loses nothing.
 //! - S4: no segment is cleaned while a record of it has not been entered: nobody knows it to be live.
@@ -464,6 +464,8 @@ impl Segments {
         if kept > 0 && untrimmed.count() < kept {
             return None;
         }
+        // S2: before the caller gives it back.
+        self.generation.fetch_add(1, Ordering::SeqCst);
         free.remove(place)
     }
 
