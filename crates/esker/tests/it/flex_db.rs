@@ -465,6 +465,36 @@ fn gets_read_no_more_right_after_a_clean_stop_than_later() {
 }
 
 #[test]
+fn a_table_that_two_threads_bring_to_the_space_takes_no_other_with_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(esker::EngineKind::Flex);
+    options.durability = esker::Durability::None;
+    options.flex.memtable_size_bytes = 16 << 10;
+    let store = Store::open(&options).unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                while !is_over() {
+                    store.sync().unwrap();
+                }
+            });
+        }
+        let lost = (0..30_000_u32).find(|number| {
+            store.put(&number.to_be_bytes(), &[1; 50]).unwrap();
+            let earlier = number.saturating_sub(number % 700);
+            !store.contains(&earlier.to_be_bytes()).unwrap()
+        });
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        assert_eq!(lost, None);
+    });
+    let items = store.scan(.., Direction::Forward, usize::MAX).unwrap();
+    assert_eq!(items.len(), 30_000);
+}
+
+#[test]
 fn writers_readers_and_the_committer_work_at_the_same_time() {
     const KEYS: u64 = 3000;
     const ROUNDS: u64 = 12;

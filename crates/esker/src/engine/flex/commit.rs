@@ -113,20 +113,11 @@ impl Flex {
         let appended = committer.appended_bytes - before;
         committer.sweep.end(appended);
         self.loose.earn(appended, self.space.stat().data_bytes);
-        drop(committer);
-        match done {
+        let done = match done {
             Ok(()) => {
                 *self.stuck.lock() = None;
                 self.tables_mut().sealed = None;
-                gate.open();
-                self.lend_memory();
-                // What is not dense enough by then is collected while nobody writes.
-                if let Err(error) =
-                    self.space.settle(FILL_WHILE_WRITING, &|| self.background.is_stopping())
-                {
-                    tracing::warn!(%error, "space is not collected");
-                }
-                Ok(true)
+                Ok(())
             }
             Err(error) => {
                 *self.stuck.lock() = Some(error.clone());
@@ -138,10 +129,21 @@ impl Flex {
                 if let Some((_, current)) = &mut self.tables_mut().sealed {
                     *current = again;
                 }
-                gate.open();
                 Err(error)
             }
+        };
+        // Not before: whoever commits next must not find this table any more, for by the time it is done another one may
+        // be in its place.
+        drop(committer);
+        gate.open();
+        done?;
+        self.lend_memory();
+        // What is not dense enough by then is collected while nobody writes.
+        if let Err(error) = self.space.settle(FILL_WHILE_WRITING, &|| self.background.is_stopping())
+        {
+            tracing::warn!(%error, "space is not collected");
         }
+        Ok(true)
     }
 
     fn commit_table(&self, committer: &mut Committer, table: &MemTable) -> Result<()> {
