@@ -2,8 +2,10 @@
 
 use crate::support::{Bed, ENGINES};
 use esker::{Batch, Direction, EngineKind, ErrorKind, Options, Store};
+use esker_media::sim::{SimPm, SimPmOptions};
 use std::collections::BTreeMap;
 use std::ops::Bound;
+use std::sync::Arc;
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
 
@@ -146,6 +148,24 @@ fn a_full_store_says_so_and_still_reads_and_deletes() {
             assert!(store.delete(&number.to_le_bytes()).unwrap(), "{engine}, {number} of {stored}");
         }
         store.put(b"room again", &[2; 700]).unwrap();
+        assert!(store.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn larger_blocks_that_are_free_are_for_all_once_chunks_are_few() {
+    for engine in KINDS {
+        let mut options = Bed::new(engine, 8).options(8);
+        options.testing.segment_size_bytes = Some(16 << 10);
+        let mut memory = SimPmOptions::new(768 << 10, 8);
+        memory.record = false;
+        let store = Store::open_on_memory(Arc::new(SimPm::new(memory)), &options).unwrap();
+        // A value of each size takes a chunk, of which the rest is free.
+        for size in (300..8000).step_by(200) {
+            store.put(&usize::to_be_bytes(size), &vec![8; size]).unwrap();
+        }
+        let stored = (0_u32..).find(|n| store.put(&n.to_le_bytes(), &[9; 260]).is_err()).unwrap();
+        assert!(stored > 600, "{engine}: {stored}");
         assert!(store.check().unwrap().is_sound());
     }
 }

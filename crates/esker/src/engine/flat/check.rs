@@ -11,7 +11,8 @@ use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::flat::{Action, CHUNK_START, ChunkKind, LINE, Stamp};
 use esker_index::Word;
-use std::collections::HashSet;
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
 impl Flat {
@@ -85,7 +86,7 @@ impl Flat {
 
     /// Reads what every entry of the index says, records included.
     fn check_index(&self, report: &mut CheckReport) -> Result<()> {
-        let mut lines = HashSet::new();
+        let mut lines = HashMap::new();
         let mut cursor = Cursor::Start;
         while let Some((part, next)) = self.index.walk(&cursor) {
             cursor = next;
@@ -111,7 +112,7 @@ impl Flat {
         hash: u64,
         key: Option<&[u8]>,
         word: Word,
-        lines: &mut HashSet<u64>,
+        lines: &mut HashMap<u64, Word>,
         report: &mut CheckReport,
     ) -> Result<()> {
         let place = Place::of(word);
@@ -128,7 +129,7 @@ impl Flat {
                 Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
                 Action::Value(_) | Action::Delete(None) => None,
             };
-            Ok::<_, Error>((found.map(std::borrow::Cow::into_owned), same_kind, line))
+            Ok::<_, Error>((found.map(Cow::into_owned), same_kind, line))
         });
         let (found, same_kind, line) = match seen {
             Ok(Some(seen)) => seen?,
@@ -153,10 +154,21 @@ impl Flat {
                 Err(error) if stands(&key) => report.problem(error.to_string()),
                 _ => {}
             }
-            if !lines.insert(line) && stands(&key) {
+            // In this order: this entry had the record before the question whether the other one still has it.
+            let before = lines.insert(line, word);
+            if before.is_some_and(|before| self.is_current(before)) && stands(&key) {
                 report.problem(format!("two entries have the record at line {line}"));
             }
         }
         Ok(())
+    }
+
+    /// Whether the index still says this of the key whose entry it is. The cleaner's lock is held.
+    fn is_current(&self, word: Word) -> bool {
+        let key = self.with_entry(Place::of(word), Since::HELD, |entry, _| {
+            self.key_of_entry(entry).map(|key| key.map(Cow::into_owned))
+        });
+        let Ok(Some(Ok(Some(key)))) = key else { return false };
+        self.index.holds(self.hasher.hash(&key), &key, word)
     }
 }

@@ -9,23 +9,30 @@
 //! - A2: a block is free from the moment on in which nothing that counts points at it, and not before.
 //!
 //! # Concurrency
-//! Blocks are allocated from the chunks of a core, under its lock; anybody frees, without a lock but
-//! where a full chunk gets room or a chunk becomes empty.
+//! Blocks are allocated from the chunks of a core, under its lock, by others only when chunks are scarce; anybody frees, without
+//! a lock but where a full chunk gets room or a chunk becomes empty.
 
 use super::chunks::{Chunk, For, Use};
 use super::{Flat, sites};
-use esker_base::Result;
+use esker_base::{ErrorKind, Result};
 use esker_format::flat::record::record_size;
 use esker_format::flat::{
     CHUNK_START, ChunkHeader, ChunkKind, INLINE_KEY_MAX, LINE, RECORD_HEADER_SIZE, Record,
 };
 use parking_lot::Mutex;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Smallest block in lines.
 const LINES_MIN: u64 = 1;
 /// Sizes from one power of two to the next.
 const STEPS: u64 = 4;
+/// Chunks are scarce when fewer are free beyond the reserve than one of so many.
+const SCARCE_SHARE: u32 = 16;
+/// Classes from one to that of twice its size.
+const ALIKE: usize = 5;
+/// More than there are classes: a chunk has fewer than 2^32 lines.
+const CLASSES: usize = 128;
 
 /// The chunks of a core with room, by size class.
 #[derive(Debug, Default)]
@@ -51,6 +58,16 @@ fn class_of(lines: u64) -> (usize, u64) {
     let steps = (lines - (1 << power)).div_ceil(step);
     let number = u64::from(power) * STEPS + steps;
     (usize::try_from(number).unwrap_or(0), (1 << power) + steps * step)
+}
+
+/// The lines of the blocks of a class.
+fn lines_of(class: usize) -> u64 {
+    let class = class as u64;
+    if class <= STEPS {
+        return class;
+    }
+    let power = (class - 1) / STEPS;
+    (1 << power) + (class - power * STEPS) * (1 << power) / STEPS
 }
 
 /// Marks a free block of a chunk as in use.
@@ -141,11 +158,22 @@ impl Flat {
         let (class, lines) = class_of(size.div_ceil(LINE as u64));
         // A class whose blocks fit no better than the next smaller number of them has the chunk's lines.
         loop {
-            if let Some(offset) = self.allocate_block(core, class, lines) {
+            let own = || self.allocate_block(core, class, lines);
+            // Before one of the last chunks is taken, which the logs need: what others do not need now, of up to twice the size.
+            let alike = class..class + ALIKE;
+            let others = || self.is_scarce().then(|| self.allocate_anywhere(core, alike)).flatten();
+            if let Some(offset) = own().or_else(others) {
                 return Ok(offset);
             }
             // Without the lock: making room may free blocks.
-            let chunk = self.take_chunks(1, whom)?;
+            let chunk = match self.take_chunks(1, whom) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => {
+                    // A block that is too large is better than none.
+                    let found = self.allocate_anywhere(core, class..CLASSES);
+                    return found.ok_or(error);
+                }
+                taken => taken?,
+            };
             self.begin_chunk(chunk, core, ChunkKind::Blocks, lines, 0)?;
             if let Some(state) = self.chunks.get(chunk) {
                 self.bits(state);
@@ -233,6 +261,22 @@ impl Flat {
                 class.more.push(number);
             }
         }
+    }
+
+    /// Whether few chunks are left.
+    fn is_scarce(&self) -> bool {
+        let some = usize::try_from(self.layout.chunk_count / SCARCE_SHARE).unwrap_or(0);
+        self.chunks.free_count() < self.reserve().1 + some
+    }
+
+    /// A free block of the first of these classes that has one, of whatever core.
+    fn allocate_anywhere(&self, core: usize, classes: Range<usize>) -> Option<u64> {
+        let cores = self.blocks.len();
+        let of_class = |class| {
+            let lines = lines_of(class);
+            (core..core + cores).find_map(|core| self.allocate_block(core, class, lines))
+        };
+        classes.into_iter().find_map(of_class)
     }
 
     /// Marks a record's place as in use: recovery. False if there is no such place, or it is taken.
@@ -334,6 +378,7 @@ mod tests {
             assert!(size >= lines && size * 4 <= lines * 5 + 4, "{lines}: {size}");
             assert!(class >= last.0 && size >= last.1);
             assert_eq!(class == last.0, size == last.1, "a class has one size: {lines}");
+            assert_eq!(lines_of(class), size);
             last = (class, size);
         }
     }
