@@ -87,6 +87,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Soak of an engine: everything at once, for long, killed again and again; resumable by seeds.
+    Soak {
+        /// Arguments of the soak, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
     Interleave,
     /// Documentation, with warnings denied.
@@ -214,6 +220,7 @@ fn run(command: Command) -> Result<()> {
         Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
         Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
         Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
+        Command::Soak { arguments } => run::all(&[soak(&arguments)]),
         Command::Interleave => run::all(&interleave()),
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
@@ -309,7 +316,10 @@ fn optimized() -> Vec<&'static str> {
 fn gates() -> Vec<Step> {
     let step = |title, example, arguments: &[&str]| run::example(title, example, arguments);
     vec![
-        cargo("explorers", &[&["build", "--example", "*crash"][..], &optimized()].concat()),
+        cargo(
+            "explorers",
+            &[&["build", "--example", "*crash", "--example", "soak"][..], &optimized()].concat(),
+        ),
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
@@ -318,6 +328,7 @@ fn gates() -> Vec<Step> {
         step("mutants of FlexSpace's sites", "flex_crash", &["--mutants", "--gate"]),
         step("mutants of FlexDB's sites", "flexdb_crash", &["--mutants", "--gate"]),
         step("mutants of flat's sites", "flat_crash", &["--mutants", "--gate"]),
+        step("soak", "soak", &["--gate"]),
     ]
 }
 
@@ -351,6 +362,10 @@ fn crash_flat(arguments: &[String]) -> Step {
 
 fn mutants_flat(arguments: &[String]) -> Step {
     explorer("mutants of flat's sites", "flat_crash", &MUTANTS).arguments(arguments)
+}
+
+fn soak(arguments: &[String]) -> Step {
+    explorer("soak", "soak", &["--"]).arguments(arguments)
 }
 
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];
