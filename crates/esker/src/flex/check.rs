@@ -1,6 +1,6 @@
 //! Reads and verifies everything that a space consists of.
 
-use super::Inner;
+use super::{Inner, Writer};
 use esker_base::{ErrorKind, Result};
 
 /// What [`Space::check`](super::Space::check) found.
@@ -38,15 +38,18 @@ impl Inner {
             }
             walked => walked?,
         }
+        report.extents = extents.len() as u64;
+        extents.retain(|extent| !extent.is_hole());
         for extent in &extents {
-            report.extents += 1;
-            if extent.is_hole() {
-                continue;
-            }
             let index = usize::try_from(extent.place() / payload).unwrap_or(usize::MAX);
             if let Some(valid) = valid.get_mut(index) {
                 *valid += u64::from(extent.length);
             }
+        }
+        self.check_counts(&writer, &valid, &mut report);
+        drop(writer);
+        // What stands there may be another extent by now, and is verified as well.
+        for extent in &extents {
             let mut bytes = self.pool.get(extent.length as usize);
             match self.read(extent.offset, &mut bytes) {
                 Ok(count) => report.bytes += count as u64,
@@ -56,6 +59,11 @@ impl Inner {
                 Err(error) => return Err(error),
             }
         }
+        Ok(report)
+    }
+
+    /// Compares what is counted with what extents say: their number, and their bytes in each segment.
+    fn check_counts(&self, writer: &Writer, valid: &[u64], report: &mut SpaceCheck) {
         let shared = self.shared.read();
         if shared.tree.extent_count() != report.extents {
             let counted = shared.tree.extent_count();
@@ -64,7 +72,7 @@ impl Inner {
         if shared.valid_bytes != valid.iter().sum::<u64>() {
             report.problems.push(format!("{} valid bytes by count", shared.valid_bytes));
         }
-        for (number, (segment, valid)) in shared.segments.iter().zip(&valid).enumerate() {
+        for (number, (segment, valid)) in shared.segments.iter().zip(valid).enumerate() {
             if u64::from(segment.valid_bytes) != *valid {
                 let counted = segment.valid_bytes;
                 report
@@ -75,6 +83,5 @@ impl Inner {
                 report.problems.push(format!("segment {number} is free and has {valid} bytes"));
             }
         }
-        Ok(report)
     }
 }

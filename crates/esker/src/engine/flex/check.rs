@@ -6,6 +6,8 @@ use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::Content;
 use std::time::Duration;
 
+/// Bytes of intervals that are checked before the committer has its turn.
+const BYTES_AT_ONCE: u64 = 8 << 20;
 /// How often sizes are compared that others change, and the time between.
 const TRIES: u32 = 200;
 const PAUSE: Duration = Duration::from_millis(1);
@@ -13,30 +15,76 @@ const PAUSE: Duration = Duration::from_millis(1);
 impl Flex {
     pub(super) fn check_all(&self) -> Result<CheckReport> {
         let mut report = CheckReport::default();
-        // Intervals stay where they are meanwhile.
-        let _committer = self.committer.lock();
-        self.look_inside_all()?;
-        let mut offset = 0;
         let mut last: Option<Vec<u8>> = None;
-        let mut spot = Some(self.index.locate(&[]));
-        while let Some(located) = spot {
+        let mut from = Vec::new();
+        // Intervals stay where they are while some of them are checked.
+        let mut committer = self.committer.lock();
+        while let Some(next) = self.check_some(&from, &mut last, &mut report)? {
+            from = next;
+            drop(committer);
+            // Who waits has its turn.
+            esker_trt::sleep(PAUSE);
+            committer = self.committer.lock();
+        }
+        self.check_sizes(&mut report);
+        drop(committer);
+        let space = self.space.check()?;
+        report.bytes = space.bytes;
+        space.problems.into_iter().for_each(|problem| report.problem(problem));
+        Ok(report)
+    }
+
+    /// Checks the interval that holds a key, and as many behind it as have some bytes. The key to go on with, if they are not the
+    /// last ones. The committer's lock is held.
+    fn check_some(
+        &self,
+        from: &[u8],
+        last: &mut Option<Vec<u8>>,
+        report: &mut CheckReport,
+    ) -> Result<Option<Vec<u8>>> {
+        let mut from = from.to_vec();
+        let start = self.index.locate(&from).offset;
+        let mut offset = start;
+        while offset - start < BYTES_AT_ONCE {
+            let found = self.locate(&from);
+            // As it is in the index, if it cannot be read.
+            let located = match &found {
+                Ok(located) => located,
+                Err(_) => &self.index.locate(&from),
+            };
             if located.offset != offset {
                 report.problem(format!("an interval at {}, not at {offset}", located.offset));
             }
-            offset += u64::from(located.entry.size);
-            match self.verify(&located, &mut last, &mut report) {
+            let upper = located.upper.clone();
+            offset = located.offset + u64::from(located.entry.size);
+            match found.and_then(|located| self.verify(&located, last, report)) {
                 Err(error) if error.kind() == ErrorKind::Corrupted => {
                     report.problem(error.to_string())
                 }
                 done => done?,
             }
-            spot = self.index.next(located.spot);
+            match upper {
+                Some(upper) => from = upper,
+                None => {
+                    let sum = self.index.size_bytes();
+                    if offset != sum {
+                        report.problem(format!("sums say {sum} bytes, intervals {offset}"));
+                    }
+                    return Ok(None);
+                }
+            }
         }
+        Ok(Some(from))
+    }
+
+    /// Intervals and large values are all that the space has. The committer's lock is held.
+    fn check_sizes(&self, report: &mut CheckReport) {
+        let intervals = self.index.size_bytes();
         // Large values come and go meanwhile: between two changes, both agree.
         let mut tries = 0;
         let (end, size) = loop {
             let size = self.space.size_bytes();
-            let end = offset + ROOT_BYTES + self.large.size_bytes();
+            let end = intervals + ROOT_BYTES + self.large.size_bytes();
             if end == size || tries == TRIES {
                 break (end, size);
             }
@@ -46,14 +94,6 @@ impl Flex {
         if end != size {
             report.problem(format!("intervals and large values end at {end}, the space at {size}"));
         }
-        if offset != self.index.size_bytes() {
-            report
-                .problem(format!("sums say {} bytes, intervals {offset}", self.index.size_bytes()));
-        }
-        let space = self.space.check()?;
-        report.bytes = space.bytes;
-        space.problems.into_iter().for_each(|problem| report.problem(problem));
-        Ok(report)
     }
 
     fn verify(
@@ -118,12 +158,5 @@ impl Flex {
             from = leaf;
         }
         Ok(Some(from))
-    }
-
-    fn look_inside_all(&self) -> Result<()> {
-        while let Some((_, anchor)) = self.index.coarse(0) {
-            self.refine(&anchor)?;
-        }
-        Ok(())
     }
 }
