@@ -15,11 +15,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 impl Flex {
     pub(super) fn check_all(&self) -> Result<CheckReport> {
         let mut report = CheckReport::default();
-        let mut last: Option<Vec<u8>> = None;
         let mut from = Vec::new();
         // Intervals stay where they are while some of them are checked.
         let mut committer = self.committer.lock();
-        while let Some(next) = self.check_some(&from, &mut last, &mut report)? {
+        while let Some(next) = self.check_some(&from, &mut report)? {
             from = next;
             drop(committer);
             // Who waits has its turn.
@@ -36,45 +35,43 @@ impl Flex {
 
     /// Checks the interval that holds a key, and as many behind it as have some bytes. The key to go on with, if they are not the
     /// last ones. The committer's lock is held.
-    fn check_some(
-        &self,
-        from: &[u8],
-        last: &mut Option<Vec<u8>>,
-        report: &mut CheckReport,
-    ) -> Result<Option<Vec<u8>>> {
+    fn check_some(&self, from: &[u8], report: &mut CheckReport) -> Result<Option<Vec<u8>>> {
         let mut from = from.to_vec();
-        let start = self.index.locate(&from).offset;
-        let mut offset = start;
-        while offset - start < BYTES_AT_ONCE {
+        // Not what was seen before the committer's turn: the interval may begin further to the front since.
+        let mut last = None;
+        let mut place: Option<(u64, u64)> = None;
+        loop {
             let found = self.locate(&from);
             // As it is in the index, if it cannot be read.
             let located = match &found {
                 Ok(located) => located,
                 Err(_) => &self.index.locate(&from),
             };
+            let (start, offset) = place.unwrap_or((located.offset, located.offset));
             if located.offset != offset {
                 report.problem(format!("an interval at {}, not at {offset}", located.offset));
             }
             let upper = located.upper.clone();
-            offset = located.offset + u64::from(located.entry.size);
-            match found.and_then(|located| self.verify(&located, last, report)) {
+            let end = located.offset + u64::from(located.entry.size);
+            place = Some((start, end));
+            match found.and_then(|located| self.verify(&located, &mut last, report)) {
                 Err(error) if error.kind() == ErrorKind::Corrupted => {
                     report.problem(error.to_string())
                 }
                 done => done?,
             }
             match upper {
+                Some(upper) if end - start >= BYTES_AT_ONCE => return Ok(Some(upper)),
                 Some(upper) => from = upper,
                 None => {
                     let sum = self.index.size_bytes();
-                    if offset != sum {
-                        report.problem(format!("sums say {sum} bytes, intervals {offset}"));
+                    if end != sum {
+                        report.problem(format!("sums say {sum} bytes, intervals {end}"));
                     }
                     return Ok(None);
                 }
             }
         }
-        Ok(Some(from))
     }
 
     /// Intervals and large values are all that the space has. The committer's lock is held.
