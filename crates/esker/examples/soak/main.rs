@@ -20,6 +20,7 @@ mod child;
 mod model;
 mod parent;
 mod report;
+mod writer;
 
 use clap::Parser;
 use esker::{Durability, EngineKind, Options};
