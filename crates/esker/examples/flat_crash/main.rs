@@ -12,6 +12,7 @@
 mod backups;
 mod checkpoints;
 mod races;
+mod rooms;
 mod scenarios;
 mod stories;
 mod subject;

@@ -4,7 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::subject::{CHUNK_SIZE, options};
-use super::{backups, checkpoints, races, stories};
+use super::{backups, checkpoints, races, rooms, stories};
 use esker::{EngineKind, ErrorKind, Options, Result, Store};
 use esker_base::{Site, SiteKind};
 use esker_media::Pmem;
@@ -20,7 +20,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them, each in a simulation of its own, and tells what went wrong.
 pub(crate) fn failures() -> impl Iterator<Item = String> {
-    let scenarios: [Scenario; 28] = [
+    let scenarios: [Scenario; 31] = [
         ("a format is whole or none", a_format_is_whole_or_none),
         ("a first write survives", a_first_write_survives),
         ("a clean stop survives", a_clean_stop_survives),
@@ -39,6 +39,9 @@ pub(crate) fn failures() -> impl Iterator<Item = String> {
         ("a cleaner's log has one torn end", stories::a_cleaners_log_has_one_torn_end),
         ("a tombstone outlives older entries", stories::a_tombstone_outlives_older_entries),
         ("a record goes after its tombstone", stories::a_record_goes_after_its_tombstone),
+        ("a record moves whole", rooms::a_record_moves_whole),
+        ("a moved record stays", rooms::a_record_that_moved_stays_while_both_entries_do),
+        ("what expired leaves nothing older", rooms::what_has_expired_leaves_nothing_older),
         ("a tombstone under way is seen", races::a_tombstone_under_way_is_seen),
         ("a slow read survives reuse", races::a_slow_read_survives_reuse),
         ("a late read survives reuse", races::a_late_read_survives_reuse),

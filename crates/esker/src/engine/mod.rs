@@ -3,7 +3,7 @@
 pub(crate) mod background;
 pub(crate) mod backup;
 pub(crate) mod depot;
-#[cfg_attr(not(test), expect(dead_code, reason = "engines follow"))]
+#[cfg_attr(not(test), expect(dead_code, reason = "other engines follow"))]
 mod expiries;
 pub(crate) mod flat;
 pub(crate) mod flex;

@@ -16,6 +16,7 @@ mod faults;
 mod flat;
 mod flat_backup;
 mod flat_damage;
+mod flat_room;
 mod flat_threads;
 mod flex;
 mod flex_db;

@@ -108,6 +108,9 @@ impl Flat {
         let landed = self.commit_all(core, after, entries);
         let landed = landed.inspect_err(|error| give_back(error, &prepared))?;
         for (step, placed) in steps.iter().zip(landed.placed()) {
+            if let Change::Put(_, attributes) = step.change {
+                self.note_expiry(placed.word, attributes);
+            }
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }
         let last = landed.placed().last().map_or(Version(0), |placed| placed.version);

@@ -324,7 +324,7 @@ impl Flat {
                 Use::Log => {
                     let tail = state.tail & !OPEN;
                     let dead = state.entries.checked_sub(state.live)?;
-                    chunk.set_counts(state.entries, dead, tail);
+                    chunk.restore_counts(state.entries, dead, tail);
                     if state.tail & OPEN != 0 {
                         self.resume(state.number, u64::from(tail));
                     }

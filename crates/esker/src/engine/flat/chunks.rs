@@ -14,6 +14,7 @@
 
 use super::layout::Layout;
 use super::sites;
+use crate::engine::expiries::Expiries;
 use esker_base::Result;
 use esker_format::flat::{CHUNK_HEADER_SIZE, ChunkHeader, ChunkKind};
 use esker_media::Pmem;
@@ -106,6 +107,10 @@ pub(super) struct Chunk {
     pub(super) listed: AtomicBool,
     /// Blocks in use, a bit each.
     pub(super) bits: OnceLock<Box<[AtomicU64]>>,
+    /// Logs: entries by when they expire.
+    expiries: Mutex<Expiries>,
+    /// Logs: recovery found it, and nobody knows when its entries expire.
+    unread: AtomicBool,
 }
 
 impl Chunk {
@@ -124,6 +129,8 @@ impl Chunk {
             owner: AtomicU32::new(0),
             listed: AtomicBool::new(false),
             bits: OnceLock::new(),
+            expiries: Mutex::default(),
+            unread: AtomicBool::new(false),
         }
     }
 
@@ -177,6 +184,33 @@ impl Chunk {
         (self.entries.load(Ordering::Relaxed), self.dead.load(Ordering::Acquire))
     }
 
+    /// An entry that the index follows expires then.
+    #[cold]
+    pub(super) fn note_expiry(&self, expires_at: u64) {
+        self.expiries.lock().add(expires_at, 1);
+    }
+
+    /// Takes over when all entries expire; the index may not follow some of them any more.
+    pub(super) fn learn_expiries(&self, expiries: Expiries) {
+        *self.expiries.lock() = expiries;
+        self.unread.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether nobody knows when its entries expire.
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_log() && self.unread.load(Ordering::Relaxed)
+    }
+
+    /// Entries, and those that do not count or, as far as is known, have expired by `now`.
+    pub(super) fn counts_by(&self, now: u64) -> (u32, u32) {
+        let (entries, dead) = self.counts();
+        let expired = self.expiries.lock().expired(now);
+        let live = u64::from(entries.saturating_sub(dead));
+        // Of those that expire as many are dead for another reason as of all.
+        let expired = expired.saturating_mul(live) / u64::from(entries.max(1));
+        (entries, dead.saturating_add(u32::try_from(expired.min(live)).unwrap_or(0)))
+    }
+
     /// Whether the index follows all entries.
     pub(super) fn is_published(&self) -> bool {
         // In this order: what is published was counted before.
@@ -191,7 +225,12 @@ impl Chunk {
     }
 
     /// What recovery found: entries, and those that count.
-    pub(super) fn set_counts(&self, entries: u32, dead: u32, tail: u32) {
+    pub(super) fn restore_counts(&self, entries: u32, dead: u32, tail: u32) {
+        self.set_counts(entries, dead, tail);
+        self.unread.store(true, Ordering::Relaxed);
+    }
+
+    fn set_counts(&self, entries: u32, dead: u32, tail: u32) {
         self.entries.store(entries, Ordering::Relaxed);
         self.published.store(entries, Ordering::Relaxed);
         self.dead.store(dead, Ordering::Relaxed);
@@ -206,6 +245,7 @@ impl Chunk {
         let count = if header.kind == ChunkKind::Large { header.chunks } else { header.lines };
         self.lines.store(count, Ordering::Relaxed);
         self.set_counts(0, 0, 0);
+        self.learn_expiries(Expiries::default());
         self.live.store(0, Ordering::Relaxed);
         self.set_usage(match header.kind {
             ChunkKind::Free => Use::Free,
@@ -282,6 +322,11 @@ impl Chunks {
     /// Begins a session: epochs follow from its number.
     pub(super) fn begin_session(&self, session: u64) {
         self.epoch.store(session << EPOCH_BITS, Ordering::Relaxed);
+    }
+
+    /// Chunks that were taken since the store was opened.
+    pub(super) fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
     }
 
     pub(super) fn next_epoch(&self) -> u64 {

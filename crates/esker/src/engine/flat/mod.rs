@@ -33,6 +33,8 @@ mod hold;
 mod index;
 mod keys;
 mod layout;
+mod moves;
+mod pack;
 mod periodic;
 mod place;
 mod read;
@@ -180,11 +182,12 @@ impl Flat {
     fn close_store(&self) -> Result<()> {
         self.background.stop();
         let _locks = self.keys.lock_all();
-        let _cleaner = self.cleaner.lock();
-        let state = self.state.swap(CLOSED, Ordering::AcqRel);
-        match state {
-            OPEN => self.write_image(),
-            _ => Ok(()),
+        let mut cleaner = self.cleaner.lock();
+        let left = self.refuse().ok().map(|()| self.clean_left(&mut cleaner));
+        match (self.state.swap(CLOSED, Ordering::AcqRel), left) {
+            (OPEN, Some(Ok(true))) => self.write_image(),
+            // Records that are left for a chunk would be in use for ever: the next open reads the logs, and knows of them.
+            (_, left) => left.unwrap_or(Ok(false)).map(drop),
         }
     }
 
@@ -243,11 +246,14 @@ impl Flat {
         }
     }
 
+    /// The latest wall time seen, in Unix seconds.
+    fn now(&self) -> u64 {
+        let now = self.clock.unix_seconds();
+        now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed))
+    }
+
     fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| {
-            let now = self.clock.unix_seconds();
-            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
-        })
+        expires_at.is_some_and(|expires_at| self.now() >= expires_at)
     }
 
     /// Refuses writes to a store that failed or was closed.

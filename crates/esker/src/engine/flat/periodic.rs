@@ -75,8 +75,14 @@ impl Flat {
         self.refuse()?;
         let settled = !sites::CHECKPOINT_SETTLED.disabled();
         let locks = settled.then(|| self.keys.lock_all());
-        let cleaner = settled.then(|| self.cleaner.lock());
+        let mut cleaner = settled.then(|| self.cleaner.lock());
         self.refuse()?;
+        // Recovery would not find such an entry before the tails, and not know that its record is left.
+        if let Some(cleaner) = &mut cleaner
+            && !self.clean_left(cleaner)?
+        {
+            return Ok(false);
+        }
         let Some(mut checkpoint) = self.checkpoint.try_lock() else { return Ok(false) };
         let next = self.versions.meet();
         if checkpoint.next_version == next {

@@ -30,14 +30,27 @@ const STEPS: u64 = 4;
 /// Chunks are scarce when fewer are free beyond the reserve than one of so many.
 const SCARCE_SHARE: u32 = 16;
 /// Classes from one to that of twice its size.
-const ALIKE: usize = 5;
+pub(super) const ALIKE: usize = 5;
 /// More than there are classes: a chunk has fewer than 2^32 lines.
-const CLASSES: usize = 128;
+pub(super) const CLASSES: usize = 128;
 
 /// The chunks of a core with room, by size class.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-pub(super) struct CoreBlocks(Mutex<Vec<Class>>);
+pub(super) struct CoreBlocks(Mutex<Classes>);
+
+/// The size classes that a core had a chunk of.
+#[derive(Debug, Default)]
+struct Classes(Vec<Class>);
+
+impl Classes {
+    fn of(&mut self, class: usize) -> Option<&mut Class> {
+        if self.0.len() <= class {
+            self.0.resize_with(class + 1, Class::default);
+        }
+        self.0.get_mut(class)
+    }
+}
 
 #[derive(Debug, Default)]
 struct Class {
@@ -48,7 +61,7 @@ struct Class {
 }
 
 /// The number of a size class, and the lines of its blocks: those asked for, or up to a fifth more.
-fn class_of(lines: u64) -> (usize, u64) {
+pub(super) fn class_of(lines: u64) -> (usize, u64) {
     let lines = lines.max(LINES_MIN);
     if lines <= STEPS {
         return (usize::try_from(lines).unwrap_or(0), lines);
@@ -100,7 +113,7 @@ fn bit_of(chunk: &Chunk, block: u64) -> Option<(&AtomicU64, u64)> {
 }
 
 impl Flat {
-    fn blocks_of(&self, lines: u64) -> u64 {
+    pub(super) fn blocks_of(&self, lines: u64) -> u64 {
         self.layout.room() / (lines.max(1) * LINE as u64)
     }
 
@@ -124,9 +137,22 @@ impl Flat {
         value: &[u8],
     ) -> Result<u64> {
         let key_here = key.len() > INLINE_KEY_MAX;
+        let stored = if key_here { key.len() } else { 0 };
+        let offset = self.allocate(core, whom, record_size(stored, value.len() as u64))?;
+        self.write_record(offset, key, key_here, value)?;
+        Ok(offset / LINE as u64)
+    }
+
+    /// Writes a record to its place and makes it durable.
+    pub(super) fn write_record(
+        &self,
+        offset: u64,
+        key: &[u8],
+        key_here: bool,
+        value: &[u8],
+    ) -> Result<()> {
         let stored = if key_here { key } else { &[] };
         let size = record_size(stored.len(), value.len() as u64);
-        let offset = self.allocate(core, whom, size)?;
         let header = Record::encode(key, key_here, value, &self.layout.store_id, offset);
         let memory = &*self.memory;
         let written = || {
@@ -138,8 +164,7 @@ impl Flat {
             memory.flush(sites::RECORD_FLUSH, offset, size)?;
             memory.fence(sites::RECORD_FENCE)
         };
-        written().map_err(|error| self.poison(&error))?;
-        Ok(offset / LINE as u64)
+        written().map_err(|error| self.poison(&error))
     }
 
     fn allocate(&self, core: usize, whom: For, size: u64) -> Result<u64> {
@@ -213,14 +238,30 @@ impl Flat {
     pub(super) fn list(&self, core: usize, class: usize, chunk: u32) {
         let Some(blocks) = self.core_blocks(core) else { return };
         let mut classes = blocks.0.lock();
-        if classes.len() <= class {
-            classes.resize_with(class + 1, Class::default);
-        }
-        if let (Some(class), Some(state)) = (classes.get_mut(class), self.chunks.get(chunk))
+        if let (Some(class), Some(state)) = (classes.of(class), self.chunks.get(chunk))
             && !state.listed.swap(true, Ordering::AcqRel)
         {
             class.more.push(chunk);
         }
+    }
+
+    /// Takes a chunk from among those with room: nobody allocates there, nor lists it, until `listed` is reset.
+    pub(super) fn unlist(&self, number: u32) {
+        let Some(chunk) = self.chunks.get(number) else { return };
+        let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
+        let Some(blocks) = self.core_blocks(owner) else { return };
+        let mut classes = blocks.0.lock();
+        let class = class_of(u64::from(chunk.lines.load(Ordering::Relaxed))).0;
+        if let Some(class) = classes.of(class) {
+            class.current = class.current.filter(|current| *current != number);
+            class.more.retain(|listed| *listed != number);
+        }
+        chunk.listed.store(true, Ordering::SeqCst);
+    }
+
+    /// The chunk in which a line of the store stands.
+    pub(super) fn chunk_of_line(&self, line: u64) -> u32 {
+        self.layout.chunk_of(line.saturating_mul(LINE as u64))
     }
 
     /// Lists a chunk of blocks that recovery found, by its size.
@@ -235,7 +276,7 @@ impl Flat {
 
     fn allocate_block(&self, core: usize, class: usize, lines: u64) -> Option<u64> {
         let mut classes = self.core_blocks(core)?.0.lock();
-        let class = classes.get_mut(class)?;
+        let class = classes.of(class)?;
         let count = self.blocks_of(lines);
         loop {
             let number = match class.current {
@@ -270,7 +311,7 @@ impl Flat {
     }
 
     /// A free block of the first of these classes that has one, of whatever core.
-    fn allocate_anywhere(&self, core: usize, classes: Range<usize>) -> Option<u64> {
+    pub(super) fn allocate_anywhere(&self, core: usize, classes: Range<usize>) -> Option<u64> {
         let cores = self.blocks.len();
         let of_class = |class| {
             let lines = lines_of(class);
@@ -333,12 +374,12 @@ impl Flat {
     }
 
     /// A chunk of blocks became empty, or got room.
-    fn relist(&self, number: u32, chunk: &Chunk) {
+    pub(super) fn relist(&self, number: u32, chunk: &Chunk) {
         let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
         let Some(blocks) = self.core_blocks(owner) else { return };
         let mut classes = blocks.0.lock();
-        let Some(class) = classes.get_mut(class_of(lines).0) else { return };
+        let Some(class) = classes.of(class_of(lines).0) else { return };
         if chunk.usage() != Use::Blocks || class.current == Some(number) {
             return;
         }

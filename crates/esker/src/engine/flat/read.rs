@@ -245,7 +245,7 @@ impl Flat {
     }
 
     /// The header of a record, and where it stands; `None` if nothing that can be one stands there.
-    fn peek_record(&self, line: u64) -> Result<Option<(Record, u64)>> {
+    pub(super) fn peek_record(&self, line: u64) -> Result<Option<(Record, u64)>> {
         let offset = line.saturating_mul(LINE as u64);
         let end = self.layout.chunk_size.saturating_mul(u64::from(self.layout.chunk_count));
         if offset.saturating_add(RECORD_HEADER_SIZE as u64) > end {

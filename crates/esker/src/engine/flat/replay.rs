@@ -2,7 +2,8 @@
 //!
 //! Chunks are read in any order, by several threads: of two entries of a key the one with the higher version counts. What a chunk's
 //! versions span is known once it was read, which nearly always tells which of two is newer without looking at the other
-//! again.
+//! again. Of two with one version either counts: one is the cleaner's copy of the other. If each has a record of its own, that of the
+//! other one is not free until the other's chunk is (C4), for the next recovery may find them in another order.
 //!
 //! # Failure
 //! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage.
@@ -11,6 +12,7 @@ use super::batches::{Batches, FoundBatch, FoundEntry};
 use super::chunks::Since;
 use super::index::{Cursor, Part};
 use super::layout::{Layout, Place};
+use super::moves::record_of_action;
 use super::periodic::Tails;
 use super::recover::{Root, corrupted};
 use super::{Flat, sites};
@@ -40,6 +42,16 @@ struct Scan<'a> {
     locks: Box<[Mutex<()>]>,
     /// The highest version that was found.
     newest: AtomicU64,
+    /// Records of entries besides which the index has another one of the same version, with the chunks of the entries.
+    twins: Mutex<Vec<(u32, u64)>>,
+}
+
+/// How old an entry is, compared to another of its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Age {
+    Older,
+    Same,
+    Newer,
 }
 
 /// What recovery learns of what the index has.
@@ -90,6 +102,7 @@ struct Found<'b> {
     key: Cow<'b, [u8]>,
     place: Place,
     version: u64,
+    record: Option<u64>,
 }
 
 /// What was read of a chunk so far.
@@ -148,7 +161,7 @@ impl Scan<'_> {
             learned.versions.get_or_init(|| (found.oldest, found.newest));
         }
         let tail = u32::try_from(end - start).unwrap_or(u32::MAX);
-        chunk.set_counts(covered + found.count, 0, tail);
+        chunk.restore_counts(covered + found.count, 0, tail);
         Ok(())
     }
 
@@ -166,7 +179,8 @@ impl Scan<'_> {
                 continue;
             }
             let Some(key) = flat.key_of_entry(&entry)? else { continue };
-            found.group.push(Found { hash: flat.hasher.hash(&key), key, place, version });
+            let (hash, record) = (flat.hasher.hash(&key), record_of_action(entry.action));
+            found.group.push(Found { hash, key, place, version, record });
             if found.group.len() == GROUP {
                 self.enter(found.chunk, &mut found.group)?;
             }
@@ -184,15 +198,18 @@ impl Scan<'_> {
 
     fn entry(&self, chunk: u32, found: &Found<'_>) -> Result<()> {
         let flat = self.flat;
-        let Found { hash, key, place, version } = found;
+        let Found { hash, key, place, version, record } = found;
         let word = place.word();
         let lock = usize::try_from(hash >> 7).unwrap_or(0) % LOCKS;
         let _lock = self.locks.get(lock).map(Mutex::lock);
         match flat.find(*hash, key)? {
             None => flat.index.insert(*hash, key, word),
             Some(held) => {
-                let older = self.is_older(Place::of(held), chunk, *version)?;
-                if !older && !sites::RECOVER_NEWEST.disabled() {
+                let age = self.age(Place::of(held), chunk, *version)?;
+                if let (Age::Same, Some(line)) = (age, record) {
+                    self.twins.lock().push((chunk, *line));
+                }
+                if age != Age::Older && !sites::RECOVER_NEWEST.disabled() {
                     return Ok(());
                 }
                 flat.index.replace(*hash, key, held, word);
@@ -203,19 +220,24 @@ impl Scan<'_> {
         Ok(())
     }
 
-    /// Whether the entry at a place, which the index has, is older than one with this version that was found in `chunk`.
-    fn is_older(&self, held: Place, chunk: u32, version: u64) -> Result<bool> {
+    /// How old the entry at a place, which the index has, is compared to one with this version that was found in `chunk`.
+    fn age(&self, held: Place, chunk: u32, version: u64) -> Result<Age> {
         let number = self.flat.layout.chunk_of(held.offset);
         if number == chunk {
             // L3, and the cleaner copies a key's entries in their order.
-            return Ok(true);
+            return Ok(Age::Older);
         }
         if let Some((oldest, newest)) = self.learned.chunk(number).and_then(|it| it.versions.get())
             && (version < *oldest || version > *newest)
         {
-            return Ok(version > *newest);
+            return Ok(if version > *newest { Age::Older } else { Age::Newer });
         }
-        Ok(self.flat.known(held.word(), Since::HELD)?.map_or(0, |known| known.version.0) < version)
+        let known = self.flat.known(held.word(), Since::HELD)?;
+        Ok(match known.map_or(0, |known| known.version.0).cmp(&version) {
+            std::cmp::Ordering::Less => Age::Older,
+            std::cmp::Ordering::Equal => Age::Same,
+            std::cmp::Ordering::Greater => Age::Newer,
+        })
     }
 }
 
@@ -244,6 +266,7 @@ impl Flat {
             clear: root.clear.version,
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             newest: AtomicU64::new(root.clear.version.max(tails.newest)),
+            twins: Mutex::default(),
         };
         let done = AtomicUsize::new(0);
         let work = || {
@@ -265,11 +288,25 @@ impl Flat {
             let live = learned.chunk(number).map_or(0, |it| it.live.load(Ordering::Relaxed));
             let entries = chunk.counts().0;
             let tail = chunk.tail.load(Ordering::Relaxed);
-            chunk.set_counts(entries, entries.saturating_sub(live), tail);
+            chunk.restore_counts(entries, entries.saturating_sub(live), tail);
         }
         let has_records =
             |header: &ChunkHeader| matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large);
-        if root.headers.iter().any(has_records) { self.mark_records() } else { Ok(()) }
+        if root.headers.iter().any(has_records) {
+            self.mark_records()?;
+            self.mark_twins(&scan.twins.lock());
+        }
+        Ok(())
+    }
+
+    /// Leaves the records of twins for their chunks (C4), where they are not those of the entries that count.
+    fn mark_twins(&self, twins: &[(u32, u64)]) {
+        let mut cleaner = self.cleaner.lock();
+        for (chunk, line) in twins {
+            if self.mark(*line) {
+                cleaner.leave(*chunk, Some(*line));
+            }
+        }
     }
 
     /// Marks the places of all records that the index knows as in use.

@@ -59,6 +59,8 @@ esker_base::sites! {
     pub MOVE_FENCE: Fence = "flat.move.fence";
     /// A tombstone stays while an older entry of its key may be on media.
     pub TOMBSTONE_NEEDED: Compare = "flat.tombstone.needed";
+    /// The record of an entry that was dropped, or whose copy has another one, stays until the entry's chunk is free.
+    pub RECORD_LEFT: Wait = "flat.record.left";
     /// Stores a part of an image.
     pub IMAGE_STORE: Write = "flat.image.store";
     /// Writes it back.

@@ -81,6 +81,7 @@ impl Flat {
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
         let placed = self.append_prepared(core, &lock, &prepared)?;
+        self.note_expiry(placed.word, attributes);
         match over {
             Some(index) => self.publish_over(index, hash, key, placed.word)?,
             None => self.publish(hash, key, found, placed.word)?,
@@ -235,6 +236,16 @@ impl Flat {
                 self.count_published(new);
                 Ok(())
             }
+        }
+    }
+
+    /// Tells the chunk of an entry when that expires.
+    #[inline]
+    pub(super) fn note_expiry(&self, word: Word, attributes: Attributes) {
+        if let Some(expires_at) = attributes.expires_at
+            && let Some(chunk) = self.chunks.get(self.layout.chunk_of(Place::of(word).offset))
+        {
+            chunk.note_expiry(expires_at);
         }
     }
 

@@ -1,0 +1,230 @@
+//! Packing: records of chunks of blocks that are not full move to where others of their size are, so that whole chunks become free.
+//!
+//! A block's chunk says its size, so what is free in it is of use to records of about that size only: a store whose values
+//! grow would be full of half-empty chunks. The lazy-persist allocator does not know who points at a block; the logs do. So the
+//! cleaner moves the entries of all chunks of logs that point into the chunks to be emptied, and their records with them (C1 to C4): a
+//! record is free once its entry's chunk is, and a chunk of blocks once all its records are.
+//!
+//! # Concurrency
+//! Under the cleaner's lock. From chunks that are being emptied nobody allocates: they are in no list of a core, and pass for
+//! listed, so that whoever frees a block there does not list them.
+//!
+//! # Failure
+//! A crash finds each record at least once, by the entry that it finds.
+
+use super::chunks::{Chunk, Use};
+use super::clean::Cleaner;
+use super::moves::record_of_action;
+use super::place::{ALIKE, CLASSES, class_of};
+use super::{Flat, sites};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flat::record::record_size;
+use esker_format::flat::{LINE, RECORD_HEADER_SIZE};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+/// Most bytes of records that are moved at once.
+const MOVED_MAX_BYTES: u64 = 64 << 20;
+/// A chunk that could not be emptied is tried again after so many chunks were taken, or when less is in use by one in so many.
+const AGAIN_CHUNKS: u64 = 16;
+const AGAIN_SHARE: u32 = 8;
+
+/// A chunk of blocks of which some are free.
+struct Loose {
+    number: u32,
+    class: usize,
+    live: u64,
+    free: u64,
+    lines: u64,
+}
+
+impl Flat {
+    /// Moves records out of chunks of blocks, as many as fit where others are free; false if no chunk came free. `ahead`: only
+    /// where much is to gain for little.
+    pub(super) fn pack(&self, cleaner: &mut Cleaner, ahead: bool) -> Result<bool> {
+        let victims = self.packable(cleaner, ahead);
+        if victims.is_empty() {
+            return Ok(false);
+        }
+        victims.iter().for_each(|number| self.unlist(*number));
+        cleaner.emptying = victims;
+        let moved = self.move_all(cleaner);
+        let victims = std::mem::take(&mut cleaner.emptying);
+        let mut came_free = false;
+        for number in victims {
+            let Some(chunk) = self.chunks.get(number) else { continue };
+            if chunk.usage() != Use::Blocks {
+                came_free = true;
+                continue;
+            }
+            let live = chunk.live.load(Ordering::Relaxed);
+            cleaner.stuck.insert(number, (self.chunks.taken(), live));
+            chunk.listed.store(false, Ordering::SeqCst);
+            self.relist(number, chunk);
+        }
+        moved.map(|()| came_free)
+    }
+
+    /// Chunks of blocks whose records fit into the free blocks of others: those with the least in use first.
+    fn packable(&self, cleaner: &mut Cleaner, ahead: bool) -> BTreeSet<u32> {
+        let taken = self.chunks.taken();
+        cleaner.stuck.retain(|_, (at, _)| taken < *at + AGAIN_CHUNKS);
+        let mut loose: Vec<Loose> = self.chunks.iter().filter_map(|it| self.loose(it)).collect();
+        loose.sort_unstable_by_key(|chunk| chunk.live * chunk.lines);
+        let mut free = [0; CLASSES];
+        for chunk in &loose {
+            if let Some(free) = free.get_mut(chunk.class) {
+                *free += chunk.free;
+            }
+        }
+        let mut victims = BTreeSet::new();
+        let (mut moved, mut gained) = (0, 0);
+        for chunk in &loose {
+            let bytes = chunk.live * chunk.lines * LINE as u64;
+            if ahead && chunk.live > chunk.free || moved + bytes > MOVED_MAX_BYTES {
+                break;
+            }
+            let live = u32::try_from(chunk.live).unwrap_or(u32::MAX);
+            let is_stuck = cleaner
+                .stuck
+                .get(&chunk.number)
+                .is_some_and(|(_, before)| live > *before - (*before).div_ceil(AGAIN_SHARE));
+            if !is_stuck && !self.hold.holds(chunk.number) && reserve(&mut free, chunk) {
+                moved += bytes;
+                gained += self.layout.chunk_size - bytes;
+                victims.insert(chunk.number);
+            }
+        }
+        // The logs are read, and what counts of them may be written anew.
+        if ahead && self.log_bytes() > 4 * gained { BTreeSet::new() } else { victims }
+    }
+
+    fn loose(&self, (number, chunk): (u32, &Chunk)) -> Option<Loose> {
+        let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+        let live = u64::from(chunk.live.load(Ordering::Relaxed));
+        let free = (chunk.usage() == Use::Blocks).then(|| self.blocks_of(lines))?.checked_sub(live);
+        let (class, _) = class_of(lines);
+        (live > 0).then_some(Loose { number, class, live, free: free?, lines })
+    }
+
+    /// Bytes of all logs.
+    fn log_bytes(&self) -> u64 {
+        let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
+        logs.map(|(_, chunk)| u64::from(chunk.tail.load(Ordering::Relaxed))).sum()
+    }
+
+    /// Moves the entries of all chunks of logs that point into chunks that are being emptied.
+    fn move_all(&self, cleaner: &mut Cleaner) -> Result<()> {
+        let mut buffer = Vec::new();
+        let emptying = cleaner.emptying.clone();
+        let mut points = |number: u32, chunk: &Chunk| {
+            Ok(chunk.is_log() && self.points_into(number, &emptying, &mut buffer)?)
+        };
+        self.seal_logs(cleaner, &mut points)?;
+        for (number, chunk) in self.chunks.iter() {
+            let may_go = chunk.usage() == Use::Log
+                && chunk.is_published()
+                && !self.hold.holds(number)
+                && !cleaner.damaged.contains(&number);
+            if !may_go || !points(number, chunk)? {
+                continue;
+            }
+            match self.clean_chunk(cleaner, number) {
+                // What moved so far did.
+                Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(()),
+                cleaned => cleaned?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether an entry of a log points into one of these chunks.
+    fn points_into(
+        &self,
+        number: u32,
+        chunks: &BTreeSet<u32>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<bool> {
+        self.read_log(number, buffer)?;
+        let mut batches = self.batches_of(number, buffer);
+        while let Ok(Some(batch)) = batches.take_next() {
+            let found = batch.entries().flatten();
+            let mut lines = found.filter_map(|found| record_of_action(found.entry.action));
+            if lines.any(|line| chunks.contains(&self.chunk_of_line(line))) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Copies a record to a free block of another chunk, durably; `None` if there is none, or the record is damaged.
+    pub(super) fn move_record(&self, key: &[u8], line: u64) -> Result<Option<u64>> {
+        let Some((record, offset)) = self.peek_record(line)? else { return Ok(None) };
+        let Ok(value_length) = usize::try_from(record.value_length) else { return Ok(None) };
+        let mut buffer = self.pool.get(record.key_length + value_length);
+        self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut buffer)?;
+        let sound = record.is_sound(key, &buffer, &self.layout.store_id, offset);
+        if !sound && !sites::RECORD_CHECKSUM.disabled() {
+            let error = Error::corrupted("move record", "its checksum does not match");
+            tracing::warn!(error = %error.at(offset, record.value_length), "a record stays");
+            return Ok(None);
+        }
+        let value = buffer.get(record.key_length..).unwrap_or(&[]);
+        self.place_moved(key, record.key_length > 0, value)
+    }
+
+    /// Writes a record to a free block, durably; `None` if there is none. Takes no chunk.
+    pub(super) fn place_moved(
+        &self,
+        key: &[u8],
+        key_here: bool,
+        value: &[u8],
+    ) -> Result<Option<u64>> {
+        let stored = if key_here { key.len() } else { 0 };
+        let (class, _) = class_of(record_size(stored, value.len() as u64).div_ceil(LINE as u64));
+        let Some(offset) = self.allocate_anywhere(0, class..class + ALIKE) else { return Ok(None) };
+        self.write_record(offset, key, key_here, value)?;
+        Ok(Some(offset / LINE as u64))
+    }
+}
+
+/// Takes blocks for what is in use in a chunk from the free ones of others; false if there are too few.
+fn reserve(free: &mut [u64; CLASSES], chunk: &Loose) -> bool {
+    let mut left = *free;
+    // Its own are no help; if some of them are spoken for, it stays.
+    let Some(own) = left.get_mut(chunk.class) else { return false };
+    let Some(others) = own.checked_sub(chunk.free) else { return false };
+    *own = others;
+    let mut needed = chunk.live;
+    for free in left.iter_mut().skip(chunk.class).take(ALIKE) {
+        let found = needed.min(*free);
+        *free -= found;
+        needed -= found;
+    }
+    if needed == 0 {
+        *free = left;
+    }
+    needed == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_in_use_finds_its_place_among_the_free_blocks_of_others_or_stays() {
+        let chunk = |class, live, free| Loose { number: 0, class, live, free, lines: 1 };
+        let mut free = [0; CLASSES];
+        free[7] = 12;
+        assert!(!reserve(&mut free, &chunk(7, 5, 8)), "four of others are too few");
+        assert_eq!(free[7], 12);
+        assert!(reserve(&mut free, &chunk(7, 3, 9)));
+        assert_eq!(free[7], 0, "its own went, and those of others were taken");
+        free[9] = 4;
+        assert!(!reserve(&mut free, &chunk(9, 1, 5)), "some of its own are spoken for");
+        assert!(reserve(&mut free, &chunk(7, 4, 0)), "a larger block will do");
+        assert_eq!(free[9], 0);
+        free[7 + ALIKE] = 100;
+        assert!(!reserve(&mut free, &chunk(7, 1, 0)), "but not one of twice the size and more");
+    }
+}

@@ -1,0 +1,202 @@
+//! Room in stores of `flat` that does not count any more without anybody saying so: what has expired, and what is free in chunks of
+//! other sizes.
+
+use crate::support::{Bed, START};
+use esker::{Attributes, Condition, EngineKind, Options, PutOptions, Store};
+use esker_base::clock::ManualClock;
+use esker_media::Pmem;
+use esker_media::sim::{SimPm, SimPmOptions};
+use std::sync::Arc;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+/// More than any store here takes.
+const MANY: u32 = 1 << 20;
+
+/// A store whose clock is set by hand.
+struct Timed {
+    memory: Arc<SimPm>,
+    options: Options,
+    clock: Arc<ManualClock>,
+}
+
+impl Timed {
+    /// A blank one of so many chunks.
+    fn new(engine: EngineKind, chunks: u64) -> Timed {
+        const CHUNK: u64 = 16 << 10;
+        let mut options = Bed::new(engine, 9).options(9);
+        options.testing.segment_size_bytes = Some(CHUNK);
+        let clock = Arc::new(ManualClock::new(START));
+        options.clock = Arc::clone(&clock) as _;
+        let mut memory = SimPmOptions::new(chunks * CHUNK, 9);
+        memory.record = false;
+        Timed { memory: Arc::new(SimPm::new(memory)), options, clock }
+    }
+
+    fn open(&self) -> Store {
+        Store::open_on_memory(Arc::clone(&self.memory) as Arc<dyn Pmem>, &self.options).unwrap()
+    }
+}
+
+fn put(store: &Store, key: &[u8], value: &[u8], expires_at: Option<u64>) -> esker::Result<()> {
+    let attributes = Attributes { expires_at, ..Attributes::default() };
+    let options = PutOptions { attributes, condition: Condition::Always };
+    store.put_with(key, value, options).map(drop)
+}
+
+/// Puts values from this number on until there is no room: how many fit.
+fn fill(store: &Store, from: u32, size: usize, expires_at: impl Fn(u32) -> Option<u64>) -> u32 {
+    let value = vec![7; size];
+    let is_full = |n: &u32| put(store, &n.to_be_bytes(), &value, expires_at(*n)).is_err();
+    (from..from + MANY).find(is_full).unwrap() - from
+}
+
+#[test]
+fn what_has_expired_gives_its_room_back() {
+    for engine in KINDS {
+        for size in [40, 300, 3000, 20_000] {
+            let timed = Timed::new(engine, 64);
+            let store = timed.open();
+            let mut from = 0;
+            let first = fill(&store, from, size, |_| Some(START + 10));
+            for round in 1..5_u64 {
+                timed.clock.set_unix_seconds(START + 10 * round);
+                from += MANY;
+                let again = fill(&store, from, size, |_| Some(START + 10 * (round + 1)));
+                assert!(
+                    again * 10 >= first * 9,
+                    "{engine}, {size} bytes, {round}: {again} {first}"
+                );
+            }
+            assert!(store.get(&0_u32.to_be_bytes()).unwrap().is_none());
+            assert!(store.get(&from.to_be_bytes()).unwrap().is_some());
+            assert!(store.check().unwrap().is_sound());
+        }
+    }
+}
+
+#[test]
+fn a_store_that_was_opened_knows_what_has_expired() {
+    for engine in KINDS {
+        for (is_clean, is_before) in [(true, true), (true, false), (false, true), (false, false)] {
+            let timed = Timed::new(engine, 64);
+            let store = timed.open();
+            let first = fill(&store, 0, 300, |_| Some(START + 10));
+            if is_before {
+                timed.clock.set_unix_seconds(START + 10);
+            }
+            if is_clean {
+                store.close().unwrap();
+            } else {
+                store.forget();
+            }
+            let store = timed.open();
+            timed.clock.set_unix_seconds(START + 10);
+            let again = fill(&store, MANY, 300, |_| None);
+            assert!(again * 10 >= first * 9, "{engine}, {is_clean}, {is_before}: {again} {first}");
+            assert!(store.check().unwrap().is_sound());
+        }
+    }
+}
+
+#[test]
+fn what_has_not_expired_stays() {
+    for engine in KINDS {
+        for size in [40, 700] {
+            let timed = Timed::new(engine, 64);
+            let store = timed.open();
+            let expires_at = |n: u32| n.is_multiple_of(2).then_some(START + 10);
+            let first = fill(&store, 0, size, expires_at);
+            timed.clock.set_unix_seconds(START + 10);
+            let again = fill(&store, MANY, size, |_| None);
+            assert!(again * 10 >= first / 2 * 8, "{engine}, {size}: {again} and {first}");
+            store.forget();
+            let store = timed.open();
+            for n in 0..first {
+                let found = store.get(&n.to_be_bytes()).unwrap();
+                assert_eq!(found.is_some(), expires_at(n).is_none(), "{engine}, {size}, {n}");
+                assert!(found.is_none_or(|value| value.len() == size && value[0] == 7));
+            }
+            assert!(store.check().unwrap().is_sound());
+        }
+    }
+}
+
+#[test]
+fn an_older_value_does_not_come_back_when_a_newer_one_has_expired() {
+    let long = [b'k'; 300];
+    for engine in KINDS {
+        for key in [&b"key"[..], &long] {
+            let timed = Timed::new(engine, 64);
+            let mut store = timed.open();
+            put(&store, key, &[1; 400], None).unwrap();
+            // So that the older one stays where it is.
+            (0..200_u32).for_each(|n| put(&store, &n.to_be_bytes(), &[2; 100], None).unwrap());
+            put(&store, key, &[3; 400], Some(START + 10)).unwrap();
+            let filler = |n: u32| put(&store, &[n as u8 % 3], &[4; 200], None).unwrap();
+            (0..600).for_each(filler);
+            timed.clock.set_unix_seconds(START + 10);
+            store.clean(64).unwrap();
+            for _ in 0..3 {
+                store.forget();
+                timed.clock.set_unix_seconds(START);
+                store = timed.open();
+                let found = store.get(key).unwrap();
+                assert!(found.is_none_or(|value| value[0] == 3), "{engine}: the older one");
+                store.clean(64).unwrap();
+            }
+            assert!(store.check().unwrap().is_sound());
+        }
+    }
+}
+
+#[test]
+fn values_that_grow_find_room_where_smaller_ones_were() {
+    for engine in KINDS {
+        let timed = Timed::new(engine, 96);
+        let store = timed.open();
+        // At most so many of 96 chunks of 16 KiB, with values of 64 bytes more than all others each time.
+        let count = 150_u32;
+        let value = |n: u32, size: usize| vec![n as u8; size];
+        for size in (300..4000).step_by(64) {
+            for n in 0..count {
+                // Every third stays as it is for long, so that no chunk becomes empty by itself.
+                if n % 3 > 0 || size % 1024 == 300 {
+                    let stored = store.put(&n.to_be_bytes(), &value(n, size));
+                    stored.unwrap_or_else(|error| panic!("{engine}, {size} bytes: {error}"));
+                }
+            }
+        }
+        for n in 0..count {
+            let found = store.get(&n.to_be_bytes()).unwrap().unwrap();
+            assert!(found.iter().all(|byte| *byte == n as u8));
+        }
+        assert!(store.check().unwrap().is_sound());
+        store.forget();
+        let store = timed.open();
+        assert_eq!(store.stats().items, u64::from(count));
+        assert!(store.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn what_a_packed_store_frees_is_enough_to_fill_it_with_another_size() {
+    for engine in KINDS {
+        let timed = Timed::new(engine, 96);
+        let store = timed.open();
+        let first = fill(&store, 0, 300, |_| None);
+        // One of eight stays: an eighth of each chunk.
+        for n in (0..first).filter(|n| n % 8 > 0) {
+            assert!(store.delete(&n.to_be_bytes()).unwrap());
+        }
+        let again = fill(&store, MANY, 5000, |_| None);
+        assert!(again * 5000 >= first * 300 * 6 / 10, "{engine}: {again} beside {first}");
+        for n in (0..first).step_by(8) {
+            assert!(store.get(&n.to_be_bytes()).unwrap().is_some_and(|value| value.len() == 300));
+        }
+        assert!(store.check().unwrap().is_sound());
+        store.close().unwrap();
+        let store = timed.open();
+        assert!(store.check().unwrap().is_sound());
+        assert_eq!(store.stats().items, u64::from(first.div_ceil(8) + again));
+    }
+}
