@@ -23,6 +23,7 @@
 use super::chunks::{Chunk, For, Use};
 use super::commit::Log;
 use super::moves::Victim;
+use super::pack::Packing;
 use super::read::attributes_of;
 use super::{Flat, OPEN, sites};
 use crate::engine::expiries::Expiries;
@@ -55,8 +56,8 @@ pub(super) struct Cleaner {
     left: BTreeMap<u32, Vec<u64>>,
     /// Chunks with damage: they are left as they are.
     pub(super) damaged: BTreeSet<u32>,
-    /// Chunks of blocks whose records are to move.
-    pub(super) emptying: BTreeSet<u32>,
+    /// What is under way to empty chunks of blocks.
+    pub(super) packing: Option<Packing>,
     /// Chunks of blocks that could not be emptied: how many chunks had been taken, and blocks in use.
     pub(super) stuck: BTreeMap<u32, (u64, u32)>,
     buffer: Vec<u8>,
@@ -69,7 +70,7 @@ impl Cleaner {
             futile: None,
             left: BTreeMap::new(),
             damaged: BTreeSet::new(),
-            emptying: BTreeSet::new(),
+            packing: None,
             stuck: BTreeMap::new(),
             buffer: Vec::new(),
         }
@@ -80,10 +81,6 @@ impl Cleaner {
         if let Some(line) = record {
             self.left.entry(chunk).or_default().push(line);
         }
-    }
-
-    pub(super) fn is_emptying(&self, chunk: u32) -> bool {
-        self.emptying.contains(&chunk)
     }
 }
 

@@ -259,7 +259,7 @@ impl Flat {
     ) -> Result<Becomes<'e>> {
         let mut same = Becomes::same(entry);
         let Some(old) = record_of_action(entry.action) else { return Ok(same) };
-        if !cleaner.is_emptying(self.chunk_of_line(old)) {
+        if !self.is_emptying(cleaner, self.chunk_of_line(old)) {
             return Ok(same);
         }
         if let Some(new) = self.move_record(key, old)? {

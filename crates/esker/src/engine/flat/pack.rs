@@ -6,7 +6,7 @@
 //! record is free once its entry's chunk is, and a chunk of blocks once all its records are.
 //!
 //! # Concurrency
-//! Under the cleaner's lock. From chunks that are being emptied nobody allocates: they are in no list of a core, and pass for
+//! Under the cleaner's lock, which may be given to others between two chunks of logs. From chunks that are being emptied nobody allocates: they are in no list of a core, and pass for
 //! listed, so that whoever frees a block there does not list them.
 //!
 //! # Failure
@@ -20,11 +20,13 @@ use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::record::record_size;
 use esker_format::flat::{LINE, RECORD_HEADER_SIZE};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 
 /// Most bytes of records that are moved at once.
-const MOVED_MAX_BYTES: u64 = 64 << 20;
+const MOVED_MAX_BYTES: u64 = 16 << 20;
+/// Most chunks of logs that are looked through at once without cleaning one.
+const LOOKS: usize = 8;
 /// A chunk that could not be emptied is tried again after so many chunks were taken, or when less is in use by one in so many.
 const AGAIN_CHUNKS: u64 = 16;
 const AGAIN_SHARE: u32 = 8;
@@ -32,28 +34,92 @@ const AGAIN_SHARE: u32 = 8;
 /// A chunk of blocks of which some are free.
 struct Loose {
     number: u32,
+    generation: u64,
     class: usize,
     live: u64,
     free: u64,
     lines: u64,
 }
 
+/// Chunks that are being emptied.
+#[derive(Debug)]
+pub(super) struct Packing {
+    /// With their generations: who finds another one finds a chunk that came free and was taken anew.
+    victims: BTreeMap<u32, u64>,
+    /// Chunks of logs that are still to be looked through.
+    logs: Vec<u32>,
+}
+
 impl Flat {
-    /// Moves records out of chunks of blocks, as many as fit where others are free; false if no chunk came free. `ahead`: only
-    /// where much is to gain for little.
+    /// Goes on to move records out of chunks of blocks, as many as fit where others are free; false if there is nothing to
+    /// gain, or nothing was gained in the end. `ahead`: begins only where much is to gain for little.
     pub(super) fn pack(&self, cleaner: &mut Cleaner, ahead: bool) -> Result<bool> {
-        let victims = self.packable(cleaner, ahead);
-        if victims.is_empty() {
-            return Ok(false);
+        if cleaner.packing.is_none() {
+            let mut victims = self.packable(cleaner, ahead);
+            victims.retain(|number, generation| self.unlist(*number, *generation));
+            if victims.is_empty() {
+                return Ok(false);
+            }
+            let mut buffer = Vec::new();
+            let mut points = |number, _: &Chunk| self.points_into(number, &victims, &mut buffer);
+            let sealed = self.seal_logs(cleaner, &mut points);
+            let logs = self.chunks.iter().filter(|(_, chunk)| chunk.usage() == Use::Log);
+            let logs = logs.map(|(number, _)| number).collect();
+            cleaner.packing = Some(Packing { victims, logs });
+            if let Err(error) = sealed {
+                self.end_packing(cleaner);
+                return Err(error);
+            }
         }
-        victims.iter().for_each(|number| self.unlist(*number));
-        cleaner.emptying = victims;
-        let moved = self.move_all(cleaner);
-        let victims = std::mem::take(&mut cleaner.emptying);
+        match self.pack_more(cleaner) {
+            Ok(true) => Ok(true),
+            Ok(false) => Ok(self.end_packing(cleaner)),
+            Err(error) => {
+                let came_free = self.end_packing(cleaner);
+                // What moved so far did.
+                if error.kind() == ErrorKind::NoSpace { Ok(came_free) } else { Err(error) }
+            }
+        }
+    }
+
+    /// Cleans the next chunk of a log that points into chunks that are being emptied, or looks at some; false if there are no more.
+    fn pack_more(&self, cleaner: &mut Cleaner) -> Result<bool> {
+        let mut buffer = Vec::new();
+        for _ in 0..LOOKS {
+            let Some(packing) = &mut cleaner.packing else { return Ok(false) };
+            let Some(number) = packing.logs.pop() else { return Ok(false) };
+            let may_go = self
+                .chunks
+                .get(number)
+                .is_some_and(|chunk| chunk.usage() == Use::Log && chunk.is_published())
+                && !self.hold.holds(number)
+                && !cleaner.damaged.contains(&number);
+            if may_go && self.points_into(number, &packing.victims, &mut buffer)? {
+                self.clean_chunk(cleaner, number)?;
+                break;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the records of a chunk are to move.
+    pub(super) fn is_emptying(&self, cleaner: &Cleaner, number: u32) -> bool {
+        let victims = cleaner.packing.as_ref().map(|packing| &packing.victims);
+        victims.is_some_and(|victims| self.is_among(victims, number))
+    }
+
+    fn is_among(&self, victims: &BTreeMap<u32, u64>, number: u32) -> bool {
+        let generation = self.chunks.get(number).map(Chunk::generation);
+        generation.is_some() && generation == victims.get(&number).copied()
+    }
+
+    /// Gives chunks that could not be emptied back; true if some could.
+    fn end_packing(&self, cleaner: &mut Cleaner) -> bool {
+        let Some(packing) = cleaner.packing.take() else { return false };
         let mut came_free = false;
-        for number in victims {
+        for (number, generation) in packing.victims {
             let Some(chunk) = self.chunks.get(number) else { continue };
-            if chunk.usage() != Use::Blocks {
+            if chunk.usage() != Use::Blocks || chunk.generation() != generation {
                 came_free = true;
                 continue;
             }
@@ -62,11 +128,11 @@ impl Flat {
             chunk.listed.store(false, Ordering::SeqCst);
             self.relist(number, chunk);
         }
-        moved.map(|()| came_free)
+        came_free
     }
 
     /// Chunks of blocks whose records fit into the free blocks of others: those with the least in use first.
-    fn packable(&self, cleaner: &mut Cleaner, ahead: bool) -> BTreeSet<u32> {
+    fn packable(&self, cleaner: &mut Cleaner, ahead: bool) -> BTreeMap<u32, u64> {
         let taken = self.chunks.taken();
         cleaner.stuck.retain(|_, (at, _)| taken < *at + AGAIN_CHUNKS);
         let mut loose: Vec<Loose> = self.chunks.iter().filter_map(|it| self.loose(it)).collect();
@@ -77,7 +143,7 @@ impl Flat {
                 *free += chunk.free;
             }
         }
-        let mut victims = BTreeSet::new();
+        let mut victims = BTreeMap::new();
         let (mut moved, mut gained) = (0, 0);
         for chunk in &loose {
             let bytes = chunk.live * chunk.lines * LINE as u64;
@@ -92,19 +158,20 @@ impl Flat {
             if !is_stuck && !self.hold.holds(chunk.number) && reserve(&mut free, chunk) {
                 moved += bytes;
                 gained += self.layout.chunk_size - bytes;
-                victims.insert(chunk.number);
+                victims.insert(chunk.number, chunk.generation);
             }
         }
         // The logs are read, and what counts of them may be written anew.
-        if ahead && self.log_bytes() > 4 * gained { BTreeSet::new() } else { victims }
+        if ahead && self.log_bytes() > 4 * gained { BTreeMap::new() } else { victims }
     }
 
     fn loose(&self, (number, chunk): (u32, &Chunk)) -> Option<Loose> {
+        let generation = chunk.generation();
         let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
         let live = u64::from(chunk.live.load(Ordering::Relaxed));
         let free = (chunk.usage() == Use::Blocks).then(|| self.blocks_of(lines))?.checked_sub(live);
         let (class, _) = class_of(lines);
-        (live > 0).then_some(Loose { number, class, live, free: free?, lines })
+        (live > 0).then_some(Loose { number, generation, class, live, free: free?, lines })
     }
 
     /// Bytes of all logs.
@@ -113,36 +180,11 @@ impl Flat {
         logs.map(|(_, chunk)| u64::from(chunk.tail.load(Ordering::Relaxed))).sum()
     }
 
-    /// Moves the entries of all chunks of logs that point into chunks that are being emptied.
-    fn move_all(&self, cleaner: &mut Cleaner) -> Result<()> {
-        let mut buffer = Vec::new();
-        let emptying = cleaner.emptying.clone();
-        let mut points = |number: u32, chunk: &Chunk| {
-            Ok(chunk.is_log() && self.points_into(number, &emptying, &mut buffer)?)
-        };
-        self.seal_logs(cleaner, &mut points)?;
-        for (number, chunk) in self.chunks.iter() {
-            let may_go = chunk.usage() == Use::Log
-                && chunk.is_published()
-                && !self.hold.holds(number)
-                && !cleaner.damaged.contains(&number);
-            if !may_go || !points(number, chunk)? {
-                continue;
-            }
-            match self.clean_chunk(cleaner, number) {
-                // What moved so far did.
-                Err(error) if error.kind() == ErrorKind::NoSpace => return Ok(()),
-                cleaned => cleaned?,
-            }
-        }
-        Ok(())
-    }
-
     /// Whether an entry of a log points into one of these chunks.
     fn points_into(
         &self,
         number: u32,
-        chunks: &BTreeSet<u32>,
+        chunks: &BTreeMap<u32, u64>,
         buffer: &mut Vec<u8>,
     ) -> Result<bool> {
         self.read_log(number, buffer)?;
@@ -150,7 +192,7 @@ impl Flat {
         while let Ok(Some(batch)) = batches.take_next() {
             let found = batch.entries().flatten();
             let mut lines = found.filter_map(|found| record_of_action(found.entry.action));
-            if lines.any(|line| chunks.contains(&self.chunk_of_line(line))) {
+            if lines.any(|line| self.is_among(chunks, self.chunk_of_line(line))) {
                 return Ok(true);
             }
         }
@@ -213,7 +255,8 @@ mod tests {
 
     #[test]
     fn what_is_in_use_finds_its_place_among_the_free_blocks_of_others_or_stays() {
-        let chunk = |class, live, free| Loose { number: 0, class, live, free, lines: 1 };
+        let chunk =
+            |class, live, free| Loose { number: 0, generation: 0, class, live, free, lines: 1 };
         let mut free = [0; CLASSES];
         free[7] = 12;
         assert!(!reserve(&mut free, &chunk(7, 5, 8)), "four of others are too few");

@@ -245,18 +245,24 @@ impl Flat {
         }
     }
 
-    /// Takes a chunk from among those with room: nobody allocates there, nor lists it, until `listed` is reset.
-    pub(super) fn unlist(&self, number: u32) {
-        let Some(chunk) = self.chunks.get(number) else { return };
+    /// Takes a chunk from among those with room: nobody allocates there, nor lists it, until `listed` is reset. False if it came free
+    /// since it had this generation.
+    pub(super) fn unlist(&self, number: u32, generation: u64) -> bool {
+        let Some(chunk) = self.chunks.get(number) else { return false };
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
-        let Some(blocks) = self.core_blocks(owner) else { return };
+        let Some(blocks) = self.core_blocks(owner) else { return false };
         let mut classes = blocks.0.lock();
+        // A chunk comes free under this lock.
+        if chunk.usage() != Use::Blocks || chunk.generation() != generation {
+            return false;
+        }
         let class = class_of(u64::from(chunk.lines.load(Ordering::Relaxed))).0;
         if let Some(class) = classes.of(class) {
             class.current = class.current.filter(|current| *current != number);
             class.more.retain(|listed| *listed != number);
         }
         chunk.listed.store(true, Ordering::SeqCst);
+        true
     }
 
     /// The chunk in which a line of the store stands.
