@@ -200,3 +200,37 @@ fn what_a_packed_store_frees_is_enough_to_fill_it_with_another_size() {
         assert_eq!(store.stats().items, u64::from(first.div_ceil(8) + again));
     }
 }
+
+#[test]
+fn a_large_value_finds_its_chunks_where_free_ones_lie_apart() {
+    for engine in KINDS {
+        let timed = Timed::new(engine, 128);
+        let store = timed.open();
+        let mut rng = esker_base::rng::Rng::from_seed(11);
+        let put = |n: u32, size: usize| {
+            let stored = store.put(&n.to_be_bytes(), &vec![n as u8; size]);
+            stored.unwrap_or_else(|error| {
+                panic!("{engine}: {size} bytes: {error}, {:?}", store.stats())
+            });
+        };
+        // 2 MiB in all; of it 0.6 small, 0.5 large at most.
+        for round in 0..12_000 {
+            if round % 100 == 0 {
+                put(MANY + round / 100 % 4, 20_000 + rng.index(100_000));
+            }
+            put(rng.below(400) as u32, 300 + rng.index(2400));
+        }
+        let sound = |store: &Store| {
+            assert!(store.check().unwrap().is_sound());
+            assert_eq!(store.stats().items, 404);
+            let whole = |item: esker::Result<(Vec<u8>, esker::Value)>| {
+                let (key, value) = item.unwrap();
+                assert!(value.iter().all(|byte| *byte == key[3]), "{engine}: {key:?}");
+            };
+            store.iter().for_each(whole);
+        };
+        sound(&store);
+        store.forget();
+        sound(&timed.open());
+    }
+}

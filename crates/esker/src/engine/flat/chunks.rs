@@ -264,6 +264,16 @@ struct Free {
     count: usize,
     /// Where the next search begins, so that all space is worn alike.
     next: usize,
+    /// A row of chunks that are kept back as they come free.
+    row: Option<Row>,
+}
+
+/// Chunks in a row that somebody wants.
+#[derive(Debug)]
+struct Row {
+    first: usize,
+    /// Which of them are free.
+    flags: Vec<bool>,
 }
 
 /// All chunks of a store.
@@ -282,7 +292,7 @@ impl Chunks {
     pub(super) fn new(layout: &Layout) -> Chunks {
         let count = usize::try_from(layout.chunk_count).unwrap_or(0);
         let chunks: Box<[Chunk]> = (0..count).map(|_| Chunk::new()).collect();
-        let free = Free { flags: vec![false; count], count: 0, next: 0 };
+        let free = Free { flags: vec![false; count], count: 0, next: 0, row: None };
         let chunks = Chunks {
             layout: *layout,
             chunks,
@@ -342,14 +352,50 @@ impl Chunks {
         if let Some(chunk) = self.get(number) {
             chunk.set_usage(Use::Free);
         }
-        let mut free = self.free.lock();
-        if let Some(flag) = free.flags.get_mut(usize::try_from(number).unwrap_or(usize::MAX))
+        self.put_free(&mut self.free.lock(), usize::try_from(number).unwrap_or(usize::MAX));
+    }
+
+    fn put_free(&self, free: &mut Free, place: usize) {
+        if let Some(row) = &mut free.row
+            && let Some(flag) =
+                place.checked_sub(row.first).and_then(|place| row.flags.get_mut(place))
+        {
+            *flag = true;
+        } else if let Some(flag) = free.flags.get_mut(place)
             && !*flag
         {
             *flag = true;
             free.count += 1;
-            self.free_count.store(u32::try_from(free.count).unwrap_or(0), Ordering::Relaxed);
+            self.note_free(free);
         }
+    }
+
+    fn note_free(&self, free: &Free) {
+        self.free_count.store(u32::try_from(free.count).unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Keeps the free chunks of a row back, and those that come free there from now on, until it is taken.
+    pub(super) fn keep_back(&self, first: u32, count: usize) {
+        let first = usize::try_from(first).unwrap_or(usize::MAX);
+        let mut free = self.free.lock();
+        let Some(flags) = free.flags.get_mut(first..first.saturating_add(count)) else { return };
+        let kept = flags.to_vec();
+        flags.fill(false);
+        free.count -= kept.iter().filter(|flag| **flag).count();
+        free.row = Some(Row { first, flags: kept });
+        self.note_free(&free);
+    }
+
+    /// Takes the row that was kept back, if all its chunks are free; else they are free for all again.
+    pub(super) fn take_kept_back(&self) -> Option<u32> {
+        let mut free = self.free.lock();
+        let row = free.row.take()?;
+        if row.flags.iter().all(|flag| *flag) {
+            return self.begin_taken(row.first, row.flags.len());
+        }
+        let kept = (row.first..).zip(row.flags).filter(|(_, flag)| *flag);
+        kept.for_each(|(place, _)| self.put_free(&mut free, place));
+        None
     }
 
     /// Takes `count` free chunks in a row; `None` if there are none that `whom` may have.
@@ -375,9 +421,14 @@ impl Chunks {
         free.flags.get_mut(first..first + count)?.fill(false);
         free.count -= count;
         free.next = (first + count) % length;
-        self.free_count.store(u32::try_from(free.count).unwrap_or(0), Ordering::Relaxed);
-        let number = u32::try_from(first).ok()?;
-        for (number, _) in (number..).zip(0..count) {
+        self.note_free(&free);
+        self.begin_taken(first, count)
+    }
+
+    /// Nobody finds what stood in chunks that are taken from now on (K2).
+    fn begin_taken(&self, first: usize, count: usize) -> Option<u32> {
+        let first = u32::try_from(first).ok()?;
+        for (number, _) in (first..).zip(0..count) {
             if let Some(chunk) = self.get(number) {
                 // K2.
                 chunk.generation.fetch_add(1, Ordering::AcqRel);
@@ -386,7 +437,7 @@ impl Chunks {
         self.taken.fetch_add(1, Ordering::AcqRel);
         // Before whatever is written there.
         fence(Ordering::Release);
-        Some(number)
+        Some(first)
     }
 
     /// Writes a header, durably (K1).

@@ -418,6 +418,11 @@ impl Flat {
                 }
                 return Ok(first);
             }
+            if count > 1
+                && let Some(first) = self.make_row(count, whom)?
+            {
+                return Ok(first);
+            }
             if !self.make_room(count, whom)? {
                 let words = "the store is full; deletes go on";
                 return Err(Error::new(ErrorKind::NoSpace, "write").context(words));

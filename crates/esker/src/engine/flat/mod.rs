@@ -41,6 +41,7 @@ mod read;
 mod recover;
 mod replay;
 pub(crate) mod restore;
+mod row;
 mod sample;
 mod scan;
 pub mod sites;

@@ -239,7 +239,7 @@ impl Flat {
         let old_record = record_of_action(entry.action);
         let new_record = match entry.key {
             EntryKey::Here(_) => None,
-            EntryKey::Record(_) => match self.place_moved(key, true, &[])? {
+            EntryKey::Record(_) => match self.place_moved(key, true, &[], false)? {
                 // So it stays as it is.
                 None => return Ok(Becomes::same(entry)),
                 placed => placed,
@@ -262,7 +262,7 @@ impl Flat {
         if !self.is_emptying(cleaner, self.chunk_of_line(old)) {
             return Ok(same);
         }
-        if let Some(new) = self.move_record(key, old)? {
+        if let Some(new) = self.move_record(cleaner, key, old)? {
             same.entry.action = match entry.action {
                 Action::Delete(_) => Action::Delete(Some(new)),
                 _ => Action::Pointer(new),

@@ -12,7 +12,7 @@
 //! # Failure
 //! A crash finds each record at least once, by the entry that it finds.
 
-use super::chunks::{Chunk, Use};
+use super::chunks::{Chunk, For, Use};
 use super::clean::Cleaner;
 use super::moves::record_of_action;
 use super::place::{ALIKE, CLASSES, class_of};
@@ -48,6 +48,8 @@ pub(super) struct Packing {
     victims: BTreeMap<u32, u64>,
     /// Chunks of logs that are still to be looked through.
     logs: Vec<u32>,
+    /// Whether free chunks may be taken for what finds no block.
+    takes_chunks: bool,
 }
 
 impl Flat {
@@ -55,20 +57,9 @@ impl Flat {
     /// gain, or nothing was gained in the end. `ahead`: begins only where much is to gain for little.
     pub(super) fn pack(&self, cleaner: &mut Cleaner, ahead: bool) -> Result<bool> {
         if cleaner.packing.is_none() {
-            let mut victims = self.packable(cleaner, ahead);
-            victims.retain(|number, generation| self.unlist(*number, *generation));
-            if victims.is_empty() {
+            let victims = self.packable(cleaner, ahead);
+            if !self.begin_packing(cleaner, victims, false)? {
                 return Ok(false);
-            }
-            let mut buffer = Vec::new();
-            let mut points = |number, _: &Chunk| self.points_into(number, &victims, &mut buffer);
-            let sealed = self.seal_logs(cleaner, &mut points);
-            let logs = self.chunks.iter().filter(|(_, chunk)| chunk.usage() == Use::Log);
-            let logs = logs.map(|(number, _)| number).collect();
-            cleaner.packing = Some(Packing { victims, logs });
-            if let Err(error) = sealed {
-                self.end_packing(cleaner);
-                return Err(error);
             }
         }
         match self.pack_more(cleaner) {
@@ -82,8 +73,31 @@ impl Flat {
         }
     }
 
+    /// Begins to empty chunks of blocks; false if they all came free meanwhile.
+    pub(super) fn begin_packing(
+        &self,
+        cleaner: &mut Cleaner,
+        mut victims: BTreeMap<u32, u64>,
+        takes_chunks: bool,
+    ) -> Result<bool> {
+        victims.retain(|number, generation| self.unlist(*number, *generation));
+        if victims.is_empty() {
+            return Ok(false);
+        }
+        let mut buffer = Vec::new();
+        let mut points = |number, _: &Chunk| self.points_into(number, &victims, &mut buffer);
+        let sealed = self.seal_logs(cleaner, &mut points);
+        let logs = self.chunks.iter().filter(|(_, chunk)| chunk.usage() == Use::Log);
+        let logs = logs.map(|(number, _)| number).collect();
+        cleaner.packing = Some(Packing { victims, logs, takes_chunks });
+        if sealed.is_err() {
+            self.end_packing(cleaner);
+        }
+        sealed.map(|_| true)
+    }
+
     /// Cleans the next chunk of a log that points into chunks that are being emptied, or looks at some; false if there are no more.
-    fn pack_more(&self, cleaner: &mut Cleaner) -> Result<bool> {
+    pub(super) fn pack_more(&self, cleaner: &mut Cleaner) -> Result<bool> {
         let mut buffer = Vec::new();
         for _ in 0..LOOKS {
             let Some(packing) = &mut cleaner.packing else { return Ok(false) };
@@ -114,7 +128,7 @@ impl Flat {
     }
 
     /// Gives chunks that could not be emptied back; true if some could.
-    fn end_packing(&self, cleaner: &mut Cleaner) -> bool {
+    pub(super) fn end_packing(&self, cleaner: &mut Cleaner) -> bool {
         let Some(packing) = cleaner.packing.take() else { return false };
         let mut came_free = false;
         for (number, generation) in packing.victims {
@@ -200,7 +214,12 @@ impl Flat {
     }
 
     /// Copies a record to a free block of another chunk, durably; `None` if there is none, or the record is damaged.
-    pub(super) fn move_record(&self, key: &[u8], line: u64) -> Result<Option<u64>> {
+    pub(super) fn move_record(
+        &self,
+        cleaner: &Cleaner,
+        key: &[u8],
+        line: u64,
+    ) -> Result<Option<u64>> {
         let Some((record, offset)) = self.peek_record(line)? else { return Ok(None) };
         let Ok(value_length) = usize::try_from(record.value_length) else { return Ok(None) };
         let mut buffer = self.pool.get(record.key_length + value_length);
@@ -212,19 +231,33 @@ impl Flat {
             return Ok(None);
         }
         let value = buffer.get(record.key_length..).unwrap_or(&[]);
-        self.place_moved(key, record.key_length > 0, value)
+        let takes_chunks = cleaner.packing.as_ref().is_some_and(|packing| packing.takes_chunks);
+        self.place_moved(key, record.key_length > 0, value, takes_chunks)
     }
 
-    /// Writes a record to a free block, durably; `None` if there is none. Takes no chunk.
+    /// Writes a record to a free block, durably; `None` if there is none, nor a free chunk that it may take.
     pub(super) fn place_moved(
         &self,
         key: &[u8],
         key_here: bool,
         value: &[u8],
+        takes_chunks: bool,
     ) -> Result<Option<u64>> {
         let stored = if key_here { key.len() } else { 0 };
-        let (class, _) = class_of(record_size(stored, value.len() as u64).div_ceil(LINE as u64));
-        let Some(offset) = self.allocate_anywhere(0, class..class + ALIKE) else { return Ok(None) };
+        let lines = record_size(stored, value.len() as u64).div_ceil(LINE as u64);
+        let (class, lines) = class_of(lines);
+        let place = || self.allocate_anywhere(0, class..class + ALIKE);
+        let mut found = place();
+        // One for the cleaner's log stays.
+        if found.is_none()
+            && takes_chunks
+            && self.chunks.free_count() > 1
+            && let Some(chunk) = self.chunks.take(1, For::Cleaner)
+        {
+            self.begin_blocks(chunk, 0, class, lines)?;
+            found = place();
+        }
+        let Some(offset) = found else { return Ok(None) };
         self.write_record(offset, key, key_here, value)?;
         Ok(Some(offset / LINE as u64))
     }

@@ -199,15 +199,27 @@ impl Flat {
                 }
                 taken => taken?,
             };
-            self.begin_chunk(chunk, core, ChunkKind::Blocks, lines, 0)?;
-            if let Some(state) = self.chunks.get(chunk) {
-                self.bits(state);
-                state.bits.get().into_iter().flatten().for_each(|bits| {
-                    bits.store(0, Ordering::Relaxed);
-                });
-            }
-            self.list(core, class, chunk);
+            self.begin_blocks(chunk, core, class, lines)?;
         }
+    }
+
+    /// Cuts a chunk that was taken into blocks.
+    pub(super) fn begin_blocks(
+        &self,
+        chunk: u32,
+        core: usize,
+        class: usize,
+        lines: u64,
+    ) -> Result<()> {
+        self.begin_chunk(chunk, core, ChunkKind::Blocks, lines, 0)?;
+        if let Some(state) = self.chunks.get(chunk) {
+            self.bits(state);
+            state.bits.get().into_iter().flatten().for_each(|bits| {
+                bits.store(0, Ordering::Relaxed);
+            });
+        }
+        self.list(core, class, chunk);
+        Ok(())
     }
 
     fn begin_chunk(
