@@ -9,7 +9,7 @@ const ROUND: u32 = 1 << 22;
 /// Rounds that a store may go through.
 pub(crate) const ROUNDS_MAX: u64 = 1 << 9;
 /// Bytes of a value on the average, of the mix below, with its key.
-pub(crate) const ITEM_SIZE: u64 = 770;
+pub(crate) const ITEM_SIZE: u64 = 920;
 
 /// The first generation of a round, or the one that the key has. No value either way.
 pub(crate) fn base(round: u64) -> u32 {
@@ -42,9 +42,11 @@ fn head(number: u32, generation: u32) -> u64 {
 pub(crate) fn value(number: u32, generation: u32) -> Vec<u8> {
     let head = head(number, generation);
     let mut rng = Rng::from_seed(head);
-    let most = match rng.below(200) {
-        0 => 80_000,
-        1..16 => 4096,
+    let most = match rng.below(20_000) {
+        // More than a chunk of `flat` holds.
+        0 => 6_000_000,
+        1..100 => 80_000,
+        100..1600 => 4096,
         _ => 600,
     };
     let mut value = vec![0; 8 + rng.index(most)];

@@ -234,3 +234,33 @@ fn a_large_value_finds_its_chunks_where_free_ones_lie_apart() {
         sound(&timed.open());
     }
 }
+
+#[test]
+fn short_entries_that_came_one_by_one_fill_the_store() {
+    for engine in KINDS {
+        let timed = Timed::new(engine, 64);
+        let store = timed.open();
+        let stored = fill(&store, 0, 70, |_| None);
+        // Each took two lines when it came: a batch of its own.
+        let share = u64::from(stored) * 74 * 100 / store.stats().capacity_bytes;
+        assert!(share >= 70, "{engine}: {share} %");
+        assert!(store.check().unwrap().is_sound());
+    }
+}
+
+#[test]
+fn logs_that_many_crashes_ended_early_do_not_fill_the_store() {
+    for engine in KINDS {
+        let timed = Timed::new(engine, 32);
+        for round in 0..100_u32 {
+            let store = timed.open();
+            for n in 0..4_u32 {
+                store.put(&(round * 4 + n).to_be_bytes(), &[7; 40]).unwrap();
+            }
+            store.forget();
+        }
+        let store = timed.open();
+        assert_eq!(store.stats().items, 400);
+        assert!(store.check().unwrap().is_sound());
+    }
+}

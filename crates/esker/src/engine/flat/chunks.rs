@@ -100,6 +100,8 @@ pub(super) struct Chunk {
     pub(super) live: AtomicU32,
     /// Logs: bytes that are written.
     pub(super) tail: AtomicU32,
+    /// Logs: those of them that are entries; 0 as long as nobody knows.
+    payload: AtomicU32,
     /// Blocks: lines of each. Large: chunks.
     pub(super) lines: AtomicU32,
     pub(super) owner: AtomicU32,
@@ -109,7 +111,7 @@ pub(super) struct Chunk {
     pub(super) bits: OnceLock<Box<[AtomicU64]>>,
     /// Logs: entries by when they expire.
     expiries: Mutex<Expiries>,
-    /// Logs: recovery found it, and nobody knows when its entries expire.
+    /// Logs: recovery found it, and nobody knows what its entries take, and when they expire.
     unread: AtomicBool,
 }
 
@@ -125,6 +127,7 @@ impl Chunk {
             dead: AtomicU32::new(0),
             live: AtomicU32::new(0),
             tail: AtomicU32::new(0),
+            payload: AtomicU32::new(0),
             lines: AtomicU32::new(0),
             owner: AtomicU32::new(0),
             listed: AtomicBool::new(false),
@@ -190,13 +193,37 @@ impl Chunk {
         self.expiries.lock().add(expires_at, 1);
     }
 
-    /// Takes over when all entries expire; the index may not follow some of them any more.
-    pub(super) fn learn_expiries(&self, expiries: Expiries) {
+    /// Entries of so many bytes were appended, up to `tail`. By who has the log's lock.
+    #[inline]
+    pub(super) fn note_appended(&self, payload: usize, tail: u64) {
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        let before = self.payload.load(Ordering::Relaxed);
+        self.payload.store(before.saturating_add(payload), Ordering::Relaxed);
+        self.tail.store(u32::try_from(tail).unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// Takes over how many bytes all entries have, and when they expire; the index may not follow some of them any more.
+    pub(super) fn learn(&self, payload: u64, expiries: Expiries) {
+        self.payload.store(u32::try_from(payload).unwrap_or(u32::MAX), Ordering::Relaxed);
         *self.expiries.lock() = expiries;
         self.unread.store(false, Ordering::Relaxed);
     }
 
-    /// Whether nobody knows when its entries expire.
+    /// Bytes that copies of what counts by `now` would take, about.
+    pub(super) fn live_bytes(&self, now: u64) -> u64 {
+        /// What an entry has besides, in a batch with others.
+        const BESIDE: u64 = 3;
+        let (entries, dead) = self.counts_by(now);
+        let (entries, live) = (u64::from(entries.max(1)), u64::from(entries.saturating_sub(dead)));
+        let tail = u64::from(self.tail.load(Ordering::Relaxed));
+        let bytes = match self.payload.load(Ordering::Relaxed) {
+            0 => tail,
+            payload => tail.min(u64::from(payload) + entries * BESIDE),
+        };
+        bytes * live / entries
+    }
+
+    /// Whether nobody knows what its entries take, and when they expire.
     pub(super) fn is_unread(&self) -> bool {
         self.is_log() && self.unread.load(Ordering::Relaxed)
     }
@@ -227,6 +254,7 @@ impl Chunk {
     /// What recovery found: entries, and those that count.
     pub(super) fn restore_counts(&self, entries: u32, dead: u32, tail: u32) {
         self.set_counts(entries, dead, tail);
+        self.payload.store(0, Ordering::Relaxed);
         self.unread.store(true, Ordering::Relaxed);
     }
 
@@ -245,7 +273,7 @@ impl Chunk {
         let count = if header.kind == ChunkKind::Large { header.chunks } else { header.lines };
         self.lines.store(count, Ordering::Relaxed);
         self.set_counts(0, 0, 0);
-        self.learn_expiries(Expiries::default());
+        self.learn(0, Expiries::default());
         self.live.store(0, Ordering::Relaxed);
         self.set_usage(match header.kind {
             ChunkKind::Free => Use::Free,

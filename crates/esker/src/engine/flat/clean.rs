@@ -15,7 +15,8 @@
 //! - C4: the record of an entry that was dropped, or whose copy has another one, is free only once the entry's chunk is: a crash
 //!   before that finds the entry, and what it points at. Recovery does the same for what it finds twice.
 //!
-//! What has expired does not count either, but nobody says so: each chunk knows roughly when its entries expire.
+//! What has expired does not count either, but nobody says so: each chunk knows roughly when its entries expire. And lines are
+//! filled up behind short batches, and logs end early in a crash: so a chunk is judged by the bytes that copies would take.
 //!
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
@@ -31,10 +32,10 @@ use esker_base::{Error, ErrorKind, Result};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-/// A chunk is worth cleaning for somebody who needs room if one in so many of its entries does not count.
-const SOME: u32 = 16;
+/// A chunk is worth cleaning for somebody who needs room if one in so many of its bytes comes free, or of its entries.
+const SOME: u64 = 16;
 /// The same, while nobody does.
-const MUCH: u32 = 4;
+const MUCH: u64 = 4;
 /// One chunk in so many is kept free ahead of writers.
 const RESERVE_SHARE: u32 = 32;
 
@@ -46,11 +47,22 @@ enum Gain {
     Much,
 }
 
+impl Gain {
+    /// Whether it is enough that so much of all comes free.
+    fn is_enough(self, dead: u64, all: u64) -> bool {
+        match self {
+            Gain::Any => dead > 0,
+            Gain::Some => dead > 0 && dead * SOME >= all,
+            Gain::Much => dead > 0 && dead * MUCH >= all,
+        }
+    }
+}
+
 /// State of the cleaner.
 #[derive(Debug)]
 pub(super) struct Cleaner {
     pub(super) log: Log,
-    /// Entries that did not count when there was nothing left to gain.
+    /// Bytes of logs that did not count when there was nothing left to gain.
     futile: Option<u64>,
     /// Records that entries of a chunk point at for which nothing else stands any more, by that chunk (C4).
     left: BTreeMap<u32, Vec<u64>>,
@@ -124,10 +136,10 @@ impl Flat {
         if self.clean_victim(cleaner, visited, Gain::Much)? {
             return Ok(true);
         }
-        if self.learn_expiries()? || self.pack(cleaner, gain == Gain::Much)? {
+        if self.learn_of_log()? || self.pack(cleaner, gain == Gain::Much)? {
             return Ok(true);
         }
-        let dead = self.dead_entries();
+        let dead = self.dead_bytes();
         if gain == Gain::Much || cleaner.futile.is_some_and(|futile| dead <= futile) {
             return Ok(false);
         }
@@ -135,7 +147,7 @@ impl Flat {
             return Ok(true);
         }
         // What a backup holds will be worth a look again.
-        cleaner.futile = (!self.hold.is_active()).then(|| self.dead_entries());
+        cleaner.futile = (!self.hold.is_active()).then(|| self.dead_bytes());
         Ok(false)
     }
 
@@ -168,7 +180,7 @@ impl Flat {
                 || self.pack(&mut cleaner, false)?
             {
                 done += 1;
-            } else if !self.learn_expiries()? {
+            } else if !self.learn_of_log()? {
                 break;
             }
         }
@@ -199,26 +211,31 @@ impl Flat {
         Ok(())
     }
 
-    fn dead_entries(&self) -> u64 {
+    /// Bytes of logs that would come free if all were cleaned.
+    fn dead_bytes(&self) -> u64 {
         let now = self.now();
         let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
-        logs.map(|(_, chunk)| u64::from(chunk.counts_by(now).1)).sum()
+        let dead = |chunk: &Chunk| {
+            u64::from(chunk.tail.load(Ordering::Relaxed)).saturating_sub(chunk.live_bytes(now))
+        };
+        logs.map(|(_, chunk)| dead(chunk)).sum()
     }
 
-    /// Reads a log of which nobody knows when its entries expire; false if there is none.
-    fn learn_expiries(&self) -> Result<bool> {
+    /// Reads a log of which nobody knows what its entries take, and when they expire; false if there is none.
+    fn learn_of_log(&self) -> Result<bool> {
         let unread = self.chunks.iter().find(|(_, chunk)| chunk.is_unread());
         let Some((number, chunk)) = unread else { return Ok(false) };
-        let (mut buffer, mut expiries) = (Vec::new(), Expiries::default());
+        let (mut buffer, mut payload, mut expiries) = (Vec::new(), 0, Expiries::default());
         self.read_log(number, &mut buffer)?;
         let mut batches = self.batches_of(number, &mut buffer);
         // What is damaged is told when it is cleaned.
         while let Ok(Some(batch)) = batches.take_next() {
+            payload += batch.payload_bytes();
             let found = batch.entries().flatten();
             let times = found.filter_map(|found| attributes_of(&found.entry).expires_at);
             times.for_each(|expires_at| expiries.add(expires_at, 1));
         }
-        chunk.learn_expiries(expiries);
+        chunk.learn(payload, expiries);
         Ok(true)
     }
 
@@ -248,23 +265,18 @@ impl Flat {
         Ok(sealed)
     }
 
+    /// Ends the logs of which enough entries do not count.
     fn seal_worth(&self, cleaner: &mut Cleaner, gain: Gain) -> Result<bool> {
         let now = self.now();
-        self.seal_logs(cleaner, &mut |_, chunk| Ok(self.is_worth(chunk, now, gain)))
+        let is_worth = |chunk: &Chunk| {
+            let (entries, dead) = chunk.counts_by(now);
+            gain.is_enough(dead.into(), entries.into())
+        };
+        self.seal_logs(cleaner, &mut |_, chunk| Ok(is_worth(chunk)))
     }
 
-    /// Whether there is enough to gain of a chunk of a log.
-    fn is_worth(&self, chunk: &Chunk, now: u64, gain: Gain) -> bool {
-        let (entries, dead) = chunk.counts_by(now);
-        match gain {
-            Gain::Any => dead > 0,
-            Gain::Some => dead * SOME >= entries && dead > 0,
-            Gain::Much => dead * MUCH >= entries && dead > 0,
-        }
-    }
-
-    /// The full chunk with the smallest share of entries that count; one without any to drop only if it may have
-    /// tombstones that are not needed any more, and somebody needs the room.
+    /// The full chunk of which copies take the least; one without anything to gain only if it may have tombstones that are not
+    /// needed any more, and somebody needs the room.
     fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, gain: Gain) -> Option<u32> {
         let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
         let now = self.now();
@@ -273,17 +285,16 @@ impl Flat {
                 !visited.contains(number) && !damaged.contains(number) && !self.hold.holds(*number);
             chunk.usage() == Use::Log && chunk.is_published() && allowed
         });
-        let shares = candidates.filter_map(|(number, chunk)| {
+        let least = candidates.filter_map(|(number, chunk)| {
+            let (room, live) = (self.layout.room(), chunk.live_bytes(now));
             let (entries, dead) = chunk.counts_by(now);
-            let share =
-                u64::from(entries.saturating_sub(dead)) * 1_000_000 / u64::from(entries.max(1));
-            (entries == 0 || tombstones || self.is_worth(chunk, now, gain)).then_some((
-                share,
-                chunk.born(),
-                number,
-            ))
+            // Lines are filled up everywhere, a little. Of entries that take next to nothing the records come free.
+            let of_bytes = if gain == Gain::Any { Gain::Some } else { gain };
+            let is_worth = of_bytes.is_enough(room.saturating_sub(live), room)
+                || gain.is_enough(dead.into(), entries.into());
+            (tombstones || is_worth).then_some((live, chunk.born(), number))
         });
-        shares.min().map(|(_, _, number)| number)
+        least.min().map(|(_, _, number)| number)
     }
 
     /// Copies what counts in a chunk of a log, and frees the chunk.

@@ -291,7 +291,7 @@ impl Flat {
         bind_entries(buffer, base, sizes);
         self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);
-        state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
+        state.note_appended(payload, end);
         log.open = Some((chunk, end));
         Ok((base, offset))
     }

@@ -295,7 +295,7 @@ impl Flat {
             let count = u32::try_from(moves.forming.len()).unwrap_or(0);
             state.entries.fetch_add(count, Ordering::Relaxed);
             state.count_published(count);
-            state.tail.store(u32::try_from(end).unwrap_or(u32::MAX), Ordering::Relaxed);
+            state.note_appended(payload, end);
         }
         for (ordinal, copied) in moves.forming.drain(..).enumerate() {
             let within = BATCH_HEADER_SIZE + copied.at;
