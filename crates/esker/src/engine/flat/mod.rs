@@ -10,7 +10,7 @@
 //!
 //! # Concurrency
 //! Everything may be called from any number of threads and tasks. Lock order: keys in order of their stripes, a core's
-//! log, the cleaner, the checkpoint, a core's blocks, free chunks. Readers take none of them. A thread of its own cleans
+//! log, the row, the cleaner, the checkpoint, a core's blocks, free chunks. Readers take none of them. A thread of its own cleans
 //! ahead of writers, and writes a checkpoint when they rest ([`background`]).
 //!
 //! # Failure
@@ -119,6 +119,8 @@ pub(crate) struct Flat {
     batcher: Batcher<Flat>,
     blocks: Box<[CoreBlocks]>,
     keys: KeyLocks,
+    /// Held by who makes a row of chunks.
+    row: Mutex<()>,
     cleaner: Mutex<Cleaner>,
     cleared: Mutex<Clear>,
     checkpoint: Mutex<Checkpoint>,
@@ -218,6 +220,7 @@ impl Flat {
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
+            row: Mutex::default(),
             cleaner: Mutex::new(Cleaner::new()),
             cleared: Mutex::new(root.clear),
             checkpoint: Mutex::default(),

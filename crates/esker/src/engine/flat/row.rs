@@ -5,22 +5,24 @@
 //! too, until the row is whole.
 //!
 //! # Concurrency
-//! Under the cleaner's lock, all the while. A chunk that others keep ends the attempt: what was kept back is free for all again.
+//! One row at a time. The cleaner's lock is given to others between two chunks of logs; who needs room then goes on with what is
+//! under way. A chunk that others keep ends the attempt: what was kept back is free for all again.
 
 use super::Flat;
 use super::chunks::{Chunk, For, Use};
-use super::clean::Cleaner;
 use esker_base::{ErrorKind, Result};
 use esker_format::flat::LINE;
 use std::sync::atomic::Ordering;
 
 /// Free chunks, beyond those that the row takes, with which it can be made: for the cleaner's log, and what is moved to.
 const SPARE: usize = 3;
+/// Records of which one has its entry in a chunk of a log in which no other has.
+const FEW: u64 = 16;
 
 impl Flat {
     /// Makes a row of so many chunks for somebody and takes it; `None` if there are too few that others do not keep.
     pub(super) fn make_row(&self, count: usize, whom: For) -> Result<Option<u32>> {
-        let mut cleaner = self.cleaner.lock();
+        let _row = self.row.lock();
         // Others may have made room.
         if let Some(first) = self.chunks.take(count, whom) {
             return Ok(Some(first));
@@ -29,17 +31,13 @@ impl Flat {
         if self.chunks.free_count() < spare {
             return Ok(None);
         }
-        // Its chunks of blocks may be in the way.
-        self.end_packing(&mut cleaner);
         let Some((first, live_bytes)) = self.emptiest_row(count) else { return Ok(None) };
-        let numbers = || (first..).take(count);
         self.chunks.keep_back(first, count);
         let moved_to = usize::try_from(live_bytes / self.layout.room()).unwrap_or(usize::MAX);
         let made = match self.chunks.free_count() > moved_to.saturating_add(SPARE) {
-            true => self.empty_row(&mut cleaner, numbers()),
+            true => self.empty_row((first..).take(count)),
             false => Ok(()),
         };
-        self.end_packing(&mut cleaner);
         let taken = self.chunks.take_kept_back();
         match made {
             Err(error) if error.kind() != ErrorKind::NoSpace => Err(error),
@@ -49,53 +47,67 @@ impl Flat {
 
     /// The stretch of so many chunks of which the least is in use, and how many bytes that are.
     fn emptiest_row(&self, count: usize) -> Option<(u32, u64)> {
-        let costs: Vec<(u32, Option<u64>)> = self
-            .chunks
-            .iter()
-            .map(|(number, chunk)| (number, self.bytes_to_move(number, chunk)))
-            .collect();
-        let rows = costs.windows(count.max(1)).filter_map(|row| {
-            let bytes = row.iter().try_fold(0, |sum, (_, bytes)| Some(sum + (*bytes)?));
-            Some((bytes?, row.first()?.0))
+        let to_move = |(number, chunk)| (number, self.bytes_to_move(number, chunk));
+        let chunks: Vec<(u32, Option<Moved>)> = self.chunks.iter().map(to_move).collect();
+        let rows = chunks.windows(count.max(1)).filter_map(|row| {
+            let add = |(bytes, entries), (_, moved): &(u32, Option<Moved>)| {
+                moved.as_ref().map(|moved| (bytes + moved.bytes, entries + moved.entries))
+            };
+            let (bytes, entries) = row.iter().try_fold((0, 0), add)?;
+            // With each of the entries a whole chunk of a log may have to go.
+            Some((bytes + entries * self.layout.chunk_size / FEW, row.first()?.0, bytes))
         });
-        rows.min().map(|(bytes, first)| (first, bytes))
+        rows.min().map(|(_, first, bytes)| (first, bytes))
     }
 
-    /// Bytes that must go elsewhere before a chunk is free; `None` if they cannot.
-    fn bytes_to_move(&self, number: u32, chunk: &Chunk) -> Option<u64> {
-        let live = u64::from(chunk.live.load(Ordering::Relaxed));
+    /// What must go elsewhere before a chunk is free; `None` if it cannot.
+    fn bytes_to_move(&self, number: u32, chunk: &Chunk) -> Option<Moved> {
         match chunk.usage() {
-            Use::Free => Some(0),
+            Use::Free => Some(Moved { bytes: 0, entries: 0 }),
             _ if self.hold.holds(number) => None,
             Use::Log if chunk.is_published() => {
-                let (entries, dead) = chunk.counts();
-                let tail = u64::from(chunk.tail.load(Ordering::Relaxed));
-                Some(tail * u64::from(entries.saturating_sub(dead)) / u64::from(entries.max(1)))
+                Some(Moved { bytes: chunk.live_bytes(self.now()), entries: 0 })
             }
             Use::Blocks => {
-                Some(live * u64::from(chunk.lines.load(Ordering::Relaxed)) * LINE as u64)
+                let entries = u64::from(chunk.live.load(Ordering::Relaxed));
+                let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+                Some(Moved { bytes: entries * lines * LINE as u64, entries })
             }
             Use::Log | Use::OpenLog | Use::Large | Use::Tail | Use::Other => None,
         }
     }
 
     /// Moves what counts out of the chunks of a row.
-    fn empty_row(
-        &self,
-        cleaner: &mut Cleaner,
-        numbers: impl Iterator<Item = u32> + Clone,
-    ) -> Result<()> {
+    fn empty_row(&self, numbers: impl Iterator<Item = u32> + Clone) -> Result<()> {
         let of = |usage| {
             let chunks =
                 numbers.clone().filter_map(|number| Some((number, self.chunks.get(number)?)));
             chunks.filter(move |(_, chunk)| chunk.usage() == usage)
         };
-        let victims = of(Use::Blocks).map(|(number, chunk)| (number, chunk.generation())).collect();
-        self.begin_packing(cleaner, victims, true)?;
-        for (number, _) in of(Use::Log) {
-            self.clean_chunk(cleaner, number)?;
+        {
+            let mut cleaner = self.cleaner.lock();
+            // Its chunks of blocks may be among these.
+            self.end_packing(&mut cleaner);
+            let victims = of(Use::Blocks).map(|(number, chunk)| (number, chunk.generation()));
+            self.begin_packing(&mut cleaner, victims.collect(), true)?;
         }
-        while of(Use::Blocks).next().is_some() && self.pack_more(cleaner)? {}
+        // A list: some may stay.
+        let logs: Vec<u32> = of(Use::Log).map(|(number, _)| number).collect();
+        for number in logs {
+            let mut cleaner = self.cleaner.lock();
+            if self.chunks.get(number).is_some_and(|chunk| chunk.usage() == Use::Log) {
+                self.clean_chunk(&mut cleaner, number)?;
+            }
+        }
+        while of(Use::Blocks).next().is_some() && self.pack_more(&mut self.cleaner.lock())? {}
+        self.end_packing(&mut self.cleaner.lock());
         Ok(())
     }
+}
+
+/// What must go elsewhere.
+struct Moved {
+    bytes: u64,
+    /// Records, each with its entry.
+    entries: u64,
 }
