@@ -181,6 +181,7 @@ impl Depot {
             padding.fill(0);
         }
         self.seal_records(batch, plan, offset, summary, durably)?;
+        self.note_expiries(batch, plan);
         let header = BatchHeader {
             kind: BatchKind::Records,
             total_bytes: u32::try_from(total).map_err(|_| too_long())?,

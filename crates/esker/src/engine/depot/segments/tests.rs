@@ -10,7 +10,7 @@ fn incarnation(epoch: u64) -> Incarnation {
 }
 
 fn victims(segments: &Segments) -> [Option<SegmentId>; 2] {
-    [true, false].map(|greedy| segments.victim(SegmentEpoch(50), greedy))
+    [true, false].map(|greedy| segments.victim(SegmentEpoch(50), 0, greedy))
 }
 
 /// A writer of the log in memory may stand still between its append and the entry, while others
