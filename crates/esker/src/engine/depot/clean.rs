@@ -51,6 +51,8 @@ pub(super) struct Cleaner {
     rested: Duration,
     /// Tombstones there were after the last purge.
     pub(super) tombstones_kept: u64,
+    /// What the segments were like when a purge found nothing to drop: their generation, and how many were free.
+    pub(super) purged_in_vain: Option<(u64, usize)>,
 }
 
 impl Cleaner {
@@ -69,6 +71,7 @@ impl Cleaner {
             rate: 64e6,
             rested: Duration::ZERO,
             tombstones_kept: 0,
+            purged_in_vain: None,
         }
     }
 
@@ -114,11 +117,7 @@ impl Depot {
                 looks -= 1;
                 continue;
             }
-            if !freed
-                && self.purge_tombstones(cleaner)? == 0
-                && !self.segments.break_hold()
-                && !held
-            {
+            if !freed && !self.purge_for_room(cleaner)? && !self.segments.break_hold() && !held {
                 break;
             }
             let now = self.log.next_version();
@@ -173,6 +172,7 @@ impl Depot {
                 if self.log.has_written() && self.look_further(&mut cleaner)? {
                     continue;
                 }
+                self.pace.clear();
                 break;
             };
             let took = self.clock.monotonic().saturating_sub(began);

@@ -25,7 +25,7 @@ use super::clean::Cleaner;
 use super::moves::{Move, tombstone_of};
 use super::place::{GIVE_WAY, Plan, link_bytes};
 use super::segments::Incarnation;
-use super::Depot;
+use super::{Depot, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{ErrorKind, Result};
@@ -133,7 +133,8 @@ impl Depot {
         expired.dedup();
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(stream));
         let mut origins = HashMap::new();
-        let copied = expired.into_iter().try_for_each(|id| self.bury(&mut moving, &mut origins, id));
+        let copied =
+            expired.into_iter().try_for_each(|id| self.bury(&mut moving, &mut origins, id));
         let (moved, durable) = self.end_move(moving, copied);
         for moved in moved {
             let origin = origins.get(&moved.old).filter(|_| durable.is_ok());
@@ -169,7 +170,7 @@ impl Depot {
         if record.meta.kind != RecordKind::Large || !self.is_expired(record.meta.expires_at) {
             return Ok(());
         }
-        if record.meta.version >= self.log.durable() {
+        if record.meta.version >= self.log.durable() && !sites::EXPIRE_HEAD.disabled() {
             // X2.
             self.flush_published()?;
         }

@@ -255,8 +255,11 @@ impl Depot {
             self.extents.begin(piece.id, piece.number);
             self.extents.adopt(piece.id, *head);
         }
-        // Of several copies any is good, but one alone counts.
-        found.sort_unstable_by_key(|(piece, _)| (piece.id, piece.number));
+        // Of several copies any is good, but one alone counts: the last one (R5).
+        found.sort_unstable_by(|(one, a), (other, b)| {
+            let copies = || self.moves_of(*b).cmp(&self.moves_of(*a));
+            (one.id, one.number).cmp(&(other.id, other.number)).then_with(copies)
+        });
         found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
         for (piece, link) in found {
             let segment = self.layout.segment_of(self.layout.offset_of(link));
