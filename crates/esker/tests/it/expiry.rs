@@ -322,8 +322,8 @@ fn comes_back_in_a_folder(size: usize, durability: Durability, ends: Option<fn(S
     options.engine = Some(EngineKind::Depot);
     options.clock = Arc::clone(&clock) as Arc<_>;
     options.durability = durability;
-    options.size_bytes = 64 << 20;
-    options.testing.segment_size_bytes = Some(1 << 20);
+    options.size_bytes = 16 << 20;
+    options.testing.segment_size_bytes = Some(256 << 10);
     let mut store = Store::open(&options).unwrap();
     let first = fill(&store, 0, size, |_| Some(START + TTL));
     clock.0.store(START + TTL, Ordering::Relaxed);
