@@ -3,7 +3,8 @@
 //! Records that were moved go to streams of their own, apart from what clients write: those that
 //! survived once to one, those that survived again to another, so that segments fill with records
 //! of one temperature (PACMAN §3.4). The victim is the segment with the best benefit for its cost
-//! (PACMAN §3.3). Clients' writes slow down smoothly with the debt of free segments.
+//! (PACMAN §3.3), to which what has expired is as good as dead ([`super::expire`]). Clients' writes slow
+//! down smoothly with the debt of free segments.
 //!
 //! # Invariants
 //! - K1: an index entry moves to a copy only after the copy is durable, and only if it still points

@@ -1,7 +1,7 @@
 //! Eviction: how a cache makes room (uDepot §4.8).
 //!
 //! A GET that hits marks the segment of its record as used. When free segments run low, the segment that
-//! was not used for the longest time becomes free with all that is in it: nothing is copied. So room
+//! was not used for the longest time, or one in which all has expired, becomes free with all that is in it: nothing is copied. So room
 //! costs a read of the segment's summary, and all of the device but a few segments holds items.
 //!
 //! What is evicted must not come back, in an older version least of all: that would be stale. The

@@ -13,7 +13,7 @@
 //!   so it is right wherever it was found, also if its segment is being reused.
 //!
 //! # Concurrency
-//! One short lock, innermost but for the free list's and those of the segments' lifetimes: counts of the segment table change
+//! One short lock, innermost but for the free list's and those of what is known of segments: counts of the segment table change
 //! under it, so that they agree with the table also while everything is cleared.
 
 use super::Depot;

@@ -19,13 +19,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known of one segment.
 #[derive(Debug, Default)]
-pub(super) struct Lifetimes {
+pub(super) struct Expiring {
     /// Whether all of its records are known.
     known: AtomicBool,
     expiries: Mutex<Expiries>,
 }
 
-impl Lifetimes {
+impl Expiring {
     /// Nothing is known of the segment, which has another epoch by now.
     pub(super) fn forget(&self) {
         self.known.store(false, Ordering::Relaxed);
@@ -36,7 +36,7 @@ impl Lifetimes {
 impl Segment {
     /// Live bytes that have expired by `now`, in Unix seconds (L1).
     pub(super) fn expired_bytes(&self, now: u64) -> u64 {
-        let expiries = self.lifetimes.expiries.lock();
+        let expiries = self.expiring.expiries.lock();
         if expiries.is_empty() {
             return 0;
         }
@@ -56,9 +56,9 @@ impl Segment {
 
 impl Segments {
     /// The segment is taken into use: all that is written to it will be known.
-    pub(super) fn begin_lifetimes(&self, id: SegmentId) {
+    pub(super) fn begin_known(&self, id: SegmentId) {
         if let Some(segment) = self.get(id) {
-            segment.lifetimes.known.store(true, Ordering::Relaxed);
+            segment.expiring.known.store(true, Ordering::Relaxed);
         }
     }
 
@@ -69,7 +69,7 @@ impl Segments {
         records: impl IntoIterator<Item = (u64, u64)>,
     ) {
         if let Some(segment) = self.get(id) {
-            let mut expiries = segment.lifetimes.expiries.lock();
+            let mut expiries = segment.expiring.expiries.lock();
             records.into_iter().for_each(|(at, bytes)| expiries.add(at, bytes));
         }
     }
@@ -77,14 +77,14 @@ impl Segments {
     /// A record that is live in the segment expires then.
     pub(in super::super) fn expire_live(&self, id: SegmentId, expires_at: u64, bytes: u64) {
         if let Some(segment) = self.get(id) {
-            segment.lifetimes.expiries.lock().add(expires_at, segment.as_written(bytes));
+            segment.expiring.expiries.lock().add(expires_at, segment.as_written(bytes));
         }
     }
 
     /// A full segment of which it is not known when its records expire: the one that was taken into use first, whose records are
     /// the likeliest to have expired.
     pub(in super::super) fn unknown(&self) -> Option<SegmentId> {
-        let is_known = |segment: &Segment| segment.lifetimes.known.load(Ordering::Relaxed);
+        let is_known = |segment: &Segment| segment.expiring.known.load(Ordering::Relaxed);
         let unknown = self.cleanable().filter(|(_, segment)| !is_known(segment));
         unknown.map(|(id, _)| id).min_by_key(|id| self.epoch(*id))
     }
@@ -92,12 +92,12 @@ impl Segments {
     /// All is known of this incarnation of the segment; whatever was known before is among it.
     pub(in super::super) fn know(&self, id: SegmentId, epoch: SegmentEpoch, all: &Expiries) {
         let Some(segment) = self.get(id) else { return };
-        let mut expiries = segment.lifetimes.expiries.lock();
+        let mut expiries = segment.expiring.expiries.lock();
         // Who takes it into use says so before it forgets what was known.
         if self.epoch(id) == epoch {
             expiries.clear();
             expiries.add_all(all);
-            segment.lifetimes.known.store(true, Ordering::Relaxed);
+            segment.expiring.known.store(true, Ordering::Relaxed);
         }
     }
 
