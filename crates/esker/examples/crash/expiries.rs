@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// A large value, of which most extents are alone in their segments.
-const LARGE: [u8; 30_000] = [3; 30_000];
+static LARGE: [u8; 30_000] = [3; 30_000];
 
 /// Options with a clock that is told what time it is.
 fn with_clock(durability: Durability) -> (Options, Arc<ManualClock>) {

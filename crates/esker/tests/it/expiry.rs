@@ -91,6 +91,25 @@ fn expired_records_give_their_room_back() {
 }
 
 #[test]
+fn a_large_value_has_the_room_of_what_expired() {
+    for reopened in [false, true] {
+        let (options, clock) = options(Durability::Sync);
+        let device = device();
+        let mut store = open(&device, &options).unwrap();
+        fill(&store, 0, 5000, |_| Some(START + TTL));
+        assert_eq!(put(&store, "a", &value(1, 500_000), None), Err(ErrorKind::NoSpace));
+        clock.advance(Duration::from_secs(TTL));
+        if reopened {
+            store.close().unwrap();
+            store = open(&device, &options).unwrap();
+        }
+        put(&store, "a", &value(1, 500_000), None).unwrap();
+        assert!(*store.get(b"a").unwrap().unwrap() == *value(1, 500_000));
+        is_sound(&store);
+    }
+}
+
+#[test]
 fn records_that_expired_before_or_after_an_open_give_their_room_back() {
     for size in SIZES {
         for (closes, before) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -265,6 +284,10 @@ fn nothing_is_looked_at_while_there_is_room_and_once_when_there_is_none() {
     // None of these has a record to read.
     assert_eq!(reads(), before);
     fill(&store, 2, 700, |_| None);
+    // A tombstone that stands for what is in a segment that others keep.
+    assert!(store.delete(b"2/0").unwrap());
+    fill(&store, 3, 700, |_| None);
+    assert!(store.stats().tombstones > 0);
     // What there was to look at and to purge has been.
     let before = reads();
     for _ in 0..10 {
