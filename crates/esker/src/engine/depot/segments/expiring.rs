@@ -17,8 +17,9 @@ use esker_base::ids::{SegmentEpoch, SegmentId};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What is known of one segment.
+/// What is known of one segment; not on a line that writers of other records need.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 pub(super) struct Expiring {
     /// Whether all of its records are known.
     known: AtomicBool,
