@@ -11,6 +11,7 @@
 
 mod backups;
 mod evictions;
+mod expiries;
 mod members;
 mod scenarios;
 mod stories;

@@ -4,7 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::subject::{SEGMENT_SIZE, options};
-use super::{backups, evictions, members, stories};
+use super::{backups, evictions, expiries, members, stories};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
 use esker_base::{Result, Site, SiteKind};
@@ -22,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 25] = [
+    let scenarios: [Scenario; 27] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -41,6 +41,8 @@ pub(crate) fn all() -> Verdict {
         ("a move follows no later record", stories::a_move_follows_no_later_record),
         ("an evicted key has no older value", evictions::an_evicted_key_has_no_older_value),
         ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),
+        ("a newer value outlives an expired one", expiries::a_newer_value_outlives_an_expired_one),
+        ("an expired value leaves no older one", expiries::an_expired_value_leaves_no_older_one),
         ("a backup is a prefix", backups::a_backup_is_a_prefix),
         ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),

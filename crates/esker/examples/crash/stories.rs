@@ -13,7 +13,11 @@ use std::sync::atomic::Ordering;
 const STATES: usize = 64;
 
 /// Opens what a crash at any moment from device position `from` on may leave, and judges it.
-fn each_crash(device: &SimBlock, from: u64, judge: impl Fn(&Store) -> Verdict) -> Verdict {
+pub(super) fn each_crash(
+    device: &SimBlock,
+    from: u64,
+    judge: impl Fn(&Store, &SimBlock) -> Verdict,
+) -> Verdict {
     let trace = device.trace();
     let mut replay = trace.replay();
     while replay.step() {
@@ -24,13 +28,13 @@ fn each_crash(device: &SimBlock, from: u64, judge: impl Fn(&Store) -> Verdict) -
             let image = Initial::Recycled(state.image());
             let survived = super::scenarios::device(image);
             let store = open(&survived, &options(u64::MAX, false))?;
-            judge(&store).map_err(|words| format!("{words} [{}]", state.describe()))?;
+            judge(&store, &survived).map_err(|words| format!("{words} [{}]", state.describe()))?;
         }
     }
     Ok(())
 }
 
-fn readable(store: &Store) -> Verdict {
+fn readable(store: &Store, _: &SimBlock) -> Verdict {
     store.iter().try_for_each(|item| item.map(drop).map_err(words))
 }
 
@@ -91,7 +95,7 @@ fn overwritten() -> std::result::Result<(Arc<SimBlock>, Store, u64), String> {
     Ok((device, store, from))
 }
 
-fn old_or_new(store: &Store) -> Verdict {
+fn old_or_new(store: &Store, _: &SimBlock) -> Verdict {
     match store.get(b"a").map_err(words)?.as_deref() {
         Some(b"old" | b"new") => Ok(()),
         other => Err(format!("a holds {:?} bytes", other.map(<[u8]>::len))),

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
 pub(crate) const SEGMENT_SIZE: u64 = 8192;
 /// Wall time of the simulations, in seconds.
-const NOW: u64 = 1_800_000_000;
+pub(crate) const NOW: u64 = 1_800_000_000;
 
 /// A `depot` with a hash of some bits.
 #[derive(Clone, Debug)]

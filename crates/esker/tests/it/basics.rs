@@ -195,3 +195,22 @@ fn a_device_with_something_else_on_it_is_refused_unless_told_to_format() {
     options.format = false;
     assert_eq!(get(&open(&device, &options).unwrap(), "k").unwrap(), b"v");
 }
+
+/// The cleaner has moved records that share no blocks any more; their originals are still on the device, in free segments.
+#[test]
+fn a_full_store_can_be_emptied_after_a_crash() {
+    use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
+    let (device, options) = (device(14), options(14));
+    let store = open(&device, &options).unwrap();
+    let put = |n: &u32| store.put(&n.to_le_bytes(), &[1; 100]).is_ok();
+    let count = (0..u32::MAX).take_while(put).count() as u32;
+    let free = store.stats().free_segments;
+    let survived = SimBlockOptions::new(crate::support::DEVICE_SIZE, 1);
+    let survived = SimBlock::new(survived.initial(Initial::Recycled(device.image())));
+    let store = open(&Arc::new(survived), &options).unwrap();
+    assert_eq!((store.stats().items, store.stats().free_segments), (u64::from(count), free));
+    for n in 0..count {
+        assert!(store.delete(&n.to_le_bytes()).unwrap(), "{n} of {count}");
+    }
+    store.put(b"k", &[1; 900]).unwrap();
+}

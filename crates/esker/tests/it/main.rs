@@ -12,6 +12,7 @@ mod basics;
 mod cache;
 mod damage;
 mod engines;
+mod expiry;
 mod faults;
 mod flat;
 mod flat_backup;

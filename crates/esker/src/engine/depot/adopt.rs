@@ -10,7 +10,7 @@ use super::place::link_bytes;
 use super::recover::{Found, Recovered, Scanned, on_threads};
 use super::segments::{Incarnation, Use};
 use super::{Depot, sites};
-use esker_base::ids::Version;
+use esker_base::ids::{SegmentEpoch, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{LargeRef, Stream};
 use esker_index::Link;
@@ -78,8 +78,10 @@ impl Depot {
         if sites::RECOVER_NEWEST.disabled() {
             found.sort_unstable_by_key(|record| (record.hash, std::cmp::Reverse(record.order)));
         } else {
-            found.sort_unstable_by_key(|record| {
-                (record.hash, record.version(), record.link.is_tombstone())
+            let key = |record: &Found| (record.hash, record.version(), record.link.is_tombstone());
+            found.sort_unstable_by(|one, other| {
+                let copies = || self.moves_of(one.link).cmp(&self.moves_of(other.link));
+                key(one).cmp(&key(other)).then_with(copies)
             });
         }
         let mut group: Vec<Found> = Vec::new();
@@ -102,6 +104,14 @@ impl Depot {
         }
         group.drain(..).for_each(|record| self.take_in(record));
         Ok(())
+    }
+
+    /// Of two copies of a record, the cleaner made the one with more of this from the other.
+    pub(super) fn moves_of(&self, link: Link) -> (u8, SegmentEpoch) {
+        let segment = self.layout.segment_of(self.layout.offset_of(link));
+        let of = self.segments.incarnation(segment.unwrap_or_default());
+        // What was moved once or more often is in a stream of its own, in which segments are taken one after the other.
+        (of.stream as u8, of.epoch)
     }
 
     /// R4. To a repair, a record that cannot be read is some other key's.

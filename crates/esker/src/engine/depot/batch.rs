@@ -54,6 +54,8 @@ pub(super) struct Batch {
     pub(super) first: Sequence,
     pub(super) form: VersionForm,
     grain: usize,
+    /// Numbers of the records that expire, and when.
+    expiring: Vec<(usize, u64)>,
     /// Where records of large values start, and what they say of them.
     pieces: Vec<(usize, LargeRef)>,
     /// What the batch adds to the summary.
@@ -77,6 +79,7 @@ impl Batch {
             first,
             form,
             grain: usize::try_from(layout.grain).unwrap_or(1),
+            expiring: Vec::new(),
             pieces: Vec::new(),
             summary: SummarySize::new(form),
         }
@@ -113,6 +116,9 @@ impl Batch {
         let start = self.begin(pool, size);
         if let Some(out) = self.buffer.get_mut(start..start + size) {
             encode_record(out, meta, self.form, key, value);
+        }
+        if let Some(expires_at) = meta.expires_at {
+            self.expiring.push((self.entries.len(), expires_at));
         }
         let RecordMeta { kind, version, collides, replaces, .. } = *meta;
         let entry = Entry { hash, version, kind, collides, replaces, start, size };
@@ -188,6 +194,9 @@ impl Batch {
             }
             rest.end_record(Entry { start, ..entry }, self.piece(&entry));
         }
+        let expiring = self.expiring.partition_point(|(number, _)| *number < from);
+        let expiring = self.expiring.split_off(expiring).into_iter();
+        rest.expiring = expiring.map(|(number, at)| (number - from, at)).collect();
         self.used = self.entries.last().map_or(BATCH_HEADER_SIZE, |last| last.start + last.size);
         self.pieces.retain(|(start, _)| *start < self.used);
         self.summary = SummarySize::new(self.form);
@@ -208,6 +217,11 @@ impl Batch {
         let place = self.pieces.binary_search_by_key(&entry.start, |(start, _)| *start);
         let found = place.ok().and_then(|place| self.pieces.get(place));
         found.map_or(LargeRef::default(), |(_, piece)| *piece)
+    }
+
+    /// The records that expire, and when, in Unix seconds.
+    pub(super) fn expiring(&self) -> impl ExactSizeIterator<Item = (Option<&Entry>, u64)> {
+        self.expiring.iter().map(|(number, at)| (self.entries.get(*number), *at))
     }
 
     /// Sequence number behind the last record.
@@ -255,7 +269,8 @@ impl Batch {
         }
         let Batch { used, first, form, grain, summary, .. } = *self;
         let (entries, pieces) = (self.entries.clone(), self.pieces.clone());
-        Batch { buffer, used, entries, first, form, grain, pieces, summary }
+        let expiring = self.expiring.clone();
+        Batch { buffer, used, entries, first, form, grain, expiring, pieces, summary }
     }
 
     pub(super) fn record(&self, entry: &Entry, base: Sequence) -> Option<Record<'_>> {

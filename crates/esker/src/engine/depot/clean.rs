@@ -3,7 +3,8 @@
 //! Records that were moved go to streams of their own, apart from what clients write: those that
 //! survived once to one, those that survived again to another, so that segments fill with records
 //! of one temperature (PACMAN §3.4). The victim is the segment with the best benefit for its cost
-//! (PACMAN §3.3). Clients' writes slow down smoothly with the debt of free segments.
+//! (PACMAN §3.3), to which what has expired is as good as dead ([`super::expire`]). Clients' writes slow
+//! down smoothly with the debt of free segments.
 //!
 //! # Invariants
 //! - K1: an index entry moves to a copy only after the copy is durable, and only if it still points
@@ -51,6 +52,8 @@ pub(super) struct Cleaner {
     rested: Duration,
     /// Tombstones there were after the last purge.
     pub(super) tombstones_kept: u64,
+    /// What the segments were like when a purge found nothing to drop: their generation, and how many were free.
+    pub(super) purged_in_vain: Option<(u64, usize)>,
 }
 
 impl Cleaner {
@@ -69,6 +72,7 @@ impl Cleaner {
             rate: 64e6,
             rested: Duration::ZERO,
             tombstones_kept: 0,
+            purged_in_vain: None,
         }
     }
 
@@ -101,6 +105,7 @@ impl Depot {
         let limit = 2 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX);
         // Others may be faster to take what came free: that is no lack of room.
         let (mut tries, mut seen) = (0, self.log.next_version());
+        let mut looks = self.looks_of_a_writer();
         while tries < limit {
             if self.segments.free_count() > kept {
                 return Ok(());
@@ -108,11 +113,12 @@ impl Depot {
             self.log.refuse()?;
             // A backup that ends meanwhile leaves segments to clean.
             let held = self.segments.is_holding();
-            if self.free_one(cleaner, true)?.is_none()
-                && self.purge_tombstones(cleaner)? == 0
-                && !self.segments.break_hold()
-                && !held
-            {
+            let freed = self.free_one(cleaner, true)?.is_some();
+            if !freed && looks > 0 && self.look_further(cleaner)? {
+                looks -= 1;
+                continue;
+            }
+            if !freed && !self.purge_for_room(cleaner)? && !self.segments.break_hold() && !held {
                 break;
             }
             let now = self.log.next_version();
@@ -138,8 +144,12 @@ impl Depot {
         }
         // Every segment is worth it once; what the moves fill up is full.
         let limit = limit.min(self.segments.sealed().count());
-        while cleaned < limit && self.clean_one(&mut cleaner, true)?.is_some() {
-            cleaned += 1;
+        while cleaned < limit {
+            match self.clean_one(&mut cleaner, true)? {
+                Some(_) => cleaned += 1,
+                None if self.look_further(&mut cleaner)? => {}
+                None => break,
+            }
         }
         self.purge_tombstones(&mut cleaner)?;
         Ok(cleaned)
@@ -158,7 +168,14 @@ impl Depot {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
             cleaner.rested = Duration::ZERO;
-            let Some(gain) = self.free_one(&mut cleaner, false)? else { break };
+            let Some(gain) = self.free_one(&mut cleaner, false)? else {
+                // While nobody writes, nobody needs the room.
+                if self.log.has_written() && self.look_further(&mut cleaner)? {
+                    continue;
+                }
+                self.pace.clear();
+                break;
+            };
             let took = self.clock.monotonic().saturating_sub(began);
             let seconds = took.saturating_sub(cleaner.rested).as_secs_f64();
             let rate = gain as f64 / seconds.max(1e-6);
@@ -187,13 +204,11 @@ impl Depot {
 
     /// Cleans the best victim; says how many bytes that gained, `None` if there is no victim.
     pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
-        let Some(victim) = self.segments.victim(self.log.next_epoch(), greedy) else {
-            return Ok(None);
-        };
-        let gain = self.layout.segment_size.saturating_sub(self.segments.live_bytes(victim));
+        let victim = self.segments.victim(self.log.next_epoch(), self.now(), greedy);
+        let Some(victim) = victim else { return Ok(None) };
         let epoch = self.segments.epoch(victim);
         match self.clean_segment(cleaner, victim, !greedy) {
-            Ok(()) => Ok(Some(gain)),
+            Ok(moved) => Ok(Some(self.layout.segment_size.saturating_sub(moved))),
             // The reserve is for this; if it is used up, what is free now must do.
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
             Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
@@ -205,19 +220,24 @@ impl Depot {
         }
     }
 
-    fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId, ahead: bool) -> Result<()> {
+    /// Returns how many bytes were moved.
+    fn clean_segment(&self, cleaner: &mut Cleaner, victim: SegmentId, ahead: bool) -> Result<u64> {
         let of = self.segments.incarnation(victim);
         if !self.segments.is_cleanable(victim) {
-            return Ok(());
+            return Ok(0);
         }
         let now = self.clock.monotonic();
-        let records = self.live_records(victim, of)?;
+        let mut records = self.live_records(victim, of)?;
+        if self.release_expired(cleaner, of.stream, &records)? {
+            records.retain(|(record, link)| self.is_live(record, *link));
+        }
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         moving.tempo = ahead.then_some(Tempo { since: now, rested: Duration::ZERO });
         let copied = self.copy_records(&mut moving, victim, of, &records);
         let rested = moving.tempo.as_ref().map_or(Duration::ZERO, |tempo| tempo.rested);
         let (moved, durable) = self.end_move(moving, copied);
         cleaner.rested += rested;
+        let moved_bytes = moved.iter().map(|moved| link_bytes(moved.new)).sum();
         for (count, moved) in moved.into_iter().enumerate() {
             if count % GIVE_WAY == 0 {
                 esker_trt::yield_now();
@@ -229,7 +249,7 @@ impl Depot {
         durable?;
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
-        Ok(())
+        Ok(moved_bytes)
     }
 
     /// The live records of a segment, by place.

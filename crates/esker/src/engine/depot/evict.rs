@@ -1,7 +1,7 @@
 //! Eviction: how a cache makes room (uDepot §4.8).
 //!
 //! A GET that hits marks the segment of its record as used. When free segments run low, the segment that
-//! was not used for the longest time becomes free with all that is in it: nothing is copied. So room
+//! was not used for the longest time, or one in which all has expired, becomes free with all that is in it: nothing is copied. So room
 //! costs a read of the segment's summary, and all of the device but a few segments holds items.
 //!
 //! What is evicted must not come back, in an older version least of all: that would be stale. The
@@ -51,8 +51,11 @@ impl Depot {
     pub(super) fn evict_one(&self, cleaner: &mut Cleaner) -> Result<Option<u64>> {
         // Notes are cleaned as any store's records: the garbage among them.
         let moved = self.segments.moved_victim();
+        // What has expired is of no use to anybody, however lately it was written. Once: it may have to stay.
+        let mut dear = moved.or_else(|| self.segments.expired(self.now()));
         for _ in 0..TRIES {
-            let Some(victim) = moved.or_else(|| self.segments.least_used()) else { break };
+            let least_used = || self.segments.least_used();
+            let Some(victim) = moved.or_else(|| dear.take()).or_else(least_used) else { break };
             if self.try_evict(cleaner, victim)? {
                 return Ok(Some(self.layout.segment_size));
             }

@@ -13,8 +13,8 @@
 //!   so it is right wherever it was found, also if its segment is being reused.
 //!
 //! # Concurrency
-//! One short lock, innermost but for the free list's: counts of the segment table change under it, so
-//! that they agree with the table also while everything is cleared.
+//! One short lock, innermost but for the free list's and those of what is known of segments: counts of the segment table change
+//! under it, so that they agree with the table also while everything is cleared.
 
 use super::Depot;
 use super::place::link_bytes;
@@ -30,6 +30,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 struct Large {
     head: Option<Link>,
     links: Box<[Option<Link>]>,
+    /// When it expires, in Unix seconds, as far as that is known.
+    expires_at: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -55,7 +57,7 @@ impl Extents {
     /// A value of so many extents is about to be written.
     fn begin(&self, id: u64, count: u32) {
         let links = vec![None; usize::try_from(count).unwrap_or(0)].into();
-        self.table.lock().values.insert(id, Large { head: None, links });
+        self.table.lock().values.insert(id, Large { links, ..Large::default() });
     }
 
     /// Whether the value is there, or on its way.
@@ -92,20 +94,36 @@ impl Extents {
         count();
     }
 
-    /// The cleaner made a copy of an extent; `count` is called if the copy takes its place.
+    /// It is known when a value expires: `told` is told of its extents, unless it was known before.
+    pub(super) fn expire(&self, id: u64, expires_at: u64, told: impl FnMut(Link)) {
+        let mut table = self.table.lock();
+        if let Some(large) = table.values.get_mut(&id)
+            && large.expires_at.replace(expires_at).is_none()
+        {
+            large.links.iter().copied().flatten().for_each(told);
+        }
+    }
+
+    /// Lets `look` ask when values expire, as far as that is known; more is not known before it ends.
+    pub(super) fn with_expiries(&self, look: impl FnOnce(&dyn Fn(u64) -> Option<u64>)) {
+        let table = self.table.lock();
+        look(&|id| table.values.get(&id)?.expires_at);
+    }
+
+    /// The cleaner made a copy of an extent; `count` is called if the copy takes its place, with when it expires.
     pub(super) fn follow(
         &self,
         piece: LargeRef,
         old: Link,
         new: Link,
-        count: impl FnOnce(),
+        count: impl FnOnce(Option<u64>),
     ) -> bool {
         let mut table = self.table.lock();
         let Some(place) = table.place(piece).filter(|place| **place == Some(old)) else {
             return false;
         };
         *place = Some(new);
-        count();
+        count(table.values.get(&piece.id).and_then(|large| large.expires_at));
         true
     }
 
@@ -176,7 +194,7 @@ impl Extents {
         let links: Box<[_]> = value.links.iter().map(|bits| Link::from_bits(*bits)).collect();
         self.count.fetch_add(links.iter().flatten().count() as u64, Ordering::Relaxed);
         let mut table = self.table.lock();
-        table.values.insert(value.id, Large { head: Some(head), links });
+        table.values.insert(value.id, Large { head: Some(head), links, expires_at: None });
         table.heads.insert(head, value.id);
         true
     }
@@ -237,8 +255,11 @@ impl Depot {
             self.extents.begin(piece.id, piece.number);
             self.extents.adopt(piece.id, *head);
         }
-        // Of several copies any is good, but one alone counts.
-        found.sort_unstable_by_key(|(piece, _)| (piece.id, piece.number));
+        // Of several copies any is good, but one alone counts: the last one (R5).
+        found.sort_unstable_by(|(one, a), (other, b)| {
+            let copies = || self.moves_of(*b).cmp(&self.moves_of(*a));
+            (one.id, one.number).cmp(&(other.id, other.number)).then_with(copies)
+        });
         found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
         for (piece, link) in found {
             let segment = self.layout.segment_of(self.layout.offset_of(link));

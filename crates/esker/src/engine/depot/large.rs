@@ -78,8 +78,11 @@ impl Depot {
         }
         // A cache makes room for a value that is not most of it.
         let room = self.layout.room(self.segments.reserve_of_puts());
-        let cache = self.superblock.cache;
-        let (live, room) = if cache { (0, room / 2) } else { (self.segments.live().1, room) };
+        let (live, room) = if self.superblock.cache {
+            (0, room / 2)
+        } else {
+            (self.unexpired_bytes_beside(value.len() as u64, room), room)
+        };
         if live + value.len() as u64 > room {
             let words = format!("a value of {} bytes, and {live} bytes are in use", value.len());
             return Err(Error::new(ErrorKind::NoSpace, "put").context(words));

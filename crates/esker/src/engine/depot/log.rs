@@ -211,6 +211,11 @@ impl Log {
         self.state.lock().refuse()
     }
 
+    /// Whether clients wrote since the store was opened.
+    pub(super) fn has_written(&self) -> bool {
+        self.state.lock().wrote
+    }
+
     /// Why the store is read-only, if it is.
     pub(super) fn failure(&self) -> Option<Error> {
         self.state.lock().failure.clone()

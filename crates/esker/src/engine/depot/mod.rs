@@ -30,6 +30,7 @@ mod clean;
 mod commit;
 mod engine;
 mod evict;
+mod expire;
 mod extents;
 mod hold;
 mod large;
@@ -298,11 +299,14 @@ impl Depot {
         self.rng.lock().next_u64()
     }
 
+    /// Wall time in seconds, which never goes back.
+    fn now(&self) -> u64 {
+        let now = self.clock.unix_seconds();
+        now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed))
+    }
+
     fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| {
-            let now = self.clock.unix_seconds();
-            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
-        })
+        expires_at.is_some_and(|expires_at| self.now() >= expires_at)
     }
 
     /// Takes a superseded record out of the count of its segment.

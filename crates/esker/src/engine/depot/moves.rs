@@ -51,7 +51,7 @@ pub(super) struct Moved {
     hash: u64,
     /// Which extent it is, if it is one.
     extent: Option<LargeRef>,
-    old: Link,
+    pub(super) old: Link,
     pub(super) new: Link,
     pub(super) to: SegmentId,
 }
@@ -72,6 +72,11 @@ impl<'a> Move<'a> {
         let batch = Batch::new(pool, layout, mover.next, VersionForm::Whole);
         Move { mover, batch, originals: Vec::new(), moved: Vec::new(), tempo: None }
     }
+}
+
+/// What stands in the place of a record that has expired (K3).
+pub(super) fn tombstone_of(meta: RecordMeta) -> RecordMeta {
+    RecordMeta { kind: RecordKind::Delete, flags: 0, expires_at: None, ..meta }
 }
 
 impl Depot {
@@ -95,7 +100,7 @@ impl Depot {
         (moved, durable)
     }
 
-    /// Reads the records in long pieces and copies them into batches.
+    /// Reads the records and copies them into batches.
     pub(super) fn copy_records(
         &self,
         moving: &mut Move<'_>,
@@ -103,8 +108,25 @@ impl Depot {
         of: Incarnation,
         records: &[(SummaryRecord, Link)],
     ) -> Result<()> {
+        self.read_records(victim, of, records, &mut |count, record, noted, link| {
+            if count.is_multiple_of(GIVE_WAY) {
+                self.rest(&mut moving.tempo);
+            }
+            self.copy_record(moving, noted.hash, record, link)
+        })
+    }
+
+    /// Reads records of a segment in long pieces and gives them to `visit`, until the segment is reused; with the number of
+    /// each in its piece.
+    pub(super) fn read_records(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        records: &[(SummaryRecord, Link)],
+        visit: &mut dyn FnMut(usize, &Record<'_>, &SummaryRecord, Link) -> Result<()>,
+    ) -> Result<()> {
         let block = self.layout.block;
-        let base = self.layout.segment_offset(victim);
+        let base = self.layout.segment_offset(id);
         let source = self.source(sites::CLEAN_READ);
         let mut rest = records;
         while let Some(((first, _), _)) = rest.split_first() {
@@ -122,17 +144,14 @@ impl Depot {
             let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
             source.read(base + start, &mut buffer)?;
             for (count, (record, link)) in piece.iter().enumerate() {
-                if count % GIVE_WAY == 0 {
-                    self.rest(&mut moving.tempo);
-                }
                 let skip = usize::try_from(record.offset - start).unwrap_or(usize::MAX);
                 let bytes = buffer.get(skip..).unwrap_or(&[]);
                 let place = Place { salt: of.salt, offset: base + record.offset };
                 let decoded = Record::decode(bytes, Version(of.base.0), Some(place));
                 match decoded {
-                    Ok(decoded) => self.copy_record(moving, record.hash, &decoded, *link)?,
+                    Ok(decoded) => visit(count, &decoded, record, *link)?,
                     // Overwritten meanwhile: not live any more. Else damaged.
-                    Err(_) if self.segments.epoch(victim) != of.epoch => return Ok(()),
+                    Err(_) if self.segments.epoch(id) != of.epoch => return Ok(()),
                     Err(flaw) => {
                         return Err(source.corrupted(place.offset, record.size_bytes, &flaw));
                     }
@@ -160,7 +179,7 @@ impl Depot {
         }
         if self.is_expired(meta.expires_at) {
             // K3.
-            meta = RecordMeta { kind: RecordKind::Delete, flags: 0, expires_at: None, ..meta };
+            meta = tombstone_of(meta);
             value = &[];
         }
         self.add_moved(moving, spread(hash), &meta, key, value, link)
@@ -215,11 +234,15 @@ impl Depot {
 
     /// K1: lets the index entry follow its record; false if it points elsewhere by now.
     pub(super) fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
-        let Moved { hash, extent, old, new, .. } = *moved;
+        let Moved { hash, extent, old, new, to } = *moved;
         // Not an entry of the segment's next incarnation, which may look the same.
         let same = || self.segments.epoch(victim) == of.epoch || sites::MOVE_EPOCH.disabled();
         if let Some(piece) = extent {
-            return same() && self.extents.follow(piece, old, new, || self.let_go(old, Version(0)));
+            return same()
+                && self.extents.follow(piece, old, new, |expires_at| {
+                    self.segments.expire(to, expires_at.map(|at| (at, link_bytes(new))));
+                    self.let_go(old, Version(0));
+                });
         }
         let followed = self.pending.relocate(hash, old, Some(new), || {
             let followed = same() && self.index.replace(hash, old, new);

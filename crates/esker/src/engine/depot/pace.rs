@@ -1,7 +1,8 @@
 //! Pace: how clients and the cleaner share the device, the processor and the free space.
 //!
 //! A cleaner that is ahead of the clients rests between pieces of its work, the longer the larger its lead. Clients are held back
-//! in proportion to the debt of free space, so that they slow down smoothly and nobody waits for a whole segment.
+//! in proportion to the debt of free space, so that they slow down smoothly and nobody waits for a whole segment. Where the
+//! cleaner finds nothing to gain they are not: waiting makes no room.
 //!
 //! # Concurrency
 //! Numbers that anybody may change; each is a hint, and none guards anything.
@@ -107,6 +108,12 @@ impl Pace {
         self.rate.store(rate.to_bits(), Ordering::Relaxed);
     }
 
+    /// The cleaner has nothing to gain: nobody is held back for it, until it does.
+    pub(super) fn clear(&self) {
+        self.set(f64::INFINITY);
+        self.ask(0.0);
+    }
+
     fn rate(&self) -> f64 {
         f64::from_bits(self.rate.load(Ordering::Relaxed)).max(CLEANING_RATE_MIN)
     }
@@ -161,6 +168,17 @@ mod tests {
         assert_eq!(pace.spend(100 * MS, 3.0), PACE_MAX);
         assert_eq!(pace.spend(100 * MS, 3.0), PACE_MAX);
         assert_eq!(pace.spend(110 * MS, 0.0), PACE_MAX - 10 * MS);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_cleaner_that_has_nothing_to_gain() {
+        let pace = Pace::default();
+        pace.set(1.0);
+        pace.ask(1e-9);
+        assert_eq!(pace.rate().to_bits(), CLEANING_RATE_MIN.to_bits());
+        pace.clear();
+        assert_eq!((1.0 / pace.rate()).to_bits(), 0);
+        assert_eq!(pace.asked().to_bits(), 0);
     }
 
     #[test]

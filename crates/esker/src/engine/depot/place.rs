@@ -203,16 +203,16 @@ impl Depot {
         };
         // PERSIST: the batch. Crash before: a torn tail, which recovery drops; nobody heard of it.
         //          Crash after: all of it is there.
-        if durably {
-            self.device.write_durable_at(sites::COMMIT_WRITE, at, slices)?;
-            *durable = batch.end();
-            return Ok(());
+        match (durably, stream) {
+            (true, _) => {
+                self.device.write_durable_at(sites::COMMIT_WRITE, at, slices)?;
+                *durable = batch.end();
+            }
+            (false, Stream::Fresh) => self.write_in_steps(sites::COMMIT_PLAIN_WRITE, at, slices)?,
+            (false, _) => self.write_in_steps(sites::MOVE_WRITE, at, slices)?,
         }
-        let site = match stream {
-            Stream::Fresh => sites::COMMIT_PLAIN_WRITE,
-            _ => sites::MOVE_WRITE,
-        };
-        self.write_in_steps(site, at, slices)
+        self.note_expiries(batch, plan);
+        Ok(())
     }
 
     /// Writes what nobody waits for: a short piece at a time, so that a client's read waits for no long one.

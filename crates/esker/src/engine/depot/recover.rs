@@ -16,7 +16,8 @@
 //! - R4: two records are taken for one key's by equal hashes only if neither is marked: the writer
 //!   compared the keys and marked the record if another key with the hash had a value.
 //! - R5: two records with one version are copies: the cleaner moved one. Either counts; a tombstone, which
-//!   stands for one that expired or was evicted, before the record.
+//!   stands for one that expired or was evicted, before the record; then the copy before the original. So
+//!   what the cleaner made free is free again: of a full store, that is all the room there is to clean.
 //!
 //! # Concurrency
 //! Threads take segments from a counter, then shares of the hash space; in a simulation there is

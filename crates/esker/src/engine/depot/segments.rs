@@ -13,10 +13,12 @@
 //! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
 //! segments. A backup may hold segments back that went free ([`super::hold`]).
 
+mod expiring;
 #[cfg(test)]
 mod tests;
 mod victims;
 
+use self::expiring::Expiring;
 use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
@@ -65,6 +67,7 @@ struct Segment {
     aside: AtomicU64,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
     used_at: AtomicU64,
+    expiring: Expiring,
 }
 
 /// What readers must know to check a record.
@@ -317,6 +320,7 @@ impl Segments {
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);
+            segment.expiring.forget();
             segment.state.store(state as u8, Ordering::Release);
         }
     }
@@ -331,6 +335,7 @@ impl Segments {
         // S2: before the caller writes the first byte.
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.restore(id, Use::Open, incarnation);
+        self.begin_known(id);
     }
 
     /// Marks a full segment; frees it if all its records are dead already.

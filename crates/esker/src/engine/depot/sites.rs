@@ -23,6 +23,8 @@ esker_base::sites! {
     pub MOVE_FLUSH: Flush = "depot.move.flush";
     /// An index entry follows its record only in the incarnation of the segment that was read.
     pub MOVE_EPOCH: Compare = "depot.move.epoch";
+    /// A tombstone stands in place of a head that is durable.
+    pub EXPIRE_HEAD: Compare = "depot.expire.head";
     /// Reads segments for cleaning.
     pub CLEAN_READ: Read = "depot.clean.read";
     /// A tombstone stays while an older record with its hash is on media.

@@ -49,6 +49,18 @@ impl Depot {
             && tombstones > cleaner.tombstones_kept / 4 * 5
     }
 
+    /// As [`Depot::purge_tombstones`], for a writer that finds no room; false if nothing was dropped. Where no segment came or
+    /// went since that was so, it is so again: a full store refuses writes without reading its summaries for each.
+    pub(super) fn purge_for_room(&self, cleaner: &mut Cleaner) -> Result<bool> {
+        let now = (self.segments.generation(), self.segments.free_count());
+        if cleaner.purged_in_vain == Some(now) {
+            return Ok(false);
+        }
+        let dropped = self.purge_tombstones(cleaner)? > 0;
+        cleaner.purged_in_vain = (!dropped).then_some(now);
+        Ok(dropped)
+    }
+
     /// Drops the tombstones that nothing older is left of; returns how many.
     pub(super) fn purge_tombstones(&self, cleaner: &mut Cleaner) -> Result<usize> {
         if self.tombstones() == 0 {

@@ -16,7 +16,8 @@ fn batch(values: &[usize]) -> Batch {
             size => (RecordKind::Put, vec![7; *size]),
         };
         let version = Version(70 + number as u64);
-        let meta = RecordMeta { version, ..RecordMeta::new(kind) };
+        let expires_at = (*size == 0).then_some(500 + number as u64);
+        let meta = RecordMeta { version, expires_at, ..RecordMeta::new(kind) };
         let key = [b'k', u8::try_from(number).unwrap()];
         batch.push(&BufferPool::default(), number as u64, &meta, &key, &value);
     }
@@ -24,12 +25,17 @@ fn batch(values: &[usize]) -> Batch {
 }
 
 fn contents(batch: &Batch) -> Vec<(Vec<u8>, Vec<u8>, LargeRef)> {
+    let mut expiring = batch.expiring().map(|(entry, at)| (entry.unwrap().start(), at));
     let of = |entry: &Entry| {
         assert_eq!(entry.start() % 8, 0);
         let record = batch.record(entry, Sequence(0)).unwrap();
+        let noted = record.meta.expires_at.and_then(|_| expiring.next());
+        assert_eq!(noted, record.meta.expires_at.map(|at| (entry.start(), at)));
         (record.key.to_vec(), record.value.to_vec(), batch.piece(entry))
     };
-    batch.entries.iter().map(of).collect()
+    let contents = batch.entries.iter().map(of).collect();
+    assert_eq!(expiring.next(), None);
+    contents
 }
 
 #[test]

@@ -24,7 +24,7 @@ impl Segments {
         })
     }
 
-    fn cleanable(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+    pub(super) fn cleanable(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
         // Cleaning a segment that is held frees nothing, and evicting it would change its bytes.
         let held = self.hold.lock();
         self.all().filter(move |(id, _)| self.is_cleanable(*id) && !held.holds(*id))
@@ -48,12 +48,28 @@ impl Segments {
         fresh.map(|(id, _)| id).min_by_key(|id| (self.used_at(*id), self.epoch(*id)))
     }
 
+    /// A segment with clients' records of which all that is live has expired by `now`, in Unix seconds.
+    pub(in super::super) fn expired(&self, now: u64) -> Option<SegmentId> {
+        let all_expired = |(id, segment): &(SegmentId, &Segment)| {
+            let live = segment.live_bytes.load(Ordering::Relaxed);
+            self.incarnation(*id).stream == Stream::Fresh && segment.expired_bytes(now) >= live
+        };
+        self.cleanable().find(all_expired).map(|(id, _)| id)
+    }
+
     /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
     /// been left alone, over the cost of moving the rest (PACMAN §3.3; uDepot §4.1 has greedy with
-    /// age). `greedy`: the one with most to gain. `None` if there is nothing to gain.
-    pub(in super::super) fn victim(&self, now: SegmentEpoch, greedy: bool) -> Option<SegmentId> {
+    /// age). What has expired by `now`, in Unix seconds, is as good as dead. `greedy`: the one with most
+    /// to gain. `None` if there is nothing to gain.
+    pub(in super::super) fn victim(
+        &self,
+        next: SegmentEpoch,
+        now: u64,
+        greedy: bool,
+    ) -> Option<SegmentId> {
         let score = |segment: &Segment| {
             let live = segment.live_bytes.load(Ordering::Relaxed);
+            let live = live.saturating_sub(segment.expired_bytes(now));
             // A segment that a crash cut short holds little: what was never written is free as well.
             let written =
                 segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes / 4 * 3);
@@ -64,7 +80,7 @@ impl Segments {
             if greedy {
                 return Some(u128::from(dead));
             }
-            let age = now.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
+            let age = next.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
             // The root of it: old segments with little garbage are not worth their moves.
             let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
