@@ -3,7 +3,6 @@
 pub(crate) mod background;
 pub(crate) mod backup;
 pub(crate) mod depot;
-#[cfg_attr(not(test), expect(dead_code, reason = "engines follow"))]
 mod expiries;
 pub(crate) mod flat;
 pub(crate) mod flex;

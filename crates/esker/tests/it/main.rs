@@ -19,6 +19,7 @@ mod flat_damage;
 mod flat_threads;
 mod flex;
 mod flex_db;
+mod flex_expiry;
 mod flex_room;
 mod flex_whole;
 mod gather;
