@@ -4,13 +4,13 @@
 //! # Concurrency
 //! Of the committer, or of who holds its lock. Nothing here changes the index or the space.
 
-use super::Flex;
 use super::commit::Committer;
 use super::expired::{Expired, Moment};
 use super::index::{Entry, Fresh};
 use super::interval::Interval;
 use super::memtable::RangeDelete;
 use super::snapshots::needed;
+use super::{Flex, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::Result;
 use esker_format::flex_db::run::take_pair;
@@ -68,6 +68,9 @@ pub(super) fn merge<'a>(
     // One version of a key may be there twice, after a crash.
     all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
     all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+    if sites::EXPIRED_OLDER.disabled() {
+        all.retain(|(.., content)| !moment.has_expired(content));
+    }
     let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
     for same in all.chunk_by(|a, b| a.0 == b.0) {
         let Some((key, ..)) = same.first() else { continue };
