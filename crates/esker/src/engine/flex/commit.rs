@@ -142,7 +142,7 @@ impl Flex {
         gate.open();
         done?;
         self.lend_memory();
-        if let Err(error) = self.sweep_expired() {
+        if let Err(error) = self.sweep_expired(table.bytes().saturating_sub(appended)) {
             tracing::warn!(%error, "what has expired stays for now");
         }
         // What is not dense enough by then is collected while nobody writes.

@@ -39,7 +39,7 @@ use parking_lot::{Mutex, RwLock};
 use row::Row;
 pub(super) use row::Sums;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 /// Most intervals of a leaf.
@@ -88,6 +88,8 @@ pub(super) struct Index {
     appended: AtomicU64,
     /// Before this time, in Unix seconds, nothing has expired that is still there.
     expires_first: AtomicU64,
+    /// Whether there may be intervals in which nobody has looked.
+    has_coarse: AtomicBool,
 }
 
 impl Index {
@@ -110,6 +112,7 @@ impl Index {
             size: AtomicU64::new(0),
             appended: AtomicU64::new(0),
             expires_first: AtomicU64::new(u64::MAX),
+            has_coarse: AtomicBool::new(true),
         };
         index.fill(intervals);
         index
@@ -363,12 +366,24 @@ impl Index {
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.
     pub(super) fn coarse(&self, from: usize) -> Option<(usize, Vec<u8>)> {
+        if !self.has_coarse() {
+            return None;
+        }
         let row = self.row();
-        (from..row.len()).find_map(|number| {
+        let found = (from..row.len()).find_map(|number| {
             let leaf = row.leaf(number).read();
             let index = leaf.entries.iter().position(Entry::is_coarse)?;
             Some((number, leaf.anchor(index)))
-        })
+        });
+        if from == 0 && found.is_none() {
+            self.has_coarse.store(false, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// Whether there may be intervals in which nobody has looked.
+    pub(super) fn has_coarse(&self) -> bool {
+        self.has_coarse.load(Ordering::Relaxed)
     }
 }
 

@@ -74,28 +74,29 @@ impl Flex {
         if self.fruitless.0.lock().is_some_and(is_recent) {
             return Ok(false);
         }
-        let find = || -> Result<bool> {
-            // What has expired is worth waiting for a table that is on its way; what may be dead is not.
-            let is_sure = self.index.has_expired(now) || self.large.is_doubted();
-            let mut committer = match self.committer.try_lock() {
-                Some(committer) => committer,
-                None if is_sure => self.committer.lock(),
-                None => return Ok(false),
-            };
-            let has_room = |more| self.has_room(bytes + more);
-            Ok(has_room(0) || self.make_room(&mut committer, &has_room)?)
-        };
-        if find()? {
-            return Ok(true);
-        }
-        if self.has_expired_table(now) {
+        let mut found = self.look_for_room(bytes, now)?;
+        if found != Some(true) && self.has_expired_table(now) {
             self.commit_all()?;
-            if find()? {
-                return Ok(true);
-            }
+            found = self.look_for_room(bytes, now)?;
         }
-        *self.fruitless.0.lock() = Some((now, self.clock.monotonic()));
-        Ok(false)
+        if found == Some(false) {
+            *self.fruitless.0.lock() = Some((now, self.clock.monotonic()));
+        }
+        Ok(found == Some(true))
+    }
+
+    /// Whether there is room for so many bytes now, or some could be made; `None` if nobody looked, because a table is on its way:
+    /// what has expired is worth waiting for it, what may be dead is not.
+    fn look_for_room(&self, bytes: u64, now: u64) -> Result<Option<bool>> {
+        let index = &self.index;
+        let is_worth = index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
+        let mut committer = match self.committer.try_lock() {
+            Some(committer) => committer,
+            None if is_worth => self.committer.lock(),
+            None => return Ok(None),
+        };
+        let has_room = |more| self.has_room(bytes + more);
+        Ok(Some(has_room(0) || self.make_room(&mut committer, &has_room)?))
     }
 
     /// Brings leaves together of which much does not count, until there is room as `has_room` says, and for some bytes more. Whether

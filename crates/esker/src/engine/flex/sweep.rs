@@ -391,14 +391,17 @@ impl Flex {
         }
     }
 
-    /// Leaves to which tables bring nothing may have much that has expired: what credit a commit left is for them.
-    pub(super) fn sweep_expired(&self) -> Result<()> {
+    /// Leaves to which tables bring nothing may have much that has expired: what credit a commit left is for them, and that for bytes that
+    /// it brought and did not append, as where keys grow with time.
+    pub(super) fn sweep_expired(&self, brought: u64) -> Result<()> {
         let now = self.unix_seconds();
         if !self.index.has_expired(now) {
             return Ok(());
         }
         let mut committer = self.committer.lock();
         let mut at = std::mem::take(&mut committer.sweep.expired_at);
+        let before = committer.sweep.credit;
+        committer.sweep.earn(brought);
         while committer.sweep.credit > 0 && self.tables().sealed.is_none() {
             let sweep = committer.sweep.known();
             let is_worth = |leaf: &LeafSums| sweep.has_much_expired(leaf);
@@ -411,6 +414,7 @@ impl Flex {
             }
         }
         committer.sweep.expired_at = at;
+        committer.sweep.credit = committer.sweep.credit.min(before);
         Ok(())
     }
 }
