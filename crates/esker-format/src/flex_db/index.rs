@@ -9,9 +9,11 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 const MAGIC: [u8; 8] = *b"ESKFLEXI";
 /// The version of its format that this build writes. Others are passed over: nothing but time is lost.
-pub const INDEX_VERSION: u32 = 2;
+pub const INDEX_VERSION: u32 = 3;
 /// Most bytes of what is known of an interval's appended runs.
 const TAIL_SIZE_MAX_BYTES: u64 = 64 << 10;
+/// Most moments at which bytes of an interval expire.
+const EXPIRIES_MAX: u64 = 64;
 /// Size of the head in bytes.
 pub const INDEX_HEAD_SIZE: usize = 64;
 /// Where entries begin in the file, in bytes.
@@ -62,6 +64,9 @@ pub struct IndexEntry<'a> {
     /// What is known of each appended run, one behind the other: its size in two bytes and the number of its pairs in one, big
     /// end first, and a byte of each key's hash, the highest one. Empty: nothing, or there are none.
     pub tail: &'a [u8],
+    /// About how many bytes expire when: moments, in Unix seconds, ascending, with their bytes. Large values that its pairs name
+    /// are counted with them.
+    pub expiries: &'a [(u64, u64)],
 }
 
 /// Makes the entries.
@@ -86,6 +91,13 @@ impl IndexWriter {
             varint::put(&mut self.body, number);
         }
         self.body.extend_from_slice(entry.tail);
+        varint::put(&mut self.body, entry.expiries.len() as u64);
+        let mut before = 0;
+        for (at, bytes) in entry.expiries {
+            varint::put(&mut self.body, at.saturating_sub(before));
+            varint::put(&mut self.body, *bytes);
+            before = *at;
+        }
         self.last.truncate(shared);
         self.last.extend_from_slice(rest);
         self.count += 1;
@@ -163,7 +175,7 @@ impl IndexHead {
         mut visit: impl FnMut(&[u8], IndexEntry<'_>),
     ) -> Result<(), Flaw> {
         let mut rest = body;
-        let mut anchor = Vec::new();
+        let (mut anchor, mut expiries) = (Vec::new(), Vec::new());
         for _ in 0..self.interval_count {
             let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("entry"));
             let (shared, length) = (field()?, field()?);
@@ -180,7 +192,19 @@ impl IndexHead {
                 return Err(Flaw::Field("tail"));
             }
             let tail = split(&mut rest, length).ok_or(Flaw::Field("tail"))?;
-            visit(&anchor, IndexEntry { size, pairs: pairs.checked_sub(1), appended, runs, tail });
+            let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("expiries"));
+            let count = field()?;
+            if count > EXPIRIES_MAX {
+                return Err(Flaw::Field("expiries"));
+            }
+            expiries.clear();
+            let mut at: u64 = 0;
+            for _ in 0..count {
+                at = at.checked_add(field()?).ok_or(Flaw::Field("expiries"))?;
+                expiries.push((at, field()?));
+            }
+            let pairs = pairs.checked_sub(1);
+            visit(&anchor, IndexEntry { size, pairs, appended, runs, tail, expiries: &expiries });
         }
         if rest.is_empty() { Ok(()) } else { Err(Flaw::Field("entries")) }
     }

@@ -52,13 +52,14 @@ fn the_normative_page_has_the_tables_of_the_code() {
 fn a_saved_index_comes_back_and_no_bit_of_it_can_change() {
     let mut rng = Rng::from_seed(7);
     let tails = [&[][..], &[1, 0, 2, 7, 9], &[0, 9, 1, 4, 0, 9, 0]];
+    let expiries = [&[][..], &[(0, 7)], &[(5, 1 << 40), (1 << 60, 9), (u64::MAX, 0)]];
     let mut entries: Vec<(Vec<u8>, IndexEntry<'_>)> = Vec::new();
     for number in 0..40_u64 {
         let anchor = if number == 0 { Vec::new() } else { format!("key/{number:03}").into_bytes() };
         let pairs = rng.chance(3, 4).then(|| rng.below(300));
         let [size, appended, runs] = [1 << 20, 20, 9].map(|most| rng.below(most));
-        let tail = tails[rng.index(3)];
-        entries.push((anchor, IndexEntry { size, pairs, appended, runs, tail }));
+        let (tail, expiries) = (tails[rng.index(3)], expiries[rng.index(3)]);
+        entries.push((anchor, IndexEntry { size, pairs, appended, runs, tail, expiries }));
     }
     let mut writer = IndexWriter::default();
     entries.iter().for_each(|(anchor, entry)| writer.push(anchor, entry));
@@ -73,7 +74,9 @@ fn a_saved_index_comes_back_and_no_bit_of_it_can_change() {
     found
         .entries(&body, |anchor, entry| {
             let tail = tails.into_iter().find(|tail| *tail == entry.tail).unwrap();
-            read.push((anchor.to_vec(), IndexEntry { tail, ..entry }));
+            let same = |known: &&[(u64, u64)]| **known == *entry.expiries;
+            let expiries = expiries.into_iter().find(same).unwrap();
+            read.push((anchor.to_vec(), IndexEntry { tail, expiries, ..entry }));
         })
         .unwrap();
     assert_eq!(read, entries);

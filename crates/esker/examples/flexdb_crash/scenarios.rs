@@ -2,8 +2,10 @@
 
 use crate::torn;
 use crate::workload::{DEVICES, devices, files, options};
-use esker::{Batch, Direction, Durability, ErrorKind, Store};
+use esker::{Attributes, Batch, Direction, Durability, ErrorKind, PutOptions, Store};
+use esker_base::clock::ManualClock;
 use esker_media::sim::{Image, Initial, SimDevices};
+use std::sync::Arc;
 
 pub(crate) type Told = std::result::Result<(), String>;
 
@@ -13,6 +15,7 @@ pub(crate) fn all() -> Told {
     lost_batch().map_err(|words| format!("a lost batch: {words}"))?;
     lost_batches_behind().map_err(|words| format!("lost batches behind one: {words}"))?;
     large_heads().map_err(|words| format!("heads of large values: {words}"))?;
+    expired().map_err(|words| format!("what has expired: {words}"))?;
     crate::backups::all()
 }
 
@@ -238,4 +241,74 @@ fn large_heads() -> Told {
         }
     }
     Ok(())
+}
+
+/// Keys have values that last, and then some that expire: of some keys these are in the space when their time comes, of others in the
+/// log. While they are left out, wherever that is cut, a store with a clock that is behind finds these values or none, never
+/// those before, and every large one whole.
+fn expired() -> Told {
+    const BEGIN: u64 = 1_000_000;
+    const TIME: u64 = BEGIN + 100;
+    let open = |devices: &SimDevices, seconds: u64| {
+        let mut options = options(7);
+        options.clock = Arc::new(ManualClock::new(seconds));
+        options.durability = Durability::Sync;
+        options.flex.memtable_size_bytes = 3000;
+        options.create = true;
+        Store::open_flex_on(files(devices), &options).map_err(words)
+    };
+    let key = |number: u8| [b'k', number];
+    let put = |store: &Store, numbers: std::ops::Range<u8>, first: u8, expires_at| {
+        for number in numbers {
+            let value = vec![first; if number % 3 == 0 { 400 } else { 30 }];
+            let attributes = Attributes { expires_at, ..Attributes::default() };
+            let options = PutOptions { attributes, ..PutOptions::default() };
+            store.put_with(&key(number), &value, options).map_err(words)?;
+        }
+        Told::Ok(())
+    };
+    let devices = devices(&vec![Initial::Zeros; DEVICES], 1, true);
+    let store = open(&devices, BEGIN)?;
+    put(&store, 0..16, 1, None)?;
+    store.check().map_err(words)?;
+    put(&store, 0..12, 2, Some(TIME))?;
+    store.check().map_err(words)?;
+    put(&store, 8..16, 3, Some(TIME))?;
+    store.forget();
+    let store = open(&devices, TIME)?;
+    let from = devices.position();
+    store.clean(usize::MAX).map_err(words)?;
+    put(&store, 0..4, 4, None)?;
+    store.check().map_err(words)?;
+    let to = devices.position();
+    for number in 0..16 {
+        expect_value(&store, &key(number), if number < 4 { &[4] } else { &[] })?;
+    }
+    store.forget();
+    for cut in from..=to {
+        let images = SimDevices::cut(&devices.traces(), cut, cut);
+        let judged = || -> Told {
+            let store = open(&of_images(&images), BEGIN)?;
+            for number in 0..16 {
+                let newest = if number < 8 { 2 } else { 3 };
+                expect_value(&store, &key(number), &[newest, 4])?;
+            }
+            if let Some(problem) = store.check().map_err(words)?.problems.first() {
+                return Err(problem.clone());
+            }
+            store.forget();
+            Ok(())
+        };
+        judged().map_err(|words| format!("cut at {cut} of {from} to {to}: {words}"))?;
+    }
+    Ok(())
+}
+
+/// A key has nothing, or a value that begins so.
+fn expect_value(store: &Store, key: &[u8], firsts: &[u8]) -> Told {
+    let found = store.get(key).map_err(words)?;
+    match found.as_ref().and_then(|found| found.first()) {
+        Some(first) if !firsts.contains(first) => Err(format!("{key:?} has {first}")),
+        _ => Ok(()),
+    }
 }

@@ -51,6 +51,24 @@ impl Expiries {
         expired.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 
+    /// Moments and bytes, the earliest first.
+    pub(crate) fn moments(&self) -> &[(u64, u64)] {
+        &self.0
+    }
+
+    /// About `part` of `whole` of the bytes of each moment, and not more.
+    pub(crate) fn share(&self, part: u64, whole: u64) -> Expiries {
+        let share = |bytes: u64| u128::from(bytes) * u128::from(part) / u128::from(whole.max(1));
+        let parts =
+            self.0.iter().map(|(at, bytes)| (*at, u64::try_from(share(*bytes)).unwrap_or(*bytes)));
+        Expiries(parts.filter(|(_, bytes)| *bytes > 0).collect())
+    }
+
+    /// Memory beside the place itself, in bytes.
+    pub(crate) fn memory_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<(u64, u64)>()
+    }
+
     /// Whether nothing expires.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -90,6 +108,12 @@ mod tests {
         both.add(1500, 5);
         both.add_all(&expiries);
         assert_eq!(both.expired(2000), expired(2000) + 5);
+        let share = both.share(1, 3);
+        for now in 900..2100 {
+            let (part, all) = (share.expired(now) * 3, both.expired(now));
+            assert!(part <= all && all < part + 3 * MOMENTS as u64, "{now}: {part} of {all}");
+        }
+        assert!(both.share(0, 3).is_empty() && both.share(3, 3).moments() == both.moments());
         both.clear();
         assert!(both.is_empty() && both.expired(u64::MAX) == 0);
     }

@@ -21,6 +21,7 @@ mod flat_room;
 mod flat_threads;
 mod flex;
 mod flex_db;
+mod flex_expiry;
 mod flex_room;
 mod flex_whole;
 mod gather;

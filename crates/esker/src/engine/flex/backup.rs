@@ -10,6 +10,7 @@
 //! Files are durable before the manifest names them, and it gets its name at once; older files go last. A crash or an
 //! error leaves the earlier backup, and files that the next one removes.
 
+use super::expired::expiry_of;
 use super::{Flex, sites};
 use crate::backup::BackupReport;
 use crate::engine::Engine;
@@ -230,6 +231,10 @@ impl Flex {
         let range = (Bound::Unbounded, Bound::Unbounded);
         self.visit_at(range, Direction::Forward, usize::MAX, version, &mut |pair| {
             self.begin("back up")?;
+            if self.is_expired(expiry_of(&pair.content)) {
+                // Its large value may be gone meanwhile.
+                return Ok(Continue(()));
+            }
             making.add(&pair)?;
             let value = match pair.content {
                 Content::Put(_, value) => value.len() as u64,

@@ -150,10 +150,16 @@ impl Flex {
         let mut from = from;
         for _ in 0..count {
             let Some(_committer) = self.committer.try_lock() else { return Ok(Some(from)) };
-            let Some((leaf, anchor)) = self.index.coarse(from) else { return Ok(None) };
-            self.refine(&anchor)?;
+            let Some(leaf) = self.refine_next(from)? else { return Ok(None) };
             from = leaf;
         }
         Ok(Some(from))
+    }
+
+    /// Looks inside the first coarse interval from leaf `from` on: the leaf to go on with. The committer's lock is held.
+    pub(super) fn refine_next(&self, from: usize) -> Result<Option<usize>> {
+        let Some((leaf, anchor)) = self.index.coarse(from) else { return Ok(None) };
+        self.refine(&anchor)?;
+        Ok(Some(leaf))
     }
 }

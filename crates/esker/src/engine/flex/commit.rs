@@ -15,6 +15,7 @@
 //! have versions, so that changes nothing.
 
 use super::cursor::TableCursor;
+use super::expired::{Expired, add_expiry, expiries_in};
 use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
@@ -23,6 +24,7 @@ use super::snapshots::needed;
 use super::stretch::Seen;
 use super::sweep::Sweep;
 use super::{Flex, ROOT_BYTES, sites};
+use crate::engine::expiries::Expiries;
 use crate::flex::Splice;
 use crate::store::Direction;
 use esker_base::clock::Clock;
@@ -52,6 +54,8 @@ const FILL_WHILE_WRITING: u32 = 90;
 pub(super) struct Committer {
     pub(super) root: Root,
     pub(super) group: RunWriter,
+    /// What of the group expires when.
+    pub(super) expiries: Expiries,
     pub(super) data: Vec<u8>,
     /// What a stretch is read into.
     pub(super) bytes: Vec<u8>,
@@ -94,7 +98,7 @@ impl Flex {
         self.wal.drain(|_| ());
         self.hold(&table);
         let before = committer.appended_bytes;
-        let done = self.commit_table(&mut committer, &table).and_then(|()| {
+        let done = self.commit_where_there_is_room(&mut committer, &table).and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
             root.last_version = self.tables().active.first_version.saturating_sub(1);
@@ -105,7 +109,7 @@ impl Flex {
                 self.space.sync()?;
             }
             committer.root = root;
-            if let Err(error) = self.collect_large(&table, root.last_version) {
+            if let Err(error) = self.collect_large(&root, Some(&table)) {
                 tracing::warn!(%error, "large values that nobody needs stay for now");
             }
             Ok(())
@@ -138,12 +142,36 @@ impl Flex {
         gate.open();
         done?;
         self.lend_memory();
+        if let Err(error) = self.sweep_expired(table.bytes().saturating_sub(appended)) {
+            tracing::warn!(%error, "what has expired stays for now");
+        }
         // What is not dense enough by then is collected while nobody writes.
         if let Err(error) = self.space.settle(FILL_WHILE_WRITING, &|| self.background.is_stopping())
         {
             tracing::warn!(%error, "space is not collected");
         }
         Ok(true)
+    }
+
+    /// As `commit_table`; if the space is full, what does not count any more makes way first.
+    fn commit_where_there_is_room(
+        &self,
+        committer: &mut Committer,
+        table: &MemTable,
+    ) -> Result<()> {
+        match self.commit_table(committer, table) {
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                let (before, wanted) = (self.stored_bytes(), table.bytes());
+                let has_room = |more| self.stored_bytes() + wanted + more <= before;
+                self.make_room(committer, &has_room)?;
+                if self.stored_bytes() == before {
+                    return Err(error);
+                }
+                // Pairs have versions: those that are there already are the same ones.
+                self.commit_table(committer, table)
+            }
+            done => done,
+        }
     }
 
     fn commit_table(&self, committer: &mut Committer, table: &MemTable) -> Result<()> {
@@ -156,8 +184,9 @@ impl Flex {
         }
         let mut entries = TableCursor::new(table, Bound::Unbounded, Direction::Forward);
         let mut seen = Seen::default();
-        let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
-        committer.sweep.begin(appended, size, self.capacity_bytes);
+        let now = self.unix_seconds();
+        let gone = (self.index.appended_bytes(), self.index.expired_bytes(now));
+        committer.sweep.begin(gone, now, self.index.size_bytes(), self.capacity_bytes);
         while let Some(first) = entries.key() {
             self.learn_at(committer, first)?;
             let stretch = self.stretch_of(committer, first, &mut seen)?;
@@ -168,6 +197,7 @@ impl Flex {
             };
             let mut group = std::mem::take(&mut committer.group);
             group.restart(table.first_version);
+            committer.expiries.clear();
             while let Some(key) = entries.key() {
                 let beyond = upper.as_ref().is_some_and(|upper| **upper <= *key);
                 let much = group.count() >= GROUP_PAIRS_MAX || group.size_bytes() > GROUP_BYTES_MAX;
@@ -175,7 +205,8 @@ impl Flex {
                     break;
                 }
                 if let Some(slot) = entries.slot() {
-                    self.add_to_group(&mut group, key, &slot.lock(), &ranges);
+                    let to = (&mut group, &mut committer.expiries);
+                    self.add_to_group(to, key, &slot.lock(), &ranges, now);
                 }
                 entries.next();
             }
@@ -208,17 +239,21 @@ impl Flex {
         }
     }
 
-    /// Adds what counts of a key.
+    /// Adds what counts of a key at this time.
     fn add_to_group(
         &self,
-        group: &mut RunWriter,
+        (group, expiries): (&mut RunWriter, &mut Expiries),
         key: &[u8],
         known: &Versions,
         ranges: &[RangeDelete],
+        now: u64,
     ) {
-        if let (Some((version, content)), true) = (known.only(), ranges.is_empty()) {
+        let mut add = |version, content| {
+            let content = add_expiry((key, version, content), now, expiries);
             group.push(&Pair { key, version, content });
-            return;
+        };
+        if let (Some((version, content)), true) = (known.only(), ranges.is_empty()) {
+            return add(version, content);
         }
         let snapshots = self.snapshots.all();
         let covering = ranges.iter().filter(|range| range.covers(key));
@@ -228,7 +263,7 @@ impl Flex {
         let versions: Vec<u64> = all.iter().map(|(version, _)| *version).collect();
         needed(&versions, &snapshots, |index| {
             if let Some((version, content)) = all.get(index) {
-                group.push(&Pair { key, version: *version, content: *content });
+                add(*version, *content);
             }
         });
     }
@@ -258,6 +293,7 @@ impl Flex {
                 anchor: if index == 0 { located.anchor.clone() } else { part.anchor.to_vec() },
                 entry: Entry::new(size, part.pairs, part.appended, part.runs),
                 tail: tail_of(part.bytes, &self.hasher)?,
+                expiries: expiries_in(part.bytes)?,
             })
         });
         let fresh: std::result::Result<Vec<Fresh>, Flaw> = fresh.collect();
@@ -337,7 +373,8 @@ impl Flex {
         committer.appended_bytes += u64::from(size);
         committer.sweep.earn(u64::from(size));
         self.space.splice(&splice, &mut || {
-            self.index.grow(located.spot, size, (count, &known), cached.take());
+            let of_run = (count, &*known, &committer.expiries);
+            self.index.grow(located.spot, size, of_run, cached.take());
         })
     }
 
@@ -351,12 +388,12 @@ impl Flex {
     ) -> Result<()> {
         let first = self.interval_of(located)?;
         let mut keeps = located.entry.cached.is_some();
-        let snapshots = self.snapshots.all();
+        let (moment, mut expired) = (self.moment(), Expired::default());
         let pairs_max = self.options.interval_pairs_max as usize;
         let size_max = self.options.interval_size_bytes_max as usize;
         let mut count = 1;
         let mut remove = u64::from(located.entry.size);
-        let mut merged = merge(pairs_of(&first, group), erase, &snapshots);
+        let mut merged = merge(pairs_of(&first, group), erase, &moment, &mut expired);
         // What became small takes the next interval along.
         let left = merged.len();
         let second;
@@ -368,14 +405,15 @@ impl Flex {
             && group.is_none_or(|group| group.size_bytes() <= size_max)
         {
             second = self.interval_of(&next)?;
-            merged.extend(merge(pairs_of(&second, None), erase, &snapshots));
+            merged.extend(merge(pairs_of(&second, None), erase, &moment, &mut expired));
             keeps |= next.entry.cached.is_some();
             count = 2;
             remove += u64::from(next.entry.size);
         }
         let pairs = (pairs_max, size_max);
-        let (marks, fresh) = self.cut(committer, &merged, &located.anchor, pairs, |_| keeps)?;
-        drop(merged);
+        let merged = (&*merged, &moment);
+        let (marks, fresh) = self.cut(committer, merged, &located.anchor, pairs, |_| keeps)?;
+        committer.rewritten_bytes += committer.data.len() as u64;
         let offset = ROOT_BYTES + located.offset;
         let splice = Splice { offset, remove, data: &committer.data, marks: &marks };
         let mut fresh = Some(fresh);
@@ -383,7 +421,9 @@ impl Flex {
             self.index.replace(located.spot, count, fresh.take().unwrap_or_default());
         });
         self.index.make_room();
-        done
+        done?;
+        self.large.doubt(&expired.large);
+        Ok(())
     }
 
     /// Why the committer gets no further, if it does not.

@@ -30,6 +30,7 @@ pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 
 use super::interval::Interval;
 use super::pairs::Pairs;
+use crate::engine::expiries::Expiries;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 pub(super) use keep::Worth;
 use keep::{BYTES_OF_A_MISS, Hands, MISSED, Missed, PASSED};
@@ -38,7 +39,7 @@ use parking_lot::{Mutex, RwLock};
 use row::Row;
 pub(super) use row::Sums;
 use std::ops::Range;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
 /// Most intervals of a leaf.
@@ -60,6 +61,8 @@ pub(super) struct LeafSums {
     pub(super) runs: usize,
     /// Bytes of appended runs, about.
     pub(super) appended: u64,
+    /// Bytes that have expired, those of large values that its pairs name among them, about.
+    pub(super) expired: u64,
 }
 
 /// The index. See the module's text.
@@ -83,6 +86,10 @@ pub(super) struct Index {
     pairs: AtomicU64,
     size: AtomicU64,
     appended: AtomicU64,
+    /// Before this time, in Unix seconds, nothing has expired that is still there.
+    expires_first: AtomicU64,
+    /// Whether there may be intervals in which nobody has looked.
+    has_coarse: AtomicBool,
 }
 
 impl Index {
@@ -104,6 +111,8 @@ impl Index {
             pairs: AtomicU64::new(0),
             size: AtomicU64::new(0),
             appended: AtomicU64::new(0),
+            expires_first: AtomicU64::new(u64::MAX),
+            has_coarse: AtomicBool::new(true),
         };
         index.fill(intervals);
         index
@@ -123,6 +132,7 @@ impl Index {
         self.pairs.store(pairs, Ordering::Relaxed);
         let appended = intervals.iter().map(|fresh| fresh.entry.appended_bytes()).sum();
         self.appended.store(appended, Ordering::Relaxed);
+        intervals.iter().for_each(|fresh| self.note_first(&fresh.expiries));
         let mut rest = intervals.into_iter().peekable();
         while rest.peek().is_some() {
             let part: Vec<Fresh> = rest.by_ref().take(LEAF_CAPACITY / 4 * 3).collect();
@@ -184,17 +194,19 @@ impl Index {
     }
 
     /// A run of so many bytes and pairs was appended to an interval, which is `cached` now if it is in memory.
-    /// `known` is what is kept of the run.
+    /// `known` is what is kept of the run, `expiries` what of it expires.
     pub(super) fn grow(
         &self,
         spot: Spot,
         bytes: u32,
-        (pairs, known): (u16, &[u8]),
+        (pairs, known, expiries): (u16, &[u8], &Expiries),
         cached: Option<Arc<Interval>>,
     ) {
+        self.note_first(expiries);
         let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
         leaf.note_run(spot.index, known);
+        leaf.expiries.add_all(expiries);
         let entry = &mut leaf.entries[spot.index];
         let appended = entry.appended_bytes();
         entry.size += bytes;
@@ -225,6 +237,7 @@ impl Index {
         let keeps_first = spot.index > 0 || (fits && !fresh.is_empty());
         self.intervals.fetch_add(fresh.len() as u64, Ordering::Relaxed);
         self.intervals.fetch_sub(count as u64, Ordering::Relaxed);
+        fresh.iter().for_each(|new| self.note_first(&new.expiries));
         let more: u64 = fresh.iter().map(|new| u64::from(new.entry.known_pairs())).sum();
         self.pairs.fetch_add(more, Ordering::Relaxed);
         let more = fresh.iter().map(|new| new.entry.appended_bytes()).sum();
@@ -268,6 +281,49 @@ impl Index {
         self.appended.load(Ordering::Relaxed)
     }
 
+    /// Notes when the first of these bytes expire.
+    fn note_first(&self, expiries: &Expiries) {
+        if let Some((at, _)) = expiries.moments().first() {
+            self.expires_first.fetch_min(*at, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether something may have expired by now that is still there.
+    pub(super) fn has_expired(&self, now: u64) -> bool {
+        self.expires_first.load(Ordering::Relaxed) <= now
+    }
+
+    /// Bytes that have expired by now and are still there, about. Nobody changes intervals meanwhile.
+    pub(super) fn expired_bytes(&self, now: u64) -> u64 {
+        if !self.has_expired(now) {
+            return 0;
+        }
+        let row = self.row();
+        let (mut expired, mut first) = (0, u64::MAX);
+        for number in 0..row.len() {
+            let leaf = row.leaf(number).read();
+            expired += leaf.expiries.expired(now);
+            first = first.min(leaf.expiries.moments().first().map_or(u64::MAX, |(at, _)| *at));
+        }
+        self.expires_first.store(first, Ordering::Relaxed);
+        expired
+    }
+
+    /// Of intervals of a leaf, from `spot` on, it is known now what expires when. They stay as they are.
+    pub(super) fn set_expiries(&self, spot: Spot, count: usize, fresh: &[Fresh]) {
+        fresh.iter().for_each(|known| self.note_first(&known.expiries));
+        let row = self.row();
+        let mut leaf = row.leaf(spot.leaf).write();
+        let range = clip(spot.index..spot.index + count, leaf.entries.len());
+        leaf.set_expiries(range, fresh.iter().map(|fresh| &fresh.expiries));
+    }
+
+    /// Nothing in the leaf that holds `key` expires, as far as anybody is to know.
+    pub(super) fn forget_expiries(&self, key: &[u8]) {
+        let row = self.row();
+        row.leaf(row.leaf_of(key)).write().expiries.clear();
+    }
+
     /// Notes the sum of all sizes, which others ask for without a lock.
     fn note_size(&self, sums: &Sums) {
         self.size.store(sums.total(), Ordering::Relaxed);
@@ -296,25 +352,38 @@ impl Index {
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
     }
 
-    /// Gives all intervals to `visit`, in order: the anchor of each, and what is known of its appended runs.
-    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8])) {
+    /// Gives all intervals to `visit`, in order: the anchor of each, what is known of its appended runs, and what expires.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8], &Expiries)) {
         let row = self.row();
         for number in 0..row.len() {
             let leaf = row.leaf(number).read();
             for (index, entry) in leaf.entries.iter().enumerate() {
-                visit(&leaf.anchor(index), entry, leaf.tails.of(index));
+                let expiries = leaf.expiries_of(index..index + 1);
+                visit(&leaf.anchor(index), entry, leaf.tails.of(index), &expiries);
             }
         }
     }
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.
     pub(super) fn coarse(&self, from: usize) -> Option<(usize, Vec<u8>)> {
+        if !self.has_coarse() {
+            return None;
+        }
         let row = self.row();
-        (from..row.len()).find_map(|number| {
+        let found = (from..row.len()).find_map(|number| {
             let leaf = row.leaf(number).read();
             let index = leaf.entries.iter().position(Entry::is_coarse)?;
             Some((number, leaf.anchor(index)))
-        })
+        });
+        if from == 0 && found.is_none() {
+            self.has_coarse.store(false, Ordering::Relaxed);
+        }
+        found
+    }
+
+    /// Whether there may be intervals in which nobody has looked.
+    pub(super) fn has_coarse(&self) -> bool {
+        self.has_coarse.load(Ordering::Relaxed)
     }
 }
 

@@ -22,6 +22,7 @@
 //! # Failure
 //! A crash leaves values that are not whole, and such as no pair names: both go when the store is open again.
 
+use super::expired::expiry_of;
 use super::index::Sums;
 use super::memtable::MemTable;
 use super::{Flex, ROOT_BYTES};
@@ -29,9 +30,9 @@ use crate::engine::Admit;
 use crate::flex::{Space, Splice};
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
-use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, LARGE_HEAD_SIZE, LargeHead};
+use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, LARGE_HEAD_SIZE, LargeHead, Root};
 use parking_lot::RwLock;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Longest value in bytes.
 pub(super) const VALUE_SIZE_MAX_BYTES: usize = 4 << 30;
@@ -85,6 +86,7 @@ pub(super) struct Directory {
     next_number: AtomicU64,
     count: AtomicUsize,
     bytes: AtomicU64,
+    is_doubted: AtomicBool,
 }
 
 /// A large value that is in the space, for a pair that is to name it; without one, it goes.
@@ -203,6 +205,25 @@ impl Directory {
             .index(number)
             .and_then(|index| values.all.get(index))
             .is_some_and(|large| large.head.length_bytes == length && large.state != State::Goes)
+    }
+
+    /// Pairs that name these values were left out of the space: somebody is to find out whether they are needed.
+    pub(super) fn doubt(&self, numbers: &[u64]) {
+        if numbers.is_empty() {
+            return;
+        }
+        let mut values = self.values.write();
+        for number in numbers {
+            if let Some(large) = values.get_mut(*number) {
+                large.is_doubtful = true;
+                self.is_doubted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether a pair that names one was left out since somebody found out what is needed.
+    pub(super) fn is_doubted(&self) -> bool {
+        self.is_doubted.load(Ordering::Relaxed)
     }
 
     /// Changes the size of a value; 0: it is no more.
@@ -362,22 +383,26 @@ impl Flex {
         Ok(!gone)
     }
 
-    /// Removes values that nobody needs: of keys that are in this table, which is in the space now, and doubtful ones.
-    /// The committer's lock is held.
-    pub(super) fn collect_large(&self, table: &MemTable, last_version: u64) -> Result<()> {
+    /// Removes values that nobody needs, in the space as this root has it: of keys that are in this table, which is there now, and
+    /// doubtful ones. The committer's lock is held.
+    pub(super) fn collect_large(&self, root: &Root, table: Option<&MemTable>) -> Result<()> {
         if self.large.count.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
-        let ranges = table.ranges();
+        self.large.is_doubted.store(false, Ordering::Relaxed);
+        let ranges = table.map_or_else(Vec::new, MemTable::ranges);
+        let in_table =
+            |key: &[u8]| table.is_some_and(|table| table.has(key, self.hasher.hash(key)));
         let mut asked: Vec<(u64, Vec<u8>)> = Vec::new();
         let mut gone: Vec<u64> = Vec::new();
         for large in &self.large.values.read().all {
             let key = &large.head.key;
             match large.state {
                 State::Goes => gone.push(large.head.number),
-                State::Here(generation) if generation <= table.generation => {
+                // What names the others may come again out of a log (E2).
+                State::Here(generation) if generation <= root.committed_generation => {
                     let is_concerned = large.is_doubtful
-                        || table.has(key, self.hasher.hash(key))
+                        || in_table(key)
                         || ranges.iter().any(|range| range.covers(key));
                     if is_concerned {
                         asked.push((large.head.number, key.clone()));
@@ -389,19 +414,25 @@ impl Flex {
         for (number, key) in asked {
             // B2: what counts in the space, durably, and what snapshots see.
             let hash = self.hasher.hash(&key);
+            // Whether a pair that names it has expired.
             let names = |_, content: Content<'_>| match content {
-                Content::Large(_, named, _) => Some(named == number),
-                _ => Some(false),
-            };
-            let current = self.find(&key, hash, last_version, names)? == Some(true);
-            let mut seen = false;
-            for version in self.snapshots.all() {
-                seen |= self.find(&key, hash, version, names)? == Some(true);
-            }
-            if current || seen {
-                if let Some(large) = self.large.values.write().get_mut(number) {
-                    large.is_doubtful = !current;
+                Content::Large(_, named, _) if named == number => {
+                    Some(self.is_expired(expiry_of(&content)))
                 }
+                _ => None,
+            };
+            let current = self.find(&key, hash, root.last_version, names)?;
+            let mut is_seen = current.is_some();
+            for version in self.snapshots.all() {
+                is_seen |= self.find(&key, hash, version, names)?.is_some();
+            }
+            if is_seen {
+                // That of the table, which is about to go, may be left out of the space already: then somebody asks again.
+                let is_doubted = current == Some(true) && in_table(&key);
+                if let Some(large) = self.large.values.write().get_mut(number) {
+                    large.is_doubtful = current.is_none() || is_doubted;
+                }
+                self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
             } else {
                 gone.push(number);
             }

@@ -14,6 +14,7 @@
 //! # Concurrency
 //! Any number of readers and writers; writers of one key take turns outside. A place has a lock of its own, held for a copy.
 
+use super::expired::expiry_of;
 use super::kept::Kept;
 use crate::store::Direction;
 use esker_format::flex_db::Content;
@@ -227,6 +228,10 @@ pub(super) struct MemTable {
     bytes: AtomicU64,
     ranges: RwLock<Vec<RangeDelete>>,
     has_ranges: AtomicBool,
+    /// Before this time, in Unix seconds, nothing in it expires.
+    expires_first: AtomicU64,
+    /// Bytes of large values that expire, and were named by it at some time.
+    expiring_large: AtomicU64,
 }
 
 impl MemTable {
@@ -249,6 +254,8 @@ impl MemTable {
             bytes: AtomicU64::new(0),
             ranges: RwLock::default(),
             has_ranges: AtomicBool::new(false),
+            expires_first: AtomicU64::new(u64::MAX),
+            expiring_large: AtomicU64::new(0),
         }
     }
 
@@ -256,6 +263,14 @@ impl MemTable {
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may have expired by now: all of it if something has, and large values.
+    pub(super) fn expired_bytes(&self, now: u64) -> u64 {
+        match self.expires_first.load(Ordering::Relaxed) <= now {
+            true => self.bytes() + self.expiring_large.load(Ordering::Relaxed),
+            false => 0,
+        }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -299,6 +314,14 @@ impl MemTable {
         gate: BatchGate,
         keep: impl Fn(u64) -> bool,
     ) {
+        if let Some(at) = expiry_of(&content) {
+            if at < self.expires_first.load(Ordering::Relaxed) {
+                self.expires_first.fetch_min(at, Ordering::Relaxed);
+            }
+            if let Content::Large(.., length) = content {
+                self.expiring_large.fetch_add(length, Ordering::Relaxed);
+            }
+        }
         let known = self.may_have(hash);
         if !known {
             for (word, bit) in self.bits(hash) {

@@ -1,15 +1,17 @@
-//! What an interval, or a stretch of them, becomes: its pairs and new ones merged, those that nobody needs left out, and
-//! cut into intervals again.
+//! What an interval, or a stretch of them, becomes: its pairs and new ones merged, those that nobody needs and those that have
+//! expired left out, and cut into intervals again.
 //!
 //! # Concurrency
 //! Of the committer, or of who holds its lock. Nothing here changes the index or the space.
 
-use super::Flex;
 use super::commit::Committer;
+use super::expired::{Expired, Moment};
 use super::index::{Entry, Fresh};
 use super::interval::Interval;
 use super::memtable::RangeDelete;
 use super::snapshots::needed;
+use super::{Flex, sites};
+use crate::engine::expiries::Expiries;
 use esker_base::Result;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, RunWriter};
@@ -55,15 +57,20 @@ pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWrit
     }
 }
 
-/// What is left of pairs that are in order by parts, in order.
+/// What is left of pairs that are in order by parts, in order, in this moment. What is not because it has expired is noted.
 pub(super) fn merge<'a>(
     mut all: Vec<Merged<'a>>,
     erase: Option<&RangeDelete>,
-    snapshots: &[u64],
+    moment: &Moment,
+    expired: &mut Expired,
 ) -> Vec<Merged<'a>> {
+    let snapshots = &moment.snapshots[..];
     // One version of a key may be there twice, after a crash.
     all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
     all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+    if sites::EXPIRED_OLDER.disabled() {
+        all.retain(|(.., content)| !moment.has_expired(content));
+    }
     let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
     for same in all.chunk_by(|a, b| a.0 == b.0) {
         let Some((key, ..)) = same.first() else { continue };
@@ -81,10 +88,15 @@ pub(super) fn merge<'a>(
             let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
             needed(&versions, snapshots, |index| merged.extend(same.get(index)));
         }
-        // Nothing is older than the last one: if it says that there is nothing, it says nothing.
+        // Nothing is older than the last one: if it says that there is nothing, it says nothing (E1).
         while merged.len() > start
-            && merged.last().is_some_and(|(.., content)| *content == Content::Delete)
+            && let Some(last) = merged.last()
         {
+            match last.2 {
+                Content::Delete => {}
+                _ if moment.has_expired(&last.2) => expired.note(last),
+                _ => break,
+            }
             merged.pop();
         }
     }
@@ -97,7 +109,7 @@ impl Flex {
     pub(super) fn cut(
         &self,
         committer: &mut Committer,
-        merged: &[Merged<'_>],
+        (merged, moment): (&[Merged<'_>], &Moment),
         anchor: &[u8],
         (pairs_max, size_max): (usize, usize),
         mut keeps: impl FnMut(&[Merged<'_>]) -> bool,
@@ -140,8 +152,11 @@ impl Flex {
             last = piece.last().map(|(key, ..)| *key);
             let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
             let mut run = RunWriter::new(first_version);
-            for (key, version, content) in piece {
-                run.push(&Pair { key, version: *version, content: *content });
+            let mut expiries = Expiries::default();
+            for pair in piece {
+                let (key, version, content) = *pair;
+                run.push(&Pair { key, version, content });
+                moment.note(pair, &mut expiries);
             }
             let start = data.len();
             run.finish(Some(&anchor), data);
@@ -154,9 +169,8 @@ impl Flex {
                 interval.touch_all();
                 entry.cached = Some(Arc::new(interval));
             }
-            fresh.push(Fresh::new(anchor, entry));
+            fresh.push(Fresh { expiries, ..Fresh::new(anchor, entry) });
         }
-        committer.rewritten_bytes += committer.data.len() as u64;
         Ok((marks, fresh))
     }
 }

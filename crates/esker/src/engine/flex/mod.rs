@@ -16,14 +16,15 @@
 //! - F2: a table is in the space, durably, before its log is written over; logs go there oldest first.
 //! - F3: of one key the highest version counts, wherever it is.
 //! - F4: what a snapshot sees stays as long as it lives.
+//! - F5: what has expired is gone for everybody from then on, and gives its room back: see `expired`.
 //!
 //! # Concurrency
 //! Everything may be called from any number of threads and tasks. Lock order: turns of keys, rotation, the committer, the
 //! space, the index; the log's state and the tables are held for a few instructions.
 //!
 //! # Failure
-//! After a failed write or flush the store refuses writes until it is opened again; reads go on. Full: `NoSpace` for puts;
-//! reads and deletes go on.
+//! After a failed write or flush the store refuses writes until it is opened again; reads go on. Full, and nothing has expired
+//! that makes way (`room`): `NoSpace` for puts; reads and deletes go on.
 
 mod background;
 mod backup;
@@ -32,6 +33,7 @@ mod commit;
 mod cursor;
 mod engine;
 mod erase;
+mod expired;
 mod files;
 mod index;
 mod interval;
@@ -44,6 +46,7 @@ mod pairs;
 mod read;
 mod recover;
 pub(crate) mod restore;
+mod room;
 mod saved;
 mod scan;
 pub mod sites;
@@ -133,6 +136,7 @@ pub(crate) struct Flex {
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
+    fruitless: room::Fruitless,
     closed: AtomicBool,
     background: Arc<Background>,
     /// Where the index is saved.
@@ -258,6 +262,7 @@ impl Flex {
             durability: options.durability,
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
+            fruitless: room::Fruitless::default(),
             closed: AtomicBool::new(false),
             background: Arc::default(),
             saved: files.index,
@@ -306,30 +311,10 @@ impl Flex {
         self.closed.load(Ordering::Acquire)
     }
 
-    fn is_expired(&self, expires_at: Option<u64>) -> bool {
-        expires_at.is_some_and(|expires_at| {
-            let now = self.clock.unix_seconds();
-            now.max(self.latest_unix_seconds.fetch_max(now, Ordering::Relaxed)) >= expires_at
-        })
-    }
-
     /// Memory of tables that have few changes is for what is read.
     fn lend_memory(&self) {
         let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
         self.index.lend((2 * self.options.memtable_size_bytes).saturating_sub(tables));
-    }
-
-    /// Refuses a put for which there is no room, before anything happened.
-    fn admit(&self, bytes: usize) -> Result<()> {
-        self.wal.check()?;
-        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
-        let spare = (self.capacity_bytes / SPARE_SHARE).max(8 * self.space.segment_size_bytes());
-        let stored = self.index.size_bytes() + self.large.size_bytes();
-        let taken = stored + tables + bytes as u64 + spare;
-        if taken > self.capacity_bytes {
-            return Err(Error::new(ErrorKind::NoSpace, "put").device(self.name.clone()));
-        }
-        Ok(())
     }
 
     /// Brings everything to the space.

@@ -3,7 +3,8 @@
 //!
 //! # Invariants
 //! - C1: what is here is what the space has: who adds a pair read it from an interval that is still as it was then, under
-//!   the lock of its leaf; what the committer brought to the space it replaces here before its table goes.
+//!   the lock of its leaf; what the committer brought to the space it replaces here before its table goes. Pairs that have expired
+//!   may be here when the space has them no more: they count for nobody.
 //!
 //! # Concurrency
 //! Shards, each with a short lock. The hand of a clock goes through all of them ([`Pairs::sweep`]).

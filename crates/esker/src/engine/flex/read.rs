@@ -46,6 +46,15 @@ pub(super) enum Found {
     Large(u64, Extra, u64, u64),
 }
 
+impl Found {
+    fn expires_at(&self) -> Option<u64> {
+        match self {
+            Found::Here(value) => value.attributes().expires_at,
+            Found::Large(_, extra, ..) => attributes_of(extra).expires_at,
+        }
+    }
+}
+
 pub(super) fn found_of(version: u64, content: Content<'_>) -> Option<Found> {
     match content {
         Content::Put(extra, value) => {
@@ -131,6 +140,10 @@ impl Flex {
         let mut before = None;
         loop {
             let Some(found) = self.find(key, hash, at, found_of)? else { return Ok(None) };
+            // Before a large value is read, which may be gone by now.
+            if self.is_expired(found.expires_at()) {
+                return Ok(None);
+            }
             let value = match found {
                 Found::Here(value) => value,
                 Found::Large(version, extra, number, length) => {
@@ -144,8 +157,7 @@ impl Flex {
                     Value::owned(bytes.into(), Version(version), attributes_of(&extra))
                 }
             };
-            let gone = self.is_expired(value.attributes().expires_at);
-            return Ok((!gone).then_some(value));
+            return Ok(Some(value));
         }
     }
 

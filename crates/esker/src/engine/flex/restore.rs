@@ -196,7 +196,7 @@ impl Flex {
         if group.count() == 0 {
             return Ok(());
         }
-        self.admit(group.size_bytes())?;
+        self.admit_as_is(group.size_bytes())?;
         let located = self.index.locate(last);
         self.rewrite(committer, &located, Some(group), None)
     }

@@ -1,5 +1,5 @@
-//! The saved index: where intervals begin, and what is known of their runs, written at a clean stop, so that the next open
-//! knows each of them, and gets read no more than they did before.
+//! The saved index: where intervals begin, what is known of their runs, and what expires when, written at a clean stop, so that
+//! the next open knows each of them, gets read no more than they did before, and what has expired is found without a read.
 //!
 //! # Invariants
 //! - I1: it counts only for the very state of the space that it was made of: that of a checkpoint, by its generation and
@@ -11,6 +11,7 @@
 
 use super::index::{Entry, Fresh, is_tail_of};
 use super::{Flex, ROOT_BYTES, sites};
+use crate::engine::expiries::Expiries;
 use crate::flex::Space;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{
@@ -27,7 +28,7 @@ impl Flex {
     pub(super) fn save_index(&self) -> Result<()> {
         let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
         let mut writer = IndexWriter::default();
-        self.index.visit(|anchor, entry, tail| {
+        self.index.visit(|anchor, entry, tail, expiries| {
             let pairs = (!entry.is_coarse()).then_some(u64::from(entry.pairs));
             writer.push(
                 anchor,
@@ -37,6 +38,7 @@ impl Flex {
                     appended: u64::from(entry.appended),
                     runs: u64::from(entry.runs),
                     tail,
+                    expiries: expiries.moments(),
                 },
             );
         });
@@ -104,7 +106,8 @@ pub(super) fn load(
     };
     let mut fresh = Vec::new();
     let mut total = ROOT_BYTES;
-    let read = head.entries(body, |anchor, IndexEntry { size, pairs, appended, runs, tail }| {
+    let read = head.entries(body, |anchor, found| {
+        let IndexEntry { size, pairs, appended, runs, tail, .. } = found;
         total = total.saturating_add(size);
         let size = u32::try_from(size).unwrap_or(u32::MAX);
         let entry = match pairs {
@@ -114,7 +117,9 @@ pub(super) fn load(
             None => Entry::coarse(size),
         };
         let tail = if is_tail_of(tail, size, runs) { tail.to_vec() } else { Vec::new() };
-        fresh.push(Fresh { anchor: anchor.to_vec(), entry, tail });
+        let mut expiries = Expiries::default();
+        found.expiries.iter().for_each(|(at, bytes)| expiries.add(*at, *bytes));
+        fresh.push(Fresh { anchor: anchor.to_vec(), entry, tail, expiries });
     });
     if read.is_err() || total != end.max(ROOT_BYTES) || fresh.is_empty() {
         return Err(damaged());

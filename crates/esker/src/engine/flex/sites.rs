@@ -37,6 +37,8 @@ esker_base::sites! {
     pub LATE_FLUSH: Flush = "flexdb.late.flush";
     /// What is in memory of single pairs follows what came to the space.
     pub PAIR_FOLLOWS: Compare = "flexdb.pair.follows";
+    /// What is older of a key goes together with a version that has expired.
+    pub EXPIRED_OLDER: Compare = "flexdb.expired.older";
     /// Reads the saved index.
     pub INDEX_READ: Read = "flexdb.index.read";
     /// Makes room for it.

@@ -12,6 +12,7 @@
 //! One splice of the space: a crash leaves the old or the new intervals.
 
 use super::commit::Committer;
+use super::expired::{Expired, Moment};
 use super::index::Neighbours;
 use super::interval::parts;
 use super::merge::{Merged, add_group, merge, size_of};
@@ -55,14 +56,15 @@ impl Flex {
         let size_max = self.options.interval_size_bytes_max as usize;
         let is_swept = committer.sweep.is_at(key);
         let sweep = &committer.sweep;
-        let leaf = self.index.neighbours(key, BYTES_OF_SEVERAL, &|leaf, first| {
+        let within = (BYTES_OF_SEVERAL, sweep.now);
+        let leaf = self.index.neighbours(key, within, &|leaf, first| {
             // Of the leaves behind the first one those as well that will soon be due.
             let share = if first { 4 } else { 3 };
             let much = leaf.runs >= RUNS_MUCH * leaf.count
                 || leaf.pairs * 4 >= GROWN * share * pairs_max * leaf.count
                 || leaf.size * 4 >= GROWN * share * size_max * leaf.count;
             // Values that are long each make long intervals whatever is done.
-            let helps = leaf.runs >= 2 * leaf.count;
+            let helps = leaf.runs >= 2 * leaf.count || sweep.has_much_expired(leaf);
             (much || (is_swept && sweep.is_worth(leaf))) && helps
         });
         *seen = Seen(Some(leaf.upper.clone()));
@@ -81,7 +83,8 @@ impl Flex {
 
     /// Brings the neighbours of `key` together, those that are in several places.
     pub(super) fn gather(&self, committer: &mut Committer, key: &[u8]) -> Result<()> {
-        let leaf = self.index.neighbours(key, 0, &|leaf, _| leaf.runs > leaf.count);
+        let within = (0, self.unix_seconds());
+        let leaf = self.index.neighbours(key, within, &|leaf, _| leaf.runs > leaf.count);
         self.index.settle(key);
         if self.is_stretch(&leaf) {
             let is_sound = self.read_stretch(committer, &leaf)?;
@@ -102,10 +105,11 @@ impl Flex {
         group: Option<&RunWriter>,
     ) -> Result<()> {
         let bytes = std::mem::take(&mut committer.bytes);
-        let (merged, dead) = self.merge_stretch(&bytes, group)?;
+        let (moment, mut expired) = (self.moment(), Expired::default());
+        let (merged, dead) = self.merge_stretch(&bytes, group, &moment, &mut expired)?;
         let new = group.map_or(0, RunWriter::size_bytes) as u64;
         committer.sweep.learn(leaf.appended + new, dead);
-        committer.sweep.spend(leaf.appended);
+        committer.sweep.spend(leaf.appended.max(expired.bytes));
         let most = |most: u32| most as usize * 3 / 4;
         let pairs_max = most(self.options.interval_pairs_max);
         let size_max = most(self.options.interval_size_bytes_max);
@@ -117,9 +121,16 @@ impl Flex {
             })
         };
         let first = leaf.anchors.first().map(Vec::as_slice).unwrap_or_default();
-        let (marks, fresh) = self.cut(committer, &merged, first, (pairs_max, size_max), keeps)?;
+        let most = (pairs_max, size_max);
+        let (marks, fresh) = self.cut(committer, (&merged, &moment), first, most, keeps)?;
         drop(merged);
         committer.bytes = bytes;
+        let is_same = group.is_none() && leaf.runs == leaf.sizes.len() && leaf.is_of_one;
+        if is_same && dead + expired.bytes == 0 {
+            self.index.set_expiries(leaf.spot, leaf.sizes.len(), &fresh);
+            return Ok(());
+        }
+        committer.rewritten_bytes += committer.data.len() as u64;
         let offset = ROOT_BYTES + leaf.offset;
         let splice =
             Splice { offset, remove: leaf.size_bytes(), data: &committer.data, marks: &marks };
@@ -129,7 +140,9 @@ impl Flex {
             self.index.replace(leaf.spot, leaf.sizes.len(), fresh.take().unwrap_or_default());
         });
         self.index.make_room();
-        done
+        done?;
+        self.large.doubt(&expired.large);
+        Ok(())
     }
 
     /// Reads a leaf to learn from it, and leaves it as it is.
@@ -139,7 +152,8 @@ impl Flex {
         leaf: &Neighbours,
     ) -> Result<()> {
         if self.read_stretch(committer, leaf)? {
-            let (_, dead) = self.merge_stretch(&committer.bytes, None)?;
+            let (moment, mut expired) = (self.moment(), Expired::default());
+            let (_, dead) = self.merge_stretch(&committer.bytes, None, &moment, &mut expired)?;
             committer.sweep.learn(leaf.appended, dead);
         }
         Ok(())
@@ -169,11 +183,14 @@ impl Flex {
         Ok(is_sound)
     }
 
-    /// What is left of pairs of a stretch and of those that are new, in order; and how many bytes of them are dead.
+    /// What is left of pairs of a stretch and of those that are new, in order; and how many bytes of them are dead, without those
+    /// that have expired.
     fn merge_stretch<'a>(
         &self,
         mut bytes: &'a [u8],
         group: Option<&'a RunWriter>,
+        moment: &Moment,
+        expired: &mut Expired,
     ) -> Result<(Vec<Merged<'a>>, u64)> {
         let mut all: Vec<Merged<'_>> = Vec::new();
         while !bytes.is_empty() {
@@ -187,8 +204,9 @@ impl Flex {
         }
         add_group(&mut all, group);
         let before: usize = all.iter().map(size_of).sum();
-        let merged = merge(all, None, &self.snapshots.all());
+        let merged = merge(all, None, moment, expired);
         let after: usize = merged.iter().map(size_of).sum();
-        Ok((merged, before.saturating_sub(after) as u64))
+        let left_out = before.saturating_sub(after) as u64;
+        Ok((merged, left_out.saturating_sub(expired.bytes)))
     }
 }

@@ -19,7 +19,8 @@
 
 use super::Flex;
 use super::commit::Committer;
-use super::index::LeafSums;
+use super::expired::AGAIN_SECONDS;
+use super::index::{LeafSums, Neighbours};
 use esker_base::Result;
 use std::time::Duration;
 
@@ -35,8 +36,10 @@ const WHOLE: u64 = 1 << 10;
 const LITTLE_BYTES: u64 = 64 << 10;
 const LITTLE_TIME: Duration = Duration::from_millis(500);
 const REST: Duration = Duration::from_secs(2);
+/// How often somebody looks at rest how much has expired.
+const LOOKS: Duration = Duration::from_secs(5);
 /// A table that has more than this part of what it may have goes to the space then: it may delete much.
-const TABLE_SHARE: u64 = 8;
+pub(super) const TABLE_SHARE: u64 = 8;
 /// How long the sweep waits at rest: so many times as long as it worked, and if others read from the device meanwhile.
 const WAITS: u32 = 1;
 const WAITS_FOR_READERS: u32 = 3;
@@ -47,6 +50,9 @@ const SMALL_INTERVAL: usize = 1 << 10;
 const SCATTERED_SHARE: u64 = 8;
 /// Reads that others do while it waits, if any do.
 const READS_FEW: u64 = 8;
+
+/// How many bytes are appended ones, and how many have expired.
+type Gone = (u64, u64);
 
 /// What the committer knows of the sweep.
 #[derive(Debug, Default)]
@@ -65,6 +71,9 @@ pub(super) struct Sweep {
     is_done: bool,
     /// The key at which the sweep is.
     at: Vec<u8>,
+    /// The key up to which leaves were looked at for what has expired, and wall time in seconds as of the commit.
+    expired_at: Vec<u8>,
+    pub(super) now: u64,
 }
 
 impl Sweep {
@@ -74,20 +83,25 @@ impl Sweep {
     }
 
     /// What it knows of dead bytes, for who looks at leaves meanwhile.
-    fn known(&self) -> Sweep {
-        Sweep { dead: self.dead, ..Sweep::default() }
+    pub(super) fn known(&self) -> Sweep {
+        let Sweep { dead, percent, .. } = *self;
+        Sweep { dead, percent, ..Sweep::default() }
     }
 
-    fn is_much(&self, appended: u64, size: u64, percent: u64) -> bool {
-        self.dead_of(appended) > size / 100 * percent
+    /// Whether of so many appended and expired bytes more than so many percent of `size` do not count.
+    pub(super) fn is_much(&self, (appended, expired): Gone, size: u64, percent: u64) -> bool {
+        self.dead_of(appended).saturating_add(expired) > size * percent / 100
     }
 
-    /// A table comes; of `size` bytes, of `capacity` that there may be, so many are appended ones.
-    pub(super) fn begin(&mut self, appended: u64, size: u64, capacity: u64) {
+    /// A table comes; of `size` bytes, of `capacity` that there may be, so many are appended and expired ones, at this time.
+    pub(super) fn begin(&mut self, gone: Gone, now: u64, size: u64, capacity: u64) {
+        let (appended, expired) = gone;
+        self.now = now;
         let is_full = size > capacity / 4 * 3;
         self.percent = if is_full { DEAD_AT_REST_PERCENT } else { DEAD_PERCENT };
         let most = (size / 100 * self.percent).max(1);
-        let share = self.dead_of(appended).saturating_mul(2 * WHOLE) / most;
+        let dead = self.dead_of(appended).saturating_add(expired);
+        let share = dead.saturating_mul(2 * WHOLE) / most;
         self.pace = share.saturating_sub(WHOLE).min(2 * WHOLE);
         self.samples = self.pace == 0;
         self.is_done = false;
@@ -120,7 +134,12 @@ impl Sweep {
     /// Whether a leaf has about its share of dead bytes. One that has much less waits for the next time around; with fewer of those
     /// the order in which leaves were rewritten becomes that of keys.
     pub(super) fn is_worth(&self, leaf: &LeafSums) -> bool {
-        self.is_much(leaf.appended, leaf.size as u64, self.percent * 2 / 5)
+        self.is_much((leaf.appended, leaf.expired), leaf.size as u64, self.percent * 2 / 5)
+    }
+
+    /// Whether what has expired is that much by itself: then it helps to write a leaf anew that nothing was appended to.
+    pub(super) fn has_much_expired(&self, leaf: &LeafSums) -> bool {
+        self.is_much((0, leaf.expired), leaf.size as u64, self.percent * 2 / 5)
     }
 
     /// The sweep has come to this key, or to the last one.
@@ -129,10 +148,10 @@ impl Sweep {
         self.at.extend(upper.into_iter().flatten());
     }
 
-    /// Leaves with so many appended bytes were written anew.
-    pub(super) fn spend(&mut self, appended: u64) {
+    /// Leaves were written anew in which so many bytes were appended, or had expired.
+    pub(super) fn spend(&mut self, bytes: u64) {
         if self.credit > 0 {
-            self.credit = self.credit.saturating_sub_unsigned(appended);
+            self.credit = self.credit.saturating_sub_unsigned(bytes);
         }
     }
 
@@ -156,6 +175,8 @@ pub(super) struct Rest {
     at: Option<Vec<u8>>,
     /// Reads of the device until the last leaf was rewritten, or segment collected.
     reads: u64,
+    /// When somebody looked last how much has expired.
+    looked: Duration,
 }
 
 impl Rest {
@@ -183,7 +204,9 @@ impl Flex {
             return Ok(());
         }
         committer.sweep.samples = false;
-        let leaf = self.index.neighbours(key, 0, &|leaf, _| leaf.appended * 8 > leaf.size as u64);
+        let within = (0, committer.sweep.now);
+        let is_wanted = |leaf: &LeafSums, _: bool| leaf.appended * 8 > leaf.size as u64;
+        let leaf = self.index.neighbours(key, within, &is_wanted);
         committer.sweep.goes_on(leaf.upper.as_ref());
         if self.is_stretch(&leaf) { self.look_at_stretch(committer, &leaf) } else { Ok(()) }
     }
@@ -200,7 +223,8 @@ impl Flex {
         if !rest.is_now(now) {
             return Ok(None);
         }
-        if bytes > self.options.memtable_size_bytes / TABLE_SHARE && is_free {
+        let is_much = bytes > self.options.memtable_size_bytes / TABLE_SHARE;
+        if (is_much || self.has_expired_table(self.unix_seconds())) && is_free {
             self.change_table(table)?;
             rest.seen = (self.tables().active.generation, 0, now);
             return Ok(Some(Duration::ZERO));
@@ -208,10 +232,17 @@ impl Flex {
         let reads = || self.space.stat().data.reads;
         let others_read = reads().saturating_sub(rest.reads) > READS_FEW;
         let waits = if others_read { WAITS_FOR_READERS } else { WAITS };
-        let more = match &rest.at {
-            None => self.settle_at_rest()?,
+        let more = match rest.at.clone() {
+            None if self.has_expired_at_rest(rest, now) => {
+                rest.at = Some(Vec::new());
+                true
+            }
+            None => {
+                self.collect_doubted(&self.committer.lock())?;
+                self.settle_at_rest()?
+            }
             Some(at) => {
-                rest.at = self.sweep_at_rest(at)?;
+                rest.at = self.sweep_at_rest(&at)?;
                 true
             }
         };
@@ -219,9 +250,27 @@ impl Flex {
         Ok(more.then(|| self.clock.monotonic().saturating_sub(now) * waits))
     }
 
-    /// Writes all leaves anew that something was appended to, and packs what is left into as few segments as it fits, until `segments` more
+    /// Whether much has expired since all leaves were looked at: what did not count then was brought out.
+    fn has_expired_at_rest(&self, rest: &mut Rest, now: Duration) -> bool {
+        let time = self.unix_seconds();
+        if !self.index.has_expired(time) || now < rest.looked + LOOKS {
+            return false;
+        }
+        rest.looked = now;
+        let _committer = self.committer.lock();
+        let (expired, size) = (self.index.expired_bytes(time), self.index.size_bytes());
+        Sweep::default().is_much((0, expired), size, DEAD_AT_REST_PERCENT)
+    }
+
+    /// Writes all leaves anew that something was appended to, or of which something has expired, and packs what is left into as few segments as it fits, until `segments` more
     /// are free or nothing is gained any more: how many are.
     pub(super) fn compact(&self, segments: u64) -> Result<u64> {
+        // What was found by an open tells nothing before somebody looked inside.
+        let mut from = Some(0);
+        while let Some(leaf) = from {
+            let _committer = self.committer.lock();
+            from = self.refine_next(leaf).unwrap_or(None);
+        }
         let free = || self.space.stat().free_segments;
         let before = free();
         let gained = || free().saturating_sub(before);
@@ -229,7 +278,11 @@ impl Flex {
         while gained() < segments
             && let Some(key) = at
         {
-            at = self.sweep_from(&mut self.committer.lock(), &key, &|leaf| leaf.appended > 0)?;
+            let is_worth = |leaf: &LeafSums| leaf.appended + leaf.expired > 0;
+            let mut committer = self.committer.lock();
+            // What stayed for a snapshot, too.
+            let now = self.unix_seconds().saturating_add(AGAIN_SECONDS);
+            at = self.sweep_from(&mut committer, &key, now, &is_worth)?;
         }
         loop {
             let (last, wanted) = (free(), segments.saturating_sub(gained()));
@@ -247,34 +300,122 @@ impl Flex {
     fn sweep_at_rest(&self, at: &[u8]) -> Result<Option<Vec<u8>>> {
         let mut committer = self.committer.lock();
         let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
+        let now = self.unix_seconds();
+        let expired = self.index.expired_bytes(now);
         let sweep = committer.sweep.known();
-        let is_much = sweep.is_much(appended, size, DEAD_AT_REST_PERCENT);
+        let is_much = sweep.is_much((appended, expired), size, DEAD_AT_REST_PERCENT);
         let is_worth = |leaf: &LeafSums| {
-            is_much && sweep.is_much(leaf.appended, leaf.size as u64, DEAD_OF_LEAF_PERCENT)
+            let gone = (leaf.appended, leaf.expired);
+            is_much && sweep.is_much(gone, leaf.size as u64, DEAD_OF_LEAF_PERCENT)
                 || leaf.is_scattered()
         };
-        self.sweep_from(&mut committer, at, &is_worth)
+        self.sweep_from(&mut committer, at, now, &is_worth)
     }
 
-    /// Writes the next leaves from `at` on anew that are worth it: the key behind them, if there is more to do.
+    /// Writes the next leaves from `at` on anew that are worth it, as of `now`: the key behind them, if there is more to do.
     fn sweep_from(
         &self,
         committer: &mut Committer,
         at: &[u8],
+        now: u64,
         is_worth: &dyn Fn(&LeafSums) -> bool,
     ) -> Result<Option<Vec<u8>>> {
         if self.wal.check().is_err() {
             return Ok(None);
         }
-        let Some(key) = self.index.next_leaf(at, is_worth) else { return Ok(None) };
-        let leaf = self.index.neighbours(&key, BYTES_AT_REST, &|leaf, _| is_worth(leaf));
-        if self.is_stretch(&leaf) && self.read_stretch(committer, &leaf)? {
-            self.space.loosen(true);
-            let done = self.rewrite_stretch(committer, &leaf, None);
-            self.space.loosen(false);
-            done?;
+        match self.index.next_leaf(at, now, is_worth) {
+            Some(key) => self.sweep_leaf(committer, &key, now, is_worth),
+            None => self.collect_doubted(committer).map(|()| None),
         }
-        Ok(leaf.upper)
+    }
+
+    /// Writes the leaf of `key` anew, which is worth it, and those behind it that are, too: the key behind them, if there is one.
+    pub(super) fn sweep_leaf(
+        &self,
+        committer: &mut Committer,
+        key: &[u8],
+        now: u64,
+        is_worth: &dyn Fn(&LeafSums) -> bool,
+    ) -> Result<Option<Vec<u8>>> {
+        let within = (BYTES_AT_REST, now);
+        let leaf = self.index.neighbours(key, within, &|leaf, _| is_worth(leaf));
+        self.space.loosen(true);
+        let done = match self.is_stretch(&leaf) {
+            true => self.sweep_stretch(committer, &leaf).map(|()| leaf.upper),
+            false if leaf.has_expired => self.sweep_parts(committer, key, now),
+            false => Ok(leaf.upper),
+        };
+        self.space.loosen(false);
+        let upper = done?;
+        self.collect_doubted(committer)?;
+        Ok(upper)
+    }
+
+    fn sweep_stretch(&self, committer: &mut Committer, leaf: &Neighbours) -> Result<()> {
+        if self.read_stretch(committer, leaf)? {
+            return self.rewrite_stretch(committer, leaf, None);
+        }
+        // It stays as it is: nobody is to look for it again and again.
+        leaf.anchors.iter().for_each(|anchor| self.index.forget_expiries(anchor));
+        Ok(())
+    }
+
+    /// Writes a leaf anew that is too large to be a stretch, or has too little, part after part: the key behind it.
+    fn sweep_parts(
+        &self,
+        committer: &mut Committer,
+        key: &[u8],
+        now: u64,
+    ) -> Result<Option<Vec<u8>>> {
+        let leaf_of = |key: &[u8]| self.index.neighbours(key, (0, now), &|_, _| true);
+        let behind = leaf_of(key).upper;
+        let mut at = key.to_vec();
+        loop {
+            let part = leaf_of(&at).part(&at, BYTES_AT_REST);
+            if part.sizes.is_empty() {
+                return Ok(behind);
+            }
+            self.sweep_stretch(committer, &part)?;
+            match part.upper {
+                Some(next) if behind.as_ref().is_none_or(|behind| next < *behind) => at = next,
+                _ => return Ok(behind),
+            }
+        }
+    }
+
+    /// Removes large values whose pairs were left out.
+    pub(super) fn collect_doubted(&self, committer: &Committer) -> Result<()> {
+        match self.large.is_doubted() {
+            true => self.collect_large(&committer.root, None),
+            false => Ok(()),
+        }
+    }
+
+    /// Leaves to which tables bring nothing may have much that has expired: what credit a commit left is for them, and that for bytes that
+    /// it brought and did not append, as where keys grow with time.
+    pub(super) fn sweep_expired(&self, brought: u64) -> Result<()> {
+        let now = self.unix_seconds();
+        if !self.index.has_expired(now) {
+            return Ok(());
+        }
+        let mut committer = self.committer.lock();
+        let mut at = std::mem::take(&mut committer.sweep.expired_at);
+        let before = committer.sweep.credit;
+        committer.sweep.earn(brought);
+        while committer.sweep.credit > 0 && self.tables().sealed.is_none() {
+            let sweep = committer.sweep.known();
+            let is_worth = |leaf: &LeafSums| sweep.has_much_expired(leaf);
+            match self.sweep_from(&mut committer, &at, now, &is_worth)? {
+                Some(next) => at = next,
+                None => {
+                    at.clear();
+                    break;
+                }
+            }
+        }
+        committer.sweep.expired_at = at;
+        committer.sweep.credit = committer.sweep.credit.min(before);
+        Ok(())
     }
 }
 
@@ -309,7 +450,7 @@ mod tests {
             let all = LEAF * LEAVES as u64;
             let (new, mut rewritten) = (LEAF / 100, 0);
             let appended = self.appended.iter().sum();
-            self.sweep.begin(appended, all + appended, u64::MAX);
+            self.sweep.begin((appended, 0), 0, all + appended, u64::MAX);
             for number in 0..LEAVES {
                 let key = u16::try_from(number).unwrap().to_be_bytes();
                 let sums = LeafSums {

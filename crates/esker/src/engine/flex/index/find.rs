@@ -94,8 +94,14 @@ pub(in crate::engine::flex) struct Neighbours {
     pub(in crate::engine::flex) sizes: Vec<u32>,
     /// Whether each is in memory.
     pub(in crate::engine::flex) cached: Vec<bool>,
+    /// Runs.
+    pub(in crate::engine::flex) runs: usize,
+    /// Whether they are all of the same leaf.
+    pub(in crate::engine::flex) is_of_one: bool,
     /// Bytes of appended runs, about.
     pub(in crate::engine::flex) appended: u64,
+    /// Whether something in them has expired.
+    pub(in crate::engine::flex) has_expired: bool,
     /// Anchor of the interval behind the last one; of none, that behind the leaf.
     pub(in crate::engine::flex) upper: Option<Vec<u8>>,
 }
@@ -105,7 +111,29 @@ impl Neighbours {
     pub(in crate::engine::flex) fn size_bytes(&self) -> u64 {
         self.sizes.iter().map(|size| u64::from(*size)).sum()
     }
+
+    /// Of those of one leaf the ones from that on that holds `key`, up to so many bytes, but at least one.
+    pub(in crate::engine::flex) fn part(mut self, key: &[u8], most: u64) -> Self {
+        let all = self.size_bytes();
+        let first = self.anchors.partition_point(|anchor| **anchor <= *key).saturating_sub(1);
+        let size_of = |sizes: &[u32]| -> u64 { sizes.iter().map(|size| u64::from(*size)).sum() };
+        let mut bytes = 0;
+        let fits = self.sizes[first..].iter().take_while(|size| {
+            bytes += u64::from(**size);
+            bytes <= most
+        });
+        let end = (first + fits.count().max(1)).min(self.sizes.len());
+        self.spot.index += first;
+        self.offset += size_of(&self.sizes[..first]);
+        self.upper = self.anchors.get(end).cloned().or(self.upper);
+        self.anchors = self.anchors.drain(first..end).collect();
+        self.sizes = self.sizes.drain(first..end).collect();
+        self.cached = self.cached.drain(first..end).collect();
+        self.appended = self.appended * self.size_bytes() / all.max(1);
+        self
+    }
 }
+
 impl Index {
     /// Calls `look` with the interval that holds `key`, under the leaf's lock.
     #[inline]
@@ -224,11 +252,11 @@ impl Index {
     }
 
     /// The intervals of the leaf that holds `key`, if somebody looked into each and `is_wanted` says so; and those of the
-    /// leaves behind it for which it does, too, while all have up to `most` bytes.
+    /// leaves behind it for which it does, too, while all have up to `most` bytes. What has expired is told as of `now`.
     pub(in crate::engine::flex) fn neighbours(
         &self,
         key: &[u8],
-        most: u64,
+        (most, now): (u64, u64),
         is_wanted: &dyn Fn(&LeafSums, bool) -> bool,
     ) -> Neighbours {
         let row = self.row();
@@ -239,13 +267,16 @@ impl Index {
             anchors: Vec::new(),
             sizes: Vec::new(),
             cached: Vec::new(),
+            runs: 0,
+            is_of_one: true,
             appended: 0,
+            has_expired: false,
             upper: None,
         };
         let (mut next, mut bytes) = (first, 0);
         while next < row.len() {
             let leaf = row.leaf(next).read();
-            let sums = leaf.sums();
+            let sums = leaf.sums(now);
             let fits = next == first || bytes + sums.size as u64 <= most;
             if !fits
                 || !is_wanted(&sums, next == first)
@@ -257,9 +288,12 @@ impl Index {
             found.sizes.extend(leaf.entries.iter().map(|entry| entry.size));
             found.cached.extend(leaf.entries.iter().map(|entry| entry.cached.is_some()));
             bytes += sums.size as u64;
+            found.runs += sums.runs;
             found.appended += sums.appended;
+            found.has_expired |= sums.expired > 0;
             next += 1;
         }
+        found.is_of_one = next <= first + 1;
         found.upper = row.first(next.max(first + 1)).map(<[u8]>::to_vec);
         found
     }
@@ -268,13 +302,14 @@ impl Index {
     pub(in crate::engine::flex) fn next_leaf(
         &self,
         key: &[u8],
+        now: u64,
         is_wanted: &dyn Fn(&LeafSums) -> bool,
     ) -> Option<Vec<u8>> {
         let row = self.row();
         let mut leaves = row.leaf_of(key)..row.len();
         let found = leaves.find(|number| {
             let leaf = row.leaf(*number).read();
-            is_wanted(&leaf.sums()) && !leaf.entries.iter().any(Entry::is_coarse)
+            is_wanted(&leaf.sums(now)) && !leaf.entries.iter().any(Entry::is_coarse)
         })?;
         row.first(found).map(<[u8]>::to_vec)
     }

@@ -3,6 +3,7 @@
 
 use super::LeafSums;
 use super::tails::Tails;
+use crate::engine::expiries::Expiries;
 use crate::engine::flex::interval::Interval;
 use std::ops::Range;
 use std::sync::Arc;
@@ -73,12 +74,14 @@ pub(in crate::engine::flex) struct Fresh {
     pub(in crate::engine::flex) entry: Entry,
     /// What is known of its appended runs.
     pub(in crate::engine::flex) tail: Vec<u8>,
+    /// Bytes of its pairs, and of large values that they name, that expire.
+    pub(in crate::engine::flex) expiries: Expiries,
 }
 
 impl Fresh {
     /// An interval of which only the base run is there, or of whose runs nothing is known.
     pub(in crate::engine::flex) fn new(anchor: Vec<u8>, entry: Entry) -> Self {
-        Fresh { anchor, entry, tail: Vec::new() }
+        Fresh { anchor, entry, ..Fresh::default() }
     }
 }
 
@@ -94,6 +97,8 @@ pub(super) struct Leaf {
     heads: Vec<u32>,
     pub(super) entries: Vec<Entry>,
     pub(super) tails: Tails,
+    /// What of all its intervals together expires when. Nobody knows of which one; by size, each has its share.
+    pub(super) expiries: Expiries,
     /// Bytes that reads fetched in vain, because its intervals are in several places.
     owed: AtomicU64,
 }
@@ -128,7 +133,8 @@ impl Leaf {
         leaf.heads.reserve_exact(fresh.len());
         leaf.rests.reserve_exact(fresh.iter().map(|fresh| fresh.anchor.len() - shared).sum());
         leaf.tails.splice(0..0, fresh.iter().map(|fresh| &*fresh.tail));
-        for Fresh { anchor, mut entry, .. } in fresh {
+        for Fresh { anchor, mut entry, expiries, .. } in fresh {
+            leaf.expiries.add_all(&expiries);
             let rest = &anchor[shared..];
             leaf.rests.extend_from_slice(rest);
             leaf.heads.push(head_of(rest));
@@ -188,12 +194,39 @@ impl Leaf {
 
     /// Everything in it, to be put elsewhere.
     pub(super) fn take(&mut self) -> Vec<Fresh> {
-        let known: Vec<(Vec<u8>, Vec<u8>)> = (0..self.entries.len())
-            .map(|index| (self.anchor(index), self.tails.of(index).to_vec()))
+        let fresh: Vec<Fresh> = (0..self.entries.len())
+            .map(|index| Fresh {
+                anchor: self.anchor(index),
+                entry: self.entries[index].clone(),
+                tail: self.tails.of(index).to_vec(),
+                expiries: self.expiries_of(index..index + 1),
+            })
             .collect();
-        let entries = std::mem::take(self).entries;
-        let fresh = known.into_iter().zip(entries);
-        fresh.map(|((anchor, tail), entry)| Fresh { anchor, entry, tail }).collect()
+        *self = Leaf::default();
+        fresh
+    }
+
+    /// What of these intervals expires when: their share by size.
+    pub(super) fn expiries_of(&self, range: Range<usize>) -> Expiries {
+        if self.expiries.is_empty() {
+            return Expiries::default();
+        }
+        let part = self.entries[range].iter().map(|entry| u64::from(entry.size)).sum();
+        self.expiries.share(part, self.size())
+    }
+
+    /// From now on it is known what of these intervals expires when.
+    pub(super) fn set_expiries<'e>(
+        &mut self,
+        range: Range<usize>,
+        of_these: impl Iterator<Item = &'e Expiries>,
+    ) {
+        if !self.expiries.is_empty() {
+            let all = self.size();
+            let gone: u64 = self.entries[range].iter().map(|entry| u64::from(entry.size)).sum();
+            self.expiries = self.expiries.share(all - gone, all);
+        }
+        of_these.for_each(|expiries| self.expiries.add_all(expiries));
     }
 
     /// Replaces intervals; those that are gone.
@@ -204,6 +237,7 @@ impl Leaf {
             *self = Leaf::new(all);
             return gone.into_iter().map(|gone| gone.entry).collect();
         }
+        self.set_expiries(range.clone(), fresh.iter().map(|fresh| &fresh.expiries));
         let (start, shared) = (self.rest_start(range.start), self.shared.len());
         let end = self.rest_start(range.end);
         let mut at = start;
@@ -253,9 +287,10 @@ impl Leaf {
         self.owed.store(0, Ordering::Relaxed);
     }
 
-    /// What all of its intervals have together.
-    pub(super) fn sums(&self) -> LeafSums {
-        let mut sums = LeafSums { count: self.entries.len(), ..LeafSums::default() };
+    /// What all of its intervals have together, at this time.
+    pub(super) fn sums(&self, now: u64) -> LeafSums {
+        let (count, expired) = (self.entries.len(), self.expiries.expired(now));
+        let mut sums = LeafSums { count, expired, ..LeafSums::default() };
         for entry in &self.entries {
             sums.size += entry.size as usize;
             sums.pairs += usize::from(entry.pairs);
@@ -283,7 +318,7 @@ impl Leaf {
         let entries = self.entries.capacity() * size_of::<Entry>() + self.heads.capacity() * 4;
         let known = self.rests.capacity() + self.shared.len() + self.tails.memory_bytes();
         // Allocations have heads of their own.
-        (known + entries + size_of::<Self>() + 96) as u64
+        (known + entries + self.expiries.memory_bytes() + size_of::<Self>() + 96) as u64
     }
 }
 

@@ -1,0 +1,162 @@
+//! Room for what is put. When a store is full, what does not count any more makes way first: the writer brings leaves of which much
+//! has expired, or is dead, together, and waits for that rather than fail.
+//!
+//! A leaf of which nothing is left takes no room to be removed. One of which something is left takes as much as that has: those
+//! with the least come first, and a share of the capacity is never given to puts.
+//!
+//! # Concurrency
+//! By the writer, before it has the turn of its key. One at a time looks, under the committer's lock; the others find the room
+//! that it made.
+//!
+//! # Failure
+//! Leaves are rewritten as by the sweep. Who finds nothing fails, and until time has passed the next one does so at once.
+
+use super::commit::Committer;
+use super::index::LeafSums;
+use super::sweep::TABLE_SHARE;
+use super::{Flex, SPARE_SHARE};
+use esker_base::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
+use std::time::Duration;
+
+/// Percent of a leaf that do not count, in the order in which leaves make way, and of all of them for which somebody looks.
+const GONE_PERCENT: [u64; 3] = [90, 40, 5];
+const GONE_PERCENT_OF_ALL: u64 = 1;
+/// A table of which as much as this share of the capacity may have expired is brought to the space, as one in so many.
+const TABLE_SHARE_OF_ALL: u64 = 64;
+/// Room that is made at once, as one in so many of the capacity.
+const AT_ONCE_SHARE: u64 = 256;
+/// How long a writer looks when there is room for it, and when there is none.
+const TIME: Duration = Duration::from_millis(20);
+const TIME_MAX: Duration = Duration::from_millis(500);
+/// How long nobody looks after one found nothing, within the same second.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// When somebody looked for room and found none: wall time in seconds, and time.
+#[derive(Debug, Default)]
+pub(super) struct Fruitless(Mutex<Option<(u64, Duration)>>);
+
+impl Flex {
+    /// Bytes of the space that intervals and large values take.
+    pub(super) fn stored_bytes(&self) -> u64 {
+        self.index.size_bytes() + self.large.size_bytes()
+    }
+
+    fn has_room(&self, bytes: u64) -> bool {
+        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
+        let spare = (self.capacity_bytes / SPARE_SHARE).max(8 * self.space.segment_size_bytes());
+        self.stored_bytes() + tables + bytes + spare <= self.capacity_bytes
+    }
+
+    /// Refuses a put for which there is no room, before anything happened.
+    pub(super) fn admit(&self, bytes: usize) -> Result<()> {
+        self.wal.check()?;
+        if self.has_room(bytes as u64) || self.find_room(bytes as u64)? {
+            return Ok(());
+        }
+        Err(self.full())
+    }
+
+    /// As [`Flex::admit`], for who holds the committer's lock.
+    pub(super) fn admit_as_is(&self, bytes: usize) -> Result<()> {
+        self.wal.check()?;
+        if self.has_room(bytes as u64) { Ok(()) } else { Err(self.full()) }
+    }
+
+    fn full(&self) -> Error {
+        Error::new(ErrorKind::NoSpace, "put").device(self.name.clone())
+    }
+
+    /// Makes room for so many bytes out of what does not count any more. Whether there is some.
+    fn find_room(&self, bytes: u64) -> Result<bool> {
+        let (now, since) = (self.unix_seconds(), self.clock.monotonic());
+        let is_recent = |(at, looked): (u64, Duration)| at == now && since < looked + PAUSE;
+        if self.fruitless.0.lock().is_some_and(is_recent) {
+            return Ok(false);
+        }
+        let mut found = self.look_for_room(bytes, now)?;
+        if found != Some(true) && self.has_expired_table(now) {
+            self.commit_all()?;
+            found = self.look_for_room(bytes, now)?;
+        }
+        if found == Some(false) {
+            *self.fruitless.0.lock() = Some((now, self.clock.monotonic()));
+        }
+        Ok(found == Some(true))
+    }
+
+    /// Whether there is room for so many bytes now, or some could be made; `None` if nobody looked, because a table is on its way:
+    /// what has expired is worth waiting for it, what may be dead is not.
+    fn look_for_room(&self, bytes: u64, now: u64) -> Result<Option<bool>> {
+        let index = &self.index;
+        let is_worth = index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
+        let mut committer = match self.committer.try_lock() {
+            Some(committer) => committer,
+            None if is_worth => self.committer.lock(),
+            None => return Ok(None),
+        };
+        let has_room = |more| self.has_room(bytes + more);
+        Ok(Some(has_room(0) || self.make_room(&mut committer, &has_room)?))
+    }
+
+    /// Brings leaves together of which much does not count, until there is room as `has_room` says, and for some bytes more. Whether
+    /// there is. The committer's lock is held.
+    pub(super) fn make_room(
+        &self,
+        committer: &mut Committer,
+        has_room: &dyn Fn(u64) -> bool,
+    ) -> Result<bool> {
+        let (now, since) = (self.unix_seconds(), self.clock.monotonic());
+        let passed = || self.clock.monotonic().saturating_sub(since);
+        let goal = self.capacity_bytes / AT_ONCE_SHARE;
+        // What was found by an open tells nothing before somebody looked inside.
+        let mut from = 0;
+        while passed() < TIME_MAX
+            && let Ok(Some(leaf)) = self.refine_next(from)
+        {
+            from = leaf;
+        }
+        self.collect_doubted(committer)?;
+        let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
+        let expired = self.index.expired_bytes(now);
+        let sweep = committer.sweep.known();
+        if !sweep.is_much((appended, expired), size, GONE_PERCENT_OF_ALL) {
+            return Ok(has_room(0));
+        }
+        for percent in GONE_PERCENT {
+            let mut at = Vec::new();
+            loop {
+                if has_room(0) && (has_room(goal) || passed() > TIME) {
+                    return Ok(true);
+                }
+                if passed() > TIME_MAX || self.wal.check().is_err() {
+                    return Ok(has_room(0));
+                }
+                let sweep = committer.sweep.known();
+                let is_gone = |leaf: &LeafSums| {
+                    sweep.is_much((leaf.appended, leaf.expired), leaf.size as u64, percent)
+                };
+                let Some(key) = self.index.next_leaf(&at, now, &is_gone) else { break };
+                let behind = match self.sweep_leaf(committer, &key, now, &is_gone) {
+                    // What is left of this one finds no room; the next one may be smaller.
+                    Err(error) if error.kind() == ErrorKind::NoSpace => {
+                        self.index.neighbours(&key, (0, now), &|_, _| false).upper
+                    }
+                    done => done?,
+                };
+                match behind {
+                    Some(behind) => at = behind,
+                    None => break,
+                }
+            }
+        }
+        Ok(has_room(0))
+    }
+
+    /// Whether so much of the table may have expired that it is worth bringing it to the space, where that is left out.
+    pub(super) fn has_expired_table(&self, now: u64) -> bool {
+        let share = self.options.memtable_size_bytes / TABLE_SHARE;
+        self.tables().active.expired_bytes(now)
+            > share.min(self.capacity_bytes / TABLE_SHARE_OF_ALL)
+    }
+}
