@@ -6,7 +6,8 @@
 //!
 //! # Invariants
 //! - A1: a block's chunk says its size durably before anything points at a block of it.
-//! - A2: a block is free from the moment on in which nothing that counts points at it, and not before.
+//! - A2: a block is free once nothing that counts points at it, nor an entry that recovery may take for one that does (C4 of
+//!   [`clean`](super::clean)), and not before.
 //!
 //! # Concurrency
 //! Blocks are allocated from the chunks of a core, under its lock, by others only when chunks are scarce; anybody frees, without

@@ -1,7 +1,8 @@
 //! Writes: the record if the value is long, the entry, then the index (FlatStore §3.2, §3.3).
 //!
 //! A key's lock is held from the decision until the index has the new entry: so the order of decisions on a key is
-//! that of its versions. Only the cleaner changes a key's word meanwhile, to another place of the same entry.
+//! that of its versions. Only the cleaner changes a key's word meanwhile, to that of a copy of the same entry, or of a
+//! tombstone if its value has expired.
 
 use super::chunks::{For, Since};
 use super::commit::Placed;

@@ -101,14 +101,14 @@ pub(super) fn add_expiry<'a>(pair: Merged<'a>, now: u64, expiries: &mut Expiries
     pair.2
 }
 
-/// What expires of the pairs of these runs, which were verified.
+/// What expires of the pairs of these runs.
 ///
 /// # Errors
 /// The first [`Flaw`] found.
 pub(super) fn expiries_in(mut bytes: &[u8]) -> Result<Expiries, Flaw> {
     let mut expiries = Expiries::default();
     while !bytes.is_empty() {
-        let run = Run::take(&mut bytes, || true)?;
+        let run = Run::take(&mut bytes, || false)?;
         let mut pairs = run.pairs();
         while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
             if let Some(at) = expiry_of(&pair.content) {
