@@ -1,13 +1,10 @@
 //! Damaged media: found, named, never returned as data.
 
-use crate::support::{DEVICE_SIZE, device, open, options};
+use crate::support::{DEVICE_SIZE, device, flip_on, open, options};
 use esker::ErrorKind;
 use esker_base::rng::Rng;
-use esker_base::{Site, SiteKind};
-use esker_media::BlockDevice;
 use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
-use std::io::IoSlice;
 use std::sync::Arc;
 
 /// A store with some history, closed or just left (then without a checkpoint), and what it holds.
@@ -35,15 +32,6 @@ fn populated(seed: u64, close: bool) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
 fn reopened(image: &Image) -> Arc<SimBlock> {
     let options = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
     Arc::new(SimBlock::new(options))
-}
-
-/// Flips a bit on a device in use.
-fn flip_on(device: &SimBlock, offset: u64) {
-    const SITE: Site = Site::new("test.damage", SiteKind::Write);
-    let mut block = [0; 512];
-    device.read_at(SITE, offset / 512 * 512, &mut block).unwrap();
-    block[usize::try_from(offset % 512).unwrap()] ^= 8;
-    device.write_at(SITE, offset / 512 * 512, &[IoSlice::new(&block)]).unwrap();
 }
 
 #[test]

@@ -10,6 +10,7 @@
 mod backup;
 mod basics;
 mod cache;
+mod check;
 mod damage;
 mod engines;
 mod expiry;

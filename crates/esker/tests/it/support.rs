@@ -2,8 +2,10 @@
 
 use esker::{EngineKind, Options, Result, Store};
 use esker_base::clock::ManualClock;
+use esker_base::{Site, SiteKind};
 use esker_media::sim::{SimBlock, SimBlockOptions, SimPm, SimPmOptions};
 use esker_media::{BlockDevice, Pmem};
+use std::io::IoSlice;
 use std::sync::Arc;
 
 /// Size of a test device in bytes: with segments of 8 KiB, reuse comes within a hundred writes.
@@ -33,6 +35,15 @@ pub(crate) fn device(seed: u64) -> Arc<SimBlock> {
 /// Opens the store on `device`.
 pub(crate) fn open(device: &Arc<SimBlock>, options: &Options) -> Result<Store> {
     Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, options)
+}
+
+/// Flips a bit on a device in use.
+pub(crate) fn flip_on(device: &SimBlock, offset: u64) {
+    const SITE: Site = Site::new("test.damage", SiteKind::Write);
+    let mut block = [0; 512];
+    device.read_at(SITE, offset / 512 * 512, &mut block).unwrap();
+    block[usize::try_from(offset % 512).unwrap()] ^= 8;
+    device.write_at(SITE, offset / 512 * 512, &[IoSlice::new(&block)]).unwrap();
 }
 
 /// The value of `key` as bytes.

@@ -124,7 +124,7 @@ impl Engine for Depot {
     }
 
     fn check(&self) -> Result<CheckReport> {
-        self.check_store()
+        Ok(self.check_store())
     }
 
     fn backup(&self, archive: &dyn Archive, progress: &Progress) -> Result<BackupReport> {
