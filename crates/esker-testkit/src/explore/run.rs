@@ -91,11 +91,13 @@ impl<S: Subject> Shared<S> {
         } else {
             let store = self.store.borrow().clone();
             let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
-            reply_of(self.subject.apply(&store, &op))
+            let result = self.subject.apply(&store, &op);
+            if op == Op::Check && !self.tolerant && !matches!(result, Ok(Reply::Done)) {
+                let words = result.map_or_else(|error| error.to_string(), |_| String::new());
+                return Err(wrong(format!("the store's own check failed: {words}")));
+            }
+            reply_of(result)
         };
-        if op == Op::Check && reply != Reply::Done && !self.tolerant {
-            return Err(wrong("the store's own check failed".to_owned()));
-        }
         self.history.borrow_mut().end(S::Medium::position(&self.device), id, reply);
         Ok(())
     }

@@ -109,7 +109,8 @@ impl Depot {
         report: &mut CheckReport,
     ) -> Result<Option<u64>> {
         let source = self.source(sites::CHECK_READ);
-        let Some(header) = source.header(self.superblock.store_id, id)? else { return Ok(Some(0)) };
+        // One that is being evicted has no header any more.
+        let Some(header) = source.header(self.superblock.store_id, id)? else { return Ok(None) };
         let end = source.walk(id, Incarnation::from(&header), &mut |step| {
             if let Step::Record(record, _) = step {
                 report.bytes += record.size_bytes as u64;
