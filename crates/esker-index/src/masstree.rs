@@ -35,6 +35,8 @@ use node::{Item, LONG, Node};
 
 /// Lookups of a batch that go down together.
 const GROUP: usize = 16;
+/// Entries that are added under one guard.
+const MANY: usize = 64;
 /// Bytes of a slice.
 const SLICE: usize = 8;
 
@@ -311,7 +313,7 @@ impl Masstree {
         &self,
         key: &[u8],
         word: Word,
-        goes: impl Fn(Word) -> bool,
+        mut goes: impl FnMut(Word) -> bool,
         near: &mut Option<&'g Node>,
         guard: &'g Guard,
     ) -> Option<Word> {
@@ -338,7 +340,7 @@ impl Masstree {
                 match slot.load().entry(guard) {
                     Entry::Word(held) => {
                         let held = Word::new(held);
-                        if held.is_some_and(&goes) {
+                        if held.is_some_and(&mut goes) {
                             slot.store(Pointer::word(word));
                         }
                         border.unlock();
@@ -346,7 +348,7 @@ impl Masstree {
                     }
                     Entry::Tail(tail) if tail.bytes() == behind(rest) => {
                         let held = Word::new(tail.word());
-                        if held.is_some_and(&goes) {
+                        if held.is_some_and(&mut goes) {
                             tail.set_word(word.get());
                         }
                         border.unlock();
@@ -368,12 +370,23 @@ impl Masstree {
     /// Adds entries, in any order and from several threads at once; sorted ones fill nodes whole, and
     /// fastest. For recovery: threads take a range each. Keys that are there already keep their words.
     pub fn insert_many<K: AsRef<[u8]>>(&self, entries: &[(K, Word)]) {
-        for group in entries.chunks(GROUP) {
+        self.swap_many(entries, |_, _| false);
+    }
+
+    /// As [`Masstree::insert_many`], but for keys that are there already of which `goes` says, given the number
+    /// of the entry and the word that the key has, that this word goes.
+    pub fn swap_many<K: AsRef<[u8]>>(
+        &self,
+        entries: &[(K, Word)],
+        mut goes: impl FnMut(usize, Word) -> bool,
+    ) {
+        for (group, entries) in entries.chunks(MANY).enumerate() {
             // A guard per group, so that a long batch does not keep memory from being used again.
             let guard = self.memory.guard();
             let mut near = None;
-            for (key, word) in group {
-                self.insert_near(key.as_ref(), *word, |_| false, &mut near, &guard);
+            for (place, (key, word)) in entries.iter().enumerate() {
+                let goes = |held| goes(group * MANY + place, held);
+                self.insert_near(key.as_ref(), *word, goes, &mut near, &guard);
             }
         }
     }

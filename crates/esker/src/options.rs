@@ -237,6 +237,8 @@ pub struct Testing {
     pub background: bool,
     /// Engine `flat`: number of logs, chosen by keys instead of by threads; recovery by one thread.
     pub cores: Option<usize>,
+    /// Engine `flat`: bytes of entries that recovery collects before it enters them.
+    pub collect_bytes: Option<u64>,
 }
 
 impl Options {
@@ -274,6 +276,7 @@ impl Options {
                 hash_mask: u64::MAX,
                 background: true,
                 cores: None,
+                collect_bytes: None,
             },
         }
     }

@@ -30,7 +30,7 @@ pub(crate) fn complaints(root: &Path) -> Result<Vec<String>> {
     const SLIM: [(&str, &[&str]); 3] = [
         ("esker-client", &["parking_lot", "rustls", "xxhash-rust"]),
         ("esker-format", &["zerocopy"]),
-        ("esker-index", &["bytemuck", "parking_lot", "rustix"]),
+        ("esker-index", &["bytemuck", "parking_lot", "rustix", "smallvec"]),
     ];
     for (name, allowed) in SLIM {
         for dependency in outside.get(name).unwrap_or(&empty) {

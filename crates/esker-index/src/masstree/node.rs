@@ -23,9 +23,14 @@ use super::memory::{Guard, Pointer, Slot};
 use crate::locks::{Wait, acquire, release};
 use crate::prefetch;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
+use smallvec::SmallVec;
 
 /// Keys of a node.
 pub(super) const WIDTH: usize = 15;
+/// Keys of an interior node, and one more while it splits.
+pub(super) type Keys = SmallVec<[u64; WIDTH + 1]>;
+/// Its children.
+pub(super) type Children<'g> = SmallVec<[&'g Node; WIDTH + 2]>;
 /// Length of a key that goes on behind its slice.
 pub(super) const LONG: u64 = 9;
 
@@ -386,6 +391,21 @@ impl Node {
         self.head.order.store(order.inserted(place).0, Ordering::Release);
     }
 
+    /// Gives a new border its keys, which are sorted and no more than fit.
+    pub(super) fn fill(&self, items: &[Item]) {
+        let mut lengths = 0;
+        for (slot, (item, (slice, pointer))) in
+            items.iter().zip(self.slices.0.iter().zip(&self.slots.0)).enumerate()
+        {
+            slice.store(item.slice, Ordering::Relaxed);
+            pointer.store(item.pointer);
+            lengths |= item.length << (4 * slot);
+        }
+        self.head.lengths.store(lengths, Ordering::Relaxed);
+        let count = items.len().min(WIDTH);
+        self.head.order.store(Order::EMPTY.0 | count as u64, Ordering::Release);
+    }
+
     /// Removes a key from a border. The caller holds the lock.
     pub(super) fn take(&self, slot: usize) {
         let order = self.order();
@@ -436,7 +456,7 @@ impl Node {
     }
 
     /// Keys and children of an interior node. The caller holds the lock.
-    pub(super) fn children<'g>(&self, guard: &'g Guard) -> (Vec<u64>, Vec<&'g Node>) {
+    pub(super) fn children<'g>(&self, guard: &'g Guard) -> (Keys, Children<'g>) {
         let keys = self.keys();
         let children = self.slots.0.iter().take(keys + 1);
         (

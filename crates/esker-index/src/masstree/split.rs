@@ -3,12 +3,13 @@
 use super::memory::Guard;
 use super::node::{Item, Node, WIDTH};
 use super::{Masstree, lock_at};
+use smallvec::SmallVec;
 
 /// Fills a new node, which is locked.
 fn node_of<'g>(items: &[Item], low: u64, guard: &'g Guard) -> &'g Node {
     let node = guard.new_node();
     node.begin(0, low);
-    items.iter().for_each(|item| node.put(*item));
+    node.fill(items);
     node
 }
 
@@ -52,7 +53,8 @@ impl Masstree {
         }
         let order = border.order();
         let new = border.rank(order, item.slice, item.length);
-        let mut items: Vec<Item> = order.slots().filter_map(|slot| border.item(slot)).collect();
+        let mut items: SmallVec<[Item; WIDTH + 1]> =
+            order.slots().filter_map(|slot| border.item(slot)).collect();
         items.insert(new, item);
         let last = border.next(guard).is_none() && new == WIDTH;
         let rising = last || order.is_rising_at(new);

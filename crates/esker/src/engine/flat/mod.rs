@@ -45,6 +45,7 @@ mod row;
 mod sample;
 mod scan;
 pub mod sites;
+mod sorted;
 #[cfg(test)]
 mod tests;
 mod versions;

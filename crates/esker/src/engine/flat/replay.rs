@@ -15,12 +15,13 @@ use super::layout::{Layout, Place};
 use super::moves::record_of_action;
 use super::periodic::Tails;
 use super::recover::{Root, corrupted};
+use super::sorted::{Enter, Parts, Runs, collect_max};
 use super::{Flat, sites};
-use crate::options::Options;
+use crate::options::{Options, Progress};
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;
 use esker_format::flat::{BatchHeader, ChunkHeader, ChunkKind, LINE};
-use esker_index::Word;
+use esker_index::{Masstree, Word};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::sync::OnceLock;
@@ -30,12 +31,14 @@ use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 const LOCKS: usize = 1024;
 /// Entries that are entered together.
 const GROUP: usize = 64;
+/// Bytes of a log that are read together, so that they are in the cache when they are looked at.
+const PIECE_SIZE: usize = 64 << 10;
 /// Longest batch that is looked for behind a torn one, in bytes.
 const SEARCH_BYTES: usize = 8 << 10;
 
 /// What recovery does, by several threads.
-struct Scan<'a> {
-    flat: &'a Flat,
+pub(super) struct Scan<'a> {
+    pub(super) flat: &'a Flat,
     tails: &'a Tails,
     learned: &'a Learned,
     clear: u64,
@@ -82,6 +85,20 @@ impl Learned {
         self.chunks.get(usize::try_from(number).ok()?)
     }
 
+    /// Counts entries of a chunk that the index has now, less those that it has no more.
+    pub(super) fn add(&self, number: u32, entries: i64) {
+        if let Some(chunk) = self.chunk(number) {
+            // What goes round comes back: the sum of all is never below 0.
+            let by = i32::try_from(entries).unwrap_or(0);
+            chunk.live.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
+        }
+    }
+
+    /// As [`Learned::add`], tombstones of any chunk.
+    pub(super) fn add_tombstones(&self, tombstones: i64) {
+        self.tombstones.fetch_add(tombstones, Ordering::Relaxed);
+    }
+
     /// Counts an entry that the index has now, or has no more.
     pub(super) fn count(&self, layout: &Layout, place: Place, has: bool) {
         if let Some(chunk) = self.chunk(layout.chunk_of(place.offset)) {
@@ -106,10 +123,11 @@ struct Found<'b> {
 }
 
 /// What was read of a chunk so far.
-struct FoundIn<'b> {
+struct FoundIn<'r> {
     chunk: u32,
-    /// Entries that are to be entered.
-    group: Vec<Found<'b>>,
+    /// Where its entries are collected, if they are not entered at once, and the bytes that they take there.
+    runs: Option<Collect<'r>>,
+    held: usize,
     /// All of them.
     count: u32,
     /// Versions between which theirs lie.
@@ -117,12 +135,14 @@ struct FoundIn<'b> {
     newest: u64,
 }
 
-impl FoundIn<'_> {
-    fn new(chunk: u32) -> Self {
-        let group = Vec::with_capacity(GROUP);
-        FoundIn { chunk, group, count: 0, oldest: u64::MAX, newest: 0 }
+impl<'r> FoundIn<'r> {
+    fn new(chunk: u32, runs: Option<Collect<'r>>) -> Self {
+        FoundIn { chunk, runs, held: 0, count: 0, oldest: u64::MAX, newest: 0 }
     }
 }
+
+/// Where entries are collected.
+type Collect<'r> = (&'r mut Runs, &'r Parts);
 
 /// Whether a whole batch stands behind the one at the start of `bytes`, at `start`, that is not: only the last one can be torn (L1).
 fn goes_on(bytes: &mut [u8], salt: u64, start: u64) -> bool {
@@ -135,38 +155,58 @@ fn goes_on(bytes: &mut [u8], salt: u64, start: u64) -> bool {
 }
 
 impl Scan<'_> {
-    /// Reads a chunk of a log.
-    fn chunk(&self, number: u32, buffer: &mut Vec<u8>) -> Result<()> {
+    /// Reads a chunk of a log; what it has is entered, or added to `runs`. Returns the bytes that were added.
+    fn chunk(&self, number: u32, buffer: &mut Vec<u8>, runs: Option<Collect<'_>>) -> Result<usize> {
         let flat = self.flat;
-        let Some(chunk) = flat.chunks.get(number) else { return Ok(()) };
+        let Some(chunk) = flat.chunks.get(number) else { return Ok(0) };
         let (start, salt) = (flat.layout.start_of(number), chunk.salt());
-        buffer.resize(usize::try_from(flat.layout.chunk_size).unwrap_or(0), 0);
-        let (at, covered) = self.tails.of(number);
-        let bytes = buffer.get_mut(at..).unwrap_or_default();
-        flat.memory.read(start + at as u64, bytes)?;
-        let mut batches = Batches::new(bytes, start + at as u64, salt);
-        let mut found = FoundIn::new(number);
-        while let Ok(Some(batch)) = batches.take_next() {
-            // Its entries at once, while it is in the cache.
-            self.batch(&batch, &mut found)?;
-        }
-        self.enter(number, &mut found.group)?;
-        let (end, sealed) = (batches.offset(), batches.is_sealed());
-        if !sealed && goes_on(batches.rest(), salt, end) && !sites::COMMITTED_POINT.disabled() {
-            let words = "a batch is damaged, and whole ones follow it".to_owned();
-            return Err(corrupted(&*flat.memory, words, end, LINE as u64));
-        }
+        let size = usize::try_from(flat.layout.chunk_size).unwrap_or(0);
+        buffer.resize(size, 0);
+        let (mut at, covered) = self.tails.of(number);
+        let mut found = FoundIn::new(number, runs);
+        let mut piece = PIECE_SIZE;
+        let end = loop {
+            let to = size.min(at.saturating_add(piece));
+            let bytes = buffer.get_mut(at..to).unwrap_or_default();
+            flat.memory.read(start + at as u64, bytes)?;
+            let mut batches = Batches::new(bytes, start + at as u64, salt);
+            let mut group = Vec::with_capacity(GROUP);
+            while let Ok(Some(batch)) = batches.take_next() {
+                // Its entries at once, while it is in the cache.
+                self.batch(&batch, &mut found, &mut group)?;
+            }
+            self.enter(number, &mut group)?;
+            let end = batches.offset();
+            if batches.is_sealed() {
+                break end;
+            }
+            if to == size {
+                if goes_on(batches.rest(), salt, end) && !sites::COMMITTED_POINT.disabled() {
+                    let words = "a batch is damaged, and whole ones follow it".to_owned();
+                    return Err(corrupted(&*flat.memory, words, end, LINE as u64));
+                }
+                break end;
+            }
+            // What is no batch may go on behind the piece.
+            let next = usize::try_from(end - start).unwrap_or(usize::MAX);
+            (at, piece) = (next, if next == at { usize::MAX } else { PIECE_SIZE });
+        };
         self.newest.fetch_max(found.newest, Ordering::Relaxed);
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
             learned.versions.get_or_init(|| (found.oldest, found.newest));
         }
         let tail = u32::try_from(end - start).unwrap_or(u32::MAX);
         chunk.restore_counts(covered + found.count, 0, tail);
-        Ok(())
+        Ok(found.held)
     }
 
-    /// Enters what a batch says.
-    fn batch<'b>(&self, batch: &FoundBatch<'b>, found: &mut FoundIn<'b>) -> Result<()> {
+    /// Collects what a batch says, or enters it, `group` by group.
+    fn batch<'b>(
+        &self,
+        batch: &FoundBatch<'b>,
+        found: &mut FoundIn<'_>,
+        group: &mut Vec<Found<'b>>,
+    ) -> Result<()> {
         let flat = self.flat;
         for entry in batch.entries() {
             let FoundEntry { entry, version, place } = entry.map_err(|flaw| {
@@ -179,10 +219,14 @@ impl Scan<'_> {
                 continue;
             }
             let Some(key) = flat.key_of_entry(&entry)? else { continue };
+            if let Some((runs, parts)) = &mut found.runs {
+                found.held += runs.add(parts, &key, place.word(), version);
+                continue;
+            }
             let (hash, record) = (flat.hasher.hash(&key), record_of_action(entry.action));
-            found.group.push(Found { hash, key, place, version, record });
-            if found.group.len() == GROUP {
-                self.enter(found.chunk, &mut found.group)?;
+            group.push(Found { hash, key, place, version, record });
+            if group.len() == GROUP {
+                self.enter(found.chunk, group)?;
             }
         }
         Ok(())
@@ -220,6 +264,27 @@ impl Scan<'_> {
         Ok(())
     }
 
+    /// Whether an entry takes the place of the one that the index has of its key.
+    pub(super) fn goes(&self, held: Word, word: Word, version: u64) -> Result<bool> {
+        let chunk = self.flat.layout.chunk_of(Place::of(word).offset);
+        let age = self.age(Place::of(held), chunk, version)?;
+        if age == Age::Same {
+            self.twin_of(held, word)?;
+        }
+        Ok(age == Age::Older || sites::RECOVER_NEWEST.disabled())
+    }
+
+    /// Notes the record of an entry of which the index has a copy, in another chunk.
+    pub(super) fn twin_of(&self, held: Word, twin: Word) -> Result<()> {
+        let chunk = |word| self.flat.layout.chunk_of(Place::of(word).offset);
+        if chunk(held) != chunk(twin)
+            && let Some(Some(line)) = self.flat.record_of(twin, Since::HELD)?
+        {
+            self.twins.lock().push((chunk(twin), line));
+        }
+        Ok(())
+    }
+
     /// How old the entry at a place, which the index has, is compared to one with this version that was found in `chunk`.
     fn age(&self, held: Place, chunk: u32, version: u64) -> Result<Age> {
         let number = self.flat.layout.chunk_of(held.offset);
@@ -241,6 +306,93 @@ impl Scan<'_> {
     }
 }
 
+/// A log for each thread that asks, until there is none left; how many were given is told.
+struct Turns<'a> {
+    logs: &'a [&'a ChunkHeader],
+    next: AtomicUsize,
+    progress: &'a Progress,
+}
+
+impl<'a> Turns<'a> {
+    fn new(logs: &'a [&'a ChunkHeader], progress: &'a Progress) -> Self {
+        Turns { logs, next: AtomicUsize::new(0), progress }
+    }
+
+    fn take(&self) -> Option<u32> {
+        let step = self.next.fetch_add(1, Ordering::Relaxed);
+        let header = self.logs.get(step)?;
+        self.progress.report(step as u64, self.logs.len() as u64);
+        Some(header.number)
+    }
+
+    fn left(&self) -> usize {
+        self.logs.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+}
+
+impl Scan<'_> {
+    /// Enters entries as they are read.
+    fn enter_scattered(&self, logs: &[&ChunkHeader], progress: &Progress) -> Result<()> {
+        if self.tails.newest == 0
+            && let Some(keys) = self.flat.keys_by_sample(logs, self.clear)
+        {
+            self.flat.index.expect(keys);
+        }
+        let turns = Turns::new(logs, progress);
+        let work = || {
+            let mut buffer = Vec::new();
+            while let Some(number) = turns.take() {
+                self.chunk(number, &mut buffer, None)?;
+            }
+            Ok(())
+        };
+        self.flat.in_parallel(logs.len(), &work)
+    }
+
+    /// Collects entries, and enters them in the order of their keys.
+    fn enter_sorted(
+        &self,
+        logs: &[&ChunkHeader],
+        tree: &Masstree,
+        options: &Options,
+    ) -> Result<()> {
+        let flat = self.flat;
+        let parts = Parts::new(flat.sample_of_keys(logs, self.clear));
+        let turns = Turns::new(logs, &options.progress);
+        let most = options.testing.collect_bytes.unwrap_or_else(|| collect_max(&flat.layout));
+        while turns.left() > 0 {
+            let (all, held) = (Mutex::new(Vec::new()), AtomicU64::new(0));
+            let read = || {
+                let (mut buffer, mut runs) = (Vec::new(), Runs::new(&parts));
+                while held.load(Ordering::Relaxed) <= most
+                    && let Some(number) = turns.take()
+                {
+                    let added = self.chunk(number, &mut buffer, Some((&mut runs, &parts)))?;
+                    held.fetch_add(added as u64, Ordering::Relaxed);
+                }
+                all.lock().push(runs);
+                Ok(())
+            };
+            flat.in_parallel(turns.left(), &read)?;
+            let (all, next) = (all.into_inner(), AtomicUsize::new(0));
+            let enter = || {
+                let mut enter = Enter::new(self, tree);
+                loop {
+                    let part = next.fetch_add(1, Ordering::Relaxed);
+                    if part >= parts.count() {
+                        break;
+                    }
+                    enter.part(part, &all)?;
+                }
+                enter.end(self.learned);
+                Ok(())
+            };
+            flat.in_parallel(parts.count(), &enter)?;
+        }
+        Ok(())
+    }
+}
+
 impl Flat {
     /// Reads the logs, or what stands behind the tails that a checkpoint covers.
     pub(super) fn scan_logs(
@@ -254,11 +406,6 @@ impl Flat {
             root.headers.iter().filter(|header| header.kind == ChunkKind::Log).collect();
         // The newest first: most of what was overtaken is then found so at once.
         logs.sort_unstable_by_key(|header| std::cmp::Reverse(header.born));
-        if tails.newest == 0
-            && let Some(keys) = self.keys_by_sample(&logs, root.clear.version)
-        {
-            self.index.expect(keys);
-        }
         let scan = Scan {
             flat: self,
             tails,
@@ -268,17 +415,10 @@ impl Flat {
             newest: AtomicU64::new(root.clear.version.max(tails.newest)),
             twins: Mutex::default(),
         };
-        let done = AtomicUsize::new(0);
-        let work = || {
-            let mut buffer = Vec::new();
-            loop {
-                let step = done.fetch_add(1, Ordering::Relaxed);
-                let Some(header) = logs.get(step) else { return Ok(()) };
-                scan.chunk(header.number, &mut buffer)?;
-                options.progress.report(step as u64, logs.len() as u64);
-            }
-        };
-        self.in_parallel(logs.len(), &work)?;
+        match self.index.ordered() {
+            Some(tree) => scan.enter_sorted(&logs, tree, options)?,
+            None => scan.enter_scattered(&logs, &options.progress)?,
+        }
         let born = logs.iter().map(|header| header.born).max().unwrap_or(0);
         let newest = scan.newest.load(Ordering::Relaxed);
         self.versions.raise((newest + 1).max(born));

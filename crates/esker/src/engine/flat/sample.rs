@@ -4,19 +4,24 @@
 //! them would have the key of another one of the sample: that tells `k`. Where some keys are written more often than others it
 //! tells fewer; the index then grows as it does without. No estimate is higher than the number of entries.
 //!
+//! For an index that has an order, the keys of a sample part the key space (`sorted`).
+//!
 //! # Failure
 //! What cannot be read here is left out: recovery says so when it comes there.
 
 use super::Flat;
 use super::batches::Batches;
 use esker_base::rng::Rng;
-use esker_format::flat::{CHUNK_START, ChunkHeader, EntryKey};
+use esker_format::flat::{CHUNK_START, ChunkHeader, Entry, EntryKey};
+use std::borrow::Cow;
 
 /// Fewest logs for which a sample is worth its while.
 const LOGS_MIN: usize = 16;
 /// Most pieces of a sample, each of another chunk: many and short, since keys that were written one after another
 /// come again together.
 const PIECES_MAX: usize = 1024;
+/// Most pieces of a sample of which the keys themselves are wanted.
+const KEY_PIECES_MAX: usize = 64;
 /// Bytes of a piece.
 const PIECE_SIZE: u64 = 16 << 10;
 
@@ -26,33 +31,55 @@ impl Flat {
         if logs.len() < LOGS_MIN || self.layout.chunk_size < 2 * PIECE_SIZE {
             return None;
         }
-        let mut logs = logs.to_vec();
-        let (mut rng, count) = (Rng::from_seed(1), logs.len());
-        let pieces = count.min(PIECES_MAX);
-        (0..pieces).for_each(|piece| logs.swap(piece, piece + rng.index(count - piece)));
-        let (mut hashes, mut bytes) = (Vec::new(), 0);
-        for header in logs.iter().take(pieces) {
-            bytes += self.sample_piece(header.number, clear, &mut hashes);
-        }
+        let mut hashes = Vec::new();
+        let bytes = self.sample(logs, PIECES_MAX, clear, |entry| {
+            hashes.push(match entry.key {
+                EntryKey::Here(key) => self.hasher.hash(key),
+                EntryKey::Record(hash) => hash,
+            });
+        });
         let all = self.layout.room().saturating_mul(logs.len() as u64);
         Some(keys_of(hashes, bytes, all))
     }
 
-    /// Adds the hashes of the keys at the start of a log; returns the bytes of their batches.
-    fn sample_piece(&self, number: u32, clear: u64, hashes: &mut Vec<u64>) -> u64 {
+    /// Some keys of these logs, as likely as they are frequent.
+    pub(super) fn sample_of_keys(&self, logs: &[&ChunkHeader], clear: u64) -> Vec<Vec<u8>> {
+        let mut keys = Vec::new();
+        self.sample(logs, KEY_PIECES_MAX, clear, |entry| {
+            keys.extend(self.key_of_entry(&entry).ok().flatten().map(Cow::into_owned));
+        });
+        keys
+    }
+
+    /// Gives entries of some logs to `take`; returns the bytes of their batches.
+    fn sample(
+        &self,
+        logs: &[&ChunkHeader],
+        pieces_max: usize,
+        clear: u64,
+        mut take: impl FnMut(Entry<'_>),
+    ) -> u64 {
+        let mut logs = logs.to_vec();
+        let (mut rng, count) = (Rng::from_seed(1), logs.len());
+        let pieces = count.min(pieces_max);
+        (0..pieces).for_each(|piece| logs.swap(piece, piece + rng.index(count - piece)));
+        let numbers = logs.iter().take(pieces).map(|header| header.number);
+        numbers.map(|number| self.sample_piece(number, clear, &mut take)).sum()
+    }
+
+    /// Gives entries from the start of a log to `take`; returns the bytes of their batches.
+    fn sample_piece(&self, number: u32, clear: u64, take: &mut impl FnMut(Entry<'_>)) -> u64 {
         let Some(chunk) = self.chunks.get(number) else { return 0 };
         let start = self.layout.start_of(number) + CHUNK_START;
-        let mut piece = vec![0; usize::try_from(PIECE_SIZE).unwrap_or(0)];
+        let size = PIECE_SIZE.min(self.layout.room());
+        let mut piece = vec![0; usize::try_from(size).unwrap_or(0)];
         if self.memory.read(start, &mut piece).is_err() {
             return 0;
         }
         let mut batches = Batches::new(&mut piece, start, chunk.salt());
         while let Ok(Some(batch)) = batches.take_next() {
             let of_now = batch.entries().flatten().filter(|found| found.version >= clear);
-            hashes.extend(of_now.map(|found| match found.entry.key {
-                EntryKey::Here(key) => self.hasher.hash(key),
-                EntryKey::Record(hash) => hash,
-            }));
+            of_now.for_each(|found| take(found.entry));
         }
         batches.offset() - start
     }
