@@ -36,7 +36,7 @@ pub use directory::Directory;
 pub use entry::Candidates;
 pub use flex_tree::FlexTree;
 pub use link::{Link, SizeHint};
-pub use masstree::Masstree;
+pub use masstree::{Masstree, Near};
 pub use word::Word;
 
 /// Runs a story under `runs` random interleavings of two kinds, or `ESKER_INTERLEAVINGS` times as many.

@@ -50,6 +50,28 @@ pub struct Masstree {
     shrink: Mutex<()>,
 }
 
+/// Where a key is in a tree, or would be. Memory of the tree is not used again while this is there.
+#[derive(Debug)]
+pub struct Near<'t> {
+    tree: &'t Masstree,
+    /// A border of the first layer.
+    border: Option<Pointer>,
+    guard: Guard<'t>,
+}
+
+impl Near<'_> {
+    /// As [`Masstree::swap`], for the key that this is near to: fastest for that one, right for any.
+    #[inline]
+    pub fn swap(self, key: &[u8], word: Word, goes: impl Fn(Word) -> bool) -> Option<Word> {
+        let border = self.border.map(|border| border.entry(&self.guard));
+        let mut near = match border {
+            Some(Entry::Node(border)) => Some(border),
+            _ => None,
+        };
+        self.tree.insert_near(key, word, goes, &mut near, &self.guard)
+    }
+}
+
 impl Default for Masstree {
     fn default() -> Self {
         Self::new()
@@ -306,6 +328,16 @@ impl Masstree {
     /// Gives a key its word, whichever it had, unless `goes` says that this one does not go. Says which it had.
     pub fn swap(&self, key: &[u8], word: Word, goes: impl Fn(Word) -> bool) -> Option<Word> {
         self.insert_near(key, word, goes, &mut None, &self.memory.guard())
+    }
+
+    /// Goes down to where a key is or would be, so that what is read on the way is there when its word changes.
+    #[inline]
+    #[must_use]
+    pub fn near(&self, key: &[u8]) -> Near<'_> {
+        let guard = self.memory.guard();
+        let border = self.root(&guard).and_then(|root| descend(root, slice_of(key).0, 0, &guard));
+        let border = border.map(Pointer::node);
+        Near { tree: self, border, guard }
     }
 
     /// Looks first in a border of the first layer, and tells in which one it was.

@@ -175,7 +175,7 @@ pub(super) fn a_late_read_survives_reuse() -> Verdict {
     }
 }
 
-/// A write that knows the word of its key, and is held up before its entry is appended; the cleaner moves the old entry
+/// A write with a condition, which knows the word of its key and is held up before its entry is appended; the cleaner moves the old entry
 /// meanwhile.
 pub(super) fn a_slow_write_survives_reuse() -> Verdict {
     let memory = memory(Initial::Zeros);
@@ -189,7 +189,8 @@ pub(super) fn a_slow_write_survives_reuse() -> Verdict {
     store.write(&batch).map_err(words)?;
     slow.armed.store(true, Ordering::SeqCst);
     let shared = store.clone();
-    let task = esker_trt::spawn(move || put(&shared, "slow0000", &[6; 300]));
+    let task =
+        esker_trt::spawn(move || shared.put_if_present(b"slow0000", &[6; 300]).map_err(words));
     slow.wait()?;
     reuse(&store, &memory, b"old value of a")?;
     task.join().map_err(|error| error.to_string())??;

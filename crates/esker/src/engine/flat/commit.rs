@@ -223,13 +223,15 @@ impl Flat {
         self.batcher.commit_on(self, core, Wanted { entries: Entries::Many(entries), after })
     }
 
-    /// Makes an entry durable, beside what others want at the same time. Its version is higher than `after`.
+    /// Makes an entry durable, beside what others want at the same time. Its version is higher than `after`. If nobody
+    /// else wants anything, `meanwhile` is done while its lines are on their way to the media.
     #[inline]
     pub(super) fn commit(
         &self,
         core: usize,
         after: u64,
         entry: &EncodeEntry<'_>,
+        meanwhile: impl FnOnce(),
     ) -> Result<Placed> {
         let Some(alone) = self.batcher.alone(core) else {
             let entries = Entries::One(LogEntry::new(entry, Stamp::Place));
@@ -238,11 +240,17 @@ impl Flat {
             let placed = landed.placed().first().copied();
             return placed.ok_or_else(|| Error::new(ErrorKind::DurabilityUnknown, "write"));
         };
-        alone.append(|core| self.append_one(core, after, entry))
+        alone.append(|core| self.append_one(core, after, entry, meanwhile))
     }
 
     /// Appends a batch of one entry to the log of a core, durably.
-    fn append_one(&self, core: usize, after: u64, entry: &EncodeEntry<'_>) -> Result<Placed> {
+    fn append_one(
+        &self,
+        core: usize,
+        after: u64,
+        entry: &EncodeEntry<'_>,
+        meanwhile: impl FnOnce(),
+    ) -> Result<Placed> {
         let full = || Error::new(ErrorKind::DurabilityUnknown, "write");
         let mut log = self.logs.get(core).ok_or_else(full)?.0.lock();
         self.refuse()?;
@@ -254,7 +262,8 @@ impl Flat {
         entry.encode(Stamp::Place, &mut buffer);
         let size = buffer.len() - BATCH_HEADER_SIZE;
         let sizes = std::iter::once(size);
-        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, sizes);
+        let result =
+            self.append_bytes(&mut log, (core, whom), after, &mut buffer, sizes, meanwhile);
         log.buffer = buffer;
         let (base_version, batch_offset) = result?;
         let place = Place {
@@ -273,11 +282,11 @@ impl Flat {
     fn append_bytes(
         &self,
         log: &mut Log,
-        core: usize,
-        whom: For,
+        (core, whom): (usize, For),
         after: u64,
         buffer: &mut Vec<u8>,
         sizes: impl Iterator<Item = usize> + Clone,
+        meanwhile: impl FnOnce(),
     ) -> Result<(u64, u64)> {
         let count = u32::try_from(sizes.clone().count()).unwrap_or(u32::MAX);
         let payload = buffer.len() - BATCH_HEADER_SIZE;
@@ -289,7 +298,7 @@ impl Flat {
         state.entries.fetch_add(count, Ordering::SeqCst);
         let base = self.versions.give(core, after, u64::from(count));
         bind_entries(buffer, base, sizes);
-        self.write_batch(chunk, offset, buffer, payload, base, COMMIT)?;
+        self.write_batch((chunk, offset), buffer, payload, base, COMMIT, meanwhile)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);
         state.note_appended(payload, end);
         log.open = Some((chunk, end));
@@ -313,7 +322,7 @@ impl Flat {
         let after = slots.iter().filter(stays).map(|slot| slot.entry().after).max().unwrap_or(0);
         entries_of(slots).for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
         let sizes = entries_of(slots).map(|entry| entry.bytes.as_slice().len());
-        let result = self.append_bytes(&mut log, core, whom, after, &mut buffer, sizes);
+        let result = self.append_bytes(&mut log, (core, whom), after, &mut buffer, sizes, || ());
         log.buffer = buffer;
         let (base, offset) = result?;
         let mut places = Places {
@@ -334,15 +343,15 @@ impl Flat {
         Ok(())
     }
 
-    /// Seals a batch for its place, stores it and makes it durable.
+    /// Seals a batch for its place, stores it and makes it durable; `meanwhile` comes before the wait for that.
     pub(super) fn write_batch(
         &self,
-        chunk: u32,
-        offset: u64,
+        (chunk, offset): (u32, u64),
         buffer: &mut [u8],
         payload_bytes: usize,
         base_version: u64,
         sites: Sites,
+        meanwhile: impl FnOnce(),
     ) -> Result<()> {
         let salt = self.chunks.get(chunk).map_or(0, super::chunks::Chunk::salt);
         let header = BatchHeader { kind: BatchKind::Entries, payload_bytes, base_version };
@@ -352,6 +361,7 @@ impl Flat {
             //          acknowledged after the fence. Torn, it is the end of the log.
             self.memory.store(sites.store, offset, buffer)?;
             self.memory.flush(sites.flush, offset, buffer.len() as u64)?;
+            meanwhile();
             self.memory.fence(sites.fence)
         };
         written().map_err(|error| self.poison(&error))

@@ -123,6 +123,8 @@ pub(super) enum Cursor {
 pub(super) trait KeyIndex: Send + Sync + Debug {
     /// The word of a key.
     fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>>;
+    /// Whether the index knows the word of a key without looking at entries.
+    fn is_exact(&self, key: &[u8]) -> bool;
     /// Whether this very word stands under the key.
     fn holds(&self, hash: u64, key: &[u8], word: Word) -> bool;
     /// Adds a key that has no word.
@@ -194,6 +196,11 @@ impl KeyIndex for HashIndex {
                 Some(found) => return found,
             }
         }
+    }
+
+    #[inline]
+    fn is_exact(&self, key: &[u8]) -> bool {
+        self.exact && key.len() == 8
     }
 
     fn holds(&self, hash: u64, _key: &[u8], word: Word) -> bool {
@@ -270,6 +277,11 @@ impl KeyIndex for Masstree {
     #[inline]
     fn find(&self, _hash: u64, key: &[u8], _same: Same<'_>) -> Result<Option<Word>> {
         Ok(self.get(key))
+    }
+
+    #[inline]
+    fn is_exact(&self, _key: &[u8]) -> bool {
+        true
     }
 
     fn holds(&self, _hash: u64, key: &[u8], word: Word) -> bool {

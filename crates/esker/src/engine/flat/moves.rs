@@ -288,7 +288,7 @@ impl Flat {
             bind_entry(entry, moves.base, ordinal);
         }
         bytes.resize(total, 0);
-        self.write_batch(chunk, offset, &mut bytes, payload, moves.base, MOVE)?;
+        self.write_batch((chunk, offset), &mut bytes, payload, moves.base, MOVE, || ())?;
         let end = tail + total as u64;
         cleaner.log.open = Some((chunk, end));
         if let Some(state) = self.chunks.get(chunk) {

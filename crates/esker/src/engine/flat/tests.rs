@@ -31,7 +31,7 @@ fn put(store: &Flat, key: &[u8]) {
 fn append_tombstone(store: &Flat, key: &[u8]) -> Placed {
     let prepared = store.prepare_delete(0, key).unwrap();
     let lock = store.keys.lock(store.hasher.hash(key));
-    store.commit(0, lock.last(), &prepared.entry).unwrap()
+    store.commit(0, lock.last(), &prepared.entry, || ()).unwrap()
 }
 
 #[test]

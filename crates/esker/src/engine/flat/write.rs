@@ -17,13 +17,22 @@ use esker_format::flat::{
     Action, CLEAR_OFFSETS, Clear, EncodeEntry, EntryKey, INLINE_KEY_MAX, INLINE_VALUE_MAX,
     KEY_SIZE_MAX_BYTES, VALUE_SIZE_MAX_BYTES,
 };
-use esker_index::{Masstree, Word};
+use esker_index::{Near, Word};
 use std::sync::atomic::Ordering;
 
 /// An entry that is ready to be appended, and the record that it points at.
 pub(super) struct Prepared<'a> {
     pub(super) entry: EncodeEntry<'a>,
     pub(super) record: Option<u64>,
+}
+
+/// What the index was asked about a key before it follows its new entry.
+enum Asked<'a> {
+    Nothing,
+    /// Where the key is in the ordered index.
+    Near(Near<'a>),
+    /// The key's word.
+    Found(Result<Option<Word>>),
 }
 
 impl Flat {
@@ -66,9 +75,10 @@ impl Flat {
         self.refuse()?;
         let hash = self.hasher.hash(key);
         let lock = self.lock_key(hash);
-        // An ordered index is gone down once only, when the entry is there.
-        let over = self.index.ordered().filter(|_| condition == Condition::Always);
-        let found = if over.is_some() {
+        // Where the index alone tells, it is asked while the entry is on its way to the media, and what that reads of
+        // the index is on its way to the cache.
+        let late = condition == Condition::Always && self.index.is_exact(key);
+        let found = if late {
             None
         } else if condition == Condition::Always {
             self.find(hash, key)?
@@ -81,11 +91,28 @@ impl Flat {
         };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
-        let placed = self.append_prepared(core, &lock, &prepared)?;
+        let mut asked = Asked::Nothing;
+        let meanwhile = || {
+            if late {
+                asked = self.ask(hash, key);
+            }
+        };
+        let placed = self.append_prepared(core, &lock, &prepared, meanwhile)?;
         self.note_expiry(placed.word, attributes);
-        match over {
-            Some(index) => self.publish_over(index, hash, key, placed.word)?,
-            None => self.publish(hash, key, found, placed.word)?,
+        if !late {
+            self.publish(hash, key, found, placed.word)?;
+            return Ok(Outcome::Stored(placed.version));
+        }
+        if let Asked::Nothing = asked {
+            asked = self.ask(hash, key);
+        }
+        match asked {
+            Asked::Nothing => {}
+            Asked::Near(near) => self.publish_near(near, hash, key, placed.word)?,
+            Asked::Found(found) => {
+                let found = found.map_err(|error| self.poison(&error))?;
+                self.publish(hash, key, found, placed.word)?;
+            }
         }
         Ok(Outcome::Stored(placed.version))
     }
@@ -101,9 +128,18 @@ impl Flat {
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
-        let placed = self.append_prepared(core, &lock, &prepared)?;
+        let placed = self.append_prepared(core, &lock, &prepared, || ())?;
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
+    }
+
+    /// What the index knows of a key whose lock the caller holds, if it knows without looking at entries.
+    #[inline]
+    fn ask(&self, hash: u64, key: &[u8]) -> Asked<'_> {
+        match self.index.ordered() {
+            Some(tree) => Asked::Near(tree.near(key)),
+            None => Asked::Found(self.find(hash, key)),
+        }
     }
 
     /// The word of a key whose lock the caller holds, and what its entry says.
@@ -173,15 +209,17 @@ impl Flat {
         Ok(Prepared { entry, record })
     }
 
-    /// Makes a prepared entry durable. If that has no room, its record's place is free again.
+    /// Makes a prepared entry durable; `meanwhile` as in [`Flat::commit`]. If that has no room, its record's place is free
+    /// again.
     #[inline]
     fn append_prepared(
         &self,
         core: usize,
         lock: &KeyLock<'_>,
         prepared: &Prepared<'_>,
+        meanwhile: impl FnOnce(),
     ) -> Result<Placed> {
-        let placed = self.commit(core, lock.last(), &prepared.entry);
+        let placed = self.commit(core, lock.last(), &prepared.entry, meanwhile);
         let placed = placed.inspect_err(|error| self.give_back(error, prepared.record))?;
         lock.follow(placed.version);
         Ok(placed)
@@ -227,9 +265,9 @@ impl Flat {
         Ok(())
     }
 
-    /// As [`publish`](Flat::publish), for a value whose key was not looked up.
-    fn publish_over(&self, index: &Masstree, hash: u64, key: &[u8], new: Word) -> Result<()> {
-        match index.swap(key, new, |old| !kind_of(old).has_record()) {
+    /// As [`publish`](Flat::publish), for a value of a key whose place in the ordered index is known.
+    fn publish_near(&self, near: Near<'_>, hash: u64, key: &[u8], new: Word) -> Result<()> {
+        match near.swap(key, new, |old| !kind_of(old).has_record()) {
             // That is there still: its record is to be known before the index follows.
             Some(old) if kind_of(old).has_record() => self.publish(hash, key, Some(old), new),
             old => {
