@@ -35,6 +35,7 @@
     reason = "ids and indexes are this module's own: what comes from media is checked by `install`"
 )]
 
+mod arena;
 mod collapse;
 mod insert;
 mod node;
@@ -43,8 +44,9 @@ mod store;
 
 pub use node::{CHILDREN_MAX, HOLE, LEAF_CAPACITY_MAX, MARK, Stored};
 pub use range::Range;
-pub use store::{BranchContent, HEIGHT_MAX, NodeContent, Root};
+pub use store::{BranchContent, HEIGHT_MAX, NodeContent, Root, Walk};
 
+use arena::Arena;
 use node::{Inner, Leaf, NodeId, absent, behind, is_absent};
 use std::fmt;
 
@@ -142,15 +144,14 @@ const LEVELS_MAX: usize = 24;
 /// A B+-tree with shifts. See the module's text.
 pub struct FlexTree {
     shape: Shape,
-    leaves: Vec<Leaf>,
-    inners: Vec<Inner>,
-    free_leaves: Vec<NodeId>,
-    free_inners: Vec<NodeId>,
+    leaves: Arena<Leaf>,
+    inners: Arena<Inner>,
     /// Places of nodes that are not in memory, by number.
-    absent: Vec<Stored>,
-    free_absent: Vec<NodeId>,
+    absent: Arena<Stored>,
     /// Stored nodes that are part of the tree no more, or that were changed since.
     released: Vec<Stored>,
+    /// Nodes in memory that are stored as they are.
+    clean: usize,
     root: NodeId,
     root_shift: i64,
     /// Levels of inner nodes.
@@ -173,13 +174,11 @@ impl FlexTree {
         assert!(shape.partial_offset_end >> 8 >= u64::from(longest), "{shape:?}");
         let mut tree = FlexTree {
             shape,
-            leaves: Vec::new(),
-            inners: Vec::new(),
-            free_leaves: Vec::new(),
-            free_inners: Vec::new(),
-            absent: Vec::new(),
-            free_absent: Vec::new(),
+            leaves: Arena::new(),
+            inners: Arena::new(),
+            absent: Arena::new(),
             released: Vec::new(),
+            clean: 0,
             root: 0,
             root_shift: 0,
             height: 0,
@@ -205,7 +204,7 @@ impl FlexTree {
     /// Leaves and inner nodes in memory.
     #[must_use]
     pub fn resident(&self) -> (usize, usize) {
-        (self.leaves.len() - self.free_leaves.len(), self.inners.len() - self.free_inners.len())
+        (self.leaves.count(), self.inners.count())
     }
 
     /// Levels of inner nodes above the leaves.
@@ -228,7 +227,7 @@ impl FlexTree {
             if is_absent(node) {
                 return Err(self.missing_at(offset));
             }
-            let inner = &self.inners[node as usize];
+            let inner = &self.inners[node];
             let branch = inner.branches.at(inner.branch_of(signed(offset).wrapping_sub(base)));
             base = base.wrapping_add(branch.shift);
             node = branch.child;
@@ -236,7 +235,7 @@ impl FlexTree {
         if is_absent(node) {
             return Err(self.missing_at(offset));
         }
-        let leaf = &self.leaves[node as usize];
+        let leaf = &self.leaves[node];
         leaf.touch();
         Ok(leaf.find(offset, base))
     }
@@ -271,7 +270,7 @@ impl FlexTree {
     /// The first node that an operation on `length` bytes at `offset` needs and that is not in memory.
     #[must_use]
     pub fn missing(&self, offset: u64, length: u64) -> Option<Missing> {
-        if self.absent.len() == self.free_absent.len() {
+        if self.absent.count() == 0 {
             return None;
         }
         // The bytes before and behind say which leaves an insertion there touches.
@@ -295,41 +294,39 @@ impl FlexTree {
     }
 
     fn add_leaf(&mut self, leaf: Leaf) -> NodeId {
-        add(&mut self.leaves, &mut self.free_leaves, leaf)
+        self.leaves.add(leaf)
     }
 
     fn add_inner(&mut self, inner: Inner) -> NodeId {
-        add(&mut self.inners, &mut self.free_inners, inner)
+        self.inners.add(inner)
     }
 
     fn free_leaf(&mut self, id: NodeId) {
-        let stored = self.leaves[id as usize].home.take();
-        self.released.extend(stored);
-        self.leaves[id as usize].entries.clear();
-        self.free_leaves.push(id);
+        self.dirty_leaf(id).entries.clear();
+        self.leaves.free(id);
     }
 
     fn free_inner(&mut self, id: NodeId) {
-        let stored = self.inners[id as usize].home.take();
-        self.released.extend(stored);
-        self.inners[id as usize].clear();
-        self.free_inners.push(id);
+        self.dirty_inner(id).clear();
+        self.inners.free(id);
     }
 
     /// Notes that a leaf is about to change (I4).
     fn dirty_leaf(&mut self, id: NodeId) -> &mut Leaf {
-        let leaf = &mut self.leaves[id as usize];
+        let leaf = &mut self.leaves[id];
         if let Some(home) = leaf.home.take() {
             self.released.push(home);
+            self.clean -= 1;
         }
         leaf
     }
 
     /// Notes that an inner node is about to change (I4).
     fn dirty_inner(&mut self, id: NodeId) -> &mut Inner {
-        let inner = &mut self.inners[id as usize];
+        let inner = &mut self.inners[id];
         if let Some(home) = inner.home.take() {
             self.released.push(home);
+            self.clean -= 1;
         }
         inner
     }
@@ -346,16 +343,6 @@ impl FlexTree {
         }
         by
     }
-}
-
-/// Puts `node` into a free place of the arena.
-fn add<T>(nodes: &mut Vec<T>, free: &mut Vec<NodeId>, node: T) -> NodeId {
-    if let Some(id) = free.pop() {
-        nodes[id as usize] = node;
-        return id;
-    }
-    nodes.push(node);
-    NodeId::try_from(nodes.len() - 1).unwrap_or(NodeId::MAX >> 1)
 }
 
 /// An offset as a number that shifts can be added to; address spaces end below 2^63 bytes.

@@ -159,12 +159,13 @@ impl Bench {
         let micros = |quantile: f64| times.value_at_quantile(quantile) as f64 / 1e3;
         let device = store.stats().device;
         println!(
-            "{name:10} {:9.0}/s  cpu {:6.2} us/op  p50 {:6.1} p99 {:7.1} p99.9 {:8.1} us  per op: {:.2} reads {:.0} B, written {:.0} B{beside}",
+            "{name:10} {:9.0}/s  cpu {:6.2} us/op  p50 {:6.1} p99 {:7.1} p99.9 {:8.1} us worst {:6.1} ms  per op: {:.2} reads {:.0} B, written {:.0} B{beside}",
             done / seconds,
             (cpu() - cpu_start) / done * 1e6,
             micros(0.5),
             micros(0.99),
             micros(0.999),
+            micros(1.0) / 1e3,
             (device.reads - before.reads) as f64 / done,
             (device.read_bytes - before.read_bytes) as f64 / done,
             (device.write_bytes - before.write_bytes) as f64 / done,

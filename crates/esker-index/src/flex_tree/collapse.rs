@@ -46,10 +46,10 @@ impl FlexTree {
         let mut path = Path { steps: [(0, 0); LEVELS_MAX], depth: 0 };
         for level in (0..self.height).rev() {
             let target = signed(offset).wrapping_sub(base);
-            let mut x = self.inners[node as usize].branch_of(target);
+            let mut x = self.inners[node].branch_of(target);
             // A removal in the middle of an extent makes two of it.
             if self.split_child(node, x, level, false) {
-                x = self.inners[node as usize].branch_of(target);
+                x = self.inners[node].branch_of(target);
             }
             path.steps[path.depth] = (node, x);
             path.depth += 1;
@@ -73,7 +73,7 @@ impl FlexTree {
 
     /// Merges and removes nodes on the way up from a leaf that became smaller.
     fn tidy_up(&mut self, path: &Path, leaf: NodeId) {
-        let mut emptied = self.leaves[leaf as usize].entries.is_empty();
+        let mut emptied = self.leaves[leaf].entries.is_empty();
         if emptied && path.depth > 0 {
             self.free_leaf(leaf);
         }
@@ -81,7 +81,7 @@ impl FlexTree {
             let level = path.depth - depth - 1;
             if emptied {
                 self.dirty_inner(*node).remove(*x);
-                emptied = self.inners[*node as usize].branches.is_empty();
+                emptied = self.inners[*node].branches.is_empty();
                 if emptied {
                     self.free_inner(*node);
                 }
@@ -94,8 +94,8 @@ impl FlexTree {
             self.height = 0;
             self.root_shift = 0;
         }
-        while self.height > 0 && self.inners[self.root as usize].branches.len() == 1 {
-            let Branch { shift, child } = self.inners[self.root as usize].branches[0];
+        while self.height > 0 && self.inners[self.root].branches.len() == 1 {
+            let Branch { shift, child } = self.inners[self.root].branches[0];
             if is_absent(child) {
                 break;
             }
@@ -118,7 +118,7 @@ impl FlexTree {
     /// Merges child `x + 1` into child `x` if both are there and together take at most three quarters
     /// of a node.
     fn merge(&mut self, node: NodeId, x: usize, level: usize) -> bool {
-        let inner = &self.inners[node as usize];
+        let inner = &self.inners[node];
         let (Some(left), Some(right)) = (inner.branches.get(x), inner.branches.get(x + 1)) else {
             return false;
         };
@@ -139,19 +139,19 @@ impl FlexTree {
     }
 
     fn merge_leaves(&mut self, place: (NodeId, usize), left: Branch, right: Branch) -> bool {
-        let from = &self.leaves[right.child as usize].entries;
-        let count = self.leaves[left.child as usize].entries.len() + from.len();
+        let from = &self.leaves[right.child].entries;
+        let count = self.leaves[left.child].entries.len() + from.len();
         if count > self.shape.leaf_capacity * 3 / 4 {
             return false;
         }
         let entries = *from;
-        let length = self.leaves[right.child as usize].end()
-            - entries.first().map_or(0, |first| first.offset());
+        let length =
+            self.leaves[right.child].end() - entries.first().map_or(0, |first| first.offset());
         let limit = self.shape.partial_offset_end;
         let mut shift = left.shift;
-        if self.leaves[left.child as usize].end() + length >= limit {
+        if self.leaves[left.child].end() + length >= limit {
             shift = shift.wrapping_add(self.rebase(left.child, Some(place)));
-            if self.leaves[left.child as usize].end() + length >= limit {
+            if self.leaves[left.child].end() + length >= limit {
                 return false;
             }
         }
@@ -166,8 +166,8 @@ impl FlexTree {
     }
 
     fn merge_inners(&mut self, left: Branch, right: Branch, pivot: i64) -> bool {
-        let from = &self.inners[right.child as usize];
-        let count = self.inners[left.child as usize].branches.len() + from.branches.len();
+        let from = &self.inners[right.child];
+        let count = self.inners[left.child].branches.len() + from.branches.len();
         if count > self.shape.children_max * 3 / 4 {
             return false;
         }

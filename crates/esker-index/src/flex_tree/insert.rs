@@ -95,9 +95,9 @@ impl FlexTree {
         let mut node = self.root;
         let mut parent = None;
         for level in (0..self.height).rev() {
-            let mut x = self.inners[node as usize].branch_before(target);
+            let mut x = self.inners[node].branch_before(target);
             if self.split_child(node, x, level, append) {
-                x = self.inners[node as usize].branch_before(target);
+                x = self.inners[node].branch_before(target);
             }
             let inner = self.dirty_inner(node);
             inner.shift_after(x, signed(length));
@@ -106,7 +106,7 @@ impl FlexTree {
             parent = Some((node, x));
             node = branch.child;
         }
-        if self.leaves[node as usize].end() + length >= self.shape.partial_offset_end {
+        if self.leaves[node].end() + length >= self.shape.partial_offset_end {
             target = target.wrapping_sub(self.rebase(node, parent));
         }
         let shape = self.shape;
@@ -138,16 +138,16 @@ impl FlexTree {
     /// Whether an insertion might not find room: it may split an extent, and so add two.
     fn is_full(&self, node: NodeId, level: u8) -> bool {
         if level > 0 {
-            self.inners[node as usize].branches.len() >= self.shape.children_max
+            self.inners[node].branches.len() >= self.shape.children_max
         } else {
-            self.leaves[node as usize].entries.len() + 2 > self.shape.leaf_capacity
+            self.leaves[node].entries.len() + 2 > self.shape.leaf_capacity
         }
     }
 
     /// Splits child `x` of `node` if it is full. When the space is appended to, the left half keeps
     /// nearly all.
     pub(super) fn split_child(&mut self, node: NodeId, x: usize, level: u8, append: bool) -> bool {
-        let Branch { shift, child } = self.inners[node as usize].branches[x];
+        let Branch { shift, child } = self.inners[node].branches[x];
         if !self.is_full(child, level) {
             return false;
         }

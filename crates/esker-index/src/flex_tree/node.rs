@@ -32,8 +32,8 @@ pub(super) fn is_absent(id: NodeId) -> bool {
 }
 
 /// Index of an absent node.
-pub(super) fn absent(id: NodeId) -> usize {
-    (id & !ABSENT) as usize
+pub(super) fn absent(id: NodeId) -> NodeId {
+    id & !ABSENT
 }
 
 pub(super) fn absent_id(index: NodeId) -> NodeId {

@@ -47,7 +47,7 @@ impl<'t> Range<'t> {
         let mut parent = None;
         for depth in 0..usize::from(tree.height) {
             tree.check_present(node, tree.height - level(depth), parent)?;
-            let inner = &tree.inners[node as usize];
+            let inner = &tree.inners[node];
             let x = inner.branch_of(signed(self.offset).wrapping_sub(base));
             let branch = inner.branches.at(x);
             let x = u32::try_from(x).unwrap_or(u32::MAX);
@@ -57,7 +57,7 @@ impl<'t> Range<'t> {
             node = branch.child;
         }
         self.enter(node, parent)?;
-        let leaf = &tree.leaves[node as usize];
+        let leaf = &tree.leaves[node];
         self.index = leaf.index_of(self.offset.wrapping_sub(base.cast_unsigned()));
         // The walk begins inside an extent.
         if let Some(entry) = leaf.entries.get(self.index) {
@@ -68,7 +68,7 @@ impl<'t> Range<'t> {
 
     fn enter(&mut self, node: NodeId, parent: Option<(NodeId, u32)>) -> Result<(), Missing> {
         self.tree.check_present(node, 0, parent)?;
-        let leaf = &self.tree.leaves[node as usize];
+        let leaf = &self.tree.leaves[node];
         leaf.fetch();
         leaf.touch();
         self.leaf = Some(node);
@@ -85,14 +85,14 @@ impl<'t> Range<'t> {
             let Some(above) = depth.checked_sub(1) else { return Ok(()) };
             depth = above;
             let (node, x) = &mut self.steps[depth];
-            if (*x as usize) + 1 < tree.inners[*node as usize].branches.len() {
+            if (*x as usize) + 1 < tree.inners[*node].branches.len() {
                 *x += 1;
                 break;
             }
         }
         loop {
             let (node, x) = self.steps[depth];
-            let child = tree.inners[node as usize].branches.at(x as usize).child;
+            let child = tree.inners[node].branches.at(x as usize).child;
             depth += 1;
             if depth == usize::from(tree.height) {
                 return self.enter(child, Some((node, x)));
@@ -109,7 +109,7 @@ impl<'t> Range<'t> {
         }
         loop {
             let Some(node) = self.leaf else { return Ok(None) };
-            let leaf = &self.tree.leaves[node as usize];
+            let leaf = &self.tree.leaves[node];
             let Some(entry) = leaf.entries.get(self.index) else {
                 self.advance()?;
                 continue;
@@ -137,7 +137,7 @@ impl Range<'_> {
         let (start, end) = (self.offset, self.end);
         self.seek()?;
         while let Some(node) = self.leaf {
-            let entries = &self.tree.leaves[node as usize].entries[self.index..];
+            let entries = &self.tree.leaves[node].entries[self.index..];
             let Some(first) = entries.first() else { break };
             let base = signed(self.offset).wrapping_sub(signed(first.offset()));
             for entry in entries {

@@ -5,7 +5,7 @@
 
 use super::node::Stored;
 use super::node::{Branch, Entry, Inner, Leaf, NodeId, absent, absent_id, is_absent};
-use super::{FlexTree, Missing, Shape, add};
+use super::{FlexTree, Missing, Shape};
 
 /// A pointer of a stored inner node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,14 @@ pub struct Root {
     pub extent_count: u64,
 }
 
+/// How far [`FlexTree::store`] is; a new one for each time that a tree is stored.
+#[derive(Debug, Default)]
+pub struct Walk {
+    begun: bool,
+    /// Inner nodes from the root on, and which child of each is next.
+    path: Vec<(NodeId, usize)>,
+}
+
 /// Highest tree that is opened: a fuller one fits no medium.
 pub const HEIGHT_MAX: u8 = 20;
 
@@ -65,7 +73,7 @@ impl FlexTree {
     }
 
     fn add_absent(&mut self, stored: Stored) -> NodeId {
-        absent_id(add(&mut self.absent, &mut self.free_absent, stored))
+        absent_id(self.absent.add(stored))
     }
 
     /// Takes a node that was read. Says nothing if it is no longer needed.
@@ -79,18 +87,20 @@ impl FlexTree {
             (NodeContent::Leaf(entries), 0) => {
                 let mut leaf = self.leaf_of(&entries, missing)?;
                 leaf.home = Some(missing.stored);
+                self.clean += 1;
                 self.add_leaf(leaf)
             }
             (NodeContent::Inner(branches), 1..) => {
                 let inner = self.inner_of(&branches, missing.stored)?;
+                self.clean += 1;
                 self.add_inner(inner)
             }
             _ => return Err("a leaf in place of an inner node, or the other way round"),
         };
-        self.free_absent.push(NodeId::try_from(absent(id)).unwrap_or(0));
+        self.absent.free(absent(id));
         match missing.parent {
             None => self.root = loaded,
-            Some((node, x)) => self.inners[node as usize].branches[x].child = loaded,
+            Some((node, x)) => self.inners[node].branches[x].child = loaded,
         }
         Ok(())
     }
@@ -121,7 +131,7 @@ impl FlexTree {
                 && next - start == self.size_bytes;
             return if whole { Ok(leaf) } else { Err("extents do not cover the space") };
         };
-        let above = &self.inners[node as usize];
+        let above = &self.inners[node];
         let shift = above.branches.get(x).map_or(0, |branch| branch.shift);
         let at = |offset: u64| super::signed(offset).wrapping_add(shift);
         let fits_left =
@@ -152,78 +162,107 @@ impl FlexTree {
         Ok(inner)
     }
 
-    /// Gives every dirty node and its level to `write`, children first, which says where it will be stored; all nodes
-    /// are clean afterwards. Returns what to store beside them.
-    pub fn store(&mut self, mut write: impl FnMut(&NodeContent, u8) -> Stored) -> Root {
-        let stored = if self.size_bytes == 0 {
-            Stored::default()
-        } else {
-            self.store_node(self.root, self.height, &mut write)
-        };
-        Root {
-            stored,
+    /// Gives dirty nodes and their levels to `write`, children first, which says where each will be stored; it is clean then.
+    /// Stops behind `most` of them; once all are clean it says what to store beside them. Until then the tree
+    /// must not change, but for nodes that are installed.
+    pub fn store(
+        &mut self,
+        walk: &mut Walk,
+        most: usize,
+        mut write: impl FnMut(&NodeContent, u8) -> Stored,
+    ) -> Option<Root> {
+        if !std::mem::replace(&mut walk.begun, true) && self.size_bytes > 0 {
+            if self.height > 0 && self.is_dirty(self.root, self.height) {
+                walk.path.push((self.root, 0));
+            } else if self.is_dirty(self.root, 0) {
+                self.store_leaf(self.root, &mut write);
+            }
+        }
+        let mut count = 0;
+        while let Some((node, next)) = walk.path.last_mut() {
+            if count >= most {
+                return None;
+            }
+            let (node, x) = (*node, *next);
+            *next += 1;
+            let below = self.height + 1 - u8::try_from(walk.path.len()).unwrap_or(self.height + 1);
+            match self.inners[node].branches.get(x).map(|branch| branch.child) {
+                None => {
+                    self.store_inner(node, below, &mut write);
+                    walk.path.pop();
+                    count += 1;
+                }
+                Some(child) if !self.is_dirty(child, below - 1) => {}
+                Some(child) if below > 1 => walk.path.push((child, 0)),
+                Some(child) => {
+                    self.store_leaf(child, &mut write);
+                    count += 1;
+                }
+            }
+        }
+        Some(Root {
+            stored: match self.size_bytes {
+                0 => Stored::default(),
+                _ => self.home_of(self.root, self.height),
+            },
             shift: self.root_shift,
             height: self.height,
             size_bytes: self.size_bytes,
             extent_count: self.extent_count,
-        }
+        })
     }
 
-    fn store_node(
+    fn store_leaf(&mut self, id: NodeId, write: &mut impl FnMut(&NodeContent, u8) -> Stored) {
+        let leaf = &mut self.leaves[id];
+        let entry = |entry: &Entry| {
+            (entry.offset(), u32::try_from(entry.length()).unwrap_or(0), entry.address())
+        };
+        let content = NodeContent::Leaf(leaf.entries.iter().map(entry).collect());
+        leaf.home = Some(write(&content, 0));
+        self.clean += 1;
+    }
+
+    /// Its children are clean.
+    fn store_inner(
         &mut self,
-        node: NodeId,
+        id: NodeId,
         level: u8,
         write: &mut impl FnMut(&NodeContent, u8) -> Stored,
-    ) -> Stored {
-        if is_absent(node) {
-            return self.absent.get(absent(node)).copied().unwrap_or_default();
-        }
-        if level == 0 {
-            let leaf = &mut self.leaves[node as usize];
-            return *leaf.home.get_or_insert_with(|| {
-                let entry = |entry: &Entry| {
-                    let length = u32::try_from(entry.length()).unwrap_or(0);
-                    (entry.offset(), length, entry.address())
-                };
-                write(&NodeContent::Leaf(leaf.entries.iter().map(entry).collect()), 0)
-            });
-        }
-        if let Some(home) = self.inners[node as usize].home {
-            return home;
-        }
-        let (pivots, branches) =
-            (self.inners[node as usize].pivots, self.inners[node as usize].branches);
-        let pivots = std::iter::once(0).chain(pivots.iter().copied());
-        let content = branches.iter().zip(pivots).map(|(branch, pivot)| BranchContent {
-            pivot,
-            shift: branch.shift,
-            child: self.store_node(branch.child, level - 1, write),
+    ) {
+        let inner = &self.inners[id];
+        let pivots = std::iter::once(0).chain(inner.pivots.iter().copied());
+        let content = inner.branches.iter().zip(pivots).map(|(branch, pivot)| {
+            let child = self.home_of(branch.child, level - 1);
+            BranchContent { pivot, shift: branch.shift, child }
         });
         let content = NodeContent::Inner(content.collect());
-        let stored = write(&content, level);
-        self.inners[node as usize].home = Some(stored);
-        stored
+        self.inners[id].home = Some(write(&content, level));
+        self.clean += 1;
+    }
+
+    /// Where a clean node is stored.
+    fn home_of(&self, node: NodeId, level: u8) -> Stored {
+        let home = match (is_absent(node), level) {
+            (true, _) => self.absent.get(absent(node)).copied(),
+            (false, 0) => self.leaves[node].home,
+            (false, _) => self.inners[node].home,
+        };
+        home.unwrap_or_default()
+    }
+
+    fn is_dirty(&self, node: NodeId, level: u8) -> bool {
+        !is_absent(node)
+            && match level {
+                0 => self.leaves[node].home.is_none(),
+                _ => self.inners[node].home.is_none(),
+            }
     }
 
     /// Nodes that [`FlexTree::store`] would write.
     #[must_use]
     pub fn dirty_count(&self) -> usize {
-        if self.size_bytes == 0 { 0 } else { self.dirty_below(self.root, self.height) }
-    }
-
-    fn dirty_below(&self, node: NodeId, level: u8) -> usize {
-        if is_absent(node) {
-            return 0;
-        }
-        if level == 0 {
-            return usize::from(self.leaves[node as usize].home.is_none());
-        }
-        let inner = &self.inners[node as usize];
-        if inner.home.is_some() {
-            return 0;
-        }
-        let below = inner.branches.iter().map(|branch| self.dirty_below(branch.child, level - 1));
-        1 + below.sum::<usize>()
+        let (leaves, inners) = self.resident();
+        if self.size_bytes == 0 { 0 } else { leaves + inners - self.clean }
     }
 
     /// Whether the node is still missing.
@@ -236,7 +275,7 @@ impl FlexTree {
     fn absent_child(&self, missing: &Missing) -> Option<NodeId> {
         let id = match missing.parent {
             None => self.root,
-            Some((node, x)) => self.inners.get(node as usize)?.branches.get(x)?.child,
+            Some((node, x)) => self.inners.get(node)?.branches.get(x)?.child,
         };
         let same = is_absent(id) && self.absent.get(absent(id)) == Some(&missing.stored);
         same.then_some(id)
@@ -260,22 +299,23 @@ impl FlexTree {
         if is_absent(node) {
             return;
         }
-        for x in 0..self.inners[node as usize].branches.len() {
+        for x in 0..self.inners[node].branches.len() {
             if self.resident().0 <= leaves_max {
                 return;
             }
-            let child = self.inners[node as usize].branches[x].child;
+            let child = self.inners[node].branches[x].child;
             if level > 1 {
                 self.evict_below(child, level - 1, leaves_max);
             } else if !is_absent(child)
-                && let Some(home) = self.leaves[child as usize].home
-                && !self.leaves[child as usize].untouch()
+                && let Some(home) = self.leaves[child].home
+                && !self.leaves[child].untouch()
             {
-                self.leaves[child as usize].entries.clear();
-                self.leaves[child as usize].home = None;
-                self.free_leaves.push(child);
+                self.leaves[child].entries.clear();
+                self.leaves[child].home = None;
+                self.clean -= 1;
+                self.leaves.free(child);
                 let absent = self.add_absent(home);
-                self.inners[node as usize].branches[x].child = absent;
+                self.inners[node].branches[x].child = absent;
             }
         }
     }

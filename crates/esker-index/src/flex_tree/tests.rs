@@ -109,12 +109,21 @@ impl Shelf {
     fn store(&mut self, tree: &mut FlexTree) -> Root {
         let dirty = tree.dirty_count() as u64;
         let before = self.next;
-        let root = tree.store(|content, _| {
-            self.next += 1;
-            let stored = Stored { slot: self.next, checksum: 7 };
-            self.nodes.insert(stored, content.clone());
-            stored
-        });
+        let (mut walk, mut stored_before) = (Walk::default(), before);
+        let root = loop {
+            let root = tree.store(&mut walk, 3, |content, _| {
+                self.next += 1;
+                let stored = Stored { slot: self.next, checksum: 7 };
+                self.nodes.insert(stored, content.clone());
+                stored
+            });
+            assert!(self.next - stored_before <= 3, "no more at once than was asked for");
+            stored_before = self.next;
+            assert_eq!(tree.dirty_count() as u64, dirty - (self.next - before));
+            if let Some(root) = root {
+                break root;
+            }
+        };
         assert_eq!((self.next - before, tree.dirty_count()), (dirty, 0));
         for stored in tree.take_released() {
             assert!(self.nodes.remove(&stored).is_some(), "{stored:?} is released once");
@@ -140,7 +149,7 @@ fn check_node(
     at: &mut u64,
 ) {
     if level == 0 {
-        let leaf = &tree.leaves[node as usize];
+        let leaf = &tree.leaves[node];
         assert!(leaf.entries.len() <= tree.shape.leaf_capacity);
         assert!(!leaf.entries.is_empty() || tree.height == 0);
         for entry in leaf.entries.iter() {
@@ -151,7 +160,7 @@ fn check_node(
         }
         return;
     }
-    let inner = &tree.inners[node as usize];
+    let inner = &tree.inners[node];
     assert!(!inner.branches.is_empty() && inner.branches.len() <= tree.shape.children_max);
     assert_eq!(inner.pivots.len() + 1, inner.branches.len());
     for (x, branch) in inner.branches.iter().enumerate() {

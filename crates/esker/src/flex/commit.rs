@@ -19,13 +19,16 @@ use esker_base::{Error, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_format::flex::map::size_of_map;
 use esker_format::flex::{Group, HEADER_OFFSETS, Header, Map, StoredAt};
-use esker_index::flex_tree::Root;
+use esker_index::flex_tree::{Root, Walk};
+use parking_lot::RwLockWriteGuard;
 use std::io::IoSlice;
 
 /// The log grows in steps of so many bytes, or an eighth.
 const LOG_STEP: u64 = 256 << 10;
 /// The tree file, too.
 const TREE_STEP: u64 = 64 << 10;
+/// Most nodes that are encoded while readers wait.
+const NODES_AT_ONCE: usize = 64;
 /// Most nodes of one write.
 const NODES_OF_A_WRITE: usize = 512;
 
@@ -214,25 +217,30 @@ impl Inner {
         }
     }
 
-    /// Encodes all changed nodes, each for a slot of its own.
+    /// Encodes all changed nodes, each for a slot of its own; readers get between some of them and the next ones.
     fn collect_nodes(&self, writer: &mut Writer, generation: u64) -> (Vec<Outgoing>, Root) {
         let size = self.shape.node_size_bytes as usize;
-        let mut shared = self.shared.write();
-        for stored in shared.tree.take_released() {
+        for stored in self.shared.write().tree.take_released() {
             writer.slots.leave(stored.slot, 1, sites::SLOT_WAIT);
         }
         let (map, map_slots) = writer.map;
         writer.slots.leave(map.slot, map_slots, sites::SLOT_WAIT);
-        let mut outgoing = Vec::new();
-        let root = shared.tree.store(|content, level| {
-            let slot = writer.slots.take();
-            let mut bytes = vec![0; size];
-            let node = node_of(content, u16::from(level));
-            let checksum = node.encode(&mut bytes, &self.id, slot, generation);
-            outgoing.push((slot, bytes));
-            stored(StoredAt { slot, checksum })
-        });
-        (outgoing, root)
+        let (mut outgoing, mut walk) = (Vec::new(), Walk::default());
+        loop {
+            let mut shared = self.shared.write();
+            let root = shared.tree.store(&mut walk, NODES_AT_ONCE, |content, level| {
+                let slot = writer.slots.take();
+                let mut bytes = vec![0; size];
+                let node = node_of(content, u16::from(level));
+                let checksum = node.encode(&mut bytes, &self.id, slot, generation);
+                outgoing.push((slot, bytes));
+                stored(StoredAt { slot, checksum })
+            });
+            RwLockWriteGuard::unlock_fair(shared);
+            if let Some(root) = root {
+                return (outgoing, root);
+            }
+        }
     }
 
     /// Writes nodes, neighbours with one call.

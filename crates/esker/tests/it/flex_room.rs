@@ -132,3 +132,28 @@ fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_w
     assert_eq!(held(&store).len(), PAIRS as usize / 4);
     sound(&store);
 }
+
+#[test]
+fn leaves_that_grow_alike_are_rewritten_one_after_the_other() {
+    const TABLE: u64 = 128 << 10;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(folder.path());
+    options.testing.background = false;
+    options.flex.memtable_size_bytes = TABLE;
+    let store = Store::open(&options).unwrap();
+    let value = bytes(1, 100);
+    let (mut most, mut before) = (0, 0);
+    for number in 0..300_000 {
+        store.put(&key(number), &value).unwrap();
+        // More often than tables are full.
+        if number % 500 == 0 {
+            let report = store.report();
+            let (words, _) = report.split_once(" written anew").unwrap();
+            let rewritten: u64 = words.rsplit("appended, ").next().unwrap().parse().unwrap();
+            most = most.max(rewritten - before);
+            before = rewritten;
+        }
+    }
+    assert!(most < before / 8, "{most} bytes of {before} by one table of {TABLE}");
+    sound(&store);
+}

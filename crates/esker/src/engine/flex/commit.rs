@@ -215,6 +215,7 @@ impl Flex {
                 None => self.commit_group(committer, &located, &group),
             };
             self.tell_pairs(&group);
+            table.note_brought(group.count());
             committer.group = group;
             done?;
             committer.turn.give_way(&*self.clock);

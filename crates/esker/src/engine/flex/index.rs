@@ -55,6 +55,8 @@ pub(super) struct Spot {
 /// What is said of a leaf: intervals, and their bytes, pairs and runs all together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LeafSums {
+    /// Bytes of the leaves before it, where that is asked for.
+    pub(super) before: u64,
     pub(super) count: usize,
     pub(super) size: usize,
     pub(super) pairs: usize,

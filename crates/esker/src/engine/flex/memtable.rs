@@ -226,6 +226,8 @@ pub(super) struct MemTable {
     slots: Slots,
     filter: Box<[AtomicU64]>,
     bytes: AtomicU64,
+    /// Pairs of it that were brought to the space.
+    brought: AtomicU64,
     ranges: RwLock<Vec<RangeDelete>>,
     has_ranges: AtomicBool,
     /// Before this time, in Unix seconds, nothing in it expires.
@@ -252,6 +254,7 @@ impl MemTable {
             slots: Slots::new(),
             filter: (0..words).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(0),
+            brought: AtomicU64::new(0),
             ranges: RwLock::default(),
             has_ranges: AtomicBool::new(false),
             expires_first: AtomicU64::new(u64::MAX),
@@ -285,6 +288,16 @@ impl MemTable {
     /// Keys in it.
     pub(super) fn len(&self) -> u64 {
         self.tree.len()
+    }
+
+    /// So many pairs more were brought to the space.
+    pub(super) fn note_brought(&self, pairs: u64) {
+        self.brought.fetch_add(pairs, Ordering::Relaxed);
+    }
+
+    /// Pairs that were brought to the space, in all attempts.
+    pub(super) fn brought(&self) -> u64 {
+        self.brought.load(Ordering::Relaxed)
     }
 
     /// Two words and bits of the filter.

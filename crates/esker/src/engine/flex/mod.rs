@@ -42,6 +42,7 @@ mod large;
 mod late;
 mod memtable;
 mod merge;
+mod pace;
 mod pairs;
 mod read;
 mod recover;

@@ -29,6 +29,17 @@ const RUNS_MUCH: usize = 20;
 /// intervals may have.
 const GROWN: usize = 4;
 
+/// Both are for a leaf in the middle of the order of keys. They are this many parts of `WHOLE` less for the first one, and more for the last
+/// one: leaves that grow alike are not all due in the same commit, but one behind the other in that order.
+const SLOPE: usize = WHOLE / 4;
+const WHOLE: usize = 1 << 10;
+
+/// By how much the limits differ for a leaf with so many bytes before it, of so many, in parts of `WHOLE`.
+fn slope(before: u64, all: u64) -> usize {
+    let place = before.min(all) * 2 * SLOPE as u64 / all.max(1);
+    WHOLE - SLOPE + usize::try_from(place).unwrap_or(SLOPE)
+}
+
 /// Least intervals, and most bytes, of a stretch.
 const INTERVALS_MIN: usize = 4;
 const BYTES_MAX: u64 = 4 << 20;
@@ -57,12 +68,15 @@ impl Flex {
         let is_swept = committer.sweep.is_at(key);
         let sweep = &committer.sweep;
         let within = (BYTES_OF_SEVERAL, sweep.now);
+        let all = self.index.size_bytes();
         let leaf = self.index.neighbours(key, within, &|leaf, first| {
+            let most = leaf.count * slope(leaf.before, all);
             // Of the leaves behind the first one those as well that will soon be due.
             let share = if first { 4 } else { 3 };
-            let much = leaf.runs >= RUNS_MUCH * leaf.count
-                || leaf.pairs * 4 >= GROWN * share * pairs_max * leaf.count
-                || leaf.size * 4 >= GROWN * share * size_max * leaf.count;
+            let [pairs, size, runs] = [leaf.pairs, leaf.size, leaf.runs].map(|sum| sum * 4 * WHOLE);
+            let much = runs >= RUNS_MUCH * 4 * most
+                || pairs >= GROWN * share * pairs_max * most
+                || size >= GROWN * share * size_max * most;
             // Values that are long each make long intervals whatever is done.
             let helps = leaf.runs >= 2 * leaf.count || sweep.has_much_expired(leaf);
             (much || (is_swept && sweep.is_worth(leaf))) && helps

@@ -26,7 +26,7 @@ use esker_trt::sync::{self, Gate};
 use parking_lot::Mutex;
 use std::io::IoSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Bytes of a batch that is written although nobody waits for it.
@@ -80,6 +80,8 @@ pub(super) struct Wal {
     block: usize,
     capacity: u64,
     state: Mutex<State>,
+    /// Bytes of the log that are in use, or that a table without one takes, as of the last write.
+    claimed: AtomicU64,
     /// Writers between their place in the log and their place in the table, by epoch.
     inside: [AtomicUsize; 2],
     draining: sync::Mutex<()>,
@@ -143,6 +145,7 @@ impl Wal {
                 epoch: 0,
                 reserved: 0,
             }),
+            claimed: AtomicU64::new(0),
             inside: [AtomicUsize::new(0), AtomicUsize::new(0)],
             draining: sync::Mutex::new(()),
             growing: sync::Mutex::new(()),
@@ -195,6 +198,13 @@ impl Wal {
         }
     }
 
+    /// How many bytes beyond `size` are in use, about, and how many there may be.
+    #[inline]
+    pub(super) fn use_beyond(&self, size: u64) -> (u64, u64) {
+        let claimed = self.claimed.load(Ordering::Relaxed);
+        (claimed.saturating_sub(size), self.capacity.saturating_sub(size))
+    }
+
     /// Gives `count` changes versions, and nothing a place in the log: their table has none. It takes up to as many bytes
     /// as its log could have.
     pub(super) fn pass(&self, size_bytes: usize, count: u64) -> Result<Appended> {
@@ -203,9 +213,11 @@ impl Wal {
         let claimed = state.table.bytes() + size_bytes as u64 + BATCH_HEADER_SIZE as u64;
         // Versions that were written over take bytes of a late log, too.
         let versions = state.next_version + count - state.table.first_version;
-        if claimed + versions * PASSED_BYTES + 2 * self.block as u64 > self.capacity {
+        let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
+        if claimed > self.capacity {
             return Ok(Appended::Full(state.tail.generation));
         }
+        self.claimed.store(claimed, Ordering::Relaxed);
         Ok(Appended::Done(self.ticket(&mut state, count)))
     }
 
@@ -288,7 +300,7 @@ impl Wal {
     ) -> Result<Appended> {
         self.check()?;
         let mut state = self.state.lock();
-        loop {
+        let claimed = loop {
             let claimed = state.tail.position
                 + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
                 + 2 * self.block as u64;
@@ -318,13 +330,14 @@ impl Wal {
                     self.check()?;
                     state = self.state.lock();
                 }
-                _ => break,
+                _ => break claimed,
             }
-        }
+        };
         if state.forming.is_empty() {
             state.first_version = state.next_version;
         }
         write(&mut state.forming);
+        self.claimed.store(claimed, Ordering::Relaxed);
         Ok(Appended::Done(self.ticket(&mut state, count)))
     }
 

@@ -91,6 +91,7 @@ impl Flex {
         Flex::check_value(value)?;
         let hash = self.hasher.hash(key);
         self.admit(key.len() + value.len())?;
+        self.pace();
         let extra = extra_of(&options.attributes);
         let (content, staged) = if self.is_large(value) {
             // Asked again in its turn: writing takes long, and others may write the key meanwhile.
@@ -126,6 +127,7 @@ impl Flex {
     pub(super) fn delete_if(&self, key: &[u8], wanted: Option<Version>) -> Result<bool> {
         self.check_key("delete", key)?;
         self.wal.check()?;
+        self.pace();
         let hash = self.hasher.hash(key);
         let _turn = self.turn(hash);
         let version = self.version_of(key, hash)?;
@@ -178,6 +180,7 @@ impl Flex {
             return Ok(Version(self.wal.last_version()));
         }
         self.admit(size)?;
+        self.pace();
         let mask = self.stripes.len() - 1;
         let mut stripes: Vec<usize> =
             writes.iter().map(|write| usize::try_from(write.hash).unwrap_or(0) & mask).collect();

@@ -276,7 +276,7 @@ impl Index {
         let (mut next, mut bytes) = (first, 0);
         while next < row.len() {
             let leaf = row.leaf(next).read();
-            let sums = leaf.sums(now);
+            let sums = LeafSums { before: found.offset + bytes, ..leaf.sums(now) };
             let fits = next == first || bytes + sums.size as u64 <= most;
             if !fits
                 || !is_wanted(&sums, next == first)

@@ -15,6 +15,7 @@ use esker_trt::sync::Gate;
 use parking_lot::MutexGuard;
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 impl Wal {
     /// Waits until a place in the log is durable.
@@ -183,6 +184,7 @@ impl Wal {
         state.tail = Tail { generation: old + 1, previous_checksum, ..Tail::default() };
         state.durable_sequence = 0;
         state.reserved = 0;
+        self.claimed.store(0, Ordering::Relaxed);
         drop(state);
         // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
         let done = self.write(taken, old, logged && !sites::SEAL_WAIT.disabled());
