@@ -16,7 +16,7 @@
 )]
 
 use clap::{Parser, ValueEnum};
-use esker::{Durability, Options, Store};
+use esker::{Durability, EngineKind, Options, Store};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use esker_base::units::{format_size_bytes, parse_size_bytes};
@@ -31,6 +31,12 @@ struct Arguments {
     /// folder beside the build.
     #[arg(long)]
     data: Option<PathBuf>,
+    /// Engine of the store.
+    #[arg(long, default_value = "depot")]
+    engine: EngineKind,
+    /// Threads that get keys, all alike, beside those that put.
+    #[arg(long, default_value_t = 0)]
+    readers: u64,
     /// Capacity of the store.
     #[arg(long, default_value = "1GiB", value_parser = size)]
     size: u64,
@@ -119,21 +125,55 @@ struct Phase {
     ops: u64,
     seconds: f64,
     latency: Histogram<u64>,
+    gets: Histogram<u64>,
     device_bytes: u64,
 }
 
-/// Runs `ops` overwrites, of nothing if there is no store; `rate` operations a second if it is not 0.
+/// Overwrites of keys as the arguments say.
 fn overwrite(a: &Arguments, store: Option<&Store>, records: u64, ops: u64, rate: f64) -> Phase {
     let zipfian = Zipfian::new(records);
+    put(a, store, records, (ops, rate), &|rng, _| match a.choice {
+        Choice::Uniform => rng.below(records),
+        Choice::Zipfian => zipfian.next(rng).wrapping_mul(0xD6E8_FEB8_6659_FD93) % records,
+    })
+}
+
+/// Runs so many puts, of nothing if there is no store, a second if that is not 0: `choose` says of which key each one is.
+fn put(
+    a: &Arguments,
+    store: Option<&Store>,
+    records: u64,
+    (ops, rate): (u64, f64),
+    choose: &(dyn Fn(&mut Rng, u64) -> u64 + Sync),
+) -> Phase {
     let counters = || store.map(|store| store.stats().device).unwrap_or_default();
     let before = counters();
     let next = AtomicU64::new(0);
     let start = SystemClock.monotonic();
     let mut latency = Histogram::<u64>::new(3).unwrap();
+    let mut gets = Histogram::<u64>::new(3).unwrap();
     std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..if store.is_some() { a.readers } else { 0 })
+            .map(|thread| {
+                let next = &next;
+                scope.spawn(move || {
+                    let mut rng = Rng::from_seed(thread + 177);
+                    let mut latency = Histogram::<u64>::new(3).unwrap();
+                    while next.load(Ordering::Relaxed) < ops {
+                        let start = SystemClock.monotonic();
+                        if let Some(store) = store {
+                            store.get(&key(rng.below(records))).unwrap();
+                        }
+                        let took = SystemClock.monotonic().saturating_sub(start);
+                        latency.record(took.as_micros() as u64).unwrap();
+                    }
+                    latency
+                })
+            })
+            .collect();
         let workers: Vec<_> = (0..a.threads)
             .map(|thread| {
-                let (next, zipfian) = (&next, &zipfian);
+                let next = &next;
                 scope.spawn(move || {
                     let mut rng = Rng::from_seed(thread + 77);
                     let mut latency = Histogram::<u64>::new(3).unwrap();
@@ -144,13 +184,7 @@ fn overwrite(a: &Arguments, store: Option<&Store>, records: u64, ops: u64, rate:
                             return latency;
                         }
                         rng.fill(&mut value[..8]);
-                        let number = match a.choice {
-                            Choice::Uniform => rng.below(records),
-                            Choice::Zipfian => {
-                                let rank = zipfian.next(&mut rng);
-                                rank.wrapping_mul(0xD6E8_FEB8_6659_FD93) % records
-                            }
-                        };
+                        let number = choose(&mut rng, turn);
                         // An open loop: what is late counts as waiting.
                         let mut due = SystemClock.monotonic();
                         if rate > 0.0 {
@@ -170,6 +204,7 @@ fn overwrite(a: &Arguments, store: Option<&Store>, records: u64, ops: u64, rate:
             })
             .collect();
         workers.into_iter().for_each(|worker| latency.add(worker.join().unwrap()).unwrap());
+        readers.into_iter().for_each(|reader| gets.add(reader.join().unwrap()).unwrap());
     });
     let after = counters();
     let prepared = after.prepare_bytes - before.prepare_bytes;
@@ -177,6 +212,7 @@ fn overwrite(a: &Arguments, store: Option<&Store>, records: u64, ops: u64, rate:
         ops,
         seconds: (SystemClock.monotonic() - start).as_secs_f64(),
         latency,
+        gets,
         device_bytes: after.write_bytes - before.write_bytes - prepared,
     }
 }
@@ -194,25 +230,35 @@ fn oldest_first(utilization: f64) -> f64 {
 
 fn print(name: &str, a: &Arguments, phase: &Phase) {
     let user = phase.ops as f64 * (a.value_size + 16) as f64;
-    let at = |quantile| phase.latency.value_at_quantile(quantile);
+    let median = phase.latency.value_at_quantile(0.5).max(1);
     println!(
-        "{name:>10}: {:>9.0} puts/s, p50 {} us, p99 {} us, p99.9 {} us, p99.99 {} us, max {} us, \
-         p99.9 is {:.1} x the median, device bytes per user byte {:.2}",
+        "{name:>10}: {:>9.0} puts/s, {}, p99.9 is {:.1} x the median, device bytes per user byte {:.2}",
         phase.ops as f64 / phase.seconds,
-        at(0.5),
-        at(0.99),
-        at(0.999),
-        at(0.9999),
-        phase.latency.max(),
-        at(0.999) as f64 / at(0.5).max(1) as f64,
+        quantiles(&phase.latency),
+        phase.latency.value_at_quantile(0.999) as f64 / median as f64,
         phase.device_bytes as f64 / user
     );
+    if !phase.gets.is_empty() {
+        let rate = phase.gets.len() as f64 / phase.seconds;
+        println!("    beside: {rate:>9.0} gets/s, {}", quantiles(&phase.gets));
+    }
+}
+
+fn quantiles(latency: &Histogram<u64>) -> String {
+    let at = |quantile| latency.value_at_quantile(quantile);
+    let (p50, p99, p999, p9999) = (at(0.5), at(0.99), at(0.999), at(0.9999));
+    format!(
+        "p50 {p50} us, p99 {p99} us, p99.9 {p999} us, p99.99 {p9999} us, max {} us",
+        latency.max()
+    )
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let a = Arguments::parse();
     let scratch = tempfile::tempdir_in("target")?;
     let mut options = Options::new(a.data.clone().unwrap_or_else(|| scratch.path().join("store")));
+    options.engine = Some(a.engine);
+    options.pmem_emulate = true;
     options.size_bytes = a.size;
     options.format = true;
     options.durability = a.durability;
@@ -221,16 +267,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let capacity = store.stats().capacity_bytes;
     let record = a.value_size as u64 + 32;
     let records = (capacity as f64 * a.utilization) as u64 / record;
-    let start = SystemClock.monotonic();
-    let value = vec![7; a.value_size];
-    for number in 0..records {
-        store.put(&key(number), &value)?;
-    }
+    let fill = put(&a, Some(&store), records, (records, 0.0), &|_, turn| turn);
+    print("fill", &a, &fill);
     let stats = store.stats();
     println!(
         "{records} records of {} bytes in {:.1} s: {:.1} % of {}",
         a.value_size,
-        (SystemClock.monotonic() - start).as_secs_f64(),
+        fill.seconds,
         100.0 * stats.live_bytes as f64 / capacity as f64,
         format_size_bytes(capacity)
     );

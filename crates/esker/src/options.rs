@@ -179,8 +179,8 @@ pub struct FlexOptions {
     /// DRAM for intervals and single pairs that were read, in bytes; 0: none. What tables of writes do not use of theirs at
     /// the moment is for these, too. Default 256 MiB.
     pub cache_size_bytes: u64,
-    /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk.
-    /// Default 64 MiB.
+    /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk. At most a
+    /// 64th of the store's capacity, or 256 KiB. Default 64 MiB.
     pub memtable_size_bytes: u64,
     /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). Default 16 pairs and
     /// 4 KiB: an interval is read and cached as a whole, so longer values are better off in shorter ones than the

@@ -351,6 +351,12 @@ impl Space {
         self.0.writer.lock().data_size_bytes_max = size_bytes_max;
     }
 
+    /// Most live bytes that a data file of so many bytes may have: 30/32 of them, less some segments (FlexSpace §4.1).
+    #[must_use]
+    pub fn live_bytes_max(&self, size_bytes: u64) -> u64 {
+        self.0.live_bytes_max(size_bytes / self.0.shape.segment_size_bytes)
+    }
+
     /// Gives free segments back to the file system; how many bytes.
     ///
     /// # Errors

@@ -36,6 +36,13 @@ impl Inner {
         (total / 64).clamp(2, 64)
     }
 
+    /// Most live bytes of so many segments, the cap of the paper: with less than 30/32 live, the emptiest of those that the collector
+    /// has not for itself always give room.
+    pub(super) fn live_bytes_max(&self, segments: u64) -> u64 {
+        let usable = segments.saturating_sub(Inner::reserve_segments(segments) + 1);
+        usable * self.shape.segment_payload() / 32 * 30
+    }
+
     /// Most segments that the data file may have.
     fn segments_max(&self, writer: &Writer) -> u64 {
         let most = (1 << 47) / self.shape.segment_payload();
@@ -73,10 +80,7 @@ impl Inner {
                 }
                 continue;
             }
-            // The cap of the paper: with less than 30/32 live, the emptiest segments always give room.
-            let usable = most.saturating_sub(Inner::reserve_segments(most) + 1);
-            let full = u128::from(valid + length) * 32 > u128::from(usable * payload) * 30;
-            if writer.data_size_bytes_max.is_some() && full {
+            if writer.data_size_bytes_max.is_some() && valid + length > self.live_bytes_max(most) {
                 return Err(self.no_space("live bytes are at the cap of the space"));
             }
             let in_use = total.saturating_sub(writer.free.len() as u64);

@@ -247,7 +247,7 @@ fn what_has_expired_gives_its_space_back_while_nobody_writes() {
     for size in [700, 300_000] {
         let bed = Bed::new();
         let store = bed.open();
-        fill(&bed, &store, 0, size, |number| number % 8 == 0);
+        let pairs = fill(&bed, &store, 0, size, |number| number % 8 == 0);
         let rests = |rounds: u32, most: u64| {
             (0..rounds).any(|_| {
                 bed.clock.advance(Duration::from_millis(250));
@@ -258,7 +258,7 @@ fn what_has_expired_gives_its_space_back_while_nobody_writes() {
         // All that was to do is done before they expire.
         assert!(!rests(100, SIZE / 4), "{} bytes", store.stats().live_bytes);
         bed.pass();
-        let lives = SIZE / 2 / 8 * 13 / 10;
+        let lives = pairs * size as u64 / 8 * 13 / 10;
         assert!(rests(1000, lives), "{} bytes of {size}, {lives}", store.stats().live_bytes);
         sound(&store);
     }

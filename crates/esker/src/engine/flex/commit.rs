@@ -186,7 +186,7 @@ impl Flex {
         let mut seen = Seen::default();
         let now = self.unix_seconds();
         let gone = (self.index.appended_bytes(), self.index.expired_bytes(now));
-        committer.sweep.begin(gone, now, self.index.size_bytes(), self.capacity_bytes);
+        committer.sweep.begin(gone, now, self.index.size_bytes(), self.room_of_intervals());
         while let Some(first) = entries.key() {
             self.learn_at(committer, first)?;
             let stretch = self.stretch_of(committer, first, &mut seen)?;

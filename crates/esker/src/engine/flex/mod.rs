@@ -89,8 +89,10 @@ const ROOT_BYTES: u64 = ROOT_SIZE as u64;
 /// Turns of keys: a power of two; fewer where there are no threads, so that tests open many stores soon.
 const STRIPES: usize = 1024;
 const STRIPES_OF_TESTS: usize = 32;
-/// Share of the capacity that puts leave to deletes and to what is on its way, as one in so many.
-const SPARE_SHARE: u64 = 16;
+
+/// Most of the capacity that a table has, as one in so many, and what it may have in any case.
+const TABLE_SHARE: u64 = 64;
+const TABLE_MIN: u64 = 256 << 10;
 
 /// The table that takes writes, and the one on its way to the space, with what is opened when it is there.
 #[derive(Debug)]
@@ -193,7 +195,6 @@ impl Flex {
         let name = files.space.data.name().to_owned();
         let space = Space::open_on(files.space.clone(), &space_options(options))?;
         let is_new = space.size_bytes() == 0;
-        let capacity = log_capacity(options);
         for device in &files.logs {
             let (size, first) = (device.geometry().size_bytes, log_first_size(options));
             if size < first {
@@ -221,6 +222,9 @@ impl Flex {
             own => own,
         };
         space.limit_data(Some(capacity_bytes));
+        let mut options = options.clone();
+        options.flex.memtable_size_bytes = table_size(&options, capacity_bytes);
+        let options = &options;
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
         let devices = files.logs.each_ref().map(|device| &**device);
         let size = options.flex.memtable_size_bytes;
@@ -235,7 +239,8 @@ impl Flex {
         let tail = found.tail;
         let large = large::Directory::new(large, tail.generation - 1, found.next_version);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
-        let wal = Wal::new(files.logs, root.store_id, capacity, tail, Arc::clone(&active));
+        let wal =
+            Wal::new(files.logs, root.store_id, log_capacity(options), tail, Arc::clone(&active));
         let last = found.tables.pop().map(Arc::new);
         let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
         let live_bytes = space.stat().data_bytes;
@@ -369,6 +374,12 @@ fn space_options(options: &Options) -> SpaceOptions {
     }
     space.testing.seed = options.testing.seed.or(space.testing.seed);
     space
+}
+
+/// Bytes of a table: two of them are not to take much of what a small store may have.
+fn table_size(options: &Options, capacity_bytes: u64) -> u64 {
+    let most = (capacity_bytes / TABLE_SHARE).max(TABLE_MIN);
+    options.flex.memtable_size_bytes.min(most)
 }
 
 /// Bytes of a log: that of a table whose keys are written again and again, too.

@@ -11,17 +11,23 @@
 //! # Failure
 //! Leaves are rewritten as by the sweep. Who finds nothing fails, and until time has passed the next one does so at once.
 
+use super::Flex;
 use super::commit::Committer;
 use super::index::LeafSums;
-use super::sweep::TABLE_SHARE;
-use super::{Flex, SPARE_SHARE};
+use super::sweep::{Sweep, TABLE_SHARE};
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::time::Duration;
 
-/// Percent of a leaf that do not count, in the order in which leaves make way, and of all of them for which somebody looks.
-const GONE_PERCENT: [u64; 3] = [90, 40, 5];
+/// What puts leave to deletes, and to leaves that are written anew, whose old bytes count until the new ones are there: a share
+/// of all as one in so many, but no less than a segment and no more than some.
+const SPARE_SHARE: u64 = 16;
+const SPARE_SEGMENTS_MAX: u64 = 4;
+/// Percent of a leaf that may not count, in the order in which leaves make way, and those of all leaves for which somebody looks.
+const GONE_PERCENT: [u64; 4] = [90, 40, 10, 2];
 const GONE_PERCENT_OF_ALL: u64 = 1;
+/// Leaves that are written anew to learn whether more is dead than is known.
+const PROBES: usize = 16;
 /// A table of which as much as this share of the capacity may have expired is brought to the space, as one in so many.
 const TABLE_SHARE_OF_ALL: u64 = 64;
 /// Room that is made at once, as one in so many of the capacity.
@@ -42,10 +48,22 @@ impl Flex {
         self.index.size_bytes() + self.large.size_bytes()
     }
 
+    /// Most bytes of the space that puts take.
+    fn stored_bytes_max(&self) -> u64 {
+        let segment = self.space.segment_size_bytes();
+        let most = self.space.live_bytes_max(self.capacity_bytes);
+        most.saturating_sub((most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment))
+    }
+
+    /// Bytes that intervals may take so that puts find room for two tables.
+    pub(super) fn room_of_intervals(&self) -> u64 {
+        let others = self.large.size_bytes() + 2 * self.options.memtable_size_bytes;
+        self.stored_bytes_max().saturating_sub(others)
+    }
+
     fn has_room(&self, bytes: u64) -> bool {
         let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
-        let spare = (self.capacity_bytes / SPARE_SHARE).max(8 * self.space.segment_size_bytes());
-        self.stored_bytes() + tables + bytes + spare <= self.capacity_bytes
+        self.stored_bytes() + tables + bytes <= self.stored_bytes_max()
     }
 
     /// Refuses a put for which there is no room, before anything happened.
@@ -85,11 +103,13 @@ impl Flex {
         Ok(found == Some(true))
     }
 
-    /// Whether there is room for so many bytes now, or some could be made; `None` if nobody looked, because a table is on its way:
-    /// what has expired is worth waiting for it, what may be dead is not.
+    /// Whether there is room for so many bytes now, or some could be made; `None` if nobody looked, because a table is on its way,
+    /// and there is nothing that would be worth waiting for it.
     fn look_for_room(&self, bytes: u64, now: u64) -> Result<Option<bool>> {
         let index = &self.index;
-        let is_worth = index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
+        let may_be_dead = index.appended_bytes() > index.size_bytes() / 100 * GONE_PERCENT_OF_ALL;
+        let is_worth =
+            may_be_dead || index.has_expired(now) || index.has_coarse() || self.large.is_doubted();
         let mut committer = match self.committer.try_lock() {
             Some(committer) => committer,
             None if is_worth => self.committer.lock(),
@@ -117,10 +137,7 @@ impl Flex {
             from = leaf;
         }
         self.collect_doubted(committer)?;
-        let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
-        let expired = self.index.expired_bytes(now);
-        let sweep = committer.sweep.known();
-        if !sweep.is_much((appended, expired), size, GONE_PERCENT_OF_ALL) {
+        if !self.is_worth_looking(committer, now)? {
             return Ok(has_room(0));
         }
         for percent in GONE_PERCENT {
@@ -132,9 +149,10 @@ impl Flex {
                 if passed() > TIME_MAX || self.wal.check().is_err() {
                     return Ok(has_room(0));
                 }
-                let sweep = committer.sweep.known();
+                // What was appended may all be dead; how much of it is on average says little of this leaf.
                 let is_gone = |leaf: &LeafSums| {
-                    sweep.is_much((leaf.appended, leaf.expired), leaf.size as u64, percent)
+                    let gone = (leaf.appended, leaf.expired);
+                    Sweep::default().is_much(gone, leaf.size as u64, percent)
                 };
                 let Some(key) = self.index.next_leaf(&at, now, &is_gone) else { break };
                 let behind = match self.sweep_leaf(committer, &key, now, &is_gone) {
@@ -151,6 +169,26 @@ impl Flex {
             }
         }
         Ok(has_room(0))
+    }
+
+    /// Whether enough does not count. If little is known to be dead, some leaves tell whether that is still so: a store that was
+    /// filled, and then is written over, has no room for the commits that would tell.
+    fn is_worth_looking(&self, committer: &mut Committer, now: u64) -> Result<bool> {
+        for _ in 0..PROBES {
+            let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
+            let gone = (appended, self.index.expired_bytes(now));
+            if committer.sweep.is_much(gone, size, GONE_PERCENT_OF_ALL) {
+                return Ok(true);
+            }
+            let may_be_gone =
+                |leaf: &LeafSums| leaf.appended > leaf.size as u64 * GONE_PERCENT_OF_ALL / 100;
+            let Some(key) = self.index.next_leaf(&[], now, &may_be_gone) else { break };
+            match self.sweep_leaf(committer, &key, now, &may_be_gone) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => break,
+                done => done?,
+            };
+        }
+        Ok(false)
     }
 
     /// Whether so much of the table may have expired that it is worth bringing it to the space, where that is left out.

@@ -16,6 +16,7 @@ use super::expired::{Expired, Moment};
 use super::index::Neighbours;
 use super::interval::parts;
 use super::merge::{Merged, add_group, merge, size_of};
+use super::sweep::{OF_REWRITTEN, OF_SAMPLE};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
@@ -79,7 +80,7 @@ impl Flex {
                 || size >= GROWN * share * size_max * most;
             // Values that are long each make long intervals whatever is done.
             let helps = leaf.runs >= 2 * leaf.count || sweep.has_much_expired(leaf);
-            (much || (is_swept && sweep.is_worth(leaf))) && helps
+            (much && helps) || (is_swept && sweep.is_worth(leaf))
         });
         *seen = Seen(Some(leaf.upper.clone()));
         if !self.is_stretch(&leaf) {
@@ -122,7 +123,7 @@ impl Flex {
         let (moment, mut expired) = (self.moment(), Expired::default());
         let (merged, dead) = self.merge_stretch(&bytes, group, &moment, &mut expired)?;
         let new = group.map_or(0, RunWriter::size_bytes) as u64;
-        committer.sweep.learn(leaf.appended + new, dead);
+        committer.sweep.learn(leaf.appended + new, dead, OF_REWRITTEN);
         committer.sweep.spend(leaf.appended.max(expired.bytes));
         let most = |most: u32| most as usize * 3 / 4;
         let pairs_max = most(self.options.interval_pairs_max);
@@ -168,7 +169,7 @@ impl Flex {
         if self.read_stretch(committer, leaf)? {
             let (moment, mut expired) = (self.moment(), Expired::default());
             let (_, dead) = self.merge_stretch(&committer.bytes, None, &moment, &mut expired)?;
-            committer.sweep.learn(leaf.appended, dead);
+            committer.sweep.learn(leaf.appended, dead, OF_SAMPLE);
         }
         Ok(())
     }

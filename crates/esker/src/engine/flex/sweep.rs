@@ -24,13 +24,16 @@ use super::index::{LeafSums, Neighbours};
 use esker_base::Result;
 use std::time::Duration;
 
-/// Percent of all bytes that may be dead while tables come.
+/// Percent of all bytes that may be dead while tables come, and when there is hardly room for any.
 const DEAD_PERCENT: u64 = 25;
+const DEAD_IF_FULL_PERCENT: u64 = 2;
 /// Percent beyond which they are too many while nobody writes, and those of a leaf that is rewritten then.
 const DEAD_AT_REST_PERCENT: u64 = 8;
 const DEAD_OF_LEAF_PERCENT: u64 = 5;
-/// How much of what is known comes from before the last leaf that was read, of `WHOLE` parts.
-const KEPT: u64 = WHOLE / 16 * 15;
+/// How much of what is known comes from the last leaf that was rewritten, and from the one that a commit reads for this alone, of `WHOLE`
+/// parts: few commits are to tell that what adds to what is there has become what replaces it.
+pub(super) const OF_REWRITTEN: u64 = WHOLE / 16;
+pub(super) const OF_SAMPLE: u64 = WHOLE / 4;
 const WHOLE: u64 = 1 << 10;
 /// Bytes that may come in such a time while the store rests, and for how long before.
 const LITTLE_BYTES: u64 = 64 << 10;
@@ -93,14 +96,16 @@ impl Sweep {
         self.dead_of(appended).saturating_add(expired) > size * percent / 100
     }
 
-    /// A table comes; of `size` bytes, of `capacity` that there may be, so many are appended and expired ones, at this time.
-    pub(super) fn begin(&mut self, gone: Gone, now: u64, size: u64, capacity: u64) {
+    /// A table comes; of `size` bytes, of so many that there is room for, so many are appended and expired ones, at this time.
+    pub(super) fn begin(&mut self, gone: Gone, now: u64, size: u64, room: u64) {
         let (appended, expired) = gone;
         self.now = now;
-        let is_full = size > capacity / 4 * 3;
-        self.percent = if is_full { DEAD_AT_REST_PERCENT } else { DEAD_PERCENT };
-        let most = (size / 100 * self.percent).max(1);
         let dead = self.dead_of(appended).saturating_add(expired);
+        // Half as many again as may be dead are what the pace leaves at most: so many find room beside what counts.
+        let beside = room.saturating_sub(size.saturating_sub(dead));
+        let percent = (beside / 3 * 2).saturating_mul(100) / size.max(1);
+        self.percent = percent.clamp(DEAD_IF_FULL_PERCENT, DEAD_PERCENT);
+        let most = (size / 100 * self.percent).max(1);
         let share = dead.saturating_mul(2 * WHOLE) / most;
         self.pace = share.saturating_sub(WHOLE).min(2 * WHOLE);
         self.samples = self.pace == 0;
@@ -155,12 +160,12 @@ impl Sweep {
         }
     }
 
-    /// In leaves with so many appended bytes so many were dead.
-    pub(super) fn learn(&mut self, appended: u64, dead: u64) {
+    /// In leaves with so many appended bytes so many were dead. That is so much, of `WHOLE` parts, of what is known from now on.
+    pub(super) fn learn(&mut self, appended: u64, dead: u64, weight: u64) {
         if let Some(found) = dead.saturating_mul(WHOLE).checked_div(appended) {
             let found = found.min(4 * WHOLE);
             let known = self.dead.unwrap_or(found);
-            self.dead = Some((known * KEPT + found * (WHOLE - KEPT)).div_ceil(WHOLE));
+            self.dead = Some((known * (WHOLE - weight) + found * weight).div_ceil(WHOLE));
         }
     }
 }
@@ -402,7 +407,10 @@ impl Flex {
         let mut at = std::mem::take(&mut committer.sweep.expired_at);
         let before = committer.sweep.credit;
         committer.sweep.earn(brought);
-        while committer.sweep.credit > 0 && self.tables().sealed.is_none() {
+        // The next table may have come. It waits while as much is written anew as a table has, and then as long as that holds no
+        // writer back: if the sweep only had what time writers leave, it would have none when it is needed most.
+        let due = committer.rewritten_bytes + self.options.memtable_size_bytes;
+        while committer.sweep.credit > 0 && (committer.rewritten_bytes < due || !self.is_ahead()) {
             let sweep = committer.sweep.known();
             let is_worth = |leaf: &LeafSums| sweep.has_much_expired(leaf);
             match self.sweep_from(&mut committer, &at, now, &is_worth)? {
@@ -461,7 +469,7 @@ mod tests {
                 if self.sweep.is_at(&key) && self.sweep.is_worth(&sums) {
                     self.sweep
                         .goes_on(Some(&u16::try_from(number + 1).unwrap().to_be_bytes().into()));
-                    self.sweep.learn(sums.appended, sums.appended * dead / 100);
+                    self.sweep.learn(sums.appended, sums.appended * dead / 100, OF_REWRITTEN);
                     self.sweep.spend(sums.appended);
                     self.jumps += usize::from(number != (self.last + 1) % LEAVES);
                     self.last = number;
@@ -470,7 +478,7 @@ mod tests {
                 } else {
                     if self.sweep.samples {
                         self.sweep.samples = false;
-                        self.sweep.learn(sums.appended, sums.appended * dead / 100);
+                        self.sweep.learn(sums.appended, sums.appended * dead / 100, OF_SAMPLE);
                     }
                     self.appended[number] += new;
                     self.sweep.earn(new);
