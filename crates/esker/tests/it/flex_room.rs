@@ -157,30 +157,3 @@ fn leaves_that_grow_alike_are_rewritten_one_after_the_other() {
     assert!(most < before / 8, "{most} bytes of {before} by one table of {TABLE}");
     sound(&store);
 }
-
-#[test]
-fn a_store_of_which_two_thirds_count_is_written_over_again_and_again() {
-    const SIZE: usize = 64 << 20;
-    for value_size in [100, 500, 2000] {
-        let folder = tempfile::tempdir().unwrap();
-        let mut options = options(folder.path());
-        options.size_bytes = SIZE as u64;
-        // As large as the store: it is not taken at its word.
-        options.flex.memtable_size_bytes = SIZE as u64;
-        let store = Store::open(&options).unwrap();
-        let value = bytes(1, value_size);
-        let pairs = u32::try_from(SIZE * 62 / 100 / (value_size + 20)).unwrap();
-        let mut rng = Rng::from_seed(4);
-        for number in 0..3 * pairs {
-            let of = if number < pairs {
-                number
-            } else {
-                u32::try_from(rng.below(u64::from(pairs))).unwrap()
-            };
-            let done = store.put(&of.to_be_bytes(), &value);
-            done.unwrap_or_else(|error| panic!("put {number} of {pairs}, {value_size}: {error}"));
-        }
-        assert_eq!(held(&store).len(), pairs as usize);
-        sound(&store);
-    }
-}

@@ -32,6 +32,7 @@ mod model;
 mod prefix;
 mod record_cache;
 mod repair;
+mod small;
 mod striped;
 mod support;
 mod threads;

@@ -93,7 +93,9 @@ impl Flex {
             return Ok(false);
         }
         let mut found = self.look_for_room(bytes, now)?;
-        if found != Some(true) && self.has_expired_table(now) {
+        // What replaces or deletes large values has to be in the space before these go.
+        let replaces_large = self.large.size_bytes() > 0 && self.tables().active.bytes() > 0;
+        if found != Some(true) && (replaces_large || self.has_expired_table(now)) {
             self.commit_all()?;
             found = self.look_for_room(bytes, now)?;
         }

@@ -1,0 +1,41 @@
+//! Small stores: what counts fills them, and not what they are made of.
+
+use crate::flex_whole::{bytes, sound};
+use esker::{Durability, EngineKind, Options, Store};
+use esker_base::rng::Rng;
+
+const SIZE: usize = 64 << 20;
+
+/// Fills so many percent of a store, and writes over it at random, once and a half.
+#[track_caller]
+fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(engine);
+    options.durability = Durability::None;
+    options.size_bytes = SIZE as u64;
+    // As large as the store: it is not taken at its word.
+    options.flex.memtable_size_bytes = SIZE as u64;
+    let store = Store::open(&options).unwrap();
+    let value = bytes(1, value_size);
+    let pairs = u32::try_from(SIZE * percent / 100 / (value_size + 20)).unwrap();
+    let mut rng = Rng::from_seed(4);
+    for number in 0..pairs * 5 / 2 {
+        let any = u32::try_from(rng.below(u64::from(pairs))).unwrap();
+        let of = if number < pairs { number } else { any };
+        let done = store.put(&of.to_be_bytes(), &value);
+        done.unwrap_or_else(|error| panic!("put {number} of {pairs}, {value_size}: {error}"));
+    }
+    assert!((0..pairs).all(|number| store.contains(&number.to_be_bytes()).unwrap()));
+    sound(&store);
+}
+
+#[test]
+fn three_quarters_of_depot_are_written_over_again_and_again() {
+    [500, 2000, 200_000].into_iter().for_each(|size| is_written_over(EngineKind::Depot, 75, size));
+}
+
+#[test]
+fn two_thirds_of_flex_are_written_over_again_and_again() {
+    [500, 2000, 200_000].into_iter().for_each(|size| is_written_over(EngineKind::Flex, 62, size));
+}
