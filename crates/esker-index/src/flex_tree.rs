@@ -185,7 +185,7 @@ impl FlexTree {
             size_bytes: 0,
             extent_count: 0,
         };
-        tree.root = tree.add_leaf(Leaf::empty());
+        tree.root = tree.leaves.add(Leaf::empty());
         tree
     }
 
@@ -291,14 +291,6 @@ impl FlexTree {
             return Err(Missing { stored, level, parent });
         }
         Ok(())
-    }
-
-    fn add_leaf(&mut self, leaf: Leaf) -> NodeId {
-        self.leaves.add(leaf)
-    }
-
-    fn add_inner(&mut self, inner: Inner) -> NodeId {
-        self.inners.add(inner)
     }
 
     fn free_leaf(&mut self, id: NodeId) {

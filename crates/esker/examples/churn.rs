@@ -4,7 +4,8 @@
 //! choice, for some turnovers of the data; then once more below the rate that it reached. Prints
 //! the write amplification beside that of a log that always cleans its oldest segment, which is
 //! what a cleaner must beat: of keys that are all alike, the greedy choice has the same bound, as segments of
-//! thousands of records differ by their age alone. Run it with `cargo xtask bench churn`.
+//! thousands of records differ by their age alone. That is said of `depot`; the other engines are measured alike (`--engine`), also with
+//! gets beside (`--readers`). Run it with `cargo xtask bench churn`.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -138,7 +139,7 @@ fn overwrite(a: &Arguments, store: Option<&Store>, records: u64, ops: u64, rate:
     })
 }
 
-/// Runs so many puts, of nothing if there is no store, a second if that is not 0: `choose` says of which key each one is.
+/// Runs `ops` puts, of nothing if there is no store, `rate` a second if that is not 0: `choose` says of which key each one is.
 fn put(
     a: &Arguments,
     store: Option<&Store>,

@@ -26,8 +26,13 @@ impl<T> Arena<T> {
 
     /// Values that are not free.
     pub(super) fn count(&self) -> usize {
+        self.end() - self.free.len()
+    }
+
+    /// The number of the next value, if no place is free.
+    fn end(&self) -> usize {
         let last = self.chunks.last().map_or(0, Vec::len);
-        self.chunks.len().saturating_sub(1) * CHUNK + last - self.free.len()
+        self.chunks.len().saturating_sub(1) * CHUNK + last
     }
 
     /// Puts `value` into a free place; its number.
@@ -36,16 +41,14 @@ impl<T> Arena<T> {
             self[id] = value;
             return id;
         }
-        if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+        let end = self.end();
+        if end == self.chunks.len() * CHUNK {
             self.chunks.push(Vec::with_capacity(CHUNK));
         }
-        let before = (self.chunks.len() - 1) * CHUNK;
-        let chunk = self.chunks.last_mut();
-        let index = chunk.map_or(0, |chunk| {
+        if let Some(chunk) = self.chunks.last_mut() {
             chunk.push(value);
-            chunk.len() - 1
-        });
-        NodeId::try_from(before + index).unwrap_or(NodeId::MAX >> 1)
+        }
+        NodeId::try_from(end).unwrap_or(NodeId::MAX >> 1)
     }
 
     /// Lets others have the place of a value.

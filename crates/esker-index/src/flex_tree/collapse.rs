@@ -90,7 +90,7 @@ impl FlexTree {
             }
         }
         if emptied && path.depth > 0 {
-            self.root = self.add_leaf(Leaf::empty());
+            self.root = self.leaves.add(Leaf::empty());
             self.height = 0;
             self.root_shift = 0;
         }

@@ -130,7 +130,7 @@ impl FlexTree {
         }
         let mut above = Inner::empty();
         above.branches.push(Branch { shift: 0, child: self.root });
-        self.root = self.add_inner(above);
+        self.root = self.inners.add(above);
         self.height += 1;
         self.split_child(self.root, 0, self.height - 1, append);
     }
@@ -160,13 +160,13 @@ impl FlexTree {
             right.pivots = left.pivots.split_off(middle);
             let pivot = left.pivots[middle - 1];
             left.pivots.remove(middle - 1..middle);
-            (pivot, self.add_inner(right))
+            (pivot, self.inners.add(right))
         } else {
             let left = self.dirty_leaf(child);
             let mut right = Leaf::empty();
             right.entries = left.entries.split_off(middle(left.entries.len()));
             let pivot = right.entries.first().map_or(0, |first| signed(first.offset()));
-            (pivot, self.add_leaf(right))
+            (pivot, self.leaves.add(right))
         };
         let inner = self.dirty_inner(node);
         // The new pointer inherits the shift, so nothing that moved changes its effective offset.

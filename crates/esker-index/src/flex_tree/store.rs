@@ -88,12 +88,12 @@ impl FlexTree {
                 let mut leaf = self.leaf_of(&entries, missing)?;
                 leaf.home = Some(missing.stored);
                 self.clean += 1;
-                self.add_leaf(leaf)
+                self.leaves.add(leaf)
             }
             (NodeContent::Inner(branches), 1..) => {
                 let inner = self.inner_of(&branches, missing.stored)?;
                 self.clean += 1;
-                self.add_inner(inner)
+                self.inners.add(inner)
             }
             _ => return Err("a leaf in place of an inner node, or the other way round"),
         };

@@ -91,7 +91,7 @@ const STRIPES: usize = 1024;
 const STRIPES_OF_TESTS: usize = 32;
 
 /// Most of the capacity that a table has, as one in so many, and what it may have in any case.
-const TABLE_SHARE: u64 = 64;
+const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
 
 /// The table that takes writes, and the one on its way to the space, with what is opened when it is there.
@@ -378,7 +378,7 @@ fn space_options(options: &Options) -> SpaceOptions {
 
 /// Bytes of a table: two of them are not to take much of what a small store may have.
 fn table_size(options: &Options, capacity_bytes: u64) -> u64 {
-    let most = (capacity_bytes / TABLE_SHARE).max(TABLE_MIN);
+    let most = (capacity_bytes / TABLE_SHARE_OF_ALL).max(TABLE_MIN);
     options.flex.memtable_size_bytes.min(most)
 }
 

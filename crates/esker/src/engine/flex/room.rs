@@ -28,8 +28,6 @@ const GONE_PERCENT: [u64; 4] = [90, 40, 10, 2];
 const GONE_PERCENT_OF_ALL: u64 = 1;
 /// Leaves that are written anew to learn whether more is dead than is known.
 const PROBES: usize = 16;
-/// A table of which as much as this share of the capacity may have expired is brought to the space, as one in so many.
-const TABLE_SHARE_OF_ALL: u64 = 64;
 /// Room that is made at once, as one in so many of the capacity.
 const AT_ONCE_SHARE: u64 = 256;
 /// How long a writer looks when there is room for it, and when there is none.
@@ -196,7 +194,6 @@ impl Flex {
     /// Whether so much of the table may have expired that it is worth bringing it to the space, where that is left out.
     pub(super) fn has_expired_table(&self, now: u64) -> bool {
         let share = self.options.memtable_size_bytes / TABLE_SHARE;
-        self.tables().active.expired_bytes(now)
-            > share.min(self.capacity_bytes / TABLE_SHARE_OF_ALL)
+        self.tables().active.expired_bytes(now) > share
     }
 }
