@@ -12,6 +12,7 @@ fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
     let folder = tempfile::tempdir().unwrap();
     let mut options = Options::new(folder.path());
     options.engine = Some(engine);
+    options.pmem_emulate = true;
     options.durability = Durability::None;
     options.size_bytes = SIZE as u64;
     // As large as the store: it is not taken at its word.
@@ -33,6 +34,13 @@ fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
 #[test]
 fn three_quarters_of_depot_are_written_over_again_and_again() {
     [500, 2000, 200_000].into_iter().for_each(|size| is_written_over(EngineKind::Depot, 75, size));
+}
+
+#[test]
+fn three_quarters_of_flat_are_written_over_again_and_again() {
+    for engine in [EngineKind::FlatCceh, EngineKind::FlatMasstree] {
+        [50, 500, 2000, 100_000].into_iter().for_each(|size| is_written_over(engine, 75, size));
+    }
 }
 
 #[test]

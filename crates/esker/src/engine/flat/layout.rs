@@ -7,6 +7,11 @@ use esker_index::Word;
 
 /// Bytes of a chunk (FlatStore §3.2).
 const CHUNK_SIZE: u64 = 4 << 20;
+/// Bytes of a chunk of the smallest stores.
+const CHUNK_SIZE_MIN: u64 = 64 << 10;
+/// Chunks that a store has at least, unless they would be smaller than `CHUNK_SIZE_MIN`: each log, and each size of blocks, keeps
+/// some open for each core, and these are not to be a large part of the store.
+const CHUNKS_WANTED: u64 = 128;
 /// Fewest chunks of a store: the root, a log, its successor, the cleaner's, blocks, and spare ones.
 const CHUNKS_MIN: u64 = 12;
 /// Bytes that places in a store can name: 64 TiB.
@@ -37,7 +42,7 @@ impl Layout {
 
     /// Size and number of chunks for a new store.
     pub(super) fn plan(size_bytes: u64, chunk_size: Option<u64>) -> Result<(u64, u32)> {
-        let chunk_size = chunk_size.unwrap_or(CHUNK_SIZE);
+        let chunk_size = chunk_size.unwrap_or_else(|| chunk_size_of(size_bytes));
         let count = size_bytes / chunk_size;
         if count < CHUNKS_MIN {
             let words = format!("a store of flat takes at least {} bytes", CHUNKS_MIN * chunk_size);
@@ -76,6 +81,12 @@ impl Layout {
     pub(super) fn batch_room(&self) -> usize {
         usize::try_from(self.room()).unwrap_or(usize::MAX) - BATCH_HEADER_SIZE
     }
+}
+
+/// Bytes of a chunk of a new store of so many bytes: a power of two.
+fn chunk_size_of(size_bytes: u64) -> u64 {
+    let fits = (size_bytes / CHUNKS_WANTED).checked_ilog2().map_or(0, |power| 1 << power);
+    fits.clamp(CHUNK_SIZE_MIN, CHUNK_SIZE)
 }
 
 /// What an entry is.

@@ -45,6 +45,7 @@ mod row;
 mod sample;
 mod scan;
 pub mod sites;
+mod sizes;
 mod sorted;
 #[cfg(test)]
 mod tests;
@@ -73,6 +74,7 @@ use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
 use scan::Walks;
+use sizes::Sizes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use versions::Versions;
@@ -118,6 +120,7 @@ pub(crate) struct Flat {
     chunks: Chunks,
     logs: Box<[CoreLog]>,
     batcher: Batcher<Flat>,
+    sizes: Sizes,
     blocks: Box<[CoreBlocks]>,
     keys: KeyLocks,
     /// Held by who makes a row of chunks.
@@ -219,6 +222,7 @@ impl Flat {
             chunks: Chunks::new(&layout),
             batcher: Batcher::new(commit::batching(options.batching, cores, &layout)),
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
+            sizes: Sizes::of(layout.room() / LINE as u64),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
             row: Mutex::default(),

@@ -15,12 +15,12 @@
 use super::chunks::{Chunk, For, Use};
 use super::clean::Cleaner;
 use super::moves::record_of_action;
-use super::place::{ALIKE, CLASSES, class_of};
 use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::record::record_size;
 use esker_format::flat::{LINE, RECORD_HEADER_SIZE};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Most bytes of records that are moved at once.
@@ -35,7 +35,8 @@ const AGAIN_SHARE: u32 = 8;
 struct Loose {
     number: u32,
     generation: u64,
-    class: usize,
+    /// Its class, and those that may take its records.
+    classes: Range<usize>,
     live: u64,
     free: u64,
     lines: u64,
@@ -151,9 +152,9 @@ impl Flat {
         cleaner.stuck.retain(|_, (at, _)| taken < *at + AGAIN_CHUNKS);
         let mut loose: Vec<Loose> = self.chunks.iter().filter_map(|it| self.loose(it)).collect();
         loose.sort_unstable_by_key(|chunk| chunk.live * chunk.lines);
-        let mut free = [0; CLASSES];
+        let mut free = vec![0; self.sizes.count()];
         for chunk in &loose {
-            if let Some(free) = free.get_mut(chunk.class) {
+            if let Some(free) = free.get_mut(chunk.classes.start) {
                 *free += chunk.free;
             }
         }
@@ -184,8 +185,8 @@ impl Flat {
         let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
         let live = u64::from(chunk.live.load(Ordering::Relaxed));
         let free = (chunk.usage() == Use::Blocks).then(|| self.blocks_of(lines))?.checked_sub(live);
-        let (class, _) = class_of(lines);
-        (live > 0).then_some(Loose { number, generation, class, live, free: free?, lines })
+        let classes = self.sizes.alike(self.sizes.of_chunk(lines));
+        (live > 0).then_some(Loose { number, generation, classes, live, free: free?, lines })
     }
 
     /// Bytes of all logs.
@@ -245,8 +246,8 @@ impl Flat {
     ) -> Result<Option<u64>> {
         let stored = if key_here { key.len() } else { 0 };
         let lines = record_size(stored, value.len() as u64).div_ceil(LINE as u64);
-        let (class, lines) = class_of(lines);
-        let place = || self.allocate_anywhere(0, class..class + ALIKE);
+        let (class, lines) = self.sizes.for_record(lines);
+        let place = || self.allocate_anywhere(0, self.sizes.alike(class));
         let mut found = place();
         // One for the cleaner's log stays.
         if found.is_none()
@@ -254,7 +255,7 @@ impl Flat {
             && self.chunks.free_count() > 1
             && let Some(chunk) = self.chunks.take(1, For::Cleaner)
         {
-            self.begin_blocks(chunk, 0, class, lines)?;
+            self.begin_blocks(chunk, 0, lines)?;
             found = place();
         }
         let Some(offset) = found else { return Ok(None) };
@@ -264,14 +265,14 @@ impl Flat {
 }
 
 /// Takes blocks for what is in use in a chunk from the free ones of others; false if there are too few.
-fn reserve(free: &mut [u64; CLASSES], chunk: &Loose) -> bool {
-    let mut left = *free;
+fn reserve(free: &mut Vec<u64>, chunk: &Loose) -> bool {
+    let mut left = free.clone();
     // Its own are no help; if some of them are spoken for, it stays.
-    let Some(own) = left.get_mut(chunk.class) else { return false };
+    let Some(own) = left.get_mut(chunk.classes.start) else { return false };
     let Some(others) = own.checked_sub(chunk.free) else { return false };
     *own = others;
     let mut needed = chunk.live;
-    for free in left.iter_mut().skip(chunk.class).take(ALIKE) {
+    for free in left.get_mut(chunk.classes.clone()).into_iter().flatten() {
         let found = needed.min(*free);
         *free -= found;
         needed -= found;
@@ -288,9 +289,15 @@ mod tests {
 
     #[test]
     fn what_is_in_use_finds_its_place_among_the_free_blocks_of_others_or_stays() {
-        let chunk =
-            |class, live, free| Loose { number: 0, generation: 0, class, live, free, lines: 1 };
-        let mut free = [0; CLASSES];
+        let chunk = |class, live, free| Loose {
+            number: 0,
+            generation: 0,
+            classes: class..class + 9,
+            live,
+            free,
+            lines: 1,
+        };
+        let mut free = vec![0; 30];
         free[7] = 12;
         assert!(!reserve(&mut free, &chunk(7, 5, 8)), "four of others are too few");
         assert_eq!(free[7], 12);
@@ -300,7 +307,7 @@ mod tests {
         assert!(!reserve(&mut free, &chunk(9, 1, 5)), "some of its own are spoken for");
         assert!(reserve(&mut free, &chunk(7, 4, 0)), "a larger block will do");
         assert_eq!(free[9], 0);
-        free[7 + ALIKE] = 100;
-        assert!(!reserve(&mut free, &chunk(7, 1, 0)), "but not one of twice the size and more");
+        free[7 + 9] = 100;
+        assert!(!reserve(&mut free, &chunk(7, 1, 0)), "but not one of more than twice the size");
     }
 }

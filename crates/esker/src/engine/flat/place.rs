@@ -24,17 +24,8 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Smallest block in lines.
-const LINES_MIN: u64 = 1;
-/// Sizes from one power of two to the next.
-const STEPS: u64 = 4;
 /// Chunks are scarce when fewer are free beyond the reserve than one of so many.
 const SCARCE_SHARE: u32 = 16;
-/// Classes from one to that of twice its size.
-pub(super) const ALIKE: usize = 5;
-/// More than there are classes: a chunk has fewer than 2^32 lines.
-pub(super) const CLASSES: usize = 128;
-
 /// The chunks of a core with room, by size class.
 #[derive(Debug, Default)]
 #[repr(align(128))]
@@ -59,29 +50,6 @@ struct Class {
     current: Option<u32>,
     /// Others with free blocks.
     more: Vec<u32>,
-}
-
-/// The number of a size class, and the lines of its blocks: those asked for, or up to a fifth more.
-pub(super) fn class_of(lines: u64) -> (usize, u64) {
-    let lines = lines.max(LINES_MIN);
-    if lines <= STEPS {
-        return (usize::try_from(lines).unwrap_or(0), lines);
-    }
-    let power = (lines - 1).ilog2();
-    let step = (1 << power) / STEPS;
-    let steps = (lines - (1 << power)).div_ceil(step);
-    let number = u64::from(power) * STEPS + steps;
-    (usize::try_from(number).unwrap_or(0), (1 << power) + steps * step)
-}
-
-/// The lines of the blocks of a class.
-fn lines_of(class: usize) -> u64 {
-    let class = class as u64;
-    if class <= STEPS {
-        return class;
-    }
-    let power = (class - 1) / STEPS;
-    (1 << power) + (class - power * STEPS) * (1 << power) / STEPS
 }
 
 /// Marks a free block of a chunk as in use.
@@ -124,7 +92,7 @@ impl Flat {
     }
 
     pub(super) fn bits(&self, chunk: &Chunk) {
-        let words = self.blocks_of(LINES_MIN).div_ceil(64);
+        let words = self.blocks_of(1).div_ceil(64);
         chunk.bits.get_or_init(|| (0..words).map(|_| AtomicU64::new(0)).collect());
     }
 
@@ -181,13 +149,12 @@ impl Flat {
             }
             return Ok(self.layout.start_of(first) + CHUNK_START);
         }
-        let (class, lines) = class_of(size.div_ceil(LINE as u64));
-        // A class whose blocks fit no better than the next smaller number of them has the chunk's lines.
+        let (class, lines) = self.sizes.for_record(size.div_ceil(LINE as u64));
         loop {
-            let own = || self.allocate_block(core, class, lines);
+            let own = || self.allocate_block(core, class);
             // Before one of the last chunks is taken, which the logs need: what others do not need now, of up to twice the size.
-            let alike = class..class + ALIKE;
-            let others = || self.is_scarce().then(|| self.allocate_anywhere(core, alike)).flatten();
+            let alike = || self.allocate_anywhere(core, self.sizes.alike(class));
+            let others = || self.is_scarce().then(alike).flatten();
             if let Some(offset) = own().or_else(others) {
                 return Ok(offset);
             }
@@ -195,23 +162,17 @@ impl Flat {
             let chunk = match self.take_chunks(1, whom) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
                     // A block that is too large is better than none.
-                    let found = self.allocate_anywhere(core, class..CLASSES);
+                    let found = self.allocate_anywhere(core, class..self.sizes.count());
                     return found.ok_or(error);
                 }
                 taken => taken?,
             };
-            self.begin_blocks(chunk, core, class, lines)?;
+            self.begin_blocks(chunk, core, lines)?;
         }
     }
 
     /// Cuts a chunk that was taken into blocks.
-    pub(super) fn begin_blocks(
-        &self,
-        chunk: u32,
-        core: usize,
-        class: usize,
-        lines: u64,
-    ) -> Result<()> {
+    pub(super) fn begin_blocks(&self, chunk: u32, core: usize, lines: u64) -> Result<()> {
         self.begin_chunk(chunk, core, ChunkKind::Blocks, lines, 0)?;
         if let Some(state) = self.chunks.get(chunk) {
             self.bits(state);
@@ -219,7 +180,7 @@ impl Flat {
                 bits.store(0, Ordering::Relaxed);
             });
         }
-        self.list(core, class, chunk);
+        self.list(core, lines, chunk);
         Ok(())
     }
 
@@ -247,9 +208,10 @@ impl Flat {
         self.blocks.get(core % self.blocks.len().max(1))
     }
 
-    /// Puts a chunk among those of a core with room.
-    pub(super) fn list(&self, core: usize, class: usize, chunk: u32) {
+    /// Puts a chunk with blocks of so many lines among those of a core with room.
+    pub(super) fn list(&self, core: usize, lines: u64, chunk: u32) {
         let Some(blocks) = self.core_blocks(core) else { return };
+        let class = self.sizes.of_chunk(lines);
         let mut classes = blocks.0.lock();
         if let (Some(class), Some(state)) = (classes.of(class), self.chunks.get(chunk))
             && !state.listed.swap(true, Ordering::AcqRel)
@@ -269,7 +231,7 @@ impl Flat {
         if chunk.usage() != Use::Blocks || chunk.generation() != generation {
             return false;
         }
-        let class = class_of(u64::from(chunk.lines.load(Ordering::Relaxed))).0;
+        let class = self.sizes.of_chunk(u64::from(chunk.lines.load(Ordering::Relaxed)));
         if let Some(class) = classes.of(class) {
             class.current = class.current.filter(|current| *current != number);
             class.more.retain(|listed| *listed != number);
@@ -289,20 +251,21 @@ impl Flat {
         let lines = u64::from(state.lines.load(Ordering::Relaxed));
         if u64::from(state.live.load(Ordering::Relaxed)) < self.blocks_of(lines) {
             let owner = usize::try_from(state.owner.load(Ordering::Relaxed)).unwrap_or(0);
-            self.list(owner, class_of(lines).0, chunk);
+            self.list(owner, lines, chunk);
         }
     }
 
-    fn allocate_block(&self, core: usize, class: usize, lines: u64) -> Option<u64> {
+    fn allocate_block(&self, core: usize, class: usize) -> Option<u64> {
         let mut classes = self.core_blocks(core)?.0.lock();
         let class = classes.of(class)?;
-        let count = self.blocks_of(lines);
         loop {
             let number = match class.current {
                 Some(number) => number,
                 None => *class.current.insert(class.more.pop()?),
             };
             let chunk = self.chunks.get(number)?;
+            let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
+            let count = self.blocks_of(lines);
             if chunk.usage() == Use::Blocks
                 && let Some(block) = take_bit(chunk.bits.get()?, count)
             {
@@ -332,10 +295,8 @@ impl Flat {
     /// A free block of the first of these classes that has one, of whatever core.
     pub(super) fn allocate_anywhere(&self, core: usize, classes: Range<usize>) -> Option<u64> {
         let cores = self.blocks.len();
-        let of_class = |class| {
-            let lines = lines_of(class);
-            (core..core + cores).find_map(|core| self.allocate_block(core, class, lines))
-        };
+        let of_class =
+            |class| (core..core + cores).find_map(|core| self.allocate_block(core, class));
         classes.into_iter().find_map(of_class)
     }
 
@@ -398,7 +359,7 @@ impl Flat {
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
         let Some(blocks) = self.core_blocks(owner) else { return };
         let mut classes = blocks.0.lock();
-        let Some(class) = classes.of(class_of(lines).0) else { return };
+        let Some(class) = classes.of(self.sizes.of_chunk(lines)) else { return };
         if chunk.usage() != Use::Blocks || class.current == Some(number) {
             return;
         }
@@ -422,24 +383,6 @@ impl Flat {
             && let Err(error) = self.chunks.release(&*self.memory, number)
         {
             self.poison(&error);
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn classes_waste_at_most_a_fifth_and_grow() {
-        let mut last = (0, 0);
-        for lines in 1..20_000 {
-            let (class, size) = class_of(lines);
-            assert!(size >= lines && size * 4 <= lines * 5 + 4, "{lines}: {size}");
-            assert!(class >= last.0 && size >= last.1);
-            assert_eq!(class == last.0, size == last.1, "a class has one size: {lines}");
-            assert_eq!(lines_of(class), size);
-            last = (class, size);
         }
     }
 }
