@@ -26,6 +26,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Chunks are scarce when fewer are free beyond the reserve than one of so many.
 const SCARCE_SHARE: u32 = 16;
+
 /// The chunks of a core with room, by size class.
 #[derive(Debug, Default)]
 #[repr(align(128))]
