@@ -172,10 +172,10 @@ impl FlexTree {
         mut write: impl FnMut(&NodeContent, u8) -> Stored,
     ) -> Option<Root> {
         if !std::mem::replace(&mut walk.begun, true) && self.size_bytes > 0 {
-            if self.height > 0 && self.is_dirty(self.root, self.height) {
-                walk.path.push((self.root, 0));
-            } else if self.is_dirty(self.root, 0) {
-                self.store_leaf(self.root, &mut write);
+            match self.height {
+                height if !self.is_dirty(self.root, height) => {}
+                0 => self.store_leaf(self.root, &mut write),
+                _ => walk.path.push((self.root, 0)),
             }
         }
         let mut count = 0;
@@ -263,6 +263,12 @@ impl FlexTree {
     pub fn dirty_count(&self) -> usize {
         let (leaves, inners) = self.resident();
         if self.size_bytes == 0 { 0 } else { leaves + inners - self.clean }
+    }
+
+    /// Stored nodes that [`FlexTree::take_released`] would return.
+    #[must_use]
+    pub fn released_count(&self) -> usize {
+        self.released.len()
     }
 
     /// Whether the node is still missing.

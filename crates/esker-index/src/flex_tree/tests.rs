@@ -395,6 +395,24 @@ fn only_the_path_of_a_change_is_stored_again() {
 }
 
 #[test]
+fn nothing_is_stored_of_a_tree_that_is_clean() {
+    let mut pair = Pair::new(4, small());
+    for n in 0..200 {
+        pair.tree.insert(n * 10, 10, n * 100).unwrap();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    // Of its root alone, as it was before anything is loaded, and with each node that is.
+    let mut tree = FlexTree::stored(small(), root);
+    loop {
+        let before = pair.shelf.next;
+        assert_eq!(pair.shelf.store(&mut tree), root);
+        assert_eq!(pair.shelf.next, before, "with {:?} nodes", tree.resident());
+        let Some(missing) = tree.missing(0, root.size_bytes) else { break };
+        pair.shelf.load(&mut tree, &missing);
+    }
+}
+
+#[test]
 fn partial_offsets_are_rebased_before_they_overflow() {
     let mut tree = FlexTree::new(small());
     // Every insertion at the front shifts all others: only shifts can hold such offsets.

@@ -22,6 +22,7 @@ use esker_format::flex::{Group, HEADER_OFFSETS, Header, Map, StoredAt};
 use esker_index::flex_tree::{Root, Walk};
 use parking_lot::RwLockWriteGuard;
 use std::io::IoSlice;
+use std::sync::atomic::Ordering;
 
 /// The log grows in steps of so many bytes, or an eighth.
 const LOG_STEP: u64 = 256 << 10;
@@ -86,12 +87,12 @@ impl Inner {
         }
         let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
         let log_end = writer.log.position + group_size;
-        let checkpoint = checkpoint || log_end > self.options.log_size_bytes_max;
-        // Room first: without, nothing happened.
+        // Room first: without, nothing happened. A log that finds none begins anew.
+        let checkpoint = checkpoint
+            || log_end > self.options.log_size_bytes_max
+            || !self.has_room_in(&*self.files.log, log_end, LOG_STEP)?;
         if checkpoint {
             self.reserve_nodes(writer)?;
-        } else {
-            self.reserve(&*self.files.log, sites::RESERVE, log_end, LOG_STEP)?;
         }
 
         // PERSIST 1: what records point at.
@@ -115,7 +116,7 @@ impl Inner {
         if checkpoint {
             self.trim_surplus(writer)?;
         }
-        Ok(())
+        self.back_nodes(writer)
     }
 
     /// Lets the segments among these be taken that have no valid bytes.
@@ -192,13 +193,53 @@ impl Inner {
         Ok(())
     }
 
-    /// Makes the tree file long enough for whatever the next checkpoint writes.
-    fn reserve_nodes(&self, writer: &Writer) -> Result<()> {
+    /// B2: makes the tree file long enough for a checkpoint of all nodes, and some more, or notes that the file system has no room for
+    /// that.
+    pub(super) fn back_nodes(&self, writer: &mut Writer) -> Result<()> {
+        let (dirty, released) = {
+            let tree = &self.shared.read().tree;
+            (tree.dirty_count() as u64, tree.released_count() as u64)
+        };
+        let size = u64::from(self.shape.node_size_bytes);
+        let used = writer.slots.count() - writer.slots.free_count();
+        let nodes = (used + dirty).saturating_sub(released);
+        let more = nodes / 8;
+        let end = used + nodes + more + self.map_slots(writer, nodes + more) as u64;
+        // What the collector has for itself, and what is open next, stays.
+        let keep = Inner::reserve_segments(self.shared.read().segments.len() as u64) + 1;
+        writer.nodes_backed = self.grow_tree(writer, end * size, keep)?;
+        if !writer.nodes_backed {
+            self.is_full.store(true, Ordering::Relaxed);
+        }
+        self.note_room(writer);
+        Ok(())
+    }
+
+    /// Makes the tree file long enough for whatever the next checkpoint writes. Without a tree that is stored no segment is ever free
+    /// again.
+    fn reserve_nodes(&self, writer: &mut Writer) -> Result<()> {
         let dirty = self.shared.read().tree.dirty_count() as u64;
         let more = dirty.saturating_sub(writer.slots.free_count());
         let end = writer.slots.count() + more + self.map_slots(writer, more) as u64;
         let size = u64::from(self.shape.node_size_bytes);
-        self.reserve(&*self.files.tree, sites::RESERVE, end * size, TREE_STEP)
+        if self.grow_tree(writer, end * size, 1)? {
+            return Ok(());
+        }
+        Err(self.no_space("the file system is full"))
+    }
+
+    /// Makes the tree file so long. On a file system that is full free segments make way, all but `keep`. Whether it is.
+    fn grow_tree(&self, writer: &mut Writer, end: u64, keep: u64) -> Result<bool> {
+        while !self.has_room_in(&*self.files.tree, end, TREE_STEP)? {
+            let number = writer.allocated.last().copied();
+            let Some(number) = number.filter(|_| writer.allocated.len() as u64 > keep) else {
+                return Ok(false);
+            };
+            self.discard(number)?;
+            self.note_hole(writer, number);
+            self.note_room(writer);
+        }
+        Ok(true)
     }
 
     /// Slots that the map takes if so many more are in use: it has a bit for its own, too.
@@ -280,20 +321,37 @@ impl Inner {
         Ok(())
     }
 
-    /// Gives free segments back to the file system, all but the first `keep` and those of the collector; their bytes.
+    /// Gives free segments back to the file system, all but the first `keep`, those of the collector, and those for what is expected;
+    /// their bytes.
     pub(super) fn trim(&self, writer: &mut Writer, keep: usize) -> Result<u64> {
-        let total = self.shared.read().segments.len() as u64;
+        let (total, valid) = {
+            let shared = self.shared.read();
+            (shared.segments.len() as u64, shared.valid_bytes)
+        };
         let reserve = usize::try_from(Inner::reserve_segments(total)).unwrap_or(0);
-        let keep = keep.saturating_add(reserve);
-        let surplus: Vec<u64> = writer.free.iter().skip(keep).copied().collect();
-        let size = self.shape.segment_size_bytes;
+        let surplus = writer.free.iter().skip(keep.saturating_add(reserve));
+        let surplus: Vec<u64> =
+            surplus.filter(|number| writer.allocated.contains(number)).copied().collect();
         let mut given_back = 0;
-        for number in surplus {
-            if writer.allocated.remove(&number) {
-                self.files.data.discard(sites::TRIM, number * size, size)?;
-                given_back += size;
+        for number in surplus.into_iter().rev() {
+            // Told before it is asked what is expected, so that hardly anybody counts on what goes.
+            writer.allocated.remove(&number);
+            self.note_room(writer);
+            let expected = self.expected.get().map_or(0, |expected| expected());
+            if expected > 0 && valid + expected > self.room.load(Ordering::Relaxed) {
+                writer.allocated.insert(number);
+                self.note_room(writer);
+                break;
             }
+            self.discard(number)?;
+            given_back += self.shape.segment_size_bytes;
         }
         Ok(given_back)
+    }
+
+    /// Gives a free segment back to the file system.
+    fn discard(&self, number: u64) -> Result<()> {
+        let size = self.shape.segment_size_bytes;
+        self.files.data.discard(sites::TRIM, number * size, size)
     }
 }

@@ -55,7 +55,7 @@ pub use write::Splice;
 use cache::Cache;
 use commit::Log;
 use esker_base::rng::Rng;
-use esker_base::{Error, ErrorKind, Result, Site};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::{Record, SpaceShape, StoredAt};
 use esker_media::{BufferPool, Counters};
 use esker_trt::sync::{Mutex, MutexGuard};
@@ -64,6 +64,7 @@ use slots::Slots;
 use state::Shared;
 use std::collections::BTreeSet;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A flexible address space. See the module's text. Clones are the same space.
@@ -83,6 +84,12 @@ struct Inner {
     pool: BufferPool,
     /// What has to happen before a commit while operations are held.
     before_commit: OnceLock<BeforeCommit>,
+    /// Live bytes that the file system is known to have segments for.
+    room: AtomicU64,
+    /// Whether it had no room for another segment.
+    is_full: AtomicBool,
+    /// Bytes that are about to come.
+    expected: OnceLock<Expected>,
 }
 
 /// Segments that are collected with one walk over the tree, as one part of all in so many; and while others are not to notice.
@@ -91,6 +98,8 @@ const SETTLED_SLOWLY: u64 = 256;
 
 /// See [`Space::on_commit`].
 type BeforeCommit = Box<dyn Fn() -> Result<()> + Send + Sync>;
+/// See [`Space::expect`].
+type Expected = Box<dyn Fn() -> u64 + Send + Sync>;
 
 /// What only the writer knows.
 struct Writer {
@@ -109,7 +118,11 @@ struct Writer {
     free: BTreeSet<u64>,
     /// Free segments that are allocated in the file.
     allocated: BTreeSet<u64>,
+    /// Segments without valid bytes that the file system has no room for; no free ones.
+    holes: BTreeSet<u64>,
     slots: Slots,
+    /// Whether the tree file is long enough for checkpoints of all nodes.
+    nodes_backed: bool,
     /// The map of the last checkpoint, and how many slots it has.
     map: (StoredAt, u64),
     rng: Rng,
@@ -357,6 +370,42 @@ impl Space {
         self.0.live_bytes_max(size_bytes / self.0.shape.segment_size_bytes)
     }
 
+    /// Live bytes that there are segments for in the file system, known to be allocated.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.0.room.load(Ordering::Relaxed)
+    }
+
+    /// Whether the file system had no room for another segment when one was asked for last.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        self.0.is_full.load(Ordering::Relaxed)
+    }
+
+    /// Allocates segments for so many live bytes, if the file system has room for them. Whether it has.
+    ///
+    /// # Errors
+    /// `ReadOnly`, `Io`.
+    #[doc(hidden)]
+    pub fn reach(&self, live_bytes: u64) -> Result<bool> {
+        if live_bytes <= self.room() {
+            return Ok(true);
+        }
+        let mut writer = self.0.begin("grow space")?;
+        let done = self.0.reach(&mut writer, live_bytes);
+        self.0.fail_on(done)
+    }
+
+    /// How many bytes are about to come, beside those that are there: no segment for them is given back to the file system. It
+    /// must not call this space. Set once.
+    #[doc(hidden)]
+    pub fn expect(&self, expected: impl Fn() -> u64 + Send + Sync + 'static) {
+        let set = self.0.expected.set(Box::new(expected));
+        debug_assert!(set.is_ok(), "set once");
+    }
+
     /// Gives free segments back to the file system; how many bytes.
     ///
     /// # Errors
@@ -515,27 +564,27 @@ impl Inner {
         result
     }
 
-    /// Makes room for `length` bytes at `offset` of a file, growing it in larger steps if possible.
-    fn reserve(
+    /// Makes a file so long, growing it in larger steps if possible. Whether the file system has room for it.
+    fn has_room_in(
         &self,
         device: &dyn esker_media::BlockDevice,
-        site: Site,
         end: u64,
         step_min: u64,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let size = device.geometry().size_bytes;
         if end <= size {
-            return Ok(());
+            return Ok(true);
         }
         let block = u64::from(device.geometry().block_size_bytes);
         let wanted = (end - size).max(size / 8).max(step_min).next_multiple_of(block);
         let least = (end - size).next_multiple_of(block);
-        match device.reserve(site, size, wanted) {
-            Err(error) if error.kind() == ErrorKind::NoSpace && least < wanted => {
-                device.reserve(site, size, least)
+        for length in [wanted, least] {
+            match device.reserve(sites::RESERVE, size, length) {
+                Err(error) if error.kind() == ErrorKind::NoSpace => {}
+                done => return done.map(|()| true),
             }
-            done => done,
         }
+        Ok(false)
     }
 }
 

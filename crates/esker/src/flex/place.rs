@@ -1,5 +1,10 @@
 //! Where new data goes: segments are taken, filled and written (FlexSpace §4.1).
 //!
+//! # Invariants
+//! - B1: segments that an operation is promised, and those of the collector, are allocated in the file. A free one for which the
+//!   file system has no room is a hole: no segment at all until it is allocated again.
+//! - B2: who asks for room gets it only while the tree file is long enough for checkpoints of all nodes.
+//!
 //! # Failure
 //! A lack of space is told before anything is placed. A crash leaves data that nothing points at, in segments
 //! that are free again.
@@ -10,6 +15,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::{Record, SegmentState};
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// Most segments that the data file grows by at once, unless more are needed.
 const SEGMENTS_GROWN_MAX: u64 = 16;
@@ -67,15 +73,18 @@ impl Inner {
             let reserve = Inner::reserve_segments(total);
             let missing = (needed + reserve).saturating_sub(writer.free.len() as u64);
             if missing == 0 {
-                return Ok(());
+                if self.back(writer, needed + reserve)? {
+                    return Ok(());
+                }
+                continue;
             }
             let most = self.segments_max(writer);
+            let mut can_grow = total < most || !writer.holes.is_empty();
             let dying = self.shared.read().dying.len() as u64;
             if dying > 0 {
                 // Operations that belong together go on in new segments, within reason.
-                if writer.held && total < most && dying < total / 8 + HELD_SEGMENTS {
-                    self.grow(writer, missing, most)?;
-                } else {
+                let is_within = writer.held && can_grow && dying < total / 8 + HELD_SEGMENTS;
+                if !is_within || !self.grow(writer, missing, most)? {
                     self.commit(writer, false)?;
                 }
                 continue;
@@ -83,30 +92,27 @@ impl Inner {
             if writer.data_size_bytes_max.is_some() && valid + length > self.live_bytes_max(most) {
                 return Err(self.no_space("live bytes are at the cap of the space"));
             }
-            let in_use = total.saturating_sub(writer.free.len() as u64);
+            let in_use = self.in_use(writer);
             let fill = u64::from(self.options.fill_percent_min);
             // What belongs together is not to be committed by the collector: it comes later.
             let fill = if writer.held || writer.loose { fill / 2 } else { fill };
             let dense = is_dense(valid, in_use * payload, fill);
-            let can_grow = total < most;
             if can_grow && (dense || collected || in_use < 4) {
-                match self.grow(writer, missing, most) {
-                    // The file system is full: the collector may find something.
-                    Err(error) if error.kind() == ErrorKind::NoSpace && !collected => {}
-                    grown => {
-                        grown?;
-                        collected = false;
-                        continue;
-                    }
+                if self.grow(writer, missing, most)? {
+                    collected = false;
+                    continue;
                 }
+                // The file system is full: the collector may find something.
+                can_grow = false;
             }
-            let before = writer.free.len();
+            let before = self.free_bytes(writer);
             // A walk over the tree is made once for several segments.
-            let moved = self.collect(writer, missing.max(total / 32).max(4))?;
-            if writer.free.len() <= before && (moved == 0 || collected) && !can_grow {
+            self.collect(writer, missing.max(total / 32).max(4))?;
+            // Segments become free one by one, bytes in each round (G1): a 64th of a segment at least, or it is not worth it.
+            collected = self.free_bytes(writer) < before + payload / 64;
+            if collected && !can_grow {
                 return Err(self.no_space("there is nothing left to collect"));
             }
-            collected = writer.free.len() <= before;
         }
     }
 
@@ -119,7 +125,7 @@ impl Inner {
             let shared = self.shared.read();
             (shared.segments.len() as u64, shared.valid_bytes)
         };
-        let in_use = total.saturating_sub(writer.free.len() as u64);
+        let in_use = self.in_use(writer);
         if in_use < 4 || is_dense(valid, in_use * payload, fill) {
             return Ok(false);
         }
@@ -128,22 +134,106 @@ impl Inner {
         Ok(writer.free.len() > before)
     }
 
-    fn no_space(&self, words: &'static str) -> Error {
+    pub(super) fn no_space(&self, words: &'static str) -> Error {
         Error::new(ErrorKind::NoSpace, "write space").device(self.files.data.name()).context(words)
     }
 
-    /// Adds segments to the data file.
-    fn grow(&self, writer: &mut Writer, missing: u64, most: u64) -> Result<()> {
+    /// Bytes that could be placed.
+    fn free_bytes(&self, writer: &Writer) -> u64 {
+        let free = writer.free.len() as u64 * self.shape.segment_payload();
+        self.shared.read().open.room(&self.shape) + free
+    }
+
+    /// Segments of the data file that are neither free nor holes.
+    fn in_use(&self, writer: &Writer) -> u64 {
+        let total = self.shared.read().segments.len();
+        total.saturating_sub(writer.free.len() + writer.holes.len()) as u64
+    }
+
+    /// Segments that the file system is known to have room for.
+    fn backed(&self, writer: &Writer) -> u64 {
+        self.in_use(writer) + writer.allocated.len() as u64
+    }
+
+    /// Tells everybody how many live bytes there are segments for.
+    pub(super) fn note_room(&self, writer: &Writer) {
+        let segments = if writer.nodes_backed { self.backed(writer) } else { 0 };
+        self.room.store(self.live_bytes_max(segments), Ordering::Relaxed);
+    }
+
+    /// Allocates a segment in the file. Whether there is room for it.
+    fn allocate(&self, number: u64) -> Result<bool> {
+        let size = self.shape.segment_size_bytes;
+        match self.files.data.reserve(sites::RESERVE, number * size, size) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// B1: allocates the first `count` free segments. Whether there is room for all; the others are holes then.
+    fn back(&self, writer: &mut Writer, count: u64) -> Result<bool> {
+        let first = writer.free.iter().take(usize::try_from(count).unwrap_or(usize::MAX));
+        let unbacked: Vec<u64> =
+            first.filter(|number| !writer.allocated.contains(number)).copied().collect();
+        let mut is_whole = true;
+        for number in &unbacked {
+            if self.allocate(*number)? {
+                writer.allocated.insert(*number);
+            } else {
+                self.note_hole(writer, *number);
+                is_whole = false;
+            }
+        }
+        if !unbacked.is_empty() {
+            self.note_room(writer);
+        }
+        Ok(is_whole)
+    }
+
+    /// A free segment is a hole.
+    pub(super) fn note_hole(&self, writer: &mut Writer, number: u64) {
+        writer.free.remove(&number);
+        writer.allocated.remove(&number);
+        writer.holes.insert(number);
+        self.is_full.store(true, Ordering::Relaxed);
+    }
+
+    /// Adds segments to the data file, holes of it first. Whether the file system had room for one.
+    fn grow(&self, writer: &mut Writer, missing: u64, most: u64) -> Result<bool> {
+        let mut filled = 0;
+        while filled < missing
+            && let Some(number) = writer.holes.first().copied()
+            && self.allocate(number)?
+        {
+            writer.holes.remove(&number);
+            writer.free.insert(number);
+            writer.allocated.insert(number);
+            filled += 1;
+        }
+        let total = self.shared.read().segments.len() as u64;
+        let grown = match most.saturating_sub(total) {
+            more if more > 0 && filled == 0 && writer.holes.is_empty() => {
+                self.append_segments(writer, missing, more)?
+            }
+            _ => 0,
+        };
+        let has_grown = filled + grown > 0;
+        self.is_full.store(!has_grown, Ordering::Relaxed);
+        self.note_room(writer);
+        Ok(has_grown)
+    }
+
+    /// Makes the data file longer, by `missing` segments or more, and up to `most`; by how many.
+    fn append_segments(&self, writer: &mut Writer, missing: u64, most: u64) -> Result<u64> {
         let size = self.shape.segment_size_bytes;
         let total = self.shared.read().segments.len() as u64;
         let device = &*self.files.data;
-        let wanted = (total / 8).clamp(1, SEGMENTS_GROWN_MAX).max(missing).min(most - total);
-        let at = total * size;
-        let grown = match device.reserve(sites::RESERVE, at, wanted * size) {
+        let wanted = (total / 8).clamp(1, SEGMENTS_GROWN_MAX).max(missing).min(most);
+        let grown = match device.reserve(sites::RESERVE, total * size, wanted * size) {
             Ok(()) => wanted,
-            Err(error) if error.kind() == ErrorKind::NoSpace && wanted > 1 => {
-                device.reserve(sites::RESERVE, at, size)?;
-                1
+            Err(error) if error.kind() == ErrorKind::NoSpace => {
+                u64::from(wanted > 1 && self.allocate(total)?)
             }
             Err(error) => return Err(error),
         };
@@ -153,7 +243,38 @@ impl Inner {
             writer.free.insert(segment);
             writer.allocated.insert(segment);
         }
-        Ok(())
+        Ok(grown)
+    }
+
+    /// Lets the file have segments for so many live bytes, if the file system and the limit of the data file allow it. Whether it has.
+    pub(super) fn reach(&self, writer: &mut Writer, live_bytes: u64) -> Result<bool> {
+        let most = self.segments_max(writer);
+        if live_bytes > self.live_bytes_max(most) {
+            return Ok(false);
+        }
+        self.back_nodes(writer)?;
+        while !writer.nodes_backed {
+            // Segments that become free make way for nodes.
+            let before = self.free_bytes(writer);
+            self.collect(writer, Inner::reserve_segments(0))?;
+            if self.free_bytes(writer) < before + self.shape.segment_payload() / 64 {
+                return Ok(false);
+            }
+            self.back_nodes(writer)?;
+        }
+        while live_bytes > self.room.load(Ordering::Relaxed) {
+            let backed = writer.allocated.len() as u64;
+            let free = writer.free.len() as u64;
+            if backed < free {
+                // Free ones first: as many more as the file would grow by.
+                self.back(writer, backed + SEGMENTS_GROWN_MAX.min(free - backed))?;
+                continue;
+            }
+            if !self.grow(writer, 1, most)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Puts `data` into the open segment and as many more as it takes. Nothing points at it yet.
@@ -178,17 +299,16 @@ impl Inner {
     /// Writes what is left of the open segment, and takes another one.
     fn roll(&self, writer: &mut Writer) -> Result<()> {
         self.write_blocks(writer)?;
-        let number = match writer.free.pop_first() {
-            Some(number) => number,
-            None => return Err(self.no_space("no segment is free")),
-        };
-        if !writer.allocated.remove(&number) {
-            let size = self.shape.segment_size_bytes;
-            if let Err(error) = self.files.data.reserve(sites::RESERVE, number * size, size) {
-                writer.free.insert(number);
-                return Err(error);
+        let number = loop {
+            let Some(number) = writer.free.first().copied() else {
+                return Err(self.no_space("no segment is free"));
+            };
+            if writer.allocated.remove(&number) || self.allocate(number)? {
+                writer.free.remove(&number);
+                break number;
             }
-        }
+            self.note_hole(writer, number);
+        };
         let salt = writer.rng.next_u64();
         let mut shared = self.shared.write();
         let record = Record::Take { segment: number, salt };

@@ -28,8 +28,10 @@ use esker_index::flex_tree::{Root, Shape};
 use esker_media::BufferPool;
 use esker_trt::sync::Mutex;
 use parking_lot::RwLock;
+use std::collections::BTreeSet;
 use std::io::IoSlice;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::{Arc, OnceLock};
 
 const OPERATION: &str = "open space";
 /// Idle buffers that are kept, in bytes.
@@ -101,9 +103,11 @@ impl Inner {
             log: Log { generation: header.generation, ..Log::default() },
             records: Vec::new(),
             data_dirty: false,
-            free: std::collections::BTreeSet::new(),
-            allocated: std::collections::BTreeSet::new(),
+            free: BTreeSet::new(),
+            allocated: BTreeSet::new(),
+            holes: BTreeSet::new(),
             slots,
+            nodes_backed: false,
             map: (header.map, header.map_size_bytes.div_ceil(slot_size)),
             rng,
             moved_bytes: 0,
@@ -119,7 +123,10 @@ impl Inner {
             writer: Mutex::new(writer),
             failed: parking_lot::Mutex::new(None),
             pool,
-            before_commit: std::sync::OnceLock::new(),
+            before_commit: OnceLock::new(),
+            room: AtomicU64::new(0),
+            is_full: AtomicBool::new(false),
+            expected: OnceLock::new(),
         })
     }
 
@@ -144,6 +151,8 @@ impl Inner {
             .filter(|(_, segment)| segment.valid_bytes == 0)
             .map(|(number, _)| number)
             .collect();
+        drop(shared);
+        self.note_room(&writer);
         Ok(())
     }
 

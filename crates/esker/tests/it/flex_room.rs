@@ -123,7 +123,12 @@ fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_w
         });
         assert!(waited, "{} bytes and not {most}", takes());
     };
-    assert!(takes() < LIVE * 3 + SPARE, "{} bytes while it was written over", takes());
+    // What is spare, four segments, is there while there is a table.
+    assert!(
+        takes() < LIVE * 3 + SPARE + 4 * (4 << 20),
+        "{} bytes while it was written over",
+        takes()
+    );
     waits(LIVE * 13 / 10 + SPARE);
     for number in 0..PAIRS / 4 * 3 {
         store.delete(&key(number)).unwrap();

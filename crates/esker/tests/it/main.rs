@@ -23,6 +23,7 @@ mod flat_threads;
 mod flex;
 mod flex_db;
 mod flex_expiry;
+mod flex_full;
 mod flex_room;
 mod flex_whole;
 mod gather;

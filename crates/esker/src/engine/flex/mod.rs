@@ -278,6 +278,8 @@ impl Flex {
             Some(flex) => flex.log_late(),
             None => Err(Error::new(ErrorKind::Closed, "commit table")),
         });
+        let weak = Arc::downgrade(&flex);
+        flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.table_bytes()));
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
         for table in found.tables.into_iter().map(Arc::new) {
             flex.adopt(table);
@@ -319,8 +321,8 @@ impl Flex {
 
     /// Memory of tables that have few changes is for what is read.
     fn lend_memory(&self) {
-        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
-        self.index.lend((2 * self.options.memtable_size_bytes).saturating_sub(tables));
+        let most = 2 * self.options.memtable_size_bytes;
+        self.index.lend(most.saturating_sub(self.table_bytes()));
     }
 
     /// Brings everything to the space.

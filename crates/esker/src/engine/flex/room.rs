@@ -1,6 +1,9 @@
 //! Room for what is put. When a store is full, what does not count any more makes way first: the writer brings leaves of which much
 //! has expired, or is dead, together, and waits for that rather than fail.
 //!
+//! What is put finds segments for all that is stored and in tables before it is taken: a file system that is full refuses puts, not
+//! the commit of what was acknowledged.
+//!
 //! A leaf of which nothing is left takes no room to be removed. One of which something is left takes as much as that has: those
 //! with the least come first, and a share of the capacity is never given to puts.
 //!
@@ -15,6 +18,7 @@ use super::Flex;
 use super::commit::Committer;
 use super::index::LeafSums;
 use super::sweep::{Sweep, TABLE_SHARE};
+use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::time::Duration;
@@ -23,6 +27,8 @@ use std::time::Duration;
 /// of all as one in so many, but no less than a segment and no more than some.
 const SPARE_SHARE: u64 = 16;
 const SPARE_SEGMENTS_MAX: u64 = 4;
+/// Bytes of nodes that pairs in scattered places bring, as one in so many of theirs: an extent each, in two versions of a node.
+const NODES_SHARE: u64 = 2;
 /// Percent of a leaf that may not count, in the order in which leaves make way, and those of all leaves for which somebody looks.
 const GONE_PERCENT: [u64; 4] = [90, 40, 10, 2];
 const GONE_PERCENT_OF_ALL: u64 = 1;
@@ -40,17 +46,37 @@ const PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub(super) struct Fruitless(Mutex<Option<(u64, Duration)>>);
 
+impl Fruitless {
+    /// Whether that was only now.
+    fn is_recent(&self, clock: &dyn Clock, now: u64) -> bool {
+        self.0.lock().is_some_and(|(at, looked)| at == now && clock.monotonic() < looked + PAUSE)
+    }
+}
+
 impl Flex {
     /// Bytes of the space that intervals and large values take.
     pub(super) fn stored_bytes(&self) -> u64 {
         self.index.size_bytes() + self.large.size_bytes()
     }
 
-    /// Most bytes of the space that puts take.
+    /// Bytes of tables that are on their way to the space.
+    pub(super) fn table_bytes(&self) -> u64 {
+        self.tables().all().map(|table| table.bytes()).sum()
+    }
+
+    /// Most bytes of the space that puts take: what the store may have, or what the file system has if that is less, without what is
+    /// spare.
     fn stored_bytes_max(&self) -> u64 {
+        let most = self.space.live_bytes_max(self.capacity_bytes);
+        let most = if self.space.is_full() { most.min(self.space.room()) } else { most };
+        most.saturating_sub(self.spare())
+    }
+
+    /// Bytes that puts leave to deletes, and to leaves that are written anew.
+    pub(super) fn spare(&self) -> u64 {
         let segment = self.space.segment_size_bytes();
         let most = self.space.live_bytes_max(self.capacity_bytes);
-        most.saturating_sub((most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment))
+        (most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment)
     }
 
     /// Bytes that intervals may take so that puts find room for two tables.
@@ -59,15 +85,37 @@ impl Flex {
         self.stored_bytes_max().saturating_sub(others)
     }
 
+    /// Bytes that segments of the file are there for, if so many more are put: what is stored, what will be, the nodes that it brings, and
+    /// what is spare; all that the store may have, at most.
+    fn bytes_backed(&self, bytes: u64) -> u64 {
+        let new = self.table_bytes() + bytes;
+        let wanted = self.stored_bytes() + new + new / NODES_SHARE + self.spare();
+        wanted.min(self.space.live_bytes_max(self.capacity_bytes))
+    }
+
+    /// Whether so many bytes more are within what puts may take, and the file system has segments for all.
     fn has_room(&self, bytes: u64) -> bool {
-        let tables: u64 = self.tables().all().map(|table| table.bytes()).sum();
-        self.stored_bytes() + tables + bytes <= self.stored_bytes_max()
+        self.stored_bytes() + self.table_bytes() + bytes <= self.stored_bytes_max()
+            && self.bytes_backed(bytes) <= self.space.room()
+    }
+
+    /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
+    fn grow_for(&self, bytes: u64) -> Result<bool> {
+        if self.space.is_full() && self.fruitless.is_recent(&*self.clock, self.unix_seconds()) {
+            return Ok(false);
+        }
+        self.reach(bytes)
+    }
+
+    fn reach(&self, bytes: u64) -> Result<bool> {
+        Ok(self.space.reach(self.bytes_backed(bytes))? && self.has_room(bytes))
     }
 
     /// Refuses a put for which there is no room, before anything happened.
     pub(super) fn admit(&self, bytes: usize) -> Result<()> {
         self.wal.check()?;
-        if self.has_room(bytes as u64) || self.find_room(bytes as u64)? {
+        let bytes = bytes as u64;
+        if self.has_room(bytes) || self.grow_for(bytes)? || self.find_room(bytes)? {
             return Ok(());
         }
         Err(self.full())
@@ -76,7 +124,8 @@ impl Flex {
     /// As [`Flex::admit`], for who holds the committer's lock.
     pub(super) fn admit_as_is(&self, bytes: usize) -> Result<()> {
         self.wal.check()?;
-        if self.has_room(bytes as u64) { Ok(()) } else { Err(self.full()) }
+        let bytes = bytes as u64;
+        if self.has_room(bytes) || self.grow_for(bytes)? { Ok(()) } else { Err(self.full()) }
     }
 
     fn full(&self) -> Error {
@@ -85,9 +134,8 @@ impl Flex {
 
     /// Makes room for so many bytes out of what does not count any more. Whether there is some.
     fn find_room(&self, bytes: u64) -> Result<bool> {
-        let (now, since) = (self.unix_seconds(), self.clock.monotonic());
-        let is_recent = |(at, looked): (u64, Duration)| at == now && since < looked + PAUSE;
-        if self.fruitless.0.lock().is_some_and(is_recent) {
+        let now = self.unix_seconds();
+        if self.fruitless.is_recent(&*self.clock, now) {
             return Ok(false);
         }
         let mut found = self.look_for_room(bytes, now)?;
@@ -116,7 +164,10 @@ impl Flex {
             None => return Ok(None),
         };
         let has_room = |more| self.has_room(bytes + more);
-        Ok(Some(has_room(0) || self.make_room(&mut committer, &has_room)?))
+        let is_made = has_room(0) || self.make_room(&mut committer, &has_room)?;
+        drop(committer);
+        // What is gone now may be what the file system was missing.
+        Ok(Some(is_made || self.reach(bytes)?))
     }
 
     /// Brings leaves together of which much does not count, until there is room as `has_room` says, and for some bytes more. Whether

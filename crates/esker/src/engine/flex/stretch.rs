@@ -41,10 +41,11 @@ fn slope(before: u64, all: u64) -> usize {
     WHOLE - SLOPE + usize::try_from(place).unwrap_or(SLOPE)
 }
 
-/// Least intervals, and most bytes, of a stretch.
+/// Least intervals, and most bytes, of a stretch, which has to find room in what is spare.
 const INTERVALS_MIN: usize = 4;
 const BYTES_MAX: u64 = 4 << 20;
-/// Most bytes of several leaves that are read and written at once: what tables brought to them lies side by side, too.
+/// Most bytes of several leaves that are read and written at once: what tables brought to them lies side by side, too. No more than
+/// half of what is spare.
 const BYTES_OF_SEVERAL: u64 = 2 << 20;
 
 /// Which leaf the committer looked at last: up to this key. Before the first one there is none.
@@ -68,7 +69,7 @@ impl Flex {
         let size_max = self.options.interval_size_bytes_max as usize;
         let is_swept = committer.sweep.is_at(key);
         let sweep = &committer.sweep;
-        let within = (BYTES_OF_SEVERAL, sweep.now);
+        let within = (BYTES_OF_SEVERAL.min(self.spare() / 2), sweep.now);
         let all = self.index.size_bytes();
         let leaf = self.index.neighbours(key, within, &|leaf, first| {
             let most = leaf.count * slope(leaf.before, all);
@@ -93,7 +94,7 @@ impl Flex {
     }
 
     pub(super) fn is_stretch(&self, leaf: &Neighbours) -> bool {
-        leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX
+        leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX.min(self.spare())
     }
 
     /// Brings the neighbours of `key` together, those that are in several places.

@@ -1,0 +1,251 @@
+//! `flex`: a file system that is full before the store is. Puts are refused, in time; everything else goes on, and gives room back.
+
+use crate::flex_db::options;
+use crate::flex_whole::{Map, bytes, held, sound};
+use crate::support::START;
+use esker::flex::SpaceFiles;
+use esker::{ErrorKind, FlexFiles, Options, Result, Store};
+use esker_base::clock::{Clock, ManualClock};
+use esker_base::rng::Rng;
+use esker_base::{Error, Site};
+use esker_media::sim::{SimBlock, SimBlockOptions};
+use esker_media::{BlockDevice, BlockGeometry, Counters};
+use parking_lot::Mutex;
+use std::collections::HashSet;
+use std::io::IoSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+const BLOCK: u64 = 512;
+/// Data, tree and log of the space, two logs, and the saved index.
+const FIRST_SIZES: [u64; 6] = [4096, 8192, 4096, 4096, 4096, 4096];
+
+/// A file system: how many of its blocks are left.
+#[derive(Debug)]
+struct FileSystem {
+    left: AtomicUsize,
+}
+
+impl FileSystem {
+    /// Whether so many blocks were left: they are not any more.
+    fn take(&self, count: usize) -> bool {
+        self.left
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(count))
+            .is_ok()
+    }
+
+    fn give(&self, count: usize) {
+        self.left.fetch_add(count, Ordering::SeqCst);
+    }
+}
+
+/// A file in it.
+#[derive(Debug)]
+struct File {
+    device: SimBlock,
+    allocated: Mutex<HashSet<u64>>,
+    system: Arc<FileSystem>,
+}
+
+impl File {
+    fn new(system: &Arc<FileSystem>, size: u64) -> Arc<File> {
+        let mut options = SimBlockOptions::new(size, 1);
+        options.size_bytes_max = 64 << 20;
+        let allocated = Mutex::new((0..size / BLOCK).collect());
+        Arc::new(File { device: SimBlock::new(options), allocated, system: Arc::clone(system) })
+    }
+
+    /// Allocates what is not of a range.
+    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
+        let mut allocated = self.allocated.lock();
+        let range = offset / BLOCK..(offset + length).div_ceil(BLOCK);
+        let missing: Vec<u64> = range.filter(|block| !allocated.contains(block)).collect();
+        if !self.system.take(missing.len()) {
+            return Err(Error::new(ErrorKind::NoSpace, "allocate").at(offset, length));
+        }
+        allocated.extend(missing);
+        Ok(())
+    }
+}
+
+impl BlockDevice for File {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn geometry(&self) -> BlockGeometry {
+        self.device.geometry()
+    }
+
+    fn report(&self) -> String {
+        self.device.report()
+    }
+
+    fn counters(&self) -> Counters {
+        self.device.counters()
+    }
+
+    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.device.read_at(site, offset, buf)
+    }
+
+    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.allocate(offset, bufs.iter().map(|buf| buf.len() as u64).sum())?;
+        self.device.write_at(site, offset, bufs)
+    }
+
+    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
+        self.allocate(offset, bufs.iter().map(|buf| buf.len() as u64).sum())?;
+        self.device.write_durable_at(site, offset, bufs)
+    }
+
+    fn flush(&self, site: Site) -> Result<()> {
+        self.device.flush(site)
+    }
+
+    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        let mut allocated = self.allocated.lock();
+        let before = allocated.len();
+        (offset / BLOCK..(offset + length) / BLOCK).for_each(|block| {
+            allocated.remove(&block);
+        });
+        self.system.give(before - allocated.len());
+        self.device.discard(site, offset, length)
+    }
+
+    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.device.prepare(site, offset, length)
+    }
+
+    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.allocate(offset, length)?;
+        self.device.reserve(site, offset, length)
+    }
+}
+
+/// Six files of a file system with so many blocks.
+fn files(blocks: usize) -> (Arc<FileSystem>, Vec<Arc<File>>) {
+    let system = Arc::new(FileSystem { left: AtomicUsize::new(blocks) });
+    let files = FIRST_SIZES.iter().map(|size| File::new(&system, *size)).collect();
+    (system, files)
+}
+
+/// As [`options`], with segments in which leaves find room, and nodes that have some extents: a tree of small ones is as large as
+/// the data.
+fn wide(seed: u64) -> (Options, Arc<ManualClock>) {
+    let mut options = options(seed);
+    let clock = Arc::new(ManualClock::new(START));
+    options.clock = Arc::clone(&clock) as Arc<dyn Clock>;
+    options.size_bytes = 16 << 20;
+    options.flex.memtable_size_bytes = 32 << 10;
+    if let Some(space) = &mut options.flex.space {
+        space.shape.segment_size_bytes = 32 << 10;
+        (space.shape.leaf_capacity, space.shape.children_max) = (16, 12);
+    }
+    (options, clock)
+}
+
+fn open(files: &[Arc<File>], options: &Options) -> Result<Store> {
+    let file = |index: usize| Arc::clone(&files[index]) as Arc<dyn BlockDevice>;
+    let files = FlexFiles {
+        space: SpaceFiles { data: file(0), tree: file(1), log: file(2) },
+        logs: [file(3), file(4)],
+        index: file(5),
+    };
+    Store::open_flex_on(files, options)
+}
+
+/// Puts pairs until one is refused; how many there were.
+fn fill(store: &Store, known: &mut Map, rng: &mut Rng) -> usize {
+    for count in 0.. {
+        let key = rng.below(1 << 20).to_be_bytes();
+        let value = bytes(rng.next_u64(), 20 + rng.index(300));
+        match store.put(&key, &value) {
+            Ok(_) => drop(known.insert(key.to_vec(), value)),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+                return count;
+            }
+        }
+    }
+    unreachable!("every file system is full some time")
+}
+
+#[test]
+fn a_full_file_system_refuses_puts_and_nothing_else() {
+    const BLOCKS: usize = 6400;
+    for seed in 1..5 {
+        let (system, files) = files(BLOCKS);
+        let (options, clock) = wide(seed);
+        let mut rng = Rng::from_seed(seed);
+        let mut known = Map::new();
+        let mut store = open(&files, &options).unwrap();
+        for round in 0..4 {
+            let context = format!("seed {seed}, round {round}");
+            let put = fill(&store, &mut known, &mut rng);
+            let size: usize = known.iter().map(|(key, value)| key.len() + value.len()).sum();
+            assert!(size as u64 > BLOCKS as u64 * BLOCK / 4, "{context}: {size} bytes, {put} puts");
+            assert_eq!(held(&store), known, "{context}");
+            // Any order; what is gone gives its room back in the end.
+            let keys: Vec<Vec<u8>> = known.keys().cloned().collect();
+            for key in keys {
+                if rng.chance(2, 3) {
+                    let deleted = store.delete(&key).map_err(|error| format!("{context}: {error}"));
+                    assert!(deleted.unwrap(), "{context}");
+                    known.remove(&key);
+                }
+            }
+            assert_eq!(held(&store), known, "{context}");
+            // Nobody looks for room again at once.
+            clock.advance(Duration::from_secs(1));
+            sound(&store);
+            if round % 2 == 0 {
+                store.close().unwrap();
+                store = open(&files, &options).unwrap();
+            }
+        }
+        // Others may have what is left over.
+        store.delete_range(&[], None).unwrap();
+        let before = system.left.load(Ordering::SeqCst);
+        store.clean(usize::MAX).unwrap();
+        store.trim().unwrap();
+        assert!(system.left.load(Ordering::SeqCst) > before.max(BLOCKS / 2), "seed {seed}");
+        store.close().unwrap();
+    }
+}
+
+#[test]
+fn what_others_take_of_a_file_system_is_missed_by_puts_only() {
+    for seed in 1..5 {
+        let (system, files) = files(16_000);
+        let (options, clock) = wide(seed);
+        let mut rng = Rng::from_seed(seed);
+        let mut known = Map::new();
+        let store = open(&files, &options).unwrap();
+        for _ in 0..4000 {
+            let key = rng.below(1 << 20).to_be_bytes();
+            let value = bytes(rng.next_u64(), 20 + rng.index(300));
+            store.put(&key, &value).unwrap();
+            known.insert(key.to_vec(), value);
+        }
+        let others = system.left.swap(0, Ordering::SeqCst);
+        fill(&store, &mut known, &mut rng);
+        assert_eq!(held(&store), known, "seed {seed}");
+        for key in known.keys() {
+            store.delete(key).unwrap();
+        }
+        assert_eq!(held(&store), Map::new(), "seed {seed}");
+        store.clean(usize::MAX).unwrap();
+        sound(&store);
+        known.clear();
+        clock.advance(Duration::from_secs(1));
+        assert!(fill(&store, &mut known, &mut rng) > 2000, "seed {seed}");
+        // They give it back.
+        system.give(others);
+        clock.advance(Duration::from_secs(1));
+        assert!(fill(&store, &mut known, &mut rng) > 2000, "seed {seed}");
+        assert_eq!(held(&store), known, "seed {seed}");
+        store.close().unwrap();
+    }
+}
