@@ -19,6 +19,8 @@ use std::time::Duration;
 const DIGITS: u8 = 3;
 /// Operations between two notes of progress.
 const NOTE_EVERY: u64 = 64;
+/// Intervals of a timeline; the last one has all that ends after it.
+const INTERVALS_MAX: usize = 1 << 16;
 /// A wait shorter than this is spent by letting others run; the kernel's sleeps are longer than asked.
 const SLEEP_MIN: Duration = Duration::from_micros(200);
 
@@ -336,6 +338,8 @@ struct Turns<'a> {
     /// Bytes that it had moved after its last operation.
     moved: (u64, u64),
     unnoted: u64,
+    /// When the last interval of the timeline ends.
+    interval_end: Duration,
 }
 
 impl<'a> Turns<'a> {
@@ -347,8 +351,8 @@ impl<'a> Turns<'a> {
         };
         let before = (phase.begin == phase.measure_from).then_some((0, 0));
         let (due, now, tally, unnoted) = (None, Duration::ZERO, Tally::default(), 0);
-        let moved = (0, 0);
-        Turns { phase, pace, due, now, left, tally, before, moved, unnoted }
+        let (moved, interval_end) = ((0, 0), Duration::ZERO);
+        Turns { phase, pace, due, now, left, tally, before, moved, unnoted, interval_end }
     }
 
     /// When the next request begins, for its latency; `None` at the end of the phase.
@@ -384,12 +388,10 @@ impl<'a> Turns<'a> {
         let phase = self.phase;
         self.now = SystemClock.monotonic();
         let moved = std::mem::replace(&mut self.moved, (hands.user_bytes, hands.user_read_bytes));
-        let interval = nanos(self.now.saturating_sub(phase.begin)) / nanos(phase.interval).max(1);
-        let place = size(interval).min(1 << 16);
-        if self.tally.timeline.len() <= place {
-            self.tally.timeline.resize(place + 1, 0);
+        if self.now >= self.interval_end {
+            self.begin_interval();
         }
-        if let Some(count) = self.tally.timeline.get_mut(place) {
+        if let Some(count) = self.tally.timeline.last_mut() {
             *count += 1;
         }
         self.unnoted += 1;
@@ -407,6 +409,19 @@ impl<'a> Turns<'a> {
         self.tally.user_bytes = hands.user_bytes;
         self.tally.user_read_bytes = hands.user_read_bytes;
         self.tally.note(operation, self.now.saturating_sub(begin))
+    }
+
+    /// Another interval of the timeline, and those in which nothing ended.
+    fn begin_interval(&mut self) {
+        let (begin, interval) =
+            (self.phase.begin, self.phase.interval.max(Duration::from_nanos(1)));
+        let passed = nanos(self.now.saturating_sub(begin)) / nanos(interval);
+        let count = (size(passed) + 1).min(INTERVALS_MAX);
+        self.tally.timeline.resize(count, 0);
+        self.interval_end = match u32::try_from(count) {
+            Ok(count) if size(u64::from(count)) < INTERVALS_MAX => begin + interval * count,
+            _ => Duration::MAX,
+        };
     }
 
     fn finish(&mut self) -> Tally {
