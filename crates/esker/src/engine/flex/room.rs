@@ -15,7 +15,10 @@ use super::Flex;
 use super::commit::Committer;
 use super::index::LeafSums;
 use super::sweep::{Sweep, TABLE_SHARE};
+use crate::flex::live_bytes_max;
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex::SpaceShape;
 use parking_lot::Mutex;
 use std::time::Duration;
 
@@ -40,6 +43,30 @@ const PAUSE: Duration = Duration::from_millis(250);
 #[derive(Debug, Default)]
 pub(super) struct Fruitless(Mutex<Option<(u64, Duration)>>);
 
+/// Most bytes that puts take of a space with so many live bytes at most.
+fn puts_max(live_bytes_max: u64, segment: u64) -> u64 {
+    let spare = (live_bytes_max / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment);
+    live_bytes_max.saturating_sub(spare)
+}
+
+/// Refuses a size for a new store that leaves nothing for puts.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(super) fn plan(size_bytes: u64, shape: &SpaceShape) -> Result<()> {
+    let segment = shape.segment_size_bytes;
+    let is_enough = |count: &u64| puts_max(live_bytes_max(shape, *count), segment) > 0;
+    if is_enough(&(size_bytes / segment)) {
+        return Ok(());
+    }
+    let least = (1..=u64::from(u16::MAX)).find(is_enough).unwrap_or(0) * segment;
+    let words = format!(
+        "{size_bytes} bytes are too few: a store of flex needs {}",
+        format_size_bytes(least)
+    );
+    Err(Error::invalid("format store", words))
+}
+
 impl Flex {
     /// Bytes of the space that intervals and large values take.
     pub(super) fn stored_bytes(&self) -> u64 {
@@ -49,8 +76,7 @@ impl Flex {
     /// Most bytes of the space that puts take.
     fn stored_bytes_max(&self) -> u64 {
         let segment = self.space.segment_size_bytes();
-        let most = self.space.live_bytes_max(self.capacity_bytes);
-        most.saturating_sub((most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment))
+        puts_max(self.space.live_bytes_max(self.capacity_bytes), segment)
     }
 
     /// Bytes that intervals may take so that puts find room for two tables.
