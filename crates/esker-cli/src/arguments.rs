@@ -37,7 +37,7 @@ pub(crate) struct Servers {
 /// What a store is that does not exist yet.
 #[derive(Clone, Debug, Args)]
 pub(crate) struct New {
-    /// Capacity of a new store; an existing one keeps its own
+    /// Capacity of a new store; an existing one keeps its own, a raw device is used whole
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
     /// Engine of a new store: depot, flat:cceh, flat:masstree, flex; an existing one has to be of it
@@ -218,7 +218,7 @@ pub(crate) struct ServeArguments {
     /// Engine flat takes memory that a power cut empties, such as a file on tmpfs
     #[arg(long, env = "ESKER_PMEM_EMULATE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) pmem_emulate: Option<String>,
-    /// Capacity of a new store; an existing one keeps its own
+    /// Capacity of a new store; an existing one keeps its own, a raw device is used whole
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
     /// A new store is a cache: when it is full it evicts

@@ -18,11 +18,15 @@
 //! A failed write or flush leaves the range unknown. The device never retries a failed flush; the
 //! engine above decides (it goes read-only).
 
+use crate::buffer::BufferPool;
 use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result, Site};
 use std::fmt::Debug;
 use std::io::{IoSlice, IoSliceMut};
 use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Bytes of one read where many are looked at.
+const SCAN_SIZE_BYTES: usize = 256 << 10;
 
 /// Sizes of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +128,31 @@ impl AtomicCounters {
 /// Bytes in all of `bufs`.
 pub(crate) fn total_length(bufs: &[IoSlice<'_>]) -> u64 {
     bufs.iter().map(|buf| buf.len() as u64).sum()
+}
+
+/// Whether the first `length` bytes of a device are zeros: those of a shorter device, all.
+///
+/// # Errors
+/// `Io`.
+pub fn is_zero(
+    device: &dyn BlockDevice,
+    site: Site,
+    pool: &BufferPool,
+    length: u64,
+) -> Result<bool> {
+    let BlockGeometry { size_bytes, block_size_bytes } = device.geometry();
+    let end = length.next_multiple_of(u64::from(block_size_bytes)).min(size_bytes);
+    let mut offset = 0;
+    while offset < end {
+        let size = usize::try_from(end - offset).unwrap_or(usize::MAX).min(SCAN_SIZE_BYTES);
+        let mut buffer = pool.get(size);
+        device.read_at(site, offset, &mut buffer)?;
+        if buffer.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        offset += size as u64;
+    }
+    Ok(true)
 }
 
 /// A block device: a raw device, a preallocated file, or a simulated one.

@@ -237,17 +237,18 @@ impl FileDevice {
         while rest.iter().any(|buf| !buf.is_empty()) {
             let count = rest.len().min(PIECE_COUNT_MAX);
             let (now, _) = rest.split_at_mut(count);
+            let length = now.iter().map(|buf| buf.len() as u64).sum();
             let done = match io::read_vectored_at(self.fd.as_fd(), now, at) {
                 Ok(done) if self.reads_bytes() => done,
                 Ok(done) => self.whole_blocks(done),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(self.error(OPERATION, error).at(at, 0)),
+                Err(error) => return Err(self.error(OPERATION, error).at(at, length)),
             };
             self.counters.read(done as u64);
             if done == 0 {
                 return Err(Error::new(ErrorKind::Io, OPERATION)
                     .device(&self.name)
-                    .at(at, 0)
+                    .at(at, length)
                     .context("the device ended early"));
             }
             at += done as u64;

@@ -14,7 +14,7 @@ pub mod sim;
 pub mod striped;
 
 pub use archive::{Archive, ArchiveWriter, FolderArchive};
-pub use block::{BlockDevice, BlockGeometry, Counters};
+pub use block::{BlockDevice, BlockGeometry, Counters, is_zero};
 pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};
 pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};

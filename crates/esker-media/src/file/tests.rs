@@ -195,6 +195,7 @@ fn a_file_cut_short_from_outside_is_an_error_and_not_zeros() {
     device.read_at(READ, 0, &mut buf).unwrap();
     let error = device.read_at(READ, 8192, &mut buf).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Io);
+    assert!(error.to_string().contains("4096 bytes at offset 8192"), "{error}");
 }
 
 #[test]

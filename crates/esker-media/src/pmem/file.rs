@@ -95,7 +95,10 @@ impl PmemFile {
             },
         )?;
         if opened.backing.is_raw_device {
-            return Err(Error::invalid(OPERATION, "not a regular file"));
+            return Err(Error::invalid(
+                OPERATION,
+                "not a regular file, such as a file system with DAX has",
+            ));
         }
         let size_bytes = opened.geometry.size_bytes / PAGE_SIZE_BYTES * PAGE_SIZE_BYTES;
         if size_bytes == 0 {

@@ -11,7 +11,7 @@
 //! the making. Errors name the member.
 
 use super::sites;
-use crate::block::BlockDevice;
+use crate::block::{BlockDevice, is_zero};
 use crate::buffer::BufferPool;
 use esker_base::units::MIB;
 use esker_base::{Error, ErrorKind, Result};
@@ -23,6 +23,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 const OPERATION: &str = "open striped device";
+const HOLDS_SOMETHING: &str = "the device holds something that is no member of a striped store";
 
 /// How to make a set where there is none.
 #[derive(Clone, Copy, Debug)]
@@ -110,6 +111,14 @@ pub(super) fn assemble(members: Members, new: Option<&NewSet>) -> Result<(Member
             return Err(Error::invalid(OPERATION, words));
         };
         let generation = headers.iter().flatten().map(|header| header.generation).max();
+        for (member, found) in members.iter().zip(&found) {
+            if matches!(found, Found::Blank) && !new.replace {
+                let block = u64::from(member.geometry().block_size_bytes);
+                if !is_zero(&**member, sites::MEMBER_READ, &pool, new.lead_offset(block))? {
+                    return Err(refused(&**member, HOLDS_SOMETHING));
+                }
+            }
+        }
         let layout = make(&members, new, generation.unwrap_or(0).saturating_add(1), &pool)?;
         return Ok((members, layout));
     };
@@ -285,9 +294,7 @@ fn read_member(member: &dyn BlockDevice, pool: &BufferPool) -> Result<Found> {
         Some(Flaw::Version(version)) => Err(Error::new(ErrorKind::UnsupportedFormat, OPERATION)
             .context(format!("format version {version} is not known to this build"))
             .device(member.name())),
-        Some(Flaw::Magic) => {
-            Err(refused(member, "the device holds something that is no member of a striped store"))
-        }
+        Some(Flaw::Magic) => Err(refused(member, HOLDS_SOMETHING)),
         Some(flaw) => Err(Error::corrupted(OPERATION, flaw.to_string())
             .device(member.name())
             .at(0, MEMBER_HEADER_SIZE as u64)),

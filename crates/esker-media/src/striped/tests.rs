@@ -308,3 +308,18 @@ fn flushes_side_by_side_cover_what_each_was_asked_for() {
         }
     }
 }
+
+#[test]
+fn a_member_that_holds_something_behind_its_first_blocks_is_refused_by_name() {
+    let sims = sims(2);
+    let devices = sims.devices();
+    devices[1].write_at(SITE, 1024, &[IoSlice::new(&[1; 512])]).unwrap();
+    let before = images(&sims);
+    let error = StripedDevice::open(members(devices), Some(&new(1))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    let words = error.to_string();
+    assert!(words.contains("holds something") && words.contains(devices[1].name()), "{words}");
+    assert!(images(&sims) == before);
+    let replace = NewSet { replace: true, ..new(1) };
+    StripedDevice::open(members(devices), Some(&replace)).unwrap();
+}

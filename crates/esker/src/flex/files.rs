@@ -1,7 +1,7 @@
 //! The three files of a space, in a folder.
 
 use super::SpaceOptions;
-use esker_base::{ErrorKind, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, Direct, FileDevice, OpenOptions};
 use std::sync::Arc;
@@ -39,6 +39,10 @@ impl SpaceFiles {
 fn open_file(options: &SpaceOptions, name: &str, direct: Direct) -> Result<Arc<dyn BlockDevice>> {
     let create = options.create || options.format;
     let found = locate(&options.path, name, create)?;
+    if found.path == options.path {
+        let words = "neither a folder nor nothing: engine flex has several files";
+        return Err(Error::invalid("find store", words).device(found.path.display().to_string()));
+    }
     let device_options = OpenOptions {
         create_size_bytes: (!found.exists).then_some(NEW_SIZE),
         direct,

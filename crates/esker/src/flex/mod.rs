@@ -49,6 +49,7 @@ pub use files::SpaceFiles;
 pub use options::SpaceOptions;
 #[doc(hidden)]
 pub use options::SpaceTesting;
+pub(crate) use place::live_bytes_max;
 pub use read::SpaceExtent;
 pub use write::Splice;
 

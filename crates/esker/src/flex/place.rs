@@ -12,7 +12,7 @@
 use super::state::{OpenSegment, place_of};
 use super::{Inner, Writer, sites};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex::{Record, SegmentState};
+use esker_format::flex::{Record, SegmentState, SpaceShape};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -36,17 +36,22 @@ fn lost(what: &'static str) -> Error {
     Error::corrupted("write space", what)
 }
 
+/// Most live bytes of so many segments, the cap of the paper: with less than 30/32 live, the emptiest of those that the collector
+/// has not for itself always give room.
+pub(crate) fn live_bytes_max(shape: &SpaceShape, segments: u64) -> u64 {
+    let usable = segments.saturating_sub(Inner::reserve_segments(segments) + 1);
+    usable * shape.segment_payload() / 32 * 30
+}
+
 impl Inner {
     /// Segments that only the collector may take.
     pub(super) fn reserve_segments(total: u64) -> u64 {
         (total / 64).clamp(2, 64)
     }
 
-    /// Most live bytes of so many segments, the cap of the paper: with less than 30/32 live, the emptiest of those that the collector
-    /// has not for itself always give room.
+    /// See [`live_bytes_max`].
     pub(super) fn live_bytes_max(&self, segments: u64) -> u64 {
-        let usable = segments.saturating_sub(Inner::reserve_segments(segments) + 1);
-        usable * self.shape.segment_payload() / 32 * 30
+        live_bytes_max(&self.shape, segments)
     }
 
     /// Most segments that the data file may have.

@@ -2,7 +2,7 @@
 //! with none missing that was acknowledged before; damage is named, and a backup that did not end
 //! leaves the one before.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
 use esker::options::Progress;
 use esker::{Batch, Durability, ErrorKind, Options, Result, Store, Version, restore_on};
 use esker_base::rng::Rng;
@@ -751,4 +751,20 @@ fn a_cache_that_evicts_beside_its_backup_is_restored_with_no_older_value() {
         }
     }
     assert!(found > 100, "only {found} found");
+}
+
+#[test]
+fn a_device_that_holds_something_behind_its_first_blocks_is_no_place_for_a_backup() {
+    let (_, store, old) = filled(31, 50);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    let device = device(32);
+    flip_on(&device, 1024);
+    let before = device.image();
+    let error = restore_on(&archive, &*device, &options(33)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(device.image() == before);
+    flip_on(&device, 1024);
+    restore_on(&archive, &*device, &options(33)).unwrap();
+    assert_eq!(held(&open(&device, &options(33)).unwrap()), old);
 }

@@ -1,8 +1,9 @@
 //! What a store does, call by call.
 
-use crate::support::{START, device, get, open, options};
+use crate::support::{DEVICE_SIZE, START, device, flip_on, get, open, options};
 use esker::{Attributes, Condition, Durability, ErrorKind, Outcome, PutOptions};
 use esker_base::clock::ManualClock;
+use esker_media::sim::{SimBlock, SimBlockOptions};
 use std::sync::Arc;
 
 #[test]
@@ -213,4 +214,37 @@ fn a_full_store_can_be_emptied_after_a_crash() {
         assert!(store.delete(&n.to_le_bytes()).unwrap(), "{n} of {count}");
     }
     store.put(b"k", &[1; 900]).unwrap();
+}
+
+#[test]
+fn what_a_device_holds_before_the_segments_is_not_overwritten_wherever_it_stands() {
+    // With ordinary segments, these begin at 1 MiB; file systems have their marks at 1 KiB, 4086 bytes, 32 or 64 KiB.
+    let large =
+        [1024, 4086, 8191, 32 << 10, 64 << 10, (1 << 20) - 1].map(|at| (32 << 20, None, at));
+    let small =
+        [512, 1024, 4086, 8191].map(|at| (DEVICE_SIZE, options(7).testing.segment_size_bytes, at));
+    for (size, segment_size, at) in large.into_iter().chain(small) {
+        let device = Arc::new(SimBlock::new(SimBlockOptions::new(size, 7)));
+        flip_on(&device, at);
+        let before = device.image();
+        let mut options = options(7);
+        options.testing.segment_size_bytes = segment_size;
+        let error = open(&device, &options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{at}: {error}");
+        assert!(error.to_string().contains("holds something"), "{at}: {error}");
+        assert!(device.image() == before, "{at}");
+        options.format = true;
+        open(&device, &options).unwrap().put(b"k", b"v").unwrap();
+    }
+}
+
+#[test]
+fn without_leave_to_create_a_blank_device_stays_blank() {
+    let device = device(8);
+    let before = device.image();
+    let mut options = options(8);
+    options.create = false;
+    let error = open(&device, &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(device.image() == before);
 }

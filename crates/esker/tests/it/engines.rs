@@ -33,3 +33,55 @@ fn without_a_store_and_a_name_it_is_depot() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(Store::open(&options(&folder, None)).unwrap().engine(), EngineKind::Depot);
 }
+
+#[test]
+fn an_empty_file_is_no_store_unless_one_may_be_made() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&folder, None);
+    std::fs::create_dir(&options.path).unwrap();
+    let file = options.path.join("depot.esker");
+    std::fs::write(&file, b"").unwrap();
+    options.create = false;
+    let error = Store::open(&options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert_eq!(std::fs::metadata(&file).unwrap().len(), 0);
+}
+
+#[test]
+fn flex_says_that_it_wants_a_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = options(&folder, Some(EngineKind::Flex));
+    std::fs::write(&options.path, [0; 4096]).unwrap();
+    for create in [true, false] {
+        options.create = create;
+        let error = Store::open(&options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+        assert!(error.to_string().contains("folder"), "{error}");
+    }
+    assert_eq!(std::fs::read(&options.path).unwrap(), [0; 4096]);
+}
+
+#[test]
+fn a_size_in_which_nothing_fits_is_refused_before_there_is_a_file() {
+    for engine in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(&folder, Some(engine));
+        let mut refused = 0;
+        for exponent in 12..=26 {
+            options.size_bytes = 1 << exponent;
+            let store = match Store::open(&options) {
+                Ok(store) => store,
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{engine}: {error}");
+                    assert_eq!(std::fs::read_dir(&options.path).unwrap().count(), 0, "{engine}");
+                    refused += 1;
+                    continue;
+                }
+            };
+            let stored = store.put(b"key", b"value");
+            stored.unwrap_or_else(|error| panic!("{engine}, 2^{exponent} bytes: {error}"));
+            break;
+        }
+        assert!((1..15).contains(&refused), "{engine}: {refused}");
+    }
+}

@@ -133,3 +133,24 @@ fn reopened(image: &Image, options: &Options) -> esker::Result<Store> {
     memory.record = false;
     Store::open_on_memory(Arc::new(SimPm::new(memory)) as Arc<dyn Pmem>, options)
 }
+
+#[test]
+fn a_store_whose_file_lost_its_end_says_so_in_every_way_and_to_the_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::FlatCceh);
+    options.pmem_emulate = true;
+    options.size_bytes = 8 << 20;
+    let store = Store::open(&options).unwrap();
+    store.put(b"before", b"value").unwrap();
+    // In place: the mapping loses all but the first page.
+    std::fs::write(folder.path().join("flat.esker"), [0; 4096]).unwrap();
+    let mut refused = Vec::new();
+    for _ in 0..2 {
+        refused.push(store.put(b"after", &[1; 3000]).unwrap_err().kind());
+    }
+    assert_eq!(refused, [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly]);
+    assert_eq!(store.get(b"before").unwrap_err().kind(), ErrorKind::Corrupted);
+    assert!(store.stats().read_only.is_some());
+    assert_eq!(store.close().unwrap_err().kind(), ErrorKind::ReadOnly);
+}

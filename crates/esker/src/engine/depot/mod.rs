@@ -64,7 +64,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::depot::{HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock};
 use esker_index::{Directory, Link};
-use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf};
+use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, is_zero};
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
@@ -194,6 +194,10 @@ impl Depot {
             Ok(None) if lenient => {
                 let words = "there is no store here";
                 return Err(Error::invalid("repair store", words).device(device.name()));
+            }
+            Ok(None) if !options.create && !options.format => {
+                let words = "there is no store here";
+                return Err(Error::invalid("open store", words).device(device.name()));
             }
             found => {
                 let old = found.ok().flatten().map(|(old, _)| old);
@@ -360,8 +364,10 @@ pub(crate) fn plan(geometry: BlockGeometry, segment_size: Option<u64>) -> Result
     Ok((data_offset, segment_size))
 }
 
-/// Reads the superblock: the newer valid copy, and whether the other one needs repair; `None` on a
-/// blank device.
+const HOLDS_SOMETHING: &str = "the device holds something that is no esker store";
+
+/// Reads the superblock: the newer valid copy, and whether the other one needs repair; `None` if both
+/// places are blank.
 fn read_superblock(
     device: &dyn BlockDevice,
     pool: &BufferPool,
@@ -390,9 +396,7 @@ fn read_superblock(
         None => return Ok(None),
         Some(Flaw::Version(version)) => Error::new(ErrorKind::UnsupportedFormat, "open store")
             .context(format!("format version {version} is not known to this build")),
-        Some(Flaw::Magic) => {
-            Error::invalid("open store", "the device holds something that is no esker store")
-        }
+        Some(Flaw::Magic) => Error::invalid("open store", HOLDS_SOMETHING),
         Some(flaw) => Error::corrupted("open store", flaw.to_string()).at(0, 512),
     };
     Err(error.device(device.name()))
@@ -429,6 +433,10 @@ fn format(
         options.testing.grain_size_bytes.unwrap_or_else(|| Layout::grain_for(geometry.size_bytes));
     let (data_offset, segment_size_bytes, segment_count) =
         Layout::plan(geometry, options.testing.segment_size_bytes, grain)?;
+    // A file system may leave both places of a superblock as zeros.
+    if !options.format && !is_zero(device, sites::OPEN_READ, pool, data_offset)? {
+        return Err(Error::invalid("open store", HOLDS_SOMETHING).device(device.name()));
+    }
     let mut identity = [[0; 16]; 2];
     identity.iter_mut().for_each(|bytes| rng.fill(bytes));
     let [store_id, hash_key] = identity;

@@ -29,7 +29,7 @@ use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restorin
 use esker_format::depot::{
     SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Superblock,
 };
-use esker_media::{BlockDevice, BufferPool};
+use esker_media::{BlockDevice, BufferPool, is_zero};
 use std::io::IoSlice;
 
 impl Backup<'_, Superblock> {
@@ -96,18 +96,22 @@ impl Target<'_> {
         self.device.flush(sites::RESTORE_FLUSH)
     }
 
-    /// Whether there is anything where a superblock stands, but for the mark of a restore.
+    /// Whether there is anything before the segments, but for the mark of a restore.
     fn is_taken(&self) -> Result<bool> {
+        let mut is_marked = false;
         let block = self.device.geometry().block_size_bytes as usize;
         for offset in [0, SUPERBLOCK_COPY_OFFSET] {
             let mut buffer = self.pool.get(block.max(SUPERBLOCK_SIZE));
             self.device.read_at(sites::BACKUP_READ, offset, &mut buffer)?;
             let head = buffer.get(..SUPERBLOCK_SIZE).unwrap_or(&[]);
-            if !is_restoring(head) && head.iter().any(|byte| *byte != 0) {
+            if is_restoring(head) {
+                is_marked = true;
+            } else if head.iter().any(|byte| *byte != 0) {
                 return Ok(true);
             }
         }
-        Ok(false)
+        let end = self.layout.segment_offset(SegmentId(0));
+        Ok(!is_marked && !is_zero(self.device, sites::BACKUP_READ, &self.pool, end)?)
     }
 
     /// Writes what stands at both places of the superblock.

@@ -190,9 +190,11 @@ impl Flat {
         self.background.stop();
         let _locks = self.keys.lock_all();
         let mut cleaner = self.cleaner.lock();
-        let left = self.refuse().ok().map(|()| self.clean_left(&mut cleaner));
+        let refused = self.refuse();
+        let left = refused.is_ok().then(|| self.clean_left(&mut cleaner));
         match (self.state.swap(CLOSED, Ordering::AcqRel), left) {
             (OPEN, Some(Ok(true))) => self.write_image(),
+            (FAILED, None) => refused,
             // Records that are left for a chunk would be in use for ever: the next open reads the logs, and knows of them.
             (_, left) => left.unwrap_or(Ok(false)).map(drop),
         }

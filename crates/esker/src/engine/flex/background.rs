@@ -8,7 +8,8 @@ use super::Flex;
 use super::sweep::Rest;
 use super::tend::Scrub;
 use crate::options::Durability;
-use esker_base::Result;
+use esker_base::{Error, Result};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -25,9 +26,10 @@ impl Flex {
             Durability::Sync | Durability::None => PERIOD,
         };
         let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
+        let mut told = Told::default();
         let mut scrubbed_at = self.clock.monotonic();
         self.background.start("esker-flex", period, move || {
-            let again = work(&store, &mut leaf)?;
+            let again = work(&store, &mut leaf, &mut told)?;
             let mut wait = period;
             if !again {
                 let store = store.upgrade()?;
@@ -35,34 +37,52 @@ impl Flex {
                 // What was due while there was other work is not made up for at once.
                 let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
                 scrubbed_at = now;
-                match store.rest(&mut rest) {
-                    Ok(sooner) => wait = sooner.map_or(period, |sooner| sooner.min(period)),
-                    Err(error) => tracing::error!(%error, "space is not collected"),
+                if let Some(sooner) = told.tell("space is not collected", store.rest(&mut rest)) {
+                    wait = sooner.map_or(period, |sooner| sooner.min(period));
                 }
-                if let Err(error) = store.scrub(&mut scrub, passed) {
-                    tracing::error!(%error, "the store cannot be read to be verified");
-                }
+                let verified = store.scrub(&mut scrub, passed);
+                told.tell("the store cannot be read to be verified", verified);
             }
             Some(if again { Duration::ZERO } else { wait })
         })
     }
 }
 
+/// What was told of failures, so that one that lasts is told once and not twice a second.
+#[derive(Debug, Default)]
+struct Told(BTreeMap<&'static str, String>);
+
+impl Told {
+    /// Tells of a failure, unless the same was told last; what came out otherwise.
+    fn tell<T>(&mut self, what: &'static str, result: Result<T>) -> Option<T> {
+        let error = match result {
+            Ok(done) => {
+                self.0.remove(what);
+                return Some(done);
+            }
+            Err(error) => error,
+        };
+        if self.is_news(what, &error) {
+            tracing::error!(%error, "{what}");
+        }
+        None
+    }
+
+    fn is_news(&mut self, what: &'static str, error: &Error) -> bool {
+        let words = error.to_string();
+        self.0.insert(what, words.clone()).is_none_or(|before| before != words)
+    }
+}
+
 /// One round; whether there is more to do at once. `None` if the store is gone.
-fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
+fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option<bool> {
     let store = store.upgrade()?;
-    if let Err(error) = store.commit_sealed() {
-        tracing::error!(%error, "a table does not get into the space");
+    told.tell("a table does not get into the space", store.commit_sealed());
+    if let Durability::Periodic(_) = store.durability {
+        told.tell("the log does not get to its device", store.wal.write_all(true));
     }
-    if let Durability::Periodic(_) = store.durability
-        && let Err(error) = store.wal.write_all(true)
-    {
-        tracing::error!(%error, "the log does not get to its device");
-    }
-    let more = store.defragment().unwrap_or_else(|error| {
-        tracing::error!(%error, "an interval cannot be brought together");
-        false
-    });
+    let brought = store.defragment();
+    let more = told.tell("an interval cannot be brought together", brought).unwrap_or(false);
     let from = (*leaf)?.min(usize::MAX - 1);
     if from == usize::MAX - 1 {
         return Some(more);
@@ -75,4 +95,23 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>) -> Option<bool> {
         }
     }
     Some(more || *leaf != Some(usize::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::ErrorKind;
+
+    #[test]
+    fn a_failure_is_told_once_until_it_is_another_one_or_was_over() {
+        let error = |device: &str| Error::new(ErrorKind::Io, "write").device(device);
+        let mut told = Told::default();
+        assert!(told.is_news("one", &error("a")));
+        assert!(!told.is_news("one", &error("a")));
+        assert!(told.is_news("two", &error("a")));
+        assert!(told.is_news("one", &error("b")));
+        assert_eq!(told.tell("one", Ok(1)), Some(1));
+        assert!(told.is_news("one", &error("b")));
+        assert_eq!(told.tell::<()>("one", Err(error("b"))), None);
+    }
 }

@@ -74,6 +74,7 @@ use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{ROOT_SIZE, Root};
 use esker_media::BlockDevice;
+use esker_media::folder::locate;
 use esker_trt::sync::{self, Gate};
 use index::Index;
 use memtable::MemTable;
@@ -152,8 +153,7 @@ impl Flex {
     /// # Errors
     /// As for [`crate::Store::open`].
     pub(crate) fn open(options: &Options) -> Result<Arc<Flex>> {
-        let space = space_options(options);
-        Flex::open_on(FlexFiles::open(&space, log_first_size(options))?, options)
+        Flex::open_on(open_files(options)?, options)
     }
 
     /// As [`Flex::open`], on these devices.
@@ -172,7 +172,7 @@ impl Flex {
     ) -> Result<Arc<Flex>> {
         let files = match files {
             Some(files) => files,
-            None => FlexFiles::open(&space_options(options), log_first_size(options))?,
+            None => open_files(options)?,
         };
         let mut options = options.clone();
         if !options.format {
@@ -359,6 +359,16 @@ impl Flex {
     fn begin(&self, operation: &'static str) -> Result<()> {
         if self.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
     }
+}
+
+/// Opens the files of the store in the folder of `options`, or makes them.
+fn open_files(options: &Options) -> Result<FlexFiles> {
+    let space = space_options(options);
+    if !locate(&options.path, TREE_FILE, options.create || options.format)?.exists {
+        // Before there is a file that nothing fits in.
+        room::plan(options.size_bytes, &space.testing.shape)?;
+    }
+    FlexFiles::open(&space, log_first_size(options))
 }
 
 /// Options of the space below.

@@ -18,8 +18,11 @@ use super::Flex;
 use super::commit::Committer;
 use super::index::LeafSums;
 use super::sweep::{Sweep, TABLE_SHARE};
+use crate::flex::live_bytes_max;
 use esker_base::clock::Clock;
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex::SpaceShape;
 use parking_lot::Mutex;
 use std::time::Duration;
 
@@ -53,6 +56,32 @@ impl Fruitless {
     }
 }
 
+/// Bytes that puts leave to others in a space with so many live bytes at most.
+fn spare(live_bytes_max: u64, segment: u64) -> u64 {
+    (live_bytes_max / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment)
+}
+
+/// Refuses a size for a new store that leaves nothing for puts.
+///
+/// # Errors
+/// `InvalidArgument`.
+pub(super) fn plan(size_bytes: u64, shape: &SpaceShape) -> Result<()> {
+    let segment = shape.segment_size_bytes;
+    let is_enough = |count: &u64| {
+        let most = live_bytes_max(shape, *count);
+        most > spare(most, segment)
+    };
+    if is_enough(&(size_bytes / segment)) {
+        return Ok(());
+    }
+    let least = (1..=u64::from(u16::MAX)).find(is_enough).unwrap_or(0) * segment;
+    let words = format!(
+        "{size_bytes} bytes are too few: a store of flex needs {}",
+        format_size_bytes(least)
+    );
+    Err(Error::invalid("format store", words))
+}
+
 impl Flex {
     /// Bytes of the space that intervals and large values take.
     pub(super) fn stored_bytes(&self) -> u64 {
@@ -75,8 +104,7 @@ impl Flex {
     /// Bytes that puts leave to deletes, and to leaves that are written anew.
     pub(super) fn spare(&self) -> u64 {
         let segment = self.space.segment_size_bytes();
-        let most = self.space.live_bytes_max(self.capacity_bytes);
-        (most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment)
+        spare(self.space.live_bytes_max(self.capacity_bytes), segment)
     }
 
     /// Bytes that intervals may take so that puts find room for two tables.

@@ -181,7 +181,10 @@ impl Wal {
 
     /// Refuses writes from now on.
     pub(super) fn fail(&self, error: &Error) {
-        self.failed.lock().get_or_insert_with(|| error.clone());
+        self.failed.lock().get_or_insert_with(|| {
+            tracing::error!(%error, "a write failed: the store is read-only until reopened");
+            error.clone()
+        });
         self.has_failed.store(true, Ordering::Release);
     }
 
