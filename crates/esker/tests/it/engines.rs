@@ -33,3 +33,42 @@ fn without_a_store_and_a_name_it_is_depot() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(Store::open(&options(&folder, None)).unwrap().engine(), EngineKind::Depot);
 }
+
+#[test]
+fn a_store_without_one_of_its_files_is_damaged_and_no_place_for_a_new_one() {
+    for lost in ["space.tree", "space.log", "space.data", "flex.wal.0", "flex.wal.1"] {
+        for empty in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = format!("{lost}, {empty}");
+            let store = Store::open(&options(&folder, Some(EngineKind::Flex))).unwrap();
+            store.put(b"key", b"value").unwrap();
+            store.sync().unwrap();
+            // As after a kill: what was acknowledged is in the log.
+            store.forget();
+            let path = folder.path().join("store").join(lost);
+            match empty {
+                true => std::fs::write(&path, b"").unwrap(),
+                false => std::fs::remove_file(&path).unwrap(),
+            }
+            for engine in [None, Some(EngineKind::Flex)] {
+                let refused = Store::open(&options(&folder, engine)).expect_err(&at);
+                assert_eq!(refused.kind(), ErrorKind::Corrupted, "{at}: {refused}");
+                assert!(refused.to_string().contains(lost), "{at}: {refused}");
+            }
+            let refused = Store::open(&options(&folder, Some(EngineKind::Depot))).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{at}: {refused}");
+            let mut anew = options(&folder, Some(EngineKind::Flex));
+            anew.format = true;
+            assert!(Store::open(&anew).unwrap().get(b"key").unwrap().is_none(), "{at}");
+        }
+    }
+    // The saved index can be missing: it is made of the rest.
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(&folder, Some(EngineKind::Flex))).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.close().unwrap();
+    drop(store);
+    std::fs::remove_file(folder.path().join("store/flex.index")).unwrap();
+    let store = Store::open(&options(&folder, None)).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+}

@@ -59,7 +59,6 @@ mod wal;
 mod write;
 
 pub use files::FlexFiles;
-pub(crate) use files::TREE_FILE;
 
 use crate::engine::background::Background;
 use crate::flex::{Space, SpaceOptions};
