@@ -29,6 +29,18 @@ fn a_store_is_opened_with_its_engine_and_no_other() {
 }
 
 #[test]
+fn an_engine_that_never_evicts_makes_no_cache() {
+    for kind in EngineKind::ALL.into_iter().filter(|kind| *kind != EngineKind::Depot) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Options { cache: true, ..options(&folder, Some(kind)) };
+        assert_eq!(Store::open(&cache).unwrap_err().kind(), ErrorKind::Unsupported, "{kind}");
+        drop(Store::open(&options(&folder, Some(kind))).unwrap());
+        let cache = Options { engine: None, ..cache };
+        assert_eq!(Store::open(&cache).unwrap_err().kind(), ErrorKind::Unsupported, "{kind}");
+    }
+}
+
+#[test]
 fn without_a_store_and_a_name_it_is_depot() {
     let folder = tempfile::tempdir().unwrap();
     assert_eq!(Store::open(&options(&folder, None)).unwrap().engine(), EngineKind::Depot);

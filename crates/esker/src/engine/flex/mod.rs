@@ -70,6 +70,7 @@ use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteG
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
 use esker_base::rng::{self, Rng};
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{ROOT_SIZE, Root};
 use esker_media::BlockDevice;
@@ -92,6 +93,8 @@ const STRIPES_OF_TESTS: usize = 32;
 /// Most of the capacity that a table has, as one in so many, and what it may have in any case.
 const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
+/// Segments of the smallest store: those that the space keeps for itself, those that puts leave to others (`room`), and one.
+const SEGMENTS_MIN: u64 = 5;
 
 /// The table that takes writes, and the one on its way to the space, with what is opened when it is there.
 #[derive(Debug)]
@@ -151,8 +154,19 @@ impl Flex {
     /// # Errors
     /// As for [`crate::Store::open`].
     pub(crate) fn open(options: &Options) -> Result<Arc<Flex>> {
+        Flex::open_on(Flex::files(options)?, options)
+    }
+
+    /// Opens or creates the files in the folder of `options`.
+    fn files(options: &Options) -> Result<FlexFiles> {
         let space = space_options(options);
-        Flex::open_on(FlexFiles::open(&space, log_first_size(options))?, options)
+        let least = SEGMENTS_MIN * space.testing.shape.segment_size_bytes;
+        // Before there are files that nothing fits in.
+        if options.size_bytes < least && (options.format || options.engine_there().is_none()) {
+            let words = format!("a store of flex takes at least {}", format_size_bytes(least));
+            return Err(Error::invalid("open store", words));
+        }
+        FlexFiles::open(&space, log_first_size(options))
     }
 
     /// As [`Flex::open`], on these devices.
@@ -171,7 +185,7 @@ impl Flex {
     ) -> Result<Arc<Flex>> {
         let files = match files {
             Some(files) => files,
-            None => FlexFiles::open(&space_options(options), log_first_size(options))?,
+            None => Flex::files(options)?,
         };
         let mut options = options.clone();
         if !options.format {
