@@ -170,6 +170,25 @@ fn check_finds_damage_and_repairs_it() {
 }
 
 #[test]
+fn commands_that_read_make_no_store_of_what_is_blank() {
+    let scratch = Scratch::new();
+    std::fs::write(scratch.path("blank"), vec![0; 1 << 20]).expect("write");
+    std::fs::create_dir(scratch.path("folder")).expect("folder");
+    std::fs::write(scratch.path("folder/depot.esker"), b"").expect("write");
+    for data in ["blank", "folder"] {
+        for command in [&["get", "k"][..], &["check"], &["stat"], &["dump"], &["check", "--repair"]]
+        {
+            let ran = scratch.run(&[command, &["--data", data]].concat()).exits_with(2);
+            assert!(ran.said.contains("there is no store"), "{ran:?}");
+        }
+    }
+    assert!(std::fs::read(scratch.path("blank")).expect("there").iter().all(|byte| *byte == 0));
+    assert_eq!(std::fs::metadata(scratch.path("folder/depot.esker")).expect("there").len(), 0);
+    scratch.run(&["put", "k", "v", "--data", "blank"]).exits_with(0);
+    assert_eq!(scratch.run(&["get", "k", "--data", "blank"]).exits_with(0).text(), "v");
+}
+
+#[test]
 fn compacting_frees_segments_and_loses_nothing() {
     let scratch = Scratch::new();
     for value in ["1", "2", "3"] {

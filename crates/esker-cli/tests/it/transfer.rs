@@ -76,6 +76,11 @@ fn a_backup_makes_an_equal_store_elsewhere_and_a_second_one_copies_what_changed(
     let refused = scratch.run(&["restore", "copies/of-it", "--data", "new"]).exits_with(2);
     assert!(refused.said.contains("something here already"), "{refused:?}");
     scratch.run(&["restore", "nowhere", "--data", "other"]).exits_with(2);
+    // One that does not fit leaves nothing in the way of one that does.
+    let other = ["restore", "copies/of-it", "--data", "other"];
+    let refused = scratch.run(&[&other[..], &["--size", "300KiB"]].concat()).exits_with(2);
+    assert!(refused.said.contains("too few"), "{refused:?}");
+    scratch.run(&other).exits_with(0);
     scratch.run(&["backup", "new"]).exits_with(2);
 }
 
@@ -92,7 +97,8 @@ fn a_damaged_backup_is_refused_and_the_file_is_named() {
     let refused = scratch.run(&["restore", "copy", "--data", "new"]).exits_with(3);
     assert!(refused.said.contains(file.file_name().to_str().unwrap()), "{refused:?}");
     // What is there now is no store, and another restore may follow.
-    scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
+    let none = scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
+    assert!(none.said.contains("restore again"), "{none:?}");
 }
 
 #[test]
