@@ -54,6 +54,12 @@ fn a_dump_that_is_cut_short_is_noticed() {
     let dump = "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"k\",\"value\":\"v\"}\n";
     let ran = scratch.run_with(&["load"], dump.as_bytes()).exits_with(3);
     assert!(ran.said.contains("standard input:3: the dump is cut short"), "{ran:?}");
+    let twice = format!("{dump}{{\"items\":1}}\n").repeat(2);
+    let ran = scratch.run_with(&["load"], twice.as_bytes()).exits_with(3);
+    assert!(ran.said.contains("standard input:4: something follows the end"), "{ran:?}");
+    let keyless = dump.replace("\"k\"", "\"\"");
+    let ran = scratch.run_with(&["load"], keyless.as_bytes()).exits_with(3);
+    assert!(ran.said.contains("standard input:2: ") && ran.said.contains("key"), "{ran:?}");
     scratch.run_with(&["load"], b"something else\n").exits_with(3);
     scratch.run(&["load", "nowhere.jsonl"]).exits_with(3);
 }
