@@ -171,6 +171,8 @@ impl Plan {
 
     fn set(&mut self, draft: &mut Draft, letter: char, text: &str) -> Result<(), Failure> {
         match letter {
+            // As memcached's own tests say it: any port that is free.
+            'p' if text == "-1" => draft.port = Some(0),
             'p' => draft.port = Some(number("-p", text)?),
             'U' if number::<u16>("-U", text)? != 0 => {
                 return Err(wrong("-U: UDP is not supported; leave it out, or give 0"));
@@ -364,6 +366,8 @@ fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
         Some((host, port)) => (host, number("-l", port)?),
         None => (text, port),
     };
+    // What memcached has for all addresses of this host.
+    let host = if host == "*" { "0.0.0.0" } else { host };
     let found: Vec<SocketAddr> =
         (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
     match found.first() {
@@ -404,6 +408,19 @@ mod tests {
         assert_eq!(plan.limits.item_size_max_bytes, 2 * MIB);
         assert_eq!(plan.limits.idle_timeout, Duration::from_secs(30));
         assert_eq!(plan.notes.len(), 2, "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn a_star_is_every_address_and_minus_one_any_port() {
+        for (line, expected) in [
+            ("-l * -p 5", "memcache://0.0.0.0:5"),
+            ("-l *:7", "memcache://0.0.0.0:7"),
+            ("-p -1", "memcache://127.0.0.1:0"),
+        ] {
+            let shown: Vec<String> =
+                plan(line).expect(line).listen.iter().map(ToString::to_string).collect();
+            assert_eq!(shown, [expected], "{line}");
+        }
     }
 
     #[test]
