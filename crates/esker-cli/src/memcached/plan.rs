@@ -40,6 +40,8 @@ const EXTENDED_IGNORED: &[&str] = &[
     "warm_max_factor",
     "temporary_ttl",
     "slab_chunk_max",
+    "slab_sizes",
+    "chunked_items",
     "slab_reassign",
     "slab_automove",
     "slab_automove_ratio",
@@ -174,7 +176,7 @@ impl Plan {
             // As memcached's own tests say it: any port that is free.
             'p' if text == "-1" => draft.port = Some(0),
             'p' => draft.port = Some(number("-p", text)?),
-            'U' if number::<u16>("-U", text)? != 0 => {
+            'U' if number::<i64>("-U", text)? != 0 => {
                 return Err(wrong("-U: UDP is not supported; leave it out, or give 0"));
             }
             'U' => {}
@@ -425,9 +427,11 @@ mod tests {
 
     #[test]
     fn options_without_a_meaning_are_told_and_change_nothing() {
-        let plan = plan("-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii")
-            .expect("valid");
-        assert_eq!(plan.notes.len(), 11, "{:?}", plan.notes);
+        let plan = plan(
+            "-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
+        )
+        .expect("valid");
+        assert_eq!(plan.notes.len(), 13, "{:?}", plan.notes);
         assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
     }
 
@@ -449,6 +453,7 @@ mod tests {
             ("-B binary", "not supported"),
             ("-S", "-Y FILE"),
             ("-U 11211", "UDP"),
+            ("-U -1", "UDP"),
             ("-o bogus", "\"bogus\""),
             ("-o data", "needs a value"),
             ("-Z", "ssl_chain_cert"),
