@@ -1,6 +1,6 @@
 //! Which engine opens what is there.
 
-use esker::{EngineKind, ErrorKind, Options, Store};
+use esker::{Batch, EngineKind, ErrorKind, Options, Store};
 
 fn options(folder: &tempfile::TempDir, engine: Option<EngineKind>) -> Options {
     let mut options = Options::new(folder.path().join("store"));
@@ -25,6 +25,39 @@ fn a_store_is_opened_with_its_engine_and_no_other() {
         let store = Store::open(&options(&folder, None)).unwrap();
         assert_eq!(store.engine(), made);
         assert_eq!(store.get(b"who").unwrap().as_deref(), Some(made.name().as_bytes()));
+    }
+}
+
+#[test]
+fn every_call_on_a_closed_store_says_so() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        store.put(b"key", b"value").unwrap();
+        let other = store.clone();
+        store.close().unwrap();
+        store.close().unwrap();
+        let answers = [
+            ("get", other.get(b"key").map(drop)),
+            ("put", other.put(b"key", b"other").map(drop)),
+            ("delete", other.delete(b"key").map(drop)),
+            ("write", other.write(Batch::new().put(b"key", b"other")).map(drop)),
+            ("modify", other.modify(b"key", |_| None).map(drop)),
+            ("iter", other.iter().next().expect("an answer").map(drop)),
+            ("sync", other.sync()),
+            ("clean", other.clean(1).map(drop)),
+            ("trim", other.trim().map(drop)),
+            ("clear", other.clear()),
+            ("check", other.check().map(drop)),
+            ("backup", other.backup(&folder.path().join("backup")).map(drop)),
+        ];
+        for (call, answer) in answers {
+            assert_eq!(
+                answer.map_err(|error| error.kind()),
+                Err(ErrorKind::Closed),
+                "{kind}, {call}"
+            );
+        }
     }
 }
 
