@@ -10,7 +10,8 @@
 //! First a line that says what it is; one line an item, keys and values as text where they are
 //! valid UTF-8 and in Base64 (RFC 4648, padded) where not; `flags` and `expires_at` (seconds since
 //! 1970) only where they are not zero and not missing; last the number of items, so that a dump
-//! that was cut short is noticed. Items are in no order.
+//! that was cut short is noticed, and nothing behind that: of two dumps in one file the second would be lost in silence.
+//! Items are in no order.
 //!
 //! # Failure
 //! A line that is none of these stops the load, which says its number; items of the lines before
@@ -22,7 +23,7 @@ use crate::progress::progress;
 use crate::store::{open, open_as_made, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use esker::{Attributes, Condition, Durability, PutOptions};
+use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -180,7 +181,13 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
             }
         };
         let (key, value, attributes) = item;
-        store.put_with(&key, &value, PutOptions { attributes, condition: Condition::Always })?;
+        let put = PutOptions { attributes, condition: Condition::Always };
+        store.put_with(&key, &value, put).map_err(|error| match error.kind() {
+            ErrorKind::InvalidArgument => {
+                Failure::broken(format!("{name}:{}: {error}", reader.line))
+            }
+            _ => error.into(),
+        })?;
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -229,11 +236,19 @@ impl DumpReader {
             return Err("the dump is cut short".into());
         }
         if let Ok(trailer) = serde_json::from_slice::<Trailer>(&line) {
-            return match trailer.items == self.items {
+            if trailer.items != self.items {
+                return Err(format!(
+                    "{} items were dumped and {} are here",
+                    trailer.items, self.items
+                ));
+            }
+            let mut behind = self.next_line()?;
+            while !behind.is_empty() && behind.trim_ascii().is_empty() {
+                behind = self.next_line()?;
+            }
+            return match behind.is_empty() {
                 true => Ok(None),
-                false => {
-                    Err(format!("{} items were dumped and {} are here", trailer.items, self.items))
-                }
+                false => Err("something follows the end of the dump; load one at a time".into()),
             };
         }
         let item: Item = serde_json::from_slice(&line).map_err(|error| match error.is_eof() {
@@ -279,7 +294,7 @@ mod tests {
     fn what_is_no_whole_dump_is_refused_in_words() {
         const HEAD: &str = "{\"format\":\"esker-dump\",\"version\":1}\n";
         assert_eq!(
-            read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n"),
+            read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n\r\n\n"),
             Ok(vec![])
         );
         for (text, words) in [
@@ -294,6 +309,10 @@ mod tests {
             (
                 "{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":1}\n",
                 "1 items were dumped and 0 are here",
+            ),
+            (
+                "{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n",
+                "something follows the end",
             ),
             ("{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"a\"}\n", "no value"),
             (

@@ -3,7 +3,7 @@
 use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
-use crate::service::{Service, read_credentials, read_tls, say};
+use crate::service::{Secrets, Service, say};
 use crate::store::options_at;
 use esker_server::ServerConfig;
 use std::io::Write;
@@ -22,9 +22,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         say(&format!("warning: {name} is no option of esker serve and is ignored"));
     }
     let key = config.tls_key.as_ref().or(config.tls_cert.as_ref());
-    let tls = config.tls_cert.as_ref().zip(key).map(|(chain, key)| read_tls(chain, key));
-    let auth = config.auth_file.as_ref().map(|path| read_credentials(path));
-    let (tls, auth) = (tls.transpose()?, auth.transpose()?);
+    let secrets =
+        Secrets::read(config.auth_file.clone(), config.tls_cert.clone().zip(key.cloned()))?;
     if arguments.check_config {
         eprintln!("the configuration is valid");
         return Ok(Done::Yes);
@@ -41,8 +40,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         listen: config.listen,
         allow_remote: config.allow_remote,
         limits: config.limits,
-        tls,
-        auth,
+        tls: secrets.tls(),
+        auth: secrets.auth(),
         ..ServerConfig::default()
     };
     let service = Service {
@@ -52,6 +51,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         io: config.io,
         log: "info",
         ends_on_usr1: false,
+        secrets,
     };
     service.run(|| Ok(()))
 }

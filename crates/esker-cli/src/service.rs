@@ -7,7 +7,8 @@
 //! # Failure
 //! The first SIGTERM or SIGINT stops accepting, finishes what was received, closes the store and
 //! exits with 0. A second one ends the process at once, which the store survives as it survives a
-//! crash.
+//! crash. SIGHUP has the files with credentials and certificates read again, as memcached does; if one
+//! is wrong, that is said, and what was read before stays.
 
 use crate::failure::{Done, Failure};
 use crate::store::open_with;
@@ -16,10 +17,10 @@ use esker_base::units::format_size_bytes;
 use esker_server::{Credentials, Server, ServerConfig, Tls};
 use esker_trt::{Facility, Runtime};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 use std::io::{IsTerminal, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -43,6 +44,50 @@ pub(crate) struct Service {
     pub(crate) log: &'static str,
     /// Whether SIGUSR1 is a wish to end, too, as for memcached.
     pub(crate) ends_on_usr1: bool,
+    pub(crate) secrets: Secrets,
+}
+
+/// Where credentials, and certificates with their key, come from.
+#[derive(Default)]
+pub(crate) struct Secrets {
+    auth_file: Option<PathBuf>,
+    auth: Option<Credentials>,
+    tls_files: Option<(PathBuf, PathBuf)>,
+    tls: Option<Tls>,
+}
+
+impl Secrets {
+    /// Reads what a server is to know.
+    pub(crate) fn read(
+        auth_file: Option<PathBuf>,
+        tls_files: Option<(PathBuf, PathBuf)>,
+    ) -> Result<Secrets, Failure> {
+        let auth = auth_file.as_ref().map(|path| read_credentials(path)).transpose()?;
+        let tls = tls_files.as_ref().map(|(chain, key)| read_tls(chain, key)).transpose()?;
+        Ok(Secrets { auth_file, auth, tls_files, tls })
+    }
+
+    pub(crate) fn auth(&self) -> Option<Credentials> {
+        self.auth.clone()
+    }
+
+    pub(crate) fn tls(&self) -> Option<Tls> {
+        self.tls.clone()
+    }
+
+    /// Reads the files again; what is wrong with one leaves what it said before.
+    fn read_again(&self) {
+        let done = |what: &str, done: Result<(), Failure>| match done {
+            Ok(()) => say(&format!("read {what} again")),
+            Err(failure) => say(&format!("{what} stay as they were: {failure}")),
+        };
+        if let (Some(path), Some(auth)) = (&self.auth_file, &self.auth) {
+            done("credentials", read_credentials(path).map(|others| auth.replace_by(&others)));
+        }
+        if let (Some((chain, key)), Some(tls)) = (&self.tls_files, &self.tls) {
+            done("certificates", read_tls(chain, key).map(|other| tls.replace_by(&other)));
+        }
+    }
 }
 
 impl Service {
@@ -87,9 +132,14 @@ impl Service {
         say("ready");
         ready()?;
 
-        if let Some(signal) = signals.forever().next() {
+        for signal in signals.forever() {
+            if signal == SIGHUP {
+                self.secrets.read_again();
+                continue;
+            }
             let name = signal_hook::low_level::signal_name(signal).unwrap_or("a signal");
             say(&format!("stopping on {name}"));
+            break;
         }
         if !server.stop(STOP_LIMIT) {
             say(&format!("some requests were not answered within {STOP_LIMIT:?}"));
@@ -104,12 +154,12 @@ impl Service {
 }
 
 /// Credentials from a file of lines `user:password`.
-pub(crate) fn read_credentials(path: &Path) -> Result<Credentials, Failure> {
+fn read_credentials(path: &Path) -> Result<Credentials, Failure> {
     Credentials::parse(&read_file(path)?).map_err(|error| in_file(path, &error))
 }
 
 /// Certificates and private key from PEM files, which may be one.
-pub(crate) fn read_tls(chain: &Path, key: &Path) -> Result<Tls, Failure> {
+fn read_tls(chain: &Path, key: &Path) -> Result<Tls, Failure> {
     Tls::from_pem(&read_file(chain)?, &read_file(key)?).map_err(|error| in_file(chain, &error))
 }
 
@@ -155,7 +205,7 @@ fn catch_signals(usr1: bool) -> Result<Signals, Failure> {
             .map_err(failed)?;
         signal_hook::flag::register(*signal, again.clone()).map_err(failed)?;
     }
-    Signals::new(ending).map_err(failed)
+    Signals::new(ending.iter().chain(&[SIGHUP])).map_err(failed)
 }
 
 /// Makes room for the descriptors of all connections, as far as the system permits.

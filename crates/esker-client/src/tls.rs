@@ -25,7 +25,8 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts servers with a certificate that one of `roots`, in PEM, has signed, or is.
+    /// Trusts servers with a certificate that one of `roots`, in PEM, has signed, or is. One that is an authority's by its own
+    /// words (`CA:TRUE`) can only sign.
     ///
     /// # Errors
     /// `InvalidArgument` for a text that is something else.

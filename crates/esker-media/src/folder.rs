@@ -39,10 +39,10 @@ pub fn locate(path: &Path, file_name: &str, create: bool) -> Result<Located> {
     }
     let file = path.join(file_name);
     match rustix::fs::stat(&file) {
-        Ok(found) if create || found.st_size > 0 => {
-            Ok(Located { exists: found.st_size > 0, path: file })
+        Ok(found) if found.st_size > 0 => Ok(Located { path: file, exists: true }),
+        Ok(_) | Err(rustix::io::Errno::NOENT) if create => {
+            Ok(Located { path: file, exists: false })
         }
-        Err(rustix::io::Errno::NOENT) if create => Ok(Located { path: file, exists: false }),
         Ok(_) | Err(rustix::io::Errno::NOENT) => {
             Err(Error::invalid("find store", "there is no store in this folder")
                 .device(path.display().to_string()))

@@ -1,13 +1,17 @@
 //! Who may use a server: names and passwords, from a file as memcached's `-Y` has it.
 //!
-//! One `user:password` a line. Comparing takes the same time whatever is wrong, as far as lengths
+//! One `user:password` a line. A server that runs can be given others: who was let in stays. Comparing takes the same time whatever is wrong, as far as lengths
 //! allow.
 
 use esker::{Error, Result};
+use parking_lot::RwLock;
+use std::sync::Arc;
 
-/// Names with their passwords.
+/// Names with their passwords. Clones are the same: a server knows those of the one that it was started with.
 #[derive(Clone)]
-pub struct Credentials(Vec<(Vec<u8>, Vec<u8>)>);
+pub struct Credentials(Arc<RwLock<Known>>);
+
+type Known = Vec<(Vec<u8>, Vec<u8>)>;
 
 impl Credentials {
     /// Reads the text of a file.
@@ -32,13 +36,22 @@ impl Credentials {
                 _ => return Err(wrong(format!("line {} is not user:password", index + 1))),
             }
         }
-        if known.is_empty() { Err(wrong("nobody is in it".into())) } else { Ok(Credentials(known)) }
+        match known.is_empty() {
+            true => Err(wrong("nobody is in it".into())),
+            false => Ok(Credentials(Arc::new(RwLock::new(known)))),
+        }
+    }
+
+    /// From now on these, and all clones of them, are `others`.
+    pub fn replace_by(&self, others: &Credentials) {
+        let others = others.0.read().clone();
+        *self.0.write() = others;
     }
 
     /// Whether that is one of the names with its password.
     pub(crate) fn knows(&self, user: &[u8], password: &[u8]) -> bool {
         // Without early exit.
-        self.0.iter().fold(false, |found, (name, secret)| {
+        self.0.read().iter().fold(false, |found, (name, secret)| {
             found | (same(name, user) & same(secret, password))
         })
     }
@@ -53,7 +66,7 @@ fn same(one: &[u8], other: &[u8]) -> bool {
 impl std::fmt::Debug for Credentials {
     /// Without names and passwords.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Credentials({})", self.0.len())
+        write!(f, "Credentials({})", self.0.read().len())
     }
 }
 
@@ -70,6 +83,14 @@ mod tests {
         {
             assert!(!known.knows(user.as_bytes(), password.as_bytes()), "{user} {password}");
         }
+    }
+
+    #[test]
+    fn others_take_the_place_of_all_clones() {
+        let known = Credentials::parse(b"ann:secret\n").expect("valid");
+        let clone = known.clone();
+        known.replace_by(&Credentials::parse(b"bob:new\n").expect("valid"));
+        assert!(clone.knows(b"bob", b"new") && !clone.knows(b"ann", b"secret"));
     }
 
     #[test]

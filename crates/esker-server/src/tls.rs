@@ -16,6 +16,7 @@ use crate::budget::Share;
 use crate::transport::{Plain, Transport};
 use esker::{Error, Result};
 use esker_trt::net::Stream;
+use parking_lot::RwLock;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ServerConfig, ServerConnection};
@@ -28,9 +29,9 @@ pub(crate) const CONNECTION_BYTES: u64 = 64 << 10;
 /// Ciphertext of replies that the state machine holds at most.
 const SEND_BYTES_MAX: usize = 32 << 10;
 
-/// Certificate and key of a server. Cheap to clone.
+/// Certificate and key of a server. Cheap to clone; clones are the same.
 #[derive(Clone, Debug)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct Tls(Arc<RwLock<Arc<ServerConfig>>>);
 
 impl Tls {
     /// Reads the chain of certificates and the private key, both in PEM; one text may have both.
@@ -54,7 +55,13 @@ impl Tls {
             .with_safe_default_protocol_versions()
             .and_then(|config| config.with_no_client_auth().with_single_cert(chain, key_der))
             .map_err(|error| wrong("certificates and key", &error))?;
-        Ok(Tls(Arc::new(config)))
+        Ok(Tls(Arc::new(RwLock::new(Arc::new(config)))))
+    }
+
+    /// From now on connections begin with certificate and key of `other`; those that there are go on.
+    pub fn replace_by(&self, other: &Tls) {
+        let other = other.0.read().clone();
+        *self.0.write() = other;
     }
 }
 
@@ -97,7 +104,8 @@ impl Encrypted {
         share: Share,
         limit: Duration,
     ) -> IoResult<Encrypted> {
-        let mut machine = ServerConnection::new(tls.0.clone()).map_err(std::io::Error::other)?;
+        let mut machine =
+            ServerConnection::new(tls.0.read().clone()).map_err(std::io::Error::other)?;
         machine.set_buffer_limit(Some(SEND_BYTES_MAX));
         let mut connection = Encrypted { socket, machine, share };
         connection.socket.stream().set_deadline(Some(limit));

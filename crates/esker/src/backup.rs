@@ -68,6 +68,8 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         if sized.size_bytes == 0 {
             sized.size_bytes = backup.memory_size_bytes();
         }
+        // Before there is a file that it does not fit in.
+        backup.chunks_in(sized.size_bytes)?;
         let memory = devices::open_memory(&sized)?;
         return restore_flat(&backup, &*memory, options.format, &options.progress);
     }
@@ -76,6 +78,8 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     if sized.size_bytes == 0 {
         sized.size_bytes = backup.device_size_bytes();
     }
+    // As above.
+    backup.segments_in(sized.size_bytes)?;
     let device = devices::open(&sized, Some(backup.shape()))?;
     restore_depot(&backup, &*device, options.format, &options.progress)
 }

@@ -21,8 +21,8 @@ pub fn repair(options: &Options) -> Result<RepairReport> {
     if let Some(kind) = options.engine_there()
         && kind != EngineKind::Depot
     {
-        let words =
-            format!("a store of {} cannot be repaired, but restored from a backup", kind.name());
+        let kind = kind.name_of_files();
+        let words = format!("a store of {kind} cannot be repaired, but restored from a backup");
         return Err(Error::new(ErrorKind::Unsupported, "repair store").context(words));
     }
     let options = Options { create: false, format: false, ..options.clone() };

@@ -6,7 +6,7 @@
 
 use crate::engine::depot::plan;
 use crate::engine::flat::plan_memory;
-use crate::engine::flex::TREE_FILE;
+use crate::flex;
 use crate::options::{EngineKind, Options};
 use esker_base::rng::{self, Rng};
 use esker_base::units::format_size_bytes;
@@ -70,7 +70,9 @@ pub(crate) fn engine_there(options: &Options) -> Option<EngineKind> {
     let kinds = [
         (DATA_FILE, EngineKind::Depot),
         (MEMORY_FILE, EngineKind::FlatCceh),
-        (TREE_FILE, EngineKind::Flex),
+        (flex::TREE_FILE, EngineKind::Flex),
+        // Without its tree it is damaged, and still no place for another store.
+        (flex::DATA_FILE, EngineKind::Flex),
     ];
     kinds.into_iter().find_map(|(name, kind)| holds(name).then_some(kind))
 }

@@ -61,6 +61,14 @@ impl EngineKind {
         self == other || (is_flat(self) && is_flat(other))
     }
 
+    /// What both kinds of `flat` are called where only the files are known; else the name.
+    pub(crate) fn name_of_files(self) -> &'static str {
+        match self {
+            EngineKind::FlatCceh | EngineKind::FlatMasstree => "flat",
+            other => other.name(),
+        }
+    }
+
     /// The name.
     #[must_use]
     pub fn name(self) -> &'static str {

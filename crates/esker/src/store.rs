@@ -451,7 +451,7 @@ impl Store {
     /// Deletes every key from `from` on and before `to`, or without end: one record, whatever lies between.
     ///
     /// # Errors
-    /// `Unsupported` if the engine keeps no order; as [`Store::put`].
+    /// `Unsupported` but for engine `flex`; as [`Store::put`].
     pub fn delete_range(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
         self.engine.delete_range(from, to)
     }

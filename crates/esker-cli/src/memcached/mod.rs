@@ -11,7 +11,7 @@ mod plan;
 mod process;
 
 use crate::failure::{Done, Failure};
-use crate::service::{Service, read_credentials, read_tls, say};
+use crate::service::{Secrets, Service, say};
 use esker::{Durability, Options};
 use esker_server::{ServerConfig, ShutdownHook};
 use plan::Plan;
@@ -89,8 +89,7 @@ fn print(text: &str) -> Result<Done, Failure> {
 
 fn run(plan: Plan) -> Result<Done, Failure> {
     // What only root may read is read before.
-    let tls = plan.tls.as_ref().map(|(chain, key)| read_tls(chain, key)).transpose()?;
-    let auth = plan.auth_file.as_ref().map(|path| read_credentials(path)).transpose()?;
+    let secrets = Secrets::read(plan.auth_file, plan.tls)?;
     let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {
@@ -114,8 +113,8 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         allow_remote: true,
         unix_mode: plan.unix_mode,
         limits: plan.limits,
-        tls,
-        auth,
+        tls: secrets.tls(),
+        auth: secrets.auth(),
         on_shutdown,
         flush_enabled: plan.flush,
         ..ServerConfig::default()
@@ -126,8 +125,15 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         2 => "debug",
         _ => "trace",
     };
-    let service =
-        Service { store, server, cores: plan.cores, io: Vec::new(), log, ends_on_usr1: true };
+    let service = Service {
+        store,
+        server,
+        cores: plan.cores,
+        io: Vec::new(),
+        log,
+        ends_on_usr1: true,
+        secrets,
+    };
     let daemon = plan.daemon;
     let done = service.run(|| if daemon { process::fall_silent() } else { Ok(()) });
     drop(pid_file);

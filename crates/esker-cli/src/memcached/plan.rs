@@ -40,6 +40,8 @@ const EXTENDED_IGNORED: &[&str] = &[
     "warm_max_factor",
     "temporary_ttl",
     "slab_chunk_max",
+    "slab_sizes",
+    "chunked_items",
     "slab_reassign",
     "slab_automove",
     "slab_automove_ratio",
@@ -171,8 +173,10 @@ impl Plan {
 
     fn set(&mut self, draft: &mut Draft, letter: char, text: &str) -> Result<(), Failure> {
         match letter {
+            // As memcached's own tests say it: any port that is free.
+            'p' if text == "-1" => draft.port = Some(0),
             'p' => draft.port = Some(number("-p", text)?),
-            'U' if number::<u16>("-U", text)? != 0 => {
+            'U' if number::<i64>("-U", text)? != 0 => {
                 return Err(wrong("-U: UDP is not supported; leave it out, or give 0"));
             }
             'U' => {}
@@ -364,6 +368,8 @@ fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
         Some((host, port)) => (host, number("-l", port)?),
         None => (text, port),
     };
+    // What memcached has for all addresses of this host.
+    let host = if host == "*" { "0.0.0.0" } else { host };
     let found: Vec<SocketAddr> =
         (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
     match found.first() {
@@ -407,10 +413,25 @@ mod tests {
     }
 
     #[test]
+    fn a_star_is_every_address_and_minus_one_any_port() {
+        for (line, expected) in [
+            ("-l * -p 5", "memcache://0.0.0.0:5"),
+            ("-l *:7", "memcache://0.0.0.0:7"),
+            ("-p -1", "memcache://127.0.0.1:0"),
+        ] {
+            let shown: Vec<String> =
+                plan(line).expect(line).listen.iter().map(ToString::to_string).collect();
+            assert_eq!(shown, [expected], "{line}");
+        }
+    }
+
+    #[test]
     fn options_without_a_meaning_are_told_and_change_nothing() {
-        let plan = plan("-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii")
-            .expect("valid");
-        assert_eq!(plan.notes.len(), 11, "{:?}", plan.notes);
+        let plan = plan(
+            "-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
+        )
+        .expect("valid");
+        assert_eq!(plan.notes.len(), 13, "{:?}", plan.notes);
         assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
     }
 
@@ -432,6 +453,7 @@ mod tests {
             ("-B binary", "not supported"),
             ("-S", "-Y FILE"),
             ("-U 11211", "UDP"),
+            ("-U -1", "UDP"),
             ("-o bogus", "\"bogus\""),
             ("-o data", "needs a value"),
             ("-Z", "ssl_chain_cert"),

@@ -2,7 +2,7 @@
 
 use crate::program::{Scratch, program};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command};
 use std::time::Duration;
@@ -64,6 +64,17 @@ fn talk(port: &str, words: &str) -> String {
     chat(stream, words)
 }
 
+/// As [`talk`], of a client that says that this is all.
+fn ask(port: &str, words: &str) -> String {
+    let mut stream = TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
+    stream.set_read_timeout(Some(Duration::from_secs(30))).expect("timeout");
+    stream.write_all(words.as_bytes()).expect("send");
+    stream.shutdown(Shutdown::Write).expect("end");
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).expect("receive");
+    reply
+}
+
 #[test]
 fn the_options_of_memcached_have_their_effect() {
     let (scratch, port) = (Scratch::new(), port());
@@ -106,6 +117,34 @@ fn the_options_of_memcached_have_their_effect() {
     assert_eq!(talk(&port, &format!("{login}shutdown\r\n")), "STORED\r\n");
     running.ends();
     assert!(!scratch.path("pid").exists());
+}
+
+#[test]
+fn a_hangup_has_credentials_read_again_and_ends_nothing() {
+    let (scratch, port) = (Scratch::new(), port());
+    std::fs::write(scratch.path("users"), "ann:secret\n").expect("write");
+    let options = ["-p", &port, "-l", "127.0.0.1", "-o", "data=here", "-A", "-Y", "users"];
+    let mut running = Running::start(&scratch, &options);
+    let mut said = BufReader::new(running.0.stderr.take().expect("piped"));
+    let (ann, bob) = ("set a 0 0 10\r\nann secret\r\n", "set a 0 0 7\r\nbob new\r\n");
+    let mut hangs_up = |expected: &str| {
+        let process = rustix::process::Pid::from_child(&running.0);
+        rustix::process::kill_process(process, rustix::process::Signal::HUP).expect("signal");
+        let mut line = String::new();
+        said.read_line(&mut line).expect("text");
+        assert!(line.starts_with(expected), "{line}");
+    };
+    for (text, expected) in [
+        ("bob:new\n", "read credentials again"),
+        ("nonsense\n", "credentials stay as they were: users"),
+    ] {
+        std::fs::write(scratch.path("users"), text).expect("write");
+        hangs_up(expected);
+        assert!(ask(&port, ann).starts_with("CLIENT_ERROR"));
+        assert_eq!(ask(&port, bob), "STORED\r\n");
+    }
+    assert_eq!(talk(&port, &format!("{bob}shutdown\r\n")), "STORED\r\n");
+    running.ends();
 }
 
 #[test]

@@ -54,6 +54,12 @@ fn a_dump_that_is_cut_short_is_noticed() {
     let dump = "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"k\",\"value\":\"v\"}\n";
     let ran = scratch.run_with(&["load"], dump.as_bytes()).exits_with(3);
     assert!(ran.said.contains("standard input:3: the dump is cut short"), "{ran:?}");
+    let twice = format!("{dump}{{\"items\":1}}\n").repeat(2);
+    let ran = scratch.run_with(&["load"], twice.as_bytes()).exits_with(3);
+    assert!(ran.said.contains("standard input:4: something follows the end"), "{ran:?}");
+    let keyless = dump.replace("\"k\"", "\"\"");
+    let ran = scratch.run_with(&["load"], keyless.as_bytes()).exits_with(3);
+    assert!(ran.said.contains("standard input:2: ") && ran.said.contains("key"), "{ran:?}");
     scratch.run_with(&["load"], b"something else\n").exits_with(3);
     scratch.run(&["load", "nowhere.jsonl"]).exits_with(3);
 }
@@ -76,6 +82,11 @@ fn a_backup_makes_an_equal_store_elsewhere_and_a_second_one_copies_what_changed(
     let refused = scratch.run(&["restore", "copies/of-it", "--data", "new"]).exits_with(2);
     assert!(refused.said.contains("something here already"), "{refused:?}");
     scratch.run(&["restore", "nowhere", "--data", "other"]).exits_with(2);
+    // One that does not fit leaves nothing in the way of one that does.
+    let other = ["restore", "copies/of-it", "--data", "other"];
+    let refused = scratch.run(&[&other[..], &["--size", "300KiB"]].concat()).exits_with(2);
+    assert!(refused.said.contains("too few"), "{refused:?}");
+    scratch.run(&other).exits_with(0);
     scratch.run(&["backup", "new"]).exits_with(2);
 }
 
@@ -92,7 +103,8 @@ fn a_damaged_backup_is_refused_and_the_file_is_named() {
     let refused = scratch.run(&["restore", "copy", "--data", "new"]).exits_with(3);
     assert!(refused.said.contains(file.file_name().to_str().unwrap()), "{refused:?}");
     // What is there now is no store, and another restore may follow.
-    scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
+    let none = scratch.run(&["get", "k", "--data", "new"]).exits_with(2);
+    assert!(none.said.contains("restore again"), "{none:?}");
 }
 
 #[test]

@@ -30,10 +30,15 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
     if let (Some(there), Some(wanted)) = (there, options.engine)
         && !there.has_files_of(wanted)
     {
-        let words = format!("the store here is one of {there}, not of {wanted}");
+        let words = format!("the store here is one of {}, not of {wanted}", there.name_of_files());
         return Err(Error::invalid("open store", words).device(options.path.display().to_string()));
     }
-    match options.engine.or(there).unwrap_or_default() {
+    let kind = options.engine.or(there).unwrap_or_default();
+    if options.cache && kind != EngineKind::Depot {
+        let words = format!("engine {kind} keeps what it is given: it is no cache");
+        return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
+    }
+    match kind {
         EngineKind::Depot => {
             Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
         }
@@ -113,7 +118,7 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Deletes all keys from `from` on and before `to`, or without end, at once.
     fn delete_range(&self, _from: &[u8], _to: Option<&[u8]>) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "delete range")
-            .context("this engine keeps no order"))
+            .context("this engine deletes key by key"))
     }
     /// A version as of which all can be read until it is released.
     fn snapshot(&self) -> Result<u64> {

@@ -88,20 +88,28 @@ impl Inner {
         victims
     }
 
-    /// Calls `visit` with all extents. The writer's lock is held, so they stay as they are.
+    /// Calls `visit` with all extents, each as a whole. The writer's lock is held, so they stay as they are.
     pub(super) fn walk(&self, mut visit: impl FnMut(Extent)) -> Result<()> {
         let mut offset = 0;
         let size = self.shared.read().tree.size_bytes();
         while offset < size {
-            let mut next = offset;
-            let done = self.shared.read().tree.visit(offset, WALK_STEP, |extent| {
-                next = extent.end();
-                visit(extent);
+            let mut last = None;
+            let shared = self.shared.read();
+            let done = shared.tree.visit(offset, WALK_STEP, |extent| {
+                if let Some(before) = last.replace(extent) {
+                    visit(before);
+                }
             });
+            // The step may have cut it.
+            if let Some(whole) = last.and_then(|cut| shared.tree.lookup(cut.offset).ok().flatten())
+            {
+                visit(whole);
+                offset = whole.end();
+            }
+            drop(shared);
             if let Err(missing) = done {
                 self.load(&missing)?;
             }
-            offset = next;
         }
         Ok(())
     }

@@ -1,9 +1,16 @@
 //! The three files of a space, in a folder.
+//!
+//! # Invariants
+//! - A1: the tree file is made first, durably, and has a header only when all files of the folder are there. So a file that is
+//!   missing, or empty, where one that is made later has something, is lost and no longer to be made: that would be a space, or
+//!   a log, without what was acknowledged.
 
 use super::SpaceOptions;
+use super::recover::find_header;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, Direct, FileDevice, OpenOptions};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,19 +31,52 @@ pub struct SpaceFiles {
     pub log: Arc<dyn BlockDevice>,
 }
 
+/// Names of the files.
+pub(crate) const TREE_FILE: &str = "space.tree";
+const LOG_FILE: &str = "space.log";
+pub(crate) const DATA_FILE: &str = "space.data";
+
 impl SpaceFiles {
     /// Opens or creates the files in the folder of `options`.
     pub(crate) fn open(options: &SpaceOptions) -> Result<SpaceFiles> {
+        let had_tree = !options.format && (has(options, LOG_FILE) || has(options, DATA_FILE));
         // Direct, all of them: after a failed flush, what the page cache still has is not what a device has, and
         // the next open would believe it. The tree file first: whoever has its lock has all of them.
-        let tree = open_file(options, "space.tree", Direct::Prefer)?;
-        let log = open_file(options, "space.log", Direct::Prefer)?;
-        let data = open_file(options, "space.data", Direct::Prefer)?;
+        let tree = open_file(options, TREE_FILE, had_tree)?;
+        let is_made = is_made(&*tree, options)?;
+        let log = open_file(options, LOG_FILE, is_made)?;
+        let data = open_file(options, DATA_FILE, is_made)?;
         Ok(SpaceFiles { data, tree, log })
+    }
+
+    /// Whether a space is opened that is there, so that no file of its folder may be missing (A1).
+    pub(crate) fn is_made(&self, options: &SpaceOptions) -> Result<bool> {
+        is_made(&*self.tree, options)
     }
 }
 
-fn open_file(options: &SpaceOptions, name: &str, direct: Direct) -> Result<Arc<dyn BlockDevice>> {
+fn is_made(tree: &dyn BlockDevice, options: &SpaceOptions) -> Result<bool> {
+    Ok(!options.format && find_header(tree)?.is_some())
+}
+
+/// Whether the folder has the file, with something in it.
+fn has(options: &SpaceOptions, name: &str) -> bool {
+    locate(&options.path, name, false).is_ok_and(|found| found.exists)
+}
+
+/// Refuses to go on without a file that was there (A1).
+pub(crate) fn refuse_without(options: &SpaceOptions, name: &str) -> Result<()> {
+    if has(options, name) {
+        return Ok(());
+    }
+    Err(Error::corrupted("open space", "this file is missing, or empty, and others are there")
+        .device(options.path.join(name).display().to_string()))
+}
+
+fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<dyn BlockDevice>> {
+    if was_there {
+        refuse_without(options, name)?;
+    }
     let create = options.create || options.format;
     let found = locate(&options.path, name, create)?;
     if found.path == options.path {
@@ -45,15 +85,20 @@ fn open_file(options: &SpaceOptions, name: &str, direct: Direct) -> Result<Arc<d
     }
     let device_options = OpenOptions {
         create_size_bytes: (!found.exists).then_some(NEW_SIZE),
-        direct,
+        direct: Direct::Prefer,
         punch_holes: true,
         ..OpenOptions::default()
     };
+    open_device(&found.path, device_options)
+}
+
+/// Opens a file; waits for a process that was killed, of which requests may hold one file longer than another.
+pub(crate) fn open_device(path: &Path, options: OpenOptions) -> Result<Arc<dyn BlockDevice>> {
     for _ in 0..LOCK_TRIES {
-        match FileDevice::open(&found.path, device_options) {
+        match FileDevice::open(path, options) {
             Err(error) if error.kind() == ErrorKind::Locked => esker_trt::sleep(LOCK_REST),
             opened => return Ok(Arc::new(opened?)),
         }
     }
-    Ok(Arc::new(FileDevice::open(&found.path, device_options)?))
+    Ok(Arc::new(FileDevice::open(path, options)?))
 }

@@ -46,6 +46,7 @@ mod write;
 
 pub use check::SpaceCheck;
 pub use files::SpaceFiles;
+pub(crate) use files::{DATA_FILE, TREE_FILE, open_device, refuse_without};
 pub use options::SpaceOptions;
 #[doc(hidden)]
 pub use options::SpaceTesting;

@@ -25,7 +25,7 @@ use esker_format::flex::{
 };
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Root, Shape};
-use esker_media::BufferPool;
+use esker_media::{BlockDevice, BufferPool};
 use esker_trt::sync::Mutex;
 use parking_lot::RwLock;
 use std::collections::BTreeSet;
@@ -45,7 +45,7 @@ impl Inner {
             Some(seed) => Rng::from_seed(seed),
             None => Rng::from_seed(u64::from_le_bytes(rng::secret()?)),
         };
-        let header = if options.format { None } else { find_header(&files)? };
+        let header = if options.format { None } else { find_header(&*files.tree)? };
         let header = match header {
             Some(header) => header,
             None if options.create || options.format => make(&files, options, &mut rng)?,
@@ -281,8 +281,7 @@ fn tree_of(header: &Header) -> FlexTree {
 }
 
 /// The header that counts. `None` if there is none, and nothing that says there was one.
-fn find_header(files: &SpaceFiles) -> Result<Option<Header>> {
-    let device = &*files.tree;
+pub(super) fn find_header(device: &dyn BlockDevice) -> Result<Option<Header>> {
     let size = device.geometry().size_bytes;
     let mut found: Option<Header> = None;
     let mut damaged = None;

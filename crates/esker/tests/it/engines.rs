@@ -1,6 +1,6 @@
 //! Which engine opens what is there.
 
-use esker::{EngineKind, ErrorKind, Options, Store};
+use esker::{Batch, EngineKind, ErrorKind, Options, Store};
 
 fn options(folder: &tempfile::TempDir, engine: Option<EngineKind>) -> Options {
     let mut options = Options::new(folder.path().join("store"));
@@ -25,6 +25,51 @@ fn a_store_is_opened_with_its_engine_and_no_other() {
         let store = Store::open(&options(&folder, None)).unwrap();
         assert_eq!(store.engine(), made);
         assert_eq!(store.get(b"who").unwrap().as_deref(), Some(made.name().as_bytes()));
+    }
+}
+
+#[test]
+fn every_call_on_a_closed_store_says_so() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        store.put(b"key", b"value").unwrap();
+        let other = store.clone();
+        store.close().unwrap();
+        store.close().unwrap();
+        let answers = [
+            ("get", other.get(b"key").map(drop)),
+            ("put", other.put(b"key", b"other").map(drop)),
+            ("delete", other.delete(b"key").map(drop)),
+            ("write", other.write(Batch::new().put(b"key", b"other")).map(drop)),
+            ("modify", other.modify(b"key", |_| None).map(drop)),
+            ("iter", other.iter().next().expect("an answer").map(drop)),
+            ("sync", other.sync()),
+            ("clean", other.clean(1).map(drop)),
+            ("trim", other.trim().map(drop)),
+            ("clear", other.clear()),
+            ("check", other.check().map(drop)),
+            ("backup", other.backup(&folder.path().join("backup")).map(drop)),
+        ];
+        for (call, answer) in answers {
+            assert_eq!(
+                answer.map_err(|error| error.kind()),
+                Err(ErrorKind::Closed),
+                "{kind}, {call}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_never_evicts_makes_no_cache() {
+    for kind in EngineKind::ALL.into_iter().filter(|kind| *kind != EngineKind::Depot) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Options { cache: true, ..options(&folder, Some(kind)) };
+        assert_eq!(Store::open(&cache).unwrap_err().kind(), ErrorKind::Unsupported, "{kind}");
+        drop(Store::open(&options(&folder, Some(kind))).unwrap());
+        let cache = Options { engine: None, ..cache };
+        assert_eq!(Store::open(&cache).unwrap_err().kind(), ErrorKind::Unsupported, "{kind}");
     }
 }
 
@@ -73,7 +118,8 @@ fn a_size_in_which_nothing_fits_is_refused_before_there_is_a_file() {
                 Ok(store) => store,
                 Err(error) => {
                     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{engine}: {error}");
-                    assert_eq!(std::fs::read_dir(&options.path).unwrap().count(), 0, "{engine}");
+                    let files = std::fs::read_dir(&options.path).map_or(0, Iterator::count);
+                    assert_eq!(files, 0, "{engine}");
                     refused += 1;
                     continue;
                 }
@@ -84,4 +130,43 @@ fn a_size_in_which_nothing_fits_is_refused_before_there_is_a_file() {
         }
         assert!((1..15).contains(&refused), "{engine}: {refused}");
     }
+}
+
+#[test]
+fn a_store_without_one_of_its_files_is_damaged_and_no_place_for_a_new_one() {
+    for lost in ["space.tree", "space.log", "space.data", "flex.wal.0", "flex.wal.1"] {
+        for empty in [false, true] {
+            let folder = tempfile::tempdir().unwrap();
+            let at = format!("{lost}, {empty}");
+            let store = Store::open(&options(&folder, Some(EngineKind::Flex))).unwrap();
+            store.put(b"key", b"value").unwrap();
+            store.sync().unwrap();
+            // As after a kill: what was acknowledged is in the log.
+            store.forget();
+            let path = folder.path().join("store").join(lost);
+            match empty {
+                true => std::fs::write(&path, b"").unwrap(),
+                false => std::fs::remove_file(&path).unwrap(),
+            }
+            for engine in [None, Some(EngineKind::Flex)] {
+                let refused = Store::open(&options(&folder, engine)).expect_err(&at);
+                assert_eq!(refused.kind(), ErrorKind::Corrupted, "{at}: {refused}");
+                assert!(refused.to_string().contains(lost), "{at}: {refused}");
+            }
+            let refused = Store::open(&options(&folder, Some(EngineKind::Depot))).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{at}: {refused}");
+            let mut anew = options(&folder, Some(EngineKind::Flex));
+            anew.format = true;
+            assert!(Store::open(&anew).unwrap().get(b"key").unwrap().is_none(), "{at}");
+        }
+    }
+    // The saved index can be missing: it is made of the rest.
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(&folder, Some(EngineKind::Flex))).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.close().unwrap();
+    drop(store);
+    std::fs::remove_file(folder.path().join("store/flex.index")).unwrap();
+    let store = Store::open(&options(&folder, None)).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }

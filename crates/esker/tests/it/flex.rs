@@ -531,3 +531,16 @@ fn what_is_not_allowed_is_refused_and_changes_nothing() {
     let none = Space::open_on(empty.files(), &options).unwrap_err();
     assert_eq!(none.kind(), ErrorKind::InvalidArgument);
 }
+
+#[test]
+fn a_check_counts_each_extent_of_a_large_space_once() {
+    let media = Media::new(1 << 20);
+    let space = Space::open_on(media.files(), &small(3)).unwrap();
+    // A walk goes a gibibyte at a time, and holes count as extents, too.
+    space.insert_hole(0, 3 << 30).unwrap();
+    for gibibyte in 1..3 {
+        space.write((gibibyte << 30) - 5, &[7; 10]).unwrap();
+    }
+    let found = space.check().unwrap();
+    assert_eq!((found.extents, found.problems), (5, vec![]));
+}

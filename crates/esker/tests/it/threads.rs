@@ -3,6 +3,7 @@
 use crate::support::{device, open, options};
 use esker::{Batch, Options, Outcome, Store};
 use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
+use esker_media::{FileDevice, OpenOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -113,6 +114,25 @@ fn an_open_waits_for_a_process_that_is_about_to_let_go() {
         let opened = second.join().unwrap();
         assert!(opened.is_ok(), "it came free in time: {opened:?}");
     });
+}
+
+#[test]
+fn an_open_waits_for_each_file_that_a_killed_process_still_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.size_bytes = 64 << 20;
+    options.engine = Some(esker::EngineKind::Flex);
+    drop(Store::open(&options).unwrap());
+    for name in ["space.tree", "space.data", "flex.wal.1", "flex.index"] {
+        let held = FileDevice::open(&folder.path().join(name), OpenOptions::default()).unwrap();
+        std::thread::scope(|scope| {
+            let second = scope.spawn(|| Store::open(&options).map(drop));
+            esker_trt::sleep(std::time::Duration::from_millis(100));
+            drop(held);
+            let opened = second.join().unwrap();
+            assert!(opened.is_ok(), "{name} came free in time: {opened:?}");
+        });
+    }
 }
 
 #[test]

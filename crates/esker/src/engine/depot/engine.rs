@@ -9,8 +9,8 @@ use crate::engine::{Admit, Engine, Items, Limits};
 use crate::options::{EngineKind, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
-use esker_base::Result;
 use esker_base::ids::Version;
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::KEY_SIZE_MAX_BYTES;
 use esker_media::{Archive, PmemCounters};
 use esker_trt::Facility;
@@ -64,6 +64,7 @@ impl Engine for Depot {
     }
 
     fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+        self.begin("walk")?;
         self.walk_part(cursor)
     }
 
@@ -72,6 +73,7 @@ impl Engine for Depot {
     }
 
     fn sync(&self) -> Result<()> {
+        self.begin("sync")?;
         self.flush_published()
     }
 
@@ -124,6 +126,7 @@ impl Engine for Depot {
     }
 
     fn check(&self) -> Result<CheckReport> {
+        self.begin("check")?;
         Ok(self.check_store())
     }
 
@@ -152,5 +155,11 @@ impl Engine for Depot {
             value_size_bytes: large::VALUE_SIZE_MAX_BYTES,
             batch_size_bytes: usize::try_from(batch).unwrap_or(usize::MAX),
         }
+    }
+}
+
+impl Depot {
+    fn begin(&self, operation: &'static str) -> Result<()> {
+        if self.log.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
     }
 }

@@ -62,6 +62,7 @@ use esker_base::rng::{self, Rng};
 use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
+use esker_format::backup::is_restoring;
 use esker_format::depot::{HASH_BITS, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Stream, Superblock};
 use esker_index::{Directory, Link};
 use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, is_zero};
@@ -191,11 +192,7 @@ impl Depot {
                 found
             }
             Err(error) if !options.format || error.kind() == ErrorKind::Io => return Err(error),
-            Ok(None) if lenient => {
-                let words = "there is no store here";
-                return Err(Error::invalid("repair store", words).device(device.name()));
-            }
-            Ok(None) if !options.create && !options.format => {
+            Ok(None) if lenient || !(options.create || options.format) => {
                 let words = "there is no store here";
                 return Err(Error::invalid("open store", words).device(device.name()));
             }
@@ -375,7 +372,7 @@ fn read_superblock(
     let block = device.geometry().block_size_bytes as usize;
     let mut newest: Option<Superblock> = None;
     let mut copies = 0;
-    let mut flaw = None;
+    let (mut flaw, mut restoring) = (None, false);
     for offset in [0, SUPERBLOCK_COPY_OFFSET] {
         let mut buffer = pool.get(block.max(SUPERBLOCK_SIZE));
         device.read_at(sites::OPEN_READ, offset, &mut buffer)?;
@@ -386,6 +383,7 @@ fn read_superblock(
                 _ => (newest, copies) = (Some(found), 1),
             },
             Err(_) if buffer.iter().all(|byte| *byte == 0) => {}
+            Err(_) if is_restoring(&buffer) => restoring = true,
             Err(found) => flaw = flaw.or(Some(found)),
         }
     }
@@ -393,6 +391,9 @@ fn read_superblock(
         return Ok(Some((superblock, copies < 2)));
     }
     let error = match flaw {
+        None if restoring => {
+            Error::invalid("open store", "a restore of this store did not end: restore again")
+        }
         None => return Ok(None),
         Some(Flaw::Version(version)) => Error::new(ErrorKind::UnsupportedFormat, "open store")
             .context(format!("format version {version} is not known to this build")),

@@ -43,34 +43,41 @@ impl Backup<'_, Superblock> {
         (self.manifest.superblock.data_offset, self.manifest.superblock.segment_size_bytes)
     }
 
+    /// How many segments a store of so many bytes has.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it does not reach to the last one in use.
+    pub(crate) fn segments_in(&self, size_bytes: u64) -> Result<u64> {
+        let old = &self.manifest.superblock;
+        let (start, size, grain) = (old.data_offset, old.segment_size_bytes, old.grain_size_bytes);
+        let count = Layout::segments_in(size_bytes, start, size, grain);
+        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
+        let least = last.max(SEGMENT_COUNT_MIN);
+        if count < least {
+            let needed = start + least * size;
+            let words = format!(
+                "{} are too few: segments keep their places, and the last one in use ends at {} ({needed} bytes)",
+                format_size_bytes(size_bytes),
+                format_size_bytes(needed)
+            );
+            return Err(Error::invalid("restore", words));
+        }
+        Ok(count)
+    }
+
     /// The superblock of the new store on `device`.
     fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
         let old = &self.manifest.superblock;
         let geometry = device.geometry();
-        let invalid = |words: String| Error::invalid("restore", words).device(device.name());
         if geometry.block_size_bytes > old.block_size_bytes {
-            return Err(invalid(format!(
+            let words = format!(
                 "the store has blocks of {} bytes, the device writes {}",
                 old.block_size_bytes, geometry.block_size_bytes
-            )));
+            );
+            return Err(Error::invalid("restore", words).device(device.name()));
         }
         let size = geometry.size_bytes;
-        let count = Layout::segments_in(
-            size,
-            old.data_offset,
-            old.segment_size_bytes,
-            old.grain_size_bytes,
-        );
-        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
-        let least = last.max(SEGMENT_COUNT_MIN);
-        if count < least {
-            let needed = old.data_offset + least * old.segment_size_bytes;
-            return Err(invalid(format!(
-                "{} are too few: segments keep their places, and the last one in use ends at {} ({needed} bytes)",
-                format_size_bytes(size),
-                format_size_bytes(needed)
-            )));
-        }
+        let count = self.segments_in(size).map_err(|error| error.device(device.name()))?;
         Ok(Superblock {
             device_size_bytes: size,
             segment_count: u32::try_from(count).unwrap_or(u32::MAX),

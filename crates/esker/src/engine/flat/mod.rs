@@ -154,10 +154,6 @@ impl Flat {
     /// # Errors
     /// `InvalidArgument` if something else is there, `UnsupportedFormat`, `Corrupted`, `Io`.
     pub(crate) fn open(memory: Arc<dyn Pmem>, options: &Options) -> Result<Arc<Flat>> {
-        if options.cache {
-            let words = "engine flat keeps what it is given: it is no cache";
-            return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
-        }
         let seed = match options.testing.seed {
             Some(seed) => seed,
             None => u64::from_le_bytes(rng::secret()?),

@@ -40,20 +40,29 @@ impl Backup<'_, Superblock> {
         self.manifest.superblock.size_bytes
     }
 
+    /// How many chunks a store of so many bytes has.
+    ///
+    /// # Errors
+    /// `InvalidArgument` if it does not reach to the last one in use.
+    pub(crate) fn chunks_in(&self, size_bytes: u64) -> Result<u32> {
+        let chunk_size = self.manifest.superblock.chunk_size_bytes;
+        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
+        if size_bytes / chunk_size < last {
+            let needed = last * chunk_size;
+            let words = format!(
+                "{size_bytes} bytes are too few: chunks keep their places, and the last one in use ends at {needed}"
+            );
+            return Err(Error::invalid("restore", words));
+        }
+        Ok(Layout::plan(size_bytes, Some(chunk_size))?.1)
+    }
+
     /// The superblock of the new store.
     fn superblock_in(&self, memory: &dyn Pmem) -> Result<Superblock> {
-        let old = self.manifest.superblock;
-        let size = memory.size_bytes();
-        let last = self.manifest.segments.last().map_or(0, |entry| u64::from(entry.id.0) + 1);
-        if size / old.chunk_size_bytes < last {
-            let needed = last * old.chunk_size_bytes;
-            let words = format!(
-                "{size} bytes are too few: chunks keep their places, and the last one in use ends at {needed}"
-            );
-            return Err(Error::invalid("restore", words).device(memory.name()));
-        }
-        let (_, chunk_count) = Layout::plan(size, Some(old.chunk_size_bytes))?;
-        Ok(Superblock { size_bytes: size, chunk_count, ..old })
+        let size_bytes = memory.size_bytes();
+        let chunk_count =
+            self.chunks_in(size_bytes).map_err(|error| error.device(memory.name()))?;
+        Ok(Superblock { size_bytes, chunk_count, ..self.manifest.superblock })
     }
 }
 

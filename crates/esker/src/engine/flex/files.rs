@@ -1,17 +1,15 @@
 //! The files of a store: those of its space, two logs, and the saved index.
 
-use crate::flex::{SpaceFiles, SpaceOptions};
+use crate::flex::{SpaceFiles, SpaceOptions, open_device, refuse_without};
 use esker_base::Result;
 use esker_media::folder::locate;
-use esker_media::{BlockDevice, FileDevice, OpenOptions};
+use esker_media::{BlockDevice, OpenOptions};
 use std::sync::Arc;
 
 /// Names of the logs: even generations go to the first one.
 const LOGS: [&str; 2] = ["flex.wal.0", "flex.wal.1"];
 /// Name and first size of the saved index.
 const INDEX: (&str, u64) = ("flex.index", 4096);
-/// The file of a space that is there if the space is.
-pub(crate) const TREE_FILE: &str = "space.tree";
 
 /// Devices of a store: data, tree and log of its space, its own two logs, and the saved index.
 #[derive(Clone, Debug)]
@@ -25,15 +23,19 @@ pub struct FlexFiles {
 }
 
 impl FlexFiles {
-    /// Opens or creates the files in a folder. Whoever has the space has the logs.
+    /// Opens or creates the files in a folder. Whoever has the space has the logs. The index may always be missing; a log may not
+    /// if there is a space: it was made first, and may have what was acknowledged.
     pub(super) fn open(options: &SpaceOptions, log_size_bytes: u64) -> Result<FlexFiles> {
         let space = SpaceFiles::open(options)?;
+        if space.is_made(options)? {
+            LOGS.iter().try_for_each(|name| refuse_without(options, name))?;
+        }
         let file = |(name, size_bytes)| -> Result<Arc<dyn BlockDevice>> {
             let found = locate(&options.path, name, true)?;
             let create_size_bytes = (!found.exists).then_some(size_bytes);
             // Direct: what a failed flush left in a page cache is not what the device has.
             let options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
-            Ok(Arc::new(FileDevice::open(&found.path, options)?))
+            open_device(&found.path, options)
         };
         let [even, odd] = LOGS.map(|name| (name, log_size_bytes));
         Ok(FlexFiles { space, logs: [file(even)?, file(odd)?], index: file(INDEX)? })

@@ -59,7 +59,6 @@ mod wal;
 mod write;
 
 pub use files::FlexFiles;
-pub(crate) use files::TREE_FILE;
 
 use crate::engine::background::Background;
 use crate::flex::{Space, SpaceOptions};
@@ -74,7 +73,6 @@ use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{ROOT_SIZE, Root};
 use esker_media::BlockDevice;
-use esker_media::folder::locate;
 use esker_trt::sync::{self, Gate};
 use index::Index;
 use memtable::MemTable;
@@ -364,7 +362,7 @@ impl Flex {
 /// Opens the files of the store in the folder of `options`, or makes them.
 fn open_files(options: &Options) -> Result<FlexFiles> {
     let space = space_options(options);
-    if !locate(&options.path, TREE_FILE, options.create || options.format)?.exists {
+    if options.format || options.engine_there().is_none() {
         // Before there is a file that nothing fits in.
         room::plan(options.size_bytes, &space.testing.shape)?;
     }
