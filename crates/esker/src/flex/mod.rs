@@ -34,6 +34,7 @@ mod check;
 mod collect;
 mod commit;
 mod files;
+mod hidden;
 mod nodes;
 mod options;
 mod place;
@@ -66,7 +67,7 @@ use slots::Slots;
 use state::Shared;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
 /// A flexible address space. See the module's text. Clones are the same space.
@@ -93,10 +94,6 @@ struct Inner {
     /// Bytes that are about to come.
     expected: OnceLock<Expected>,
 }
-
-/// Segments that are collected with one walk over the tree, as one part of all in so many; and while others are not to notice.
-const SETTLED_AT_ONCE: u64 = 32;
-const SETTLED_SLOWLY: u64 = 256;
 
 /// See [`Space::on_commit`].
 type BeforeCommit = Box<dyn Fn() -> Result<()> + Send + Sync>;
@@ -253,21 +250,6 @@ impl Space {
         self.0.splice(&|| splice.offset, splice, publish)
     }
 
-    /// As [`Space::splice`] at the offset that `locate` gives: it is asked when nobody else changes the space, and must not
-    /// call it. For who knows where things are by what stands before them.
-    ///
-    /// # Errors
-    /// As for [`Space::splice`].
-    #[doc(hidden)]
-    pub fn splice_at(
-        &self,
-        locate: &dyn Fn() -> u64,
-        splice: &Splice<'_>,
-        publish: &mut dyn FnMut(),
-    ) -> Result<()> {
-        self.0.splice(locate, splice, publish)
-    }
-
     /// Fills `bytes` with the range that `locate` gives, offset and length: it is asked in the moment of which the bytes
     /// are, possibly more than once, and must neither block for long nor call this space. `None` if it gives none, else
     /// how many bytes there were; zeros behind them.
@@ -372,42 +354,6 @@ impl Space {
         self.0.live_bytes_max(size_bytes / self.0.shape.segment_size_bytes)
     }
 
-    /// Live bytes that there are segments for in the file system, known to be allocated.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn room(&self) -> u64 {
-        self.0.room.load(Ordering::Relaxed)
-    }
-
-    /// Whether the file system had no room for another segment when one was asked for last.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.0.is_full.load(Ordering::Relaxed)
-    }
-
-    /// Allocates segments for so many live bytes, if the file system has room for them. Whether it has.
-    ///
-    /// # Errors
-    /// `ReadOnly`, `Io`.
-    #[doc(hidden)]
-    pub fn reach(&self, live_bytes: u64) -> Result<bool> {
-        if live_bytes <= self.room() {
-            return Ok(true);
-        }
-        let mut writer = self.0.begin("grow space")?;
-        let done = self.0.reach(&mut writer, live_bytes);
-        self.0.fail_on(done)
-    }
-
-    /// How many bytes are about to come, beside those that are there: no segment for them is given back to the file system. It
-    /// must not call this space. Set once.
-    #[doc(hidden)]
-    pub fn expect(&self, expected: impl Fn() -> u64 + Send + Sync + 'static) {
-        let set = self.0.expected.set(Box::new(expected));
-        debug_assert!(set.is_ok(), "set once");
-    }
-
     /// Gives free segments back to the file system; how many bytes.
     ///
     /// # Errors
@@ -439,70 +385,6 @@ impl Space {
             tree: self.0.files.tree.counters(),
             log: self.0.files.log.counters(),
         }
-    }
-
-    /// What is called before a commit while operations are held, once for each [`Space::hold`]: the last chance to make
-    /// durable elsewhere what they are parts of. It must not call this space. Set once.
-    #[doc(hidden)]
-    pub fn on_commit(&self, before: impl Fn() -> Result<()> + Send + Sync + 'static) {
-        let set = self.0.before_commit.set(Box::new(before));
-        debug_assert!(set.is_ok(), "set once");
-    }
-
-    /// From now on operations belong together: none becomes durable before [`Space::release`], unless there is no other
-    /// way, and then what [`Space::on_commit`] got is called before.
-    #[doc(hidden)]
-    pub fn hold(&self) {
-        self.0.writer.lock().held = true;
-    }
-
-    /// Ends what [`Space::hold`] began: the next commit makes all of it durable at once.
-    #[doc(hidden)]
-    pub fn release(&self) {
-        self.0.writer.lock().held = false;
-    }
-
-    /// Whether neighbours are written anew, one behind the other. The segments that they were in are empty as a whole soon, so
-    /// meanwhile they may be half as full as they should be, and nothing is moved out of them. [`Space::settle`] ends that.
-    #[doc(hidden)]
-    pub fn loosen(&self, loose: bool) {
-        self.0.writer.lock().loose = loose;
-    }
-
-    /// Collects segments until live bytes fill so many percent of what they should of them, or `stop` says so.
-    ///
-    /// # Errors
-    /// As for [`Space::collect`].
-    #[doc(hidden)]
-    pub fn settle(&self, percent: u32, stop: &dyn Fn() -> bool) -> Result<()> {
-        let mut writer = self.0.begin("collect segments")?;
-        while !stop() && self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)? {}
-        Ok(())
-    }
-
-    /// As [`Space::settle`], a few segments only; once there is nothing to do, what is free beyond what is soon needed goes back to the
-    /// file system. Whether there may be more to do.
-    ///
-    /// # Errors
-    /// As for [`Space::collect`].
-    #[doc(hidden)]
-    pub fn settle_some(&self, percent: u32) -> Result<bool> {
-        let mut writer = self.0.begin("collect segments")?;
-        let more = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
-        if !more {
-            self.0.trim_surplus(&mut writer)?;
-        }
-        Ok(more)
-    }
-
-    /// The checkpoint that the space is as it was stored by, if nothing changed since: its generation, and the checksum of
-    /// its map, which no other history of this space has.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn stored_as(&self) -> Option<(u64, u32)> {
-        let writer = self.0.writer.lock();
-        let unchanged = writer.log.position == 0 && writer.records.is_empty();
-        unchanged.then_some((writer.log.generation, writer.map.0.checksum))
     }
 
     /// Reads and verifies everything. Writers wait meanwhile.
