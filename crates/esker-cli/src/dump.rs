@@ -14,6 +14,7 @@
 //! Items are in no order.
 //!
 //! # Failure
+//! A dump that fails leaves the file that was there before: a new one takes its name once it is whole and durable.
 //! A line that is none of these stops the load, which says its number; items of the lines before
 //! it are stored. Loading is idempotent: do it again with the whole dump.
 
@@ -25,9 +26,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
 use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The format in short, for `--help`.
 pub(crate) const FORMAT_HELP: &str = "\
@@ -114,19 +116,64 @@ impl Item {
     }
 }
 
+/// The file that a dump goes to.
+struct Target {
+    file: File,
+    /// The name it has until it is whole, and then; none if it is a pipe or a device, which is written where it is.
+    names: Option<(PathBuf, PathBuf)>,
+}
+
+impl Target {
+    fn create(path: &Path) -> Result<Target, Failure> {
+        // What a symbolic link names is replaced, not the link.
+        let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let mut options = OpenOptions::new();
+        options.write(true).mode(0o600);
+        let names = match (std::fs::metadata(&path), path.file_name()) {
+            (Ok(found), _) if !found.is_file() => None,
+            (_, None) => None,
+            (_, Some(name)) => {
+                let until = path.with_file_name(format!(".{}.esker", name.display()));
+                // Of a dump that was killed.
+                let _ = std::fs::remove_file(&until);
+                options.create_new(true);
+                Some((until, path.clone()))
+            }
+        };
+        let at = names.as_ref().map_or(&path, |(until, _)| until);
+        #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
+        let file = options.open(at).map_err(|source| Failure::io(at.display(), &source))?;
+        Ok(Target { file, names })
+    }
+
+    /// Gives the file its name.
+    fn finish(mut self) -> std::io::Result<()> {
+        if let Some((until, path)) = &self.names {
+            self.file.sync_all()?;
+            std::fs::rename(until, path)?;
+        }
+        self.names = None;
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if let Some((until, _)) = &self.names {
+            // Where that fails, too, it stays under a name that says what it is.
+            let _ = std::fs::remove_file(until);
+        }
+    }
+}
+
 /// `esker dump`.
 pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
     let store = open(data)?;
     let name = file.map_or_else(|| "standard output".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
-    let output: Box<dyn Write> = match file {
-        Some(path) => {
-            let mut options = std::fs::OpenOptions::new();
-            options.write(true).create(true).truncate(true).mode(0o600);
-            #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
-            let file = options.open(path).map_err(failed)?;
-            Box::new(file)
-        }
+    let target = file.map(Target::create).transpose()?;
+    let output: Box<dyn Write + '_> = match &target {
+        Some(target) => Box::new(&target.file),
         None => Box::new(std::io::stdout().lock()),
     };
     let mut output = BufWriter::with_capacity(1 << 20, output);
@@ -147,6 +194,9 @@ pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
     bar.finish_and_clear();
     output.flush().map_err(failed)?;
     drop(output);
+    if let Some(target) = target {
+        target.finish().map_err(failed)?;
+    }
     store.close()?;
     eprintln!("{items} items dumped");
     Ok(Done::Yes)
@@ -159,7 +209,7 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
     let input: Box<dyn BufRead> = match file {
         Some(path) => {
             #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
-            let file = std::fs::File::open(path).map_err(failed)?;
+            let file = File::open(path).map_err(failed)?;
             Box::new(BufReader::with_capacity(1 << 20, file))
         }
         None => Box::new(std::io::stdin().lock()),

@@ -126,12 +126,17 @@ impl Shared {
         self.clear(core).map_or_else(crate::errors::reply_line, |()| line::OK)
     }
 
-    /// `cache_memlimit`: a store keeps the capacity that it was made with.
+    /// `cache_memlimit`: a store keeps the capacity that it was made with. Of the size that somebody asked for it can have
+    /// all but what stands before its first segment and a rest behind the last one.
     pub(crate) fn memory_limit(&self, mebibytes: u64) -> &'static [u8] {
         match mebibytes {
             0..LIMIT_MIB_MIN => line::LIMIT_TOO_SMALL,
             LIMIT_MIB_MIN..=LIMIT_MIB_MAX => {
-                let same = self.store.stats().capacity_bytes / MIB == mebibytes;
+                let store = self.store.stats();
+                let segment = store.capacity_bytes.checked_div(store.segments).unwrap_or(0);
+                let made_with = mebibytes.saturating_mul(MIB).checked_sub(store.capacity_bytes);
+                let same = store.capacity_bytes / MIB == mebibytes
+                    || made_with.is_some_and(|besides| besides < 2 * segment.max(MIB));
                 if same { line::OK } else { line::LIMIT_FIXED }
             }
             _ => line::LIMIT_TOO_LARGE,

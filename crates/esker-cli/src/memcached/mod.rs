@@ -30,7 +30,8 @@ usage: esker memcached [OPTIONS]
 -p, --port=<num>          TCP port to listen on (default: 11211)
 -s, --unix-socket=<file>  socket file to listen on, instead of TCP
 -a, --unix-mask=<mask>    permissions of the socket file, in octal (default: 700)
--l, --listen=<addr,...>   addresses to listen on (default: all); notls:<addr> without TLS
+-l, --listen=<addr,...>   addresses to listen on (default: 127.0.0.1; all: '*');
+                          notls:<addr> without TLS
 -A, --enable-shutdown     permit the command \"shutdown\"
 -d, --daemon              run in the background
 -P, --pidfile=<file>      write the process id to <file>

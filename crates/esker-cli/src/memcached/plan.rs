@@ -426,6 +426,31 @@ mod tests {
     }
 
     #[test]
+    fn a_container_serves_those_outside() {
+        let file = include_str!("../../../../dist/container/Containerfile");
+        let line = file.lines().find_map(|line| line.strip_prefix("ENTRYPOINT ")).expect("there");
+        let words: Vec<String> = serde_json::from_str(line).expect("a list");
+        assert_eq!(words[..2], ["esker", "memcached"]);
+        let plan = plan(&format!("{} -m 128", words[2..].join(" "))).expect("valid");
+        assert!(!plan.listen.is_empty() && !plan.listen.iter().any(ListenAddress::is_local));
+        assert!(file.contains(&format!("EXPOSE {}\n", plan.port)) && plan.data.is_some());
+    }
+
+    #[test]
+    fn a_unit_serves_this_host() {
+        let file = include_str!("../../../../dist/systemd/esker-memcached.service");
+        let of = |name| file.lines().find_map(|line| line.strip_prefix(name)).expect("there");
+        let mut line = of("ExecStart=/usr/bin/esker memcached ").replace("$OPTIONS", "");
+        for variable in of("Environment=").split(' ') {
+            let (name, value) = variable.split_once('=').expect("a value");
+            line = line.replace(&format!("${{{name}}}"), value);
+        }
+        let plan = plan(&line).expect("valid");
+        assert!(plan.listen.iter().all(ListenAddress::is_local) && plan.notes.is_empty());
+        assert_eq!((plan.listen.len(), plan.port, plan.size_bytes), (1, PORT, 1024 * MIB));
+    }
+
+    #[test]
     fn options_without_a_meaning_are_told_and_change_nothing() {
         let plan = plan(
             "-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",

@@ -101,7 +101,12 @@ fn the_options_of_memcached_have_their_effect() {
     assert_eq!(pid.trim(), running.0.id().to_string());
     assert!(scratch.path("here").exists());
     let login = "set a 0 0 10\r\nann secret\r\n";
-    let settings = talk(&port, &format!("{login}stats settings\r\nflush_all\r\nquit\r\n"));
+    let settings = talk(
+        &port,
+        &format!(
+            "{login}stats settings\r\nflush_all\r\ncache_memlimit 100\r\ncache_memlimit 200\r\nquit\r\n"
+        ),
+    );
     for words in [
         "STAT maxconns 77\r\n",
         "STAT num_threads 2\r\n",
@@ -109,7 +114,7 @@ fn the_options_of_memcached_have_their_effect() {
         "STAT idle_timeout 60\r\n",
         "STAT auth_enabled_ascii yes\r\n",
         "STAT flush_enabled no\r\n",
-        "CLIENT_ERROR flush_all not allowed\r\n",
+        "CLIENT_ERROR flush_all not allowed\r\nOK\r\nMEMLIMIT_ADJUST_FAILED ",
         &format!("STAT tcpport {port}\r\n"),
     ] {
         assert!(settings.contains(words), "{words:?} in {settings}");

@@ -49,6 +49,43 @@ fn a_dump_goes_to_a_file_that_only_its_owner_reads() {
 }
 
 #[test]
+fn a_dump_that_fails_leaves_the_one_before() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "first", "1", "--size", "64MiB"]).exits_with(0);
+    scratch.run(&["dump", "items.jsonl"]).exits_with(0);
+    let before = std::fs::read(scratch.path("items.jsonl")).expect("there");
+    let value = "a value that is found in the file of the store";
+    scratch.run(&["put", "second", value]).exits_with(0);
+    let store = scratch.path("esker-data/depot.esker");
+    let mut bytes = std::fs::read(&store).expect("there");
+    let place = bytes.windows(value.len()).position(|window| window == value.as_bytes());
+    bytes[place.expect("written")] ^= 1;
+    std::fs::write(&store, bytes).expect("write");
+    scratch.run(&["dump", "items.jsonl"]).exits_with(3);
+    assert_eq!(std::fs::read(scratch.path("items.jsonl")).expect("there"), before);
+    let files = std::fs::read_dir(scratch.path(".")).expect("a folder");
+    let mut names: Vec<_> = files.map(|file| file.expect("there").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["esker-data", "items.jsonl"]);
+}
+
+#[test]
+fn a_dump_replaces_what_a_link_names_and_goes_into_a_device_as_it_is() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    std::fs::write(scratch.path("old"), "much that is longer than a dump of one item".repeat(9))
+        .expect("write");
+    std::os::unix::fs::symlink("old", scratch.path("link")).expect("link");
+    scratch.run(&["dump", "link"]).exits_with(0);
+    assert!(std::fs::symlink_metadata(scratch.path("link")).expect("there").is_symlink());
+    let lines = std::fs::read_to_string(scratch.path("old")).expect("there");
+    assert!(lines.ends_with("{\"items\":1}\n"), "{lines}");
+    assert_eq!(scratch.run(&["dump", "/dev/stdout"]).exits_with(0).text(), lines);
+    scratch.run(&["dump", "esker-data"]).exits_with(3);
+    scratch.run(&["dump", "nowhere/items.jsonl"]).exits_with(3);
+}
+
+#[test]
 fn a_dump_that_is_cut_short_is_noticed() {
     let scratch = Scratch::new();
     let dump = "{\"format\":\"esker-dump\",\"version\":1}\n{\"key\":\"k\",\"value\":\"v\"}\n";

@@ -73,7 +73,7 @@ impl MetaFlags {
     /// Notes one flag. An error is its line, and whether the rest of the flags matters no more.
     fn set(&mut self, token: &[u8]) -> Result<(), Wrong> {
         let Some((flag, argument)) = token.split_first() else { return Ok(()) };
-        let exptime = || parse_exptime(argument).ok_or(Wrong::Argument(line::BAD_TOKEN));
+        let exptime = || parse_signed(argument).ok_or(Wrong::Argument(line::BAD_TOKEN));
         let number = |line| parse_unsigned(argument, u64::MAX).ok_or(Wrong::Argument(line));
         match flag {
             b'b' => self.base64 = true,
@@ -135,11 +135,6 @@ enum Wrong {
     Flag(&'static [u8]),
     /// Its argument. Of several the last one is told; an empty line leaves the one before.
     Argument(&'static [u8]),
-}
-
-/// Reads a time: 32 bits with a sign.
-fn parse_exptime(text: &[u8]) -> Option<i64> {
-    parse_signed(text).filter(|time| i32::try_from(*time).is_ok())
 }
 
 /// Reads and checks all flags of a line.

@@ -359,7 +359,7 @@ fn malformed_meta_lines_are_refused_and_their_data_never_run() {
         ("mg k Tx J", "CLIENT_ERROR invalid numeric initial value Continue"),
         ("mg k Tx F", "CLIENT_ERROR bad token in command line format Continue"),
         ("mg k F", "CLIENT_ERROR bad command line format Continue"),
-        ("mg k T2147483648", "CLIENT_ERROR bad token in command line format Continue"),
+        ("mg k T9223372036854775808", "CLIENT_ERROR bad token in command line format Continue"),
         ("mg !!!! b", "CLIENT_ERROR error decoding key Continue"),
         ("me !!!! b", "CLIENT_ERROR bad command line format Continue"),
         ("md k v v", "CLIENT_ERROR invalid or duplicate flag Continue"),

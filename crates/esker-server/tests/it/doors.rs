@@ -227,8 +227,15 @@ fn what_the_operator_decides_holds() {
     server.client().check_last_words(b"shutdown graceful\r\n", "");
     assert_eq!(calls.load(Ordering::SeqCst), 2);
     let capacity = server.store.stats().capacity_bytes >> 20;
-    server.client().check_chat(
-        format!("cache_memlimit {capacity}\r\ncache_memlimit {}\r\n", capacity + 1).as_bytes(),
-        "OK\r\nMEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n",
-    );
+    // The size that the store was made with is a segment more.
+    let wrong = "MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust\r\n";
+    for (mebibytes, reply) in [
+        (capacity, "OK\r\n"),
+        (capacity + 1, "OK\r\n"),
+        (capacity - 1, wrong),
+        (capacity * 2, wrong),
+    ] {
+        let line = format!("cache_memlimit {mebibytes}\r\n");
+        server.client().check_chat(line.as_bytes(), reply);
+    }
 }

@@ -68,6 +68,29 @@ fn what_newer_memcached_documents_works() {
 }
 
 #[test]
+fn times_behind_the_year_2038_are_those_of_the_classic_commands() {
+    let (_server, mut client) = server_with(b"");
+    let date = 5_000_000_000_u64;
+    let near = |told: u64| (date / 2..date).contains(&told);
+    client.check_chat(format!("ms s 1 T{date}\r\n1\r\n").as_bytes(), "HD\r\n");
+    client.check_chat(format!("set c 0 {date} 1\r\n1\r\n").as_bytes(), "STORED\r\n");
+    for line in [
+        "mg s t".to_owned(),
+        "mg c t".to_owned(),
+        format!("mg n N{date} t"),
+        format!("ma a N{date} t"),
+        format!("ma s T{date} t"),
+        format!("mg c T{date} t"),
+    ] {
+        let (reply, _) = client.say(format!("{line}\r\n").as_bytes());
+        let reply = String::from_utf8_lossy(&reply).into_owned();
+        assert!(near(flag(&reply, 't')), "{line}: {reply}");
+    }
+    let later = date + 1;
+    client.check_chat(format!("mg s R{later}\r\nmd c I T{date}\r\n").as_bytes(), "HD W\r\nHD\r\n");
+}
+
+#[test]
 fn keys_in_base64_are_the_same_keys_in_one_batch() {
     let (_server, mut client) = server_with(b"");
     // Requests on one key take effect in their order, however the key is written (N2).
@@ -184,7 +207,7 @@ fn hostile_meta_lines_cost_their_line_and_no_more() {
         format!("ms k {} O{}", block.len(), "x".repeat(500)),
         format!("ms {} {}", "k".repeat(251), block.len()),
         format!("ms Zm9 {} b", block.len()),
-        format!("ms k {} T99999999999", block.len()),
+        format!("ms k {} T99999999999999999999", block.len()),
     ] {
         let (reply, closed) = client.say(format!("{line}\r\n{block}\r\n").as_bytes());
         let reply = String::from_utf8_lossy(&reply).into_owned();
