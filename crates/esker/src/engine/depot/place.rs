@@ -479,7 +479,8 @@ fn too_long() -> Error {
 /// Bytes that a link stands for in the segment table: its hint, so that what was added can be
 /// taken away again without reading the record, and what the record takes in a summary.
 pub(super) fn link_bytes(link: Link) -> u64 {
-    const IN_SUMMARY: u64 = 16;
+    // Six to nine.
+    const IN_SUMMARY: u64 = 8;
     let record = match link.size() {
         SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
         SizeHint::Tombstone => 32,
