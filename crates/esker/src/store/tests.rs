@@ -115,3 +115,35 @@ fn scans_of_a_prefix_meet_the_keys_that_begin_with_it() {
         assert_eq!((before(b"a"), before(b"a\xff"), before(b"\xff"), before(b"")), (6, 3, 3, 12));
     }
 }
+
+/// Whatever cores share their batches, what each thread put is there.
+#[test]
+fn groups_of_any_size_keep_what_they_are_given() {
+    for group in [0, 1, 2, 3, 100] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path().join("store"));
+        options.engine = Some(EngineKind::FlatCceh);
+        options.size_bytes = 64 << 20;
+        options.pmem_emulate = true;
+        options.batching_group = group;
+        options.testing.cores = Some(4);
+        for round in 0..2_u32 {
+            let store = Store::open(&options).unwrap();
+            std::thread::scope(|scope| {
+                for thread in 0..4_u32 {
+                    let store = &store;
+                    scope.spawn(move || {
+                        for number in 0..200_u32 {
+                            let key = [thread, number].map(u32::to_be_bytes).concat();
+                            let found = store.get(&key).unwrap().map(|value| value.to_vec());
+                            let old = round.checked_sub(1).map(|old| old.to_be_bytes().to_vec());
+                            assert_eq!(found, old, "groups of {group}");
+                            store.put(&key, &round.to_be_bytes()).unwrap();
+                        }
+                    });
+                }
+            });
+            store.forget();
+        }
+    }
+}
