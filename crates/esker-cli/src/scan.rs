@@ -4,7 +4,7 @@ use crate::arguments::{Data, Shown};
 use crate::commands::output_failed;
 use crate::failure::{Done, Failure};
 use crate::store::open;
-use esker::{Direction, Store};
+use esker::{Direction, Store, behind_prefix};
 use std::ffi::OsStr;
 use std::io::Write;
 use std::ops::Bound;
@@ -93,14 +93,6 @@ fn range(shown: &Shown) -> (Bound<Vec<u8>>, Bound<Vec<u8>>) {
     }
 }
 
-/// The least key behind all that begin with `prefix`, if there is any.
-fn behind_prefix(prefix: &[u8]) -> Option<Vec<u8>> {
-    let length = prefix.iter().rposition(|byte| *byte < u8::MAX)?;
-    let mut behind = prefix.get(..=length)?.to_vec();
-    *behind.last_mut()? += 1;
-    Some(behind)
-}
-
 fn write_item(
     output: &mut impl Write,
     shown: &Shown,
@@ -132,13 +124,5 @@ mod tests {
         assert_eq!(show("schlüssel:1".as_bytes()), "schlüssel:1");
         assert_eq!(show(b"a\nb"), "a\\nb");
         assert_eq!(show(b"\xff\\"), "\\xff\\\\");
-    }
-
-    #[test]
-    fn a_prefix_ends_before_the_next_one() {
-        assert_eq!(behind_prefix(b"ab"), Some(b"ac".to_vec()));
-        assert_eq!(behind_prefix(b"a\xff\xff"), Some(b"b".to_vec()));
-        assert_eq!(behind_prefix(b"\xff"), None);
-        assert_eq!(behind_prefix(b""), None);
     }
 }

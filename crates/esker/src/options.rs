@@ -169,6 +169,9 @@ pub struct Options {
     pub pmem_emulate: bool,
     /// Engine `flat`: how entries of many writers become durable together. Default: pipelined horizontal batching.
     pub batching: Batching,
+    /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3). Default 0: those
+    /// of a socket.
+    pub batching_group: usize,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.
     pub index_entries: Option<u64>,
@@ -273,6 +276,7 @@ impl Options {
             format: false,
             pmem_emulate: false,
             batching: Batching::default(),
+            batching_group: 0,
             index_entries: None,
             progress: Progress::default(),
             clock: Arc::new(SystemClock),

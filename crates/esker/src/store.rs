@@ -9,6 +9,7 @@
 //! Errors are [`Error`]s; media content, input and the kernel never panic a store. After a failed
 //! write or flush the store is read-only and says why, until it is opened again.
 
+mod prefix;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod views;
@@ -30,6 +31,7 @@ use std::ops::{Bound, ControlFlow, Deref, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
+pub use prefix::behind_prefix;
 pub use views::{Iter, Snapshot};
 
 /// Device reads of one call that are under way at the same time, at most.

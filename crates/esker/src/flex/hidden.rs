@@ -89,6 +89,15 @@ impl Space {
         Ok(())
     }
 
+    /// As [`Space::settle`], one walk over the tree. Whether there may be more to do.
+    ///
+    /// # Errors
+    /// As for [`Space::collect`].
+    pub(super) fn settle_at_once(&self, percent: u32) -> Result<bool> {
+        let mut writer = self.0.begin("collect segments")?;
+        self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)
+    }
+
     /// As [`Space::settle`], a few segments only; once there is nothing to do, what is free beyond what is soon needed goes back to the
     /// file system. Whether there may be more to do.
     ///

@@ -70,6 +70,9 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
 
+/// Percent of what live bytes should fill of their segments, up to which [`Space::compact`] collects.
+const COMPACT_PERCENT: u32 = 108;
+
 /// A flexible address space. See the module's text. Clones are the same space.
 #[derive(Clone, Debug)]
 pub struct Space(Arc<Inner>);
@@ -352,6 +355,17 @@ impl Space {
     #[must_use]
     pub fn live_bytes_max(&self, size_bytes: u64) -> u64 {
         self.0.live_bytes_max(size_bytes / self.0.shape.segment_size_bytes)
+    }
+
+    /// Collects segments until the data file holds little more than what lives, and gives the others back to the file
+    /// system: by itself a space keeps what removals leave free, for what comes next. Writers come in between. How many
+    /// bytes were given back.
+    ///
+    /// # Errors
+    /// As for [`Space::collect`].
+    pub fn compact(&self) -> Result<u64> {
+        while self.settle_at_once(COMPACT_PERCENT)? {}
+        self.trim()
     }
 
     /// Gives free segments back to the file system; how many bytes.

@@ -3,6 +3,7 @@
 use crate::support::{Bed, ENGINES};
 use esker::{Batch, Direction, EngineKind, ErrorKind, Options, Store};
 use esker_media::sim::{SimPm, SimPmOptions};
+use esker_trt::{Config, Runtime};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -40,6 +41,52 @@ fn scans_go_in_order_both_ways_and_stop_at_bounds_and_limits() {
     let mut last = expected[expected.len() - 5..].to_vec();
     last.reverse();
     assert_eq!(found, last);
+}
+
+/// Fences and flushed lines for each PUT of so many tasks of one core that each put one value after another.
+fn cost(value_size: usize, tasks: u32) -> (f64, f64) {
+    const PUTS: u32 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::FlatCceh);
+    options.size_bytes = 64 << 20;
+    options.pmem_emulate = true;
+    options.testing.background = false;
+    let store = Store::open(&options).unwrap();
+    let runtime = Runtime::start(Config { cores: 1, ..Config::default() }).unwrap();
+    let before = store.stats().memory;
+    let held = store.clone();
+    // From a task: so all of them begin at once.
+    let all = runtime.spawn(move || {
+        let writers: Vec<_> = (0..tasks)
+            .map(|task| {
+                let store = held.clone();
+                esker_trt::spawn(move || {
+                    let value = vec![7; value_size];
+                    for number in 0..PUTS / tasks {
+                        store.put(&u64::from(task << 16 | number).to_be_bytes(), &value).unwrap();
+                    }
+                })
+            })
+            .collect();
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    all.join().unwrap();
+    runtime.shutdown().unwrap();
+    let after = store.stats().memory;
+    let each = |before: u64, after: u64| (after - before) as f64 / f64::from(PUTS);
+    (each(before.fences, after.fences), each(before.flushed_lines, after.flushed_lines))
+}
+
+#[test]
+fn eight_puts_in_flight_share_a_fence_and_their_lines() {
+    for (value_size, lines_max) in [(8, 0.6), (64, 1.7)] {
+        let (fences, lines) = cost(value_size, 8);
+        assert!(fences <= 0.15, "{fences} fences for each value of {value_size} bytes");
+        assert!(lines <= lines_max, "{lines} lines for each value of {value_size} bytes");
+    }
+    let (fences, lines) = cost(8, 1);
+    assert!(fences < 1.1 && lines < 1.1, "{fences} fences and {lines} lines for one alone");
 }
 
 #[test]

@@ -252,6 +252,48 @@ fn a_space_at_rest_takes_what_lives_and_little_more() {
 }
 
 #[test]
+fn a_space_that_is_compacted_gives_back_what_removals_left() {
+    use std::os::unix::fs::MetadataExt;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = small(17);
+    options.path = folder.path().to_owned();
+    options.testing.shape.segment_size_bytes = 64 << 10;
+    options.log_size_bytes_max = 4 << 20;
+    let space = Space::open(&options).unwrap();
+    let mut rng = Rng::from_seed(18);
+    let mut model = vec![0; 8 << 20];
+    rng.fill(&mut model);
+    space.append(&model).unwrap();
+    // Every segment gets some of what stays.
+    for _ in 0..8000 {
+        let at = rng.index(model.len() - 2000);
+        rng.fill(&mut model[at..at + 2000]);
+        space.write(at as u64, &model[at..at + 2000]).unwrap();
+    }
+    space.collapse_range(1 << 20, 6 << 20).unwrap();
+    model.drain(1 << 20..7 << 20);
+    space.sync().unwrap();
+    let file = folder.path().join("space.data");
+    let taken = || std::fs::metadata(&file).unwrap().blocks() * 512;
+    let before = taken();
+    let given_back = space.compact().unwrap();
+    let (after, live) = (taken(), space.stat().data_bytes);
+    assert!(before > 3 * live, "{before} bytes for {live}: there was nothing to do");
+    assert!(after * 10 <= live * 13, "{after} bytes for {live}, {before} before");
+    assert!(given_back > 0);
+    assert_eq!(space.compact().unwrap(), 0);
+    assert!(content(&space).unwrap() == model);
+    assert_sound(&space);
+    // It grows again, and is the same after an open.
+    space.append(&model.clone()).unwrap();
+    model.extend_from_within(..);
+    space.close().unwrap();
+    let space = Space::open(&options).unwrap();
+    assert!(content(&space).unwrap() == model);
+    assert_sound(&space);
+}
+
+#[test]
 fn a_flipped_bit_anywhere_is_found_or_harmless() {
     let media = Media::new(1 << 20);
     let mut options = small(7);

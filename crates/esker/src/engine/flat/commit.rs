@@ -10,10 +10,11 @@
 //! # Failure
 //! After a failed append the store is read-only: whether the batch survives is not known.
 
-use super::batching::{Batching, BatchingOptions, Logs, Slot};
+use super::batching::{BatchingOptions, Logs, Slot};
 use super::chunks::{For, Use};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Layout, Place};
 use super::{Flat, sites};
+use crate::options::Options;
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::flat::batch::{batch_size, seal_batch};
@@ -173,12 +174,12 @@ fn size_of_batch(entries: &[LogEntry]) -> usize {
 }
 
 /// How writers' entries come together.
-pub(super) fn batching(model: Batching, cores: usize, layout: &Layout) -> BatchingOptions {
+pub(super) fn batching(options: &Options, cores: usize, layout: &Layout) -> BatchingOptions {
     let near = BATCH_NEAR_BYTES - BATCH_HEADER_SIZE;
     BatchingOptions {
-        model,
+        model: options.batching,
         cores,
-        group_size: 0,
+        group_size: options.batching_group,
         entries_max: BATCH_ENTRIES_MAX,
         size_bytes_max: near.min(layout.batch_room()) as u64,
     }

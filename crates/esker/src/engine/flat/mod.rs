@@ -218,7 +218,7 @@ impl Flat {
             hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
             index,
             chunks: Chunks::new(&layout),
-            batcher: Batcher::new(commit::batching(options.batching, cores, &layout)),
+            batcher: Batcher::new(commit::batching(options, cores, &layout)),
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
             sizes: Sizes::of(layout.room() / LINE as u64),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),

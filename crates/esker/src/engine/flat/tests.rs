@@ -57,3 +57,14 @@ fn a_tombstone_whose_writer_stands_still_outlives_copies_of_what_it_deletes() {
         drop(reopened);
     }
 }
+
+#[test]
+fn groups_are_as_large_as_the_options_say() {
+    let memory: Arc<dyn Pmem> = Arc::new(SimPm::new(SimPmOptions::new(40 * CHUNK_SIZE, 1)));
+    let mut options = options(EngineKind::FlatCceh);
+    let store = Flat::open(memory, &options).unwrap();
+    let size_of = |options: &Options| super::commit::batching(options, 2, &store.layout).group_size;
+    assert_eq!(size_of(&options), 0, "those of a socket");
+    options.batching_group = 3;
+    assert_eq!(size_of(&options), 3);
+}
