@@ -3,6 +3,7 @@
 
 use super::{Space, Splice};
 use esker_base::Result;
+use esker_format::flex::SpaceShape;
 use std::sync::atomic::Ordering;
 
 /// Segments that are collected with one walk over the tree, as one part of all in so many; and while others are not to notice.
@@ -22,6 +23,10 @@ impl Space {
         publish: &mut dyn FnMut(),
     ) -> Result<()> {
         self.0.splice(locate, splice, publish)
+    }
+
+    pub(crate) fn shape(&self) -> &SpaceShape {
+        &self.0.shape
     }
 
     /// Live bytes that there are segments for in the file system, known to be allocated.

@@ -351,12 +351,6 @@ impl Space {
         self.0.writer.lock().data_size_bytes_max = size_bytes_max;
     }
 
-    /// Most live bytes that a data file of so many bytes may have: 30/32 of them, less some segments (FlexSpace §4.1).
-    #[must_use]
-    pub fn live_bytes_max(&self, size_bytes: u64) -> u64 {
-        self.0.live_bytes_max(size_bytes / self.0.shape.segment_size_bytes)
-    }
-
     /// Collects segments until the data file holds little more than what lives, and gives the others back to the file
     /// system: by itself a space keeps what removals leave free, for what comes next. Writers come in between. How many
     /// bytes were given back.

@@ -96,9 +96,11 @@ impl Flex {
         let Some((table, gate)) = self.tables().sealed.clone() else { return Ok(false) };
         // Everybody who has a place in its log is in the table.
         self.wal.drain(|_| ());
+        let ready = self.grow_ahead(table.bytes());
         self.hold(&table);
         let before = committer.appended_bytes;
-        let done = self.commit_where_there_is_room(&mut committer, &table).and_then(|()| {
+        let done = ready.and_then(|()| self.commit_where_there_is_room(&mut committer, &table));
+        let done = done.and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
             root.last_version = self.tables().active.first_version.saturating_sub(1);

@@ -134,6 +134,7 @@ pub(crate) struct Flex {
     hasher: KeyHasher,
     options: FlexOptions,
     capacity_bytes: u64,
+    bounds: room::Bounds,
     durability: Durability,
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
@@ -220,6 +221,7 @@ impl Flex {
             own => own,
         };
         space.limit_data(Some(capacity_bytes));
+        let bounds = room::Bounds::new(capacity_bytes, space.shape());
         let mut options = options.clone();
         options.flex.memtable_size_bytes = table_size(&options, capacity_bytes);
         let options = &options;
@@ -263,6 +265,7 @@ impl Flex {
             hasher,
             options: options.flex.clone(),
             capacity_bytes,
+            bounds,
             durability: options.durability,
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),

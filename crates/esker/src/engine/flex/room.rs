@@ -56,9 +56,28 @@ impl Fruitless {
     }
 }
 
-/// Bytes that puts leave to others in a space with so many live bytes at most.
-fn spare(live_bytes_max: u64, segment: u64) -> u64 {
-    (live_bytes_max / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment)
+/// What a store of some capacity may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// Most live bytes of the space.
+    most: u64,
+    /// Bytes of these that puts leave to deletes, and to leaves that are written anew.
+    pub(super) spare: u64,
+}
+
+impl Bounds {
+    pub(super) fn new(capacity_bytes: u64, shape: &SpaceShape) -> Bounds {
+        let segment = shape.segment_size_bytes;
+        let most = live_bytes_max(shape, capacity_bytes / segment);
+        let spare = (most / SPARE_SHARE).clamp(segment, SPARE_SEGMENTS_MAX * segment);
+        Bounds { most, spare }
+    }
+
+    /// Bytes that segments of the file are there for, with so many that are stored and so many that will be: these, the nodes that the latter
+    /// bring, and what is spare; all that the store may have, at most.
+    fn backed(self, stored: u64, new: u64) -> u64 {
+        (stored + new + new / NODES_SHARE + self.spare).min(self.most)
+    }
 }
 
 /// Refuses a size for a new store that leaves nothing for puts.
@@ -68,8 +87,8 @@ fn spare(live_bytes_max: u64, segment: u64) -> u64 {
 pub(super) fn plan(size_bytes: u64, shape: &SpaceShape) -> Result<()> {
     let segment = shape.segment_size_bytes;
     let is_enough = |count: &u64| {
-        let most = live_bytes_max(shape, *count);
-        most > spare(most, segment)
+        let Bounds { most, spare } = Bounds::new(count * segment, shape);
+        most > spare
     };
     if is_enough(&(size_bytes / segment)) {
         return Ok(());
@@ -96,15 +115,9 @@ impl Flex {
     /// Most bytes of the space that puts take: what the store may have, or what the file system has if that is less, without what is
     /// spare.
     fn stored_bytes_max(&self) -> u64 {
-        let most = self.space.live_bytes_max(self.capacity_bytes);
+        let Bounds { most, spare } = self.bounds;
         let most = if self.space.is_full() { most.min(self.space.room()) } else { most };
-        most.saturating_sub(self.spare())
-    }
-
-    /// Bytes that puts leave to deletes, and to leaves that are written anew.
-    pub(super) fn spare(&self) -> u64 {
-        let segment = self.space.segment_size_bytes();
-        spare(self.space.live_bytes_max(self.capacity_bytes), segment)
+        most.saturating_sub(spare)
     }
 
     /// Bytes that intervals may take so that puts find room for two tables.
@@ -113,18 +126,11 @@ impl Flex {
         self.stored_bytes_max().saturating_sub(others)
     }
 
-    /// Bytes that segments of the file are there for, if so many more are put: what is stored, what will be, the nodes that it brings, and
-    /// what is spare; all that the store may have, at most.
-    fn bytes_backed(&self, bytes: u64) -> u64 {
-        let new = self.table_bytes() + bytes;
-        let wanted = self.stored_bytes() + new + new / NODES_SHARE + self.spare();
-        wanted.min(self.space.live_bytes_max(self.capacity_bytes))
-    }
-
     /// Whether so many bytes more are within what puts may take, and the file system has segments for all.
     fn has_room(&self, bytes: u64) -> bool {
-        self.stored_bytes() + self.table_bytes() + bytes <= self.stored_bytes_max()
-            && self.bytes_backed(bytes) <= self.space.room()
+        let (stored, new) = (self.stored_bytes(), self.table_bytes() + bytes);
+        stored + new <= self.stored_bytes_max()
+            && self.bounds.backed(stored, new) <= self.space.room()
     }
 
     /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
@@ -137,6 +143,16 @@ impl Flex {
 
     fn reach(&self, bytes: u64) -> Result<bool> {
         Ok(self.space.reach(self.bytes_backed(bytes))? && self.has_room(bytes))
+    }
+
+    fn bytes_backed(&self, bytes: u64) -> u64 {
+        self.bounds.backed(self.stored_bytes(), self.table_bytes() + bytes)
+    }
+
+    /// Allocates segments for another table of so many bytes, and half as many more, as far as the file system has some: a put that had to
+    /// would wait for the committer.
+    pub(super) fn grow_ahead(&self, bytes: u64) -> Result<()> {
+        self.space.reach(self.bytes_backed(bytes + bytes / 2)).map(drop)
     }
 
     /// Refuses a put for which there is no room, before anything happened.

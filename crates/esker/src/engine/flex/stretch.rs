@@ -69,7 +69,7 @@ impl Flex {
         let size_max = self.options.interval_size_bytes_max as usize;
         let is_swept = committer.sweep.is_at(key);
         let sweep = &committer.sweep;
-        let within = (BYTES_OF_SEVERAL.min(self.spare() / 2), sweep.now);
+        let within = (BYTES_OF_SEVERAL.min(self.bounds.spare / 2), sweep.now);
         let all = self.index.size_bytes();
         let leaf = self.index.neighbours(key, within, &|leaf, first| {
             let most = leaf.count * slope(leaf.before, all);
@@ -94,7 +94,7 @@ impl Flex {
     }
 
     pub(super) fn is_stretch(&self, leaf: &Neighbours) -> bool {
-        leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX.min(self.spare())
+        leaf.sizes.len() >= INTERVALS_MIN && leaf.size_bytes() <= BYTES_MAX.min(self.bounds.spare)
     }
 
     /// Brings the neighbours of `key` together, those that are in several places.
