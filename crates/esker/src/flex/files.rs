@@ -80,7 +80,7 @@ fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<
     let create = options.create || options.format;
     let found = locate(&options.path, name, create)?;
     if found.path == options.path {
-        let words = "neither a folder nor nothing: engine flex has several files";
+        let words = "neither a folder nor nothing: a space has several files";
         return Err(Error::invalid("find store", words).device(found.path.display().to_string()));
     }
     let device_options = OpenOptions {

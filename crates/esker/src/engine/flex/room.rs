@@ -73,8 +73,8 @@ impl Bounds {
         Bounds { most, spare }
     }
 
-    /// Bytes that segments of the file are there for, with so many that are stored and so many that will be: these, the nodes that the latter
-    /// bring, and what is spare; all that the store may have, at most.
+    /// Bytes for which the file is to have segments before puts are taken: what is stored, what is new, the nodes that this brings, and what
+    /// is spare. At most all that the store may have.
     fn backed(self, stored: u64, new: u64) -> u64 {
         (stored + new + new / NODES_SHARE + self.spare).min(self.most)
     }
@@ -141,10 +141,12 @@ impl Flex {
         self.reach(bytes)
     }
 
+    /// Asks the file system for what is missing, whenever it was asked last. Whether there is room then.
     fn reach(&self, bytes: u64) -> Result<bool> {
         Ok(self.space.reach(self.bytes_backed(bytes))? && self.has_room(bytes))
     }
 
+    /// See [`Bounds::backed`], with so many bytes more in tables.
     fn bytes_backed(&self, bytes: u64) -> u64 {
         self.bounds.backed(self.stored_bytes(), self.table_bytes() + bytes)
     }
