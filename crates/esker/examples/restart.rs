@@ -1,7 +1,8 @@
-//! How long a store takes to open: after a crash of its process, and after a clean stop.
+//! How long a store takes to open: after a crash of its process, after a clean stop, and after a crash some time after a
+//! checkpoint.
 //!
-//! A child process loads records and aborts; this one opens the store, closes it and opens it again.
-//! Prints seconds, and DRAM in bytes for each record. Run it with `cargo xtask bench restart`.
+//! A child process loads records and aborts; this one opens the store, closes it and opens it again. Another one writes some records
+//! over, has a checkpoint written, writes some over and aborts; then it is opened once more. Prints seconds, and DRAM in bytes for each record. Run it with `cargo xtask bench restart`.
 #![allow(
     clippy::unwrap_used,
     clippy::cast_precision_loss,
@@ -29,34 +30,53 @@ struct Arguments {
     /// Bytes of a value.
     #[arg(long, default_value_t = 100)]
     value_size: usize,
-    /// The part that the child process does.
+    /// One record in so many is written over after the checkpoint.
+    #[arg(long, default_value_t = 20)]
+    overwritten: u64,
+    /// The part that a child process does.
     #[arg(long, hide = true)]
-    load: bool,
+    part: Option<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    Load,
+    Overwrite,
 }
 
 fn size(text: &str) -> Result<u64, String> {
     parse_size_bytes(text).ok_or_else(|| format!("{text} is no size"))
 }
 
-fn load(a: &Arguments, options: &Options) {
-    let mut options = options.clone();
-    options.format = true;
-    let store = Store::open(&options).unwrap();
-    let threads = 2;
+/// Does the part of a child process, which ends as with `kill -9`: nothing is closed.
+fn run(a: &Arguments, options: &Options, part: Part) -> ! {
+    let store = Store::open(options).unwrap();
+    match part {
+        Part::Load => put(a, &store, 0, 1),
+        Part::Overwrite => {
+            put(a, &store, 0, a.overwritten);
+            assert!(store.checkpoint().unwrap(), "there is room for a checkpoint");
+            put(a, &store, 1, a.overwritten);
+        }
+    }
+    store.sync().unwrap();
+    std::process::abort();
+}
+
+/// Puts one record in `step`, from two threads.
+fn put(a: &Arguments, store: &Store, first: u64, step: u64) {
     std::thread::scope(|scope| {
-        for thread in 0..threads {
-            let store = &store;
+        for thread in 0..2 {
             scope.spawn(move || {
                 let value = vec![7; a.value_size];
-                for number in (thread..a.records).step_by(2) {
-                    store.put(&number.to_be_bytes(), &value).unwrap();
+                for number in (first..a.records).step_by(usize::try_from(step).unwrap()) {
+                    if number / step % 2 == thread {
+                        store.put(&number.to_be_bytes(), &value).unwrap();
+                    }
                 }
             });
         }
     });
-    store.sync().unwrap();
-    // As `kill -9` would: nothing is closed.
-    std::process::abort();
 }
 
 fn resident_bytes() -> f64 {
@@ -84,10 +104,11 @@ fn main() {
     let mut options = Options::new(&path);
     options.size_bytes = a.size;
     options.durability = Durability::None;
-    if a.load {
-        load(&a, &options);
+    if let Some(part) = a.part {
+        options.format = part == Part::Load;
+        run(&a, &options, part);
     }
-    child(&a, &path);
+    child(&a, &path, Part::Load);
     let before = resident_bytes();
     let store = open(&options, "a crash", a.records);
     let bytes = resident_bytes() - before;
@@ -100,17 +121,23 @@ fn main() {
     drop(store);
     let store = open(&options, "a clean stop", a.records);
     store.close().unwrap();
+    drop(store);
+    child(&a, &path, Part::Overwrite);
+    let name = format!("a crash, one record in {} after a checkpoint", a.overwritten);
+    open(&options, &name, a.records).close().unwrap();
 }
 
-fn child(a: &Arguments, path: &Path) {
+fn child(a: &Arguments, path: &Path, part: Part) {
     let program = std::env::current_exe().unwrap();
     let mut command = std::process::Command::new(program);
-    command.arg("--load").arg("--data").arg(path);
+    let word = if part == Part::Load { "load" } else { "overwrite" };
+    command.arg("--part").arg(word).arg("--data").arg(path);
     command.arg("--size").arg(a.size.to_string());
     command.arg("--records").arg(a.records.to_string());
     command.arg("--value-size").arg(a.value_size.to_string());
+    command.arg("--overwritten").arg(a.overwritten.to_string());
     let start = SystemClock.monotonic();
     let status = command.status().unwrap();
     let seconds = (SystemClock.monotonic() - start).as_secs_f64();
-    println!("loaded {} records in {seconds:.1} s; {status}", a.records);
+    println!("{word}: {seconds:.1} s for {} records; {status}", a.records);
 }

@@ -49,10 +49,10 @@ pub enum BatchKind {
     Trailer = 4,
     /// Parts of the index.
     Checkpoint = 5,
-    /// The last batch of a checkpoint.
-    CheckpointEnd = 6,
     /// Where the extents of large values are.
     CheckpointExtents = 7,
+    /// The last batch of a checkpoint. (6 was one that covered nothing once something was written after it.)
+    CheckpointEnd = 8,
 }
 
 /// What stands before the records of a batch.
@@ -129,8 +129,8 @@ impl Raw {
             3 => BatchKind::Summary,
             4 => BatchKind::Trailer,
             5 => BatchKind::Checkpoint,
-            6 => BatchKind::CheckpointEnd,
             7 => BatchKind::CheckpointExtents,
+            8 => BatchKind::CheckpointEnd,
             _ => return Err(Flaw::Field("kind")),
         };
         let header = BatchHeader {

@@ -1,24 +1,24 @@
-//! Checkpoints: the index as bytes, so that an open after a clean stop need not read summaries.
+//! Checkpoints: the index as bytes, so that an open reads summaries only of what was written since.
 //!
-//! A checkpoint stands in segments of a stream of its own: batches of kind `Checkpoint`, each with
-//! parts of the index (a length of 4 bytes before each), and one of kind `CheckpointEnd` with what is
-//! described here. Whether it is current shows when the segments are compared with it.
+//! A checkpoint stands in segments of a stream of its own, whose headers have the number of its first segment's epoch as
+//! `session_epoch`: batches of kind `Checkpoint`, each with parts of the index (a length of 4 bytes before each), then those of
+//! kind `CheckpointExtents`, and one of kind `CheckpointEnd` with what is described here. What of it still stands shows when the
+//! segments are compared with it.
 
 use crate::Flaw;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 
-/// What a checkpoint says of a segment in use.
+/// What a checkpoint says of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CheckpointSegment {
     /// Which.
     pub id: SegmentId,
     /// Its incarnation.
     pub epoch: SegmentEpoch,
-    /// Records that the index points at.
-    pub live_records: u32,
-    /// Their bytes, as the segment table counts them.
-    pub live_bytes: u64,
-    /// Bytes of all records.
+    /// What of it is covered, from its start: all that counts there is in the index. Less than the segment's size for
+    /// one that records were appended to.
+    pub covered_bytes: u64,
+    /// Bytes of all its records, as the segment table counts them.
     pub written_bytes: u64,
 }
 
@@ -27,7 +27,7 @@ pub struct CheckpointSegment {
 pub struct CheckpointExtents {
     /// Id of the value.
     pub id: u64,
-    /// The index's link to the record of its key.
+    /// The index's link to the record of its key; 0 if that was not written yet.
     pub head: u64,
     /// Links to its extents.
     pub links: Vec<u64>,
@@ -72,53 +72,40 @@ impl CheckpointExtents {
 /// The end of a checkpoint: what the index does not say.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CheckpointEnd {
-    /// Number of batches with parts before this one.
+    /// Number of batches before this one.
     pub batches: u64,
     /// Number of entries in all parts.
     pub entries: u64,
-    /// Keys with a value.
-    pub items: u64,
-    /// Version of the next record.
+    /// Version of the next record when the checkpoint began: it covers older ones only.
     pub next_version: Version,
     /// Records of lower versions were cleared.
     pub clear_version: Version,
-    /// Highest epoch in use, those of the checkpoint aside.
-    pub last_epoch: SegmentEpoch,
-    /// Where the streams of moved records go on: warm, cold.
+    /// Where the streams of moved records went on: warm, cold.
     pub moved: [Sequence; 2],
-    /// The open segment of the clients' stream, and the end of its log there in bytes.
-    pub tail: Option<(SegmentId, u64)>,
-    /// Segments in use.
+    /// Segments that held records.
     pub segments: Vec<CheckpointSegment>,
 }
 
-const NO_TAIL: u32 = u32::MAX;
-const SEGMENT_SIZE: usize = 32;
+const SEGMENT_SIZE: usize = 28;
 
 impl CheckpointEnd {
     /// The payload of the batch.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(80 + SEGMENT_SIZE * self.segments.len());
-        let (tail, position) = self.tail.map_or((NO_TAIL, 0), |(id, position)| (id.0, position));
+        let mut out = Vec::with_capacity(48 + SEGMENT_SIZE * self.segments.len());
         for number in [
             self.batches,
             self.entries,
-            self.items,
             self.next_version.0,
             self.clear_version.0,
-            self.last_epoch.0,
             self.moved[0].0,
             self.moved[1].0,
-            u64::from(tail),
-            position,
         ] {
             out.extend_from_slice(&number.to_le_bytes());
         }
         for segment in &self.segments {
             out.extend_from_slice(&segment.id.0.to_le_bytes());
-            out.extend_from_slice(&segment.live_records.to_le_bytes());
-            for number in [segment.epoch.0, segment.live_bytes, segment.written_bytes] {
+            for number in [segment.epoch.0, segment.covered_bytes, segment.written_bytes] {
                 out.extend_from_slice(&number.to_le_bytes());
             }
         }
@@ -131,29 +118,23 @@ impl CheckpointEnd {
     /// The first [`Flaw`] found.
     pub fn decode(mut rest: &[u8]) -> Result<Self, Flaw> {
         let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
-        let [batches, entries, items] = [number()?, number()?, number()?];
-        let [next, clear, last] = [number()?, number()?, number()?];
+        let [batches, entries] = [number()?, number()?];
+        let [next, clear] = [number()?, number()?];
         let moved = [Sequence(number()?), Sequence(number()?)];
-        let tail = u32::try_from(number()?).map_err(|_| Flaw::Field("tail"))?;
-        let position = number()?;
         let mut segments = Vec::with_capacity(rest.len() / SEGMENT_SIZE);
         while !rest.is_empty() {
             let id = SegmentId(u32::from_le_bytes(take(&mut rest)?));
-            let live_records = u32::from_le_bytes(take(&mut rest)?);
             let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
-            let [epoch, live_bytes, written_bytes] = [number()?, number()?, number()?];
+            let [epoch, covered_bytes, written_bytes] = [number()?, number()?, number()?];
             let epoch = SegmentEpoch(epoch);
-            segments.push(CheckpointSegment { id, epoch, live_records, live_bytes, written_bytes });
+            segments.push(CheckpointSegment { id, epoch, covered_bytes, written_bytes });
         }
         Ok(CheckpointEnd {
             batches,
             entries,
-            items,
             next_version: Version(next),
             clear_version: Version(clear),
-            last_epoch: SegmentEpoch(last),
             moved,
-            tail: (tail != NO_TAIL).then_some((SegmentId(tail), position)),
             segments,
         })
     }
@@ -201,25 +182,21 @@ mod tests {
         let segment = CheckpointSegment {
             id: SegmentId(3),
             epoch: SegmentEpoch(9),
-            live_records: 4,
-            live_bytes: 500,
+            covered_bytes: 8192,
             written_bytes: 700,
         };
         let end = CheckpointEnd {
             batches: 2,
             entries: 5,
-            items: 4,
             next_version: Version(77),
             clear_version: Version(6),
-            last_epoch: SegmentEpoch(10),
             moved: [Sequence(1), Sequence(2)],
-            tail: Some((SegmentId(3), 8192)),
             segments: vec![segment, CheckpointSegment { id: SegmentId(7), ..segment }],
         };
         let bytes = end.encode();
         assert_eq!(CheckpointEnd::decode(&bytes), Ok(end.clone()));
         assert_eq!(CheckpointEnd::decode(&bytes[..bytes.len() - 1]), Err(Flaw::TooShort));
-        let without = CheckpointEnd { tail: None, segments: Vec::new(), ..end };
+        let without = CheckpointEnd { segments: Vec::new(), ..end };
         assert_eq!(CheckpointEnd::decode(&without.encode()), Ok(without));
     }
 

@@ -48,15 +48,17 @@ impl Directory {
         Some((words.iter().flat_map(|word| word.to_le_bytes()).collect(), next))
     }
 
-    /// Adds the entries of a part; gives their number. Parts may come in any order and from several
-    /// threads at once. Fastest, and without loss of tag bits, into an empty directory that was
-    /// made for as many entries.
+    /// Adds those entries of a part whose links `keep` wants; gives the number of all of them. Parts may come in any order
+    /// and from several threads at once. Fastest, and without loss of tag bits, into an empty directory that was made for as
+    /// many entries.
     ///
     /// # Errors
     /// `Corrupted` if the bytes are no part; nothing was added then.
-    pub fn import(&self, part: &[u8]) -> Result<u64> {
+    pub fn import(&self, part: &[u8], mut keep: impl FnMut(Link) -> bool) -> Result<u64> {
         let mut entries = Vec::new();
         read(part, &mut entries)?;
+        let count = entries.len() as u64;
+        entries.retain(|(_, link)| keep(*link));
         let pin = pin();
         let mut rest = &entries[..];
         while let [(known, link), others @ ..] = rest {
@@ -69,7 +71,17 @@ impl Directory {
                 rest = others;
             }
         }
-        Ok(entries.len() as u64)
+        Ok(count)
+    }
+
+    /// Number of entries in a part, as it says itself.
+    #[must_use]
+    pub fn entries_of(part: &[u8]) -> u64 {
+        let counts = part.as_chunks::<8>().0.get(HEAD - 1);
+        counts.map_or(0, |counts| {
+            let counts = u64::from_le_bytes(*counts);
+            (counts & u64::from(u32::MAX)) + (counts >> 32)
+        })
     }
 }
 

@@ -10,6 +10,7 @@
 )]
 
 mod backups;
+mod checkpoints;
 mod evictions;
 mod expiries;
 mod members;

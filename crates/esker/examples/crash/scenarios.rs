@@ -4,7 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::subject::{SEGMENT_SIZE, options};
-use super::{backups, evictions, expiries, members, stories};
+use super::{backups, checkpoints, evictions, expiries, members, stories};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
 use esker_base::{Result, Site, SiteKind};
@@ -22,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 27] = [
+    let scenarios: [Scenario; 33] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -43,6 +43,12 @@ pub(crate) fn all() -> Verdict {
         ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),
         ("a newer value outlives an expired one", expiries::a_newer_value_outlives_an_expired_one),
         ("an expired value leaves no older one", expiries::an_expired_value_leaves_no_older_one),
+        ("a checkpoint survives", checkpoints::a_checkpoint_survives),
+        ("a checkpoint counts for what stands", checkpoints::a_checkpoint_counts_for_what_stands),
+        ("what was cleared is not covered", checkpoints::what_was_cleared_is_not_covered),
+        ("a checkpoint waits for writes", checkpoints::a_checkpoint_waits_for_writes_under_way),
+        ("what is covered is durable", checkpoints::what_is_covered_is_durable),
+        ("a half written value", checkpoints::a_value_that_is_half_written_is_whole_later),
         ("a backup is a prefix", backups::a_backup_is_a_prefix),
         ("what is copied is not overwritten", backups::what_is_copied_is_not_overwritten),
         ("a backup is there, or the one before", backups::a_backup_is_there_or_the_one_before),

@@ -7,8 +7,18 @@ use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A store with some history, closed or just left (then without a checkpoint), and what it holds.
-fn populated(seed: u64, close: bool) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
+/// How a history ends, or goes on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// The store is left as it is, without a checkpoint.
+    Left,
+    /// It is left, and there is a checkpoint of a while ago.
+    Overtaken,
+    Closed,
+}
+
+/// A store with some history, and what it holds.
+fn populated(seed: u64, end: End) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
     let device = device(seed);
     let store = open(&device, &options(seed)).unwrap();
     let mut rng = Rng::from_seed(seed);
@@ -21,8 +31,12 @@ fn populated(seed: u64, close: bool) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
         value.extend_from_slice(&n.to_le_bytes());
         store.put(&key, &value).unwrap();
         model.insert(key, value);
+        if n == 95 && end == End::Overtaken {
+            store.clean(64).unwrap();
+            assert!(store.checkpoint().unwrap());
+        }
     }
-    if close {
+    if end == End::Closed {
         store.close().unwrap();
     }
     drop(store);
@@ -36,20 +50,26 @@ fn reopened(image: &Image) -> Arc<SimBlock> {
 
 #[test]
 fn no_flipped_bit_is_ever_returned_as_data_or_takes_a_key_away_in_silence() {
-    let (refused, harmless) = flip_everywhere(false);
+    let (refused, harmless) = flip_everywhere(End::Left);
     assert!(refused > 500 && harmless > 1000, "{refused} refused, {harmless} harmless");
 }
 
 #[test]
 fn no_flipped_bit_hides_behind_a_checkpoint() {
     // What is damaged in the log is not read at open: its records say so when they are.
-    let (refused, harmless) = flip_everywhere(true);
+    let (refused, harmless) = flip_everywhere(End::Closed);
     assert!(refused == 0 && harmless > 1000, "{refused} refused, {harmless} harmless");
 }
 
+#[test]
+fn no_flipped_bit_hides_behind_a_checkpoint_that_is_overtaken() {
+    let (refused, harmless) = flip_everywhere(End::Overtaken);
+    assert!(refused > 100 && harmless > 1000, "{refused} refused, {harmless} harmless");
+}
+
 /// Flips a bit of every seventh byte; returns how often the store was refused, and how often not.
-fn flip_everywhere(close: bool) -> (u32, u32) {
-    let (image, model) = populated(1, close);
+fn flip_everywhere(end: End) -> (u32, u32) {
+    let (image, model) = populated(1, end);
     let mut rng = Rng::from_seed(99);
     let (mut refused, mut harmless) = (0, 0);
     for offset in (0..DEVICE_SIZE).step_by(7) {
@@ -81,7 +101,7 @@ fn flip_everywhere(close: bool) -> (u32, u32) {
 
 #[test]
 fn damage_under_an_open_store_is_an_error_for_the_records_it_hit() {
-    let (image, model) = populated(2, true);
+    let (image, model) = populated(2, End::Closed);
     let device = reopened(&image);
     let store = open(&device, &options(6)).unwrap();
     let mut rng = Rng::from_seed(3);
@@ -106,7 +126,7 @@ fn damage_under_an_open_store_is_an_error_for_the_records_it_hit() {
 #[test]
 fn either_superblock_copy_is_enough_and_the_other_is_repaired() {
     for (first, second) in [(0, 4096), (4096, 0)] {
-        let (image, model) = populated(3, true);
+        let (image, model) = populated(3, End::Closed);
         let mut damaged = image.clone();
         damaged.flip(first + 20, 1);
         let device = reopened(&damaged);
@@ -123,7 +143,7 @@ fn either_superblock_copy_is_enough_and_the_other_is_repaired() {
 #[test]
 fn random_images_are_refused_without_panic() {
     let mut rng = Rng::from_seed(4);
-    let (image, _) = populated(4, true);
+    let (image, _) = populated(4, End::Closed);
     for round in 0..300 {
         let mut bytes = image.to_vec();
         // Keep the superblock, so that the rest is looked at.

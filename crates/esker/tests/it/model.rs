@@ -53,7 +53,8 @@ fn run(engine: EngineKind, seed: u64, hash_mask: u64) {
                 let found = store.get(&key).expect(&context).map(|value| value.to_vec());
                 assert_eq!(found.as_ref(), model.get(&key), "{context}");
             }
-            90..97 => {
+            90 => drop(store.checkpoint().expect(&context)),
+            91..97 => {
                 let items = store.iter().map(|item| item.expect(&context));
                 let items: Vec<_> = items.map(|(key, value)| (key, value.to_vec())).collect();
                 let map: BTreeMap<_, _> = items.iter().cloned().collect();

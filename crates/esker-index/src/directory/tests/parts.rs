@@ -22,7 +22,7 @@ fn filled(geometry: Geometry, count: u64) -> (Directory, HashMap<u64, Link>) {
 }
 
 fn check_import(parts: &[Vec<u8>], into: &Directory, model: &HashMap<u64, Link>) {
-    let count: u64 = parts.iter().map(|part| into.import(part).unwrap()).sum();
+    let count: u64 = parts.iter().map(|part| into.import(part, |_| true).unwrap()).sum();
     assert_eq!(count, model.len() as u64 + 60);
     assert_eq!(found(into, 99 << 50).iter().filter(|l| l.grain() > 1 << 30).count(), 60);
     for n in 0..60 {
@@ -56,7 +56,7 @@ fn an_import_into_the_right_size_keeps_tags_and_takes_8_bytes_per_entry() {
     let bytes: usize = parts.iter().map(Vec::len).sum();
     assert!(bytes < 82 * model.len() / 10, "{bytes} bytes");
     let again = Directory::with_capacity(directory.len());
-    assert!(parts.iter().all(|part| again.import(part).is_ok()));
+    assert!(parts.iter().all(|part| again.import(part, |_| true).is_ok()));
     let mut rng = Rng::from_seed(2);
     let mut candidates = |directory: &Directory| -> usize {
         (0..100_000).map(|_| found(directory, rng.next_u64()).len()).sum()
@@ -77,7 +77,7 @@ fn parts_taken_while_tables_grow_hold_what_stays() {
     });
     for parts in parts {
         let again = Directory::with_geometry(SMALL, 0);
-        parts.iter().for_each(|part| assert!(again.import(part).is_ok()));
+        parts.iter().for_each(|part| assert!(again.import(part, |_| true).is_ok()));
         assert!(model.iter().all(|(hash, link)| holds(&again, *hash, *link)));
     }
 }
@@ -86,7 +86,7 @@ fn parts_taken_while_tables_grow_hold_what_stays() {
 fn an_empty_directory_has_parts_too() {
     let parts = exported(&Directory::with_capacity(0));
     let again = Directory::with_capacity(0);
-    assert!(parts.iter().all(|part| again.import(part).unwrap() == 0));
+    assert!(parts.iter().all(|part| again.import(part, |_| true).unwrap() == 0));
     assert!(again.is_empty());
 }
 
@@ -96,9 +96,9 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
     let parts = exported(&directory);
     let target = Directory::with_geometry(TINY, 0);
     for length in 0..parts[0].len() {
-        assert!(target.import(&parts[0][..length]).is_err(), "cut to {length}");
+        assert!(target.import(&parts[0][..length], |_| true).is_err(), "cut to {length}");
     }
-    assert!(target.import(&[&parts[0][..], &[0; 8]].concat()).is_err(), "longer than it says");
+    assert!(target.import(&[&parts[0][..], &[0; 8]].concat(), |_| true).is_err(), "longer than it says");
     assert!(target.is_empty(), "what is refused adds nothing");
     let mut rng = Rng::from_seed(4);
     for _ in 0..30_000 {
@@ -114,7 +114,7 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
             };
         }
         let before = target.len();
-        match target.import(&part) {
+        match target.import(&part, |_| true) {
             Ok(count) => assert_eq!(target.len(), before + count),
             Err(error) => {
                 assert_eq!(error.kind(), esker_base::ErrorKind::Corrupted);
@@ -128,7 +128,7 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
     for _ in 0..10_000 {
         let mut noise = vec![0; 8 * rng.index(20)];
         rng.fill(&mut noise);
-        assert!(target.import(&noise).is_err());
+        assert!(target.import(&noise, |_| true).is_err());
     }
     let _ = walked(&target);
 }

@@ -10,10 +10,11 @@ use super::place::link_bytes;
 use super::recover::{Found, Recovered, Scanned, on_threads};
 use super::segments::{Incarnation, Use};
 use super::{Depot, sites};
-use esker_base::ids::{SegmentEpoch, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
-use esker_format::depot::{LargeRef, Stream};
+use esker_format::depot::{CheckpointExtents, LargeRef, Stream};
 use esker_index::Link;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
@@ -21,12 +22,8 @@ const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
 
 impl Depot {
-    /// Fills index and segment table from the log.
-    pub(super) fn adopt(&self, log: &Recovered) -> Result<()> {
-        if let Some(end) = &log.checkpoint {
-            self.adopt_checkpoint(log, end);
-            return Ok(());
-        }
+    /// Fills index and segment table from the log, and from the checkpoint that it was not read for.
+    pub(super) fn adopt(&self, log: &mut Recovered) -> Result<()> {
         let tail = log.log_end().tail.map(|tail| tail.segment);
         for Scanned { header, written_bytes, .. } in &log.segments {
             let id = header.segment_id;
@@ -34,6 +31,9 @@ impl Depot {
             self.segments.restore(id, state, Incarnation::from(header));
             self.segments.add_written(id, *written_bytes);
         }
+        let covered = self.adopt_checkpoint(log);
+        self.take_out_overtaken(log)?;
+        let log = &*log;
         let next = AtomicU32::new(0);
         on_threads(log.threads, || {
             loop {
@@ -51,23 +51,73 @@ impl Depot {
                 self.fold(found, log.clear_version)?;
             }
         })?;
-        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
-            self.index.lookup(*hash).iter().any(|found| found == *link)
-        };
-        let heads = log.pieces.heads.iter().filter(newest);
-        let heads: Vec<_> = heads.map(|(_, piece, link)| (*piece, *link)).collect();
-        self.restore_large(&heads, log.pieces.extents.clone());
-        for segment in &log.segments {
-            let id = segment.header.segment_id;
+        self.adopt_large(log);
+        let read = log.segments.iter().map(|segment| segment.header.segment_id);
+        for id in read.chain(covered) {
             if self.segments.state(id) == Use::Sealed {
+                // The cleaner's last segments may hold nothing that counts, and those that were free hold nothing.
                 self.segments.seal(id);
             }
         }
         log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
+        let kept = log.checkpoint.as_ref().map(|loaded| &loaded.segments[..]).unwrap_or_default();
         for header in log.headers.iter().filter(|header| header.stream == Stream::Checkpoint) {
-            self.segments.add_stale(header.segment_id);
+            if !kept.contains(&header.segment_id) {
+                self.segments.add_stale(header.segment_id);
+            }
         }
+        self.segments.keep_checkpoint(kept);
         Ok(())
+    }
+
+    /// Takes over what the checkpoint says of segments; gives those that were not read.
+    fn adopt_checkpoint(&self, log: &Recovered) -> Vec<SegmentId> {
+        let Some(loaded) = &log.checkpoint else { return Vec::new() };
+        let headers: HashMap<_, _> =
+            log.headers.iter().map(|header| (header.segment_id, header)).collect();
+        let mut covered = Vec::new();
+        for segment in &loaded.end.segments {
+            let id = segment.id;
+            if loaded.covers.all_of(id)
+                && let Some(header) = headers.get(&id)
+            {
+                self.segments.restore(id, Use::Sealed, Incarnation::from(*header));
+                self.segments.add_written(id, segment.written_bytes);
+                covered.push(id);
+            }
+        }
+        (0..).map(SegmentId).zip(&loaded.live).for_each(|(id, live)| {
+            self.segments.restore_counts(id, *live);
+        });
+        self.restore_items(loaded.items);
+        covered
+    }
+
+    /// Takes in the large values whose heads count, those that were found and those of the checkpoint.
+    fn adopt_large(&self, log: &Recovered) {
+        let newest = |(hash, _, link): &&(u64, LargeRef, Link)| {
+            self.index.lookup(*hash).iter().any(|found| found == *link)
+        };
+        let heads = log.pieces.heads.iter().filter(newest);
+        let mut heads: Vec<_> = heads.map(|(_, piece, link)| (*piece, *link)).collect();
+        let mut extents = log.pieces.extents.clone();
+        if let Some(loaded) = &log.checkpoint {
+            let found: HashSet<Link> = log.pieces.heads.iter().map(|(.., link)| *link).collect();
+            let stands = |bits: u64| {
+                let link = Link::from_bits(bits)?;
+                loaded.covers.segment_of(&self.layout, link).map(|_| link)
+            };
+            for CheckpointExtents { id, head, links } in &loaded.large {
+                let count = u32::try_from(links.len()).unwrap_or(u32::MAX);
+                let piece = |number| LargeRef { id: *id, number };
+                heads.extend(
+                    stands(*head).filter(|head| !found.contains(head)).map(|h| (piece(count), h)),
+                );
+                let of_value = (0..).zip(links);
+                extents.extend(of_value.filter_map(|(n, bits)| Some((piece(n), stands(*bits)?))));
+            }
+        }
+        self.restore_large(&heads, extents);
     }
 
     /// Takes in the records that count: of each key the newest.

@@ -1,5 +1,5 @@
-//! The background thread of a store: cleans ahead of the clients, and readies free segments. Where writes go to memory
-//! first, another one brings full pieces of the log to the device, and by and by those that do not get full; it
+//! The background thread of a store: cleans ahead of the clients, readies free segments, and writes checkpoints of the index: while
+//! clients rest, and now and then while they do not. Where writes go to memory first, another one brings full pieces of the log to the device, and by and by those that do not get full; it
 //! flushes for `periodic`. So neither waits for the other.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
@@ -32,6 +32,43 @@ const TRIM_SHARE: usize = 8;
 const TRIM_STEP: usize = 4;
 /// How often the thread looks without being woken.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
+/// Clients rest who have not written for so long.
+const RESTING: Duration = Duration::from_secs(2);
+/// Time between checkpoints while they do not: each is a walk through the index, and as many bytes.
+const CHECKPOINT_PERIOD: Duration = Duration::from_secs(300);
+/// A checkpoint is worth its while if one entry in so many of the index was written since the last.
+const CHECKPOINT_SHARE: u64 = 16;
+/// And if more than so many were: fewer are read in no time.
+const CHECKPOINT_MIN: u64 = 100_000;
+
+/// When the next checkpoint is due.
+struct Checkpoints {
+    /// Version that was next when somebody looked last.
+    seen: Version,
+    /// When somebody wrote last, as far as was seen.
+    wrote_at: Duration,
+    /// When the last one was tried: there may have been no room.
+    tried_at: Duration,
+    /// Version that was next then.
+    tried: Version,
+}
+
+impl Checkpoints {
+    /// Whether it is time for one.
+    fn are_due(&mut self, next: Version, entries: u64, now: Duration) -> bool {
+        if std::mem::replace(&mut self.seen, next) != next {
+            self.wrote_at = now;
+        }
+        let written = next.0.saturating_sub(self.tried.0);
+        let worth = written >= CHECKPOINT_MIN && written >= entries / CHECKPOINT_SHARE;
+        let rest = now.saturating_sub(self.wrote_at) >= RESTING;
+        let due = worth && (rest || now.saturating_sub(self.tried_at) >= CHECKPOINT_PERIOD);
+        if due {
+            (self.tried_at, self.tried) = (now, next);
+        }
+        due
+    }
+}
 
 impl Depot {
     /// Starts the thread. `new` stores have their first segments readied before the first write.
@@ -45,6 +82,11 @@ impl Depot {
             Durability::Sync | Durability::None => IDLE_PERIOD,
         };
         let mut seen = Version(0);
+        let now = SystemClock.monotonic();
+        let next = self.log.next_version();
+        let covered = self.checkpoint.lock().map_or(Version(0), |(version, _)| version);
+        let mut checkpoints =
+            Checkpoints { seen: next, wrote_at: now, tried_at: now, tried: covered };
         if self.writes_later() {
             let store = Weak::clone(&store);
             let mut due = SystemClock.monotonic() + period;
@@ -52,7 +94,7 @@ impl Depot {
             self.log_writer.start("esker-depot-log", period, round)?;
         }
         self.background.start("esker-depot", IDLE_PERIOD, move || {
-            work(&store, &mut seen).then_some(IDLE_PERIOD)
+            work(&store, &mut seen, &mut checkpoints).then_some(IDLE_PERIOD)
         })
     }
 
@@ -105,6 +147,19 @@ impl Depot {
         Ok(())
     }
 
+    /// Writes a checkpoint if it is time, after making room for it.
+    fn checkpoint_in_time(&self, checkpoints: &mut Checkpoints) -> Result<()> {
+        let now = SystemClock.monotonic();
+        if !checkpoints.are_due(self.log.next_version(), self.index.len(), now) {
+            return Ok(());
+        }
+        if !self.superblock.cache {
+            let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + 1;
+            self.clean_until(room, || self.background.is_stopping())?;
+        }
+        self.write_checkpoint().map(drop)
+    }
+
     /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.
     fn prepare_free(&self, seen: &mut Version) -> Result<()> {
         let busy = self.busy_ahead();
@@ -145,7 +200,7 @@ fn write_pieces(store: &Weak<Depot>, period: Duration, due: &mut Duration) -> Op
 }
 
 /// One round; false when the thread is to end.
-fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
+fn work(store: &Weak<Depot>, seen: &mut Version, checkpoints: &mut Checkpoints) -> bool {
     let Some(store) = store.upgrade() else { return false };
     if store.log.is_closed() {
         return false;
@@ -164,6 +219,11 @@ fn work(store: &Weak<Depot>, seen: &mut Version) -> bool {
         && let Err(error) = store.trim_while_idle(*seen)
     {
         tracing::warn!(%error, "giving free space back failed");
+    }
+    if store.log.failure().is_none()
+        && let Err(error) = store.checkpoint_in_time(checkpoints)
+    {
+        tracing::warn!(%error, "writing a checkpoint failed");
     }
     true
 }

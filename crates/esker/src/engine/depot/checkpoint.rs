@@ -1,78 +1,105 @@
-//! Checkpoints of the index at a clean stop (uDepot §4.4).
+//! Checkpoints of the index (uDepot §4.4), with which recovery reads only what was written after them.
 //!
-//! The log is the truth; a checkpoint only saves reading it. It stands in free segments, which are
-//! free again once the store is open: nobody writes to them before the log needs them, and a
-//! checkpoint that lost a segment is none.
+//! The log is the truth; a checkpoint only saves reading it. One is written while clients rest, now and then while they do not, on
+//! request, and at a clean stop. It begins with what it covers: every segment, the open ones up to their ends. Whatever counts
+//! there is in the index then. Clients and the cleaner go on while the index is copied part by part: what of the copy stands
+//! behind the ends, or in a segment that was begun later, is left out when it is loaded ([`load`]), since recovery reads those
+//! segments from there on ([`super::overtaken`]).
+//!
+//! It stands in free segments, which stay on the free list behind all others. A checkpoint that lost one of them is none.
 //!
 //! # Invariants
-//! - P1: a checkpoint counts only if nothing happened after it: every segment that it names has the
-//!   epoch that it names, no other segment has a higher one, and the clients' log ends where it says.
-//! - P2: a checkpoint that is not whole, or that is not understood, is left aside.
-//! - P3: what a checkpoint says of the clients' log was durable before it; a log that ends earlier is damaged.
+//! - P1: of the records that it covers, the index that it holds has the newest one of each key that is still on media. For
+//!   what had overtaken such a record when it began is covered too, or was a tombstone that was dropped, and that is only once
+//!   nothing older is left.
+//! - P2: a checkpoint vouches for itself: its batches have numbers and checksums, and its segments a number in common that no
+//!   other checkpoint has. So one of any age is right, and none is needed: one that is not whole is left aside.
+//! - P3: what it covers was durable before it was whole; a log that ends earlier is damaged. So is whatever made the index
+//!   what it is while it was copied.
+//!
+//! # Concurrency
+//! One at a time, under a lock that is held across I/O. The ends are taken with the locks of the cleaner and of the log.
 //!
 //! # Failure
-//! A crash while it is written leaves a checkpoint without its end: none.
+//! A crash leaves the checkpoint before, or this one, or none. A failed write makes the store read-only.
+
+pub(super) mod load;
 
 use super::place::Tail;
-use super::recover::{Recovered, Scanned};
-use super::scan::Source;
-use super::segments::{Incarnation, Use};
+use super::segments::Incarnation;
 use super::{Depot, sites};
 use esker_base::Result;
-use esker_base::ids::{SegmentEpoch, SegmentId, Sequence};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, BatchKind, CheckpointEnd, CheckpointExtents, CheckpointSegment,
-    SegmentHeader, Stream, part_size, push_part, take_part,
+    BATCH_HEADER_SIZE, BatchKind, CheckpointEnd, CheckpointExtents, Stream, part_size, push_part,
 };
-use esker_index::{Directory, Link};
-use std::collections::HashMap;
+use esker_index::Directory;
 use std::io::IoSlice;
 
 /// Most bytes of one batch of parts.
 const BATCH_SIZE: usize = 1 << 20;
+/// Bytes of an entry, with what stands around it, at most.
+const ENTRY_SIZE: u64 = 9;
+
+/// The state of the log when the checkpoint that is on media was begun, and the next epoch when it was whole.
+pub(super) type Taken = Option<(Version, SegmentEpoch)>;
 
 /// Writes the batches of a checkpoint one behind the other.
 struct Writer<'a> {
     depot: &'a Depot,
+    /// Free segments that it leaves alone; `None`: it takes all there are, those of the last checkpoint last.
+    kept: Option<usize>,
     tail: Option<Tail>,
     batches: u64,
+    segments: Vec<SegmentId>,
+    /// What its segments have in common: the epoch of the first one.
+    group: SegmentEpoch,
 }
 
 impl Writer<'_> {
+    /// Takes a segment; false if there is none.
+    fn take(&mut self) -> Result<bool> {
+        let depot = self.depot;
+        let spare = self.kept.map(|kept| depot.segments.take_spare(kept));
+        let Some(free) = spare.unwrap_or_else(|| depot.segments.take()) else { return Ok(false) };
+        self.segments.push(free.id);
+        if free.after >= depot.log.durable() {
+            // PERSIST: what made the segment free must be durable before its header goes.
+            depot.flush_published()?;
+        }
+        let epoch = depot.log.take_epoch();
+        if self.segments.len() == 1 {
+            self.group = epoch;
+        }
+        let salt = depot.random() ^ super::spread(epoch.0);
+        let base = Sequence(self.batches);
+        let incarnation = Incarnation { stream: Stream::Checkpoint, epoch, salt, base };
+        depot.segments.open_for_checkpoint(free.id, incarnation);
+        depot.write_header(free.id, incarnation, self.group)?;
+        // PERSIST: the header, before what it declares dead is overwritten.
+        depot.device.flush(sites::ROLL_FLUSH)?;
+        self.tail = Some(Tail {
+            segment: free.id,
+            position: depot.layout.first_batch(),
+            salt,
+            session: salt,
+            base,
+            summary: 0,
+            barrier_due: false,
+        });
+        Ok(true)
+    }
+
     /// Writes a batch; false if there is no segment for it.
     fn write(&mut self, kind: BatchKind, payload: &[u8]) -> Result<bool> {
         let depot = self.depot;
         let layout = &depot.layout;
         let total = layout.blocks((BATCH_HEADER_SIZE + payload.len()) as u64);
         let fits = |tail: &Tail| tail.position + total <= layout.trailer();
-        if !self.tail.as_ref().is_some_and(fits) {
-            self.tail = None;
-            // The reserve too: it is free again once the store is open.
-            let Some(free) = depot.segments.take() else { return Ok(false) };
-            let epoch = depot.log.take_epoch();
-            let salt = depot.random() ^ super::spread(epoch.0);
-            let base = Sequence(self.batches);
-            let incarnation = Incarnation { stream: Stream::Checkpoint, epoch, salt, base };
-            depot.segments.open(free.id, incarnation);
-            depot.write_header(free.id, incarnation)?;
-            // PERSIST: the header, before what it declares dead is overwritten; and the end of the log,
-            //          before a checkpoint can say that there is nothing behind it.
-            depot.device.flush(sites::ROLL_FLUSH)?;
-            let tail = Tail {
-                segment: free.id,
-                position: layout.first_batch(),
-                salt,
-                session: salt,
-                base,
-                summary: 0,
-                barrier_due: false,
-            };
-            if !fits(&tail) {
-                return Ok(false);
-            }
-            self.tail = Some(tail);
+        if !self.tail.as_ref().is_some_and(fits) && !self.take()? {
+            return Ok(false);
         }
-        let Some(tail) = &mut self.tail else { return Ok(false) };
+        let Some(tail) = self.tail.as_mut().filter(|tail| fits(tail)) else { return Ok(false) };
         let offset = layout.segment_offset(tail.segment) + tail.position;
         let number = Sequence(self.batches);
         let batch = depot.marker(kind, tail, offset, payload, number, number);
@@ -81,210 +108,153 @@ impl Writer<'_> {
         self.batches += 1;
         Ok(true)
     }
+
+    /// Adds something of `size` bytes to the payload of batches of one kind, and writes what is full; false if there is no
+    /// segment for it.
+    fn add(
+        &mut self,
+        kind: BatchKind,
+        payload: &mut Vec<u8>,
+        size: usize,
+        push: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<bool> {
+        let most = usize::try_from(self.depot.layout.batch_max()).unwrap_or(BATCH_SIZE);
+        let full = BATCH_HEADER_SIZE + payload.len() + size > BATCH_SIZE.min(most);
+        if full && !self.write_rest(kind, payload)? {
+            return Ok(false);
+        }
+        push(payload);
+        Ok(true)
+    }
+
+    /// Writes a payload that is not empty, and empties it; false if there is no segment for it.
+    fn write_rest(&mut self, kind: BatchKind, payload: &mut Vec<u8>) -> Result<bool> {
+        let written = payload.is_empty() || self.write(kind, payload)?;
+        payload.clear();
+        Ok(written)
+    }
 }
 
 impl Depot {
-    /// Writes the index beside the log, which must not go on afterwards; nothing if there is no room.
-    pub(super) fn write_checkpoint(&self) -> Result<()> {
-        let last_epoch = SegmentEpoch(self.log.next_epoch().0.saturating_sub(1));
-        let cleaner = self.cleaner.lock();
-        let mut end = CheckpointEnd {
-            items: self.items(),
-            next_version: self.log.next_version(),
-            clear_version: self.log.clear_version(),
-            last_epoch,
-            moved: cleaner.next_sequences(),
-            tail: self.log.lock().tail.map(|tail| (tail.segment, tail.position)),
-            segments: self.segments.in_use().collect(),
-            ..CheckpointEnd::default()
-        };
-        let mut writer = Writer { depot: self, tail: None, batches: 0 };
-        let mut payload = Vec::with_capacity(BATCH_SIZE);
-        let limit = BATCH_SIZE.min(usize::try_from(self.layout.batch_max()).unwrap_or(BATCH_SIZE));
-        let mut cursor = 0;
-        while let Some((part, next)) = self.index.export(cursor) {
-            cursor = next;
-            let full = BATCH_HEADER_SIZE + payload.len() + part_size(&part) > limit;
-            if full && !payload.is_empty() {
-                if !writer.write(BatchKind::Checkpoint, &payload)? {
-                    return Ok(());
-                }
-                payload.clear();
-            }
-            push_part(&mut payload, &part);
+    /// Writes a checkpoint; false if nothing was written since the last one, if one is under way, or if there is no room
+    /// beside what the log needs.
+    pub(super) fn write_checkpoint(&self) -> Result<bool> {
+        self.log.refuse()?;
+        let Some(mut taken) = self.checkpoint.try_lock() else { return Ok(false) };
+        if taken.is_some_and(|(version, _)| version == self.log.next_version()) {
+            return Ok(false);
         }
-        if !payload.is_empty() && !writer.write(BatchKind::Checkpoint, &payload)? {
-            return Ok(());
+        let kept = self.segments.reserve_of_puts();
+        if self.segments.free_count() <= kept + self.checkpoint_segments() {
+            return Ok(false);
         }
-        payload.clear();
-        for value in self.extents.export() {
-            let size = CheckpointExtents::size_bytes(value.links.len());
-            if BATCH_HEADER_SIZE + payload.len() + size > limit && !payload.is_empty() {
-                if !writer.write(BatchKind::CheckpointExtents, &payload)? {
-                    return Ok(());
-                }
-                payload.clear();
-            }
-            value.push(&mut payload);
+        self.write_checkpoint_in(&mut taken, Some(kept))
+    }
+
+    /// Writes a checkpoint at the end of a session, unless the last one says all there is to say.
+    pub(super) fn close_checkpoint(&self) -> Result<()> {
+        let mut taken = self.checkpoint.lock();
+        if *taken != Some((self.log.next_version(), self.log.next_epoch())) {
+            self.write_checkpoint_in(&mut taken, None)?;
         }
-        if !payload.is_empty() && !writer.write(BatchKind::CheckpointExtents, &payload)? {
-            return Ok(());
-        }
-        end.batches = writer.batches;
-        end.entries = self.index.len();
-        // A flush follows. Crash before: the log is read instead.
-        writer.write(BatchKind::CheckpointEnd, &end.encode())?;
         Ok(())
     }
 
-    /// Fills index and segment table from a checkpoint.
-    pub(super) fn adopt_checkpoint(&self, log: &Recovered, loaded: &CheckpointEnd) {
-        let used: HashMap<SegmentId, &CheckpointSegment> =
-            loaded.segments.iter().map(|segment| (segment.id, segment)).collect();
-        for header in &log.headers {
-            let id = header.segment_id;
-            let Some(segment) = used.get(&id) else {
-                self.segments.add_stale(id);
-                continue;
+    fn write_checkpoint_in(&self, taken: &mut Taken, kept: Option<usize>) -> Result<bool> {
+        let mut end = self.cover(kept.is_none())?;
+        let mut writer = Writer {
+            depot: self,
+            kept,
+            tail: None,
+            batches: 0,
+            segments: Vec::new(),
+            group: SegmentEpoch(0),
+        };
+        let written = self.write_index(&mut writer, &mut end);
+        if written.as_ref().is_ok_and(|done| *done) {
+            self.segments.keep_checkpoint(&writer.segments);
+            *taken = Some((end.next_version, self.log.next_epoch()));
+        } else {
+            writer.segments.iter().for_each(|id| self.segments.add_stale(*id));
+        }
+        written.map_err(|error| self.poison(&error))
+    }
+
+    /// What a checkpoint covers that begins now; the index knows it when this returns. `last`: nothing is written any more.
+    fn cover(&self, last: bool) -> Result<CheckpointEnd> {
+        let cleaner = self.cleaner.lock();
+        let (end, in_flight) = {
+            let mut guard = self.log.lock();
+            let state = &mut *guard;
+            state.check_failure()?;
+            if self.writes_later() {
+                self.end_piece(state);
+            }
+            let of_clients = state.tail.map(|tail| (tail.segment, tail.position));
+            // The cleaner begins new segments in each session.
+            let of_cleaner = cleaner.tails().filter(|_| !last);
+            let open: Vec<_> = of_clients.into_iter().chain(of_cleaner).collect();
+            let end = CheckpointEnd {
+                next_version: state.next_version(),
+                clear_version: state.clear_version(),
+                moved: cleaner.next_sequences(),
+                segments: self.segments.covered(&open),
+                ..CheckpointEnd::default()
             };
-            let open = loaded.tail.is_some_and(|(tail, _)| tail == id);
-            let state = if open { Use::Open } else { Use::Sealed };
-            self.segments.restore(id, state, Incarnation::from(header));
-            self.segments.restore_counts(segment);
-            if !open {
-                // The cleaner's last segments may hold nothing that counts.
-                self.segments.seal(id);
+            (end, state.in_flight.clone())
+        };
+        drop(cleaner);
+        if sites::CHECKPOINT_SETTLED.disabled() {
+            return Ok(end);
+        }
+        // Who appended to memory enters under the key's stripe.
+        self.pending.pass_all();
+        in_flight.map_or(Ok(()), |ticket| ticket.wait())?;
+        Ok(end)
+    }
+
+    /// Writes the index and the end; false if there is no room.
+    fn write_index(&self, writer: &mut Writer<'_>, end: &mut CheckpointEnd) -> Result<bool> {
+        let mut payload = Vec::with_capacity(BATCH_SIZE);
+        let mut cursor = 0;
+        while let Some((part, next)) = self.index.export(cursor) {
+            cursor = next;
+            end.entries += Directory::entries_of(&part);
+            let push = |out: &mut Vec<u8>| push_part(out, &part);
+            if !writer.add(BatchKind::Checkpoint, &mut payload, part_size(&part), push)? {
+                return Ok(false);
             }
         }
-        log.blank.iter().for_each(|id| self.segments.add_free(*id, false));
-        for value in &log.large {
-            self.extents.import(value);
+        if !writer.write_rest(BatchKind::Checkpoint, &mut payload)? {
+            return Ok(false);
         }
-        self.restore_items(loaded.items);
-    }
-}
-
-/// A checkpoint that was read.
-#[derive(Debug)]
-pub(super) struct Loaded {
-    pub(super) end: CheckpointEnd,
-    pub(super) index: Directory,
-    pub(super) large: Vec<CheckpointExtents>,
-}
-
-/// The newest checkpoint: its segments, and what its end says.
-pub(super) struct Newest<'a> {
-    of: Vec<&'a SegmentHeader>,
-    pub(super) end: CheckpointEnd,
-}
-
-/// Finds the newest checkpoint, if there is one that fits the segments.
-///
-/// # Errors
-/// What a failing device says.
-pub(super) fn newest<'a>(
-    source: &Source<'_>,
-    headers: &'a [SegmentHeader],
-) -> Result<Option<Newest<'a>>> {
-    let mut of: Vec<_> = headers.iter().filter(|h| h.stream == Stream::Checkpoint).collect();
-    of.sort_by_key(|header| header.epoch);
-    let Some(newest) = of.last().map(|header| header.session_epoch) else { return Ok(None) };
-    of.retain(|header| header.session_epoch == newest);
-    Ok(read_end(source, &of, headers)?.map(|end| Newest { of, end }))
-}
-
-/// Reads a checkpoint, if it is whole.
-///
-/// # Errors
-/// What a failing device says.
-pub(super) fn load(source: &Source<'_>, newest: Newest<'_>) -> Result<Option<Loaded>> {
-    let Newest { of, end } = newest;
-    let index = Directory::with_capacity(end.entries);
-    let mut batches = 0;
-    let mut whole = true;
-    let mut large = Vec::new();
-    for header in &of {
-        source.batches(header.segment_id, header.salt, &mut |batch| {
-            if batch.header.kind == BatchKind::CheckpointEnd {
-                return;
+        // Also those whose keys' records are not there yet: these may come before the checkpoint is whole.
+        for value in self.extents.export() {
+            let size = CheckpointExtents::size_bytes(value.links.len());
+            let push = |out: &mut Vec<u8>| value.push(out);
+            if !writer.add(BatchKind::CheckpointExtents, &mut payload, size, push)? {
+                return Ok(false);
             }
-            whole &= batch.header.first_sequence == Sequence(batches);
-            batches += 1;
-            let taken = match batch.header.kind {
-                BatchKind::CheckpointExtents => take_extents(batch.payload, &mut large),
-                _ => take_index(batch.payload, &index),
-            };
-            whole &= taken.is_some();
-        })?;
-    }
-    let whole = whole && batches == end.batches && index.len() == end.entries;
-    Ok(whole.then_some(Loaded { end, index, large }))
-}
-
-fn take_index(mut rest: &[u8], index: &Directory) -> Option<()> {
-    while let Some(part) = take_part(&mut rest).ok()? {
-        index.import(part).ok()?;
-    }
-    Some(())
-}
-
-fn take_extents(mut rest: &[u8], large: &mut Vec<CheckpointExtents>) -> Option<()> {
-    while let Some(value) = CheckpointExtents::take(&mut rest).ok()? {
-        Link::from_bits(value.head)?;
-        large.push(value);
-    }
-    Some(())
-}
-
-/// The end of the checkpoint in these segments, if it fits the other segments (P1).
-fn read_end(
-    source: &Source<'_>,
-    of: &[&SegmentHeader],
-    headers: &[SegmentHeader],
-) -> Result<Option<CheckpointEnd>> {
-    let mut end = None;
-    if let Some(last) = of.last() {
-        source.batches(last.segment_id, last.salt, &mut |batch| {
-            if batch.header.kind == BatchKind::CheckpointEnd {
-                end = CheckpointEnd::decode(batch.payload).ok();
-            }
-        })?;
-    }
-    let Some(end) = end else { return Ok(None) };
-    let log = headers.iter().filter(|header| header.stream != Stream::Checkpoint);
-    let epochs: HashMap<SegmentId, SegmentEpoch> =
-        log.map(|header| (header.segment_id, header.epoch)).collect();
-    let named = |segment: &CheckpointSegment| epochs.get(&segment.id) == Some(&segment.epoch);
-    let later = |header: &SegmentHeader| {
-        header.stream != Stream::Checkpoint && header.epoch > end.last_epoch
-    };
-    let current = end.segments.iter().all(named) && !headers.iter().any(later);
-    Ok((current || sites::CHECKPOINT_CURRENT.disabled()).then_some(end))
-}
-
-impl Newest<'_> {
-    /// Whether the clients' log lacks records that the checkpoint knows: all of it was durable before.
-    pub(super) fn is_cut_short(&self, tail: &Scanned) -> bool {
-        let known = self.end.tail.map_or(0, |(_, position)| position);
-        !sites::CHECKPOINT_CURRENT.disabled()
-            && !tail.end.sealed
-            && tail.end.position < known
-            && tail.end.next.0 < self.end.next_version.0
-    }
-
-    /// Whether the clients' log ends where the checkpoint says (P1).
-    pub(super) fn ends_at(&self, tail: Option<&Scanned>) -> bool {
-        if sites::CHECKPOINT_CURRENT.disabled() {
-            return true;
         }
-        match (self.end.tail, tail) {
-            (None, None) => true,
-            (Some((_, position)), Some(scanned)) => {
-                scanned.end.position == position
-                    && !scanned.end.sealed
-                    && scanned.end.next.0 <= self.end.next_version.0
-            }
-            _ => false,
+        if !writer.write_rest(BatchKind::CheckpointExtents, &mut payload)? {
+            return Ok(false);
         }
+        if !sites::CHECKPOINT_COVERED.disabled() {
+            // PERSIST: P3. Crash before: no checkpoint.
+            self.flush_published()?;
+        }
+        end.batches = writer.batches;
+        if !writer.write(BatchKind::CheckpointEnd, &end.encode())? {
+            return Ok(false);
+        }
+        // PERSIST: this checkpoint, before the one before may be overwritten: or there may be none.
+        self.device.flush(sites::SYNC_FLUSH)?;
+        Ok(true)
+    }
+
+    /// Segments that a checkpoint takes, about.
+    pub(super) fn checkpoint_segments(&self) -> usize {
+        let bytes = self.index.len() * ENTRY_SIZE + self.extents.count() * ENTRY_SIZE;
+        usize::try_from(bytes / self.layout.batch_max()).unwrap_or(usize::MAX).saturating_add(1)
     }
 }

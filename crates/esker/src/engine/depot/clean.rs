@@ -81,6 +81,12 @@ impl Cleaner {
         [self.warm.next, self.cold.next]
     }
 
+    /// Segments that are open for moved records, and how far they are written.
+    pub(super) fn tails(&self) -> impl Iterator<Item = (SegmentId, u64)> {
+        let tails = [&self.warm, &self.cold].into_iter().filter_map(|mover| mover.tail);
+        tails.map(|tail| (tail.segment, tail.position))
+    }
+
     /// Segments that are open for moved records, with the summaries of what they hold.
     pub(super) fn open(&self) -> impl Iterator<Item = (SegmentId, Stream, &[u8])> {
         [&self.warm, &self.cold].into_iter().filter_map(|mover| {
@@ -163,8 +169,18 @@ impl Depot {
     }
 
     /// Cleans ahead of the clients, until enough is free or `stop` says so.
-    pub(super) fn clean_ahead(&self, mut stop: impl FnMut() -> bool) -> Result<()> {
-        while self.segments.free_count() < self.clean_below() + HEAD_START && !stop() {
+    pub(super) fn clean_ahead(&self, stop: impl FnMut() -> bool) -> Result<()> {
+        self.clean_until(self.clean_below() + HEAD_START, stop)?;
+        let mut cleaner = self.cleaner.lock();
+        if self.purge_due(&cleaner) {
+            self.purge_tombstones(&mut cleaner)?;
+        }
+        Ok(())
+    }
+
+    /// Cleans until so many segments are free, nothing is worth it any more or `stop` says so.
+    pub(super) fn clean_until(&self, wanted: usize, mut stop: impl FnMut() -> bool) -> Result<()> {
+        while self.segments.free_count() < wanted && !stop() {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
             cleaner.rested = Duration::ZERO;
@@ -184,10 +200,6 @@ impl Depot {
             if self.segments.free_count() >= self.clean_below() {
                 self.pace.ask(0.0);
             }
-        }
-        let mut cleaner = self.cleaner.lock();
-        if self.purge_due(&cleaner) {
-            self.purge_tombstones(&mut cleaner)?;
         }
         Ok(())
     }

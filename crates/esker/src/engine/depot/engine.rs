@@ -14,7 +14,6 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::KEY_SIZE_MAX_BYTES;
 use esker_media::{Archive, PmemCounters};
 use esker_trt::Facility;
-use std::sync::atomic::Ordering;
 
 impl Engine for Depot {
     fn kind(&self) -> EngineKind {
@@ -72,6 +71,10 @@ impl Engine for Depot {
         Depot::write_out(self)
     }
 
+    fn checkpoint(&self) -> Result<bool> {
+        self.write_checkpoint()
+    }
+
     fn sync(&self) -> Result<()> {
         self.begin("sync")?;
         self.flush_published()
@@ -84,12 +87,8 @@ impl Engine for Depot {
         self.background.join();
         self.log_writer.join();
         closed?;
-        let unchanged = self.log.next_epoch() == self.session_epoch
-            && self.from_checkpoint == Some(self.log.next_version());
         if self.log.failure().is_none()
-            && !self.checkpointed.swap(true, Ordering::AcqRel)
-            && !unchanged
-            && let Err(error) = self.write_checkpoint()
+            && let Err(error) = self.close_checkpoint()
         {
             // The log is whole: the next open reads that.
             tracing::warn!(%error, "writing a checkpoint failed");

@@ -176,27 +176,17 @@ impl Extents {
         clear();
     }
 
-    /// All values that have a head, for a checkpoint.
+    /// All values, for a checkpoint.
     pub(super) fn export(&self) -> Vec<CheckpointExtents> {
         let table = self.table.lock();
-        let with_head = table.values.iter().filter_map(|(id, large)| {
-            let links = large.links.iter().map(|link| link.map_or(0, Link::to_bits)).collect();
-            Some(CheckpointExtents { id: *id, head: large.head?.to_bits(), links })
+        let values = table.values.iter().map(|(id, large)| CheckpointExtents {
+            id: *id,
+            head: large.head.map_or(0, Link::to_bits),
+            links: large.links.iter().map(|link| link.map_or(0, Link::to_bits)).collect(),
         });
-        let mut values: Vec<_> = with_head.collect();
+        let mut values: Vec<_> = values.collect();
         values.sort_unstable_by_key(|value| value.id);
         values
-    }
-
-    /// Takes a value back that [`Extents::export`] gave; false for links that are none.
-    pub(super) fn import(&self, value: &CheckpointExtents) -> bool {
-        let Some(head) = Link::from_bits(value.head) else { return false };
-        let links: Box<[_]> = value.links.iter().map(|bits| Link::from_bits(*bits)).collect();
-        self.count.fetch_add(links.iter().flatten().count() as u64, Ordering::Relaxed);
-        let mut table = self.table.lock();
-        table.values.insert(value.id, Large { head: Some(head), links, expires_at: None });
-        table.heads.insert(head, value.id);
-        true
     }
 }
 

@@ -113,7 +113,10 @@ impl Depot {
         let item = [Item { hash, meta, key: &key, value: part }];
         loop {
             if self.writes_later() {
+                // So that a checkpoint can wait until what was appended is entered.
+                let stripe = self.pending.lock(hash);
                 let later = self.write_later(&item, &[None])?;
+                drop(stripe);
                 if self.after_later(later)?.is_some() {
                     return Ok(());
                 }

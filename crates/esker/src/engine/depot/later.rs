@@ -224,7 +224,7 @@ impl Depot {
         Ok(None)
     }
 
-    fn end_piece(&self, state: &mut State) {
+    pub(super) fn end_piece(&self, state: &mut State) {
         if let Some(mut forming) = state.pieces.forming.take() {
             let batch = forming.piece.batch.read();
             self.end_place(&mut forming.plan, &mut state.tail, &batch);

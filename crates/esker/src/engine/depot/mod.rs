@@ -11,7 +11,7 @@
 //!   place.
 //!
 //! # Concurrency
-//! Everything may be called from any number of threads and tasks. Lock order: the cleaner, the clearing
+//! Everything may be called from any number of threads and tasks. Lock order: the checkpoint, the cleaner, the clearing
 //! gate, a key's stripe, the log's state, index regions, the free list.
 //!
 //! # Failure
@@ -38,6 +38,7 @@ mod later;
 mod layout;
 mod log;
 mod moves;
+mod overtaken;
 mod pace;
 mod pending;
 mod place;
@@ -54,6 +55,7 @@ mod write;
 
 use crate::engine::background::Background;
 use crate::options::{Durability, Options};
+use checkpoint::Taken;
 use clean::Cleaner;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
@@ -136,10 +138,7 @@ pub(crate) struct Depot {
     log: Log,
     /// Epoch that was next when the store was opened.
     session_epoch: SegmentEpoch,
-    /// Version of the next record when the store was opened from a checkpoint.
-    from_checkpoint: Option<Version>,
-    /// The index was written beside the log.
-    checkpointed: AtomicBool,
+    checkpoint: sync::Mutex<Taken>,
     cleaner: sync::Mutex<Cleaner>,
     pace: Pace,
     /// Whether this is a repair.
@@ -247,8 +246,9 @@ impl Depot {
             evictions: Evictions::default(),
             pending: Pending::new(),
             clearing: Clearing::default(),
-            from_checkpoint: log.checkpoint.as_ref().map(|_| end.next_version),
-            checkpointed: AtomicBool::new(false),
+            checkpoint: sync::Mutex::new(
+                log.checkpoint.as_ref().map(|known| (known.end.next_version, end.next_epoch)),
+            ),
             session_epoch: end.next_epoch,
             log: Log::new(&pool, &layout, end),
             cleaner: sync::Mutex::new(Cleaner::new(
@@ -270,7 +270,7 @@ impl Depot {
             log_writer: Arc::default(),
             device,
         });
-        depot.adopt(&log)?;
+        depot.adopt(&mut log)?;
         let damaged = std::mem::take(&mut log.damaged);
         drop(log);
         if options.testing.background && !lenient {

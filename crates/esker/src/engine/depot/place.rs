@@ -297,7 +297,7 @@ impl Depot {
         }
         let tail = &plan.tail;
         let incarnation = Incarnation { stream, epoch, salt: tail.salt, base: first };
-        self.write_header(free.id, incarnation)?;
+        self.write_header(free.id, incarnation, self.session_epoch)?;
         // PERSIST: summary, trailer and headers, before a byte behind the header is overwritten.
         //          Crash before: the new segment still shows its old content, all of it dead, or is
         //          empty; the old one ends without a summary, and no later one holds a batch.
@@ -309,8 +309,14 @@ impl Depot {
         Ok(())
     }
 
-    /// Writes both copies of a segment's header.
-    pub(super) fn write_header(&self, id: SegmentId, incarnation: Incarnation) -> Result<()> {
+    /// Writes both copies of a segment's header. `session_epoch` is what segments of one session have in common, or those of
+    /// one checkpoint.
+    pub(super) fn write_header(
+        &self,
+        id: SegmentId,
+        incarnation: Incarnation,
+        session_epoch: SegmentEpoch,
+    ) -> Result<()> {
         let header = SegmentHeader {
             segment_id: id,
             stream: incarnation.stream,
@@ -319,7 +325,7 @@ impl Depot {
             first_sequence: incarnation.base,
             clear_version: self.log.clear_version(),
             next_version: self.log.next_version(),
-            session_epoch: self.session_epoch,
+            session_epoch,
         };
         let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         let bytes = header.encode(self.superblock.store_id);

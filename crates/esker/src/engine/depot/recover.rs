@@ -1,4 +1,4 @@
-//! Recovery: the index from the log (uDepot §4.4).
+//! Recovery: the index from the log, and from a checkpoint what that covers (uDepot §4.4).
 //!
 //! Reads the summaries of full segments and the batches of the others, in any order and by several
 //! threads, and decides per key by version. Writes nothing: recovering twice gives the same store.
@@ -23,7 +23,7 @@
 //! Threads take segments from a counter, then shares of the hash space; in a simulation there is
 //! one. Nothing is shared with clients until the end.
 
-use super::checkpoint::{self, Loaded};
+use super::checkpoint::load::{self, Covers, Loaded};
 use super::log::LogEnd;
 use super::place::{Tail, link_bytes};
 use super::scan::{SegmentEnd, Source, Step, form_of};
@@ -34,8 +34,8 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    CheckpointEnd, CheckpointExtents, LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord,
-    SummarySize, Superblock, VersionForm, push_batch, push_record,
+    LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize, Superblock,
+    VersionForm, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -103,15 +103,14 @@ impl Scanned {
 pub(super) struct Recovered {
     /// Valid headers.
     pub(super) headers: Vec<SegmentHeader>,
-    /// The checkpoint that says all there is to say, if there is one: then nothing was found in the
-    /// log, and of the segments only the open one was read.
-    pub(super) checkpoint: Option<CheckpointEnd>,
-    /// Large values of the checkpoint.
-    pub(super) large: Vec<CheckpointExtents>,
+    /// The checkpoint that is used, if one is: what it covers was not looked for.
+    pub(super) checkpoint: Option<Loaded>,
+    /// How far the newest one knew the log, be it used or not.
+    known: Covers,
     /// What each thread found, by hash. A few long vectors: their memory goes back to the system.
     pub(super) found: Vec<Vec<Found>>,
     pub(super) pieces: Pieces,
-    /// Segments in use, by epoch.
+    /// Segments that were read, by epoch.
     pub(super) segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
     /// Segments whose log is damaged, of which a lenient recovery took what is left.
@@ -142,13 +141,15 @@ struct Scan<'a> {
     source: &'a Source<'a>,
     hasher: &'a KeyHasher,
     progress: &'a Progress,
-    /// Headers of the log's segments.
+    /// Headers of the segments to read.
     headers: Vec<SegmentHeader>,
+    /// What is not looked for.
+    covers: Covers,
     next: AtomicU32,
 }
 
 impl Recovered {
-    /// Reads the log, or the checkpoint that makes it unnecessary; that one's index comes with it.
+    /// Reads the log, but for what a checkpoint covers; that one's index comes with it.
     /// `lenient` takes what is left of a damaged log instead of refusing it.
     ///
     /// # Errors
@@ -168,32 +169,19 @@ impl Recovered {
             std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
         let (headers, blank) = headers(source, superblock, threads)?;
-        let of_log = headers.iter().filter(|header| header.stream != Stream::Checkpoint);
+        let (known, loaded) = load::newest(source, &headers, lenient)?;
+        let (mut checkpoint, mut index) = loaded.unzip();
+        let covers = checkpoint.as_ref().map(|loaded| loaded.covers.clone()).unwrap_or_default();
+        let to_read = |header: &&SegmentHeader| {
+            header.stream != Stream::Checkpoint && !covers.all_of(header.segment_id)
+        };
         let scan = Scan {
             source,
             hasher,
             progress,
-            headers: of_log.copied().collect(),
+            headers: headers.iter().filter(to_read).copied().collect(),
+            covers,
             next: AtomicU32::new(0),
-        };
-        let cut_short = match scan.checkpoint(&headers, lenient)? {
-            CleanStop::Whole(Loaded { end, index, large }, segments) => {
-                let log = Recovered {
-                    headers,
-                    clear_version: end.clear_version,
-                    checkpoint: Some(end),
-                    large,
-                    found: Vec::new(),
-                    pieces: Pieces::default(),
-                    segments,
-                    blank,
-                    damaged: Vec::new(),
-                    threads,
-                };
-                return Ok((log, Some(index)));
-            }
-            CleanStop::CutShort(id) => Some(id),
-            CleanStop::Unknown => None,
         };
         let mut all = Gathered::default();
         let mut found = Vec::new();
@@ -205,21 +193,32 @@ impl Recovered {
             all.clear_version = all.clear_version.max(gathered.clear_version);
         }
         all.segments.sort_by_key(|segment| segment.header.epoch);
+        let of_headers = headers.iter().map(|header| header.clear_version);
+        let clear_version = of_headers.fold(all.clear_version, Version::max);
+        if let Some(loaded) = &mut checkpoint
+            && clear_version > loaded.end.next_version
+            && !sites::CHECKPOINT_CLEAR.disabled()
+        {
+            loaded.clear();
+            index = None;
+        }
         let mut log = Recovered {
+            clear_version: checkpoint.as_ref().map_or(clear_version, |loaded| {
+                clear_version.max(loaded.end.clear_version)
+            }),
             headers,
-            checkpoint: None,
-            large: Vec::new(),
+            checkpoint,
+            known,
             found,
             pieces: all.pieces,
             segments: all.segments,
             blank,
             damaged: Vec::new(),
-            clear_version: all.clear_version,
             threads,
         };
-        log.damaged = log.check_ends(source, cut_short, lenient)?;
+        log.damaged = log.check_ends(source, lenient)?;
         scan.take_behind(&mut log)?;
-        Ok((log, None))
+        Ok((log, index))
     }
 
     /// Number of records that were found, dead ones among them.
@@ -231,13 +230,8 @@ impl Recovered {
         self.segments.iter().filter(move |segment| segment.header.stream == stream)
     }
 
-    /// R2 and R3; a checkpoint knows more of the segment `cut_short` than is there.
-    fn check_ends(
-        &self,
-        source: &Source<'_>,
-        cut_short: Option<SegmentId>,
-        lenient: bool,
-    ) -> Result<Vec<SegmentId>> {
+    /// R2 and R3.
+    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<SegmentId>> {
         let mut damaged = Vec::new();
         if sites::COMMITTED_POINT.disabled() {
             return Ok(damaged);
@@ -245,7 +239,7 @@ impl Recovered {
         for (place, segment) in self.segments.iter().enumerate() {
             let Scanned { header, end, .. } = segment;
             let later = self.segments.get(place + 1..).unwrap_or(&[]);
-            if cut_short != Some(header.segment_id) && !segment.is_cut_short(later, source)? {
+            if !self.known.is_cut_short(segment) && !segment.is_cut_short(later, source)? {
                 continue;
             }
             if lenient {
@@ -270,12 +264,15 @@ impl Recovered {
     pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
         let highest = self.headers.iter().map(|header| header.epoch.0).max().unwrap_or(0);
-        let is_damaged = |last: &&Scanned| self.damaged.contains(&last.header.segment_id);
+        let is_damaged = |last: &Scanned| {
+            self.known.is_behind(last) || self.damaged.contains(&last.header.segment_id)
+        };
         let open = last.filter(|last| !last.end.sealed && !is_damaged(last));
         let given = self.headers.iter().map(|header| header.next_version);
         // How many numbers were given to records that nothing is left of, nobody knows.
         let lost = if self.damaged.is_empty() { 0 } else { LOST_MAX };
-        let given = given.chain(self.checkpoint.as_ref().map(|end| end.next_version)).max();
+        let of_checkpoint = self.checkpoint.as_ref().map(|loaded| loaded.end.next_version);
+        let given = given.chain(of_checkpoint).max();
         LogEnd {
             tail: open.map(|last| Tail {
                 segment: last.header.segment_id,
@@ -297,47 +294,17 @@ impl Recovered {
 
     /// Where a stream of the cleaner goes on.
     pub(super) fn next_sequence(&self, stream: Stream) -> Sequence {
-        match (&self.checkpoint, stream) {
-            (Some(end), Stream::Warm) => end.moved[0],
-            (Some(end), Stream::Cold) => end.moved[1],
-            _ => self.of_stream(stream).map(|segment| segment.end.next).max().unwrap_or_default(),
-        }
+        let moved = self.checkpoint.as_ref().map(|loaded| loaded.end.moved).unwrap_or_default();
+        let covered = match stream {
+            Stream::Warm => moved[0],
+            Stream::Cold => moved[1],
+            Stream::Fresh | Stream::Checkpoint => Sequence(0),
+        };
+        self.of_stream(stream).map(|segment| segment.end.next).fold(covered, Sequence::max)
     }
-}
-
-/// What a checkpoint tells.
-enum CleanStop {
-    /// There is none that counts.
-    Unknown,
-    /// All there is to say, with the open segment.
-    Whole(Loaded, Vec<Scanned>),
-    /// Records are missing that this segment had.
-    CutShort(SegmentId),
 }
 
 impl Scan<'_> {
-    /// The newest checkpoint with its index and the open segment, if nothing happened after it. A repair has to meet all
-    /// damage, also that which a checkpoint makes harmless for now: `lenient` takes none.
-    fn checkpoint(&self, headers: &[SegmentHeader], lenient: bool) -> Result<CleanStop> {
-        let newest = checkpoint::newest(self.source, headers)?;
-        let Some(newest) = newest else { return Ok(CleanStop::Unknown) };
-        let open = newest.end.tail.map(|(id, _)| id);
-        let header = self.headers.iter().find(|header| Some(header.segment_id) == open);
-        let tail = match header {
-            Some(header) => Some(self.segment(*header, &mut Gathered::default())?),
-            None => None,
-        };
-        if let Some(tail) = tail.as_ref().filter(|tail| newest.is_cut_short(tail)) {
-            return Ok(CleanStop::CutShort(tail.header.segment_id));
-        }
-        if lenient || !newest.ends_at(tail.as_ref()) {
-            return Ok(CleanStop::Unknown);
-        }
-        let loaded = checkpoint::load(self.source, newest)?;
-        let whole = |loaded| CleanStop::Whole(loaded, tail.into_iter().collect());
-        Ok(loaded.map_or(CleanStop::Unknown, whole))
-    }
-
     /// One thread's share of the segments.
     fn gather(&self) -> Result<Gathered> {
         let mut gathered = Gathered::default();
@@ -367,6 +334,7 @@ impl Scan<'_> {
             let mut segment = Segment {
                 source: self.source,
                 base: self.source.layout.segment_offset(id),
+                covered: self.covers.of(id),
                 gathered: &mut gathered,
                 written_bytes: 0,
                 failure: None,
@@ -401,6 +369,7 @@ impl Scan<'_> {
         let mut segment = Segment {
             source: self.source,
             base: self.source.layout.segment_offset(id),
+            covered: self.covers.of(id),
             gathered,
             written_bytes: 0,
             failure: None,
@@ -479,6 +448,8 @@ fn headers(
 struct Segment<'a> {
     source: &'a Source<'a>,
     base: u64,
+    /// Records before are in a checkpoint, if they count.
+    covered: u64,
     gathered: &'a mut Gathered,
     written_bytes: u64,
     failure: Option<Error>,
@@ -502,6 +473,9 @@ impl Segment<'_> {
             return;
         };
         self.written_bytes += link_bytes(link);
+        if record.offset < self.covered {
+            return;
+        }
         let collides = record.collides && !sites::RECOVER_COLLIDES.disabled();
         let hash = spread(record.hash);
         match record.kind {

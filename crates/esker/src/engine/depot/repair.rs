@@ -66,7 +66,7 @@ impl Depot {
     /// Reads all records that count.
     fn find_lost(&self, report: &mut RepairReport) -> Result<Lost> {
         let mut lost = Lost::default();
-        let used: Vec<SegmentId> = self.segments.in_use().map(|segment| segment.id).collect();
+        let used: Vec<SegmentId> = self.segments.in_use().collect();
         for id in used {
             if self.is_broken(id)? {
                 lost.segments.insert(id);

@@ -14,16 +14,18 @@
 //! segments. A backup may hold segments back that went free ([`super::hold`]).
 
 mod expiring;
+mod free;
 #[cfg(test)]
 mod tests;
 mod victims;
 
 use self::expiring::Expiring;
+pub(super) use self::free::Free;
+use self::free::FreeList;
 use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -88,19 +90,11 @@ impl Default for Life {
     }
 }
 
-/// A segment on the free list.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Free {
-    pub(super) id: SegmentId,
-    /// All of its extents were written once: flushes into it cost no file-system metadata.
-    pub(super) prepared: bool,
-    /// Its header on media is still valid: recovery would read its records, all of them dead.
-    pub(super) stale: bool,
-    /// The device was told that it is not needed.
-    pub(super) trimmed: bool,
-    /// It may be overwritten once all records up to this version are durable: one of them made it
-    /// free.
-    pub(super) after: Version,
+/// Live records of a segment, and their bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Live {
+    pub(super) records: u32,
+    pub(super) bytes: u64,
 }
 
 /// What identifies one incarnation of a segment to who reads its records.
@@ -126,7 +120,7 @@ pub(super) struct Segments {
     size_bytes: u64,
     /// Segments that puts leave alone.
     reserve: usize,
-    free: Mutex<VecDeque<Free>>,
+    free: Mutex<FreeList>,
     pub(super) hold: Hold,
     generation: AtomicU64,
 }
@@ -230,13 +224,6 @@ impl Segments {
         self.get(id).map_or(0, |segment| segment.used_at.load(Ordering::Relaxed))
     }
 
-    /// The header of the segment, which is free or about to be, is no longer valid on media.
-    pub(super) fn forget_header(&self, id: SegmentId) {
-        if let Some(free) = self.free.lock().iter_mut().find(|free| free.id == id) {
-            free.stale = false;
-        }
-    }
-
     pub(super) fn state(&self, id: SegmentId) -> Use {
         match self.get(id).map_or(0, |segment| segment.state.load(Ordering::Acquire)) {
             1 => Use::Open,
@@ -267,47 +254,28 @@ impl Segments {
         CLEANER_RESERVE
     }
 
-    pub(super) fn free_count(&self) -> usize {
-        self.free.lock().len()
+    /// Segments in use.
+    pub(super) fn in_use(&self) -> impl Iterator<Item = SegmentId> + '_ {
+        self.all().map(|(id, _)| id).filter(|id| self.state(*id) != Use::Free)
     }
 
-    /// Puts a segment on the free list that holds nothing of this store.
-    pub(super) fn add_free(&self, id: SegmentId, prepared: bool) {
-        self.free.lock().push_back(Free {
-            id,
-            prepared,
-            stale: false,
-            trimmed: false,
-            after: Version(0),
+    /// What a checkpoint covers that begins now: all that records were appended to, in `open` ones up to these places. What
+    /// is free and was not overwritten counts as well: it holds nothing that counts.
+    pub(super) fn covered(&self, open: &[(SegmentId, u64)]) -> Vec<CheckpointSegment> {
+        let of_log = self.all().filter(|(id, segment)| {
+            segment.epoch.load(Ordering::Acquire) > 0
+                && self.incarnation(*id).stream != Stream::Checkpoint
         });
-    }
-
-    /// Puts a segment on the free list whose header is valid, and whose records are all dead.
-    pub(super) fn add_stale(&self, id: SegmentId) {
-        let after = Version(0);
-        let free = Free { id, prepared: true, stale: true, trimmed: false, after };
-        self.free.lock().push_back(free);
-    }
-
-    /// Segments in use, for a checkpoint.
-    pub(super) fn in_use(&self) -> impl Iterator<Item = CheckpointSegment> + '_ {
-        let used = self.all().filter(|(id, _)| self.state(*id) != Use::Free);
-        used.map(|(id, segment)| CheckpointSegment {
-            id,
-            epoch: self.epoch(id),
-            live_records: segment.live_records.load(Ordering::SeqCst),
-            live_bytes: segment.live_bytes.load(Ordering::Relaxed),
-            written_bytes: segment.written_bytes.load(Ordering::Relaxed),
-        })
-    }
-
-    /// Takes the counts of a segment from a checkpoint.
-    pub(super) fn restore_counts(&self, from: &CheckpointSegment) {
-        if let Some(segment) = self.get(from.id) {
-            segment.live_records.store(from.live_records, Ordering::SeqCst);
-            segment.live_bytes.store(from.live_bytes, Ordering::Relaxed);
-            segment.written_bytes.store(from.written_bytes, Ordering::Relaxed);
-        }
+        let covered = of_log.map(|(id, segment)| {
+            let tail = open.iter().find(|(open, _)| *open == id);
+            CheckpointSegment {
+                id,
+                epoch: self.epoch(id),
+                covered_bytes: tail.map_or(self.size_bytes, |(_, position)| *position),
+                written_bytes: segment.written_bytes.load(Ordering::Relaxed),
+            }
+        });
+        covered.collect()
     }
 
     /// Says what a segment is: at recovery, and when it is taken into use.
@@ -325,17 +293,19 @@ impl Segments {
         }
     }
 
-    /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
-    pub(super) fn take(&self) -> Option<Free> {
-        self.free.lock().pop_front()
-    }
-
     /// Starts the reuse of a segment that was taken.
     pub(super) fn open(&self, id: SegmentId, incarnation: Incarnation) {
         // S2: before the caller writes the first byte.
         self.generation.fetch_add(1, Ordering::SeqCst);
         self.restore(id, Use::Open, incarnation);
         self.begin_known(id);
+    }
+
+    /// Starts the reuse of a segment for a checkpoint: to everybody else it stays free, though on no list.
+    pub(super) fn open_for_checkpoint(&self, id: SegmentId, incarnation: Incarnation) {
+        // S2.
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        self.restore(id, Use::Free, incarnation);
     }
 
     /// Marks a full segment; frees it if all its records are dead already.
@@ -360,6 +330,22 @@ impl Segments {
         if let Some(segment) = self.get(id) {
             segment.live_records.fetch_add(1, Ordering::SeqCst);
             segment.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Records of the segment are live that a checkpoint has.
+    pub(super) fn restore_counts(&self, id: SegmentId, live: Live) {
+        if let Some(segment) = self.get(id) {
+            segment.live_records.fetch_add(live.records, Ordering::SeqCst);
+            segment.live_bytes.fetch_add(live.bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// Recovery no longer takes a record for live.
+    pub(super) fn restore_dead(&self, id: SegmentId, bytes: u64) {
+        if let Some(segment) = self.get(id) {
+            segment.live_records.fetch_sub(1, Ordering::SeqCst);
+            segment.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
@@ -408,11 +394,6 @@ impl Segments {
         }
     }
 
-    /// Puts a segment at the end of the free list.
-    pub(super) fn push_free(&self, free: Free) {
-        self.free.lock().push_back(free);
-    }
-
     /// Version from which on records of clients may be in segments that are not full.
     pub(super) fn open_from(&self) -> Version {
         let open = self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Open);
@@ -436,60 +417,9 @@ impl Segments {
         used.chain(held.parked().map(|id| (id, true))).collect()
     }
 
-    /// The first segments of the free list that are not prepared yet and come up soon.
-    pub(super) fn unprepared(&self, ahead: usize) -> Option<SegmentId> {
-        self.free.lock().iter().take(ahead).find(|free| !free.prepared).map(|free| free.id)
-    }
-
-    /// Takes a segment off the free list to prepare it; refuses when the log may need it now.
-    pub(super) fn take_unprepared(&self, id: SegmentId) -> bool {
-        let mut free = self.free.lock();
-        let before = free.len();
-        if before <= self.reserve_of_puts() + 1 {
-            return false;
-        }
-        free.retain(|free| free.id != id);
-        free.len() < before
-    }
-
-    /// Takes a free segment off the list whose header is still valid on media.
-    pub(super) fn take_stale(&self) -> Option<Free> {
-        let mut free = self.free.lock();
-        let place = free.iter().position(|free| free.stale)?;
-        free.remove(place)
-    }
-
-    /// Takes the last free segment off the list that the device was not told of, if there are more than
-    /// `kept`.
-    pub(super) fn take_untrimmed(&self, kept: usize) -> Option<Free> {
-        let mut free = self.free.lock();
-        let mut untrimmed =
-            (0..free.len()).rev().filter(|n| free.get(*n).is_some_and(|f| !f.trimmed));
-        let place = untrimmed.next()?;
-        if kept > 0 && untrimmed.count() < kept {
-            return None;
-        }
-        // S2: before the caller gives it back.
-        self.generation.fetch_add(1, Ordering::SeqCst);
-        free.remove(place)
-    }
-
     /// Number of segments.
     pub(super) fn count(&self) -> usize {
         self.segments.len()
-    }
-
-    /// Free segments that the device was not told of.
-    pub(super) fn untrimmed(&self) -> usize {
-        self.free.lock().iter().filter(|free| !free.trimmed).count()
-    }
-
-    /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
-    pub(super) fn put_back(&self, back: Free) {
-        let mut free = self.free.lock();
-        let ready = free.iter().take_while(|free| free.prepared).count();
-        let place = if back.prepared { ready } else { free.len() };
-        free.insert(place, back);
     }
 
     /// Live records and bytes of all segments.

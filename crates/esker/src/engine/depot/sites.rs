@@ -37,10 +37,18 @@ esker_base::sites! {
     pub BLANK_WRITE: Write = "depot.blank.write";
     /// Makes that durable before tombstones go.
     pub BLANK_FLUSH: Flush = "depot.blank.flush";
-    /// Writes the index beside the log at a clean stop.
+    /// Writes the index beside the log.
     pub CHECKPOINT_WRITE: Write = "depot.checkpoint.write";
-    /// Nothing happened after a checkpoint that counts.
-    pub CHECKPOINT_CURRENT: Compare = "depot.checkpoint.current";
+    /// A checkpoint begins when the index knows all that it covers.
+    pub CHECKPOINT_SETTLED: Wait = "depot.checkpoint.settled";
+    /// What a checkpoint covers, and what overtook it meanwhile, is durable before the checkpoint is whole.
+    pub CHECKPOINT_COVERED: Wait = "depot.checkpoint.covered";
+    /// A checkpoint counts for the incarnations of segments that it knew.
+    pub CHECKPOINT_STANDS: Compare = "depot.checkpoint.stands";
+    /// Nothing of a checkpoint counts that was cleared after it.
+    pub CHECKPOINT_CLEAR: Compare = "depot.checkpoint.clear";
+    /// What was written after a checkpoint overtakes the entries that it has.
+    pub CHECKPOINT_OVERTAKEN: Compare = "depot.checkpoint.overtaken";
     /// Tells the device of free segments.
     pub TRIM: Write = "depot.trim";
     /// Makes everything durable that was written without, for `sync`, `periodic` and `close`.

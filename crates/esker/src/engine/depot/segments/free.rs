@@ -1,0 +1,140 @@
+//! The free list: segments that hold nothing that counts, in the order in which the log takes them. Behind all others come those
+//! of the checkpoint: it costs nothing as long as there is something else to take.
+//!
+//! # Concurrency
+//! One short lock, the innermost.
+
+use super::Segments;
+use esker_base::ids::{SegmentId, Version};
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+
+/// A segment on the free list.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Free {
+    pub(in super::super) id: SegmentId,
+    /// All of its extents were written once: flushes into it cost no file-system metadata.
+    pub(in super::super) prepared: bool,
+    /// Its header on media is still valid: recovery would read its records, all of them dead.
+    pub(in super::super) stale: bool,
+    /// The device was told that it is not needed.
+    pub(in super::super) trimmed: bool,
+    /// It may be overwritten once all records up to this version are durable: one of them made it
+    /// free.
+    pub(in super::super) after: Version,
+}
+
+impl Free {
+    /// A segment whose header is valid, and whose records are all dead.
+    fn stale(id: SegmentId) -> Free {
+        Free { id, prepared: true, stale: true, trimmed: false, after: Version(0) }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct FreeList {
+    list: VecDeque<Free>,
+    checkpoint: VecDeque<Free>,
+}
+
+impl Segments {
+    /// Number of free segments, those of the checkpoint among them.
+    pub(in super::super) fn free_count(&self) -> usize {
+        let free = self.free.lock();
+        free.list.len() + free.checkpoint.len()
+    }
+
+    /// Puts a segment on the free list that holds nothing of this store.
+    pub(in super::super) fn add_free(&self, id: SegmentId, prepared: bool) {
+        self.push_free(Free { prepared, stale: false, ..Free::stale(id) });
+    }
+
+    /// Puts a segment on the free list whose header is valid, and whose records are all dead.
+    pub(in super::super) fn add_stale(&self, id: SegmentId) {
+        self.push_free(Free::stale(id));
+    }
+
+    /// Puts a segment at the end of the free list.
+    pub(in super::super) fn push_free(&self, free: Free) {
+        self.free.lock().list.push_back(free);
+    }
+
+    /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
+    pub(in super::super) fn put_back(&self, back: Free) {
+        let list = &mut self.free.lock().list;
+        let ready = list.iter().take_while(|free| free.prepared).count();
+        let place = if back.prepared { ready } else { list.len() };
+        list.insert(place, back);
+    }
+
+    /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
+    pub(in super::super) fn take(&self) -> Option<Free> {
+        let mut free = self.free.lock();
+        free.list.pop_front().or_else(|| free.checkpoint.pop_front())
+    }
+
+    /// As [`Segments::take`], for what can do without: nothing of the checkpoint, and only if more than `kept` others are free.
+    pub(in super::super) fn take_spare(&self, kept: usize) -> Option<Free> {
+        let list = &mut self.free.lock().list;
+        if list.len() > kept { list.pop_front() } else { None }
+    }
+
+    /// The checkpoint stands in these segments, which are on no list; the one before is none any more.
+    pub(in super::super) fn keep_checkpoint(&self, segments: &[SegmentId]) {
+        let mut free = self.free.lock();
+        let new = segments.iter().copied().map(Free::stale).collect();
+        let old = std::mem::replace(&mut free.checkpoint, new);
+        free.list.extend(old);
+    }
+
+    /// The header of the segment, which is free or about to be, is no longer valid on media.
+    pub(in super::super) fn forget_header(&self, id: SegmentId) {
+        if let Some(free) = self.free.lock().list.iter_mut().find(|free| free.id == id) {
+            free.stale = false;
+        }
+    }
+
+    /// The first segments of the free list that are not prepared yet and come up soon.
+    pub(in super::super) fn unprepared(&self, ahead: usize) -> Option<SegmentId> {
+        let free = self.free.lock();
+        free.list.iter().take(ahead).find(|free| !free.prepared).map(|free| free.id)
+    }
+
+    /// Takes a segment off the free list to prepare it; refuses when the log may need it now.
+    pub(in super::super) fn take_unprepared(&self, id: SegmentId) -> bool {
+        let list = &mut self.free.lock().list;
+        let before = list.len();
+        if before <= self.reserve_of_puts() + 1 {
+            return false;
+        }
+        list.retain(|free| free.id != id);
+        list.len() < before
+    }
+
+    /// Takes a free segment off the list whose header is still valid on media, and its records with it.
+    pub(in super::super) fn take_stale(&self) -> Option<Free> {
+        let list = &mut self.free.lock().list;
+        let place = list.iter().position(|free| free.stale)?;
+        list.remove(place)
+    }
+
+    /// Takes the last free segment off the list that the device was not told of, if there are more than
+    /// `kept`.
+    pub(in super::super) fn take_untrimmed(&self, kept: usize) -> Option<Free> {
+        let list = &mut self.free.lock().list;
+        let mut untrimmed =
+            (0..list.len()).rev().filter(|n| list.get(*n).is_some_and(|f| !f.trimmed));
+        let place = untrimmed.next()?;
+        if kept > 0 && untrimmed.count() < kept {
+            return None;
+        }
+        // S2: before the caller gives it back.
+        self.generation.fetch_add(1, Ordering::SeqCst);
+        list.remove(place)
+    }
+
+    /// Free segments that the device was not told of, but for those of the checkpoint.
+    pub(in super::super) fn untrimmed(&self) -> usize {
+        self.free.lock().list.iter().filter(|free| !free.trimmed).count()
+    }
+}
