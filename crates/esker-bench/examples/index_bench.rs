@@ -210,7 +210,9 @@ fn parts(directory: &Directory, entries: u64) {
             std::thread::scope(|scope| {
                 for half in all.chunks(all.len().div_ceil(threads)) {
                     let again = &again;
-                    scope.spawn(move || half.iter().all(|part| again.import(part, |_| true).is_ok()));
+                    scope.spawn(move || {
+                        half.iter().all(|part| again.import(part, |_| true).is_ok())
+                    });
                 }
             });
         }

@@ -376,9 +376,10 @@ impl Store {
         self.engine.evict(segments)
     }
 
-    /// Writes a checkpoint of the index, so that an open after a crash reads only what was written since. Engine `flat` does
-    /// so by itself while nobody writes; the others keep what they need as they go, and do nothing. False if there was
-    /// nothing to write, or too little room.
+    /// Writes a checkpoint of the index, so that an open after a crash reads only what was written since. Engines `depot` and
+    /// `flat` do so by themselves while nobody writes, and `depot` every five minutes while somebody does; `flex` keeps what it
+    /// needs as it goes, and does nothing. False if there was nothing to write, or too little room. Reads and writes go on
+    /// meanwhile (uDepot §4.4, FlatStore §3.5).
     ///
     /// # Errors
     /// `ReadOnly`, `DurabilityUnknown`, `Io`.

@@ -11,6 +11,7 @@ mod backup;
 mod basics;
 mod cache;
 mod check;
+mod checkpoint;
 mod damage;
 mod engines;
 mod expiry;

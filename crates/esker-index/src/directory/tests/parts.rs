@@ -98,7 +98,10 @@ fn bytes_that_are_no_part_are_refused_or_harmless() {
     for length in 0..parts[0].len() {
         assert!(target.import(&parts[0][..length], |_| true).is_err(), "cut to {length}");
     }
-    assert!(target.import(&[&parts[0][..], &[0; 8]].concat(), |_| true).is_err(), "longer than it says");
+    assert!(
+        target.import(&[&parts[0][..], &[0; 8]].concat(), |_| true).is_err(),
+        "longer than it says"
+    );
     assert!(target.is_empty(), "what is refused adds nothing");
     let mut rng = Rng::from_seed(4);
     for _ in 0..30_000 {

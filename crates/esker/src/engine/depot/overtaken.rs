@@ -63,7 +63,8 @@ impl Depot {
             for record in &found {
                 if self.index.remove(record.hash, record.link) {
                     let segment = self.layout.segment_of(self.layout.offset_of(record.link));
-                    self.segments.restore_dead(segment.unwrap_or_default(), link_bytes(record.link));
+                    self.segments
+                        .restore_dead(segment.unwrap_or_default(), link_bytes(record.link));
                     self.count_gone(record.link);
                 }
             }

@@ -203,9 +203,9 @@ impl Recovered {
             index = None;
         }
         let mut log = Recovered {
-            clear_version: checkpoint.as_ref().map_or(clear_version, |loaded| {
-                clear_version.max(loaded.end.clear_version)
-            }),
+            clear_version: checkpoint
+                .as_ref()
+                .map_or(clear_version, |loaded| clear_version.max(loaded.end.clear_version)),
             headers,
             checkpoint,
             known,

@@ -199,12 +199,7 @@ fn load(
 }
 
 /// Takes what a batch holds; gives the number of its entries.
-fn take(
-    loaded: &mut Loaded,
-    layout: &Layout,
-    index: &Directory,
-    batch: &Batch<'_>,
-) -> Option<u64> {
+fn take(loaded: &mut Loaded, layout: &Layout, index: &Directory, batch: &Batch<'_>) -> Option<u64> {
     let mut rest = batch.payload;
     let mut entries = 0;
     if batch.header.kind == BatchKind::CheckpointExtents {
