@@ -172,6 +172,9 @@ pub(crate) enum Command {
     Dump {
         #[command(flatten)]
         data: Data,
+        /// Go on behind what is damaged: it is told on standard error and counted, and the exit code is 1
+        #[arg(long)]
+        skip_damaged: bool,
         file: Option<PathBuf>,
     },
     /// Store all items of a dump from FILE, or standard input

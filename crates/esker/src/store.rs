@@ -20,14 +20,14 @@ use crate::check::CheckReport;
 use crate::engine::depot::Depot;
 use crate::engine::flat::Flat;
 use crate::engine::flex::{Flex, FlexFiles};
-use crate::engine::{self, Engine};
+use crate::engine::{self, Cursor, Engine};
 use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
-use std::ops::{Bound, ControlFlow, Deref, RangeBounds};
+use std::ops::{ControlFlow, Deref, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -469,14 +469,11 @@ impl Store {
 
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
+    ///
+    /// What cannot be read is an error, and the walk goes on behind it: with the next record; with `flex`, where all pairs of
+    /// an interval are read or none, with the next interval. Of other errors (`Closed`) it ends.
     pub fn iter(&self) -> Iter {
-        Iter {
-            store: self.clone(),
-            cursor: 0,
-            after: self.engine.is_ordered().then_some(Bound::Unbounded),
-            items: VecDeque::new(),
-            ended: false,
-        }
+        Iter { store: self.clone(), next: Some(Cursor::Start), items: VecDeque::new() }
     }
 
     /// Ends the use of a store as a crash does: nothing is written. For measurements of recovery.

@@ -21,8 +21,20 @@ use esker_trt::Facility;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
-/// One part of a walk over all keys; without the values that are read by themselves.
-pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
+/// One part of a walk over all keys; without the values that are read by themselves. What cannot be read is an error in its
+/// place, and the others are there.
+pub(crate) type Items = Vec<Result<(Vec<u8>, Option<Value>)>>;
+
+/// Where a walk over all keys goes on.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Cursor {
+    #[default]
+    Start,
+    /// From this hash on.
+    Hash(u64),
+    /// Behind this key.
+    Key(Vec<u8>),
+}
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
@@ -137,9 +149,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine has no snapshots"))
     }
-    /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
-    /// one; `None` at the end.
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
+    /// Items of the part of a walk that begins at `from`, and where the next one begins; `None` at the end.
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)>;
     /// Brings to the device what is in memory only, to stay or not.
     fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;

@@ -5,7 +5,7 @@ use super::{Depot, RecordCache};
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items, Limits};
+use crate::engine::{Admit, Cursor, Engine, Items, Limits};
 use crate::options::{EngineKind, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -63,9 +63,9 @@ impl Engine for Depot {
         self.clear_records()
     }
 
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)> {
         self.begin("walk")?;
-        self.walk_part(cursor)
+        Ok(self.walk_part(&from))
     }
 
     fn write_out(&self) -> Result<()> {

@@ -7,7 +7,7 @@
 use super::layout::SIZE_UNIT_BYTES;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
-use crate::engine::{Admit, Items};
+use crate::engine::{Admit, Cursor, Items};
 use crate::value::{Attributes, Value};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
@@ -368,32 +368,34 @@ impl Depot {
     }
 
     /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
-    /// the part is read again; with the cursor of the next part.
-    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+    /// the part is read again; and where the next part begins.
+    pub(super) fn walk_part(&self, from: &Cursor) -> (Items, Option<Cursor>) {
+        let from = match from {
+            Cursor::Hash(hash) => *hash,
+            Cursor::Start | Cursor::Key(_) => 0,
+        };
         loop {
             let generation = self.segments.generation();
-            let Some((links, next)) = self.index.walk(cursor) else { return Ok(None) };
+            let Some((links, next)) = self.index.walk(from) else { return (Items::new(), None) };
             let items = self.read_items(&links);
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return items.map(|items| Some((items, next)));
+                return (items, Some(Cursor::Hash(next)));
             }
         }
     }
 
-    fn read_items(&self, links: &[Link]) -> Result<Items> {
-        let mut items = Vec::new();
-        for link in links.iter().copied() {
-            if link.is_tombstone() {
-                continue;
-            }
+    fn read_items(&self, links: &[Link]) -> Items {
+        let live = links.iter().copied().filter(|link| !link.is_tombstone());
+        let items = live.map(|link| {
             let fetched = self.read_record(link)?;
-            if self.is_valid(fetched.meta) {
+            let valid = self.is_valid(fetched.meta).then(|| {
                 let key = fetched.record().key.to_vec();
                 let large = fetched.meta.kind == RecordKind::Large;
-                items.push((key, (!large).then(|| fetched.into_value())));
-            }
-        }
-        Ok(items)
+                (key, (!large).then(|| fetched.into_value()))
+            });
+            Ok(valid)
+        });
+        items.filter_map(Result::transpose).collect()
     }
 
     /// The version of the newest write.
