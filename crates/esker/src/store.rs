@@ -525,6 +525,8 @@ impl Store {
     /// that. A folder that has an earlier backup of this store gets what changed since: full segments
     /// are copied once.
     ///
+    /// What is copied is verified: a store with damage in it has no backup until it is repaired or overwritten.
+    ///
     /// While it runs, segments that are not copied yet are not cleaned and not reused. If a write finds
     /// no room because of that, it gets the room, and the backup fails with `NoSpace`.
     ///
