@@ -224,8 +224,8 @@ impl Store {
         Ok(self.get(key)?.is_some())
     }
 
-    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, up
-    /// to 64 device reads are under way at the same time.
+    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, and with `depot` on
+    /// an ordinary thread, too, up to 64 device reads are under way at the same time.
     ///
     /// # Errors
     /// As [`Store::get`]; the first error ends it.
@@ -234,8 +234,7 @@ impl Store {
         for keys in keys.chunks(READS_MAX) {
             self.prefetch(keys.iter().copied());
             if keys.len() == 1 || !esker_trt::in_task() {
-                let found: Result<Vec<_>> = keys.iter().map(|key| self.get(key)).collect();
-                values.extend(found?);
+                values.extend(self.engine.get_many(keys)?);
                 continue;
             }
             let reads: Vec<_> = keys

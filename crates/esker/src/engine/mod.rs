@@ -78,6 +78,10 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Makes dropping the store write nothing, where it would.
     fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
+    /// The values of several keys, for a thread that would wait for one read after the other.
+    fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        keys.iter().map(|key| self.get(key, &mut |_| Ok(()))).collect()
+    }
     /// Brings what DRAM knows of these keys near to the processor.
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);
     /// The most memory that `get` of `key` would ask to be admitted, as far as DRAM knows.

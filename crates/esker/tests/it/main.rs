@@ -29,6 +29,7 @@ mod flex_whole;
 mod gather;
 mod large;
 mod log_writer;
+mod many;
 mod model;
 mod prefix;
 mod record_cache;

@@ -25,6 +25,10 @@ impl Engine for Depot {
         self.get_record(key, admit)
     }
 
+    fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        self.get_records(keys)
+    }
+
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
         let hashes: Vec<u64> = keys.map(|key| self.hash(key)).collect();
         self.index.lookup_many(&hashes, |_, _| ());
@@ -159,7 +163,7 @@ impl Engine for Depot {
 }
 
 impl Depot {
-    fn begin(&self, operation: &'static str) -> Result<()> {
+    pub(super) fn begin(&self, operation: &'static str) -> Result<()> {
         if self.log.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
     }
 }

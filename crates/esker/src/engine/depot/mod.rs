@@ -37,6 +37,7 @@ mod large;
 mod later;
 mod layout;
 mod log;
+mod many;
 mod moves;
 mod pace;
 mod pending;

@@ -120,7 +120,7 @@ impl Fetched {
         self.buffer.get(self.start..self.end).filter(|_| self.checked)
     }
 
-    fn into_value(self) -> Value {
+    pub(super) fn into_value(self) -> Value {
         let (version, attributes) = (self.meta.version, self.attributes());
         match self.buffer {
             Bytes::Pooled(buffer) => Value::new(buffer, self.value..self.end, version, attributes),
@@ -227,7 +227,7 @@ impl Depot {
     }
 
     /// Whether a record gives its key a value now.
-    fn is_valid(&self, meta: RecordMeta) -> bool {
+    pub(super) fn is_valid(&self, meta: RecordMeta) -> bool {
         meta.kind.has_value() && !self.is_expired(meta.expires_at)
     }
 
@@ -343,14 +343,8 @@ impl Depot {
         limit: u64,
         admit: Admit<'_>,
     ) -> Result<(Bytes, usize)> {
-        let block = if self.device.reads_bytes() { 1 } else { self.layout.block };
-        let first = round_down(offset, block);
-        let last = round_up(offset + length, block).unwrap_or(limit).min(limit);
-        let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
-        let Some(size) = size else {
-            return Err(self.corrupted(offset, length, "a record reaches past its segment"));
-        };
-        if block == 1 && size <= NEAR_BYTES {
+        let (first, size) = self.blocks_of(offset, length, limit)?;
+        if self.device.reads_bytes() && size <= NEAR_BYTES {
             admit(0)?;
             let mut near = Box::new([0; NEAR_BYTES]);
             let bytes = near.get_mut(..size).unwrap_or_default();
@@ -361,6 +355,16 @@ impl Depot {
         let mut buffer = self.pool.get(size);
         self.device.read_at(sites::RECORD_READ, first, &mut buffer)?;
         Ok((Bytes::Pooled(buffer), usize::try_from(offset - first).unwrap_or(0)))
+    }
+
+    /// What is read for `offset..offset + length`: where it begins, and its size.
+    pub(super) fn blocks_of(&self, offset: u64, length: u64, limit: u64) -> Result<(u64, usize)> {
+        let block = if self.device.reads_bytes() { 1 } else { self.layout.block };
+        let first = round_down(offset, block);
+        let last = round_up(offset + length, block).unwrap_or(limit).min(limit);
+        let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
+        let past = || self.corrupted(offset, length, "a record reaches past its segment");
+        Ok((first, size.ok_or_else(past)?))
     }
 
     pub(super) fn corrupted(&self, offset: u64, length: u64, what: &str) -> Error {
