@@ -380,7 +380,7 @@ impl Store {
     /// nothing to write, or too little room.
     ///
     /// # Errors
-    /// `ReadOnly`, `DurabilityUnknown`, `Io`.
+    /// `ReadOnly`, `DurabilityUnknown`, `Io`, `Closed`.
     pub fn checkpoint(&self) -> Result<bool> {
         self.engine.checkpoint()
     }
@@ -498,6 +498,9 @@ impl Store {
 
     /// Finishes the writes under way, makes everything durable and closes the store: later calls on
     /// any clone answer `Closed`.
+    ///
+    /// The files stay locked until the last clone is gone, [`Snapshot`]s and [`Iter`]s among them: calls that are under way on
+    /// those may still use the device, and nobody else is to write there meanwhile.
     ///
     /// # Errors
     /// As [`Store::sync`].

@@ -97,9 +97,7 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Evicts up to `segments` segments of a cache; returns how many.
     fn evict(&self, segments: usize) -> Result<usize>;
     /// Writes what makes the next open fast, beside everything else; false if there is nothing to write or no room.
-    fn checkpoint(&self) -> Result<bool> {
-        Ok(false)
-    }
+    fn checkpoint(&self) -> Result<bool>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
     /// Up to `limit` items between two keys, in order of their bytes.
