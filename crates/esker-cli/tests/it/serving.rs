@@ -175,13 +175,15 @@ fn what_a_place_cannot_have_is_refused_and_nothing_there_is_overwritten() {
     let content = vec![7; 1 << 20];
     std::fs::write(scratch.path("device"), &content).expect("write");
     let ran = scratch.run(&["serve", "--data", "device", "--size", "1GiB"]).exits_with(2);
-    assert!(ran.said.contains("device has 1.0 MiB"), "{ran:?}");
+    assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
     let ran = scratch.run(&["put", "k", "v", "--data", "device", "--size", "1GiB"]).exits_with(2);
-    assert!(ran.said.contains("device has 1.0 MiB"), "{ran:?}");
+    assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
     // A file is not what `--format` is for, whatever it holds.
-    let ran = scratch.run(&["serve", "--data", "device", "--format"]).exits_with(2);
+    let fits = ["serve", "--data", "device", "--size", "1MiB"];
+    let ran = scratch.run(&[&fits[..], &["--format"]].concat()).exits_with(2);
     assert!(ran.said.contains("raw device"), "{ran:?}");
-    scratch.run(&["serve", "--data", "device"]).exits_with(2);
+    let ran = scratch.run(&fits).exits_with(2);
+    assert!(ran.said.contains("no esker store"), "{ran:?}");
     assert!(std::fs::read(scratch.path("device")).expect("there") == content);
 }
 
