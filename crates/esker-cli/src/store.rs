@@ -112,12 +112,12 @@ pub(crate) fn open_as_made(mut options: Options) -> Result<Store, Failure> {
     }
 }
 
-/// Opens a store for a server: how far recovery is, is shown on a terminal, or else said in lines.
+/// Opens a store for a server: how far that is, is shown on a terminal, or else said in lines.
 pub(crate) fn open_served(options: &mut Options) -> esker::Result<Store> {
     if std::io::stderr().is_terminal() {
         return open_with(options);
     }
-    told("recovering", (LINE_FIRST, LINE_REST), say, |progress| {
+    told("opening the store", (LINE_FIRST, LINE_REST), say, |progress| {
         options.progress = progress;
         Store::open(options)
     })
