@@ -172,6 +172,9 @@ pub(crate) enum Command {
     Dump {
         #[command(flatten)]
         data: Data,
+        /// Go on behind what is damaged: it is told on standard error and counted, and the exit code is 1
+        #[arg(long)]
+        skip_damaged: bool,
         file: Option<PathBuf>,
     },
     /// Store all items of a dump from FILE, or standard input
@@ -221,6 +224,9 @@ pub(crate) struct ServeArguments {
     /// Capacity of a new store; an existing one keeps its own, a raw device is used whole
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
+    /// Make the store on a raw device that holds something else, which is lost; a store that is there is opened. Refused while the device is mounted or in use as swap
+    #[arg(long)]
+    pub(crate) format: bool,
     /// A new store is a cache: when it is full it evicts
     #[arg(long, env = "ESKER_CACHE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) cache: Option<String>,

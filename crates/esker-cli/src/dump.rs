@@ -14,7 +14,8 @@
 //! Items are in no order.
 //!
 //! # Failure
-//! A dump that fails leaves the file that was there before: a new one takes its name once it is whole and durable.
+//! A dump that fails leaves the file that was there before: a new one takes its name once it is whole and durable. It fails at
+//! the first item that cannot be read; with `--skip-damaged` it lacks those, and says how often.
 //! A line that is none of these stops the load, which says its number; items of the lines before
 //! it are stored. Loading is idempotent: do it again with the whole dump.
 
@@ -167,7 +168,7 @@ impl Drop for Target {
 }
 
 /// `esker dump`.
-pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
+pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Result<Done, Failure> {
     let store = open(data)?;
     let name = file.map_or_else(|| "standard output".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
@@ -183,9 +184,16 @@ pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
     };
     write(serde_json::to_string(&Header { format: FORMAT.into(), version: VERSION }))?;
     let bar = progress("dumping", store.stats().items);
-    let mut items = 0;
+    let (mut items, mut damaged) = (0, 0);
     for item in store.iter() {
-        let (key, value) = item?;
+        let (key, value) = match item {
+            Err(error) if skip_damaged && is_damage(&error) => {
+                bar.suspend(|| eprintln!("esker: {error}"));
+                damaged += 1;
+                continue;
+            }
+            item => item?,
+        };
         write(serde_json::to_string(&Item::new(&key, &value, value.attributes())))?;
         items += 1;
         bar.inc(1);
@@ -199,7 +207,16 @@ pub(crate) fn dump(data: &Data, file: Option<&Path>) -> Result<Done, Failure> {
     }
     store.close()?;
     eprintln!("{items} items dumped");
+    if damaged > 0 {
+        eprintln!("{damaged} places could not be read: what stands there is not in the dump");
+        return Ok(Done::No);
+    }
     Ok(Done::Yes)
+}
+
+/// Whether an item cannot be read, and others may be.
+fn is_damage(error: &esker::Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
 }
 
 /// `esker load`.

@@ -57,7 +57,9 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Restore { data, size, memory, source } => {
             backup::restore(&data, size.as_deref(), &memory, &source)
         }
-        Command::Dump { data, file } => dump::dump(&data, file.as_deref()),
+        Command::Dump { data, skip_damaged, file } => {
+            dump::dump(&data, skip_damaged, file.as_deref())
+        }
         Command::Load { data, new, file } => dump::load(&data, &new, file.as_deref()),
         Command::Bench { command } => bench::bench(command),
     }

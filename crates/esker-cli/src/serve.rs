@@ -4,7 +4,7 @@ use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
 use crate::service::{Secrets, Service, say};
-use crate::store::options_at;
+use crate::store::{fits, options_at, raw_device};
 use esker_server::ServerConfig;
 use std::io::Write;
 
@@ -28,10 +28,17 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         eprintln!("the configuration is valid");
         return Ok(Done::Yes);
     }
+    if arguments.size.is_some() || config.size_bytes != Config::defaults()?.size_bytes {
+        fits(&config.data, config.size_bytes)?;
+    }
     let mut store = options_at(&config.data);
     store.engine = config.engine;
     store.pmem_emulate = config.pmem_emulate;
     store.size_bytes = config.size_bytes;
+    if arguments.format {
+        raw_device(&config.data)?;
+        store.format_foreign = true;
+    }
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
     store.trim_idle = config.trim_idle;

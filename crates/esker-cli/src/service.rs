@@ -11,7 +11,7 @@
 //! is wrong, that is said, and what was read before stays.
 
 use crate::failure::{Done, Failure};
-use crate::store::open_with;
+use crate::store::open_served;
 use esker::Options;
 use esker_base::units::format_size_bytes;
 use esker_server::{Credentials, Server, ServerConfig, Tls};
@@ -102,7 +102,7 @@ impl Service {
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
-        let store = open_with(&mut self.store)?;
+        let store = open_served(&mut self.store)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
             facilities: if self.io.is_empty() { store.facilities() } else { self.io },

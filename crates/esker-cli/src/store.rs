@@ -3,10 +3,14 @@
 use crate::arguments::{Data, Memory, New};
 use crate::config::{DEFAULT_DATA, parse_engine, parse_size};
 use crate::failure::Failure;
-use crate::progress::progress;
+use crate::progress::{LINE_FIRST, LINE_REST, progress, told};
+use crate::service::say;
 use esker::options::Progress;
 use esker::{ErrorKind, Options, Store};
+use esker_base::units::format_size_bytes;
 use indicatif::ProgressBar;
+use std::io::{IsTerminal, Seek, SeekFrom};
+use std::os::unix::fs::FileTypeExt;
 use std::path::PathBuf;
 
 /// Options of the store at `paths`: the first is its path, further ones are striped with it.
@@ -18,6 +22,39 @@ pub(crate) fn options_at(paths: &[PathBuf]) -> Options {
     let mut options = Options::new(first);
     options.devices = others;
     options
+}
+
+/// Refuses a size that devices or files which are there cannot have; nothing is known of what is made yet.
+pub(crate) fn fits(paths: &[PathBuf], size_bytes: u64) -> Result<(), Failure> {
+    let each = size_bytes / paths.len().max(1) as u64;
+    for path in paths {
+        let Ok(found) = std::fs::metadata(path) else { continue };
+        if found.is_dir() {
+            continue;
+        }
+        #[expect(clippy::disallowed_methods, reason = "only its size is asked for")]
+        let end = std::fs::File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0)));
+        let has = end.map_err(|source| Failure::io(path.display(), &source))?;
+        if has < each {
+            return Err(Failure::usage(format!(
+                "{} has {}, which is less than the size that was asked for",
+                path.display(),
+                format_size_bytes(has)
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses all but one raw device.
+pub(crate) fn raw_device(paths: &[PathBuf]) -> Result<(), Failure> {
+    let is_raw = |path: &PathBuf| {
+        std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+    };
+    match paths {
+        [path] if is_raw(path) => Ok(()),
+        _ => Err(Failure::usage("format: only one raw device is made a store whatever it holds")),
+    }
 }
 
 /// Opens the store that is there.
@@ -39,6 +76,7 @@ pub(crate) fn options_of(data: &Data, new: &New) -> Result<Options, Failure> {
     let mut options = new_options(data, &new.memory);
     if let Some(text) = &new.size {
         options.size_bytes = size_of(text)?;
+        fits(&data.paths, options.size_bytes)?;
     }
     if let Some(text) = &new.engine {
         options.engine =
@@ -72,6 +110,17 @@ pub(crate) fn open_as_made(mut options: Options) -> Result<Store, Failure> {
         }
         opened => Ok(opened?),
     }
+}
+
+/// Opens a store for a server: how far that is, is shown on a terminal, or else said in lines.
+pub(crate) fn open_served(options: &mut Options) -> esker::Result<Store> {
+    if std::io::stderr().is_terminal() {
+        return open_with(options);
+    }
+    told("opening the store", (LINE_FIRST, LINE_REST), say, |progress| {
+        options.progress = progress;
+        Store::open(options)
+    })
 }
 
 /// Opens a store and shows how far recovery is.

@@ -1,7 +1,8 @@
 //! What a GET costs beside a raw read of the same device by the same facility (uDepot §5.2).
 //!
 //! Prints, for each facility and queue depth on one core, raw random reads of 4 KiB, raw random reads of as
-//! many bytes as a GET reads, and random GETs, each the median of interleaved rounds, and the ratios. Run it with `cargo xtask bench gets`.
+//! many bytes as a GET reads, and random GETs, each the median of interleaved rounds, and the ratios; then what an ordinary thread
+//! gets that asks for 64 keys at once. Run it with `cargo xtask bench gets`.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,
@@ -98,6 +99,45 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         runtime.shutdown()?;
     }
+    thread(&arguments, &path)
+}
+
+/// GETs of a thread that is no task: one after the other, and by calls for several keys.
+fn thread(arguments: &Arguments, path: &std::path::Path) -> Result<(), Box<dyn std::error::Error>> {
+    const KEYS: usize = 64;
+    let mut options = Options::new(path);
+    options.create = false;
+    let store = Store::open(&options)?;
+    let mut rng = Rng::from_seed(1);
+    let mut rate = |work: &dyn Fn(&[&[u8]])| {
+        let (start, mut done) = (SystemClock.monotonic(), 0);
+        loop {
+            let keys: Vec<_> =
+                (0..KEYS).map(|_| KeyText::of(rng.below(arguments.records))).collect();
+            work(&keys.iter().map(|key| &**key).collect::<Vec<_>>());
+            done += KEYS;
+            let time = (SystemClock.monotonic() - start).as_secs_f64();
+            if time > arguments.seconds {
+                return done as f64 / time;
+            }
+        }
+    };
+    let (mut single, mut several) = (Vec::new(), Vec::new());
+    for _ in 0..arguments.rounds {
+        single.push(rate(&|keys| keys.iter().for_each(|key| drop(store.get(key).unwrap()))));
+        several.push(rate(&|keys| {
+            assert!(store.multi_get(keys).unwrap().iter().all(Option::is_some))
+        }));
+    }
+    let [single, several] = [single, several].map(|mut rates| {
+        rates.sort_by(f64::total_cmp);
+        rates[rates.len() / 2]
+    });
+    println!(
+        "a thread: {single:.0} GETs/s one by one, {several:.0} GETs/s by {KEYS} keys a call: {:.2} times as many",
+        several / single
+    );
+    store.close()?;
     Ok(())
 }
 

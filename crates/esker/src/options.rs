@@ -163,6 +163,9 @@ pub struct Options {
     /// Whether to make a new store in place of what is there. Everything there is lost. Default
     /// false.
     pub format: bool,
+    /// Engine `depot` on one device: whether to make a store where there is none also over what else is there. A store that is
+    /// there is opened, also a damaged one or a member of several is not overwritten. Default false.
+    pub format_foreign: bool,
     /// Engine `flat`: whether a file that is no persistent memory is taken as if it were: memory speed, and
     /// nothing survives a power cut. Needed on tmpfs; other files are made durable with `msync` without it. Default
     /// false.
@@ -274,6 +277,7 @@ impl Options {
             trim_idle: false,
             create: true,
             format: false,
+            format_foreign: false,
             pmem_emulate: false,
             batching: Batching::default(),
             batching_group: 0,

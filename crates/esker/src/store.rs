@@ -20,14 +20,14 @@ use crate::check::CheckReport;
 use crate::engine::depot::Depot;
 use crate::engine::flat::Flat;
 use crate::engine::flex::{Flex, FlexFiles};
-use crate::engine::{self, Engine};
+use crate::engine::{self, Cursor, Engine};
 use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
-use std::ops::{Bound, ControlFlow, Deref, RangeBounds};
+use std::ops::{ControlFlow, Deref, RangeBounds};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -224,8 +224,8 @@ impl Store {
         Ok(self.get(key)?.is_some())
     }
 
-    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, up
-    /// to 64 device reads are under way at the same time.
+    /// The values of several keys, in their order, each as it is at some moment of the call. In a task, and with `depot` on
+    /// an ordinary thread, too, up to 64 device reads are under way at the same time.
     ///
     /// # Errors
     /// As [`Store::get`]; the first error ends it.
@@ -234,8 +234,7 @@ impl Store {
         for keys in keys.chunks(READS_MAX) {
             self.prefetch(keys.iter().copied());
             if keys.len() == 1 || !esker_trt::in_task() {
-                let found: Result<Vec<_>> = keys.iter().map(|key| self.get(key)).collect();
-                values.extend(found?);
+                values.extend(self.engine.get_many(keys)?);
                 continue;
             }
             let reads: Vec<_> = keys
@@ -382,7 +381,7 @@ impl Store {
     /// meanwhile (uDepot §4.4, FlatStore §3.5).
     ///
     /// # Errors
-    /// `ReadOnly`, `DurabilityUnknown`, `Io`.
+    /// `ReadOnly`, `DurabilityUnknown`, `Io`, `Closed`.
     pub fn checkpoint(&self) -> Result<bool> {
         self.engine.checkpoint()
     }
@@ -470,14 +469,11 @@ impl Store {
 
     /// Every key with its value, in no order. A key that has a value for the whole walk is met once;
     /// one that is written meanwhile is met with some value it had, or not at all if it is new.
+    ///
+    /// What cannot be read is an error, and the walk goes on behind it: with the next record; with `flex`, where all pairs of
+    /// an interval are read or none, with the next interval. Of other errors (`Closed`) it ends.
     pub fn iter(&self) -> Iter {
-        Iter {
-            store: self.clone(),
-            cursor: 0,
-            after: self.engine.is_ordered().then_some(Bound::Unbounded),
-            items: VecDeque::new(),
-            ended: false,
-        }
+        Iter { store: self.clone(), next: Some(Cursor::Start), items: VecDeque::new() }
     }
 
     /// Ends the use of a store as a crash does: nothing is written. For measurements of recovery.
@@ -504,6 +500,9 @@ impl Store {
     /// Finishes the writes under way, makes everything durable and closes the store: later calls on
     /// any clone answer `Closed`.
     ///
+    /// The files stay locked until the last clone is gone, [`Snapshot`]s and [`Iter`]s among them: calls that are under way on
+    /// those may still use the device, and nobody else is to write there meanwhile.
+    ///
     /// # Errors
     /// As [`Store::sync`].
     pub fn close(&self) -> Result<()> {
@@ -528,6 +527,8 @@ impl Store {
     /// copy holds every write that was acknowledged before, and if it holds a later one, all before
     /// that. A folder that has an earlier backup of this store gets what changed since: full segments
     /// are copied once.
+    ///
+    /// What is copied is verified: a store with damage in it has no backup until it is repaired or overwritten.
     ///
     /// While it runs, segments that are not copied yet are not cleaned and not reused. If a write finds
     /// no room because of that, it gets the room, and the backup fails with `NoSpace`.

@@ -3,7 +3,7 @@
 //! It takes memcached's own options, so that a unit or script that starts memcached starts Esker.
 //! The data lie on storage: at `-e FILE` or `-o data=PATH`, else in the folder `memcached-PORT` of
 //! the folder that the service manager gives (`STATE_DIRECTORY`), else in
-//! `/var/tmp/esker-memcached-UID-PORT`. Nothing is promised to survive a crash of the system
+//! `/var/tmp/esker-memcached-UID-PORT`; with any port (`-p 0`) it has to be said. Nothing is promised to survive a crash of the system
 //! (durability `none`): it is a cache.
 
 mod options;
@@ -12,6 +12,7 @@ mod process;
 
 use crate::failure::{Done, Failure};
 use crate::service::{Secrets, Service, say};
+use crate::store::raw_device;
 use esker::{Durability, Options};
 use esker_server::{ServerConfig, ShutdownHook};
 use plan::Plan;
@@ -45,7 +46,8 @@ usage: esker memcached [OPTIONS]
 -Y, --auth-file=<file>    clients say who they are; lines of user:password
 -Z, --enable-ssl          TLS, with -o ssl_chain_cert=<file>[,ssl_key=<file>]
 -e, --memory-file=<file>  where the data lie: folder or device
--o, --extended=<list>     data=<path>, idle_timeout=<seconds>, ssl_...
+-o, --extended=<list>     data=<path>, idle_timeout=<seconds>, ssl_...,
+                          format: a raw device may hold what is no store
 -v, -vv, -vvv             say more
 -V, --version   -h, --help   -i, --license
 
@@ -98,6 +100,10 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         None => default_data(plan.port)?,
     };
     let mut store = Options::new(&data);
+    if plan.format {
+        raw_device(std::slice::from_ref(&data))?;
+        store.format_foreign = true;
+    }
     store.size_bytes = plan.size_bytes;
     store.durability = Durability::None;
     store.cache = plan.evict;
@@ -143,6 +149,12 @@ fn run(plan: Plan) -> Result<Done, Failure> {
 
 /// Where the data of the server at `port` lie if nobody says.
 fn default_data(port: u16) -> Result<PathBuf, Failure> {
+    if port == 0 {
+        // They are found again by the port.
+        return Err(Failure::usage(
+            "memcached: -p 0 and -p -1 take any port, which names no place for data; say where they lie with -o data=PATH",
+        ));
+    }
     if let Some(folder) = std::env::var_os("STATE_DIRECTORY") {
         // The first of several.
         let folder = folder.to_string_lossy().split(':').next().unwrap_or_default().to_owned();

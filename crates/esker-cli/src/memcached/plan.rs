@@ -92,6 +92,8 @@ pub(super) struct Plan {
     pub(super) tls: Option<(PathBuf, PathBuf)>,
     /// Where the data lie; the default depends on who runs it.
     pub(super) data: Option<PathBuf>,
+    /// Whether a raw device may hold what is no store.
+    pub(super) format: bool,
     pub(super) port: u16,
     /// What has no meaning here, one line each.
     pub(super) notes: Vec<String>,
@@ -160,6 +162,7 @@ impl Plan {
             auth_file: None,
             tls: None,
             data: None,
+            format: false,
             port: PORT,
             notes: Vec::new(),
         };
@@ -271,6 +274,7 @@ impl Plan {
         let needed = || value.ok_or_else(|| wrong(format!("-o {name} needs a value")));
         match name {
             "data" => self.data = Some(needed()?.into()),
+            "format" => self.format = true,
             "idle_timeout" => {
                 self.limits.idle_timeout =
                     Duration::from_secs(number("-o idle_timeout", needed()?)?);

@@ -184,7 +184,7 @@ fn commands_that_read_make_no_store_of_what_is_blank() {
     }
     assert!(std::fs::read(scratch.path("blank")).expect("there").iter().all(|byte| *byte == 0));
     assert_eq!(std::fs::metadata(scratch.path("folder/depot.esker")).expect("there").len(), 0);
-    scratch.run(&["put", "k", "v", "--data", "blank"]).exits_with(0);
+    scratch.run(&["put", "k", "v", "--data", "blank", "--size", "1MiB"]).exits_with(0);
     assert_eq!(scratch.run(&["get", "k", "--data", "blank"]).exits_with(0).text(), "v");
 }
 

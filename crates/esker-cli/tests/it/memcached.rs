@@ -209,6 +209,17 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
 }
 
 #[test]
+fn servers_at_any_port_share_no_data_in_silence() {
+    let scratch = Scratch::new();
+    for port in ["0", "-1"] {
+        let mut arguments = vec!["memcached", "-l", "127.0.0.1", "-p", port];
+        arguments.extend(user());
+        let ran = scratch.run(&arguments).exits_with(2);
+        assert!(ran.said.contains("-o data=PATH"), "{ran:?}");
+    }
+}
+
+#[test]
 fn help_and_version_are_told_and_mistakes_refused() {
     let scratch = Scratch::new();
     assert!(scratch.run(&["memcached", "-h"]).exits_with(0).text().contains("--memory-limit"));

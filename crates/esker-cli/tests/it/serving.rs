@@ -154,8 +154,37 @@ fn each_facility_serves() {
             "STORED\r\nVALUE k 0 1\r\nv\r\nEND\r\n",
             "{facility}"
         );
+        let said = serving.lines.iter().find_map(|line| line.strip_prefix("I/O by "));
+        let said = said.expect("it says what serves").to_owned();
+        let (cores, refused) = said.split_once("; refused: ").unwrap_or((&said, ""));
+        let serves = cores.split_once(" cores on ").expect("it names the facility").1;
+        // Not permitted, none free or left, or not known.
+        let by_system = [1, 11, 12, 38].map(|code| refused.contains(&format!("(os error {code})")));
+        if by_system.contains(&true) {
+            eprintln!("skipped: the system refuses {refused}");
+        } else {
+            assert!(serves.starts_with(facility), "{facility} was asked for: {said}");
+        }
         stop_and_wait(serving, "-TERM");
     }
+}
+
+#[test]
+fn what_a_place_cannot_have_is_refused_and_nothing_there_is_overwritten() {
+    let scratch = Scratch::new();
+    let content = vec![7; 1 << 20];
+    std::fs::write(scratch.path("device"), &content).expect("write");
+    let ran = scratch.run(&["serve", "--data", "device", "--size", "1GiB"]).exits_with(2);
+    assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
+    let ran = scratch.run(&["put", "k", "v", "--data", "device", "--size", "1GiB"]).exits_with(2);
+    assert!(ran.said.contains("device has 1 MiB"), "{ran:?}");
+    // A file is not what `--format` is for, whatever it holds.
+    let fits = ["serve", "--data", "device", "--size", "1MiB"];
+    let ran = scratch.run(&[&fits[..], &["--format"]].concat()).exits_with(2);
+    assert!(ran.said.contains("raw device"), "{ran:?}");
+    let ran = scratch.run(&fits).exits_with(2);
+    assert!(ran.said.contains("no esker store"), "{ran:?}");
+    assert!(std::fs::read(scratch.path("device")).expect("there") == content);
 }
 
 #[test]

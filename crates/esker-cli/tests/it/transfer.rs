@@ -70,6 +70,35 @@ fn a_dump_that_fails_leaves_the_one_before() {
 }
 
 #[test]
+fn a_dump_that_skips_what_is_damaged_has_all_else_and_says_so() {
+    let scratch = Scratch::new();
+    // More than a segment: what is damaged in the one that is written keeps the store from being opened.
+    let value = |n: u32| format!("value {n}, {}", "x".repeat(60_000));
+    let items = (0..40).map(|n| format!("{{\"key\":\"k{n}\",\"value\":\"{}\"}}\n", value(n)));
+    let items = items.collect::<String>();
+    let all = format!("{{\"format\":\"esker-dump\",\"version\":1}}\n{items}{{\"items\":40}}\n");
+    scratch.run_with(&["load", "--size", "64MiB"], all.as_bytes()).exits_with(0);
+    let whole = scratch.run(&["dump", "--skip-damaged"]).exits_with(0);
+    assert!(whole.said.contains("40 items dumped") && !whole.said.contains("places"), "{whole:?}");
+    let store = scratch.path("esker-data/depot.esker");
+    let mut bytes = std::fs::read(&store).expect("there");
+    let (wanted, from) = (value(1).into_bytes(), b"value 1, ");
+    let place = bytes.windows(from.len()).position(|window| window == from).expect("written");
+    assert_eq!(bytes.get(place..place + wanted.len()), Some(&wanted[..]));
+    bytes[place] ^= 1;
+    std::fs::write(&store, bytes).expect("write");
+    scratch.run(&["dump"]).exits_with(3);
+    let dump = scratch.run(&["dump", "--skip-damaged"]).exits_with(1);
+    assert!(dump.said.contains("corrupted") && dump.said.contains("depot.esker"), "{dump:?}");
+    assert!(dump.said.contains("39 items dumped"), "{dump:?}");
+    assert!(dump.said.contains("1 places could not be read"), "{dump:?}");
+    // What was dumped is a whole dump.
+    scratch.run_with(&["load", "--data", "copy"], &dump.output).exits_with(0);
+    scratch.run(&["get", "k2", "--data", "copy"]).exits_with(0);
+    scratch.run(&["get", "k1", "--data", "copy"]).exits_with(1);
+}
+
+#[test]
 fn a_dump_replaces_what_a_link_names_and_goes_into_a_device_as_it_is() {
     let scratch = Scratch::new();
     scratch.run(&["put", "k", "v"]).exits_with(0);

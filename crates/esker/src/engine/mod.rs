@@ -21,8 +21,20 @@ use esker_trt::Facility;
 use std::ops::{Bound, ControlFlow};
 use std::sync::Arc;
 
-/// One part of a walk over all keys; without the values that are read by themselves.
-pub(crate) type Items = Vec<(Vec<u8>, Option<Value>)>;
+/// One part of a walk over all keys; without the values that are read by themselves. What cannot be read is an error in its
+/// place, and the others are there.
+pub(crate) type Items = Vec<Result<(Vec<u8>, Option<Value>)>>;
+
+/// Where a walk over all keys goes on.
+#[derive(Clone, Debug, Default)]
+pub(crate) enum Cursor {
+    #[default]
+    Start,
+    /// From this hash on.
+    Hash(u64),
+    /// Behind this key.
+    Key(Vec<u8>),
+}
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
@@ -66,6 +78,10 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Makes dropping the store write nothing, where it would.
     fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
+    /// The values of several keys, for a thread that would wait for one read after the other.
+    fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        keys.iter().map(|key| self.get(key, &mut |_| Ok(()))).collect()
+    }
     /// Brings what DRAM knows of these keys near to the processor.
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>);
     /// The most memory that `get` of `key` would ask to be admitted, as far as DRAM knows.
@@ -81,9 +97,7 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Evicts up to `segments` segments of a cache; returns how many.
     fn evict(&self, segments: usize) -> Result<usize>;
     /// Writes what makes the next open fast, beside everything else; false if there is nothing to write or no room.
-    fn checkpoint(&self) -> Result<bool> {
-        Ok(false)
-    }
+    fn checkpoint(&self) -> Result<bool>;
     /// Tells the device which space is free; returns its bytes.
     fn trim(&self) -> Result<u64>;
     /// Up to `limit` items between two keys, in order of their bytes.
@@ -137,9 +151,8 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     ) -> Result<Vec<(Vec<u8>, Value)>> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine has no snapshots"))
     }
-    /// Items of the part of a walk that begins at `cursor`, 0 to begin with, and the cursor of the next
-    /// one; `None` at the end.
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>>;
+    /// Items of the part of a walk that begins at `from`, and where the next one begins; `None` at the end.
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)>;
     /// Brings to the device what is in memory only, to stay or not.
     fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;

@@ -1,10 +1,11 @@
 //! Views of a store: as it was at one moment, and item by item.
 
 use super::{Direction, Store};
+use crate::engine::Cursor;
 use crate::value::Value;
 use esker_base::Result;
 use std::collections::VecDeque;
-use std::ops::{Bound, RangeBounds};
+use std::ops::RangeBounds;
 
 /// A store as it was at one moment; see [`Store::snapshot`].
 #[derive(Debug)]
@@ -47,11 +48,9 @@ impl Drop for Snapshot {
 #[derive(Debug)]
 pub struct Iter {
     pub(super) store: Store,
-    pub(super) cursor: u64,
-    /// Of an engine that keeps order: where the walk goes on.
-    pub(super) after: Option<Bound<Vec<u8>>>,
-    pub(super) items: VecDeque<(Vec<u8>, Option<Value>)>,
-    pub(super) ended: bool,
+    /// Where the walk goes on; `None`: it does not.
+    pub(super) next: Option<Cursor>,
+    pub(super) items: VecDeque<Result<(Vec<u8>, Option<Value>)>>,
 }
 
 impl Iterator for Iter {
@@ -60,47 +59,19 @@ impl Iterator for Iter {
     fn next(&mut self) -> Option<Self::Item> {
         loop {
             match self.items.pop_front() {
-                Some((key, Some(value))) => return Some(Ok((key, value))),
-                Some((key, None)) => match self.store.get(&key) {
+                Some(Ok((key, Some(value)))) => return Some(Ok((key, value))),
+                Some(Ok((key, None))) => match self.store.get(&key) {
                     Ok(Some(value)) => return Some(Ok((key, value))),
                     // Deleted meanwhile.
                     Ok(None) => continue,
                     Err(error) => return Some(Err(error)),
                 },
+                Some(Err(error)) => return Some(Err(error)),
                 None => {}
             }
-            if self.ended {
-                return None;
-            }
-            if let Some(after) = &self.after {
-                const AT_ONCE: usize = 128;
-                let from = after.as_ref().map(Vec::as_slice);
-                let scanned =
-                    self.store.engine.scan(from, Bound::Unbounded, Direction::Forward, AT_ONCE);
-                match scanned {
-                    Ok(items) => {
-                        self.ended = items.len() < AT_ONCE;
-                        self.after = items.last().map(|(key, _)| Bound::Excluded(key.clone()));
-                        self.items =
-                            items.into_iter().map(|(key, value)| (key, Some(value))).collect();
-                    }
-                    Err(error) => {
-                        self.ended = true;
-                        return Some(Err(error));
-                    }
-                }
-                continue;
-            }
-            match self.store.engine.walk(self.cursor) {
-                Ok(Some((items, next))) => {
-                    self.cursor = next;
-                    self.items = items.into();
-                }
-                Ok(None) => self.ended = true,
-                Err(error) => {
-                    self.ended = true;
-                    return Some(Err(error));
-                }
+            match self.store.engine.walk(self.next.take()?) {
+                Ok((items, next)) => (self.items, self.next) = (items.into(), next),
+                Err(error) => return Some(Err(error)),
             }
         }
     }

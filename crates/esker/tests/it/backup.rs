@@ -327,6 +327,52 @@ fn filled(seed: u64, count: u32) -> (Arc<SimBlock>, Store, Map) {
     (device, store, model)
 }
 
+/// Flips one bit after another under `store`: a backup is refused, and the place named, or it is what the store held.
+/// Returns how often it was refused.
+fn backups_beside_flips(device: &SimBlock, store: &Store, model: &Map) -> usize {
+    let mut refused = 0;
+    for offset in (0..DEVICE_SIZE).step_by(101) {
+        flip_on(device, offset);
+        let archive = SimArchive::new();
+        match backup(store, &archive) {
+            Ok(_) => {
+                let restored = restored(&archive).unwrap();
+                assert!(held(&restored) == *model, "offset {offset}: the copy is another");
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                let place = error.range().unwrap();
+                assert!(place.0 / SEGMENT_SIZE <= offset / SEGMENT_SIZE + 1, "{offset}: {error}");
+                refused += 1;
+            }
+        }
+        flip_on(device, offset);
+    }
+    refused
+}
+
+#[test]
+fn no_flipped_bit_gets_into_a_backup() {
+    let (device, store, mut model) = filled(41, 100);
+    for n in (0..100).filter(|n| n % 3 != 1) {
+        let key = format!("key{n}").into_bytes();
+        store.delete(&key).unwrap();
+        model.remove(&key);
+    }
+    // In extents.
+    store.put(b"large", &[7; 2500]).unwrap();
+    model.insert(b"large".to_vec(), vec![7; 2500]);
+    assert!(store.clean(5).unwrap() > 0, "some records were moved");
+    let refused = backups_beside_flips(&device, &store, &model);
+    assert!(refused > 200, "{refused} refused");
+    // The cleaner's segments stay open, and say nowhere how far they go.
+    store.close().unwrap();
+    drop(store);
+    let store = open(&device, &options(42)).unwrap();
+    let refused = backups_beside_flips(&device, &store, &model);
+    assert!(refused > 200, "{refused} refused");
+}
+
 #[test]
 fn a_second_backup_copies_only_what_changed() {
     let (device, store, mut model) = filled(1, 120);

@@ -248,3 +248,28 @@ fn without_leave_to_create_a_blank_device_stays_blank() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
     assert!(device.image() == before);
 }
+
+#[test]
+fn what_is_no_store_is_replaced_only_if_that_is_said_and_a_store_never() {
+    let foreign = device(71);
+    (0..40).for_each(|n| flip_on(&foreign, n * 700));
+    let before = foreign.image();
+    let refused = open(&foreign, &options(71)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    assert!(foreign.image() == before);
+    let mut over = options(71);
+    over.format_foreign = true;
+    for _ in 0..2 {
+        // Again: a store that is there is opened.
+        let store = open(&foreign, &over).unwrap();
+        store.put(format!("{}", store.stats().items).as_bytes(), b"v").unwrap();
+        store.close().unwrap();
+    }
+    assert_eq!(open(&foreign, &options(71)).unwrap().stats().items, 2);
+    // Nor is a damaged one, with something else in the place of half of it.
+    flip_on(&foreign, 20);
+    flip_on(&foreign, 4096 + 20);
+    assert_eq!(open(&foreign, &over).unwrap_err().kind(), ErrorKind::Corrupted);
+    flip_on(&foreign, 0);
+    assert_eq!(open(&foreign, &over).unwrap_err().kind(), ErrorKind::Corrupted);
+}

@@ -119,6 +119,15 @@ fn damage_under_an_open_store_is_an_error_for_the_records_it_hit() {
         }
     }
     assert!(hit > 0);
+    let (met, unread): (Vec<_>, Vec<_>) = store.iter().partition(Result::is_ok);
+    assert_eq!((met.len(), unread.len()), (model.len() - hit, hit), "a walk goes on behind damage");
+    for (key, value) in met.into_iter().flatten() {
+        assert_eq!(model.get(&key).map(Vec::as_slice), Some(&*value));
+    }
+    for error in unread.into_iter().filter_map(Result::err) {
+        assert_eq!(error.kind(), ErrorKind::Corrupted);
+        assert!(error.range().is_some(), "{error}");
+    }
     let report = store.check().unwrap();
     assert!(report.problems.len() >= hit, "{:?}", report.problems);
 }

@@ -39,7 +39,9 @@ fn every_call_on_a_closed_store_says_so() {
         store.close().unwrap();
         let answers = [
             ("get", other.get(b"key").map(drop)),
+            ("multi_get", other.multi_get(&[b"key", b"other"]).map(drop)),
             ("put", other.put(b"key", b"other").map(drop)),
+            ("checkpoint", other.checkpoint().map(drop)),
             ("delete", other.delete(b"key").map(drop)),
             ("write", other.write(Batch::new().put(b"key", b"other")).map(drop)),
             ("modify", other.modify(b"key", |_| None).map(drop)),

@@ -1,11 +1,15 @@
 //! Damaged media of `flat`: found, named, never returned as data.
 
 use crate::support::{Bed, DEVICE_SIZE};
-use esker::{Attributes, Batch, Condition, EngineKind, ErrorKind, Options, PutOptions, Store};
+use esker::options::Progress;
+use esker::{
+    Attributes, Batch, Condition, EngineKind, ErrorKind, Options, PutOptions, Store,
+    restore_on_memory,
+};
 use esker_base::rng::Rng;
 use esker_base::{Site, SiteKind};
 use esker_media::Pmem;
-use esker_media::sim::{Image, Initial, SimPm, SimPmOptions};
+use esker_media::sim::{Image, Initial, SimArchive, SimPm, SimPmOptions};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -71,6 +75,21 @@ fn read_all(store: &Store, model: &Model, offset: u64) -> usize {
             }
         }
     }
+    let mut met = 0;
+    for item in store.iter() {
+        met += 1;
+        match item {
+            Ok((key, value)) => {
+                let expected = model.get(&key).and_then(Option::as_ref);
+                assert_eq!(expected.map(|(value, ..)| &value[..]), Some(&*value), "{offset}");
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}")
+            }
+        }
+    }
+    let live = model.values().flatten().count();
+    assert_eq!(met, live, "offset {offset}: a walk goes on behind what it cannot read");
     refused
 }
 
@@ -98,6 +117,41 @@ fn damage_under_an_open_store_is_an_error_for_what_it_hit() {
         }
         assert!(refused > 500, "{engine}: {refused} refused");
         assert_eq!(read_all(&store, &model, 0), 0);
+    }
+}
+
+#[test]
+fn no_damage_gets_into_a_backup() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 8);
+        let options = bed.options(8);
+        let store = bed.open(&options).unwrap();
+        let mut rng = Rng::from_seed(13);
+        let model = populate(&store, &mut rng);
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let mut refused = 0;
+        for offset in offsets(&mut rng).into_iter().step_by(8) {
+            let mut byte = [0];
+            memory.read(offset, &mut byte).unwrap();
+            memory.store(DAMAGE, offset, &[byte[0] ^ 4]).unwrap();
+            let archive = SimArchive::new();
+            match store.backup_to(&archive, &Progress::default()) {
+                Ok(_) => {
+                    let memory = SimPm::new(SimPmOptions::new(DEVICE_SIZE, 1));
+                    let memory = Arc::new(memory) as Arc<dyn Pmem>;
+                    restore_on_memory(&archive, &*memory, &options).unwrap();
+                    let restored = Store::open_on_memory(memory, &options).unwrap();
+                    assert_eq!(read_all(&restored, &model, offset), 0, "offset {offset}");
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}: {error}");
+                    assert!(error.range().is_some(), "offset {offset}: {error}");
+                    refused += 1;
+                }
+            }
+            memory.store(DAMAGE, offset, &byte).unwrap();
+        }
+        assert!(refused > 50, "{engine}: {refused} refused");
     }
 }
 

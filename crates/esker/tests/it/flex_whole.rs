@@ -7,6 +7,7 @@ use esker_base::rng::Rng;
 use esker_media::Archive;
 use esker_media::sim::{FaultKind, FaultPlan, Image, SimArchive, SimBlock, Trigger};
 use std::collections::BTreeMap;
+use std::ops::Bound;
 
 pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -309,6 +310,52 @@ fn damage_that_nobody_reads_is_found_in_the_background() {
             assert!(!store.report().contains("; 0 bytes verified"), "{}", store.report());
         }
     }
+}
+
+#[test]
+fn a_walk_goes_on_behind_an_interval_that_cannot_be_read() {
+    let devices = Devices::new(4);
+    let mut options = options(4);
+    let store = devices.open(&options).unwrap();
+    let mut model = Map::new();
+    for n in 0..200_u8 {
+        let value = bytes(u64::from(n), if n % 50 == 7 { 3000 } else { 200 });
+        store.put(&[n], &value).unwrap();
+        model.insert(vec![n], value);
+    }
+    store.close().unwrap();
+    drop(store);
+    let mut unread = 0;
+    for block in 8..90 {
+        let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+        images[0].flip(block * 512 + 100, 1);
+        let devices = Devices::with(images, 77);
+        options.testing.seed = Some(block);
+        let Ok(store) = devices.open(&options) else { continue };
+        // Of a table: met wherever it is.
+        let written = [100, u8::try_from(block).unwrap()];
+        store.put(&written, b"new").unwrap();
+        let (met, errors): (Vec<_>, Vec<_>) = store.iter().partition(Result::is_ok);
+        let met: Map =
+            met.into_iter().flatten().map(|(key, value)| (key, value.to_vec())).collect();
+        assert_eq!(met.get(&written[..]).map(Vec::as_slice), Some(&b"new"[..]), "block {block}");
+        let missed: Vec<_> = model.keys().filter(|key| !met.contains_key(*key)).collect();
+        assert_eq!(missed.is_empty(), errors.is_empty(), "block {block}: {errors:?}");
+        // A block may hold parts of two.
+        assert!(errors.len() <= 2 && missed.len() < 40, "block {block}: {missed:?}, {errors:?}");
+        for (key, value) in met.iter().filter(|(key, _)| **key != written) {
+            assert_eq!(model.get(key), Some(value), "block {block}");
+        }
+        for error in errors.into_iter().filter_map(Result::err) {
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "block {block}: {error}");
+            unread += 1;
+        }
+        if let (Some(first), Some(last)) = (missed.first(), missed.last()) {
+            let between = (Bound::Included(&first[..]), Bound::Included(&last[..]));
+            assert!(store.scan(between, Direction::Forward, 1000).is_err(), "block {block}");
+        }
+    }
+    assert!(unread > 10, "{unread} intervals");
 }
 
 #[test]

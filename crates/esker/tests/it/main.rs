@@ -30,6 +30,7 @@ mod flex_whole;
 mod gather;
 mod large;
 mod log_writer;
+mod many;
 mod model;
 mod prefix;
 mod record_cache;

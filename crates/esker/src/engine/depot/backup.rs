@@ -25,6 +25,10 @@
 //!   read, so its bytes below the cut are those of the cut, and its epoch is checked as well. Full
 //!   segments do not change in one incarnation, so those that an earlier backup has, by id, epoch and
 //!   salt, are not read again and not held.
+//! - *No damage.* What is copied was verified, in the memory that it is copied from, as `check` does: the batches of a segment
+//!   are whole, one behind the other, and end with the summary, or where the cut says. A segment of the cleaner that an earlier
+//!   session left open says nowhere how far it goes: it has to have all that the index knows there, and nothing behind it may
+//!   say that there was more, which a recovery would say of the copy.
 //! - *Deleted keys stay deleted.* A tombstone was dropped before the cut only if no segment that
 //!   recovery would read had an older record; the listed ones are among those. Dropping one later
 //!   changes no listed byte. What headers of free segments said of cleared records, the manifest says.
@@ -40,7 +44,7 @@
 
 use super::hold::Holding;
 use super::log::Ticket;
-use super::scan::Step;
+use super::scan::{SegmentEnd, Step};
 use super::segments::Incarnation;
 use super::{Depot, sites};
 use crate::backup::BackupReport;
@@ -50,11 +54,12 @@ use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::{Manifest, ManifestEntry, SegmentForm};
-use esker_format::depot::{SEGMENT_HEADER_SIZE, Stream};
-use esker_media::Archive;
+use esker_format::depot::{SEGMENT_HEADER_SIZE, SegmentHeader, Stream};
+use esker_media::{Archive, IoBuf};
+use std::collections::HashSet;
 
-/// Bytes read and written at once.
-const COPY_SIZE: u64 = 1 << 20;
+/// Bytes read at once.
+const COPY_SIZE: usize = 1 << 20;
 
 /// A segment of the cut.
 #[derive(Clone, Copy, Debug)]
@@ -228,7 +233,7 @@ impl Depot {
         Ok(entry)
     }
 
-    /// Gives the bytes of a segment to `write`; returns their number and checksum.
+    /// Gives the bytes of a segment to `write`, once they are verified; returns their number and checksum.
     fn copy_bytes(
         &self,
         part: &Part,
@@ -250,9 +255,9 @@ impl Depot {
             End::At(position) => position,
             End::Before(until) => self.cut_position(part, until)?,
         };
-        let mut crc = Crc32c::new();
-        let mut done = 0;
-        while done < length {
+        let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
+        let mut offset = base;
+        for piece in bytes.chunks_mut(COPY_SIZE) {
             if self.log.is_closed() {
                 return Err(Error::new(ErrorKind::Closed, "back up"));
             }
@@ -260,20 +265,76 @@ impl Depot {
                 // Told by the caller.
                 return Ok((0, 0));
             }
-            let size = COPY_SIZE.min(length - done);
-            let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
-            source.read(base + done, &mut buffer)?;
-            if done == 0
-                && let Some(head) = buffer.get_mut(..SEGMENT_HEADER_SIZE)
-            {
-                // Of two copies the one that is sound.
-                head.copy_from_slice(&header.encode(store_id));
-            }
-            crc.update(&buffer);
-            write(&buffer)?;
-            done += size;
+            source.read(offset, piece)?;
+            offset += piece.len() as u64;
         }
+        let mut bytes = self.verified(part, &header, bytes)?;
+        if let Some(head) = bytes.get_mut(..SEGMENT_HEADER_SIZE) {
+            // Of two copies the one that is sound.
+            head.copy_from_slice(&header.encode(store_id));
+        }
+        let mut crc = Crc32c::new();
+        crc.update(&bytes);
+        write(&bytes)?;
         Ok((length, crc.finish()))
+    }
+
+    /// The bytes of a segment, if they are what was written there.
+    fn verified(&self, part: &Part, header: &SegmentHeader, bytes: IoBuf) -> Result<IoBuf> {
+        let source = self.source(sites::BACKUP_READ);
+        let mut found = HashSet::new();
+        let moved = part.of.stream != Stream::Fresh;
+        let (end, bytes) = source.walk_through(part.id, part.of, bytes, &mut |step| {
+            if let Step::Record(_, offset) = step
+                && moved
+            {
+                found.insert(offset);
+            }
+            Ok(())
+        })?;
+        let whole = match part.end {
+            End::Whole if moved && !end.sealed => self.was_left_open(header, &end, &found)?,
+            End::Whole => end.sealed,
+            End::Before(_) | End::At(_) => end.position == bytes.len() as u64,
+        };
+        if !whole {
+            let base = self.layout.segment_offset(part.id);
+            return Err(Error::corrupted("back up", "a batch of the log is damaged")
+                .device(self.device.name())
+                .at(base + end.position, self.layout.block));
+        }
+        Ok(bytes)
+    }
+
+    /// Whether a segment of the cleaner without a summary is one that was left open, in which nothing is missing.
+    fn was_left_open(
+        &self,
+        header: &SegmentHeader,
+        end: &SegmentEnd,
+        found: &HashSet<u64>,
+    ) -> Result<bool> {
+        let source = self.source(sites::BACKUP_READ);
+        let id = header.segment_id;
+        let mut cursor = 0;
+        while let Some((links, next)) = self.index.walk(cursor) {
+            let mut offsets = links.iter().map(|link| self.layout.offset_of(*link));
+            if offsets.any(|at| self.layout.segment_of(at) == Some(id) && !found.contains(&at)) {
+                return Ok(false);
+            }
+            cursor = next;
+        }
+        for (later, _) in self.segments.in_use_or_held() {
+            let of = self.segments.incarnation(later);
+            if of.stream == header.stream
+                && of.epoch > header.epoch
+                && let Some(later) = source.header(self.superblock.store_id, later)?
+                && later.session_epoch == header.session_epoch
+            {
+                // The cleaner went on behind it, so it was full.
+                return Ok(false);
+            }
+        }
+        Ok(end.durable.max(source.durable_behind(id, header.salt, end)?) <= end.next)
     }
 
     /// Offset in the segment behind the last batch with records below `until`.

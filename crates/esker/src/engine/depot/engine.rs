@@ -5,7 +5,7 @@ use super::{Depot, RecordCache};
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items, Limits};
+use crate::engine::{Admit, Cursor, Engine, Items, Limits};
 use crate::options::{EngineKind, Progress};
 use crate::store::Stats;
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -22,6 +22,10 @@ impl Engine for Depot {
 
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_record(key, admit)
+    }
+
+    fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+        self.get_records(keys)
     }
 
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
@@ -46,6 +50,12 @@ impl Engine for Depot {
         self.write_atomic(batch)
     }
 
+    fn checkpoint(&self) -> Result<bool> {
+        // What the next open needs is kept as it goes.
+        self.begin("checkpoint")?;
+        Ok(false)
+    }
+
     fn evict(&self, segments: usize) -> Result<usize> {
         self.evict_now(segments)
     }
@@ -62,9 +72,9 @@ impl Engine for Depot {
         self.clear_records()
     }
 
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)> {
         self.begin("walk")?;
-        self.walk_part(cursor)
+        Ok(self.walk_part(&from))
     }
 
     fn write_out(&self) -> Result<()> {
@@ -158,7 +168,7 @@ impl Engine for Depot {
 }
 
 impl Depot {
-    fn begin(&self, operation: &'static str) -> Result<()> {
+    pub(super) fn begin(&self, operation: &'static str) -> Result<()> {
         if self.log.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
     }
 }

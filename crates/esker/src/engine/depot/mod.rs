@@ -37,6 +37,7 @@ mod large;
 mod later;
 mod layout;
 mod log;
+mod many;
 mod moves;
 mod overtaken;
 mod pace;
@@ -183,7 +184,7 @@ impl Depot {
             None => u64::from_le_bytes(rng::secret()?),
         };
         let mut rng = Rng::from_seed(seed);
-        let superblock = match read_superblock(&*device, &pool) {
+        let superblock = match read_superblock(&*device, &pool, options.format_foreign) {
             Ok(Some((found, damaged))) if !options.format => {
                 if damaged {
                     write_superblock(&*device, &pool, &found)?;
@@ -368,6 +369,7 @@ const HOLDS_SOMETHING: &str = "the device holds something that is no esker store
 fn read_superblock(
     device: &dyn BlockDevice,
     pool: &BufferPool,
+    over_foreign: bool,
 ) -> Result<Option<(Superblock, bool)>> {
     let block = device.geometry().block_size_bytes as usize;
     let mut newest: Option<Superblock> = None;
@@ -384,7 +386,8 @@ fn read_superblock(
             },
             Err(_) if buffer.iter().all(|byte| *byte == 0) => {}
             Err(_) if is_restoring(&buffer) => restoring = true,
-            Err(found) => flaw = flaw.or(Some(found)),
+            // Of two copies one that was a superblock tells more.
+            Err(found) => flaw = flaw.filter(|flaw| *flaw != Flaw::Magic).or(Some(found)),
         }
     }
     if let Some(superblock) = newest {
@@ -397,6 +400,7 @@ fn read_superblock(
         None => return Ok(None),
         Some(Flaw::Version(version)) => Error::new(ErrorKind::UnsupportedFormat, "open store")
             .context(format!("format version {version} is not known to this build")),
+        Some(Flaw::Magic) if over_foreign => return Ok(None),
         Some(Flaw::Magic) => Error::invalid("open store", HOLDS_SOMETHING),
         Some(flaw) => Error::corrupted("open store", flaw.to_string()).at(0, 512),
     };
@@ -435,7 +439,8 @@ fn format(
     let (data_offset, segment_size_bytes, segment_count) =
         Layout::plan(geometry, options.testing.segment_size_bytes, grain)?;
     // A file system may leave both places of a superblock as zeros.
-    if !options.format && !is_zero(device, sites::OPEN_READ, pool, data_offset)? {
+    let over = options.format || options.format_foreign;
+    if !over && !is_zero(device, sites::OPEN_READ, pool, data_offset)? {
         return Err(Error::invalid("open store", HOLDS_SOMETHING).device(device.name()));
     }
     let mut identity = [[0; 16]; 2];

@@ -7,7 +7,7 @@
 use super::layout::SIZE_UNIT_BYTES;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
-use crate::engine::{Admit, Items};
+use crate::engine::{Admit, Cursor, Items};
 use crate::value::{Attributes, Value};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::units::{round_down, round_up};
@@ -120,7 +120,7 @@ impl Fetched {
         self.buffer.get(self.start..self.end).filter(|_| self.checked)
     }
 
-    fn into_value(self) -> Value {
+    pub(super) fn into_value(self) -> Value {
         let (version, attributes) = (self.meta.version, self.attributes());
         match self.buffer {
             Bytes::Pooled(buffer) => Value::new(buffer, self.value..self.end, version, attributes),
@@ -227,7 +227,7 @@ impl Depot {
     }
 
     /// Whether a record gives its key a value now.
-    fn is_valid(&self, meta: RecordMeta) -> bool {
+    pub(super) fn is_valid(&self, meta: RecordMeta) -> bool {
         meta.kind.has_value() && !self.is_expired(meta.expires_at)
     }
 
@@ -343,14 +343,8 @@ impl Depot {
         limit: u64,
         admit: Admit<'_>,
     ) -> Result<(Bytes, usize)> {
-        let block = if self.device.reads_bytes() { 1 } else { self.layout.block };
-        let first = round_down(offset, block);
-        let last = round_up(offset + length, block).unwrap_or(limit).min(limit);
-        let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
-        let Some(size) = size else {
-            return Err(self.corrupted(offset, length, "a record reaches past its segment"));
-        };
-        if block == 1 && size <= NEAR_BYTES {
+        let (first, size) = self.blocks_of(offset, length, limit)?;
+        if self.device.reads_bytes() && size <= NEAR_BYTES {
             admit(0)?;
             let mut near = Box::new([0; NEAR_BYTES]);
             let bytes = near.get_mut(..size).unwrap_or_default();
@@ -363,37 +357,49 @@ impl Depot {
         Ok((Bytes::Pooled(buffer), usize::try_from(offset - first).unwrap_or(0)))
     }
 
+    /// What is read for `offset..offset + length`: where it begins, and its size.
+    pub(super) fn blocks_of(&self, offset: u64, length: u64, limit: u64) -> Result<(u64, usize)> {
+        let block = if self.device.reads_bytes() { 1 } else { self.layout.block };
+        let first = round_down(offset, block);
+        let last = round_up(offset + length, block).unwrap_or(limit).min(limit);
+        let size = last.checked_sub(first).and_then(|size| usize::try_from(size).ok());
+        let past = || self.corrupted(offset, length, "a record reaches past its segment");
+        Ok((first, size.ok_or_else(past)?))
+    }
+
     pub(super) fn corrupted(&self, offset: u64, length: u64, what: &str) -> Error {
         Error::corrupted("read record", what).device(self.device.name()).at(offset, length)
     }
 
     /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
-    /// the part is read again; with the cursor of the next part.
-    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+    /// the part is read again; and where the next part begins.
+    pub(super) fn walk_part(&self, from: &Cursor) -> (Items, Option<Cursor>) {
+        let from = match from {
+            Cursor::Hash(hash) => *hash,
+            Cursor::Start | Cursor::Key(_) => 0,
+        };
         loop {
             let generation = self.segments.generation();
-            let Some((links, next)) = self.index.walk(cursor) else { return Ok(None) };
+            let Some((links, next)) = self.index.walk(from) else { return (Items::new(), None) };
             let items = self.read_items(&links);
             if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return items.map(|items| Some((items, next)));
+                return (items, Some(Cursor::Hash(next)));
             }
         }
     }
 
-    fn read_items(&self, links: &[Link]) -> Result<Items> {
-        let mut items = Vec::new();
-        for link in links.iter().copied() {
-            if link.is_tombstone() {
-                continue;
-            }
+    fn read_items(&self, links: &[Link]) -> Items {
+        let live = links.iter().copied().filter(|link| !link.is_tombstone());
+        let items = live.map(|link| {
             let fetched = self.read_record(link)?;
-            if self.is_valid(fetched.meta) {
+            let valid = self.is_valid(fetched.meta).then(|| {
                 let key = fetched.record().key.to_vec();
                 let large = fetched.meta.kind == RecordKind::Large;
-                items.push((key, (!large).then(|| fetched.into_value())));
-            }
-        }
-        Ok(items)
+                (key, (!large).then(|| fetched.into_value()))
+            });
+            Ok(valid)
+        });
+        items.filter_map(Result::transpose).collect()
     }
 
     /// The version of the newest write.

@@ -194,8 +194,34 @@ impl Source<'_> {
         lenient: bool,
         visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
-        let base = self.layout.segment_offset(id);
-        let mut window = Window::new(*self, base);
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        self.walk_window(&mut window, of, lenient, visit)
+    }
+
+    /// As [`Source::walk`], through `bytes` that were read from the segment's start on, and no further; returns them, too. A
+    /// batch that does not validate is read again into its place.
+    pub(super) fn walk_through(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        bytes: IoBuf,
+        visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Result<(SegmentEnd, IoBuf)> {
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        window.limit = window.limit.min(bytes.len() as u64);
+        window.buffer = bytes;
+        let end = self.walk_window(&mut window, of, false, visit)?;
+        Ok((end, window.buffer))
+    }
+
+    fn walk_window(
+        &self,
+        window: &mut Window<'_>,
+        of: Incarnation,
+        lenient: bool,
+        visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
+    ) -> Result<SegmentEnd> {
+        let base = window.base;
         let mut end = SegmentEnd {
             position: self.layout.first_batch(),
             next: of.base,
@@ -206,7 +232,7 @@ impl Source<'_> {
         };
         let mut position = end.position;
         let grain = usize::try_from(self.layout.grain).unwrap_or(1);
-        while position < self.layout.trailer() && !end.sealed {
+        while position < self.layout.trailer().min(window.limit) && !end.sealed {
             let behind_hole = position > end.position;
             let batch = match behind_hole && !window.looks_like_batch(position)? {
                 true => None,
@@ -299,34 +325,36 @@ struct Window<'a> {
     source: Source<'a>,
     base: u64,
     start: u64,
-    buffer: Option<IoBuf>,
+    buffer: IoBuf,
+    /// Offset in the segment behind what is looked at.
+    limit: u64,
 }
 
 impl<'a> Window<'a> {
     fn new(source: Source<'a>, base: u64) -> Self {
-        Window { source, base, start: 0, buffer: None }
+        let limit = source.layout.segment_size - source.layout.block;
+        Window { source, base, start: 0, buffer: source.pool.get(0), limit }
     }
 
-    /// Makes `position..position + length` of the segment present.
+    /// Makes `position..position + length` of the segment present; `fresh`: reads it again if it is.
     fn load(&mut self, position: u64, length: u64, fresh: bool) -> Result<()> {
-        let have = self.buffer.as_ref().map_or(0, |buffer| buffer.len() as u64);
-        let present = position >= self.start && position + length <= self.start + have;
-        if present && !fresh {
-            return Ok(());
+        if let Some(skip) = position.checked_sub(self.start)
+            && let Some(end) = skip.checked_add(length)
+            && let (Ok(skip), Ok(end)) = (usize::try_from(skip), usize::try_from(end))
+            && let Some(present) = self.buffer.get_mut(skip..end)
+        {
+            return if fresh { self.source.read(self.base + position, present) } else { Ok(()) };
         }
-        let limit = self.source.layout.segment_size - self.source.layout.block;
         let wanted = if fresh { length } else { length.max(WINDOW_SIZE) };
-        let size = wanted.min(limit.saturating_sub(position));
-        let mut buffer = self.source.pool.get(usize::try_from(size).unwrap_or(0));
-        self.source.read(self.base + position, &mut buffer)?;
+        let size = wanted.min(self.limit.saturating_sub(position));
+        self.buffer = self.source.pool.get(usize::try_from(size).unwrap_or(0));
         self.start = position;
-        self.buffer = Some(buffer);
-        Ok(())
+        self.source.read(self.base + position, &mut self.buffer)
     }
 
     fn bytes(&self, position: u64) -> &[u8] {
         let skip = usize::try_from(position.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        self.buffer.as_ref().and_then(|buffer| buffer.get(skip..)).unwrap_or(&[])
+        self.buffer.get(skip..).unwrap_or(&[])
     }
 
     fn looks_like_batch(&mut self, position: u64) -> Result<bool> {
@@ -367,7 +395,7 @@ impl<'a> Window<'a> {
                 continue;
             };
             let total = u64::from(header.total_bytes);
-            if position + total > layout.segment_size - layout.block {
+            if position + total > self.limit {
                 continue;
             }
             self.load(position, total, fresh)?;

@@ -6,6 +6,9 @@
 //! there point at is not overwritten before it is copied ([`super::hold`]): records that are freed meanwhile are parked, and
 //! their chunks change only where nothing was in use.
 //!
+//! What is copied was verified, as `check` does: logs in the memory that they are copied from, records before the cut, with their
+//! entries, which have the keys that checksums of records cover. What is written from then on is as it was written.
+//!
 //! Full logs and large records do not change in one incarnation, so those that an earlier backup has, by number, epoch and
 //! salt, are not read again and not held.
 //!
@@ -16,18 +19,22 @@
 //! # Failure
 //! As [`crate::engine::backup`].
 
-use super::chunks::Use;
+use super::chunks::{Since, Use};
 use super::hold::Holding;
+use super::index::Part as IndexPart;
+use super::layout::kind_of;
 use super::recover::read_header;
 use super::{Flat, sites};
 use crate::backup::BackupReport;
-use crate::engine::backup::{COPY_SIZE, Copied, copied, publish, read_manifest};
+use crate::engine::Cursor;
+use crate::engine::backup::{Copied, copied, publish, read_manifest};
 use crate::options::Progress;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::{FlatManifest, ManifestEntry, SegmentForm};
 use esker_format::flat::{CHUNK_HEADER_SIZE, CHUNK_START, ChunkHeader};
+use esker_index::Word;
 use esker_media::Archive;
 use std::sync::atomic::Ordering;
 
@@ -36,6 +43,7 @@ struct Part {
     header: ChunkHeader,
     chunks: u32,
     form: SegmentForm,
+    is_log: bool,
     /// Bytes to copy of each.
     length: u64,
 }
@@ -70,6 +78,7 @@ impl Flat {
         }
         let copied = copied(archive, earlier.as_ref())?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
+        self.verify_records()?;
         let (holding, cut) = self.cut(&copied)?;
         let Cut { next_version, clear_version, missing, mut entries } = cut;
         let reused = entries.len() as u64;
@@ -128,7 +137,7 @@ impl Flat {
                 return Err(Error::corrupted("back up", words).device(self.memory.name()));
             };
             let chunks = if chunk.usage() == Use::Large { header.chunks.max(1) } else { 1 };
-            let part = Part { header, chunks, form, length };
+            let part = Part { header, chunks, form, is_log: chunk.is_log(), length };
             let known: Option<Vec<ManifestEntry>> = (0..chunks)
                 .map(|more| {
                     let entry = self.entry_of(&part, number + more, 0);
@@ -173,11 +182,8 @@ impl Flat {
         for number in first..first + part.chunks {
             let mut entry = self.entry_of(part, number, backup);
             let mut writer = archive.create(&entry.file_name())?;
-            let header = (number == first).then_some(&part.header);
             entry.checksum =
-                self.copy_bytes(number, header, part.length, holding, &mut |bytes| {
-                    writer.write(bytes)
-                })?;
+                self.copy_bytes(number, part, holding, &mut |bytes| writer.write(bytes))?;
             writer.finish(crate::engine::depot::sites::BACKUP_FILE_FLUSH)?;
             entries.push(entry);
         }
@@ -194,33 +200,67 @@ impl Flat {
     fn copy_bytes(
         &self,
         number: u32,
-        header: Option<&ChunkHeader>,
-        length: u64,
+        part: &Part,
         holding: &Holding<'_>,
         write: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<u32> {
-        let mut crc = Crc32c::new();
-        let mut done = 0;
-        while done < length {
-            self.check_open()?;
-            if holding.is_broken() {
-                // Told by the caller.
-                return Ok(0);
+        self.check_open()?;
+        if holding.is_broken() {
+            // Told by the caller.
+            return Ok(0);
+        }
+        let mut bytes = self.pool.get(usize::try_from(part.length).unwrap_or(0));
+        self.memory.read(self.layout.start_of(number), &mut bytes)?;
+        if part.is_log {
+            let mut damage = None;
+            self.verify_log(number, &mut bytes, &mut |error| {
+                damage.get_or_insert(error);
+            });
+            damage.map_or(Ok(()), Err)?;
+        }
+        if number == part.header.number {
+            // Of two copies the one that is whole.
+            let header = part.header.encode(&self.layout.store_id);
+            for copy in bytes.chunks_exact_mut(CHUNK_HEADER_SIZE).take(2) {
+                copy.copy_from_slice(&header);
             }
-            let size = COPY_SIZE.min(length - done);
-            let mut buffer = self.pool.get(usize::try_from(size).unwrap_or(0));
-            self.memory.read(self.layout.start_of(number) + done, &mut buffer)?;
-            if let Some(header) = header.filter(|_| done == 0) {
-                // Of two copies the one that is whole.
-                let bytes = header.encode(&self.layout.store_id);
-                for copy in buffer.chunks_exact_mut(CHUNK_HEADER_SIZE).take(2) {
-                    copy.copy_from_slice(&bytes);
+        }
+        let mut crc = Crc32c::new();
+        crc.update(&bytes);
+        write(&bytes)?;
+        Ok(crc.finish())
+    }
+
+    /// Reads all records that the index knows, each with its entry.
+    fn verify_records(&self) -> Result<()> {
+        let mut cursor = Cursor::Start;
+        loop {
+            // For one part: nothing in it is moved, and what is gone was written anew.
+            let _cleaner = self.cleaner.lock();
+            self.check_open()?;
+            let Some((part, next)) = self.index.walk(&cursor) else { return Ok(()) };
+            cursor = next;
+            match part {
+                IndexPart::Hashes(entries) => {
+                    let mut entries = entries.into_iter();
+                    entries.try_for_each(|(hash, word)| self.verify_record((hash, &[]), word))?;
+                }
+                IndexPart::Keys(entries) => {
+                    for (key, word) in entries {
+                        self.verify_record((self.hasher.hash(&key), &key), word)?;
+                    }
                 }
             }
-            crc.update(&buffer);
-            write(&buffer)?;
-            done += size;
         }
-        Ok(crc.finish())
+    }
+
+    /// Reads the record of an entry, if it has one. The cleaner's lock is held.
+    fn verify_record(&self, (hash, key): (u64, &[u8]), word: Word) -> Result<()> {
+        if kind_of(word).has_record()
+            && let Some(key) = self.key_of((hash, key), word, Since::HELD)?
+        {
+            self.read_value(hash, &key, word, Since::HELD, &mut |_| Ok(()))?;
+        }
+        Ok(())
     }
 }

@@ -3,10 +3,11 @@
 use super::Flat;
 use super::batches::{Batches, FoundEntry};
 use super::chunks::{Since, Use};
-use super::index::{Cursor, Part};
+use super::index::Part;
 use super::layout::Place;
 use super::recover::read_header;
 use crate::check::CheckReport;
+use crate::engine::Cursor;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::flat::{Action, CHUNK_START, ChunkKind, LINE, Stamp};
@@ -50,38 +51,55 @@ impl Flat {
 
     fn check_log(&self, number: u32, report: &mut CheckReport) -> Result<()> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(()) };
-        let (start, salt) = (self.layout.start_of(number), chunk.salt());
         let tail = usize::try_from(chunk.tail.load(Ordering::Acquire)).unwrap_or(0);
         let mut buffer = vec![0; tail];
-        self.memory.read(start, &mut buffer)?;
-        let first = buffer.get_mut(usize::try_from(CHUNK_START).unwrap_or(0)..);
-        let mut batches = Batches::new(first.unwrap_or_default(), start + CHUNK_START, salt);
-        let mut last = 0;
+        self.memory.read(self.layout.start_of(number), &mut buffer)?;
+        let mut problem = |error: Error| report.problem(error.to_string());
+        let (batches, bytes) = self.verify_log(number, &mut buffer, &mut problem);
+        report.batches += batches;
+        report.bytes += bytes;
+        Ok(())
+    }
+
+    /// Tells what is wrong with the log of a chunk, up to where it cannot be read any more; returns its batches and the bytes of
+    /// their entries. `chunk_bytes` are those of the chunk up to the log's tail.
+    pub(super) fn verify_log(
+        &self,
+        number: u32,
+        chunk_bytes: &mut [u8],
+        problem: &mut dyn FnMut(Error),
+    ) -> (u64, u64) {
+        let Some(chunk) = self.chunks.get(number) else { return (0, 0) };
+        let start = self.layout.start_of(number) + CHUNK_START;
+        let first = chunk_bytes.get_mut(usize::try_from(CHUNK_START).unwrap_or(0)..);
+        let mut found = Batches::new(first.unwrap_or_default(), start, chunk.salt());
+        let (mut batches, mut bytes, mut last) = (0, 0, 0);
         loop {
-            let batch = match batches.take_next() {
+            let batch = match found.take_next() {
                 Ok(Some(batch)) => batch,
-                Ok(None) => return Ok(()),
+                Ok(None) => break,
                 Err(flaw) => {
-                    report.problem(self.damage(flaw, batches.offset()).to_string());
-                    return Ok(());
+                    problem(self.damage(flaw, found.offset()));
+                    break;
                 }
             };
-            report.batches += 1;
-            report.bytes += batch.payload_bytes();
+            batches += 1;
+            bytes += batch.payload_bytes();
             for found in batch.entries() {
                 let Ok(FoundEntry { entry, version, .. }) = found else {
-                    report.problem(self.damage(Flaw::Field("entry"), batch.offset).to_string());
-                    return Ok(());
+                    problem(self.damage(Flaw::Field("entry"), batch.offset));
+                    return (batches, bytes);
                 };
                 if !entry.is_sound(version) {
-                    report.problem(self.damage(Flaw::Checksum, batch.offset).to_string());
+                    problem(self.damage(Flaw::Checksum, batch.offset));
                 }
                 if entry.stamp == Stamp::Place && version < last && version < chunk.born() {
-                    report.problem(format!("chunk {number} has an entry from before its time"));
+                    problem(self.damage(Flaw::Field("version"), batch.offset));
                 }
                 last = version;
             }
         }
+        (batches, bytes)
     }
 
     /// Reads what every entry of the index says, records included.

@@ -5,10 +5,11 @@
 //! all its parts are whole. Of an image that is torn or damaged nothing is used: the logs are read instead.
 
 use super::chunks::{For, Use};
-use super::index::{Cursor, Part};
+use super::index::Part;
 use super::layout::Layout;
 use super::recover::Root;
 use super::{Flat, sites};
+use crate::engine::Cursor;
 use crate::options::Options;
 use esker_base::Result;
 use esker_format::flat::image::{

@@ -5,7 +5,7 @@ use super::{CLOSED, Flat};
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items, Limits};
+use crate::engine::{Admit, Cursor, Engine, Items, Limits};
 use crate::options::{EngineKind, Progress};
 use crate::store::{Direction, Met, Stats};
 use crate::value::{Condition, Outcome, PutOptions, Value};
@@ -103,8 +103,8 @@ impl Engine for Flat {
         })
     }
 
-    fn walk(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
-        self.walk_part(cursor)
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)> {
+        self.walk_part(&from)
     }
 
     fn write_out(&self) -> Result<()> {

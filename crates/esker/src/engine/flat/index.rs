@@ -5,6 +5,7 @@
 //! so that equal hashes are equal keys.
 
 use super::layout::Place;
+use crate::engine::Cursor;
 use crate::store::Direction;
 use esker_base::Result;
 use esker_index::{Cceh, Masstree, Word};
@@ -107,15 +108,6 @@ fn is_before(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
 pub(super) enum Part {
     Hashes(Vec<(u64, Word)>),
     Keys(Vec<(Vec<u8>, Word)>),
-}
-
-/// Where a walk goes on.
-#[derive(Clone, Debug, Default)]
-pub(super) enum Cursor {
-    #[default]
-    Start,
-    Hash(u64),
-    Key(Vec<u8>),
 }
 
 /// What both indexes do. All calls from any thread; a key's word changes under the key's lock, or, by the

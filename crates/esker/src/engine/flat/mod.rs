@@ -73,7 +73,6 @@ use parking_lot::Mutex;
 use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
-use scan::Walks;
 use sizes::Sizes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -130,7 +129,6 @@ pub(crate) struct Flat {
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
     background: Arc<Background>,
-    walks: Walks,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
@@ -229,7 +227,6 @@ impl Flat {
             checkpoint: Mutex::default(),
             hold: Hold::default(),
             background: Arc::default(),
-            walks: Walks::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),

@@ -77,7 +77,7 @@ pub(super) fn attributes_of(entry: &Entry<'_>) -> Attributes {
 }
 
 impl Flat {
-    fn corrupted(&self, flaw: Flaw, offset: u64, length: u64) -> Error {
+    pub(super) fn corrupted(&self, flaw: Flaw, offset: u64, length: u64) -> Error {
         Error::corrupted("read entry", flaw.to_string())
             .device(self.memory.name())
             .at(offset, length)

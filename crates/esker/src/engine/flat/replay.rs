@@ -10,13 +10,14 @@
 
 use super::batches::{Batches, FoundBatch, FoundEntry};
 use super::chunks::Since;
-use super::index::{Cursor, Part};
+use super::index::Part;
 use super::layout::{Layout, Place};
 use super::moves::record_of_action;
 use super::periodic::Tails;
 use super::recover::{Root, corrupted};
 use super::sorted::{Enter, Parts, Runs, collect_max};
 use super::{Flat, sites};
+use crate::engine::Cursor;
 use crate::options::{Options, Progress};
 use esker_base::Result;
 use esker_format::flat::batch::batch_size;

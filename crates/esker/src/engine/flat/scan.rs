@@ -2,26 +2,23 @@
 
 use super::Flat;
 use super::chunks::Since;
-use super::index::{Cursor, Part, Run};
+use super::index::{Part, Run};
 use super::layout::{Place, kind_of};
 use super::read::Shown;
-use crate::engine::Items;
+use crate::engine::{Cursor, Items};
 use crate::store::{Direction, Met};
 use crate::value::Value;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::Flaw;
 use esker_format::flat::{EntryKey, LINE};
 use esker_index::Word;
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::ops::{Bound, ControlFlow};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Keys of a part of a scan, at most.
 pub(super) const PART: usize = 128;
 /// Entries that are fetched ahead of the one that is read.
 const AHEAD: usize = 24;
-/// Walks over an ordered index that are remembered, at most: the oldest is forgotten.
-const WALKS_MAX: usize = 256;
 
 /// A value that a scan shows.
 pub(super) enum Item<'a> {
@@ -40,56 +37,21 @@ impl Item<'_> {
     }
 }
 
-/// Where walks over an ordered index go on: cursors are numbers.
-#[derive(Debug, Default)]
-pub(super) struct Walks {
-    places: parking_lot::Mutex<HashMap<u64, Vec<u8>>>,
-    next: AtomicU64,
-}
-
-impl Walks {
-    fn keep(&self, key: Vec<u8>) -> u64 {
-        let number = self.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let mut places = self.places.lock();
-        if places.len() >= WALKS_MAX
-            && let Some(oldest) = places.keys().min().copied()
-        {
-            places.remove(&oldest);
-        }
-        places.insert(number, key);
-        number
-    }
-}
-
 impl Flat {
     /// A part of a walk; keys only: who walks reads the values.
-    pub(super) fn walk_part(&self, cursor: u64) -> Result<Option<(Items, u64)>> {
+    pub(super) fn walk_part(&self, from: &Cursor) -> Result<(Items, Option<Cursor>)> {
         self.check_open()?;
-        let at = match (self.index.is_ordered(), cursor) {
-            (_, 0) => Cursor::Start,
-            (false, hash) => Cursor::Hash(hash),
-            (true, number) => {
-                let key = self.walks.places.lock().remove(&number);
-                Cursor::Key(key.ok_or_else(|| Error::invalid("walk", "the walk was forgotten"))?)
-            }
-        };
-        let (items, next) = loop {
+        loop {
             let since = self.chunks.now();
-            let Some((part, next)) = self.index.walk(&at) else { return Ok(None) };
-            if let Some(items) = self.items_of(part, since)? {
-                break (items, next);
+            let Some((part, next)) = self.index.walk(from) else { return Ok((Items::new(), None)) };
+            if let Some(items) = self.items_of(part, since) {
+                return Ok((items, Some(next)));
             }
-        };
-        let next = match next {
-            Cursor::Hash(hash) => hash,
-            Cursor::Key(key) => self.walks.keep(key),
-            Cursor::Start => 0,
-        };
-        Ok(Some((items, next)))
+        }
     }
 
     /// The keys with a value of a part; `None` if an entry was moved meanwhile: the part is to be copied again.
-    fn items_of(&self, part: Part, since: Since) -> Result<Option<Items>> {
+    fn items_of(&self, part: Part, since: Since) -> Option<Items> {
         let mut items = Items::new();
         match part {
             Part::Hashes(entries) => {
@@ -99,34 +61,44 @@ impl Flat {
                     }
                     let mut seen = since;
                     let key = loop {
-                        if let Some(key) = self.key_of(hash, word, seen)? {
+                        if let Some(key) = self.key_of((hash, &[]), word, seen).transpose() {
                             break key;
                         }
                         // Moved, or only some chunk was taken: this word, and no other, is looked up again.
                         seen = self.chunks.now();
                         if !self.index.holds(hash, &[], word) {
-                            return Ok(None);
+                            return None;
                         }
                     };
-                    items.push((key, None));
+                    items.push(key.map(|key| (key, None)));
                 }
             }
             Part::Keys(entries) => {
                 let live = entries.into_iter().filter(|(_, word)| !kind_of(*word).is_tombstone());
-                items.extend(live.map(|(key, _)| (key, None)));
+                items.extend(live.map(|(key, _)| Ok((key, None))));
             }
         }
-        Ok(Some(items))
+        Some(items)
     }
 
-    /// The key of an entry; `None` if it is gone meanwhile.
-    fn key_of(&self, hash: u64, word: Word, since: Since) -> Result<Option<Vec<u8>>> {
-        let seen = self.with_entry(Place::of(word), since, |entry, _| {
+    /// The key of an entry that is in the index under this hash, or this key if that has an order; `None` if it is gone
+    /// meanwhile.
+    pub(super) fn key_of(
+        &self,
+        (hash, key): (u64, &[u8]),
+        word: Word,
+        since: Since,
+    ) -> Result<Option<Vec<u8>>> {
+        let place = Place::of(word);
+        let seen = self.with_entry(place, since, |entry, _| {
             let here = matches!(entry.key, EntryKey::Here(_));
-            let key = self.key_of_entry(entry)?;
+            let found = self.key_of_entry(entry)?;
             // The record's place is its own as long as the word stands.
-            let own = |key: &Cow<'_, [u8]>| here || self.index.holds(hash, key, word);
-            Ok::<_, Error>(key.filter(own).map(Cow::into_owned))
+            let own = here || self.index.holds(hash, key, word);
+            match found {
+                None if own => Err(self.corrupted(Flaw::Checksum, place.offset, 0)),
+                found => Ok(found.filter(|_| own).map(Cow::into_owned)),
+            }
         })?;
         Ok(seen.transpose()?.flatten())
     }

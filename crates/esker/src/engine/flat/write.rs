@@ -343,7 +343,7 @@ impl Flat {
 
     /// Takes every entry out of the index. The caller holds all keys' locks.
     fn forget_all(&self) -> Result<()> {
-        let mut cursor = super::index::Cursor::Start;
+        let mut cursor = crate::engine::Cursor::Start;
         while let Some((part, next)) = self.index.walk(&cursor) {
             cursor = next;
             match part {

@@ -230,6 +230,7 @@ impl Flex {
         let mut done = 0;
         let range = (Bound::Unbounded, Bound::Unbounded);
         self.visit_at(range, Direction::Forward, usize::MAX, version, &mut |pair| {
+            let pair = pair?;
             self.begin("back up")?;
             if self.is_expired(expiry_of(&pair.content)) {
                 // Its large value may be gone meanwhile.

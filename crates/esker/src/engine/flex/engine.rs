@@ -4,7 +4,7 @@ use super::{Flex, large};
 use crate::backup::BackupReport;
 use crate::batch::Batch;
 use crate::check::CheckReport;
-use crate::engine::{Admit, Engine, Items, Limits};
+use crate::engine::{Admit, Cursor, Engine, Items, Limits};
 use crate::options::{EngineKind, Progress};
 use crate::store::{Direction, Met, Stats};
 use crate::value::{Outcome, PutOptions, Value};
@@ -55,6 +55,12 @@ impl Engine for Flex {
         self.begin("clean")?;
         self.commit_all()?;
         Ok(usize::try_from(self.compact(segments as u64)?).unwrap_or(usize::MAX))
+    }
+
+    fn checkpoint(&self) -> Result<bool> {
+        // What the next open needs is kept as it goes.
+        self.begin("checkpoint")?;
+        Ok(false)
     }
 
     fn evict(&self, _segments: usize) -> Result<usize> {
@@ -118,8 +124,9 @@ impl Engine for Flex {
         self.collect_scan(range, direction, limit, snapshot)
     }
 
-    fn walk(&self, _cursor: u64) -> Result<Option<(Items, u64)>> {
-        Err(Error::new(ErrorKind::Unsupported, "walk").context("flex is walked in order"))
+    fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)> {
+        self.begin("walk")?;
+        self.walk_part(&from)
     }
 
     fn write_out(&self) -> Result<()> {

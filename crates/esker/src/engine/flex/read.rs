@@ -238,7 +238,21 @@ impl Flex {
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and those behind it as far `ahead` that
     /// are not in memory; keeps them, those who come by ([`Index::keep`](super::index::Index::keep)) if they come again.
+    /// It fails only if the first one cannot be read: what is behind it does not matter to who wants that.
     pub(super) fn load(
+        &self,
+        key: Option<&[u8]>,
+        before: bool,
+        ahead: Ahead,
+        passing: bool,
+    ) -> Result<Loaded> {
+        match self.load_all(key, before, ahead, passing) {
+            Err(_) if ahead.intervals > 1 => self.load_all(key, before, Ahead::ONE, passing),
+            loaded => loaded,
+        }
+    }
+
+    fn load_all(
         &self,
         key: Option<&[u8]>,
         before: bool,

@@ -13,6 +13,7 @@ use super::index::Ahead;
 use super::interval::Interval;
 use super::memtable::MemTable;
 use super::read::attributes_of;
+use crate::engine::{Cursor as WalkCursor, Items};
 use crate::store::{Direction, Met};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -24,11 +25,14 @@ use std::sync::Arc;
 
 /// Most intervals that are taken at once, and read ahead.
 const INTERVALS_AHEAD: usize = 16;
+/// Items of a part of a walk.
+const WALKED_AT_ONCE: usize = 128;
 
 /// Is shown each item, until it breaks.
 pub(super) type Show<'v> = &'v mut dyn FnMut(Met<'_>) -> ControlFlow<()>;
-/// Is given each pair that counts, until it breaks.
-pub(super) type Visit<'v> = &'v mut dyn FnMut(Pair<'_>) -> Result<ControlFlow<()>>;
+/// Is given each pair that counts, until it breaks; and what keeps an interval from being read, behind what tables have of
+/// its keys. If it goes on then, so does the scan, with the next interval.
+pub(super) type Visit<'v> = &'v mut dyn FnMut(Result<Pair<'_>>) -> Result<ControlFlow<()>>;
 
 /// Whether `key` is not behind the end of a range that is walked in `direction`.
 #[inline]
@@ -164,7 +168,7 @@ impl Flex {
         at: u64,
         show: Show<'_>,
     ) -> Result<()> {
-        self.visit_at(range, direction, limit, at, &mut |pair| self.show(pair, at, show))
+        self.visit_at(range, direction, limit, at, &mut |pair| self.show(pair?, at, show))
     }
 
     /// Gives the pairs that count as of version `at`, those included that have expired, to `visit`.
@@ -199,7 +203,10 @@ impl Flex {
         // have does not count; a scan that goes on and on takes more at once.
         let mut next = limit / 4;
         loop {
-            let run = self.run(position.as_deref(), before, direction, ahead)?;
+            let (run, unread) = match self.run(position.as_deref(), before, direction, ahead) {
+                Ok(run) => (run, None),
+                Err(error) => (self.unread(position.as_deref(), before, direction), Some(error)),
+            };
             let mut cursor = Cursor::new(run.intervals, at, direction);
             cursor.seek(match (&position, direction) {
                 (Some(position), Direction::Forward) if !first => Bound::Included(position),
@@ -214,6 +221,11 @@ impl Flex {
                 Direction::Reverse => run.end.as_deref().is_none_or(|anchor| key >= anchor),
             };
             if self.merge_run((&tables, &mut heads), &mut cursor, in_run, &mut scan)?.is_break() {
+                return Ok(());
+            }
+            if let Some(error) = unread
+                && (scan.visit)(Err(error))?.is_break()
+            {
                 return Ok(());
             }
             let ended = match &run.end {
@@ -252,6 +264,16 @@ impl Flex {
         Ok(Run { intervals: loaded.intervals, end })
     }
 
+    /// In place of the interval that holds `key`, which cannot be read.
+    fn unread(&self, key: Option<&[u8]>, before: bool, direction: Direction) -> Run {
+        let place = self.index.place(key, before, Ahead::ONE);
+        let end = match direction {
+            Direction::Forward => place.upper,
+            Direction::Reverse => Some(place.anchor),
+        };
+        Run { intervals: Vec::new(), end }
+    }
+
     /// Shows what intervals and tables have of the intervals' keys. Breaks at the end of the scan.
     fn merge_run(
         &self,
@@ -282,7 +304,7 @@ impl Flex {
             }
             if let (false, Some(pair)) = (in_tables, pair) {
                 // The usual case: no table knows the key.
-                if pair.content != Content::Delete && (scan.visit)(pair)?.is_break() {
+                if pair.content != Content::Delete && (scan.visit)(Ok(pair))?.is_break() {
                     return Ok(Break(()));
                 }
                 cursor.next();
@@ -338,10 +360,10 @@ impl Flex {
                     Content::Put(extra, _) => Content::Put(extra, &scan.value),
                     other => other,
                 };
-                (scan.visit)(Pair { key, version, content })?
+                (scan.visit)(Ok(Pair { key, version, content }))?
             }
             (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
-                (scan.visit)(pair)?
+                (scan.visit)(Ok(pair))?
             }
             _ => Continue(()),
         };
@@ -349,6 +371,36 @@ impl Flex {
             cursor.next();
         }
         Ok(shown)
+    }
+
+    /// The items of the next pairs, from one that is shown or from an interval that cannot be read on.
+    pub(super) fn walk_part(&self, from: &WalkCursor) -> Result<(Items, Option<WalkCursor>)> {
+        let from = match from {
+            WalkCursor::Key(key) => Bound::Excluded(&key[..]),
+            WalkCursor::Start | WalkCursor::Hash(_) => Bound::Unbounded,
+        };
+        let (mut items, mut next) = (Items::new(), None);
+        let range = (from, Bound::Unbounded);
+        self.visit_at(range, Direction::Forward, WALKED_AT_ONCE, u64::MAX, &mut |pair| {
+            let pair = match pair {
+                Ok(pair) => pair,
+                Err(error) => {
+                    items.push(Err(error));
+                    return Ok(Continue(()));
+                }
+            };
+            let shown = self.show(pair, u64::MAX, &mut |met| {
+                items.push(Ok((met.key.to_vec(), Some(met.to_value()))));
+                Continue(())
+            });
+            items.extend(shown.err().map(Err));
+            if items.len() < WALKED_AT_ONCE {
+                return Ok(Continue(()));
+            }
+            next = Some(WalkCursor::Key(pair.key.to_vec()));
+            Ok(Break(()))
+        })?;
+        Ok((items, next))
     }
 
     /// Shows a pair, if it is a value that has not expired.
