@@ -3,8 +3,9 @@
 //! It takes memcached's own options, so that a unit or script that starts memcached starts Esker.
 //! The data lie on storage: at `-e FILE` or `-o data=PATH`, else in the folder `memcached-PORT` of
 //! the folder that the service manager gives (`STATE_DIRECTORY`), else in
-//! `/var/tmp/esker-memcached-UID-PORT`; with any port (`-p 0`) it has to be said. Nothing is promised to survive a crash of the system
-//! (durability `none`): it is a cache.
+//! `/var/tmp/esker-memcached-UID-PORT`. A server at a socket has the socket's path in place of the port; the data of
+//! one at any port (`-p -1`) nobody would find again, so its folder is gone as soon as it is open. Nothing is promised to survive a
+//! crash of the system (durability `none`): it is a cache.
 
 mod options;
 mod plan;
@@ -97,8 +98,10 @@ fn run(plan: Plan) -> Result<Done, Failure> {
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {
         Some(path) => path.clone(),
-        None => default_data(plan.port)?,
+        None => default_data(plan.place())?,
     };
+    // The files live on as long as they are open.
+    let passing = (plan.data.is_none() && plan.place().is_none()).then(|| data.clone());
     let mut store = Options::new(&data);
     if plan.format {
         raw_device(std::slice::from_ref(&data))?;
@@ -142,26 +145,27 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         secrets,
     };
     let daemon = plan.daemon;
-    let done = service.run(|| if daemon { process::fall_silent() } else { Ok(()) });
+    let done = service.run(|| {
+        if let Some(folder) = &passing {
+            std::fs::remove_dir_all(folder)
+                .map_err(|source| Failure::io(folder.display(), &source))?;
+        }
+        if daemon { process::fall_silent() } else { Ok(()) }
+    });
     drop(pid_file);
     done
 }
 
-/// Where the data of the server at `port` lie if nobody says.
-fn default_data(port: u16) -> Result<PathBuf, Failure> {
-    if port == 0 {
-        // They are found again by the port.
-        return Err(Failure::usage(
-            "memcached: -p 0 and -p -1 take any port, which names no place for data; say where they lie with -o data=PATH",
-        ));
-    }
+/// Where the data of the server at a `place` lie if nobody says; `None`: at any port.
+fn default_data(place: Option<String>) -> Result<PathBuf, Failure> {
+    let name = place.unwrap_or_else(|| format!("any-{}", std::process::id()));
     if let Some(folder) = std::env::var_os("STATE_DIRECTORY") {
         // The first of several.
         let folder = folder.to_string_lossy().split(':').next().unwrap_or_default().to_owned();
-        return Ok(Path::new(&folder).join(format!("memcached-{port}")));
+        return Ok(Path::new(&folder).join(format!("memcached-{name}")));
     }
     let user = geteuid();
-    let path = Path::new(SHARED_FOLDER).join(format!("esker-memcached-{}-{port}", user.as_raw()));
+    let path = Path::new(SHARED_FOLDER).join(format!("esker-memcached-{}-{name}", user.as_raw()));
     let failed = |source: rustix::io::Errno| Failure::io(path.display(), &source.into());
     match rustix::fs::mkdir(&path, Mode::RWXU) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}

@@ -313,6 +313,17 @@ impl Plan {
         Ok(())
     }
 
+    /// What tells this server from others of its user: its port, or the path of its socket; nothing if it takes any port.
+    pub(super) fn place(&self) -> Option<String> {
+        let socket = self.listen.iter().find_map(|address| match address {
+            ListenAddress::Unix(path) => Some(path.display().to_string()),
+            ListenAddress::Tcp(_) => None,
+        });
+        let port = (self.port > 0).then(|| self.port.to_string());
+        // Two sockets whose paths differ in that only would be refused one store.
+        socket.map(|path| path.trim_start_matches('/').replace('/', "-")).or(port)
+    }
+
     fn finish(&mut self, draft: Draft) -> Result<(), Failure> {
         let buffers = u64::from(self.limits.connections_max).saturating_mul(8 * KIB);
         let items = self.limits.item_size_max_bytes.saturating_mul(8);
@@ -414,6 +425,14 @@ mod tests {
         assert_eq!(plan.limits.item_size_max_bytes, 2 * MIB);
         assert_eq!(plan.limits.idle_timeout, Duration::from_secs(30));
         assert_eq!(plan.notes.len(), 2, "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn servers_are_told_apart_by_port_or_socket() {
+        let place = |line| plan(line).unwrap().place();
+        assert_eq!(place("-p 11212").as_deref(), Some("11212"));
+        assert_eq!(place("-s /run/a/b.sock -p 0").as_deref(), Some("run-a-b.sock"));
+        assert_eq!((place("-p -1"), place("-p 0")), (None, None));
     }
 
     #[test]

@@ -209,13 +209,28 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
 }
 
 #[test]
-fn servers_at_any_port_share_no_data_in_silence() {
+fn servers_at_any_port_share_no_data_and_leave_none() {
     let scratch = Scratch::new();
-    for port in ["0", "-1"] {
-        let mut arguments = vec!["memcached", "-l", "127.0.0.1", "-p", port];
-        arguments.extend(user());
-        let ran = scratch.run(&arguments).exits_with(2);
-        assert!(ran.said.contains("-o data=PATH"), "{ran:?}");
+    let [one, other] = [(), ()]
+        .map(|()| Running::start(&scratch, &["-l", "127.0.0.1", "-p", "-1", "-m", "64", "-A"]));
+    let port = |server: &Running| {
+        let line =
+            server.1.iter().find(|line| line.contains("127.0.0.1:")).expect("a port").clone();
+        let digits = line.split("127.0.0.1:").nth(1).unwrap_or_default();
+        digits.chars().take_while(char::is_ascii_digit).collect::<String>()
+    };
+    assert_eq!(
+        ask(&port(&one), "set a 0 0 1\r\n1\r\nget a\r\n"),
+        "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\n"
+    );
+    assert_eq!(ask(&port(&other), "get a\r\n"), "END\r\n");
+    for server in [one, other] {
+        let ending = format!("-any-{}", server.0.id());
+        let left = std::fs::read_dir("/var/tmp").expect("a folder").filter_map(Result::ok);
+        let mut left = left.map(|entry| entry.file_name().to_string_lossy().into_owned());
+        assert!(!left.any(|name| name.ends_with(&ending)), "{ending}");
+        talk(&port(&server), "shutdown\r\n");
+        server.ends();
     }
 }
 

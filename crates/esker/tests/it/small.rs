@@ -9,26 +9,38 @@ const SIZE: usize = 64 << 20;
 /// Fills so many percent of a store, and writes over it at random, once and a half.
 #[track_caller]
 fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
+    is_overwritten(engine, SIZE, percent, value_size, 150);
+}
+
+/// Fills so many percent of a store, and writes over so many percent of that, at random.
+#[track_caller]
+fn is_overwritten(engine: EngineKind, size: usize, percent: usize, value_size: usize, over: u32) {
     let folder = tempfile::tempdir().unwrap();
     let mut options = Options::new(folder.path());
     options.engine = Some(engine);
     options.pmem_emulate = true;
     options.durability = Durability::None;
-    options.size_bytes = SIZE as u64;
+    options.size_bytes = size as u64;
     // As large as the store: it is not taken at its word.
-    options.flex.memtable_size_bytes = SIZE as u64;
+    options.flex.memtable_size_bytes = size as u64;
     let store = Store::open(&options).unwrap();
     let value = bytes(1, value_size);
-    let pairs = u32::try_from(SIZE * percent / 100 / (value_size + 20)).unwrap();
+    let pairs = u32::try_from(size * percent / 100 / (value_size + 20)).unwrap();
     let mut rng = Rng::from_seed(4);
-    for number in 0..pairs * 5 / 2 {
+    for number in 0..pairs + pairs / 100 * over {
         let any = u32::try_from(rng.below(u64::from(pairs))).unwrap();
         let of = if number < pairs { number } else { any };
         let done = store.put(&of.to_be_bytes(), &value);
         done.unwrap_or_else(|error| panic!("put {number} of {pairs}, {value_size}: {error}"));
     }
     assert!((0..pairs).all(|number| store.contains(&number.to_be_bytes()).unwrap()));
+    assert!(store.stats().live_bytes <= size as u64);
     sound(&store);
+}
+
+#[test]
+fn ninety_five_percent_of_depot_are_written_over() {
+    is_overwritten(EngineKind::Depot, 4 * SIZE, 95, 1000, 3);
 }
 
 #[test]

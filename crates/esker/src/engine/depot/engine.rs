@@ -50,12 +50,6 @@ impl Engine for Depot {
         self.write_atomic(batch)
     }
 
-    fn checkpoint(&self) -> Result<bool> {
-        // What the next open needs is kept as it goes.
-        self.begin("checkpoint")?;
-        Ok(false)
-    }
-
     fn evict(&self, segments: usize) -> Result<usize> {
         self.evict_now(segments)
     }
@@ -82,6 +76,7 @@ impl Engine for Depot {
     }
 
     fn checkpoint(&self) -> Result<bool> {
+        self.begin("checkpoint")?;
         self.write_checkpoint()
     }
 

@@ -45,7 +45,7 @@ pub(super) enum Use {
 /// deletes, so that a full store can be emptied.
 const RESERVE_MIN: usize = 4;
 /// One segment of so many more is kept: the cleaner works best when it has some to choose from.
-const RESERVE_SHARE: usize = 64;
+const RESERVE_SHARE: usize = 256;
 /// Segments that deletes leave alone: one for each stream that the cleaner writes.
 const CLEANER_RESERVE: usize = 2;
 
@@ -422,11 +422,19 @@ impl Segments {
         self.segments.len()
     }
 
-    /// Live records and bytes of all segments.
+    /// Live records of all segments, and their bytes: links bound sizes from above, so those of a segment in which more would
+    /// have been written than it has room for count for as much less.
     pub(super) fn live(&self) -> (u64, u64) {
         self.segments.iter().fold((0, 0), |(records, bytes), segment| {
-            let live = u64::from(segment.live_records.load(Ordering::Relaxed));
-            (records + live, bytes + segment.live_bytes.load(Ordering::Relaxed))
+            let more = u64::from(segment.live_records.load(Ordering::Relaxed));
+            let [live, written] =
+                [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
+            let live = if written > self.size_bytes {
+                u128::from(live) * u128::from(self.size_bytes) / u128::from(written)
+            } else {
+                u128::from(live)
+            };
+            (records + more, bytes + u64::try_from(live).unwrap_or(u64::MAX))
         })
     }
 }

@@ -10,7 +10,7 @@ use esker_format::depot::Stream;
 use std::sync::atomic::Ordering;
 
 /// A segment with less than this share of dead bytes is not cleaned.
-const GAIN_MIN_SHARE: u64 = 64;
+const GAIN_MIN_SHARE: u64 = 128;
 
 impl Segments {
     /// Whether everything that is live in the segment is known (S4), and is not to stay there. What is
