@@ -169,8 +169,8 @@ pub struct Options {
     pub pmem_emulate: bool,
     /// Engine `flat`: how entries of many writers become durable together. Default: pipelined horizontal batching.
     pub batching: Batching,
-    /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3). Default 0: those
-    /// of a socket.
+    /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3), and have one cleaner
+    /// in all of them (§3.4). Default 0: those of a socket.
     pub batching_group: usize,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.

@@ -38,6 +38,9 @@ pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Optio
     options.testing.segment_size_bytes = Some(CHUNK_SIZE);
     options.testing.hash_mask = hash_mask;
     options.testing.cores = Some(2);
+    // One cleaner, or one for each log, and another number after each open.
+    options.batching_group =
+        1 + usize::try_from(esker_trt::sim::random(2).unwrap_or(0)).unwrap_or(0);
     // Each log for itself, or all at once.
     options.testing.collect_bytes = Some(esker_trt::sim::random(2).unwrap_or(0) * u64::MAX);
     options.testing.background = false;
