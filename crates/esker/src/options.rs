@@ -250,6 +250,8 @@ pub struct Testing {
     pub cores: Option<usize>,
     /// Engine `flat`: bytes of entries that recovery collects before it enters them.
     pub collect_bytes: Option<u64>,
+    /// Engine `flat`: the version that the store gives next, at least.
+    pub first_version: u64,
 }
 
 impl Options {
@@ -289,6 +291,7 @@ impl Options {
                 background: true,
                 cores: None,
                 collect_bytes: None,
+                first_version: 0,
             },
         }
     }

@@ -184,6 +184,7 @@ fn every_bit_of_a_hash_tells_entries_apart() {
 }
 
 #[test]
+#[cfg_attr(feature = "small", ignore = "about segments of the usual size")]
 fn collisions_take_memory_in_proportion() {
     type Shape = fn(u64) -> u64;
     let shapes: [(Shape, u64); 3] =
@@ -204,6 +205,7 @@ fn collisions_take_memory_in_proportion() {
 }
 
 #[test]
+#[cfg_attr(feature = "small", ignore = "about segments of the usual size")]
 fn memory_follows_the_data() {
     let index = Cceh::with_capacity(0);
     let empty = index.memory_bytes();

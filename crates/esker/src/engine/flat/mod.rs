@@ -176,6 +176,7 @@ impl Flat {
                 flat
             }
         };
+        flat.versions.raise(options.testing.first_version);
         let flat = Arc::new(flat);
         if options.testing.background {
             flat.start_background()?;

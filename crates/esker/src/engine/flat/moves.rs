@@ -30,6 +30,10 @@ use std::sync::atomic::Ordering;
 const MOVE: Sites =
     Sites { store: sites::MOVE_STORE, flush: sites::MOVE_FLUSH, fence: sites::MOVE_FENCE };
 
+/// Most versions from that of a batch to that of an entry that says how many; beyond, the entry says its version. What two bytes can
+/// say, or so few in explorations that copies go beyond.
+const DELTA_MAX: u64 = if cfg!(feature = "small") { 15 } else { (1 << 16) - 1 };
+
 /// What may go from a chunk, and what is known of it.
 #[derive(Clone, Copy)]
 pub(super) struct Victim {
@@ -217,7 +221,8 @@ impl Flat {
         if moves.forming.is_empty() {
             moves.base = version;
         }
-        let delta = version.checked_sub(moves.base).and_then(|delta| u16::try_from(delta).ok());
+        let delta = version.checked_sub(moves.base).filter(|delta| *delta <= DELTA_MAX);
+        let delta = delta.and_then(|delta| u16::try_from(delta).ok());
         let stamp = delta.map_or(Stamp::Whole(version), Stamp::Delta);
         let Becomes { entry, old_record, new_record, expires_at } = becomes;
         let at = moves.bytes.len();

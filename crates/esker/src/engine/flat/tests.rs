@@ -225,3 +225,54 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
         assert!(needed <= deleted.version.0, "{needed} {}", deleted.version.0);
     });
 }
+
+#[test]
+fn the_newest_entry_counts_wherever_versions_stand() {
+    // Where the two bytes of a stamp, the half of a version that a check folds, and its sign go over, and near the end.
+    let firsts =
+        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 63, u64::MAX - (1 << 20)];
+    for (engine, first) in [EngineKind::FlatCceh, EngineKind::FlatMasstree]
+        .into_iter()
+        .flat_map(|engine| firsts.map(|first| (engine, first)))
+    {
+        let memory: Arc<dyn Pmem> = Arc::new(SimPm::new(SimPmOptions::new(40 * CHUNK_SIZE, 1)));
+        let mut options = options(engine);
+        options.batching_group = 1;
+        options.testing.background = false;
+        // Six entries before, and others from there on.
+        options.testing.first_version = first - 6;
+        let value = |round: u8, number: u8| [round, number, 1];
+        let key = |number: u8| [b'k', number];
+        let put = |store: &Flat, number: u8, round: u8| {
+            let condition = crate::value::Condition::Always;
+            let value = value(round, number);
+            store.put_value(&key(number), &value, Attributes::default(), condition).unwrap();
+        };
+        let mut store = Flat::open(Arc::clone(&memory), &options).unwrap();
+        for round in 0..40_u8 {
+            (0..9).for_each(|number| put(&store, number, round));
+            store.delete_key(&key(round % 9), crate::value::Condition::Present).unwrap();
+            if round % 4 == 3 {
+                // Entries of both sides of the bound stand in one chunk of copies, and beside their overtakers.
+                store.clean_now(usize::from(round % 3)).unwrap();
+            }
+            if round % 16 == 8 {
+                assert!(store.write_checkpoint().unwrap());
+            }
+            // As after a crash.
+            store.state.store(super::CLOSED, Ordering::Release);
+            store = Flat::open(Arc::clone(&memory), &options).unwrap();
+            for number in 0..9 {
+                let found = store.get_value(&key(number), &mut |_| Ok(())).unwrap();
+                let expected = (number != round % 9).then(|| value(round, number).to_vec());
+                assert_eq!(
+                    found.map(|found| found.to_vec()),
+                    expected,
+                    "{engine}, {first}, {round}"
+                );
+            }
+            assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+        }
+        assert!(store.last_version().0 > first, "{engine}, {first}: the bound was passed");
+    }
+}
