@@ -177,7 +177,7 @@ impl Segment {
     /// Puts `new` in the place of `old`, or with 0 takes it out; false if it is not there. The caller
     /// holds the home's lock.
     #[inline]
-    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash, alone: bool) -> bool {
+    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash) -> bool {
         let Some(home) = self.home(hash) else { return false };
         let header = home.header();
         let change = |bucket: &Bucket, distance| {
@@ -194,7 +194,7 @@ impl Segment {
         };
         change(home, 0)
             || self.after(hash, header.reach()).any(|(distance, bucket)| {
-                let _lock = (!alone).then(|| bucket.lock());
+                let _lock = bucket.lock();
                 change(bucket, distance)
             })
             || header.stashed() && stash.change(hash, old, new)
