@@ -31,6 +31,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     let mut store = options_at(&config.data);
     store.engine = config.engine;
     store.pmem_emulate = config.pmem_emulate;
+    store.batching = config.batching;
+    store.batching_group = config.batching_group;
     store.size_bytes = config.size_bytes;
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;

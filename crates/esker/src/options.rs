@@ -102,6 +102,37 @@ impl FromStr for EngineKind {
     }
 }
 
+impl Batching {
+    /// The name, as on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Batching::None => "none",
+            Batching::Vertical => "vertical",
+            Batching::NaiveHorizontal => "naive-horizontal",
+            Batching::PipelinedHorizontal => "pipelined-horizontal",
+        }
+    }
+}
+
+impl fmt::Display for Batching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Batching {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let names = || Batching::ALL.map(Batching::name).join(", ");
+        Batching::ALL
+            .into_iter()
+            .find(|model| model.name() == name)
+            .ok_or_else(|| Error::invalid("batching", format!("{name:?} is none of {}", names())))
+    }
+}
+
 /// Called now and then during a long operation with what is done and what there is.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
