@@ -88,8 +88,8 @@ pub(crate) fn plan_memory(size_bytes: u64, chunk_size: Option<u64>) -> Result<()
     Layout::plan(size_bytes, chunk_size).map(drop)
 }
 
-/// Locks of keys.
-const KEY_STRIPES: usize = 8192;
+/// Locks of keys: 512 KiB.
+const KEY_STRIPES: usize = 1 << 17;
 /// Most cores that have a log of their own.
 const CORES_MAX: usize = 60;
 
