@@ -291,6 +291,12 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
             &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
         ),
         cargo("tests in release mode", &[&release.concat()[..], filter].concat()),
+        // There its segments are small.
+        cargo(
+            "tests of the index as it is",
+            &[&["test", "--locked", "--profile", "checked", "--lib", "-p", "esker-index"], filter]
+                .concat(),
+        ),
     ]
 }
 
@@ -357,7 +363,8 @@ fn mutants_flexdb(arguments: &[String]) -> Step {
 }
 
 fn crash_flat(arguments: &[String]) -> Step {
-    explorer("crash exploration of flat", "flat_crash", &["--"]).arguments(arguments)
+    let small = ["--features", "small", "--"];
+    explorer("crash exploration of flat", "flat_crash", &small).arguments(arguments)
 }
 
 fn mutants_flat(arguments: &[String]) -> Step {

@@ -10,7 +10,6 @@
 mod common;
 
 use common::{BuildAsIs, hash, time};
-use esker_index::cceh::Partition;
 use esker_index::{Cceh, Masstree, Word};
 use std::collections::{BTreeMap, HashMap};
 use std::hint::black_box;
@@ -368,32 +367,9 @@ fn trees(bench: &Bench<'_>, threads: u64) {
     bench.run("btree + lock", &map, threads);
 }
 
-/// One owner, and loading again.
-fn alone(bench: &Bench<'_>) {
+/// Loading again.
+fn loads(bench: &Bench<'_>) {
     let Bench { entries, .. } = bench;
-    let mut partition = Partition::default();
-    let insert = rate(*entries, || {
-        (0..*entries).for_each(|n| partition.insert(hash(n), word(n)));
-    });
-    let lookup = rate(bench.operations, || {
-        let found = |n| usize::from(!partition.lookup(bench.key(0, n)).is_empty());
-        assert_eq!((0..bench.operations).map(found).sum::<usize>() as u64, bench.operations);
-    });
-    let mut plain: HashMap<u64, u64, BuildAsIs> = HashMap::default();
-    let std_insert = rate(*entries, || {
-        (0..*entries).for_each(|n| {
-            plain.insert(hash(n), n);
-        });
-    });
-    let std_lookup = rate(bench.operations, || {
-        let found = |n| usize::from(plain.contains_key(&bench.key(0, n)));
-        assert_eq!((0..bench.operations).map(found).sum::<usize>() as u64, bench.operations);
-    });
-    println!(
-        "one owner: insert {insert:.2}, lookup {lookup:.2}; std's map {std_insert:.2}, {std_lookup:.2}"
-    );
-    println!("  {:.1} B/entry", partition.memory_bytes() as f64 / *entries as f64);
-    drop((plain, partition));
     let all: Vec<(u64, Word)> = (0..*entries).map(|n| (hash(n), word(n))).collect();
     let mut sorted: Vec<([u8; 8], Word)> =
         all.iter().map(|(key, word)| (key.to_be_bytes(), *word)).collect();
@@ -440,6 +416,6 @@ fn main() {
         }
     }
     if matches!(part, "" | "load") {
-        alone(&bench);
+        loads(&bench);
     }
 }

@@ -221,6 +221,12 @@ pub(crate) struct ServeArguments {
     /// Engine flat takes memory that a power cut empties, such as a file on tmpfs
     #[arg(long, env = "ESKER_PMEM_EMULATE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) pmem_emulate: Option<String>,
+    /// How engine flat makes entries of many writers durable together: none, vertical, naive-horizontal, pipelined-horizontal
+    #[arg(long, value_name = "MODEL", env = "ESKER_BATCHING")]
+    pub(crate) batching: Option<String>,
+    /// Cores of engine flat that share batches, and a cleaner; 0: those of a socket
+    #[arg(long, value_name = "COUNT", env = "ESKER_BATCHING_GROUP")]
+    pub(crate) batching_group: Option<String>,
     /// Capacity of a new store; an existing one keeps its own, a raw device is used whole
     #[arg(long, value_name = "BYTES", env = "ESKER_SIZE")]
     pub(crate) size: Option<String>,
@@ -284,6 +290,8 @@ impl ServeArguments {
             ("data", self.data.clone()),
             ("engine", one(&self.engine)),
             ("pmem-emulate", one(&self.pmem_emulate)),
+            ("batching", one(&self.batching)),
+            ("batching-group", one(&self.batching_group)),
             ("size", one(&self.size)),
             ("cache", one(&self.cache)),
             ("record-cache", one(&self.record_cache)),

@@ -10,7 +10,7 @@
 
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
-use esker::{Durability, EngineKind};
+use esker::{Batching, Durability, EngineKind};
 use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
@@ -63,6 +63,16 @@ const SETTINGS: &[Setting] = &[
         "false",
         "engine flat takes memory that a power cut empties, such as a file on tmpfs",
     ),
+    setting(
+        "batching",
+        r#""pipelined-horizontal""#,
+        "how engine flat makes entries of many writers durable together: none, vertical, naive-horizontal, pipelined-horizontal",
+    ),
+    setting(
+        "batching-group",
+        "0",
+        "cores of engine flat that share batches, and a cleaner; 0: those of a socket",
+    ),
     setting("size", r#""8GiB""#, "capacity of a new store; an existing one keeps its own"),
     setting("cache", "false", "a new store is a cache: when it is full it evicts"),
     setting(
@@ -113,6 +123,8 @@ pub(crate) struct Config {
     /// None: the one that is there, or `depot`.
     pub(crate) engine: Option<EngineKind>,
     pub(crate) pmem_emulate: bool,
+    pub(crate) batching: Batching,
+    pub(crate) batching_group: usize,
     pub(crate) size_bytes: u64,
     pub(crate) cache: bool,
     pub(crate) record_cache_bytes: u64,
@@ -184,6 +196,8 @@ impl Config {
             data: Vec::new(),
             engine: None,
             pmem_emulate: false,
+            batching: Batching::default(),
+            batching_group: 0,
             size_bytes: 0,
             cache: false,
             record_cache_bytes: 0,
@@ -256,6 +270,8 @@ impl Config {
             "auth-file" => self.auth_file = optional_path(text),
             "engine" => self.engine = parse_engine(text)?,
             "pmem-emulate" => self.pmem_emulate = parse_truth(text)?,
+            "batching" => self.batching = parse_batching(text)?,
+            "batching-group" => self.batching_group = parse_count(text)?,
             "size" => self.size_bytes = parse_size(text)?,
             "durability" => self.durability = parse_durability(text)?,
             "cores" => self.cores = parse_count(text)?,
@@ -329,6 +345,11 @@ fn parse_durability(text: &str) -> Result<Durability, String> {
         },
         _ => Err(format!("{text:?} is none of sync, periodic, periodic:500ms, none")),
     }
+}
+
+fn parse_batching(text: &str) -> Result<Batching, String> {
+    let names = || Batching::ALL.map(Batching::name).join(", ");
+    text.parse().map_err(|_| format!("{text:?} is none of {}", names()))
 }
 
 pub(crate) fn parse_engine(text: &str) -> Result<Option<EngineKind>, String> {

@@ -34,6 +34,8 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     let mut store = options_at(&config.data);
     store.engine = config.engine;
     store.pmem_emulate = config.pmem_emulate;
+    store.batching = config.batching;
+    store.batching_group = config.batching_group;
     store.size_bytes = config.size_bytes;
     if arguments.format {
         raw_device(&config.data)?;

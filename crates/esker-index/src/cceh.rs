@@ -27,20 +27,17 @@
 //! [`Cceh`] is for any number of threads. Lookups take no lock (but for homes with entries in the stash) and
 //! wait for nobody: they read again what changed meanwhile. Changes lock their home, and the
 //! bucket of the entry if that is another one. A split locks its own segment for some microseconds, and for its
-//! last step `grow`, which no reader or ordinary change needs. A [`Partition`] has one owner and no locks.
+//! last step `grow`, which no reader or ordinary change needs.
 //! Nothing suspends under these locks, and there is no I/O.
 //!
-//! Non-goals: shrinking. Segments are freed with the index.
+//! Non-goals: shrinking. Segments are freed with the index. An instance for each core, as FlatStore has them (RFC 0015).
 
 mod arena;
 mod bucket;
-mod partition;
 mod segment;
 mod split;
 mod stash;
 mod walk;
-
-pub use partition::Partition;
 
 use crate::counter::Counter;
 use crate::entry::Candidates;
@@ -121,7 +118,7 @@ struct Root {
     places: Box<[Place]>,
 }
 
-/// What both uses have: memory and stash, and when segments split.
+/// Memory and stash, and when segments split.
 #[derive(Debug)]
 struct Base {
     arena: Arena,
@@ -414,7 +411,7 @@ impl Cceh {
             let Some(home) = segment.home(hash) else { return false };
             let _lock = home.lock();
             if self.is_current(root, hash, located) {
-                return segment.change(hash, old.get(), new, &self.base.stash, false);
+                return segment.change(hash, old.get(), new, &self.base.stash);
             }
         }
     }

@@ -3,8 +3,7 @@
 //! An index maps the hash of a key to candidates; the full key in the record decides. [`Directory`]
 //! is the index of `depot`: hopscotch tables that grow one by one (uDepot §4.2, §4.3).
 //!
-//! [`Cceh`] is the hash index of `flat`, for many threads or (a [`cceh::Partition`]) for one owner
-//! (FlatStore §4.1).
+//! [`Cceh`] is the hash index of `flat` (FlatStore §4.1).
 //!
 //! [`Masstree`] is the ordered one (FlatStore §4.2).
 //!

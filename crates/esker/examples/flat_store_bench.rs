@@ -16,6 +16,8 @@ use esker_base::rng::Rng;
 use esker_trt::{Config, Runtime};
 use std::ops::Bound;
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 #[derive(Parser)]
 #[command(name = "flat", about = "Costs and speed of flat")]
@@ -89,20 +91,26 @@ fn cost(options: &Options, value_size: usize, together: u64) {
     );
 }
 
-/// The same with so many tasks that each put one value after another, over `cores` cores of a run-time.
+/// The same with so many tasks that each put one value after another, over `cores` cores of a run-time. They begin once all are there,
+/// so that as many are in flight from the first put on.
 fn cost_in_flight(options: &Options, model: Batching, value_size: usize, cores: usize, tasks: u64) {
     const PUTS: u64 = 100_000;
     let options = Options { format: true, batching: model, ..options.clone() };
     let store = Store::open(&options).unwrap();
     let runtime = Runtime::start(Config { cores, ..Config::default() }).unwrap();
-    let before = store.stats().memory;
     let share = PUTS / tasks;
+    let arrived = Arc::new(AtomicU64::new(0));
+    let before = store.stats().memory;
     let taken = seconds(|| {
         let writers: Vec<_> = (0..tasks)
             .map(|task| {
-                let store = store.clone();
+                let (store, arrived) = (store.clone(), Arc::clone(&arrived));
                 runtime.spawn(move || {
                     let value = vec![7; value_size];
+                    arrived.fetch_add(1, Ordering::SeqCst);
+                    while arrived.load(Ordering::SeqCst) < tasks {
+                        esker_trt::yield_now();
+                    }
                     for number in task * share..(task + 1) * share {
                         store.put(&key(number), &value).unwrap();
                     }

@@ -102,6 +102,37 @@ impl FromStr for EngineKind {
     }
 }
 
+impl Batching {
+    /// The name, as on a command line.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Batching::None => "none",
+            Batching::Vertical => "vertical",
+            Batching::NaiveHorizontal => "naive-horizontal",
+            Batching::PipelinedHorizontal => "pipelined-horizontal",
+        }
+    }
+}
+
+impl fmt::Display for Batching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Batching {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let names = || Batching::ALL.map(Batching::name).join(", ");
+        Batching::ALL
+            .into_iter()
+            .find(|model| model.name() == name)
+            .ok_or_else(|| Error::invalid("batching", format!("{name:?} is none of {}", names())))
+    }
+}
+
 /// Called now and then during a long operation with what is done and what there is.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
@@ -172,8 +203,8 @@ pub struct Options {
     pub pmem_emulate: bool,
     /// Engine `flat`: how entries of many writers become durable together. Default: pipelined horizontal batching.
     pub batching: Batching,
-    /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3). Default 0: those
-    /// of a socket.
+    /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3), and have one cleaner
+    /// in all of them (§3.4). Default 0: those of a socket.
     pub batching_group: usize,
     /// Number of items that the index has room for from the start; it grows in any case. Default: as
     /// many as are there.
@@ -253,6 +284,8 @@ pub struct Testing {
     pub cores: Option<usize>,
     /// Engine `flat`: bytes of entries that recovery collects before it enters them.
     pub collect_bytes: Option<u64>,
+    /// Engine `flat`: the version that the store gives next, at least.
+    pub first_version: u64,
 }
 
 impl Options {
@@ -293,6 +326,7 @@ impl Options {
                 background: true,
                 cores: None,
                 collect_bytes: None,
+                first_version: 0,
             },
         }
     }

@@ -1,21 +1,36 @@
-//! `flat:cceh` and `flat:masstree`: small entries in logs on persistent memory, or on memory that stands in for it.
+//! `flat:cceh` and `flat:masstree`: small entries in logs on persistent memory, or on memory that stands in for it. Clients are
+//! threads; with a batching model behind the index (`flat:cceh:vertical`) tasks of the run-time, as many cores as `threads` says, so
+//! that models can be compared in one run (FlatStore Figure 4).
 
 use super::opened::Opened;
 use crate::failure::Outcome;
 use crate::numbers::{real, whole};
 use crate::system::{Durability, OpenOptions, System, SystemKind};
 use esker::{EngineKind, Options, Store};
+use esker_trt::{Config, Runtime};
+use std::sync::Arc;
 
 pub(super) const KIND: SystemKind = SystemKind {
     name: "flat",
     about: "Esker's log of small entries on persistent memory, with a hash index or an ordered one",
-    ordered: |variant| variant == Some("masstree"),
+    ordered: |variant| variant.is_some_and(|variant| variant.starts_with("masstree")),
     fixed_capacity: true,
     persistent: true,
     promises: &Durability::ALL,
     keeps_values: true,
     value_size_max: 4 << 30,
-    variants: &["cceh", "masstree"],
+    variants: &[
+        "cceh",
+        "masstree",
+        "cceh:none",
+        "cceh:vertical",
+        "cceh:naive-horizontal",
+        "cceh:pipelined-horizontal",
+        "masstree:none",
+        "masstree:vertical",
+        "masstree:naive-horizontal",
+        "masstree:pipelined-horizontal",
+    ],
     open,
 };
 
@@ -28,10 +43,21 @@ const SPARE: f64 = 3.0;
 
 fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let mut store = Options::new(&options.folder);
-    store.engine = Some(match options.variant.as_deref() {
-        Some("masstree") => EngineKind::FlatMasstree,
+    let variant = options.variant.as_deref().unwrap_or("cceh");
+    let (index, model) = match variant.split_once(':') {
+        Some((index, model)) => (index, Some(model)),
+        None => (variant, None),
+    };
+    store.engine = Some(match index {
+        "masstree" => EngineKind::FlatMasstree,
         _ => EngineKind::FlatCceh,
     });
+    let mut runtime = None;
+    if let Some(model) = model {
+        store.batching = model.parse()?;
+        let config = Config { cores: options.threads, ..Config::default() };
+        runtime = Some(Arc::new(Runtime::start(config)?));
+    }
     // Where the file is no persistent memory, it stands in for it.
     store.pmem_emulate = true;
     let live = real(options.data_bytes) + real(options.records) * RECORD_BYTES;
@@ -40,7 +66,8 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let said = [
         ("durability", format!("{}: sync all the same", options.durability)),
         ("size_bytes", store.size_bytes.to_string()),
+        ("batching", store.batching.to_string()),
         ("value cache", "none: the cache bytes are not used".to_owned()),
     ];
-    Ok(Opened::new(Store::open(&store)?, None, said))
+    Ok(Opened::new(Store::open(&store)?, runtime, said))
 }

@@ -67,6 +67,11 @@ fn errors_say_where_and_what() {
             "durability = \"periodic:0\"",
             "esker.toml:1: durability: the window of periodic must be longer than zero",
         ),
+        (
+            "batching = \"horizontal\"",
+            "esker.toml:1: batching: \"horizontal\" is none of none, vertical, naive-horizontal, pipelined-horizontal",
+        ),
+        ("batching-group = \"many\"", "esker.toml:1: batching-group: \"many\" is no count"),
         ("data = { a = 1 }", "esker.toml:1: data: a table has no meaning here"),
         ("size = [1, 2]", "esker.toml:1: size: takes one value"),
     ] {
@@ -83,6 +88,15 @@ fn times_and_durabilities_are_read_as_people_write_them() {
     assert_eq!(config.durability, Durability::Periodic(Duration::from_millis(500)));
     assert_eq!(config.limits.idle_timeout, Duration::from_secs(5));
     assert_eq!(config.limits.request_timeout, Duration::from_secs(120));
+}
+
+#[test]
+fn the_batching_of_flat_is_chosen_by_its_name() {
+    assert_eq!(Config::defaults().expect("valid").batching, esker::Options::new("").batching);
+    for model in esker::Batching::ALL {
+        let config = read(&format!("batching = \"{model}\"\nbatching-group = 4")).expect("valid");
+        assert_eq!((config.batching, config.batching_group), (model, 4));
+    }
 }
 
 #[test]
@@ -106,6 +120,8 @@ fn every_option_of_the_command_line_is_in_the_table() {
         data: vec![String::new()],
         engine: some(),
         pmem_emulate: some(),
+        batching: some(),
+        batching_group: some(),
         size: some(),
         cache: some(),
         record_cache: some(),

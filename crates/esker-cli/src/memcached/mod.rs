@@ -92,16 +92,18 @@ fn print(text: &str) -> Result<Done, Failure> {
 }
 
 fn run(plan: Plan) -> Result<Done, Failure> {
+    let place = plan.place();
+    // The files live on as long as they are open.
+    let is_passing = plan.data.is_none() && place.is_none();
     // What only root may read is read before.
     let secrets = Secrets::read(plan.auth_file, plan.tls)?;
     let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {
         Some(path) => path.clone(),
-        None => default_data(plan.place())?,
+        None => default_data(place)?,
     };
-    // The files live on as long as they are open.
-    let passing = (plan.data.is_none() && plan.place().is_none()).then(|| data.clone());
+    let passing = is_passing.then(|| data.clone());
     let mut store = Options::new(&data);
     if plan.format {
         raw_device(std::slice::from_ref(&data))?;

@@ -317,7 +317,7 @@ impl Plan {
     pub(super) fn place(&self) -> Option<String> {
         let socket = self.listen.iter().find_map(|address| match address {
             ListenAddress::Unix(path) => Some(path.display().to_string()),
-            ListenAddress::Tcp(_) => None,
+            _ => None,
         });
         let port = (self.port > 0).then(|| self.port.to_string());
         // Two sockets whose paths differ in that only would be refused one store.

@@ -77,6 +77,23 @@ fn a_store_is_recovered_in_another_process_than_wrote_it() {
 }
 
 #[test]
+fn batching_models_of_flat_run_side_by_side() {
+    let scratch = Scratch::new();
+    let systems = "flat:cceh:none,flat:cceh:vertical,flat:masstree:naive-horizontal";
+    let command =
+        ["bench", "run", "--workload", "ycsb-a", "--systems", systems, "--json", "out.json"];
+    scratch.run(&[&command[..], &TINY[..], &["--depth", "4"]].concat()).exits_with(0);
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("out.json"))).unwrap();
+    for system in systems.split(',') {
+        let of = |row: &&serde_json::Value| row["system"] == system && row["phase"] == "run";
+        let row = result["rows"].as_array().unwrap().iter().find(of).unwrap();
+        assert!(row["ops"].as_u64().unwrap() > 0, "{row}");
+        let (_, model) = system.rsplit_once(':').unwrap();
+        assert_eq!(row["options"]["batching"], model, "{row}");
+    }
+}
+
+#[test]
 fn mistakes_of_the_command_line_are_usage() {
     let scratch = Scratch::new();
     for (arguments, words) in [

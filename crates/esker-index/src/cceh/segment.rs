@@ -7,16 +7,15 @@
 //! Who changes entries of a home holds the home's lock, and the lock of the bucket where they stand.
 //! Locks are taken in ascending order; a split takes all of them.
 
-use super::bucket::{Bucket, Entry, Header, Lock, SLOTS, WINDOW};
+use super::bucket::{Bucket, Entry, Header, Lock, SLOTS, SMALL, WINDOW};
 use super::stash::Stash;
 use crate::entry::Candidates;
 use crate::word::Word;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::ops::ControlFlow;
 
-/// Homes of a segment: what 8 bits can say. Shuttle explores segments of four; hashes whose lowest 8
-/// bits say no more are kept exactly there.
-pub(super) const HOMES: usize = if cfg!(shuttle) { 4 } else { 256 };
+/// Homes of a segment: what 8 bits can say, or few.
+pub(super) const HOMES: usize = if SMALL { 4 } else { 256 };
 const BUCKETS: usize = HOMES + WINDOW - 1;
 /// Slots that a segment is counted with: those of its homes.
 pub(super) const ROOM: usize = HOMES * SLOTS;
@@ -178,7 +177,7 @@ impl Segment {
     /// Puts `new` in the place of `old`, or with 0 takes it out; false if it is not there. The caller
     /// holds the home's lock.
     #[inline]
-    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash, alone: bool) -> bool {
+    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash) -> bool {
         let Some(home) = self.home(hash) else { return false };
         let header = home.header();
         let change = |bucket: &Bucket, distance| {
@@ -195,7 +194,7 @@ impl Segment {
         };
         change(home, 0)
             || self.after(hash, header.reach()).any(|(distance, bucket)| {
-                let _lock = (!alone).then(|| bucket.lock());
+                let _lock = bucket.lock();
                 change(bucket, distance)
             })
             || header.stashed() && stash.change(hash, old, new)
@@ -235,7 +234,7 @@ impl Segment {
     pub(super) fn copy_half(&self, hash: u64, depth: u32, fresh: &Segment) {
         for (number, bucket) in self.buckets.iter().enumerate() {
             for entry in bucket.own(hash, depth) {
-                let hash = whole(entry.rest, number - entry.distance);
+                let hash = entry.hash(number - entry.distance);
                 if hash >> (63 - depth) & 1 == 1 {
                     // There is room: these are half of the entries, and each finds at least what it had.
                     let placed = fresh.place(hash, entry.word, depth + 1, true);
@@ -273,7 +272,7 @@ impl Segment {
 
     /// Moves an entry to the first bucket of its window with room, if that is nearer; gives its distance.
     fn draw_nearer(&self, from: &Bucket, entry: Entry, home: usize, depth: u32) -> usize {
-        let hash = whole(entry.rest, home);
+        let hash = entry.hash(home);
         let nearer = self.buckets.get(home..home + entry.distance).unwrap_or(&[]);
         for (distance, bucket) in nearer.iter().enumerate() {
             if let Some(slot) = bucket.free(hash, depth) {
@@ -294,12 +293,6 @@ impl Segment {
         let buckets = self.buckets.iter().enumerate();
         let own = buckets
             .flat_map(|(number, bucket)| bucket.own(hash, depth).map(move |entry| (number, entry)));
-        own.map(|(number, entry)| (whole(entry.rest, number - entry.distance), entry.word))
-            .collect()
+        own.map(|(number, entry)| (entry.hash(number - entry.distance), entry.word)).collect()
     }
-}
-
-/// The hash of an entry at a home.
-fn whole(rest: u64, home: usize) -> u64 {
-    rest << 8 | home as u64
 }

@@ -3,7 +3,7 @@
 //! A cursor is the first hash that has not been met. It lies between two segments, and stays
 //! between two however often they split: so an entry that stays is met exactly once.
 
-use super::{Base, Cceh, Located, Partition, Root};
+use super::{Base, Cceh, Located};
 use crate::word::Word;
 use std::ops::RangeInclusive;
 
@@ -51,16 +51,5 @@ impl Cceh {
                 return Some(self.base.part(cursor, located));
             }
         }
-    }
-}
-
-impl Partition {
-    /// The entries of the part of the hash space that begins at `cursor` (0 to begin with), and the
-    /// cursor of the next part; `None` at the end. The index may change between two parts: see
-    /// [`Cceh::walk`].
-    #[must_use]
-    pub fn walk(&self, cursor: u64) -> Option<(Vec<(u64, Word)>, u64)> {
-        let located = |root: &Root| root.located(cursor);
-        if cursor == END { None } else { Some(self.base.part(cursor, located(&self.root)?)) }
     }
 }

@@ -23,7 +23,7 @@ pub use gate::Gate;
 pub use mutex::{Mutex, MutexGuard};
 pub use semaphore::{Permit, Semaphore};
 pub use signal::Signal;
-pub use turn::{Turn, TurnGuard};
+pub use turn::{AllTurns, Turn, TurnGuard, Turns};
 
 #[cfg(test)]
 mod tests;

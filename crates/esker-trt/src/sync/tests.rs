@@ -1,7 +1,7 @@
 //! Every primitive between tasks of two cores and ordinary threads.
 
 use crate::runtime::tests::each_facility;
-use crate::sync::{Gate, Mutex, Semaphore, Signal, channel, promise};
+use crate::sync::{Gate, Mutex, Semaphore, Signal, Turns, channel, promise};
 use crate::{sim, sleep, spawn, yield_now};
 use esker_base::ErrorKind;
 use std::sync::Arc;
@@ -106,6 +106,72 @@ fn a_mutex_excludes_tasks_of_two_cores_and_threads_over_suspensions() {
         assert_eq!(*value.lock(), (450, 450));
         assert!(value.try_lock().is_some());
     });
+}
+
+#[test]
+fn turns_of_one_list_exclude_each_for_itself_and_all_at_once() {
+    const ROUNDS: usize = 2000;
+    each_facility(|runtime| {
+        let turns = Arc::new(Turns::<3>::default());
+        // What each turn guards, and where all of them meet.
+        let counts: Arc<[AtomicUsize; 3]> = Arc::default();
+        let work = |number: usize| {
+            let (turns, counts) = (Arc::clone(&turns), Arc::clone(&counts));
+            move || {
+                let add = |count: &AtomicUsize| {
+                    let before = count.load(Ordering::Relaxed);
+                    yield_now();
+                    count.store(before + 1, Ordering::Relaxed);
+                };
+                for round in 0..ROUNDS {
+                    if round % 50 == number {
+                        let _all = turns.take_all();
+                        counts.iter().for_each(add);
+                    } else {
+                        let _turn = turns.take(number);
+                        add(&counts[number]);
+                    }
+                }
+            }
+        };
+        let tasks: Vec<_> = (0..6).map(|task| runtime.spawn(work(task % 3))).collect();
+        std::thread::scope(|scope| {
+            scope.spawn(work(0));
+        });
+        tasks.into_iter().for_each(|task| task.join().unwrap());
+        // Each adds to all where it takes all: 40 times of 2000, seven in all.
+        let all = 7 * (ROUNDS / 50);
+        let own = [3, 2, 2].map(|workers| workers * (ROUNDS - ROUNDS / 50) + all);
+        assert_eq!(counts.each_ref().map(|count| count.load(Ordering::Relaxed)), own);
+    });
+}
+
+#[test]
+fn a_turn_is_free_while_others_of_its_list_are_waited_for_and_goes_on_in_the_order_of_asking() {
+    let ran = sim::run(3, || {
+        let turns = Arc::new(Turns::<2>::default());
+        let order = Arc::new(parking_lot::Mutex::new(Vec::new()));
+        let held = turns.take(0);
+        let waiters: Vec<_> = (0..3)
+            .map(|number| {
+                let (turns, order) = (Arc::clone(&turns), Arc::clone(&order));
+                let waiter = spawn(move || {
+                    let _turn = turns.take(0);
+                    order.lock().push(number);
+                });
+                // Until it waits.
+                (0..100).for_each(|_| yield_now());
+                waiter
+            })
+            .collect();
+        drop(turns.take(1));
+        assert!(order.lock().is_empty());
+        drop(held);
+        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+        drop(turns.take_all());
+        assert_eq!(*order.lock(), [0, 1, 2]);
+    });
+    ran.outcome.unwrap();
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! A lock around nothing: one holder at a time, in the order of asking.
+//! Locks around nothing: one holder at a time, in the order of asking.
 //!
-//! Free, it is taken and given back with one atomic operation each; only where somebody waits is there a list.
+//! Free, a turn is taken and given back with one atomic operation each; only where somebody waits is there a list. Several turns may
+//! share one ([`Turns`]): a turn is a byte then, so that there may be very many of them.
 //!
 //! # Invariants
-//! - T1: `WAITED` is set exactly while the list is not empty, outside of the list's lock. So who gives a turn back that
+//! - T1: a turn is `WAITED` exactly while somebody in the list waits for it, outside of the list's lock. So who gives a turn back that
 //!   nobody waits for finds `HELD`, and everybody else passes it on under that lock.
 //! - T2: a turn that is passed on is never free in between: nobody overtakes who waits.
 
@@ -12,12 +13,12 @@ use parking_lot::Mutex as Lock;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-const FREE: u32 = 0;
-const HELD: u32 = 1;
+const FREE: u8 = 0;
+const HELD: u8 = 1;
 /// Held, and somebody waits.
-const WAITED: u32 = 2;
+const WAITED: u8 = 2;
 
 #[derive(Debug)]
 struct Waiter {
@@ -25,18 +26,33 @@ struct Waiter {
     waker: Waker,
 }
 
+/// Who waits for a turn, and for which: by the address of its byte.
+type Waiters = Lock<VecDeque<(usize, Arc<Waiter>)>>;
+
 /// Mutual exclusion of tasks of any cores and of threads. May be held over I/O and other waits.
 /// Served in the order of asking.
 #[derive(Debug, Default)]
-pub struct Turn {
-    state: AtomicU32,
-    waiters: Lock<VecDeque<Arc<Waiter>>>,
+pub struct Turn(Turns<1>);
+
+/// `N` turns that have nothing to do with each other, but for the memory of those who wait: `N` bytes, and 40 for all.
+#[derive(Debug)]
+pub struct Turns<const N: usize> {
+    states: [AtomicU8; N],
+    waiters: Waiters,
 }
 
 /// A turn until it is dropped. `!Send`: it stays with its task.
 #[derive(Debug)]
 pub struct TurnGuard<'a> {
-    turn: &'a Turn,
+    state: &'a AtomicU8,
+    waiters: &'a Waiters,
+    stays: PhantomData<*const ()>,
+}
+
+/// All turns of several, until it is dropped. `!Send`, as one of them.
+#[derive(Debug)]
+pub struct AllTurns<'a, const N: usize> {
+    turns: &'a Turns<N>,
     stays: PhantomData<*const ()>,
 }
 
@@ -50,68 +66,121 @@ impl Turn {
     /// Waits for the turn. Not ended by a shutdown.
     #[inline]
     pub fn take(&self) -> TurnGuard<'_> {
-        if !self.take_free() {
-            self.wait();
-        }
-        TurnGuard { turn: self, stays: PhantomData }
+        self.0.take(0)
     }
 
     /// The turn if it is free and nobody waits.
     #[inline]
     #[must_use]
     pub fn try_take(&self) -> Option<TurnGuard<'_>> {
-        self.take_free().then(|| TurnGuard { turn: self, stays: PhantomData })
+        take_free(self.0.state(0)).then(|| self.0.guard(0))
+    }
+}
+
+impl<const N: usize> Default for Turns<N> {
+    fn default() -> Self {
+        const { assert!(N > 0, "there is one") };
+        Turns { states: std::array::from_fn(|_| AtomicU8::new(FREE)), waiters: Lock::default() }
+    }
+}
+
+impl<const N: usize> Turns<N> {
+    /// Waits for the turn of this number, modulo `N`. Not ended by a shutdown.
+    #[inline]
+    pub fn take(&self, number: usize) -> TurnGuard<'_> {
+        let state = self.state(number);
+        if !take_free(state) {
+            wait(state, &self.waiters);
+        }
+        self.guard(number)
+    }
+
+    /// Waits for all of them, in their order.
+    pub fn take_all(&self) -> AllTurns<'_, N> {
+        for state in &self.states {
+            if !take_free(state) {
+                wait(state, &self.waiters);
+            }
+        }
+        AllTurns { turns: self, stays: PhantomData }
     }
 
     #[inline]
-    fn take_free(&self) -> bool {
-        self.state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+    fn state(&self, number: usize) -> &AtomicU8 {
+        #[expect(clippy::indexing_slicing, reason = "a remainder is in range")]
+        &self.states[number % N]
     }
 
-    #[cold]
-    fn wait(&self) {
-        let waker = Waker::current();
-        let waiter = {
-            let mut waiters = self.waiters.lock();
-            // Acquires if it was free after all; else T1.
-            let mark = |state| Some(if state == FREE { HELD } else { WAITED });
-            let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
-            if self.state.fetch_update(success, failure, mark) == Ok(FREE) {
-                return;
-            }
-            let waiter = Arc::new(Waiter { granted: AtomicBool::new(false), waker });
-            waiters.push_back(Arc::clone(&waiter));
-            waiter
-        };
-        while !waiter.granted.load(Ordering::Acquire) {
-            wake::park("lock");
-        }
+    #[inline]
+    fn guard(&self, number: usize) -> TurnGuard<'_> {
+        TurnGuard { state: self.state(number), waiters: &self.waiters, stays: PhantomData }
     }
+}
 
-    #[cold]
-    fn pass_on(&self) {
-        let mut waiters = self.waiters.lock();
-        let next = waiters.pop_front();
-        if waiters.is_empty() {
-            // T2: held by the next one, if there is one.
-            let state = if next.is_some() { HELD } else { FREE };
-            self.state.store(state, Ordering::Release);
+#[inline]
+fn take_free(state: &AtomicU8) -> bool {
+    state.compare_exchange(FREE, HELD, Ordering::Acquire, Ordering::Relaxed).is_ok()
+}
+
+fn address(state: &AtomicU8) -> usize {
+    std::ptr::from_ref(state).addr()
+}
+
+#[cold]
+fn wait(state: &AtomicU8, waiters: &Waiters) {
+    let waker = Waker::current();
+    let waiter = {
+        let mut waiters = waiters.lock();
+        // Acquires if it was free after all; else T1.
+        let mark = |state| Some(if state == FREE { HELD } else { WAITED });
+        let (success, failure) = (Ordering::Acquire, Ordering::Relaxed);
+        if state.fetch_update(success, failure, mark) == Ok(FREE) {
+            return;
         }
-        drop(waiters);
-        if let Some(next) = next {
-            // Pairs with the waiter's load: what came before is visible to it.
-            next.granted.store(true, Ordering::Release);
-            next.waker.wake();
-        }
+        let waiter = Arc::new(Waiter { granted: AtomicBool::new(false), waker });
+        waiters.push_back((address(state), Arc::clone(&waiter)));
+        waiter
+    };
+    while !waiter.granted.load(Ordering::Acquire) {
+        wake::park("lock");
+    }
+}
+
+#[inline]
+fn give_back(state: &AtomicU8, waiters: &Waiters) {
+    if state.compare_exchange(HELD, FREE, Ordering::Release, Ordering::Relaxed).is_err() {
+        pass_on(state, waiters);
+    }
+}
+
+#[cold]
+fn pass_on(state: &AtomicU8, waiters: &Waiters) {
+    let mut waiters = waiters.lock();
+    let mut places = (0..).zip(&*waiters).filter(|(_, (of, _))| *of == address(state));
+    let first = places.next().map(|(place, _)| place);
+    let others_wait = places.next().is_some();
+    let next = first.and_then(|place| waiters.remove(place));
+    if !others_wait {
+        // T2: held by the next one, if there is one.
+        state.store(if next.is_some() { HELD } else { FREE }, Ordering::Release);
+    }
+    drop(waiters);
+    if let Some((_, next)) = next {
+        // Pairs with the waiter's load: what came before is visible to it.
+        next.granted.store(true, Ordering::Release);
+        next.waker.wake();
     }
 }
 
 impl Drop for TurnGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
-        if self.turn.state.compare_exchange(HELD, FREE, success, failure).is_err() {
-            self.turn.pass_on();
-        }
+        give_back(self.state, self.waiters);
+    }
+}
+
+impl<const N: usize> Drop for AllTurns<'_, N> {
+    fn drop(&mut self) {
+        self.turns.states.iter().for_each(|state| give_back(state, &self.turns.waiters));
     }
 }

@@ -19,6 +19,9 @@ const NOW: u64 = 1_800_000_000;
 /// Kinds of hashes: all bits; few enough that keys share a hash; none.
 const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
 
+/// Versions below which stores begin: the first, and where the halves of a version, its sign, and the last of its bytes change.
+const FIRST_VERSIONS: [u64; 4] = [0, (1 << 16) - 40, (1 << 32) - 40, (1 << 63) - 40];
+
 /// A `flat` with an index, a hash of some bits, and chunks of some size.
 #[derive(Clone, Debug)]
 pub(crate) struct Flat {
@@ -38,9 +41,14 @@ pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Optio
     options.testing.segment_size_bytes = Some(CHUNK_SIZE);
     options.testing.hash_mask = hash_mask;
     options.testing.cores = Some(2);
+    // One cleaner, or one for each log, and another number after each open.
+    options.batching_group =
+        1 + usize::try_from(esker_trt::sim::random(2).unwrap_or(0)).unwrap_or(0);
     // Each log for itself, or all at once.
     options.testing.collect_bytes = Some(esker_trt::sim::random(2).unwrap_or(0) * u64::MAX);
     options.testing.background = false;
+    let first = usize::try_from(esker_trt::sim::random(4).unwrap_or(0)).unwrap_or(0);
+    options.testing.first_version = FIRST_VERSIONS[first];
     options
 }
 

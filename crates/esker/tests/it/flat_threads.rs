@@ -105,7 +105,9 @@ fn history(store: &Store, time: &AtomicU64, seed: u64, thread: u64) -> Vec<Call>
 fn what_threads_see_of_flat_is_linearizable_and_survives() {
     for engine in KINDS {
         let folder = tempfile::tempdir().unwrap();
-        let options = options(&folder, engine, 4 << 10, 256 << 10);
+        let mut options = options(&folder, engine, 4 << 10, 256 << 10);
+        // A cleaner for each processor.
+        options.batching_group = 1;
         let mut store = Store::open(&options).unwrap();
         let mut cleaned = 0;
         for seed in 0..operations(3 * ROUND * THREADS).div_ceil(ROUND * THREADS) {

@@ -1,7 +1,7 @@
 //! Backups: a copy of the logs and records as they stood at one moment, taken while everything goes on.
 //!
 //! A backup is what a power cut at that moment, the *cut*, could have left, so restoring is recovery. The cut is made with
-//! the locks of all keys and of the cleaner: no write and no move is under way, all versions below the next one are in the
+//! the locks of all keys and of all cleaners: no write and no move is under way, all versions below the next one are in the
 //! logs, durable, and none above. Each log is copied up to its tail then; a log only grows behind it. What the entries
 //! there point at is not overwritten before it is copied ([`super::hold`]): records that are freed meanwhile are parked, and
 //! their chunks change only where nothing was in use.
@@ -114,7 +114,7 @@ impl Flat {
     /// Chooses what the backup covers, and begins to hold what is not copied yet.
     fn cut(&self, earlier: &Copied) -> Result<(Holding<'_>, Cut)> {
         let _locks = self.keys.lock_all();
-        let _cleaner = self.cleaner.lock();
+        let _still = self.hold_cleaning();
         self.refuse()?;
         let mut cut = Cut {
             next_version: self.versions.meet(),
@@ -236,7 +236,7 @@ impl Flat {
         let mut cursor = Cursor::Start;
         loop {
             // For one part: nothing in it is moved, and what is gone was written anew.
-            let _cleaner = self.cleaner.lock();
+            let _still = self.hold_cleaning();
             self.check_open()?;
             let Some((part, next)) = self.index.walk(&cursor) else { return Ok(()) };
             cursor = next;
@@ -254,7 +254,7 @@ impl Flat {
         }
     }
 
-    /// Reads the record of an entry, if it has one. The cleaner's lock is held.
+    /// Reads the record of an entry, if it has one. Nothing is moved meanwhile.
     fn verify_record(&self, (hash, key): (u64, &[u8]), word: Word) -> Result<()> {
         if kind_of(word).has_record()
             && let Some(key) = self.key_of((hash, key), word, Since::HELD)?

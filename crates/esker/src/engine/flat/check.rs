@@ -27,7 +27,7 @@ impl Flat {
     pub(super) fn check_store(&self) -> Result<CheckReport> {
         self.check_open()?;
         // Nothing is moved meanwhile; writers go on.
-        let _cleaner = self.cleaner.lock();
+        let _still = self.hold_cleaning();
         let mut report = CheckReport::default();
         for (number, chunk) in self.chunks.iter() {
             let kind = match chunk.usage() {
@@ -139,7 +139,7 @@ impl Flat {
             report.problem(format!("an entry of the index points into chunk {number}, no log"));
             return Ok(());
         }
-        // The cleaner's lock is held.
+        // The cleaners' locks are held.
         let seen = self.with_entry(place, Since::HELD, |entry, _| {
             let found = self.key_of_entry(entry)?;
             let same_kind = Flat::kind_of_action(entry.action) == place.kind;
@@ -181,7 +181,7 @@ impl Flat {
         Ok(())
     }
 
-    /// Whether the index still says this of the key whose entry it is. The cleaner's lock is held.
+    /// Whether the index still says this of the key whose entry it is. The cleaners' locks are held.
     fn is_current(&self, word: Word) -> bool {
         let key = self.with_entry(Place::of(word), Since::HELD, |entry, _| {
             self.key_of_entry(entry).map(|key| key.map(Cow::into_owned))

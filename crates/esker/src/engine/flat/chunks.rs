@@ -7,7 +7,7 @@
 //!   looked a word up when no chunk had been taken since, and finds the generation as it was after reading, has read
 //!   what the word is about ([`Since`]).
 //! - K3: an epoch is used once: it begins with the number of the session.
-//! - K4: the last free chunks are kept for the cleaner, those before for deletes.
+//! - K4: the last free chunks are kept for the cleaners, one for each and some more, those before for deletes.
 //!
 //! # Concurrency
 //! Counters are atomic; one short lock guards the free ones.
@@ -24,12 +24,12 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 /// Bits of an epoch that count within a session.
 const EPOCH_BITS: u32 = 32;
-/// Free chunks that only the cleaner takes.
-const KEPT_FOR_CLEANER: usize = 3;
-/// Free chunks that only the cleaner and deletes take.
-const KEPT_FOR_DELETES: usize = 5;
-/// Free chunks that a checkpoint leaves alone.
-const KEPT_FOR_WRITERS: usize = 8;
+/// Free chunks that only cleaners take, besides one for each of them.
+const KEPT_FOR_CLEANERS: usize = 2;
+/// The same for cleaners and deletes.
+const KEPT_FOR_DELETES: usize = 4;
+/// The same for all but checkpoints.
+const KEPT_FOR_WRITERS: usize = 7;
 
 /// For whom a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,25 +41,13 @@ pub(super) enum For {
     Checkpoint,
 }
 
-impl For {
-    /// Free chunks that it leaves alone.
-    pub(super) fn kept(self) -> usize {
-        match self {
-            For::Puts => KEPT_FOR_DELETES,
-            For::Deletes => KEPT_FOR_CLEANER,
-            For::Cleaner => 0,
-            For::Checkpoint => KEPT_FOR_WRITERS,
-        }
-    }
-}
-
 /// A moment before a word was looked up: if no chunk was taken from then until an entry is about to be read, the
 /// word's chunk was not used anew between the lookup and the read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Since(Option<u64>);
 
 impl Since {
-    /// The chunk cannot go: the caller has the cleaner's lock, or nobody else is there yet.
+    /// The chunk cannot go: the caller has the locks of all cleaners, or nobody else is there yet.
     pub(super) const HELD: Since = Since(None);
 }
 
@@ -314,10 +302,13 @@ pub(super) struct Chunks {
     epoch: AtomicU64,
     /// Chunks that were taken.
     taken: AtomicU64,
+    /// Chunks that came free.
+    released: AtomicU64,
+    cleaners: usize,
 }
 
 impl Chunks {
-    pub(super) fn new(layout: &Layout) -> Chunks {
+    pub(super) fn new(layout: &Layout, cleaners: usize) -> Chunks {
         let count = usize::try_from(layout.chunk_count).unwrap_or(0);
         let chunks: Box<[Chunk]> = (0..count).map(|_| Chunk::new()).collect();
         let free = Free { flags: vec![false; count], count: 0, next: 0, row: None };
@@ -328,11 +319,23 @@ impl Chunks {
             free_count: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
             taken: AtomicU64::new(0),
+            released: AtomicU64::new(0),
+            cleaners,
         };
         if let Some(root) = chunks.get(0) {
             root.set_usage(Use::Other);
         }
         chunks
+    }
+
+    /// Free chunks that are left alone by whoever takes one for this (K4).
+    pub(super) fn kept(&self, whom: For) -> usize {
+        match whom {
+            For::Puts => KEPT_FOR_DELETES + self.cleaners,
+            For::Deletes => KEPT_FOR_CLEANERS + self.cleaners,
+            For::Cleaner => 0,
+            For::Checkpoint => KEPT_FOR_WRITERS + self.cleaners,
+        }
     }
 
     #[inline]
@@ -365,6 +368,11 @@ impl Chunks {
     /// Chunks that were taken since the store was opened.
     pub(super) fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// A number that grows before a chunk is seen to be free.
+    pub(super) fn released(&self) -> u64 {
+        self.released.load(Ordering::SeqCst)
     }
 
     pub(super) fn next_epoch(&self) -> u64 {
@@ -429,7 +437,7 @@ impl Chunks {
     /// Takes `count` free chunks in a row; `None` if there are none that `whom` may have.
     pub(super) fn take(&self, count: usize, whom: For) -> Option<u32> {
         let mut free = self.free.lock();
-        if free.count < count + whom.kept() {
+        if free.count < count + self.kept(whom) {
             return None;
         }
         let length = free.flags.len();
@@ -521,6 +529,7 @@ impl Chunks {
             };
             self.write_header(memory, &header)?;
         }
+        self.released.fetch_add(1, Ordering::SeqCst);
         for number in number..number.saturating_add(count) {
             self.add_free(number);
         }

@@ -22,13 +22,14 @@
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
 
 use super::chunks::{Chunk, For, Use};
+use super::cleaners::Still;
 use super::commit::Log;
 use super::moves::Victim;
-use super::pack::Packing;
 use super::read::attributes_of;
 use super::{Flat, OPEN, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::{Error, ErrorKind, Result};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
@@ -58,9 +59,12 @@ impl Gain {
     }
 }
 
-/// State of the cleaner.
+/// State of a cleaner.
 #[derive(Debug)]
 pub(super) struct Cleaner {
+    /// Whose logs it cleans, and the first core of that group.
+    pub(super) group: usize,
+    pub(super) core: usize,
     pub(super) log: Log,
     /// Bytes of logs that did not count when there was nothing left to gain.
     futile: Option<u64>,
@@ -68,22 +72,18 @@ pub(super) struct Cleaner {
     left: BTreeMap<u32, Vec<u64>>,
     /// Chunks with damage: they are left as they are.
     pub(super) damaged: BTreeSet<u32>,
-    /// What is under way to empty chunks of blocks.
-    pub(super) packing: Option<Packing>,
-    /// Chunks of blocks that could not be emptied: how many chunks had been taken, and blocks in use.
-    pub(super) stuck: BTreeMap<u32, (u64, u32)>,
     buffer: Vec<u8>,
 }
 
 impl Cleaner {
-    pub(super) fn new() -> Cleaner {
+    pub(super) fn new(group: usize, core: usize) -> Cleaner {
         Cleaner {
+            group,
+            core,
             log: Log::new(None),
             futile: None,
             left: BTreeMap::new(),
             damaged: BTreeSet::new(),
-            packing: None,
-            stuck: BTreeMap::new(),
             buffer: Vec::new(),
         }
     }
@@ -96,91 +96,123 @@ impl Cleaner {
     }
 }
 
+/// A search for room.
+pub(super) struct Search<'a> {
+    /// Whose logs may be cleaned, in this order.
+    groups: Vec<usize>,
+    visited: BTreeSet<u32>,
+    /// Whether there is room enough; asked whenever a lock was waited for.
+    pub(super) is_over: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Search<'a> {
+    fn new(groups: impl Iterator<Item = usize>, is_over: &'a dyn Fn() -> bool) -> Search<'a> {
+        Search { groups: groups.collect(), visited: BTreeSet::new(), is_over }
+    }
+}
+
 impl Flat {
-    /// Makes room until so many chunks are free for somebody; false if that cannot be.
-    pub(super) fn make_room(&self, count: usize, whom: For) -> Result<bool> {
-        let mut cleaner = self.cleaner.lock();
+    /// Makes room until so many chunks are free for somebody of this core; false if that cannot be.
+    pub(super) fn make_room(&self, core: usize, count: usize, whom: For) -> Result<bool> {
         // A checkpoint is worth less than any write, and so is a backup.
-        let cleaned = self.clean_for(&mut cleaner, count, whom)?;
+        let cleaned = self.clean_for(core, count, whom)?;
         Ok(cleaned || self.drop_checkpoint()? || self.break_hold())
     }
 
-    fn clean_for(&self, cleaner: &mut Cleaner, count: usize, whom: For) -> Result<bool> {
-        let wanted = count + whom.kept();
+    fn clean_for(&self, core: usize, count: usize, whom: For) -> Result<bool> {
+        let wanted = count + self.chunks.kept(whom);
         let before = self.chunks.free_count();
         let enough = || {
             let free = self.chunks.free_count();
             free >= wanted && (count == 1 || free > before)
         };
-        if before >= wanted && count == 1 {
-            return Ok(true);
-        }
-        let mut visited = BTreeSet::new();
-        while self.clean_next(cleaner, &mut visited, Gain::Some)? {
-            if enough() {
-                return Ok(true);
+        // Its own group's cleaner first: the others may be at work for theirs.
+        let (own, groups) = (self.cleaners.group_of(core), self.cleaners.count());
+        let groups = (own..own + groups).map(|group| group % groups);
+        let mut search = Search::new(groups, &enough);
+        while !enough() {
+            if !self.clean_next(&mut search, Gain::Some)? {
+                return Ok(self.chunks.free_count() > before);
             }
         }
-        Ok(self.chunks.free_count() > before)
+        Ok(true)
     }
 
     /// Cleans the chunk from which there is most to gain, or moves records out of chunks of blocks; false if there is nothing to
     /// gain.
-    fn clean_next(
-        &self,
-        cleaner: &mut Cleaner,
-        visited: &mut BTreeSet<u32>,
-        gain: Gain,
-    ) -> Result<bool> {
+    fn clean_next(&self, search: &mut Search<'_>, gain: Gain) -> Result<bool> {
         // What costs least comes first.
-        if self.clean_victim(cleaner, visited, Gain::Much)? {
+        if self.clean_victim(search, Gain::Much)? {
             return Ok(true);
         }
-        if self.learn_of_log()? || self.pack(cleaner, gain == Gain::Much)? {
+        if self.learn_of_log(search)? || self.pack(search.is_over, gain == Gain::Much)? {
             return Ok(true);
         }
-        let dead = self.dead_bytes();
-        if gain == Gain::Much || cleaner.futile.is_some_and(|futile| dead <= futile) {
-            return Ok(false);
+        Ok(gain != Gain::Much && self.clean_victim(search, gain)?)
+    }
+
+    /// Cleans a chunk of one of the groups: the one from which there is most to gain; false if there is not enough.
+    fn clean_victim(&self, search: &mut Search<'_>, gain: Gain) -> Result<bool> {
+        let mut busy = Vec::new();
+        for group in search.groups.clone() {
+            match self.cleaners.of_group(group).try_lock() {
+                None => busy.push(group),
+                Some(mut cleaner) => {
+                    if self.clean_victim_of(&mut cleaner, search, gain)? {
+                        return Ok(true);
+                    }
+                }
+            }
         }
-        if self.clean_victim(cleaner, visited, gain)? {
-            return Ok(true);
+        // Those whose cleaners rest had nothing.
+        for group in busy {
+            let mut cleaner = self.cleaners.of_group(group).lock();
+            if (search.is_over)() || self.clean_victim_of(&mut cleaner, search, gain)? {
+                return Ok(true);
+            }
         }
-        // What a backup holds will be worth a look again.
-        cleaner.futile = (!self.hold.is_active()).then(|| self.dead_bytes());
         Ok(false)
     }
 
-    /// Cleans the chunk from which there is most to gain; false if there is not enough.
-    fn clean_victim(
+    fn clean_victim_of(
         &self,
         cleaner: &mut Cleaner,
-        visited: &mut BTreeSet<u32>,
+        search: &mut Search<'_>,
         gain: Gain,
     ) -> Result<bool> {
-        let mut victim = self.victim(visited, &cleaner.damaged, gain);
-        if victim.is_none() && self.seal_worth(cleaner, gain)? {
-            victim = self.victim(visited, &cleaner.damaged, gain);
+        // With the lock: nothing may change once a close has written the image.
+        self.refuse()?;
+        let group = cleaner.group;
+        let is_futile = |futile| self.dead_bytes(group) <= futile;
+        if gain == Gain::Some && cleaner.futile.is_some_and(is_futile) {
+            return Ok(false);
         }
-        let Some(victim) = victim else { return Ok(false) };
-        visited.insert(victim);
+        let mut victim = self.victim(group, &search.visited, &cleaner.damaged, gain);
+        if victim.is_none() && self.seal_worth(cleaner, gain)? {
+            victim = self.victim(group, &search.visited, &cleaner.damaged, gain);
+        }
+        let Some(victim) = victim else {
+            if gain == Gain::Some {
+                // What a backup holds will be worth a look again.
+                cleaner.futile = (!self.hold.is_active()).then(|| self.dead_bytes(group));
+            }
+            return Ok(false);
+        };
+        search.visited.insert(victim);
         self.clean_chunk(cleaner, victim)?;
         Ok(true)
     }
 
     /// Cleans up to so many chunks, those first from which there is most to gain.
     pub(super) fn clean_now(&self, count: usize) -> Result<usize> {
-        let mut cleaner = self.cleaner.lock();
-        // With the lock: nothing may change once a close has written the image.
         self.refuse()?;
-        let (mut visited, mut done) = (BTreeSet::new(), 0);
-        // The cleaner needs room for one victim's copies.
+        let mut search = Search::new(0..self.cleaners.count(), &|| false);
+        let mut done = 0;
+        // A cleaner needs room for one victim's copies.
         while done < count && self.chunks.free_count() > 0 {
-            if self.clean_victim(&mut cleaner, &mut visited, Gain::Any)?
-                || self.pack(&mut cleaner, false)?
-            {
+            if self.clean_victim(&mut search, Gain::Any)? || self.pack(search.is_over, false)? {
                 done += 1;
-            } else if !self.learn_of_log()? {
+            } else if !self.learn_of_log(&search)? {
                 break;
             }
         }
@@ -190,31 +222,33 @@ impl Flat {
     /// Free chunks that are kept ahead of writers, and those below which they ask for more.
     pub(super) fn reserve(&self) -> (usize, usize) {
         let share = |part: u32| usize::try_from(self.layout.chunk_count / part).unwrap_or(0);
-        let least = For::Puts.kept();
+        let least = self.chunks.kept(For::Puts);
         (least + share(RESERVE_SHARE).max(2), least + share(2 * RESERVE_SHARE).max(1))
     }
 
-    /// Cleans while fewer chunks are free than wanted, as long as that is worth its while: the emptier a chunk, the
-    /// earlier (FlatStore §3.4).
-    pub(super) fn clean_ahead(&self, wanted: usize, stop: impl Fn() -> bool) -> Result<()> {
-        let mut visited = BTreeSet::new();
-        while !stop() && self.chunks.free_count() < wanted {
-            // For each chunk anew: writers may be waiting.
-            let mut cleaner = self.cleaner.lock();
-            if self.state.load(Ordering::Acquire) != OPEN {
-                return Ok(());
-            }
-            if !self.clean_next(&mut cleaner, &mut visited, Gain::Much)? {
-                return Ok(());
-            }
-        }
+    /// Cleans logs of these groups while fewer chunks are free than wanted, as long as that is worth its while: the emptier a chunk,
+    /// the earlier (FlatStore §3.4).
+    pub(super) fn clean_ahead(
+        &self,
+        groups: std::ops::Range<usize>,
+        wanted: usize,
+        stop: impl Fn() -> bool,
+    ) -> Result<()> {
+        let is_over = || {
+            let is_open = self.state.load(Ordering::Acquire) == OPEN;
+            !is_open || stop() || self.chunks.free_count() >= wanted
+        };
+        let mut search = Search::new(groups, &is_over);
+        // The lock is given back after each chunk: writers may be waiting.
+        while !is_over() && self.clean_next(&mut search, Gain::Much)? {}
         Ok(())
     }
 
-    /// Bytes of logs that would come free if all were cleaned.
-    fn dead_bytes(&self) -> u64 {
+    /// Bytes of the logs of a group that would come free if all were cleaned.
+    fn dead_bytes(&self, group: usize) -> u64 {
         let now = self.now();
-        let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
+        let is_of = |number| self.group_of_log(number) == group;
+        let logs = self.chunks.iter().filter(|(number, chunk)| chunk.is_log() && is_of(*number));
         let dead = |chunk: &Chunk| {
             u64::from(chunk.tail.load(Ordering::Relaxed)).saturating_sub(chunk.live_bytes(now))
         };
@@ -222,9 +256,16 @@ impl Flat {
     }
 
     /// Reads a log of which nobody knows what its entries take, and when they expire; false if there is none.
-    fn learn_of_log(&self) -> Result<bool> {
-        let unread = self.chunks.iter().find(|(_, chunk)| chunk.is_unread());
+    fn learn_of_log(&self, search: &Search<'_>) -> Result<bool> {
+        let is_of = |number| search.groups.contains(&self.group_of_log(number));
+        let mut logs = self.chunks.iter();
+        let unread = logs.find(|(number, chunk)| chunk.is_unread() && is_of(*number));
         let Some((number, chunk)) = unread else { return Ok(false) };
+        let _cleaner = self.cleaner_of_log(number);
+        // Others may have read or cleaned it.
+        if (search.is_over)() || !chunk.is_unread() {
+            return Ok(true);
+        }
         let (mut buffer, mut payload, mut expiries) = (Vec::new(), 0, Expiries::default());
         self.read_log(number, &mut buffer)?;
         let mut batches = self.batches_of(number, &mut buffer);
@@ -239,8 +280,8 @@ impl Flat {
         Ok(true)
     }
 
-    /// Ends the logs whose chunks are worth it, so that these can be cleaned; false if there is none. Those that somebody writes to
-    /// go on.
+    /// Ends the logs of the cleaner's group whose chunks are worth it, so that these can be cleaned; false if there is none. Those that
+    /// somebody writes to go on.
     pub(super) fn seal_logs(
         &self,
         cleaner: &mut Cleaner,
@@ -260,7 +301,7 @@ impl Flat {
         };
         seal(&mut cleaner.log)?;
         // Without waiting: the caller may be a writer that has its log's lock, and that comes before the cleaner's.
-        let mut idle = self.logs.iter().filter_map(|log| log.0.try_lock());
+        let mut idle = self.logs_of_group(cleaner.group).filter_map(Mutex::try_lock);
         idle.try_for_each(|mut log| seal(&mut log))?;
         Ok(sealed)
     }
@@ -275,15 +316,22 @@ impl Flat {
         self.seal_logs(cleaner, &mut |_, chunk| Ok(is_worth(chunk)))
     }
 
-    /// The full chunk of which copies take the least; one without anything to gain only if it may have tombstones that are not
+    /// The full chunk of a group of which copies take the least; one without anything to gain only if it may have tombstones that are not
     /// needed any more, and somebody needs the room.
-    fn victim(&self, visited: &BTreeSet<u32>, damaged: &BTreeSet<u32>, gain: Gain) -> Option<u32> {
+    fn victim(
+        &self,
+        group: usize,
+        visited: &BTreeSet<u32>,
+        damaged: &BTreeSet<u32>,
+        gain: Gain,
+    ) -> Option<u32> {
         let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
         let now = self.now();
         let candidates = self.chunks.iter().filter(|(number, chunk)| {
             let allowed =
                 !visited.contains(number) && !damaged.contains(number) && !self.hold.holds(*number);
-            chunk.usage() == Use::Log && chunk.is_published() && allowed
+            let is_of = || self.group_of_log(*number) == group;
+            chunk.usage() == Use::Log && allowed && is_of() && chunk.is_published()
         });
         let least = candidates.filter_map(|(number, chunk)| {
             let (room, live) = (self.layout.room(), chunk.live_bytes(now));
@@ -297,12 +345,12 @@ impl Flat {
         least.min().map(|(_, _, number)| number)
     }
 
-    /// Copies what counts in a chunk of a log, and frees the chunk.
+    /// Copies what counts in a chunk of a log, and frees the chunk. The index follows all its entries.
     pub(super) fn clean_chunk(&self, cleaner: &mut Cleaner, number: u32) -> Result<()> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(()) };
-        let victim =
-            Victim { number, born: self.settled(), needed: self.tombstones_needed_below(number) };
         if !chunk.is_dead() {
+            let needed = self.tombstones_needed_below(number, |_| ());
+            let victim = Victim { number, born: self.settled(), needed };
             let mut buffer = std::mem::take(&mut cleaner.buffer);
             let copied = self.copy_live(cleaner, victim, &mut buffer);
             cleaner.buffer = buffer;
@@ -326,7 +374,14 @@ impl Flat {
 
     /// Frees the chunks that records are left for, so that nobody has to know of these any more (C4); false if one stays. The caller has
     /// the locks of all keys.
-    pub(super) fn clean_left(&self, cleaner: &mut Cleaner) -> Result<bool> {
+    pub(super) fn clean_left(&self, still: &mut Still<'_>) -> Result<bool> {
+        for cleaner in &mut still.cleaners {
+            self.clean_left_of(cleaner)?;
+        }
+        Ok(still.cleaners.iter().all(|cleaner| cleaner.left.is_empty()))
+    }
+
+    fn clean_left_of(&self, cleaner: &mut Cleaner) -> Result<()> {
         let numbers: Vec<u32> = cleaner.left.keys().copied().collect();
         for number in numbers {
             if !self.hold.holds(number) && !cleaner.damaged.contains(&number) {
@@ -336,7 +391,7 @@ impl Flat {
                 }
             }
         }
-        Ok(cleaner.left.is_empty())
+        Ok(())
     }
 
     /// A version such that the index follows every entry with a lower one (C3).
@@ -352,12 +407,19 @@ impl Flat {
         given.min(early).min(unsettled.unwrap_or(given))
     }
 
-    /// Tombstones from this version on may be needed by chunks other than `but`.
-    fn tombstones_needed_below(&self, but: u32) -> u64 {
-        let may_hold = self
-            .chunks
-            .iter()
-            .filter(|(number, chunk)| *number != but && chunk.is_log() && chunk.counts().1 > 0);
-        may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX)
+    /// Tombstones from this version on may be needed by chunks other than `but`. Tells `looks` which chunk it looks at.
+    pub(super) fn tombstones_needed_below(&self, but: u32, mut looks: impl FnMut(u32)) -> u64 {
+        loop {
+            let released = self.chunks.released();
+            let may_hold = self.chunks.iter().filter(|(number, chunk)| {
+                looks(*number);
+                *number != but && chunk.is_log() && chunk.counts().1 > 0
+            });
+            let needed = may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX);
+            // G2: else a cleaner of another group may have copied what is needed from a chunk that comes to one that was passed.
+            if self.chunks.released() == released {
+                return needed;
+            }
+        }
     }
 }

@@ -375,7 +375,7 @@ impl Flat {
         {
             return Ok((chunk, self.layout.start_of(chunk) + tail));
         }
-        let next = self.take_chunks(1, whom)?;
+        let next = self.take_chunks(core, 1, whom)?;
         if let Some((chunk, tail)) = log.open.take() {
             self.seal(chunk, tail)?;
         }
@@ -420,12 +420,12 @@ impl Flat {
         Ok(())
     }
 
-    /// Takes free chunks; makes room first if there are too few.
-    pub(super) fn take_chunks(&self, count: usize, whom: For) -> Result<u32> {
+    /// Takes free chunks for somebody of this core; makes room first if there are too few.
+    pub(super) fn take_chunks(&self, core: usize, count: usize, whom: For) -> Result<u32> {
         loop {
             if let Some(first) = self.chunks.take(count, whom) {
                 if self.chunks.free_count() < self.reserve().1 {
-                    self.background.wake();
+                    self.wake_background();
                 }
                 return Ok(first);
             }
@@ -434,7 +434,7 @@ impl Flat {
             {
                 return Ok(first);
             }
-            if !self.make_room(count, whom)? {
+            if !self.make_room(core, count, whom)? {
                 let words = "the store is full; deletes go on";
                 return Err(Error::new(ErrorKind::NoSpace, "write").context(words));
             }

@@ -119,12 +119,12 @@ impl Engine for Flat {
     fn close(&self) -> Result<()> {
         let closed = self.close_store();
         // So that the memory is free for the next opener.
-        self.background.join();
+        self.join_background();
         closed
     }
 
     fn end(&self) {
-        self.background.join();
+        self.join_background();
     }
 
     fn checkpoint(&self) -> Result<bool> {

@@ -1,6 +1,6 @@
 //! Chunks that are held while a backup copies them: what stands there may stop to count, but nobody overwrites it.
 //!
-//! The cleaner leaves held chunks of logs alone, since cleaning them frees nothing yet. Records that are freed in a held
+//! Cleaners leave held chunks of logs alone, since cleaning them frees nothing yet. Records that are freed in a held
 //! chunk are parked until the chunk is copied. Whoever finds no room breaks the hold: the store goes on, and the
 //! backup ends with an error.
 //!
@@ -9,7 +9,7 @@
 //!   hold began was overwritten.
 //!
 //! # Concurrency
-//! One short lock; nothing is locked under it. It begins under the locks of all keys and of the cleaner, so that no
+//! One short lock; nothing is locked under it. It begins under the locks of all keys and of all cleaners, so that no
 //! record is being freed then.
 //!
 //! # Failure
@@ -45,7 +45,7 @@ impl Hold {
         self.active.load(Ordering::Acquire)
     }
 
-    /// Whether the cleaner is to leave a chunk alone.
+    /// Whether cleaners are to leave a chunk alone.
     pub(super) fn holds(&self, number: u32) -> bool {
         self.active.load(Ordering::Acquire)
             && self.held.lock().as_ref().is_some_and(|held| held.kept.contains(&number))

@@ -10,8 +10,8 @@
 //!
 //! # Concurrency
 //! Everything may be called from any number of threads and tasks. Lock order: keys in order of their stripes, a core's
-//! log, the row, the cleaner, the checkpoint, a core's blocks, free chunks. Readers take none of them. A thread of its own cleans
-//! ahead of writers, and writes a checkpoint when they rest ([`background`]).
+//! log, the row, the packer, the cleaners in their order, the checkpoint, a core's blocks, free chunks. Readers take none of them. For
+//! each group of cores a thread cleans ahead of writers ([`cleaners`]), and one writes a checkpoint when they rest ([`background`]).
 //!
 //! # Failure
 //! After a failed store, flush or fence the store is read-only until it is opened again; reads go on. Full:
@@ -27,6 +27,7 @@ mod check;
 mod checkpoint;
 mod chunks;
 mod clean;
+mod cleaners;
 mod commit;
 mod engine;
 mod hold;
@@ -56,7 +57,7 @@ use crate::engine::background::Background;
 use crate::options::{EngineKind, Options};
 use batching::Batcher;
 use chunks::{Chunks, Use};
-use clean::Cleaner;
+use cleaners::Cleaners;
 use commit::{CoreLog, Log};
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
@@ -86,8 +87,8 @@ pub(crate) fn plan_memory(size_bytes: u64, chunk_size: Option<u64>) -> Result<()
     Layout::plan(size_bytes, chunk_size).map(drop)
 }
 
-/// Locks of keys.
-const KEY_STRIPES: usize = 8192;
+/// Locks of keys: 512 KiB.
+const KEY_STRIPES: usize = 1 << 17;
 /// Most cores that have a log of their own.
 const CORES_MAX: usize = 60;
 
@@ -124,11 +125,12 @@ pub(crate) struct Flat {
     keys: KeyLocks,
     /// Held by who makes a row of chunks.
     row: Mutex<()>,
-    cleaner: Mutex<Cleaner>,
+    cleaners: Cleaners,
     cleared: Mutex<Clear>,
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
-    background: Arc<Background>,
+    /// Of each cleaner.
+    background: Box<[Arc<Background>]>,
     pool: BufferPool,
     clock: Arc<dyn Clock>,
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
@@ -172,6 +174,7 @@ impl Flat {
                 flat
             }
         };
+        flat.versions.raise(options.testing.first_version);
         let flat = Arc::new(flat);
         if options.testing.background {
             flat.start_background()?;
@@ -181,11 +184,11 @@ impl Flat {
 
     /// Ends the use of the store, and writes the image. Waits for nobody.
     fn close_store(&self) -> Result<()> {
-        self.background.stop();
+        self.stop_background();
         let _locks = self.keys.lock_all();
-        let mut cleaner = self.cleaner.lock();
+        let mut still = self.hold_cleaning();
         let refused = self.refuse();
-        let left = refused.is_ok().then(|| self.clean_left(&mut cleaner));
+        let left = refused.is_ok().then(|| self.clean_left(&mut still));
         match (self.state.swap(CLOSED, Ordering::AcqRel), left) {
             (OPEN, Some(Ok(true))) => self.write_image(),
             (FAILED, None) => refused,
@@ -209,24 +212,27 @@ impl Flat {
             }),
             IndexKind::Masstree => Box::new(Masstree::new()),
         };
+        let batching = commit::batching(options, cores, &layout);
+        let group_size = cleaners::group_size(cores, batching.cores_together(), layout.chunk_count);
+        let cleaners = Cleaners::new(cores, group_size);
         Flat {
             memory: Arc::clone(memory),
             superblock: *superblock,
             layout,
             hasher: KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask),
             index,
-            chunks: Chunks::new(&layout),
-            batcher: Batcher::new(commit::batching(options, cores, &layout)),
+            chunks: Chunks::new(&layout, cleaners.count()),
+            batcher: Batcher::new(batching),
             logs: (0..cores).map(|_| CoreLog(Mutex::new(Log::new(None)))).collect(),
             sizes: Sizes::of(layout.room() / LINE as u64),
             blocks: (0..cores).map(|_| CoreBlocks::default()).collect(),
             keys: KeyLocks::new(if options.testing.cores.is_some() { 64 } else { KEY_STRIPES }),
             row: Mutex::default(),
-            cleaner: Mutex::new(Cleaner::new()),
+            background: (0..cleaners.count()).map(|_| Arc::default()).collect(),
+            cleaners,
             cleared: Mutex::new(root.clear),
             checkpoint: Mutex::default(),
             hold: Hold::default(),
-            background: Arc::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
@@ -321,8 +327,8 @@ impl Flat {
 impl Drop for Flat {
     /// Best effort for a store that nobody closed: nothing is lost without, but the next open takes longer.
     fn drop(&mut self) {
-        // Without waiting: this may be the background thread itself.
-        self.background.stop();
+        // Without waiting: this may be a background thread itself.
+        self.stop_background();
         if self.state.load(Ordering::Acquire) == OPEN
             && !std::thread::panicking()
             && let Err(error) = self.close_store()

@@ -5,13 +5,14 @@
 //! becomes a tombstone, or nothing once no older entry of its key can be on media.
 //!
 //! # Concurrency
-//! Under the cleaner's lock.
+//! Under the lock of the chunk's cleaner.
 
 use super::batches::{Batches, FoundEntry};
 use super::chunks::{Chunk, For};
 use super::clean::Cleaner;
 use super::commit::Sites;
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Place, kind_of};
+use super::pack::Emptying;
 use super::read::attributes_of;
 use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
@@ -21,12 +22,17 @@ use esker_format::flat::{
     Action, BATCH_HEADER_SIZE, CHUNK_START, EncodeEntry, Entry, EntryKey, LINE, Stamp,
 };
 use esker_index::Word;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// Each batch of copies is durable before the next is stored, as in any log (L1): else a crash could leave a whole one
 /// behind a torn one, which proves damage.
 const MOVE: Sites =
     Sites { store: sites::MOVE_STORE, flush: sites::MOVE_FLUSH, fence: sites::MOVE_FENCE };
+
+/// Most versions from that of a batch to that of an entry that says how many; beyond, the entry says its version. What two bytes can
+/// say, or so few in explorations that copies go beyond.
+const DELTA_MAX: u64 = if cfg!(feature = "small") { 15 } else { (1 << 16) - 1 };
 
 /// What may go from a chunk, and what is known of it.
 #[derive(Clone, Copy)]
@@ -57,6 +63,8 @@ struct Copied {
 /// Copies on their way: to a batch, and then to the index.
 #[derive(Default)]
 struct Moves {
+    /// Chunks of blocks out of which records are moved.
+    emptying: Arc<Emptying>,
     bytes: Vec<u8>,
     base: u64,
     forming: Vec<Copied>,
@@ -107,7 +115,7 @@ impl Flat {
     ) -> Result<bool> {
         self.read_log(victim.number, buffer)?;
         let batches = self.batches_of(victim.number, buffer);
-        let mut moves = Moves::default();
+        let mut moves = Moves { emptying: self.cleaners.emptying(), ..Moves::default() };
         let copied = self.copy_batches(cleaner, batches, &mut moves, victim);
         // Also after an error: what was copied is durable (C1), and as good as the original.
         moves.done.into_iter().for_each(|(copied, new)| {
@@ -198,7 +206,7 @@ impl Flat {
         }
         let becomes = match has_expired {
             true => self.becomes_tombstone(entry, &key)?,
-            false => self.becomes_moved(cleaner, entry, &key)?,
+            false => self.becomes_moved(&moves.emptying, entry, &key)?,
         };
         // Whatever becomes of it has no more bytes.
         let size = BATCH_HEADER_SIZE + moves.bytes.len() + entry.size + 8;
@@ -213,7 +221,8 @@ impl Flat {
         if moves.forming.is_empty() {
             moves.base = version;
         }
-        let delta = version.checked_sub(moves.base).and_then(|delta| u16::try_from(delta).ok());
+        let delta = version.checked_sub(moves.base).filter(|delta| *delta <= DELTA_MAX);
+        let delta = delta.and_then(|delta| u16::try_from(delta).ok());
         let stamp = delta.map_or(Stamp::Whole(version), Stamp::Delta);
         let Becomes { entry, old_record, new_record, expires_at } = becomes;
         let at = moves.bytes.len();
@@ -253,16 +262,16 @@ impl Flat {
     /// What becomes of an entry that counts: its record moves if that is in a chunk that is being emptied.
     fn becomes_moved<'e>(
         &self,
-        cleaner: &Cleaner,
+        emptying: &Emptying,
         entry: &Entry<'e>,
         key: &[u8],
     ) -> Result<Becomes<'e>> {
         let mut same = Becomes::same(entry);
         let Some(old) = record_of_action(entry.action) else { return Ok(same) };
-        if !self.is_emptying(cleaner, self.chunk_of_line(old)) {
+        if !self.is_among(emptying, self.chunk_of_line(old)) {
             return Ok(same);
         }
-        if let Some(new) = self.move_record(cleaner, key, old)? {
+        if let Some(new) = self.move_record(emptying, key, old)? {
             same.entry.action = match entry.action {
                 Action::Delete(_) => Action::Delete(Some(new)),
                 _ => Action::Pointer(new),
@@ -325,7 +334,7 @@ impl Flat {
             let words = "the cleaner has no free chunk";
             return Err(Error::new(ErrorKind::NoSpace, "clean").context(words));
         };
-        let begun = self.begin_log(next, 0, born);
+        let begun = self.begin_log(next, cleaner.core, born);
         Ok((next, begun.map_err(|error| self.poison(&error))?))
     }
 }

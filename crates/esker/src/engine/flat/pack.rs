@@ -6,14 +6,14 @@
 //! record is free once its entry's chunk is, and a chunk of blocks once all its records are.
 //!
 //! # Concurrency
-//! Under the cleaner's lock, which may be given to others between two chunks of logs. From chunks that are being emptied nobody allocates: they are in no list of a core, and pass for
-//! listed, so that whoever frees a block there does not list them.
+//! One packer a store, whose lock is given to others between two chunks of logs; it takes the lock of each one's cleaner in turn. Cleaners that are at
+//! work for another reason move the records of their entries, too, so each chunk of a log is looked through once, whoever cleans it. From chunks that are being
+//! emptied nobody allocates: they are in no list of a core, and pass for listed, so that whoever frees a block there does not list them.
 //!
 //! # Failure
 //! A crash finds each record at least once, by the entry that it finds.
 
 use super::chunks::{Chunk, For, Use};
-use super::clean::Cleaner;
 use super::moves::record_of_action;
 use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
@@ -42,32 +42,43 @@ struct Loose {
     lines: u64,
 }
 
-/// Chunks that are being emptied.
-#[derive(Debug)]
-pub(super) struct Packing {
+/// Chunks of blocks that are being emptied.
+#[derive(Debug, Default)]
+pub(super) struct Emptying {
     /// With their generations: who finds another one finds a chunk that came free and was taken anew.
     victims: BTreeMap<u32, u64>,
-    /// Chunks of logs that are still to be looked through.
-    logs: Vec<u32>,
     /// Whether free chunks may be taken for what finds no block.
     takes_chunks: bool,
+}
+
+/// State of the packer.
+#[derive(Debug, Default)]
+pub(super) struct Packer {
+    /// Chunks of logs that are still to be looked through; `None`: nothing is being emptied.
+    logs: Option<Vec<u32>>,
+    /// Chunks of blocks that could not be emptied: how many chunks had been taken, and blocks in use.
+    stuck: BTreeMap<u32, (u64, u32)>,
 }
 
 impl Flat {
     /// Goes on to move records out of chunks of blocks, as many as fit where others are free; false if there is nothing to
     /// gain, or nothing was gained in the end. `ahead`: begins only where much is to gain for little.
-    pub(super) fn pack(&self, cleaner: &mut Cleaner, ahead: bool) -> Result<bool> {
-        if cleaner.packing.is_none() {
-            let victims = self.packable(cleaner, ahead);
-            if !self.begin_packing(cleaner, victims, false)? {
+    pub(super) fn pack(&self, is_over: &dyn Fn() -> bool, ahead: bool) -> Result<bool> {
+        let mut packer = self.cleaners.packer.lock();
+        if is_over() {
+            return Ok(true);
+        }
+        if packer.logs.is_none() {
+            let victims = self.packable(&mut packer, ahead);
+            if !self.begin_packing(&mut packer, victims, false)? {
                 return Ok(false);
             }
         }
-        match self.pack_more(cleaner) {
+        match self.pack_more(&mut packer) {
             Ok(true) => Ok(true),
-            Ok(false) => Ok(self.end_packing(cleaner)),
+            Ok(false) => Ok(self.end_packing(&mut packer)),
             Err(error) => {
-                let came_free = self.end_packing(cleaner);
+                let came_free = self.end_packing(&mut packer);
                 // What moved so far did.
                 if error.kind() == ErrorKind::NoSpace { Ok(came_free) } else { Err(error) }
             }
@@ -77,7 +88,7 @@ impl Flat {
     /// Begins to empty chunks of blocks; false if they all came free meanwhile.
     pub(super) fn begin_packing(
         &self,
-        cleaner: &mut Cleaner,
+        packer: &mut Packer,
         mut victims: BTreeMap<u32, u64>,
         takes_chunks: bool,
     ) -> Result<bool> {
@@ -85,32 +96,48 @@ impl Flat {
         if victims.is_empty() {
             return Ok(false);
         }
-        let mut buffer = Vec::new();
-        let mut points = |number, _: &Chunk| self.points_into(number, &victims, &mut buffer);
-        let sealed = self.seal_logs(cleaner, &mut points);
+        packer.logs = Some(Vec::new());
+        // First: who copies an entry afterwards, to a log that is not looked through any more, moves its record.
+        self.cleaners.set_emptying(Emptying { victims, takes_chunks });
+        let sealed = self.seal_pointing(&self.cleaners.emptying());
         let logs = self.chunks.iter().filter(|(_, chunk)| chunk.usage() == Use::Log);
-        let logs = logs.map(|(number, _)| number).collect();
-        cleaner.packing = Some(Packing { victims, logs, takes_chunks });
+        packer.logs = Some(logs.map(|(number, _)| number).collect());
         if sealed.is_err() {
-            self.end_packing(cleaner);
+            self.end_packing(packer);
         }
-        sealed.map(|_| true)
+        sealed.map(|()| true)
+    }
+
+    /// Ends the logs that point into chunks that are being emptied, and waits for who moves entries without knowing of these.
+    fn seal_pointing(&self, emptying: &Emptying) -> Result<()> {
+        let mut buffer = Vec::new();
+        let mut points = |number, _: &Chunk| self.points_into(number, emptying, &mut buffer);
+        for group in 0..self.cleaners.count() {
+            let mut cleaner = self.cleaners.of_group(group).lock();
+            self.refuse()?;
+            self.seal_logs(&mut cleaner, &mut points)?;
+        }
+        Ok(())
     }
 
     /// Cleans the next chunk of a log that points into chunks that are being emptied, or looks at some; false if there are no more.
-    pub(super) fn pack_more(&self, cleaner: &mut Cleaner) -> Result<bool> {
+    pub(super) fn pack_more(&self, packer: &mut Packer) -> Result<bool> {
         let mut buffer = Vec::new();
+        let emptying = self.cleaners.emptying();
         for _ in 0..LOOKS {
-            let Some(packing) = &mut cleaner.packing else { return Ok(false) };
-            let Some(number) = packing.logs.pop() else { return Ok(false) };
+            let Some(logs) = &mut packer.logs else { return Ok(false) };
+            let Some(number) = logs.pop() else { return Ok(false) };
+            let mut cleaner = self.cleaner_of_log(number);
+            // With the lock: nothing may change once a close has written the image.
+            self.refuse()?;
             let may_go = self
                 .chunks
                 .get(number)
                 .is_some_and(|chunk| chunk.usage() == Use::Log && chunk.is_published())
                 && !self.hold.holds(number)
                 && !cleaner.damaged.contains(&number);
-            if may_go && self.points_into(number, &packing.victims, &mut buffer)? {
-                self.clean_chunk(cleaner, number)?;
+            if may_go && self.points_into(number, &emptying, &mut buffer)? {
+                self.clean_chunk(&mut cleaner, number)?;
                 break;
             }
         }
@@ -118,38 +145,33 @@ impl Flat {
     }
 
     /// Whether the records of a chunk are to move.
-    pub(super) fn is_emptying(&self, cleaner: &Cleaner, number: u32) -> bool {
-        let victims = cleaner.packing.as_ref().map(|packing| &packing.victims);
-        victims.is_some_and(|victims| self.is_among(victims, number))
-    }
-
-    fn is_among(&self, victims: &BTreeMap<u32, u64>, number: u32) -> bool {
-        let generation = self.chunks.get(number).map(Chunk::generation);
-        generation.is_some() && generation == victims.get(&number).copied()
+    pub(super) fn is_among(&self, emptying: &Emptying, number: u32) -> bool {
+        let Some(victim) = emptying.victims.get(&number) else { return false };
+        self.chunks.get(number).is_some_and(|chunk| chunk.generation() == *victim)
     }
 
     /// Gives chunks that could not be emptied back; true if some could.
-    pub(super) fn end_packing(&self, cleaner: &mut Cleaner) -> bool {
-        let Some(packing) = cleaner.packing.take() else { return false };
+    pub(super) fn end_packing(&self, packer: &mut Packer) -> bool {
+        packer.logs = None;
         let mut came_free = false;
-        for (number, generation) in packing.victims {
-            let Some(chunk) = self.chunks.get(number) else { continue };
-            if chunk.usage() != Use::Blocks || chunk.generation() != generation {
+        for (number, generation) in &self.cleaners.set_emptying(Emptying::default()).victims {
+            let Some(chunk) = self.chunks.get(*number) else { continue };
+            if chunk.usage() != Use::Blocks || chunk.generation() != *generation {
                 came_free = true;
                 continue;
             }
             let live = chunk.live.load(Ordering::Relaxed);
-            cleaner.stuck.insert(number, (self.chunks.taken(), live));
+            packer.stuck.insert(*number, (self.chunks.taken(), live));
             chunk.listed.store(false, Ordering::SeqCst);
-            self.relist(number, chunk);
+            self.relist(*number, chunk);
         }
         came_free
     }
 
     /// Chunks of blocks whose records fit into the free blocks of others: those with the least in use first.
-    fn packable(&self, cleaner: &mut Cleaner, ahead: bool) -> BTreeMap<u32, u64> {
+    fn packable(&self, packer: &mut Packer, ahead: bool) -> BTreeMap<u32, u64> {
         let taken = self.chunks.taken();
-        cleaner.stuck.retain(|_, (at, _)| taken < *at + AGAIN_CHUNKS);
+        packer.stuck.retain(|_, (at, _)| taken < *at + AGAIN_CHUNKS);
         let mut loose: Vec<Loose> = self.chunks.iter().filter_map(|it| self.loose(it)).collect();
         loose.sort_unstable_by_key(|chunk| chunk.live * chunk.lines);
         let mut free = vec![0; self.sizes.count()];
@@ -166,7 +188,7 @@ impl Flat {
                 break;
             }
             let live = u32::try_from(chunk.live).unwrap_or(u32::MAX);
-            let is_stuck = cleaner
+            let is_stuck = packer
                 .stuck
                 .get(&chunk.number)
                 .is_some_and(|(_, before)| live > *before - (*before).div_ceil(AGAIN_SHARE));
@@ -196,18 +218,13 @@ impl Flat {
     }
 
     /// Whether an entry of a log points into one of these chunks.
-    fn points_into(
-        &self,
-        number: u32,
-        chunks: &BTreeMap<u32, u64>,
-        buffer: &mut Vec<u8>,
-    ) -> Result<bool> {
+    fn points_into(&self, number: u32, emptying: &Emptying, buffer: &mut Vec<u8>) -> Result<bool> {
         self.read_log(number, buffer)?;
         let mut batches = self.batches_of(number, buffer);
         while let Ok(Some(batch)) = batches.take_next() {
             let found = batch.entries().flatten();
             let mut lines = found.filter_map(|found| record_of_action(found.entry.action));
-            if lines.any(|line| self.is_among(chunks, self.chunk_of_line(line))) {
+            if lines.any(|line| self.is_among(emptying, self.chunk_of_line(line))) {
                 return Ok(true);
             }
         }
@@ -217,7 +234,7 @@ impl Flat {
     /// Copies a record to a free block of another chunk, durably; `None` if there is none, or the record is damaged.
     pub(super) fn move_record(
         &self,
-        cleaner: &Cleaner,
+        emptying: &Emptying,
         key: &[u8],
         line: u64,
     ) -> Result<Option<u64>> {
@@ -232,8 +249,7 @@ impl Flat {
             return Ok(None);
         }
         let value = buffer.get(record.key_length..).unwrap_or(&[]);
-        let takes_chunks = cleaner.packing.as_ref().is_some_and(|packing| packing.takes_chunks);
-        self.place_moved(key, record.key_length > 0, value, takes_chunks)
+        self.place_moved(key, record.key_length > 0, value, emptying.takes_chunks)
     }
 
     /// Writes a record to a free block, durably; `None` if there is none, nor a free chunk that it may take.
@@ -249,10 +265,10 @@ impl Flat {
         let (class, lines) = self.sizes.for_record(lines);
         let place = || self.allocate_anywhere(0, self.sizes.alike(class));
         let mut found = place();
-        // One for the cleaner's log stays.
+        // One for each cleaner's log stays.
         if found.is_none()
             && takes_chunks
-            && self.chunks.free_count() > 1
+            && self.chunks.free_count() > self.cleaners.count()
             && let Some(chunk) = self.chunks.take(1, For::Cleaner)
         {
             self.begin_blocks(chunk, 0, lines)?;

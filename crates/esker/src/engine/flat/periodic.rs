@@ -4,7 +4,7 @@
 //! The image begins with the tails of all logs, taken at a moment when no write and no move is under way: whatever
 //! counted of the entries before them was in the index. Then writers go on, and the index is copied part by part. What of
 //! the copy stands behind a tail, or in a chunk that was begun later, is left out when it is loaded: recovery
-//! reads those logs from their tails on. The cleaner may move entries and free chunks meanwhile and afterwards: an entry
+//! reads those logs from their tails on. Cleaners may move entries and free chunks meanwhile and afterwards: an entry
 //! counts only in the incarnation of its chunk that the image names, and its copy stands behind the tails.
 //!
 //! # Invariants
@@ -15,7 +15,7 @@
 //!   checkpoint of any age is right, and none is needed.
 //!
 //! # Concurrency
-//! The tails are taken with the locks of all keys and of the cleaner; nothing is held while the index is copied but the
+//! The tails are taken with the locks of all keys and of all cleaners; nothing is held while the index is copied but the
 //! checkpoint's own lock. Whoever finds no room drops the checkpoint.
 //!
 //! # Failure
@@ -75,11 +75,11 @@ impl Flat {
         self.refuse()?;
         let settled = !sites::CHECKPOINT_SETTLED.disabled();
         let locks = settled.then(|| self.keys.lock_all());
-        let mut cleaner = settled.then(|| self.cleaner.lock());
+        let mut still = settled.then(|| self.hold_cleaning());
         self.refuse()?;
         // Recovery would not find such an entry before the tails, and not know that its record is left.
-        if let Some(cleaner) = &mut cleaner
-            && !self.clean_left(cleaner)?
+        if let Some(still) = &mut still
+            && !self.clean_left(still)?
         {
             return Ok(false);
         }
@@ -98,7 +98,7 @@ impl Flat {
         // A log that was just begun has nothing yet.
         let tails: Vec<LogTail> =
             logs.map(tail).filter(|tail| u64::from(tail.tail) > CHUNK_START).collect();
-        drop(cleaner);
+        drop(still);
         drop(locks);
         let mut writer = Writer::new(self, For::Checkpoint, ImageKind::Tails, next);
         let written = self.write_index(&mut writer, &tails);
@@ -241,7 +241,7 @@ impl Flat {
         let each = if self.index.is_ordered() { KEY_ENTRY } else { HASH_ENTRY_SIZE };
         let bytes = self.index.len().saturating_mul(each as u64);
         let parts = usize::try_from(bytes / self.layout.room()).unwrap_or(usize::MAX);
-        For::Checkpoint.kept().saturating_add(parts).saturating_add(3)
+        self.chunks.kept(For::Checkpoint).saturating_add(parts).saturating_add(3)
     }
 
     /// The version that came next when the last checkpoint was written.

@@ -142,7 +142,7 @@ impl Flat {
             // The first chunk's headers stay; those of the others are overwritten.
             let count = (size + CHUNK_START).div_ceil(self.layout.chunk_size);
             let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let first = self.take_chunks(count, whom)?;
+            let first = self.take_chunks(core, count, whom)?;
             let chunks = u32::try_from(count).unwrap_or(u32::MAX);
             self.begin_chunk(first, core, ChunkKind::Large, 0, chunks)?;
             if let Some(chunk) = self.chunks.get(first) {
@@ -160,7 +160,7 @@ impl Flat {
                 return Ok(offset);
             }
             // Without the lock: making room may free blocks.
-            let chunk = match self.take_chunks(1, whom) {
+            let chunk = match self.take_chunks(core, 1, whom) {
                 Err(error) if error.kind() == ErrorKind::NoSpace => {
                     // A block that is too large is better than none.
                     let found = self.allocate_anywhere(core, class..self.sizes.count());

@@ -346,7 +346,7 @@ impl Flat {
                 ChunkKind::Blocks => self.list_found(header.number),
                 ChunkKind::Large if !used => self.chunks.release(&*self.memory, header.number)?,
                 ChunkKind::Log if chunk.is_dead() && chunk.usage() == Use::Log => {
-                    self.clean_chunk(&mut self.cleaner.lock(), header.number)?;
+                    self.clean_chunk(&mut self.cleaner_of_log(header.number), header.number)?;
                 }
                 ChunkKind::Large | ChunkKind::Log => {}
             }

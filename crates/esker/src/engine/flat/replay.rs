@@ -442,10 +442,9 @@ impl Flat {
 
     /// Leaves the records of twins for their chunks (C4), where they are not those of the entries that count.
     fn mark_twins(&self, twins: &[(u32, u64)]) {
-        let mut cleaner = self.cleaner.lock();
         for (chunk, line) in twins {
             if self.mark(*line) {
-                cleaner.leave(*chunk, Some(*line));
+                self.cleaner_of_log(*chunk).leave(*chunk, Some(*line));
             }
         }
     }

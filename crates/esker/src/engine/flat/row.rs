@@ -5,7 +5,7 @@
 //! too, until the row is whole.
 //!
 //! # Concurrency
-//! One row at a time. The cleaner's lock is given to others between two chunks of logs; who needs room then goes on with what is
+//! One row at a time. The locks of packer and cleaners are given to others between two chunks of logs; who needs room then goes on with what is
 //! under way. A chunk that others keep ends the attempt: what was kept back is free for all again.
 
 use super::Flat;
@@ -14,8 +14,8 @@ use esker_base::{ErrorKind, Result};
 use esker_format::flat::LINE;
 use std::sync::atomic::Ordering;
 
-/// Free chunks, beyond those that the row takes, with which it can be made: for the cleaner's log, and what is moved to.
-const SPARE: usize = 3;
+/// Free chunks, beyond those that the row takes and one for each cleaner's log, with which it can be made: what is moved to.
+const SPARE: usize = 2;
 /// Records of which one has its entry in a chunk of a log in which no other has.
 const FEW: u64 = 16;
 
@@ -27,14 +27,14 @@ impl Flat {
         if let Some(first) = self.chunks.take(count, whom) {
             return Ok(Some(first));
         }
-        let spare = (count + whom.kept()).max(count + SPARE);
-        if self.chunks.free_count() < spare {
+        let spare = SPARE + self.cleaners.count();
+        if self.chunks.free_count() < count + self.chunks.kept(whom).max(spare) {
             return Ok(None);
         }
         let Some((first, live_bytes)) = self.emptiest_row(count) else { return Ok(None) };
         self.chunks.keep_back(first, count);
         let moved_to = usize::try_from(live_bytes / self.layout.room()).unwrap_or(usize::MAX);
-        let made = match self.chunks.free_count() > moved_to.saturating_add(SPARE) {
+        let made = match self.chunks.free_count() > moved_to.saturating_add(spare) {
             true => self.empty_row((first..).take(count)),
             false => Ok(()),
         };
@@ -85,22 +85,24 @@ impl Flat {
             chunks.filter(move |(_, chunk)| chunk.usage() == usage)
         };
         {
-            let mut cleaner = self.cleaner.lock();
+            let mut packer = self.cleaners.packer.lock();
             // Its chunks of blocks may be among these.
-            self.end_packing(&mut cleaner);
+            self.end_packing(&mut packer);
             let victims = of(Use::Blocks).map(|(number, chunk)| (number, chunk.generation()));
-            self.begin_packing(&mut cleaner, victims.collect(), true)?;
+            self.begin_packing(&mut packer, victims.collect(), true)?;
         }
         // A list: some may stay.
         let logs: Vec<u32> = of(Use::Log).map(|(number, _)| number).collect();
         for number in logs {
-            let mut cleaner = self.cleaner.lock();
-            if self.chunks.get(number).is_some_and(|chunk| chunk.usage() == Use::Log) {
+            let mut cleaner = self.cleaner_of_log(number);
+            let may_go = |chunk: &Chunk| chunk.usage() == Use::Log && chunk.is_published();
+            if self.chunks.get(number).is_some_and(may_go) {
                 self.clean_chunk(&mut cleaner, number)?;
             }
         }
-        while of(Use::Blocks).next().is_some() && self.pack_more(&mut self.cleaner.lock())? {}
-        self.end_packing(&mut self.cleaner.lock());
+        let packer = &self.cleaners.packer;
+        while of(Use::Blocks).next().is_some() && self.pack_more(&mut packer.lock())? {}
+        self.end_packing(&mut packer.lock());
         Ok(())
     }
 }

@@ -1,13 +1,17 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
-use super::Flat;
+use super::chunks::For;
 use super::commit::Placed;
+use super::{Flat, sites};
 use crate::options::{EngineKind, Options};
 use crate::value::Attributes;
 use esker_base::clock::ManualClock;
-use esker_media::Pmem;
+use esker_base::{Result, Site};
 use esker_media::sim::{SimPm, SimPmOptions};
+use esker_media::{Pmem, PmemCounters};
 use std::sync::Arc;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 const CHUNK_SIZE: u64 = 2048;
 
@@ -53,7 +57,7 @@ fn a_tombstone_whose_writer_stands_still_outlives_copies_of_what_it_deletes() {
         store.clean_now(8).unwrap();
         let reopened = Flat::open(memory, &options(engine)).unwrap();
         assert!(reopened.get_value(key, &mut |_| Ok(())).unwrap().is_none(), "{engine}");
-        store.state.store(super::CLOSED, std::sync::atomic::Ordering::Release);
+        store.state.store(super::CLOSED, Ordering::Release);
         drop(reopened);
     }
 }
@@ -67,4 +71,208 @@ fn groups_are_as_large_as_the_options_say() {
     assert_eq!(size_of(&options), 0, "those of a socket");
     options.batching_group = 3;
     assert_eq!(size_of(&options), 3);
+}
+
+/// Memory in which copies of a cleaner, once they are durable, wait for others at a barrier, and again to go on.
+#[derive(Debug)]
+struct Waiting {
+    inner: SimPm,
+    armed: AtomicBool,
+    barrier: Barrier,
+}
+
+impl Pmem for Waiting {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn report(&self) -> String {
+        self.inner.report()
+    }
+    fn counters(&self) -> PmemCounters {
+        self.inner.counters()
+    }
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
+        self.inner.read(offset, buf)
+    }
+    fn load_u64(&self, offset: u64) -> Result<u64> {
+        self.inner.load_u64(offset)
+    }
+    fn store(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.store(site, offset, bytes)
+    }
+    fn store_u64(&self, site: Site, offset: u64, value: u64) -> Result<()> {
+        self.inner.store_u64(site, offset, value)
+    }
+    fn ntstore(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.inner.ntstore(site, offset, bytes)
+    }
+    fn flush(&self, site: Site, offset: u64, length: u64) -> Result<()> {
+        self.inner.flush(site, offset, length)
+    }
+    fn fence(&self, site: Site) -> Result<()> {
+        self.inner.fence(site)?;
+        if site == sites::MOVE_FENCE && self.armed.swap(false, Ordering::SeqCst) {
+            self.barrier.wait();
+            self.barrier.wait();
+        }
+        Ok(())
+    }
+}
+
+/// A store of two groups, and its memory.
+fn two_groups() -> (Arc<Flat>, Arc<Waiting>) {
+    let inner = SimPm::new(SimPmOptions::new(40 * CHUNK_SIZE, 1));
+    let (armed, barrier) = (AtomicBool::new(false), Barrier::new(2));
+    let memory = Arc::new(Waiting { inner, armed, barrier });
+    let mut options = options(EngineKind::FlatCceh);
+    options.batching_group = 1;
+    options.testing.background = false;
+    let store = Flat::open(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
+    assert_eq!(store.cleaners.count(), 2);
+    (store, memory)
+}
+
+/// Puts a key into the log of a core, whatever its hash says.
+fn put_on(store: &Flat, core: usize, key: &[u8]) {
+    let hash = store.hasher.hash(key);
+    let prepared = store.prepare_put(core, key, &[3; 200], Attributes::default()).unwrap();
+    let lock = store.keys.lock(hash);
+    let found = store.find(hash, key).unwrap();
+    let placed = store.commit(core, lock.last(), &prepared.entry, || ()).unwrap();
+    lock.follow(placed.version);
+    store.publish(hash, key, found, placed.word).unwrap();
+}
+
+fn open_chunk(store: &Flat, core: usize) -> u32 {
+    store.logs[core].0.lock().open.unwrap().0
+}
+
+/// Puts keys into the log of a core until its chunk is another one.
+fn fill(store: &Flat, core: usize) {
+    let first = open_chunk(store, core);
+    for number in 0..u8::MAX {
+        put_on(store, core, &[b'f', u8::try_from(core).unwrap(), number]);
+        if open_chunk(store, core) != first {
+            return;
+        }
+    }
+    panic!("the chunk is never full");
+}
+
+#[test]
+fn a_group_is_cleaned_while_the_cleaner_of_another_one_is_at_work() {
+    let (store, memory) = two_groups();
+    for core in 0..2 {
+        put_on(&store, core, b"key");
+        fill(&store, core);
+        put_on(&store, core, b"key");
+    }
+    memory.armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| store.clean_now(1).unwrap());
+        memory.barrier.wait();
+        let free = store.chunks.free_count();
+        assert_eq!(store.clean_now(1).unwrap(), 1, "that of the other group");
+        assert_eq!(store.chunks.free_count(), free, "one came free, one is for the copies");
+        memory.barrier.wait();
+        assert_eq!(first.join().unwrap(), 1);
+    });
+    assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+    let owners = [0, 1].map(|group| {
+        let (chunk, _) = store.cleaners.of_group(group).lock().log.open.unwrap();
+        store.group_of_log(chunk)
+    });
+    assert_eq!(owners, [0, 1], "copies stay with the group");
+}
+
+#[test]
+fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past_the_look() {
+    let (store, memory) = two_groups();
+    let (key, hash) = (b"the key", store.hasher.hash(b"the key"));
+    // The chunk with the entry is the last one, so that its copy comes to one that is looked at before.
+    let last = store.layout.chunk_count - 1;
+    while store.chunks.take(1, For::Cleaner).inspect(|chunk| store.chunks.add_free(*chunk))
+        != Some(last - 1)
+    {}
+    put_on(&store, 0, key);
+    assert_eq!(open_chunk(&store, 0), last);
+    fill(&store, 0);
+    memory.armed.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            let mut cleaner = store.cleaner_of_log(last);
+            store.clean_chunk(&mut cleaner, last).unwrap();
+        });
+        memory.barrier.wait();
+        let prepared = store.prepare_delete(1, key).unwrap();
+        let lock = store.keys.lock(hash);
+        let deleted = store.commit(1, lock.last(), &prepared.entry, || ()).unwrap();
+        lock.follow(deleted.version);
+        let found = store.find(hash, key).unwrap();
+        store.publish(hash, key, found, deleted.word).unwrap();
+        let mut other = Some(other);
+        let needed = store.tombstones_needed_below(open_chunk(&store, 1), |looks| {
+            if looks == last
+                && let Some(other) = other.take()
+            {
+                memory.barrier.wait();
+                other.join().unwrap();
+            }
+        });
+        assert!(needed <= deleted.version.0, "{needed} {}", deleted.version.0);
+    });
+}
+
+#[test]
+fn the_newest_entry_counts_wherever_versions_stand() {
+    // Where the two bytes of a stamp, the half of a version that a check folds, and its sign go over, and near the end.
+    let firsts =
+        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 63, u64::MAX - (1 << 20)];
+    for (engine, first) in [EngineKind::FlatCceh, EngineKind::FlatMasstree]
+        .into_iter()
+        .flat_map(|engine| firsts.map(|first| (engine, first)))
+    {
+        let memory: Arc<dyn Pmem> = Arc::new(SimPm::new(SimPmOptions::new(40 * CHUNK_SIZE, 1)));
+        let mut options = options(engine);
+        options.batching_group = 1;
+        options.testing.background = false;
+        // Six entries before, and others from there on.
+        options.testing.first_version = first - 6;
+        let value = |round: u8, number: u8| [round, number, 1];
+        let key = |number: u8| [b'k', number];
+        let put = |store: &Flat, number: u8, round: u8| {
+            let condition = crate::value::Condition::Always;
+            let value = value(round, number);
+            store.put_value(&key(number), &value, Attributes::default(), condition).unwrap();
+        };
+        let mut store = Flat::open(Arc::clone(&memory), &options).unwrap();
+        for round in 0..40_u8 {
+            (0..9).for_each(|number| put(&store, number, round));
+            store.delete_key(&key(round % 9), crate::value::Condition::Present).unwrap();
+            if round % 4 == 3 {
+                // Entries of both sides of the bound stand in one chunk of copies, and beside their overtakers.
+                store.clean_now(usize::from(round % 3)).unwrap();
+            }
+            if round % 16 == 8 {
+                assert!(store.write_checkpoint().unwrap());
+            }
+            // As after a crash.
+            store.state.store(super::CLOSED, Ordering::Release);
+            store = Flat::open(Arc::clone(&memory), &options).unwrap();
+            for number in 0..9 {
+                let found = store.get_value(&key(number), &mut |_| Ok(())).unwrap();
+                let expected = (number != round % 9).then(|| value(round, number).to_vec());
+                assert_eq!(
+                    found.map(|found| found.to_vec()),
+                    expected,
+                    "{engine}, {first}, {round}"
+                );
+            }
+            assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+        }
+        assert!(store.last_version().0 > first, "{engine}, {first}: the bound was passed");
+    }
 }

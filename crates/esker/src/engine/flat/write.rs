@@ -321,7 +321,7 @@ impl Flat {
         self.refuse()?;
         let _locks = self.keys.lock_all();
         // Nobody moves what is about to go.
-        let _cleaner = self.cleaner.lock();
+        let _still = self.hold_cleaning();
         let mut cleared = self.cleared.lock();
         let next = Clear { generation: cleared.generation + 1, version: self.versions.meet() };
         // So that a checkpoint from now on comes after it.

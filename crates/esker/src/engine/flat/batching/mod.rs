@@ -180,6 +180,18 @@ impl Default for BatchingOptions {
     }
 }
 
+impl BatchingOptions {
+    /// Cores of a group in the horizontal models.
+    #[must_use]
+    pub fn cores_together(&self) -> usize {
+        let size = match self.group_size {
+            0 => esker_trt::processors_of_a_socket(),
+            size => size,
+        };
+        size.clamp(1, self.cores.max(1))
+    }
+}
+
 /// Batches of many writers. See the module's text.
 pub struct Batcher<L: Logs> {
     groups: Vec<Group<L::Entry, L::Placed>>,
@@ -211,12 +223,10 @@ impl<L: Logs> Batcher<L> {
     /// A batcher in front of `options.cores` logs: every call is given the same ones.
     pub fn new(options: BatchingOptions) -> Self {
         let cores = options.cores.max(1);
-        let group_size = match (options.model, options.group_size) {
-            (Batching::None | Batching::Vertical, _) => 1,
-            (_, 0) => esker_trt::processors_of_a_socket(),
-            (_, size) => size,
+        let group_size = match options.model {
+            Batching::None | Batching::Vertical => 1,
+            Batching::NaiveHorizontal | Batching::PipelinedHorizontal => options.cores_together(),
         };
-        let group_size = group_size.min(cores);
         let entries_max = match options.model {
             Batching::None => 1,
             _ => options.entries_max.max(1),
