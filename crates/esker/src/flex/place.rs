@@ -234,7 +234,7 @@ impl Inner {
         let size = self.shape.segment_size_bytes;
         let total = self.shared.read().segments.len() as u64;
         let device = &*self.files.data;
-        let wanted = (total / 8).clamp(1, SEGMENTS_GROWN_MAX).max(missing).min(most);
+        let wanted = (total / 32).clamp(1, SEGMENTS_GROWN_MAX).max(missing).min(most);
         let grown = match device.reserve(sites::RESERVE, total * size, wanted * size) {
             Ok(()) => wanted,
             Err(error) if error.kind() == ErrorKind::NoSpace => {

@@ -211,16 +211,17 @@ fn live_bytes_decide_the_size_of_the_data_file() {
     options.log_size_bytes_max = 1 << 20;
     let space = Space::open_on(media.files(), &options).unwrap();
     let mut rng = Rng::from_seed(6);
-    let live = 400_000;
+    // Of 100 segments, some few of which are open or spare.
+    let live = 700_000;
     space.append(&vec![1; live]).unwrap();
     // Ten times as much is written over.
-    for _ in 0..10_000 {
-        let at = rng.below(live as u64 - 400);
-        space.write(at, &[9; 400]).unwrap();
+    for _ in 0..8750 {
+        let at = rng.below(live as u64 - 800);
+        space.write(at, &[9; 800]).unwrap();
     }
     let stat = space.stat();
-    // Blocks lose nothing here but their checksums; the rest is what the collector lets stand.
-    assert!(stat.file_size_bytes < 140 * live as u64 / 100, "{stat:?}");
+    // A fifth may be dead; the collector has two segments for itself, of 112; checksums take a 32nd; the file grows by one, too.
+    assert!(stat.file_size_bytes < 132 * live as u64 / 100, "{stat:?}");
     assert_sound(&space);
 }
 
