@@ -24,8 +24,9 @@ pub(super) const KIND: SystemKind = SystemKind {
     open,
 };
 
-/// Records that are written to learn what one takes.
-const PROBE_RECORDS: u64 = 4000;
+/// Bytes of keys and values that are written to learn what a record takes: segments of a small store, nearly all of them full, as what
+/// is in an open one is told less closely.
+const PROBE_BYTES: u64 = 16 << 20;
 /// Bytes of a record beside key and value, near enough for a store that is much larger than its data.
 const RECORD_BYTES: f64 = 32.0;
 /// Smallest store that is made, in bytes.
@@ -73,19 +74,19 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
 fn record_bytes(options: &OpenOptions) -> Outcome<f64> {
     let folder = options.folder.with_extension("probe");
     files::remove_folder(&folder)?;
+    let (key, value) = options.record_size_bytes;
+    let records = (PROBE_BYTES / (key + value).max(1)).max(8);
     let mut with = Options::new(&folder);
-    with.size_bytes =
-        SIZE_MIN_BYTES + 4 * options.data_bytes / options.records.max(1) * PROBE_RECORDS;
+    with.size_bytes = SIZE_MIN_BYTES + 2 * records * (key + value);
     with.durability = esker::Durability::None;
     let store = Store::open(&with)?;
-    let (key, value) = options.record_size_bytes;
     let (mut name, value) = (Vec::new(), vec![7; usize::try_from(value)?]);
-    for number in 0..PROBE_RECORDS {
+    for number in 0..records {
         KeyShape::Fixed(usize::try_from(key)?).write(number, &mut name);
         store.put(&name, &value)?;
     }
     store.sync()?;
-    let bytes = real(store.stats().live_bytes) / real(PROBE_RECORDS);
+    let bytes = real(store.stats().live_bytes) / real(records);
     store.close()?;
     drop(store);
     files::remove_folder(&folder)?;
