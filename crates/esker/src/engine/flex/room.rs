@@ -128,9 +128,12 @@ impl Flex {
 
     /// Whether so many bytes more are within what puts may take, and the file system has segments for all.
     fn has_room(&self, bytes: u64) -> bool {
-        let (stored, new) = (self.stored_bytes(), self.table_bytes() + bytes);
-        stored + new <= self.stored_bytes_max()
-            && self.bounds.backed(stored, new) <= self.space.room()
+        self.is_within(bytes) && self.bytes_backed(bytes) <= self.space.room()
+    }
+
+    /// Whether so many bytes more are within what puts may take.
+    fn is_within(&self, bytes: u64) -> bool {
+        self.stored_bytes() + self.table_bytes() + bytes <= self.stored_bytes_max()
     }
 
     /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
@@ -143,7 +146,16 @@ impl Flex {
 
     /// Asks the file system for what is missing, whenever it was asked last. Whether there is room then.
     fn reach(&self, bytes: u64) -> Result<bool> {
-        Ok(self.space.reach(self.bytes_backed(bytes))? && self.has_room(bytes))
+        while self.space.reach(self.bytes_backed(bytes))? {
+            if self.has_room(bytes) {
+                return Ok(true);
+            }
+            if !self.is_within(bytes) {
+                break;
+            }
+            // Other puts took meanwhile what was reached for.
+        }
+        Ok(false)
     }
 
     /// See [`Bounds::backed`], with so many bytes more in tables.
