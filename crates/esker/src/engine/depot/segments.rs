@@ -33,7 +33,7 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Use {
-    /// Free, and on the free list.
+    /// Free: on the free list, or on its way there with a checkpoint in it.
     Free = 0,
     /// The log is written here.
     Open = 1,
@@ -44,7 +44,7 @@ pub(super) enum Use {
 /// Fewest segments that puts leave alone: the cleaner's, so that it can always begin, and some for
 /// deletes, so that a full store can be emptied.
 const RESERVE_MIN: usize = 4;
-/// One segment of so many more is kept: the cleaner works best when it has some to choose from.
+/// One segment of so many more is kept. It is room for garbage as well, so of a store that is nearly full, few.
 const RESERVE_SHARE: usize = 256;
 /// Segments that deletes leave alone: one for each stream that the cleaner writes.
 const CLEANER_RESERVE: usize = 2;
