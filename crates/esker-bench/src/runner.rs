@@ -7,6 +7,7 @@
 
 mod cell;
 mod client;
+mod watch;
 
 pub use cell::{Cell, Event, Stage, run};
 pub(crate) use client::{Pace, wait_until};

@@ -1,6 +1,7 @@
 //! The phases of a cell, and what is noted of each.
 
 use super::client::{self, Phase, Tally};
+use super::watch::Watch;
 use crate::document::{OperationFigures, Row};
 use crate::failure::{Failure, Outcome};
 use crate::figures::{Memory, Meter, Snapshot, load_average};
@@ -347,7 +348,8 @@ impl Runner<'_> {
         let timed = matches!(workload.kind, Kind::Requests(_));
         let warmup = Duration::from_secs_f64(if timed { settings.warmup_seconds } else { 0.0 });
         let seconds = Duration::from_secs_f64(settings.seconds);
-        let begin = SystemClock.monotonic() + START_DELAY;
+        let watch = Watch::new();
+        let begin = watch.now() + START_DELAY;
         let measure_from = begin + warmup;
         let (operations, end) = match (timed, settings.operations) {
             (false, _) => (None, None),
@@ -368,6 +370,7 @@ impl Runner<'_> {
             checks_values: self.kind.keeps_values,
             rate: settings.rate.filter(|_| name == "run"),
             operations,
+            watch,
             begin,
             measure_from,
             end,

@@ -1,5 +1,6 @@
 //! One client of a phase: asks, checks what it gets, and notes how long each answer took.
 
+use super::watch::Watch;
 use crate::failure::{Failure, Outcome};
 use crate::numbers::{nanos, real, size, whole};
 use crate::system::Session;
@@ -43,6 +44,7 @@ pub(crate) struct Phase {
     pub(crate) rate: Option<f64>,
     /// Operations of all clients together after which the phase ends.
     pub(crate) operations: Option<u64>,
+    pub(crate) watch: Watch,
     pub(crate) begin: Duration,
     pub(crate) measure_from: Duration,
     pub(crate) end: Option<Duration>,
@@ -324,7 +326,7 @@ fn play(
     Ok(clock.finish())
 }
 
-/// The client's watch: when the next request is due, when the phase ends, what is counted.
+/// The client's turns: when the next request is due, when the phase ends, what is counted.
 struct Turns<'a> {
     phase: &'a Phase,
     pace: Option<Pace>,
@@ -358,7 +360,7 @@ impl<'a> Turns<'a> {
     /// When the next request begins, for its latency; `None` at the end of the phase.
     fn begin(&mut self) -> Option<Duration> {
         let phase = self.phase;
-        self.now = SystemClock.monotonic();
+        self.now = self.phase.watch.now();
         if self.left == 0 || phase.stop.load(Ordering::Relaxed) {
             return None;
         }
@@ -386,7 +388,7 @@ impl<'a> Turns<'a> {
 
     fn end(&mut self, hands: &mut Hands<'_>, operation: Operation, begin: Duration) -> Outcome<()> {
         let phase = self.phase;
-        self.now = SystemClock.monotonic();
+        self.now = self.phase.watch.now();
         let moved = std::mem::replace(&mut self.moved, (hands.user_bytes, hands.user_read_bytes));
         if self.now >= self.interval_end {
             self.begin_interval();

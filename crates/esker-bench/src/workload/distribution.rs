@@ -137,9 +137,16 @@ impl Zipfian {
 
     /// Draws from `items` ranks from now on, if that is more.
     pub fn grow(&mut self, items: u64) {
-        if items <= self.items {
-            return;
+        if items > self.items {
+            self.grow_to(items);
         }
+    }
+
+    /// Apart from [`Zipfian::grow`]: inlined into a draw, its powers, which depend on nothing that the draw changes, are
+    /// computed before each draw whether the space grew or not.
+    #[cold]
+    #[inline(never)]
+    fn grow_to(&mut self, items: u64) {
         let more = self.items.min(EXACT) + 1..=items.min(EXACT);
         self.zeta_head += more.map(|n| real(n).powf(-self.theta)).sum::<f64>();
         self.items = items;
