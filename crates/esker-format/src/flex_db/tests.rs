@@ -100,10 +100,12 @@ fn numbers_come_back_in_the_size_that_is_said() {
         let mut bytes = Vec::new();
         varint::put(&mut bytes, value);
         assert_eq!(bytes.len(), varint::size(value), "{value}");
-        bytes.push(9);
-        let mut rest = &bytes[..];
-        assert_eq!((varint::take(&mut rest), rest), (Some(value), &[9][..]));
-        bytes.truncate(bytes.len() - 2);
+        for behind in [&[9][..], &[0; 12], &[0x80; 12], &[0xFF; 12], &[7, 0xFF, 0, 0x81]] {
+            let all = [&bytes, behind].concat();
+            let mut rest = &all[..];
+            assert_eq!((varint::take(&mut rest), rest), (Some(value), behind));
+        }
+        bytes.pop();
         assert_eq!(varint::take(&mut &bytes[..]), None, "cut short");
     }
     assert_eq!(varint::take(&mut &[0xFF; 11][..]), None, "more than 64 bits");

@@ -133,12 +133,12 @@ pub(super) fn each_key(mut bytes: &[u8], mut give: impl FnMut(&[u8])) {
 }
 
 /// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
-fn places(
-    run: &Run<'_>,
+fn places<'a>(
+    run: &Run<'a>,
     end: usize,
     number: u16,
     hasher: &KeyHasher,
-    mut give: impl FnMut(Place, Pair<'_>),
+    mut give: impl FnMut(Place, Pair<'a>),
 ) -> Result<(), Flaw> {
     let mut rest = run.pairs();
     for _ in 0..run.count {
@@ -156,7 +156,7 @@ impl Interval {
         let mut first_version = None;
         let mut more = Vec::new();
         let mut rest = &bytes[..];
-        let mut is_sorted = true;
+        let mut is_unique = true;
         while !rest.is_empty() {
             let run = Run::take(&mut rest, || false)?;
             if (run.kind == RunKind::Base) != first_version.is_none() {
@@ -174,29 +174,33 @@ impl Interval {
                 }
                 Some(_) => {
                     more.push(run.first_version());
-                    is_sorted = false;
                     u16::try_from(more.len()).map_err(|_| Flaw::Field("runs"))?
                 }
             };
-            places(&run, end, number, hasher, |place, _| pairs.push(place))?;
+            let mut last = None;
+            places(&run, end, number, hasher, |place, pair| {
+                is_unique &= last.replace(pair.key) != Some(pair.key);
+                pairs.push(place);
+            })?;
         }
         let mut interval = Interval {
             bytes: bytes.into_boxed_slice(),
             pairs: Box::default(),
             first_version: first_version.unwrap_or(0),
             more: more.into_boxed_slice(),
-            is_unique: true,
+            is_unique,
             uses: AtomicU8::new(0),
         };
-        if !is_sorted {
+        if !interval.more.is_empty() {
             // Runs are in order each, which this sort makes use of.
             let mut keyed: Vec<(Pair<'_>, Place)> =
                 pairs.iter().map(|place| (interval.at(*place), *place)).collect();
             keyed.sort_by(|(a, _), (b, _)| a.key.cmp(b.key).then(b.version.cmp(&a.version)));
             pairs.iter_mut().zip(&keyed).for_each(|(place, (_, sorted))| *place = *sorted);
+            let is_unique = keyed.windows(2).all(|two| two[0].0.key != two[1].0.key);
+            interval.is_unique = is_unique;
         }
         interval.pairs = pairs.into_boxed_slice();
-        interval.is_unique = interval.has_unique_keys();
         Ok(interval)
     }
 

@@ -28,7 +28,7 @@ const FILL_AT_REST: u32 = 108;
 /// How long nothing was brought together when nothing more is likely to be.
 const REST: Duration = Duration::from_secs(2);
 /// Bytes that a run costs whoever reads its interval: a block, most likely.
-const RUN_BYTES: u64 = 4 << 10;
+const RUN_BYTES: u64 = 1 << 10;
 /// What it costs in time, in bytes that are read or written one behind the other meanwhile: a fast disk with a few requests
 /// in flight does one of 4 KiB in 10 to 30 us, and 1 to 2 GB/s.
 const RUN_BYTES_OF_TIME: u64 = 16 << 10;
