@@ -25,7 +25,7 @@ pub mod masstree;
 mod overflow;
 mod pages;
 mod pool;
-mod prefetch;
+pub mod prefetch;
 mod reclaim;
 mod table;
 pub mod word;

@@ -8,6 +8,12 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
+/// Starts to fetch a value: as many cache lines as it has.
+#[inline]
+pub fn value<T: ?Sized>(value: &T) {
+    lines(std::ptr::from_ref(value).addr(), size_of_val(value).saturating_sub(1));
+}
+
 /// Starts to fetch the cache lines of `bytes` from an address on, whether anything
 /// is there or not. Does nothing on processors other than x86-64.
 #[inline]

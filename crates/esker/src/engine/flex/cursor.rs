@@ -48,7 +48,7 @@ impl<'t> TableCursor<'t> {
             return;
         }
         let (mut keys, mut found) = (Vec::new(), Vec::new());
-        self.table.visit(from, self.direction, |key, word| {
+        self.table.visit(from, self.direction, self.fetch, |key, word| {
             keys.extend_from_slice(key);
             found.push((keys.len(), word));
             if found.len() < self.fetch {
@@ -57,6 +57,7 @@ impl<'t> TableCursor<'t> {
                 ControlFlow::Break(())
             }
         });
+        self.table.prefetch(found.iter().map(|(_, word)| *word));
         self.ended = found.len() < self.fetch;
         self.fetch = (self.fetch * 4).min(FETCHED_MOST);
         (self.keys, self.found, self.at, self.start) = (keys, found, 0, 0);

@@ -3,6 +3,7 @@
 //! This is no format of media: what it says is read by the process that wrote it.
 
 use esker_format::flex_db::{Content, Extra};
+use esker_index::prefetch;
 
 /// What a key has, in as few bytes as it takes: one that says what it is, what is not usual, the value. None: it has nothing.
 #[derive(Clone, Debug, Default)]
@@ -94,6 +95,12 @@ impl Kept {
                 Content::Large(extra, u64::from_le_bytes(*number), u64::from_le_bytes(*length))
             }
         }
+    }
+
+    /// Starts to fetch it.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch::value(&*self.0);
     }
 
     /// Bytes of it.

@@ -18,7 +18,7 @@ use super::expired::expiry_of;
 use super::kept::Kept;
 use crate::store::Direction;
 use esker_format::flex_db::Content;
-use esker_index::{Masstree, Word};
+use esker_index::{Masstree, Word, prefetch};
 use parking_lot::{Mutex, RwLock};
 use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -61,6 +61,14 @@ impl Versions {
         match self {
             Versions::One(version, kept) => (Some((*version, kept)), &[]),
             Versions::Several(items) => (None, items.as_ref().map_or(&[], |items| items)),
+        }
+    }
+
+    /// Starts to fetch what is usually there.
+    #[inline]
+    fn prefetch(&self) {
+        if let Versions::One(_, kept) = self {
+            kept.prefetch();
         }
     }
 
@@ -422,17 +430,26 @@ impl MemTable {
         ranges
     }
 
-    /// Gives keys and their places to `visit`, in order from `from` on in a direction, until it breaks.
+    /// Gives keys and their places to `visit`, in order from `from` on in a direction, until it breaks; about `expected`.
     pub(super) fn visit(
         &self,
         from: Bound<&[u8]>,
         direction: Direction,
+        expected: usize,
         mut visit: impl FnMut(&[u8], Word) -> ControlFlow<()>,
     ) {
         match direction {
-            Direction::Forward => self.tree.scan(from, 0, &mut visit),
-            Direction::Reverse => self.tree.scan_back(from, 0, &mut visit),
+            Direction::Forward => self.tree.scan(from, expected, &mut visit),
+            Direction::Reverse => self.tree.scan_back(from, expected, &mut visit),
         }
+    }
+
+    /// Starts to fetch what places hold that [`MemTable::visit`] gave: they were filled in the order of time, and each
+    /// would be waited for twice.
+    pub(super) fn prefetch(&self, words: impl Iterator<Item = Word> + Clone) {
+        let slots = words.filter_map(|word| self.slots.get(word));
+        slots.clone().for_each(prefetch::value);
+        slots.for_each(|slot| slot.lock().prefetch());
     }
 
     /// A place that [`MemTable::visit`] gave.
