@@ -216,6 +216,12 @@ impl Directory {
         self.root.load(&pin).lookup(hash, &pin)
     }
 
+    /// Starts to fetch the memory that [`Directory::lookup`] of this hash will read.
+    pub fn prefetch(&self, hash: u64) {
+        let pin = pin();
+        self.root.load(&pin).prefetch(hash, &pin);
+    }
+
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
     /// memory of the next dozen is fetched meanwhile, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates)) {

@@ -2,7 +2,7 @@
 //! with none missing that was acknowledged before; damage is named, and a backup that did not end
 //! leaves the one before.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
+use crate::support::{DEVICE_SIZE, End, SEGMENT_SIZE, device, flip_on, open, options};
 use esker::options::Progress;
 use esker::{Batch, Durability, ErrorKind, Options, Result, Store, Version, restore_on};
 use esker_base::rng::Rng;
@@ -222,6 +222,7 @@ fn a_backup_of_a_file_beside_threads_is_a_prefix_of_the_writes() {
     let store = Store::open(&options).unwrap();
     let clients = Clients::default();
     let reports = std::thread::scope(|scope| {
+        let _end = End(&clients.stop);
         for name in 0..3 {
             let (clients, store) = (&clients, &store);
             scope.spawn(move || clients.run(store, name, name, 1 << 20));
@@ -235,7 +236,6 @@ fn a_backup_of_a_file_beside_threads_is_a_prefix_of_the_writes() {
             assert!(report.last_version.0 >= before);
             reports.push(report);
         }
-        clients.stop.store(true, Ordering::SeqCst);
         reports
     });
     assert_eq!((reports[0].segments_reused, reports[2].segments_reused), (0, 0));

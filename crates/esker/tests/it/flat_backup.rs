@@ -1,5 +1,6 @@
 //! Backups of `flat`: taken beside writers and the cleaner, one after another in a folder, damaged, and restored.
 
+use crate::support::End;
 use esker::{EngineKind, ErrorKind, Options, Store, restore};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -40,6 +41,7 @@ fn a_backup_beside_writers_is_all_that_was_written_up_to_its_version() {
         let mut history: BTreeMap<(u64, String), u64> = BTreeMap::new();
         let mut reports = Vec::new();
         std::thread::scope(|scope| {
+            let end = End(&ended);
             let writers: Vec<_> = (0..2_u64)
                 .map(|thread| {
                     let (store, ended) = (&store, &ended);
@@ -76,7 +78,7 @@ fn a_backup_beside_writers_is_all_that_was_written_up_to_its_version() {
                     Err(error) => assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}"),
                 }
             }
-            ended.store(true, Ordering::Relaxed);
+            drop(end);
             writers.into_iter().for_each(|writer| history.extend(writer.join().unwrap()));
         });
         for (report, made) in reports {

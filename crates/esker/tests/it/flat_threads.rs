@@ -3,6 +3,7 @@
 //!
 //! `ESKER_FLAT_OPERATIONS` says how many operations each test makes; a few by default.
 
+use crate::support::End;
 use esker::{Direction, EngineKind, Options, Outcome, Store};
 use esker_base::rng::Rng;
 use esker_testkit::linearizability::{Action, Call, Verdict, check};
@@ -52,15 +53,6 @@ fn number_of(found: &[u8]) -> u64 {
     let number = u64::from_le_bytes(found[..8].try_into().unwrap());
     assert_eq!(found, value(number), "a value is whole");
     number
-}
-
-/// Ends the threads beside a test, also when it fails.
-struct End<'a>(&'a AtomicBool);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// One call, with its reply.
@@ -113,6 +105,7 @@ fn what_threads_see_of_flat_is_linearizable_and_survives() {
         for seed in 0..operations(3 * ROUND * THREADS).div_ceil(ROUND * THREADS) {
             let (time, ended) = (AtomicU64::new(0), AtomicBool::new(false));
             let mut calls = std::thread::scope(|scope| {
+                let end = End(&ended);
                 let beside = scope.spawn(|| {
                     let mut cleaned = 0;
                     while !ended.load(Ordering::Relaxed) {
@@ -130,7 +123,7 @@ fn what_threads_see_of_flat_is_linearizable_and_survives() {
                     .collect();
                 let calls = threads.into_iter().flat_map(|thread| thread.join().unwrap());
                 let calls: Vec<Call> = calls.collect();
-                ended.store(true, Ordering::Relaxed);
+                drop(end);
                 cleaned += beside.join().unwrap();
                 calls
             });

@@ -1,6 +1,7 @@
 //! FlexSpace against a vector of bytes: small geometry, real files, damage, failing devices, readers beside
 //! a writer.
 
+use crate::support::End;
 use esker::flex::{Space, SpaceFiles, SpaceOptions};
 use esker::{ErrorKind, Result};
 use esker_base::rng::Rng;
@@ -425,6 +426,7 @@ fn readers_see_whole_operations_beside_a_writer() {
     space.append(&[1; 6400]).unwrap();
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = End(&over);
         for reader in 0..2 {
             let (space, over) = (&space, &over);
             scope.spawn(move || {
@@ -456,7 +458,6 @@ fn readers_see_whole_operations_beside_a_writer() {
                 space.collapse_range(place, 64).unwrap();
             }
         }
-        over.store(true, Ordering::Relaxed);
     });
     assert_sound(&space);
 }

@@ -1,6 +1,6 @@
 //! The engine `flex` against a map, with scans and range deletes, on tiny devices.
 
-use crate::support::START;
+use crate::support::{End, START};
 use esker::flex::{SpaceFiles, SpaceOptions};
 use esker::{
     Attributes, Batch, Condition, Direction, FlexFiles, Options, Outcome, PutOptions, Store,
@@ -475,6 +475,7 @@ fn a_table_that_two_threads_bring_to_the_space_takes_no_other_with_it() {
     let over = std::sync::atomic::AtomicBool::new(false);
     let is_over = || over.load(std::sync::atomic::Ordering::Relaxed);
     std::thread::scope(|scope| {
+        let _end = End(&over);
         for _ in 0..2 {
             scope.spawn(|| {
                 while !is_over() {
@@ -487,7 +488,6 @@ fn a_table_that_two_threads_bring_to_the_space_takes_no_other_with_it() {
             let earlier = number.saturating_sub(number % 700);
             !store.contains(&earlier.to_be_bytes()).unwrap()
         });
-        over.store(true, std::sync::atomic::Ordering::Relaxed);
         assert_eq!(lost, None);
     });
     let items = store.scan(.., Direction::Forward, usize::MAX).unwrap();
@@ -511,6 +511,7 @@ fn writers_readers_and_the_committer_work_at_the_same_time() {
         |writer: u64, number: u64| format!("{:05}/{writer}", number * 7919 % KEYS).into_bytes();
     let ended = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _end = End(&ended);
         let writers: Vec<_> = (0..2)
             .map(|writer| {
                 let store = &store;
@@ -547,7 +548,6 @@ fn writers_readers_and_the_committer_work_at_the_same_time() {
             }
         });
         writers.into_iter().for_each(|writer| writer.join().unwrap());
-        ended.store(true, std::sync::atomic::Ordering::Relaxed);
     });
     let verify = |store: &Store| {
         let items = plain(store.scan(.., Direction::Forward, usize::MAX).unwrap());

@@ -1,6 +1,7 @@
 //! `flex`: large values, backups, batches, failing devices.
 
 use crate::flex_db::{Devices, options};
+use crate::support::End;
 use esker::options::Progress;
 use esker::{Batch, Direction, Durability, ErrorKind, Result, Store, restore_flex_on};
 use esker_base::rng::Rng;
@@ -126,6 +127,7 @@ fn a_batch_is_seen_as_a_whole_by_readers_beside_it() {
     store.write(&first).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| {
+            let _end = End(&ended);
             for round in 1..4000_u64 {
                 let mut batch = Batch::new();
                 for number in 0..20 {
@@ -135,7 +137,6 @@ fn a_batch_is_seen_as_a_whole_by_readers_beside_it() {
                 }
                 store.write(&batch).unwrap();
             }
-            ended.store(true, std::sync::atomic::Ordering::Relaxed);
         });
         let mut rng = Rng::from_seed(3);
         while !ended.load(std::sync::atomic::Ordering::Relaxed) {

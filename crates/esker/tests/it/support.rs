@@ -7,6 +7,7 @@ use esker_media::sim::{SimBlock, SimBlockOptions, SimPm, SimPmOptions};
 use esker_media::{BlockDevice, Pmem};
 use std::io::IoSlice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Size of a test device in bytes: with segments of 8 KiB, reuse comes within a hundred writes.
 pub(crate) const DEVICE_SIZE: u64 = 128 << 10;
@@ -16,6 +17,15 @@ pub(crate) const SEGMENT_SIZE: u64 = 8 << 10;
 pub(crate) const CHUNK_SIZE: u64 = 4 << 10;
 /// Wall time at which tests start, in seconds.
 pub(crate) const START: u64 = 1_800_000_000;
+
+/// Ends the threads beside a test, also when it fails: who waits for their end would wait for ever.
+pub(crate) struct End<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
 
 /// Options with tiny geometry, a fixed seed and a clock that stands still.
 pub(crate) fn options(seed: u64) -> Options {

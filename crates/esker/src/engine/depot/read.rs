@@ -146,6 +146,11 @@ impl Depot {
             return Err(Error::new(ErrorKind::Closed, "get"));
         }
         let hash = self.hash(key);
+        if esker_trt::others_ready() {
+            // The index comes from memory while they do something.
+            self.index.prefetch(hash);
+            esker_trt::yield_now();
+        }
         loop {
             let generation = self.segments.generation();
             let found = self.find(hash, key, admit);
