@@ -39,6 +39,9 @@ pub(crate) fn options(seed: u64) -> SpaceOptions {
     };
     // Groups commit by themselves, too.
     options.testing.records_max = 40;
+    if seed & 4 == 0 {
+        options.testing.nodes_max = 3;
+    }
     options.log_size_bytes_max = 3 << 10;
     options.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 8 << 10 };
     options.tree_size_bytes_max = 2 << 10;

@@ -52,6 +52,9 @@ pub(crate) fn options(seed: u64) -> Options {
         log_block_size_bytes: 512,
     };
     space.records_max = 20;
+    if seed & 4 == 0 {
+        space.nodes_max = 3;
+    }
     if seed.is_multiple_of(6) {
         // What belongs together soon becomes too much to wait for, and a table without a log gets one late. If
         // nothing waited, a part of a table would be durable soon.

@@ -155,7 +155,8 @@ impl Inner {
     fn store_tree(&self, writer: &mut Writer) -> Result<()> {
         let generation = writer.log.generation + 1;
         let size = self.shape.node_size_bytes as usize;
-        let (mut outgoing, root) = self.collect_nodes(writer, generation);
+        // PERSIST 3: nodes and map, in slots that the header on media does not need.
+        let root = self.write_tree(writer, generation)?;
         let map_slots = self.map_slots(writer, 0);
         let map_slot = writer.slots.take_run(map_slots);
         let segments = self.shared.read().segments.clone();
@@ -163,11 +164,8 @@ impl Inner {
         let (mut bytes, checksum) = map.encode(&self.id, generation);
         let map_bytes = bytes.len() as u64;
         bytes.resize(map_slots * size, 0);
-        outgoing
-            .extend(bytes.chunks(size).zip(map_slot..).map(|(part, slot)| (slot, part.to_vec())));
-
-        // PERSIST 3: nodes and map, in slots that the header on media does not need.
-        self.write_nodes(outgoing)?;
+        let map = bytes.chunks(size).zip(map_slot..).map(|(part, slot)| (slot, part.to_vec()));
+        self.write_nodes(map.collect())?;
         self.files.tree.flush(sites::NODE_FLUSH)?;
         let map_at = StoredAt { slot: map_slot, checksum };
         // PERSIST 4: the header. A crash before leaves the older one, and the log that builds on it.
@@ -258,8 +256,9 @@ impl Inner {
         }
     }
 
-    /// Encodes all changed nodes, each for a slot of its own; readers get between some of them and the next ones.
-    fn collect_nodes(&self, writer: &mut Writer, generation: u64) -> (Vec<Outgoing>, Root) {
+    /// Encodes all changed nodes, each for a slot of its own, and writes them, many at a time; readers get between some of
+    /// them and the next ones.
+    fn write_tree(&self, writer: &mut Writer, generation: u64) -> Result<Root> {
         let size = self.shape.node_size_bytes as usize;
         for stored in self.shared.write().tree.take_released() {
             writer.slots.leave(stored.slot, 1, sites::SLOT_WAIT);
@@ -267,9 +266,11 @@ impl Inner {
         let (map, map_slots) = writer.map;
         writer.slots.leave(map.slot, map_slots, sites::SLOT_WAIT);
         let (mut outgoing, mut walk) = (Vec::new(), Walk::default());
+        let nodes_max = self.options.testing.nodes_max;
+        let at_once = nodes_max.min(NODES_AT_ONCE);
         loop {
             let mut shared = self.shared.write();
-            let root = shared.tree.store(&mut walk, NODES_AT_ONCE, |content, level| {
+            let root = shared.tree.store(&mut walk, at_once, |content, level| {
                 let slot = writer.slots.take();
                 let mut bytes = vec![0; size];
                 let node = node_of(content, u16::from(level));
@@ -278,8 +279,11 @@ impl Inner {
                 stored(StoredAt { slot, checksum })
             });
             RwLockWriteGuard::unlock_fair(shared);
+            if root.is_some() || outgoing.len() >= nodes_max {
+                self.write_nodes(std::mem::take(&mut outgoing))?;
+            }
             if let Some(root) = root {
-                return (outgoing, root);
+                return Ok(root);
             }
         }
     }

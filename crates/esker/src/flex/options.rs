@@ -43,6 +43,8 @@ pub struct SpaceTesting {
     pub records_max: usize,
     /// As `records_max`, while operations are held that belong together.
     pub records_held_max: usize,
+    /// Nodes that are encoded before they are written.
+    pub nodes_max: usize,
 }
 
 /// The sizes of the paper: segments of 4 MiB, extents of up to 128 KiB, leaves of 60.
@@ -74,6 +76,8 @@ impl SpaceOptions {
                 shape: SHAPE,
                 records_max: usize::try_from(64 * KIB).unwrap_or(0),
                 records_held_max: usize::try_from(MIB).unwrap_or(0),
+                // Each takes a whole slot: 4 MiB, where all that updates in every place change would be a tenth of the data.
+                nodes_max: 1024,
             },
         }
     }

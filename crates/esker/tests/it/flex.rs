@@ -26,6 +26,7 @@ fn small(seed: u64) -> SpaceOptions {
         extent_size_bytes_max: 508,
         log_block_size_bytes: 512,
     };
+    options.testing.nodes_max = 3;
     options.log_size_bytes_max = 16 << 10;
     options.cache_size_bytes = 32 << 10;
     options.tree_size_bytes_max = 4 << 10;
