@@ -360,7 +360,7 @@ impl<'a> Turns<'a> {
     /// When the next request begins, for its latency; `None` at the end of the phase.
     fn begin(&mut self) -> Option<Duration> {
         let phase = self.phase;
-        self.now = self.phase.watch.now();
+        self.now = phase.watch.now();
         if self.left == 0 || phase.stop.load(Ordering::Relaxed) {
             return None;
         }
@@ -388,7 +388,7 @@ impl<'a> Turns<'a> {
 
     fn end(&mut self, hands: &mut Hands<'_>, operation: Operation, begin: Duration) -> Outcome<()> {
         let phase = self.phase;
-        self.now = self.phase.watch.now();
+        self.now = phase.watch.now();
         let moved = std::mem::replace(&mut self.moved, (hands.user_bytes, hands.user_read_bytes));
         if self.now >= self.interval_end {
             self.begin_interval();

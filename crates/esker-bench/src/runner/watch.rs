@@ -1,7 +1,7 @@
 //! The clients' watch: the time of [`SystemClock`], read from the processor's counter.
 //!
 //! The fastest engines answer in a few hundred nanoseconds, of which two readings of the system's clock would be a
-//! seventh. A watch is set by that clock once; from there on it follows the processor's counter where the processor
+//! twelfth. A watch is set by that clock once; from there on it follows the processor's counter where the processor
 //! has one that runs evenly, and else the system's clock. The two differ by less than a ten-thousandth of the time since.
 
 use esker_base::clock::{Clock, SystemClock};

@@ -40,6 +40,7 @@ pub(crate) fn options(seed: u64) -> SpaceOptions {
     // Groups commit by themselves, too.
     options.testing.records_max = 40;
     if seed & 4 == 0 {
+        // A checkpoint writes nodes before it has met all of them.
         options.testing.nodes_max = 3;
     }
     options.log_size_bytes_max = 3 << 10;

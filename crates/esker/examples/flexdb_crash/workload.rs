@@ -53,6 +53,7 @@ pub(crate) fn options(seed: u64) -> Options {
     };
     space.records_max = 20;
     if seed & 4 == 0 {
+        // A checkpoint writes nodes before it has met all of them.
         space.nodes_max = 3;
     }
     if seed.is_multiple_of(6) {
