@@ -29,7 +29,10 @@ impl Serving {
         while lines.last().is_none_or(|line| line != "ready") {
             let mut line = String::new();
             let count = said.read_line(&mut line).expect("text");
-            assert!(count > 0, "it ended: {lines:?}");
+            if count == 0 {
+                let status = child.wait().expect("ends");
+                panic!("it ended, {status}: {lines:?}");
+            }
             lines.push(line.trim_end().to_owned());
         }
         child.stderr = Some(said.into_inner());

@@ -25,7 +25,8 @@ const COLLAPSE: libc::c_int = 25;
 /// Bytes of a file that are mapped at once.
 const PIECE: usize = 512 * HUGE_PAGE;
 
-/// Maps `length` bytes of a file from `offset` on, both in whole pages, at a place that is a multiple of a huge page if they fill one.
+/// Maps `length` bytes of a file from `offset` on, both in whole pages, at a place that is a multiple of a huge page if they fill one
+/// and another thread does not map something there first.
 pub(super) fn map(
     fd: BorrowedFd<'_>,
     length: usize,
@@ -33,29 +34,26 @@ pub(super) fn map(
     flags: MapFlags,
 ) -> rustix::io::Result<*mut c_void> {
     let access = ProtFlags::READ | ProtFlags::WRITE;
-    let spare = if length < HUGE_PAGE { 0 } else { HUGE_PAGE };
-    if spare == 0 {
-        // SAFETY: a new mapping at a place that the kernel chooses; nothing is replaced.
-        return unsafe { rustix::mm::mmap(ptr::null_mut(), length, access, flags, fd, offset) };
-    }
-    let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
-    let whole = length.saturating_add(spare);
-    // SAFETY: as above.
-    let room = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), whole, none, private) }?;
-    let before = room.addr().next_multiple_of(HUGE_PAGE) - room.addr();
-    let start = room.wrapping_byte_add(before);
-    unmap(room, before);
-    unmap(start.wrapping_byte_add(length), spare - before);
-    // SAFETY: replaces what is left of the room that was mapped above and that nobody knows.
-    let mapped =
-        unsafe { rustix::mm::mmap(start, length, access, flags | MapFlags::FIXED, fd, offset) };
-    mapped.inspect_err(|_| unmap(start, length))
+    let place = if length < HUGE_PAGE { ptr::null_mut() } else { find_place(length)? };
+    // SAFETY: a new mapping at a place that the kernel chooses; nothing is replaced. It must not be `FIXED`: the kernel may free such a
+    // place and then refuse the mapping, and whatever another thread maps there meanwhile would be taken for ours.
+    unsafe { rustix::mm::mmap(place, length, access, flags, fd, offset) }
 }
 
-/// Unmaps a part of the room, which nobody uses.
+/// A place that is a multiple of a huge page and where `length` bytes were free a moment ago.
+fn find_place(length: usize) -> rustix::io::Result<*mut c_void> {
+    let (none, private) = (ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE);
+    let whole = length.saturating_add(HUGE_PAGE);
+    // SAFETY: as in `map`.
+    let room = unsafe { rustix::mm::mmap_anonymous(ptr::null_mut(), whole, none, private) }?;
+    unmap(room, whole);
+    Ok(room.wrapping_byte_add(room.addr().next_multiple_of(HUGE_PAGE) - room.addr()))
+}
+
+/// Unmaps what was mapped here and nobody uses.
 fn unmap(start: *mut c_void, length: usize) {
     if length > 0 {
-        // SAFETY: as the caller says. A failure leaves addresses in use, no more.
+        // SAFETY: 1. A failure leaves addresses in use, no more.
         let _ = unsafe { rustix::mm::munmap(start, length) };
     }
 }

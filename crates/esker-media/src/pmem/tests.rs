@@ -200,3 +200,29 @@ fn many_threads_store_their_own_words() {
         assert_eq!(memory.load_u64(thread * 8).unwrap(), thread << 32 | 999);
     }
 }
+
+#[test]
+fn opening_takes_no_memory_that_others_map_meanwhile() {
+    const BYTES: usize = 40 << 20;
+    let (_folder, path) = folder();
+    let options = PmemOptions { create_size_bytes: Some(3 * BYTES as u64 / 2), emulate: true };
+    drop(PmemFile::open(&path, options).unwrap());
+    let done = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for mark in 1..=2_u8 {
+            let done = &done;
+            scope.spawn(move || {
+                while !done.load(std::sync::atomic::Ordering::Relaxed) {
+                    // So much is mapped by any allocator, and a page is there once it is written.
+                    let mut bytes = vec![0_u8; BYTES];
+                    bytes.iter_mut().step_by(1 << 20).for_each(|byte| *byte = mark);
+                    assert!(bytes.iter().step_by(1 << 20).all(|byte| *byte == mark));
+                }
+            });
+        }
+        for _ in 0..2000 {
+            drop(PmemFile::open(&path, options).unwrap());
+        }
+        done.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
