@@ -15,7 +15,7 @@
 
 use super::nodes::{node_of, stored, stored_at};
 use super::{Inner, Writer, sites};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_format::flex::map::size_of_map;
 use esker_format::flex::{Group, HEADER_OFFSETS, Header, Map, StoredAt};
@@ -46,6 +46,15 @@ pub(super) struct Log {
 
 /// A node on its way to the tree file.
 type Outgoing = (u64, Vec<u8>);
+
+/// Of what was written where there was room: a part of it may have happened, and what it leaves is not what was there before. So
+/// a lack of room, which file systems that copy on write may have even there, is a failure like others.
+pub(super) fn no_lack(error: Error) -> Error {
+    match error.kind() {
+        ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
+        _ => error,
+    }
+}
 
 impl Inner {
     pub(super) fn sync(&self) -> Result<()> {
@@ -95,20 +104,7 @@ impl Inner {
             self.reserve_nodes(writer)?;
         }
 
-        // PERSIST 1: what records point at.
-        self.shared.write().open.end_block(&self.shape);
-        self.write_blocks(writer)?;
-        if writer.data_dirty {
-            self.files.data.flush(sites::DATA_FLUSH)?;
-            writer.data_dirty = false;
-        }
-        if checkpoint {
-            self.store_tree(writer)?;
-        } else {
-            // PERSIST 2: the records. A crash before leaves a torn group, which ends the log.
-            self.write_group(writer, group_size)?;
-            self.files.log.flush(sites::LOG_FLUSH)?;
-        }
+        self.persist(writer, (!checkpoint).then_some(group_size)).map_err(no_lack)?;
         writer.records.clear();
         // PERSIST 5: nothing durable needs these any more.
         let dying = std::mem::take(&mut self.shared.write().dying);
@@ -117,6 +113,21 @@ impl Inner {
             self.trim_surplus(writer)?;
         }
         self.back_nodes(writer)
+    }
+
+    /// Steps 1 to 4: by a group of so many bytes, or by a checkpoint.
+    fn persist(&self, writer: &mut Writer, group_size: Option<u64>) -> Result<()> {
+        // PERSIST 1: what records point at.
+        self.shared.write().open.end_block(&self.shape);
+        self.write_blocks(writer)?;
+        if writer.data_dirty {
+            self.files.data.flush(sites::DATA_FLUSH)?;
+            writer.data_dirty = false;
+        }
+        let Some(size) = group_size else { return self.store_tree(writer) };
+        // PERSIST 2: the records. A crash before leaves a torn group, which ends the log.
+        self.write_group(writer, size)?;
+        self.files.log.flush(sites::LOG_FLUSH)
     }
 
     /// Lets the segments among these be taken that have no valid bytes.

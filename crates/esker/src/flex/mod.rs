@@ -27,7 +27,8 @@
 //!
 //! # Failure
 //! After a failed write or flush the space refuses writes until it is opened again; reads go on. A full file
-//! system, or a space that is full, is `NoSpace`: nothing happened, and the space goes on.
+//! system, or a space that is full, is `NoSpace`: nothing happened, and the space goes on. Where room was allocated, a lack of it is a
+//! failed write.
 
 mod cache;
 mod check;

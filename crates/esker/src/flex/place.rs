@@ -9,6 +9,7 @@
 //! A lack of space is told before anything is placed. A crash leaves data that nothing points at, in segments
 //! that are free again.
 
+use super::commit::no_lack;
 use super::state::{OpenSegment, place_of};
 use super::{Inner, Writer, sites};
 use esker_base::{Error, ErrorKind, Result};
@@ -351,11 +352,7 @@ impl Inner {
         writer.data_dirty = true;
         let done = self.files.data.write_at(sites::DATA_WRITE, offset, &[IoSlice::new(bytes)]);
         drop(buffer);
-        done.map_err(|error| match error.kind() {
-            // The segment was allocated: whatever this is, part of the write may have happened.
-            ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
-            _ => error,
-        })?;
+        done.map_err(no_lack)?;
         self.shared.write().open.written_blocks = end;
         Ok(())
     }

@@ -375,6 +375,52 @@ fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
     }
 }
 
+/// Work with many checkpoints, in which the `n`-th write or allocation of one device finds no room. Whether it came so far.
+fn lacks_room(index: usize, n: u64) -> bool {
+    let media = Media::new(1 << 20);
+    let mut options = small(11);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    media.0[index].set_faults(FaultPlan::none().with(FaultKind::NoSpace, Trigger::Nth(n)));
+    let mut rng = Rng::from_seed(11);
+    // What was durable last, and all that came after.
+    let mut states = vec![Vec::new()];
+    for round in 0..60 {
+        let mut bytes = states.last().unwrap().clone();
+        let data = bytes_of(&mut rng, 900);
+        let at = rng.index(bytes.len() + 1);
+        if space.insert_range(at as u64, &data).is_ok() {
+            bytes.splice(at..at, data);
+            states.push(bytes);
+        }
+        let done = if round % 3 == 0 { space.checkpoint() } else { space.sync() };
+        if done.is_ok() {
+            states.drain(..states.len() - 1);
+        }
+    }
+    // Lack of room is told by the operation that finds it and by no later one, or the space has failed.
+    assert_eq!(content(&space).unwrap(), *states.last().unwrap(), "device {index}, call {n}");
+    let came_so_far = media.0[index].faults_fired() > 0;
+    drop(space);
+    let media = Media::of(&media.images());
+    options.format = false;
+    let space = Space::open_on(media.files(), &options).unwrap_or_else(|error| {
+        panic!("device {index}, call {n}: {error}");
+    });
+    let bytes = content(&space).unwrap_or_else(|error| panic!("device {index}, call {n}: {error}"));
+    assert!(states.contains(&bytes), "device {index}, call {n}: {} bytes", bytes.len());
+    assert_sound(&space);
+    came_so_far
+}
+
+#[test]
+fn a_write_that_lacks_room_where_there_was_some_leaves_nothing_half_done() {
+    for index in 0..3 {
+        let calls = (1..).take_while(|n| lacks_room(index, *n)).count();
+        assert!(calls > 20, "device {index}: {calls} calls");
+    }
+}
+
 #[test]
 fn a_full_file_system_refuses_a_write_and_nothing_else() {
     let media = Media::new(6 * 8192);
