@@ -283,6 +283,26 @@ impl Masstree {
         }
     }
 
+    /// Starts to fetch the node of the first layer at a level, counted from 0 for the borders, on the way to a key. Waits for those
+    /// above it. Does nothing if the layer is not as high.
+    pub fn prefetch(&self, key: &[u8], level: u64) {
+        let guard = self.memory.guard();
+        let Some(mut node) = self.root(&guard) else { return };
+        let (slice, _) = slice_of(key);
+        loop {
+            let version = node.version();
+            if version.is_deleted() || version.level() <= level {
+                return;
+            }
+            let Step::To(next) = step(node, slice, level, &guard) else { return };
+            next.prefetch();
+            if version.level() == level + 1 {
+                return;
+            }
+            node = next;
+        }
+    }
+
     /// Looks up many keys, and gives each one's number and word to `visit`, in order. 16 keys go down
     /// the first layer together, so that they wait for memory together.
     pub fn lookup_many<K: AsRef<[u8]>>(

@@ -344,6 +344,8 @@ fn each_key_is_a_register_whoever_writes_it() {
                         let now = tree.get(hot[place]).unwrap().get() - 1;
                         assert!(now >= seen[place], "went back");
                         seen[place] = now;
+                        // Ends, whatever changes on the way.
+                        tree.prefetch(hot[place], n % 5);
                         if rng.chance(1, 2) && tree.replace(hot[place], word(now), word(now + 1)) {
                             wins += 1;
                             seen[place] = now + 1;

@@ -7,6 +7,7 @@ use esker_trt::{Config, Runtime};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
 
@@ -92,6 +93,57 @@ fn eight_puts_in_flight_share_a_fence_and_their_lines() {
     }
     let (fences, lines) = best(8, 1);
     assert!(fences < 1.1 && lines < 1.1, "{fences} fences and {lines} lines for one alone");
+}
+
+#[test]
+fn a_get_of_a_task_lets_others_run() {
+    const KEYS: u32 = 3000;
+    for engine in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(engine);
+        options.size_bytes = 64 << 20;
+        options.pmem_emulate = true;
+        let store = Store::open(&options).unwrap();
+        // Keys that the index knows by themselves, and others.
+        let key = |number: u32| match number % 2 {
+            0 => u64::from(number).to_be_bytes().to_vec(),
+            _ => format!("a longer key {number}").into_bytes(),
+        };
+        for number in 0..KEYS {
+            store.put(&key(number), &number.to_le_bytes()).unwrap();
+        }
+        let runtime = Runtime::start(Config { cores: 1, ..Config::default() }).unwrap();
+        let held = store.clone();
+        let turns = runtime.spawn(move || {
+            // Readers that each say before each get whose turn it is, and a writer beside them.
+            let last = Arc::new(AtomicU32::new(u32::MAX));
+            let turns = Arc::new(AtomicU32::new(0));
+            let readers: Vec<_> = (0..4_u32)
+                .map(|reader| {
+                    let (store, last, turns) =
+                        (held.clone(), Arc::clone(&last), Arc::clone(&turns));
+                    esker_trt::spawn(move || {
+                        for number in (0..KEYS).filter(|number| number % 4 == reader) {
+                            if last.swap(reader, Ordering::Relaxed) != reader {
+                                turns.fetch_add(1, Ordering::Relaxed);
+                            }
+                            let value = store.get(&key(number)).unwrap().unwrap();
+                            assert_eq!(*value, number.to_le_bytes());
+                        }
+                    })
+                })
+                .collect();
+            for number in 0..KEYS {
+                held.put(&key(number), &number.to_le_bytes()).unwrap();
+            }
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+            turns.load(Ordering::Relaxed)
+        });
+        let turns = turns.join().unwrap();
+        runtime.shutdown().unwrap();
+        assert!(turns > KEYS / 2, "{engine}: {turns} turns of {KEYS} gets");
+    }
 }
 
 #[test]

@@ -129,6 +129,9 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn prefetch(&self, keys: &[(u64, &[u8])]);
     /// Starts to fetch what an operation on a key will read, as far as its hash tells where that is.
     fn prefetch_one(&self, hash: u64);
+    /// Starts to fetch the first of what an operation on a key will read, for step 0, and what that leads to, for the next one.
+    /// Whether there is a next one.
+    fn prefetch_step(&self, hash: u64, key: &[u8], step: u64) -> bool;
     /// The word that is most likely the key's, if there is one.
     fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
     /// A part of a walk over everything, and where it goes on.
@@ -152,6 +155,8 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
 
 /// Keys of a part of a walk over the ordered index.
 const PART: usize = 1000;
+/// Levels of the ordered index that are rarely in the processor's caches: of ten million keys, those above have a few thousand nodes.
+const LEVELS_FAR: u64 = 2;
 
 /// The hash index.
 #[derive(Debug)]
@@ -229,6 +234,12 @@ impl KeyIndex for HashIndex {
         self.table.prefetch(std::iter::once(hash));
     }
 
+    #[inline]
+    fn prefetch_step(&self, hash: u64, _key: &[u8], _step: u64) -> bool {
+        self.prefetch_one(hash);
+        false
+    }
+
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
         let at = match cursor {
             Cursor::Hash(hash) => *hash,
@@ -303,6 +314,13 @@ impl KeyIndex for Masstree {
     }
 
     fn prefetch_one(&self, _hash: u64) {}
+
+    #[inline]
+    fn prefetch_step(&self, _hash: u64, key: &[u8], step: u64) -> bool {
+        let level = LEVELS_FAR.saturating_sub(1 + step);
+        Masstree::prefetch(self, key, level);
+        level > 0
+    }
 
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
         let after = match cursor {

@@ -279,13 +279,46 @@ impl Flat {
         })
     }
 
+    /// In a task: what a lookup reads of the index comes from memory while others run. Whether there are others.
+    #[inline]
+    fn fetch_beside_others(&self, hash: u64, key: &[u8]) -> bool {
+        let others = esker_trt::others_ready();
+        if others {
+            let mut step = 0;
+            while self.index.prefetch_step(hash, key, step) {
+                esker_trt::yield_now();
+                step += 1;
+            }
+            esker_trt::yield_now();
+        }
+        others
+    }
+
+    /// As before, the entry of a word.
+    #[inline]
+    fn fetch_entry_beside_others(&self, word: Word) {
+        self.prefetch_entry(word);
+        esker_trt::yield_now();
+    }
+
     pub(super) fn get_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.check_key(key, "get")?;
         self.check_open()?;
         let hash = self.hasher.hash(key);
+        let mut beside = self.fetch_beside_others(hash, key);
+        if beside && !self.index.is_exact(key) {
+            // To find the key, the entry is read.
+            if let Some(word) = self.index.guess(hash, key) {
+                self.fetch_entry_beside_others(word);
+            }
+            beside = false;
+        }
         loop {
             let since = self.chunks.now();
             let Some(word) = self.find(hash, key)? else { return Ok(None) };
+            if std::mem::take(&mut beside) {
+                self.fetch_entry_beside_others(word);
+            }
             if let Some(found) = self.read_value(hash, key, word, since, admit)? {
                 return Ok(found);
             }
