@@ -24,6 +24,10 @@ use servers::{Esker, EskerProcess, Memcached, processor_seconds};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+/// That of the program.
+#[global_allocator]
+static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Memory of memcached with extstore in MiB: most items are in its file.
 const EXTSTORE_MIB: u64 = 64;
 
