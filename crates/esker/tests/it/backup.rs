@@ -2,41 +2,42 @@
 //! with none missing that was acknowledged before; damage is named, and a backup that did not end
 //! leaves the one before.
 
+use crate::backup_room::beside;
 use crate::support::{DEVICE_SIZE, End, SEGMENT_SIZE, device, flip_on, open, options};
 use esker::options::Progress;
 use esker::{Batch, Durability, ErrorKind, Options, Result, Store, Version, restore_on};
 use esker_base::rng::Rng;
 use esker_media::Archive;
-use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
+use esker_media::sim::{Initial, SimArchive, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-type Map = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 /// Changes with their versions.
 type History = BTreeMap<u64, (Vec<u8>, Option<Vec<u8>>)>;
 
 /// A value that threads share.
 #[derive(Clone, Debug, Default)]
-struct Shared<T>(Arc<Mutex<T>>);
+pub(crate) struct Shared<T>(Arc<Mutex<T>>);
 
 impl<T> Shared<T> {
-    fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
         f(&mut self.0.lock().unwrap())
     }
 }
 
-fn held(store: &Store) -> Map {
+pub(crate) fn held(store: &Store) -> Map {
     let items = store.iter().map(|item| item.expect("readable"));
     items.map(|(key, value)| (key, value.to_vec())).collect()
 }
 
-fn backup(store: &Store, archive: &dyn Archive) -> Result<esker::BackupReport> {
+pub(crate) fn backup(store: &Store, archive: &dyn Archive) -> Result<esker::BackupReport> {
     store.backup_to(archive, &Progress::default())
 }
 
 /// A store from the backup in `archive`, on a device with `earlier` content.
-fn restored_on(
+pub(crate) fn restored_on(
     archive: &dyn Archive,
     size: u64,
     earlier: Initial,
@@ -50,7 +51,7 @@ fn restored_on(
     Ok((device, store))
 }
 
-fn restored(archive: &dyn Archive) -> Result<Store> {
+pub(crate) fn restored(archive: &dyn Archive) -> Result<Store> {
     restored_on(archive, DEVICE_SIZE, Initial::Zeros).map(|(_, store)| store)
 }
 
@@ -314,7 +315,7 @@ fn what_is_restored_agrees_with_a_map_clears_and_deletes_included() {
 }
 
 /// A store with `count` items of half a block, which fill segments, and what it holds.
-fn filled(seed: u64, count: u32) -> (Arc<SimBlock>, Store, Map) {
+pub(crate) fn filled(seed: u64, count: u32) -> (Arc<SimBlock>, Store, Map) {
     let device = device(seed);
     let store = open(&device, &options(seed)).unwrap();
     let mut model = Map::new();
@@ -456,28 +457,6 @@ fn no_damage_to_a_backup_goes_unnoticed_and_the_file_is_named() {
 }
 
 #[test]
-fn damage_found_while_restoring_leaves_no_store() {
-    let (_, store, _) = filled(6, 60);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    let mut files = archive.list().unwrap();
-    files.sort();
-    archive.flip(files.last().unwrap(), 700, 1);
-    let device = device(6);
-    restore_on(&archive, &*device, &options(6)).unwrap_err();
-    let error = open(&device, &options(6)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    // Where there is a store, it is only replaced once the backup is known to be sound.
-    let (device, store, model) = filled(7, 20);
-    drop(store);
-    let mut options = options(7);
-    options.format = true;
-    restore_on(&archive, &*device, &options).unwrap_err();
-    options.format = false;
-    assert_eq!(held(&open(&device, &options).unwrap()), model);
-}
-
-#[test]
 fn a_backup_that_did_not_end_leaves_the_one_before() {
     let mut tried = 0;
     for n in 1.. {
@@ -515,108 +494,6 @@ fn a_backup_that_did_not_end_leaves_the_one_before() {
     assert!(tried > 20, "{tried} calls");
 }
 
-/// Does `work` in the middle of a backup, before each file of a segment.
-fn beside(archive: &SimArchive, store: &Store, work: impl Fn(&Store) + Send + Sync + 'static) {
-    let store = store.clone();
-    archive.before_create(move |file| {
-        if file.starts_with("segment") {
-            work(&store);
-        }
-    });
-}
-
-#[test]
-fn writers_get_their_room_and_the_backup_says_that_it_lost_it() {
-    let (_, store, old) = filled(10, 100);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    // So that nothing is there already.
-    for n in 0..100u32 {
-        store.put(format!("key{n}").as_bytes(), &[1; 310]).unwrap();
-    }
-    beside(&archive, &store, |store| {
-        for n in 0..100u32 {
-            store.put(format!("key{n}").as_bytes(), &[2; 320]).expect("writers get their room");
-        }
-    });
-    let error = backup(&store, &archive).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    assert!(error.to_string().contains("went on without"), "{error}");
-    assert_eq!(held(&restored(&archive).unwrap()), old, "the earlier backup is as it was");
-    let stats = store.stats();
-    assert!(stats.free_segments > 0 && stats.read_only.is_none());
-    let archive = archive.copy();
-    backup(&store, &archive).unwrap();
-    assert_eq!(held(&restored(&archive).unwrap()), held(&store));
-}
-
-#[test]
-fn what_dies_while_it_is_copied_is_in_the_backup_and_its_space_comes_back() {
-    let (_, store, model) = filled(11, 60);
-    let archive = SimArchive::new();
-    beside(&archive, &store, |store| {
-        for n in 0..60u32 {
-            let _ = store.delete(format!("key{n}").as_bytes());
-        }
-        store.clean(2).unwrap();
-    });
-    backup(&store, &archive).unwrap();
-    assert_eq!(held(&restored(&archive).unwrap()), model);
-    assert!(held(&store).is_empty());
-    store.clean(usize::MAX).unwrap();
-    let stats = store.stats();
-    assert!(stats.free_segments + 3 >= stats.segments, "{stats:?}");
-}
-
-#[test]
-fn segments_are_reused_beside_a_backup_but_not_those_that_it_copies() {
-    let (_, store, model) = filled(19, 60);
-    let archive = SimArchive::new();
-    beside(&archive, &store, |store| {
-        for n in 0..60u32 {
-            let _ = store.delete(format!("key{n}").as_bytes());
-        }
-        for n in 0..200u32 {
-            store.put(b"filler", &[n.to_le_bytes()[0]; 900]).unwrap();
-        }
-    });
-    backup(&store, &archive).unwrap();
-    assert_eq!(held(&restored(&archive).unwrap()), model);
-    assert_eq!(store.stats().items, 1);
-}
-
-/// A purge beside a backup meets a tombstone whose older record is in a segment that is free but for
-/// the backup: a crash would still find it there.
-#[test]
-fn a_deleted_key_stays_deleted_when_a_purge_and_a_backup_meet() {
-    let (device, store, _) = filled(20, 60);
-    let archive = SimArchive::new();
-    let images: Shared<Vec<Image>> = Shared::default();
-    let (taken, sim) = (images.clone(), Arc::clone(&device));
-    beside(&archive, &store, move |work| {
-        // The segments of the records die; they are held, and so are not blanked.
-        for n in 0..60u32 {
-            let _ = work.delete(format!("key{n}").as_bytes());
-        }
-        for n in 0..40u32 {
-            work.put(b"filler", &[n.to_le_bytes()[0]; 900]).unwrap();
-        }
-        work.clean(0).unwrap();
-        for n in 0..150u32 {
-            work.put(b"filler", &[n.to_le_bytes()[0]; 900]).unwrap();
-        }
-        taken.with(|images| images.push(sim.image()));
-    });
-    backup(&store, &archive).unwrap();
-    let images = images.with(std::mem::take);
-    assert!(images.len() > 2);
-    for image in images {
-        let survived = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image));
-        let store = open(&Arc::new(SimBlock::new(survived)), &options(21)).unwrap();
-        assert_eq!(held(&store).into_keys().collect::<Vec<_>>(), [b"filler".to_vec()]);
-    }
-}
-
 #[test]
 fn a_second_backup_at_the_same_time_is_refused() {
     let (_, store, _) = filled(12, 20);
@@ -643,174 +520,4 @@ fn a_closed_store_and_a_folder_of_another_store_are_refused() {
     assert_eq!(restored(&SimArchive::new()).unwrap_err().kind(), ErrorKind::InvalidArgument);
     store.close().unwrap();
     assert_eq!(backup(&store, &archive).unwrap_err().kind(), ErrorKind::Closed);
-}
-
-#[test]
-fn a_restored_store_may_have_another_size_as_long_as_segments_keep_their_places() {
-    let (_, store, model) = filled(15, 60);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    let (_, larger) = restored_on(&archive, 4 * DEVICE_SIZE, Initial::Zeros).unwrap();
-    assert_eq!(held(&larger), model);
-    assert!(larger.stats().segments > 3 * store.stats().segments);
-    let (_, smaller) =
-        restored_on(&archive, DEVICE_SIZE - 3 * SEGMENT_SIZE, Initial::Zeros).unwrap();
-    assert_eq!(held(&smaller), model);
-    let error = restored_on(&archive, 4 * SEGMENT_SIZE, Initial::Zeros).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-    assert!(error.to_string().contains("bytes)"), "names the size: {error}");
-    let four_kib =
-        SimBlockOptions { block_size_bytes: 4096, ..SimBlockOptions::new(DEVICE_SIZE, 1) };
-    let error = restore_on(&archive, &SimBlock::new(four_kib), &options(1)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
-}
-
-#[test]
-fn a_backup_of_a_restored_store_does_not_take_files_of_the_other_future() {
-    let (_, store, _) = filled(16, 60);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    let other = restored(&archive).unwrap();
-    for n in 0..60u32 {
-        store.put(format!("key{n}").as_bytes(), &[1; 300]).unwrap();
-        other.put(format!("key{n}").as_bytes(), &[2; 300]).unwrap();
-    }
-    backup(&store, &archive).unwrap();
-    backup(&other, &archive).unwrap();
-    assert_eq!(held(&restored(&archive).unwrap()), held(&other));
-    backup(&store, &archive).unwrap();
-    assert_eq!(held(&restored(&archive).unwrap()), held(&store));
-}
-
-#[test]
-fn a_restore_that_is_cut_off_leaves_no_store_or_all_of_it() {
-    let (old_device, store, model) = filled(17, 60);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    for n in 0..60u32 {
-        store.put(format!("key{n}").as_bytes(), &[1; 280]).unwrap();
-    }
-    let newer = held(&store);
-    drop(store);
-    let (mut none, mut all) = (0, 0);
-    for earlier in [Initial::Zeros, Initial::Recycled(old_device.image())] {
-        let had_store = matches!(earlier, Initial::Recycled(_));
-        let device = Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 5).initial(earlier)));
-        let mut options = options(18);
-        options.format = true;
-        restore_on(&archive, &*device, &options).unwrap();
-        options.format = false;
-        let trace = device.trace();
-        let mut replay = trace.replay();
-        while replay.step() {
-            for state in replay.states(12, replay.position()) {
-                let image: Image = state.image();
-                let survived =
-                    SimBlockOptions::new(DEVICE_SIZE, 6).initial(Initial::Recycled(image));
-                match open(&Arc::new(SimBlock::new(survived)), &options) {
-                    Ok(store) => {
-                        let found = held(&store);
-                        let untouched = if had_store { found == newer } else { found.is_empty() };
-                        assert!(found == model || untouched, "{}", state.describe());
-                        all += u32::from(found == model);
-                    }
-                    Err(error) => {
-                        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-                        none += 1;
-                    }
-                }
-            }
-        }
-    }
-    assert!(none > 100 && all > 4, "{none} without a store, {all} with all of it");
-}
-
-/// What only the headers of free segments said, the manifest says: the restored store knows it.
-#[test]
-fn versions_and_clears_of_the_manifest_hold_in_the_restored_store() {
-    use esker_format::backup::{MANIFEST_NAME, Manifest};
-    let (_, store, model) = filled(22, 60);
-    let archive = SimArchive::new();
-    let last = backup(&store, &archive).unwrap().last_version;
-    let size = archive.size_bytes_of(MANIFEST_NAME).unwrap().unwrap();
-    let mut bytes = vec![0; usize::try_from(size).unwrap()];
-    archive.read_at(MANIFEST_NAME, 0, &mut bytes).unwrap();
-    let mut manifest = Manifest::decode(&bytes).unwrap();
-    manifest.next_version = Version(last.0 + 1000);
-    manifest.clear_version = Version(31);
-    archive.create(MANIFEST_NAME).unwrap().write(&manifest.encode()).unwrap();
-    let (device, store) = restored_on(&archive, DEVICE_SIZE, Initial::Zeros).unwrap();
-    assert_eq!(held(&store).len(), model.len() - 30, "thirty records were cleared");
-    assert_eq!(store.put(b"new", b"1").unwrap(), Version(last.0 + 1000));
-    drop(store);
-    assert_eq!(held(&open(&device, &options(1)).unwrap()).len(), model.len() - 29);
-}
-
-/// Evictions change segments; those that are copied they leave alone.
-#[test]
-fn a_cache_that_evicts_beside_its_backup_is_restored_with_no_older_value() {
-    let mut found = 0;
-    for seed in 0..6_u64 {
-        let device = device(seed);
-        let mut cache = options(seed);
-        cache.cache = true;
-        let store = open(&device, &cache).unwrap();
-        let mut newest = Map::new();
-        let mut rng = Rng::from_seed(seed);
-        for n in 0..600_u32 {
-            let key = format!("key{}", rng.below(150)).into_bytes();
-            if rng.chance(1, 10) {
-                store.delete(&key).unwrap();
-                newest.remove(&key);
-                continue;
-            }
-            let most = if rng.chance(1, 8) { 4000 } else { 700 };
-            let value = [&n.to_le_bytes()[..], &vec![7; rng.index(most)]].concat();
-            store.put(&key, &value).unwrap();
-            newest.insert(key, value);
-        }
-        assert!(store.stats().evictions > 20, "{:?}", store.stats());
-        // A lead, as the background thread keeps it.
-        store.evict(2).unwrap();
-        let archive = SimArchive::new();
-        let rng = Mutex::new(rng);
-        beside(&archive, &store, move |store| {
-            let mut rng = rng.lock().unwrap();
-            for _ in 0..3 {
-                let key = format!("key{}", rng.below(150)).into_bytes();
-                store.put(&key, &vec![9; rng.index(2000)]).expect("a cache makes room");
-                let _ = store.get(&key).unwrap();
-            }
-            store.evict(1).unwrap();
-        });
-        let kind = backup(&store, &archive).map_err(|error| error.kind());
-        if kind == Err(ErrorKind::NoSpace) {
-            continue;
-        }
-        kind.unwrap();
-        let restored = restored(&archive).unwrap();
-        assert!(restored.stats().cache);
-        assert_eq!(restored.check().unwrap().problems, Vec::<String>::new());
-        for (key, value) in held(&restored) {
-            assert_eq!(Some(&value), newest.get(&key), "seed {seed}: {key:?}");
-            found += 1;
-        }
-    }
-    assert!(found > 100, "only {found} found");
-}
-
-#[test]
-fn a_device_that_holds_something_behind_its_first_blocks_is_no_place_for_a_backup() {
-    let (_, store, old) = filled(31, 50);
-    let archive = SimArchive::new();
-    backup(&store, &archive).unwrap();
-    let device = device(32);
-    flip_on(&device, 1024);
-    let before = device.image();
-    let error = restore_on(&archive, &*device, &options(33)).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
-    assert!(device.image() == before);
-    flip_on(&device, 1024);
-    restore_on(&archive, &*device, &options(33)).unwrap();
-    assert_eq!(held(&open(&device, &options(33)).unwrap()), old);
 }

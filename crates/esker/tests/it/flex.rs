@@ -7,14 +7,12 @@ use esker::{ErrorKind, Result};
 use esker_base::rng::Rng;
 use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
-use esker_media::sim::{
-    Asking, FaultKind, FaultPlan, Image, Initial, SimBlock, SimBlockOptions, Trigger,
-};
+use esker_media::sim::{Asking, FaultPlan, Image, Initial, SimBlock, SimBlockOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Segments of 16 blocks, nodes of a few entries: everything happens within a few hundred operations.
-fn small(seed: u64) -> SpaceOptions {
+pub(crate) fn small(seed: u64) -> SpaceOptions {
     let mut options = SpaceOptions::new("");
     options.testing.seed = Some(seed);
     options.testing.shape = SpaceShape {
@@ -45,40 +43,40 @@ fn device(name: &str, initial: Initial, most: u64, faults: FaultPlan) -> Arc<Sim
     Arc::new(SimBlock::new(options))
 }
 
-struct Media([Arc<SimBlock>; 3]);
+pub(crate) struct Media(pub(crate) [Arc<SimBlock>; 3]);
 
 impl Media {
-    fn new(data_max: u64) -> Self {
+    pub(crate) fn new(data_max: u64) -> Self {
         let new = |name, most| device(name, Initial::Random, most, FaultPlan::none());
         Media([new("data", data_max), new("tree", 1 << 20), new("log", 1 << 20)])
     }
 
-    fn of(images: &[Image]) -> Self {
+    pub(crate) fn of(images: &[Image]) -> Self {
         let new = |name, index: usize| {
             device(name, Initial::Recycled(images[index].clone()), 4 << 20, FaultPlan::none())
         };
         Media([new("data", 0), new("tree", 1), new("log", 2)])
     }
 
-    fn images(&self) -> Vec<Image> {
+    pub(crate) fn images(&self) -> Vec<Image> {
         self.0.iter().map(|device| device.image()).collect()
     }
 
-    fn files(&self) -> SpaceFiles {
+    pub(crate) fn files(&self) -> SpaceFiles {
         let [data, tree, log] = &self.0;
         let dynamic = |device: &Arc<SimBlock>| Arc::clone(device) as Arc<dyn BlockDevice>;
         SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) }
     }
 }
 
-fn content(space: &Space) -> Result<Vec<u8>> {
+pub(crate) fn content(space: &Space) -> Result<Vec<u8>> {
     let mut bytes = vec![1; usize::try_from(space.size_bytes()).unwrap()];
     let count = space.read(0, &mut bytes)?;
     assert_eq!(count, bytes.len());
     Ok(bytes)
 }
 
-fn bytes_of(rng: &mut Rng, most: u64) -> Vec<u8> {
+pub(crate) fn bytes_of(rng: &mut Rng, most: u64) -> Vec<u8> {
     let mut bytes = vec![0; rng.index(usize::try_from(most).unwrap())];
     rng.fill(&mut bytes);
     bytes
@@ -136,7 +134,7 @@ fn step(space: &Space, model: &mut Vec<u8>, rng: &mut Rng) -> Result<()> {
     Ok(())
 }
 
-fn assert_sound(space: &Space) {
+pub(crate) fn assert_sound(space: &Space) {
     let report = space.check().unwrap();
     assert!(report.problems.is_empty(), "{:?}", report.problems);
 }
@@ -341,125 +339,6 @@ fn a_flipped_bit_anywhere_is_found_or_harmless() {
         }
     }
     assert!(found > 100 && harmless > 100, "{found} found, {harmless} harmless");
-}
-
-#[test]
-fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
-    for (index, kind) in [
-        (0, FaultKind::WriteError),
-        (0, FaultKind::FlushError),
-        (1, FaultKind::WriteError),
-        (1, FaultKind::FlushError),
-        (2, FaultKind::WriteError),
-        (2, FaultKind::FlushError),
-    ] {
-        let media = Media::new(1 << 20);
-        let mut options = small(9);
-        options.format = true;
-        let space = Space::open_on(media.files(), &options).unwrap();
-        space.append(&[5; 3000]).unwrap();
-        space.sync().unwrap();
-        media.0[index].set_faults(FaultPlan::none().with(kind, Trigger::Nth(1)));
-        space.append(&[6; 100]).unwrap();
-        let failed = if index == 1 { space.checkpoint() } else { space.sync() };
-        assert_eq!(failed.unwrap_err().kind(), ErrorKind::Io, "{index} {kind:?}");
-        for refused in [space.sync(), space.write(0, &[1]), space.collapse_range(0, 1)] {
-            assert_eq!(refused.unwrap_err().kind(), ErrorKind::ReadOnly);
-        }
-        assert!(space.failure().is_some());
-        assert_eq!(content(&space).unwrap(), [vec![5; 3000], vec![6; 100]].concat());
-        let media = Media::of(&media.images());
-        options.format = false;
-        let bytes = content(&Space::open_on(media.files(), &options).unwrap()).unwrap();
-        assert!(bytes.starts_with(&[5; 3000]) && [3000, 3100].contains(&bytes.len()));
-    }
-}
-
-/// Work with many checkpoints, in which the `n`-th write or allocation of one device finds no room. Whether it came so far.
-fn lacks_room(index: usize, n: u64) -> bool {
-    let media = Media::new(1 << 20);
-    let mut options = small(11);
-    options.format = true;
-    let space = Space::open_on(media.files(), &options).unwrap();
-    media.0[index].set_faults(FaultPlan::none().with(FaultKind::NoSpace, Trigger::Nth(n)));
-    let mut rng = Rng::from_seed(11);
-    // What was durable last, and all that came after.
-    let mut states = vec![Vec::new()];
-    for round in 0..60 {
-        let mut bytes = states.last().unwrap().clone();
-        let data = bytes_of(&mut rng, 900);
-        let at = rng.index(bytes.len() + 1);
-        if space.insert_range(at as u64, &data).is_ok() {
-            bytes.splice(at..at, data);
-            states.push(bytes);
-        }
-        let done = if round % 3 == 0 { space.checkpoint() } else { space.sync() };
-        if done.is_ok() {
-            states.drain(..states.len() - 1);
-        }
-    }
-    // Lack of room is told by the operation that finds it and by no later one, or the space has failed.
-    assert_eq!(content(&space).unwrap(), *states.last().unwrap(), "device {index}, call {n}");
-    let came_so_far = media.0[index].faults_fired() > 0;
-    drop(space);
-    let media = Media::of(&media.images());
-    options.format = false;
-    let space = Space::open_on(media.files(), &options).unwrap_or_else(|error| {
-        panic!("device {index}, call {n}: {error}");
-    });
-    let bytes = content(&space).unwrap_or_else(|error| panic!("device {index}, call {n}: {error}"));
-    assert!(states.contains(&bytes), "device {index}, call {n}: {} bytes", bytes.len());
-    assert_sound(&space);
-    came_so_far
-}
-
-#[test]
-fn a_write_that_lacks_room_where_there_was_some_leaves_nothing_half_done() {
-    for index in 0..3 {
-        let calls = (1..).take_while(|n| lacks_room(index, *n)).count();
-        assert!(calls > 20, "device {index}: {calls} calls");
-    }
-}
-
-#[test]
-fn a_full_file_system_refuses_a_write_and_nothing_else() {
-    let media = Media::new(6 * 8192);
-    let mut options = small(10);
-    options.format = true;
-    let space = Space::open_on(media.files(), &options).unwrap();
-    let mut stored = 0;
-    let error = loop {
-        match space.append(&[3; 500]) {
-            Ok(_) => stored += 500,
-            Err(error) => break error,
-        }
-    };
-    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
-    assert_eq!(content(&space).unwrap(), vec![3; stored]);
-    space.collapse_range(0, stored as u64 / 2).unwrap();
-    space.sync().unwrap();
-    space.append(&[4; 500]).unwrap();
-    assert_sound(&space);
-}
-
-#[test]
-fn a_full_file_system_makes_the_collector_look_before_a_write_is_refused() {
-    let media = Media::new(20 * 8192);
-    let mut options = small(12);
-    options.format = true;
-    let space = Space::open_on(media.files(), &options).unwrap();
-    space.append(&[1; 100_000]).unwrap();
-    // Segments may be half empty for now, but the file cannot grow.
-    space.loosen(true);
-    let mut rng = Rng::from_seed(12);
-    for round in 0..2000 {
-        space
-            .write(rng.below(99_900), &[2; 100])
-            .unwrap_or_else(|error| panic!("{round}: {error}"));
-    }
-    let stat = space.stat();
-    assert!(stat.segments >= 18, "the file has {} segments: it was not full", stat.segments);
-    assert_sound(&space);
 }
 
 #[test]

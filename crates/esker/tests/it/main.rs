@@ -8,6 +8,7 @@
 )]
 
 mod backup;
+mod backup_room;
 mod basics;
 mod cache;
 mod check;
@@ -24,6 +25,7 @@ mod flat_threads;
 mod flex;
 mod flex_db;
 mod flex_expiry;
+mod flex_faults;
 mod flex_full;
 mod flex_room;
 mod flex_whole;
@@ -35,6 +37,7 @@ mod model;
 mod prefix;
 mod record_cache;
 mod repair;
+mod restore;
 mod small;
 mod striped;
 mod support;

@@ -1,0 +1,147 @@
+//! Restoring: onto devices of other sizes and with other content, cut off in the middle, damaged on the way.
+
+use crate::backup::{backup, filled, held, restored, restored_on};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
+use esker::{ErrorKind, Version, restore_on};
+use esker_media::Archive;
+use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
+use std::sync::Arc;
+
+#[test]
+fn damage_found_while_restoring_leaves_no_store() {
+    let (_, store, _) = filled(6, 60);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    let mut files = archive.list().unwrap();
+    files.sort();
+    archive.flip(files.last().unwrap(), 700, 1);
+    let device = device(6);
+    restore_on(&archive, &*device, &options(6)).unwrap_err();
+    let error = open(&device, &options(6)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    // Where there is a store, it is only replaced once the backup is known to be sound.
+    let (device, store, model) = filled(7, 20);
+    drop(store);
+    let mut options = options(7);
+    options.format = true;
+    restore_on(&archive, &*device, &options).unwrap_err();
+    options.format = false;
+    assert_eq!(held(&open(&device, &options).unwrap()), model);
+}
+
+#[test]
+fn a_restored_store_may_have_another_size_as_long_as_segments_keep_their_places() {
+    let (_, store, model) = filled(15, 60);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    let (_, larger) = restored_on(&archive, 4 * DEVICE_SIZE, Initial::Zeros).unwrap();
+    assert_eq!(held(&larger), model);
+    assert!(larger.stats().segments > 3 * store.stats().segments);
+    let (_, smaller) =
+        restored_on(&archive, DEVICE_SIZE - 3 * SEGMENT_SIZE, Initial::Zeros).unwrap();
+    assert_eq!(held(&smaller), model);
+    let error = restored_on(&archive, 4 * SEGMENT_SIZE, Initial::Zeros).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    assert!(error.to_string().contains("bytes)"), "names the size: {error}");
+    let four_kib =
+        SimBlockOptions { block_size_bytes: 4096, ..SimBlockOptions::new(DEVICE_SIZE, 1) };
+    let error = restore_on(&archive, &SimBlock::new(four_kib), &options(1)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_backup_of_a_restored_store_does_not_take_files_of_the_other_future() {
+    let (_, store, _) = filled(16, 60);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    let other = restored(&archive).unwrap();
+    for n in 0..60u32 {
+        store.put(format!("key{n}").as_bytes(), &[1; 300]).unwrap();
+        other.put(format!("key{n}").as_bytes(), &[2; 300]).unwrap();
+    }
+    backup(&store, &archive).unwrap();
+    backup(&other, &archive).unwrap();
+    assert_eq!(held(&restored(&archive).unwrap()), held(&other));
+    backup(&store, &archive).unwrap();
+    assert_eq!(held(&restored(&archive).unwrap()), held(&store));
+}
+
+#[test]
+fn a_restore_that_is_cut_off_leaves_no_store_or_all_of_it() {
+    let (old_device, store, model) = filled(17, 60);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    for n in 0..60u32 {
+        store.put(format!("key{n}").as_bytes(), &[1; 280]).unwrap();
+    }
+    let newer = held(&store);
+    drop(store);
+    let (mut none, mut all) = (0, 0);
+    for earlier in [Initial::Zeros, Initial::Recycled(old_device.image())] {
+        let had_store = matches!(earlier, Initial::Recycled(_));
+        let device = Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 5).initial(earlier)));
+        let mut options = options(18);
+        options.format = true;
+        restore_on(&archive, &*device, &options).unwrap();
+        options.format = false;
+        let trace = device.trace();
+        let mut replay = trace.replay();
+        while replay.step() {
+            for state in replay.states(12, replay.position()) {
+                let image: Image = state.image();
+                let survived =
+                    SimBlockOptions::new(DEVICE_SIZE, 6).initial(Initial::Recycled(image));
+                match open(&Arc::new(SimBlock::new(survived)), &options) {
+                    Ok(store) => {
+                        let found = held(&store);
+                        let untouched = if had_store { found == newer } else { found.is_empty() };
+                        assert!(found == model || untouched, "{}", state.describe());
+                        all += u32::from(found == model);
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+                        none += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(none > 100 && all > 4, "{none} without a store, {all} with all of it");
+}
+
+/// What only the headers of free segments said, the manifest says: the restored store knows it.
+#[test]
+fn versions_and_clears_of_the_manifest_hold_in_the_restored_store() {
+    use esker_format::backup::{MANIFEST_NAME, Manifest};
+    let (_, store, model) = filled(22, 60);
+    let archive = SimArchive::new();
+    let last = backup(&store, &archive).unwrap().last_version;
+    let size = archive.size_bytes_of(MANIFEST_NAME).unwrap().unwrap();
+    let mut bytes = vec![0; usize::try_from(size).unwrap()];
+    archive.read_at(MANIFEST_NAME, 0, &mut bytes).unwrap();
+    let mut manifest = Manifest::decode(&bytes).unwrap();
+    manifest.next_version = Version(last.0 + 1000);
+    manifest.clear_version = Version(31);
+    archive.create(MANIFEST_NAME).unwrap().write(&manifest.encode()).unwrap();
+    let (device, store) = restored_on(&archive, DEVICE_SIZE, Initial::Zeros).unwrap();
+    assert_eq!(held(&store).len(), model.len() - 30, "thirty records were cleared");
+    assert_eq!(store.put(b"new", b"1").unwrap(), Version(last.0 + 1000));
+    drop(store);
+    assert_eq!(held(&open(&device, &options(1)).unwrap()).len(), model.len() - 29);
+}
+
+#[test]
+fn a_device_that_holds_something_behind_its_first_blocks_is_no_place_for_a_backup() {
+    let (_, store, old) = filled(31, 50);
+    let archive = SimArchive::new();
+    backup(&store, &archive).unwrap();
+    let device = device(32);
+    flip_on(&device, 1024);
+    let before = device.image();
+    let error = restore_on(&archive, &*device, &options(33)).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+    assert!(device.image() == before);
+    flip_on(&device, 1024);
+    restore_on(&archive, &*device, &options(33)).unwrap();
+    assert_eq!(held(&open(&device, &options(33)).unwrap()), old);
+}
