@@ -220,9 +220,8 @@ fn opening_takes_no_memory_that_others_map_meanwhile() {
                 }
             });
         }
-        for _ in 0..2000 {
-            drop(PmemFile::open(&path, options).unwrap());
-        }
+        let opened = (0..2000).try_for_each(|_| PmemFile::open(&path, options).map(drop));
         done.store(true, std::sync::atomic::Ordering::Relaxed);
+        opened.unwrap();
     });
 }
