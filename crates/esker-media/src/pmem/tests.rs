@@ -201,6 +201,7 @@ fn many_threads_store_their_own_words() {
     }
 }
 
+/// Means something on file systems that refuse `MAP_SYNC` only when the place of the mapping is free already, as ext4 does.
 #[test]
 fn opening_takes_no_memory_that_others_map_meanwhile() {
     const BYTES: usize = 40 << 20;

@@ -24,7 +24,7 @@ use servers::{Esker, EskerProcess, Memcached, processor_seconds};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-/// That of the program.
+/// The allocator of the program: what users run is measured.
 #[global_allocator]
 static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -4,6 +4,9 @@
 //! chunk's generation tells; that it was not used anew between the lookup and the read, the number of chunks that were
 //! taken. A record's place is free once the key is written again, which the index tells. Who finds any of these changed
 //! looks the key up again.
+//!
+//! A get waits for memory two times or three. In a task it asks for what comes next and lets others run meanwhile, so that a core
+//! waits for several gets at once, and writers need not wait until no reader is left.
 
 use super::chunks::Since;
 use super::layout::{Kind, Place};
