@@ -39,8 +39,9 @@ use std::sync::Arc;
 
 /// Lookups of a batch under one pin.
 const GROUP: usize = 256;
-/// How many lookups of a batch wait for memory at the same time: about as many as a core can.
-const AHEAD: usize = 12;
+/// Items of a batch between the one that memory is asked for and the one that the rest is asked for, and from there to the
+/// one that is done: both together as many as a core can wait for at the same time.
+const AHEAD: usize = 8;
 
 /// The index. All methods may be called from any thread at once.
 #[derive(Debug)]
@@ -107,16 +108,16 @@ impl Root {
     #[inline]
     fn table<'a>(&'a self, hash: u64, pin: &'a Pin) -> Option<&'a Table> {
         let place = self.place(hash)?;
-        // The slots are fetched together with the table.
+        // Its lines are fetched together with the table.
         Hint(place.hint.load(Ordering::Relaxed)).prefetch(hash);
         Some(place.table.load(pin))
     }
 
-    /// Starts to fetch what a lookup of this hash will read.
+    /// Starts to fetch what every operation on this hash will read.
     #[inline]
     fn prefetch(&self, hash: u64, pin: &Pin) {
         if let Some(table) = self.table(hash, pin) {
-            table.prefetch_beyond(hash);
+            table.prefetch_region(hash);
         }
     }
 
@@ -225,16 +226,46 @@ impl Directory {
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
     /// memory of the next dozen is fetched meanwhile, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates)) {
-        for (group, hashes) in hashes.chunks(GROUP).enumerate() {
+        let visit =
+            |place, hash: &u64, root: &Root, pin: &Pin| visit(place, root.lookup(*hash, pin));
+        self.many(hashes, |hash| *hash, Table::prefetch_lookup, visit);
+    }
+
+    /// Adds many links, each for its hash, as [`Directory::insert`] does. They wait for memory together, too.
+    pub fn insert_many(&self, entries: &[(u64, Link)]) {
+        let insert = |_, (hash, link): &(u64, Link), _: &Root, pin: &Pin| {
+            self.insert_known(Known::whole(*hash), *link, pin);
+        };
+        self.many(entries, |(hash, _)| *hash, Table::prefetch_insert, insert);
+    }
+
+    /// Does something with each item of a batch, in order, while memory is fetched for those behind it: first what all
+    /// operations read, then, by that, the rest.
+    #[inline]
+    fn many<T>(
+        &self,
+        items: &[T],
+        hash: impl Fn(&T) -> u64,
+        prefetch_rest: impl Fn(&Table, u64),
+        mut each: impl FnMut(usize, &T, &Root, &Pin),
+    ) {
+        for (group, items) in items.chunks(GROUP).enumerate() {
             // A pin per group, so that a long batch does not keep memory from being freed.
             let pin = pin();
             let root = self.root.load(&pin);
-            hashes.iter().take(AHEAD).for_each(|hash| root.prefetch(*hash, &pin));
-            for (place, hash) in hashes.iter().enumerate() {
-                if let Some(ahead) = hashes.get(place + AHEAD) {
-                    root.prefetch(*ahead, &pin);
+            for step in 0..items.len() + 2 * AHEAD {
+                let behind = |steps: usize| step.checked_sub(steps).and_then(|at| items.get(at));
+                if let Some(item) = behind(0) {
+                    root.prefetch(hash(item), &pin);
                 }
-                visit(group * GROUP + place, root.lookup(*hash, &pin));
+                if let Some(hash) = behind(AHEAD).map(&hash)
+                    && let Some(place) = root.place(hash)
+                {
+                    prefetch_rest(place.table.load(&pin), hash);
+                }
+                if let Some(item) = behind(2 * AHEAD) {
+                    each(group * GROUP + step - 2 * AHEAD, item, root, &pin);
+                }
             }
         }
     }

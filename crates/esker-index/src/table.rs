@@ -21,9 +21,11 @@
 //!   inserting never fails. Lookups look there only where both are.
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
-//! - H6: a bit for each home says whether all its entries are in its first line, one for each line whether
-//!   those of its homes are there or in the next. Bits are set before an entry is put elsewhere, and
+//! - H6: a bit for each home says whether all its entries are in its first line, one for each two homes whether
+//!   theirs are there or in the next. Bits are set before an entry is put elsewhere, and
 //!   never cleared; a lookup reads each behind the lines that it would otherwise leave it at.
+//! - H7: what is known of a home besides its entries is on one cache line, with the lock: an operation reads
+//!   that one and mostly one line of slots, which are fetched together.
 //!
 //! # Concurrency
 //! Lookups take no lock. Changes lock one or two adjacent regions, in ascending order, and those of
@@ -38,7 +40,7 @@ pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
 use crate::entry::{Candidates, FREE, Known, entry_of, link_of, matches, pattern};
-use crate::line::{Line, matching};
+use crate::line::{Line, SLOTS, matching};
 use crate::link::Link;
 use crate::locks::{Latch, Latched};
 use crate::overflow::Overflow;
@@ -55,8 +57,6 @@ pub(crate) struct Table {
     shape: Shape,
     slots: Slots,
     regions: Box<[Region]>,
-    /// A bit for each home: set if an entry of it may be elsewhere than in its first line.
-    beyond: Box<[AtomicU64]>,
     /// What this table becomes, once that has begun.
     growth: OnceLock<Growth>,
     counters: Counters,
@@ -76,25 +76,81 @@ struct Counters {
     next_region: AtomicUsize,
 }
 
-/// A run of homes.
+/// A run of homes: what is known of them besides their entries, on one cache line.
 #[derive(Debug, Default)]
+#[repr(align(64))]
 struct Region {
+    /// A bit for each home: set if an entry of it may be elsewhere than in its first line.
+    beyond: [AtomicU64; Self::HOMES_MAX / 64],
+    /// A bit for each two homes: set if an entry of theirs may be two lines away or more.
+    far: [AtomicU64; Self::HOMES_MAX / 128],
     /// A bit for each line: set if the overflow may have an entry of its homes.
-    overflow: AtomicU64,
-    /// A bit for each line: set if an entry of its homes may be two lines away or more.
-    far: AtomicU64,
+    overflow: AtomicU32,
     /// Entries of these homes in slots. Changes under the lock.
     entries: AtomicU32,
     lock: Latch,
     /// Set once, under the lock: the entries of these homes are in the table's growth.
     migrated: AtomicBool,
 }
-const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 24);
+const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 64);
+const _: () = assert!(1 << GEOMETRY.region_bits <= Region::HOMES_MAX);
+const _: () = assert!(Region::HOMES_MAX / SLOTS <= 32);
+
+impl Region {
+    /// Homes of a region, at most.
+    const HOMES_MAX: usize = 256;
+
+    /// The bit of a home in words each of whose bits is for `1 << shift` homes of this region.
+    #[inline]
+    fn bit(words: &[AtomicU64], home: usize, shift: u32) -> Option<(&AtomicU64, u64)> {
+        let place = (home % Self::HOMES_MAX) >> shift;
+        words.get(place / 64).map(|word| (word, 1 << (place % 64)))
+    }
+
+    #[inline]
+    fn is_set(bit: Option<(&AtomicU64, u64)>) -> bool {
+        // Acquire: with the entries' Release it is at least what their writers made it.
+        bit.is_some_and(|(word, bit)| word.load(Ordering::Acquire) & bit != 0)
+    }
+
+    /// Whether an entry of a home may be elsewhere than in its first line.
+    #[inline]
+    fn reaches_beyond(&self, home: usize) -> bool {
+        Self::is_set(Self::bit(&self.beyond, home, 0))
+    }
+
+    /// Whether one may be behind the second line of its neighbourhood.
+    #[inline]
+    fn reaches_far(&self, home: usize) -> bool {
+        Self::is_set(Self::bit(&self.far, home, 1))
+    }
+
+    fn set_beyond(&self, home: usize) {
+        set(Self::bit(&self.beyond, home, 0));
+    }
+
+    fn set_far(&self, home: usize) {
+        set(Self::bit(&self.far, home, 1));
+    }
+
+    /// Whether the overflow may have entries of the homes of these lines.
+    fn overflows(&self, lines: u32) -> bool {
+        self.overflow.load(Ordering::Acquire) & lines != 0
+    }
+
+    fn set_overflow(&self, lines: u32) {
+        if self.overflow.load(Ordering::Relaxed) & lines == 0 {
+            self.overflow.fetch_or(lines, Ordering::Release);
+        }
+    }
+}
 
 /// Sets a bit that is never cleared.
 #[inline]
-fn set(word: &AtomicU64, bit: u64) {
-    if word.load(Ordering::Relaxed) & bit == 0 {
+fn set(bit: Option<(&AtomicU64, u64)>) {
+    if let Some((word, bit)) = bit
+        && word.load(Ordering::Relaxed) & bit == 0
+    {
         word.fetch_or(bit, Ordering::Release);
     }
 }
@@ -123,7 +179,6 @@ impl Table {
             shape,
             slots: pool.take(shape.slots()),
             regions: (0..shape.regions()).map(|_| Region::default()).collect(),
-            beyond: (0..shape.words()).map(|_| AtomicU64::new(0)).collect(),
             growth: OnceLock::new(),
             counters: Counters {
                 entries: AtomicI64::new(0),
@@ -137,7 +192,7 @@ impl Table {
     }
 
     fn bytes_besides_slots(&self) -> usize {
-        size_of::<Table>() + size_of_val(&*self.regions) + size_of_val(&*self.beyond)
+        size_of::<Table>() + size_of_val(&*self.regions)
     }
 
     pub(crate) fn shape(&self) -> Shape {
@@ -178,14 +233,43 @@ impl Table {
         Hint::new(self.shape, self.slots.as_ptr().addr())
     }
 
-    /// Starts to fetch what a lookup reads besides slots. A lookup alone need not: the processor
-    /// sees that it will be read while it waits for the slots. In a batch, the slots are there
-    /// already.
+    /// Starts to fetch what is known of a home besides its entries.
     #[inline]
-    pub(crate) fn prefetch_beyond(&self, hash: u64) {
-        if let Some(word) = self.beyond.get(self.shape.home(hash) / 64) {
-            crate::prefetch::lines(std::ptr::from_ref(word).addr(), 0);
+    pub(crate) fn prefetch_region(&self, hash: u64) {
+        self.region(self.shape.home(hash)).into_iter().for_each(crate::prefetch::value);
+    }
+
+    /// Lines of a neighbourhood that may have entries of a home.
+    #[inline]
+    fn reach(&self, region: &Region, home: usize) -> usize {
+        match (region.reaches_beyond(home), region.reaches_far(home)) {
+            (false, _) => 1,
+            (true, false) => 2,
+            (true, true) => self.shape.span(),
         }
+    }
+
+    /// Starts to fetch what a lookup will read besides, by what its region says, which should be at hand.
+    #[inline]
+    pub(crate) fn prefetch_lookup(&self, hash: u64) {
+        let home = self.shape.home(hash);
+        let Some(region) = self.region(home) else { return };
+        self.prefetch_lines(home, self.reach(region, home));
+    }
+
+    /// Starts to fetch what an insert will read besides, by what its first line says, which should be at hand.
+    #[inline]
+    pub(crate) fn prefetch_insert(&self, hash: u64) {
+        let home = self.shape.home(hash);
+        if self.free_at(home).is_none() {
+            self.prefetch_lines(home, self.shape.span());
+        }
+    }
+
+    /// Starts to fetch the first `count` lines of a neighbourhood, but for the first one.
+    #[inline]
+    fn prefetch_lines(&self, home: usize, count: usize) {
+        self.neighbourhood(home).iter().take(count).skip(1).for_each(crate::prefetch::value);
     }
 
     /// Links that may belong to the hash, in this table. They count only if [`Table::moved`] says
@@ -198,63 +282,44 @@ impl Table {
         if let Some(line) = self.lines().get(self.shape.line_of(home)) {
             scan(line, pattern, &mut found);
         }
-        if self.reaches_beyond(home) {
-            self.lookup_beyond(hash, overflow, &mut found);
+        if let Some(region) = self.region(home)
+            && region.reaches_beyond(home)
+        {
+            self.lookup_beyond(hash, region, overflow, &mut found);
         }
         found
     }
 
-    /// Whether an entry of this home may be elsewhere than in its first line.
-    #[inline]
-    fn reaches_beyond(&self, home: usize) -> bool {
-        // Acquire: with the entries' Release it is at least what their writers made it.
-        let word = self.beyond.get(home / 64).map_or(0, |word| word.load(Ordering::Acquire));
-        word >> (home % 64) & 1 == 1
-    }
-
     /// The rest of a lookup: lines behind the first one, and the overflow.
     #[inline(never)]
-    fn lookup_beyond(&self, hash: u64, overflow: &Overflow, found: &mut Candidates) {
+    fn lookup_beyond(
+        &self,
+        hash: u64,
+        region: &Region,
+        overflow: &Overflow,
+        found: &mut Candidates,
+    ) {
         let home = self.shape.home(hash);
         let pattern = pattern(hash, self.shape.level);
         let mut rest = self.neighbourhood(home).iter().skip(1);
         if let Some(second) = rest.next() {
             scan(second, pattern, found);
         }
-        if self.reaches_far(home) {
+        if region.reaches_far(home) {
             rest.for_each(|line| scan(line, pattern, found));
         }
-        if self.overflows(home) {
+        if region.overflows(self.shape.line_bit(home)) {
             overflow.find(hash, found);
         }
-    }
-
-    /// Whether an entry of this home may be behind the second line of its neighbourhood.
-    fn reaches_far(&self, home: usize) -> bool {
-        self.region(home).is_some_and(|region| {
-            region.far.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
-        })
-    }
-
-    fn overflows(&self, home: usize) -> bool {
-        self.region(home).is_some_and(|region| {
-            region.overflow.load(Ordering::Acquire) & self.shape.line_bit(home) != 0
-        })
     }
 
     /// Says that the overflow may have entries of these homes.
     fn mark(&self, homes: Range<usize>) {
         for home in homes {
             if let Some(region) = self.region(home) {
-                set(&region.overflow, self.shape.line_bit(home));
+                region.set_overflow(self.shape.line_bit(home));
+                region.set_beyond(home);
             }
-            self.set_beyond(home);
-        }
-    }
-
-    fn set_beyond(&self, home: usize) {
-        if let Some(word) = self.beyond.get(home / 64) {
-            set(word, 1 << (home % 64));
         }
     }
 
@@ -273,18 +338,14 @@ impl Table {
         overflow: &Overflow,
     ) -> Option<bool> {
         let home = self.shape.home(hash);
-        let region = self.shape.region_of(home);
-        let _locks = self.lock(region, self.shape.region_of_line(self.last_line(home)));
-        if self.has_migrated(region) {
+        let number = self.shape.region_of(home);
+        let _locks = self.lock(number, self.shape.region_of_line(self.last_line(home)));
+        let region = self.regions.get(number)?;
+        if self.has_migrated(number) {
             return None;
         }
         let pattern = pattern(hash, self.shape.level);
-        let lines = match (self.reaches_beyond(home), self.reaches_far(home)) {
-            (false, _) => 1,
-            (true, false) => 2,
-            (true, true) => self.shape.span(),
-        };
-        let mut slots = self.neighbourhood(home).iter().take(lines).flatten();
+        let mut slots = self.neighbourhood(home).iter().take(self.reach(region, home)).flatten();
         let is_old = |slot: &&AtomicU64| {
             let entry = slot.load(Ordering::Relaxed);
             matches(entry, pattern) && link_of(entry) == old
@@ -298,7 +359,10 @@ impl Table {
                 self.clear(home, slot);
                 true
             }
-            (None, _) => self.overflows(home) && overflow.change(hash, old, new, self.shape.level),
+            (None, _) => {
+                region.overflows(self.shape.line_bit(home))
+                    && overflow.change(hash, old, new, self.shape.level)
+            }
         })
     }
 

@@ -25,8 +25,8 @@ use esker_base::Error;
 use esker_base::Result;
 
 const MAGIC: u64 = 0x4553_4B49;
-/// Homes in a part: a region, 4 to 6 KiB.
-const PART: usize = 512;
+/// Homes in a part: a region, some 2 KiB.
+const PART: usize = 256;
 /// Homes whose entries stand together, told apart as in a table.
 const GROUP: usize = WINDOW;
 const HEAD: usize = 3;

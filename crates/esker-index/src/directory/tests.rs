@@ -96,6 +96,22 @@ fn agrees_with_a_map_while_it_grows_from_nothing() {
 }
 
 #[test]
+fn inserts_of_a_batch_are_those_of_its_entries_one_by_one() {
+    let mut rng = Rng::from_seed(5);
+    for geometry in [TINY, GEOMETRY] {
+        let directory = Directory::with_geometry(geometry, 0);
+        let entries: Vec<_> = (0..100_000).map(|n| (rng.next_u64(), link(n))).collect();
+        let mut rest = &entries[..];
+        while !rest.is_empty() {
+            let (batch, others) = rest.split_at(rng.index(2 * GROUP + 3).min(rest.len()));
+            directory.insert_many(batch);
+            rest = others;
+        }
+        check_contents(&directory, &entries.into_iter().collect());
+    }
+}
+
+#[test]
 fn a_helper_changes_nothing() {
     let directory = Directory::with_geometry(SMALL, 0);
     directory.allow_helper();

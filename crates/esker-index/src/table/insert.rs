@@ -7,7 +7,7 @@
 //! # Concurrency
 //! Under the locks of the home's region and of the next one, in this order.
 
-use super::{Region, Table, set};
+use super::{Region, Table};
 use crate::entry::{FREE, Known, entry_of, link_of};
 use crate::line::{SLOTS, free};
 use crate::link::Link;
@@ -162,13 +162,12 @@ impl Table {
     #[inline]
     fn reach_to(&self, home: usize, slot: usize) {
         let lines = slot / SLOTS - self.shape.line_of(home);
-        if lines > 1
-            && let Some(region) = self.region(home)
-        {
-            set(&region.far, self.shape.line_bit(home));
+        let Some(region) = self.region(home) else { return };
+        if lines > 1 {
+            region.set_far(home);
         }
         if lines > 0 {
-            self.set_beyond(home);
+            region.set_beyond(home);
         }
     }
 

@@ -19,14 +19,13 @@ pub(crate) struct Geometry {
     /// A table of `1 << home_bits` slots, once it was stretched, splits in two instead of doubling.
     pub(crate) home_bits: u32,
     /// Homes under one lock: a window at least, so that a change takes two locks at most, and no more
-    /// than there are bits for lines in a word.
+    /// than a region has bits for.
     pub(crate) region_bits: u32,
 }
 
 /// A table of 524288 slots takes 4 MiB, and 6 when it is stretched: whole huge pages. A region
-/// of 512 homes moves in a few microseconds.
-pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 19, region_bits: 9 };
-const _: () = assert!(1 << GEOMETRY.region_bits <= SLOTS * 64);
+/// of 256 homes moves in a few microseconds.
+pub(crate) const GEOMETRY: Geometry = Geometry { home_bits: 19, region_bits: 8 };
 
 /// The shape of one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,14 +214,9 @@ impl Shape {
 
     /// The bit of a home's line among those of its region.
     #[inline]
-    pub(crate) fn line_bit(self, home: usize) -> u64 {
+    pub(crate) fn line_bit(self, home: usize) -> u32 {
         let within = home & ((1 << self.region_bits) - 1);
-        1u64.wrapping_shl(u32::try_from(self.line_of(within)).unwrap_or(0))
-    }
-
-    /// Words with a bit for each home.
-    pub(crate) fn words(self) -> usize {
-        self.homes().div_ceil(64)
+        1u32.wrapping_shl(u32::try_from(self.line_of(within)).unwrap_or(0))
     }
 
     /// Entries of a region that the table is told of at once: a power of two, 1 in small regions.
@@ -232,7 +226,7 @@ impl Shape {
 
     #[inline]
     fn tally_bits(self) -> u32 {
-        self.region_bits.saturating_sub(6)
+        self.region_bits.saturating_sub(5)
     }
 
     /// How many of a region's entries the table has been told of.

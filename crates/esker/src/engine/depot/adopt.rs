@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 /// Shares of the hash space, each taken in by itself, told apart by so many bits of the hash.
 const SHARE_BITS: u32 = 6;
 const SHARES: u32 = 1 << SHARE_BITS;
+/// Links that are entered together.
+const ENTERED: usize = 256;
 
 impl Depot {
     /// Fills index and segment table from the log, and from the checkpoint that it was not read for.
@@ -135,9 +137,14 @@ impl Depot {
             });
         }
         let mut group: Vec<Found> = Vec::new();
+        let mut links = Vec::with_capacity(ENTERED);
         for record in found {
             if group.first().is_some_and(|first| first.hash != record.hash) {
-                group.drain(..).for_each(|record| self.take_in(record));
+                links.extend(group.drain(..).map(|record| self.take_in(record)));
+                if links.len() >= ENTERED {
+                    self.index.insert_many(&links);
+                    links.clear();
+                }
             }
             if record.collides() && !group.is_empty() {
                 let mut kept = Vec::with_capacity(group.len() + 1);
@@ -152,7 +159,8 @@ impl Depot {
             }
             group.push(record);
         }
-        group.drain(..).for_each(|record| self.take_in(record));
+        links.extend(group.drain(..).map(|record| self.take_in(record)));
+        self.index.insert_many(&links);
         Ok(())
     }
 
@@ -176,10 +184,11 @@ impl Depot {
         }
     }
 
-    fn take_in(&self, record: Found) {
+    /// Counts a record; gives its entry of the index.
+    fn take_in(&self, record: Found) -> (u64, Link) {
         let segment = self.layout.segment_of(self.layout.offset_of(record.link));
         self.segments.restore_live(segment.unwrap_or_default(), link_bytes(record.link));
-        self.index.insert(record.hash, record.link);
         self.count_items(None, record.link);
+        (record.hash, record.link)
     }
 }

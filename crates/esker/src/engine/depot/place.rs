@@ -35,6 +35,8 @@ use std::io::IoSlice;
 const WRITE_STEP: usize = 64 << 10;
 /// Records after which a thread that nobody waits for gives way to others of its core.
 pub(super) const GIVE_WAY: usize = 64;
+/// Records of a batch for which the index comes from memory while those before them are made visible.
+const FETCHED_AHEAD: usize = 12;
 
 /// The open segment of a stream: where the next batch goes.
 #[derive(Clone, Copy, Debug)]
@@ -413,7 +415,10 @@ impl Depot {
 
     /// Makes the records of a client's written batch visible, in their order.
     pub(super) fn publish(&self, batch: &Batch, plan: &Plan) {
-        for entry in &batch.entries {
+        let fetch = |entry: &Entry| self.index.prefetch(entry.hash);
+        batch.entries.iter().take(FETCHED_AHEAD).for_each(fetch);
+        for (place, entry) in batch.entries.iter().enumerate() {
+            batch.entries.get(place + FETCHED_AHEAD).into_iter().for_each(fetch);
             if entry.kind == RecordKind::Clear {
                 self.publish_clear(entry.version);
                 continue;
