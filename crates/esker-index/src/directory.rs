@@ -224,7 +224,7 @@ impl Directory {
     }
 
     /// Looks up many hashes, and gives each one's number and candidates to `visit`, in order. The
-    /// memory of the next dozen is fetched meanwhile, so that they wait for it together.
+    /// memory of the next sixteen is fetched meanwhile, so that they wait for it together.
     pub fn lookup_many(&self, hashes: &[u64], mut visit: impl FnMut(usize, Candidates)) {
         let visit =
             |place, hash: &u64, root: &Root, pin: &Pin| visit(place, root.lookup(*hash, pin));

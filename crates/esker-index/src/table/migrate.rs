@@ -2,7 +2,7 @@
 //!
 //! A table becomes one of twice the homes and half as many slots again, then one of the same homes
 //! with a slot each, or two tables of half of them. From then on each insert that comes to the table moves the region of its home, and
-//! two more, so that a table of 1024 regions is through after some 340 inserts; each region has a
+//! two more, so that a table of 2048 regions is through after some 680 inserts; each region has a
 //! flag that says where its entries are.
 //!
 //! # Concurrency
