@@ -37,7 +37,7 @@ use crate::table::{GEOMETRY, Geometry, Hint, Inserted, Shape, Table};
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
-/// Lookups of a batch under one pin.
+/// Items of a batch under one pin.
 const GROUP: usize = 256;
 /// Items of a batch between the one that memory is asked for and the one that the rest is asked for, and from there to the
 /// one that is done: both together as many as a core can wait for at the same time.
