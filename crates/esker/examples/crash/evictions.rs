@@ -2,20 +2,21 @@
 
 use super::scenarios::{Verdict, cut, device, expect, open, put, words};
 use super::subject::options;
-use esker::Store;
+use esker::{Durability, Store};
 use esker_media::sim::{Initial, SimBlock};
 use std::sync::Arc;
 
 /// A cache in which an old value of `a` is kept company by `hot`, and the new one is in another
 /// segment.
-fn cache() -> std::result::Result<(Arc<SimBlock>, Store), String> {
+fn cache(durability: Durability) -> std::result::Result<(Arc<SimBlock>, Store), String> {
     let device = device(Initial::Zeros);
     let mut options = options(u64::MAX, false);
     options.cache = true;
+    options.durability = durability;
     let store = open(&device, &options)?;
     put(&store, "a", b"old")?;
     put(&store, "hot", b"hot")?;
-    for number in 0..12 {
+    for number in 0..24 {
         put(&store, &format!("first{number}"), &[1; 400])?;
     }
     put(&store, "a", b"new")?;
@@ -41,7 +42,7 @@ fn reopened(device: &SimBlock) -> std::result::Result<Store, String> {
 
 /// A segment that is in use keeps an old value; the new one is evicted.
 pub(super) fn an_evicted_key_has_no_older_value() -> Verdict {
-    let (device, store) = cache()?;
+    let (device, store) = cache(Durability::Sync)?;
     evict(&store)?;
     let store = reopened(&device)?;
     expect(&store, "hot", Some(b"hot"))?;
@@ -51,9 +52,33 @@ pub(super) fn an_evicted_key_has_no_older_value() -> Verdict {
     expect(&store, "a", None)
 }
 
+/// A segment that is in use keeps an old value. A newer one, which was synced, is evicted while the newest is in memory only:
+/// a crash may lose that one, and leaves the key without a value then, but not with an older one than was synced.
+pub(super) fn what_was_overtaken_in_memory_has_no_older_value() -> Verdict {
+    let (device, store) = cache(Durability::None)?;
+    for number in 0..24 {
+        expect(&store, "hot", Some(b"hot"))?;
+        put(&store, &format!("second{number}"), &[1; 400])?;
+    }
+    store.sync().map_err(words)?;
+    put(&store, "a", b"newer")?;
+    loop {
+        expect(&store, "hot", Some(b"hot"))?;
+        store.evict(1).map_err(words)?;
+        match reopened(&device)?.get(b"a").map_err(words)?.as_deref() {
+            None | Some(b"new" | b"newer") => {}
+            other => return Err(format!("a holds {other:?}")),
+        }
+        // Behind the synced value, in its segment.
+        if store.read_size_bytes(b"second0") == 0 {
+            return Ok(());
+        }
+    }
+}
+
 /// Nobody finds a key any more that replaced nothing: nor does anybody after a crash.
 pub(super) fn an_evicted_key_stays_gone() -> Verdict {
-    let (device, store) = cache()?;
+    let (device, store) = cache(Durability::Sync)?;
     for number in 0..30 {
         put(&store, &format!("other{number}"), &[2; 400])?;
     }

@@ -22,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 33] = [
+    let scenarios: [Scenario; 35] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -36,11 +36,19 @@ pub(crate) fn all() -> Verdict {
         ("cleared records stay gone", cleared_records_stay_gone),
         ("a summary vouches for durable records", stories::a_summary_vouches_for_durable_records),
         ("a tombstone outlives older records", stories::a_tombstone_outlives_older_records),
+        (
+            "a tombstone outlives what is about to go",
+            stories::a_tombstone_outlives_what_is_about_to_go,
+        ),
         ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
         ("an evicted key has no older value", evictions::an_evicted_key_has_no_older_value),
         ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),
+        (
+            "what was overtaken in memory only",
+            evictions::what_was_overtaken_in_memory_has_no_older_value,
+        ),
         ("a newer value outlives an expired one", expiries::a_newer_value_outlives_an_expired_one),
         ("an expired value leaves no older one", expiries::an_expired_value_leaves_no_older_one),
         ("a checkpoint survives", checkpoints::a_checkpoint_survives),

@@ -78,6 +78,7 @@ impl Writer<'_> {
         depot.write_header(free.id, incarnation, self.group)?;
         // PERSIST: the header, before what it declares dead is overwritten.
         depot.device.flush(sites::ROLL_FLUSH)?;
+        depot.segments.renewed(free.id);
         self.tail = Some(Tail {
             segment: free.id,
             position: depot.layout.first_batch(),

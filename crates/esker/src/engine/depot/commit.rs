@@ -24,7 +24,7 @@
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
 use super::log::{Filling, State, Ticket, read_only};
-use super::place::Tail;
+use super::place::{Plan, Tail};
 use super::{Depot, sites};
 use esker_base::ids::{Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -43,6 +43,9 @@ const GATHER_MAX: Duration = Duration::from_millis(2);
 /// In so many steps, at most; sleeping if it is to be so long, else giving way.
 const GATHER_STEPS: u32 = 64;
 const GATHER_SLEEP_MIN: Duration = Duration::from_micros(400);
+/// How often, and after what time each, a batch is tried again that found no segment.
+const ROOM_TRIES: u32 = 1000;
+const ROOM_PERIOD: Duration = Duration::from_millis(1);
 /// Batches that nobody waits for after one that was waited for in vain.
 const HURRY: u32 = 16;
 
@@ -204,6 +207,7 @@ impl Depot {
             };
             (filling, plan, state.durable)
         };
+        let plan = plan.or_else(|error| self.place_later(error, &filling));
         let batch = &mut filling.batch;
         let end = Version(batch.end().0);
         let (records, began) = (batch.entries.len(), self.clock.monotonic());
@@ -256,6 +260,23 @@ impl Depot {
         }
         filling.ticket.done.open();
         orphaned
+    }
+
+    /// Places a batch for which there was no segment: others may have taken the last ones for a moment, to give them back. Its
+    /// versions are given, so nothing can follow where it has no place.
+    fn place_later(&self, mut error: Error, filling: &Filling) -> Result<Plan> {
+        for _ in 0..ROOM_TRIES {
+            if error.kind() != ErrorKind::NoSpace {
+                return Err(error);
+            }
+            esker_trt::sleep(ROOM_PERIOD);
+            let mut state = self.log.state.lock();
+            match self.place(Stream::Fresh, &mut state.tail, &filling.batch) {
+                Ok(plan) => return Ok(plan),
+                Err(next) => error = next,
+            }
+        }
+        Err(self.poison(&error))
     }
 
     /// Leaves the last records of a batch to the next one where that saves most of a block: with blocks of 512 bytes, the

@@ -11,7 +11,7 @@
 //!
 //! # Invariants
 //! - V1: once the index has forgotten a record, no crash brings it back: its segment's header is durably
-//!   invalid, or its note is durable.
+//!   invalid, or its note is durable. What is not in the index any more was overtaken by what is durable by then.
 //! - V2: a record without the mark `replaces` has no older record of its key on media.
 //! - V3: a large value goes whole: with any of its extents, or with the record of its key. One that is
 //!   still being written stays: the record of its key may be on its way.
@@ -105,6 +105,10 @@ impl Depot {
                 self.touch_segment(victim);
                 return Ok(false);
             }
+        }
+        if !sites::EVICT_OVERTAKEN.disabled() {
+            // PERSIST: V1. Where writes go to memory first, what overtook the other records is perhaps there only.
+            self.flush_published()?;
         }
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         let copied = evicted.noted.iter().try_for_each(|(hash, link, version)| {

@@ -304,6 +304,7 @@ impl Depot {
         //          Crash before: the new segment still shows its old content, all of it dead, or is
         //          empty; the old one ends without a summary, and no later one holds a batch.
         self.device.flush(sites::ROLL_FLUSH)?;
+        self.segments.renewed(free.id);
         if let Some(old) = &plan.seal {
             self.segments.seal(old.segment);
         }

@@ -29,8 +29,12 @@ esker_base::sites! {
     pub CLEAN_READ: Read = "depot.clean.read";
     /// A tombstone stays while an older record with its hash is on media.
     pub TOMBSTONE_NEEDED: Compare = "depot.tombstone.needed";
+    /// Tombstones go when what was in segments that are written anew cannot come back.
+    pub TOMBSTONE_RENEWED: Wait = "depot.tombstone.renewed";
     /// The eviction of a record that replaced another is noted.
     pub EVICT_NOTE: Compare = "depot.evict.note";
+    /// What overtook a record of a segment is durable before the segment is evicted.
+    pub EVICT_OVERTAKEN: Wait = "depot.evict.overtaken";
     /// Makes the end of an evicted segment's header durable before the index forgets its records.
     pub EVICT_FLUSH: Flush = "depot.evict.flush";
     /// Takes the validity from the headers of free segments.

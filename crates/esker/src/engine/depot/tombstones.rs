@@ -7,8 +7,8 @@
 //!
 //! # Invariants
 //! - T1: a tombstone is dropped only if no segment that recovery would read has a value with its
-//!   hash and no higher version. Free segments whose headers recovery would accept lose them durably first;
-//!   those that a backup holds back are read like full ones.
+//!   hash and no higher version. Free segments whose headers recovery would accept lose them durably first, and those that were
+//!   taken have their new ones durably; those that a backup holds back are read like full ones.
 //!
 //! # Concurrency
 //! Under the cleaner's lock, so nothing is moved meanwhile; what clients write meanwhile is newer than
@@ -26,12 +26,16 @@ use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
+use std::time::Duration;
 
 /// Most tombstones that one purge looks at; each takes some 50 bytes of memory for its time.
 const PURGE_MAX: usize = 1 << 20;
 /// A purge is due when tombstones are more than this many, and this share of the items.
 const DUE_MIN: u64 = 4096;
 const DUE_SHARE: u64 = 16;
+
+/// Between two looks whether others have written a header.
+const RENEWAL: Duration = Duration::from_micros(100);
 
 /// A live tombstone.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +76,7 @@ impl Depot {
         // Before the free segments are blanked: one that goes free meanwhile was listed.
         let full = self.segments.full_or_held();
         self.blank_stale()?;
+        self.renew_taken()?;
         // In an order that a second run has as well.
         let mut noted: BTreeMap<u64, Vec<Tombstone>> = BTreeMap::new();
         let mut count = 0;
@@ -107,6 +112,8 @@ impl Depot {
             // Of our own making, in memory.
             let _ = read_summary(summary, form_of(stream), self.layout.of_summaries(), &mut meet);
         }
+        // Of those that were listed and taken meanwhile, what they were before has not been read.
+        self.renew_taken()?;
         let mut dropped = 0;
         for (hash, tombstones) in noted {
             for tombstone in tombstones.iter().filter(|tombstone| !tombstone.needed) {
@@ -153,29 +160,35 @@ impl Depot {
         // A discarded segment may lose any part of its content at once: nobody may look for records
         // there, and whatever made them dead must be durable.
         self.blank_stale()?;
-        let mut free = Vec::new();
-        while free.len() < most
-            && let Some(next) = self.segments.take_untrimmed(kept)
-        {
-            free.push(next);
-        }
-        let mut done = Ok(());
+        let size = self.layout.segment_size;
         let mut bytes = 0;
-        for free in free {
-            let size = self.layout.segment_size;
-            done = done.and_then(|()| {
-                if free.stale {
-                    // Free since a moment ago; the next time.
-                    return Ok(());
-                }
-                self.device.discard(sites::TRIM, self.layout.segment_offset(free.id), size)
-            });
-            let trimmed = done.is_ok() && !free.stale;
-            bytes += if trimmed { size } else { 0 };
+        // One after the other: what is not on the list is not there for those who were promised a place.
+        for _ in 0..most.min(self.segments.count()) {
+            let Some(free) = self.segments.take_untrimmed(kept) else { break };
+            let done = self.device.discard(sites::TRIM, self.layout.segment_offset(free.id), size);
+            let trimmed = done.is_ok();
             let prepared = free.prepared && !trimmed;
             self.segments.put_back(super::segments::Free { trimmed, prepared, ..free });
+            done?;
+            bytes += size;
         }
-        done.map(|()| bytes)
+        Ok(bytes)
+    }
+
+    /// Waits until each segment that was taken has its new header durably: until then a crash brings back what it held.
+    fn renew_taken(&self) -> Result<()> {
+        let taken = self.segments.not_renewed();
+        if taken.is_empty() || sites::TOMBSTONE_RENEWED.disabled() {
+            return Ok(());
+        }
+        // In memory a segment may wait for its first write.
+        self.write_out()?;
+        // Who writes to one of the others is at it.
+        while self.segments.not_renewed().iter().any(|id| taken.contains(id)) {
+            self.log.refuse()?;
+            esker_trt::sleep(RENEWAL);
+        }
+        Ok(())
     }
 
     /// Takes the validity from the headers of free segments, so that recovery does not read them.

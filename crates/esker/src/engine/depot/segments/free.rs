@@ -35,6 +35,15 @@ impl Free {
 pub(super) struct FreeList {
     list: VecDeque<Free>,
     checkpoint: VecDeque<Free>,
+    /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
+    renewed: Vec<SegmentId>,
+}
+
+impl FreeList {
+    fn taken(&mut self, free: Option<Free>) -> Option<Free> {
+        self.renewed.extend(free.filter(|free| free.stale).map(|free| free.id));
+        free
+    }
 }
 
 impl Segments {
@@ -56,7 +65,9 @@ impl Segments {
 
     /// Puts a segment at the end of the free list.
     pub(in super::super) fn push_free(&self, free: Free) {
-        self.free.lock().list.push_back(free);
+        let mut all = self.free.lock();
+        all.renewed.retain(|id| *id != free.id);
+        all.list.push_back(free);
     }
 
     /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
@@ -70,13 +81,25 @@ impl Segments {
     /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
     pub(in super::super) fn take(&self) -> Option<Free> {
         let mut free = self.free.lock();
-        free.list.pop_front().or_else(|| free.checkpoint.pop_front())
+        let next = free.list.pop_front().or_else(|| free.checkpoint.pop_front());
+        free.taken(next)
+    }
+
+    /// The new header of a segment that was taken is durable.
+    pub(in super::super) fn renewed(&self, id: SegmentId) {
+        self.free.lock().renewed.retain(|other| *other != id);
+    }
+
+    /// Segments that were taken, and would be what they were before after a crash now.
+    pub(in super::super) fn not_renewed(&self) -> Vec<SegmentId> {
+        self.free.lock().renewed.clone()
     }
 
     /// As [`Segments::take`], for what can do without: nothing of the checkpoint, and only if more than `kept` others are free.
     pub(in super::super) fn take_spare(&self, kept: usize) -> Option<Free> {
-        let list = &mut self.free.lock().list;
-        if list.len() > kept { list.pop_front() } else { None }
+        let mut free = self.free.lock();
+        let next = if free.list.len() > kept { free.list.pop_front() } else { None };
+        free.taken(next)
     }
 
     /// The checkpoint stands in these segments, which are on no list; the one before is none any more.
@@ -118,12 +141,12 @@ impl Segments {
         list.remove(place)
     }
 
-    /// Takes the last free segment off the list that the device was not told of, if there are more than
-    /// `kept`.
+    /// Takes the last free segment off the list that the device was not told of, and whose header is valid no more, if there
+    /// are more than `kept`.
     pub(in super::super) fn take_untrimmed(&self, kept: usize) -> Option<Free> {
         let list = &mut self.free.lock().list;
-        let mut untrimmed =
-            (0..list.len()).rev().filter(|n| list.get(*n).is_some_and(|f| !f.trimmed));
+        let is_it = |free: &Free| !free.trimmed && !free.stale;
+        let mut untrimmed = (0..list.len()).rev().filter(|n| list.get(*n).is_some_and(is_it));
         let place = untrimmed.next()?;
         if kept > 0 && untrimmed.count() < kept {
             return None;
