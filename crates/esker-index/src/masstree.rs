@@ -3,7 +3,7 @@
 //! A layer is a B+-tree whose keys are slices, big-endian numbers, each with the number of its bytes. A key
 //! that ends within its slice has its word in the border node. One that goes on has a tail (the rest of
 //! the key and the word), as long as no other key has the same slice; then there is a layer for what
-//! follows. Keys of any bytes and lengths, with an order as that of their bytes; lengths over
+//! follows, and for each slice that both share behind it. Keys of any bytes and lengths, with an order as that of their bytes; lengths over
 //! 64 KiB cost what they should, about a layer per 8 bytes that two of them share.
 //!
 //! # Invariants
@@ -407,7 +407,7 @@ impl Masstree {
                         return held;
                     }
                     Entry::Tail(tail) => {
-                        let layer = layer_of(tail, guard);
+                        let layer = layers_of(tail, behind(rest), guard);
                         slot.store(Pointer::node(layer));
                         guard.retire_tail(tail);
                         (root, rest) = (layer, behind(rest));
@@ -506,16 +506,34 @@ impl Masstree {
     }
 }
 
-/// A layer that holds one key: the end of it.
-fn layer_of<'g>(tail: &Tail, guard: &'g Guard) -> &'g Node {
-    let (slice, length) = slice_of(tail.bytes());
+/// The layers that one key takes beside another one that goes on differently: one for each slice that both have, and one for the slice
+/// in which they differ. They hold the first key only, and this thread alone has them; the topmost is returned.
+fn layers_of<'g>(tail: &Tail, other: &[u8], guard: &'g Guard) -> &'g Node {
+    let bytes = tail.bytes();
+    let same = bytes.iter().zip(other).take_while(|(one, other)| one == other).count();
+    // Where both go on behind it, a slice that they share leads to the next layer.
+    let longer = bytes.len().min(other.len()).saturating_sub(1);
+    let mut depth = same.min(longer) / SLICE * SLICE;
+    let rest = bytes.get(depth..).unwrap_or(&[]);
+    let (slice, length) = slice_of(rest);
     let pointer = match (length, Word::new(tail.word())) {
-        (LONG, _) | (_, None) => Pointer::tail(guard.new_tail(behind(tail.bytes()), tail.word())),
+        (LONG, _) | (_, None) => Pointer::tail(guard.new_tail(behind(rest), tail.word())),
         (_, Some(word)) => Pointer::word(word),
     };
+    let mut layer = layer_with(Item { slice, length, pointer }, guard);
+    while let Some(above) = depth.checked_sub(SLICE) {
+        let (slice, length) = slice_of(bytes.get(above..).unwrap_or(&[]));
+        layer = layer_with(Item { slice, length, pointer: Pointer::node(layer) }, guard);
+        depth = above;
+    }
+    layer
+}
+
+/// A layer that holds one item.
+fn layer_with<'g>(item: Item, guard: &'g Guard) -> &'g Node {
     let layer = guard.new_node();
     layer.begin(0, 0);
-    layer.put(Item { slice, length, pointer });
+    layer.put(item);
     layer.unlock();
     layer
 }

@@ -1,7 +1,8 @@
 //! Memory of a tree: nodes and tails, and the words that point at them.
 //!
 //! Blocks come from chunks in huge pages, one current chunk for each stripe of threads; freed ones
-//! are used again for the same size. A word of a node says itself what it is: a caller's word, a tail
+//! are used again for the same size, wherever they were freed: who has used up its chunk looks at those of the others before it takes
+//! another one. A word of a node says itself what it is: a caller's word, a tail
 //! or a node, so whoever loads one may follow it, whatever changed since.
 //!
 //! # Safety invariants
@@ -181,6 +182,14 @@ impl Slab {
             return address;
         }
         if stripe.end - stripe.next < bytes {
+            let blocks = self.freed_elsewhere(bytes);
+            if !blocks.is_empty() {
+                let free = stripe.free.entry(bytes).or_default();
+                *free = blocks;
+                if let Some(address) = free.pop() {
+                    return address;
+                }
+            }
             let held = self.bytes.load(Ordering::Relaxed);
             let chunk = (held / 8).clamp(8 << 10, CHUNK_MAX);
             let chunk =
@@ -195,6 +204,17 @@ impl Slab {
         let address = stripe.next;
         stripe.next += bytes;
         address
+    }
+
+    /// Blocks of a size that threads of another stripe freed: all of one stripe, unless somebody is at work there. The caller has a
+    /// stripe of its own locked, where there are none.
+    #[cold]
+    fn freed_elsewhere(&self, bytes: usize) -> Vec<usize> {
+        let mut others = self.stripes.iter().filter_map(Mutex::try_lock);
+        let found = others.find_map(|mut other| {
+            other.free.get_mut(&bytes).filter(|blocks| !blocks.is_empty()).map(std::mem::take)
+        });
+        found.unwrap_or_default()
     }
 
     fn free(&self, address: usize, bytes: usize, unit: usize) {

@@ -367,3 +367,67 @@ fn each_key_is_a_register_whoever_writes_it() {
     let last: u64 = hot.iter().map(|key| tree.get(key).unwrap().get() - 1).sum();
     assert_eq!(last, wins);
 }
+
+/// One thread adds, another one removes, and what it frees is its own to use again.
+#[test]
+fn memory_that_one_thread_frees_is_used_again_by_another() {
+    const KEYS: u64 = 40_000;
+    let tree = Masstree::new();
+    let key = |n: u64| format!("{n:020}").into_bytes();
+    let mut taken = Vec::new();
+    for round in 0..10 {
+        let keys = round * KEYS..(round + 1) * KEYS;
+        let (added, removed) = (keys.clone(), keys);
+        std::thread::scope(|scope| {
+            scope.spawn(|| added.for_each(|n| assert_eq!(tree.insert(&key(n), word(n)), None)));
+        });
+        // This thread all the time.
+        for n in removed {
+            assert!(tree.remove(&key(n), word(n)));
+            assert_eq!(tree.get(&key(n)), None);
+        }
+        taken.push(tree.memory_bytes());
+    }
+    assert!(taken[9] * 2 <= taken[1] * 3, "{taken:?}");
+}
+
+#[test]
+fn two_long_keys_with_one_beginning_take_a_layer_for_each_slice_and_no_more() {
+    let mut keys = [vec![b'k'; 65_536], vec![b'k'; 65_536]];
+    keys[1][65_535] = b'l';
+    let tree = Masstree::new();
+    for (key, n) in keys.iter().zip(0..) {
+        assert_eq!(tree.insert(key, word(n)), None);
+    }
+    // 8192 layers of one node are 2.5 MiB.
+    assert!(tree.memory_bytes() < 4 << 20, "{} bytes", tree.memory_bytes());
+    for (key, n) in keys.iter().zip(0..) {
+        assert_eq!(tree.get(key), Some(word(n)));
+    }
+    assert_eq!(scanned(&tree, Bound::Unbounded, 9).len(), 2);
+    assert!(tree.remove(&keys[0], word(0)) && tree.remove(&keys[1], word(1)));
+    assert!(tree.is_empty() && scanned(&tree, Bound::Unbounded, 9).is_empty());
+}
+
+/// Where keys part, and where they end, beside the ends of slices.
+#[test]
+fn keys_that_part_anywhere_are_all_there() {
+    let beginning = [b'x'; 40];
+    for shared in 0..=40 {
+        for (one, other) in (0..20).flat_map(|one| (0..20).map(move |other| (one, other))) {
+            let key = |rest: usize, byte: u8| [&beginning[..shared], &vec![byte; rest]].concat();
+            let keys = [key(one, b'a'), key(other, b'b')];
+            if keys[0] == keys[1] {
+                continue;
+            }
+            let tree = Masstree::new();
+            for (key, n) in keys.iter().zip(0..) {
+                assert_eq!(tree.insert(key, word(n)), None);
+            }
+            let mut expected: Vec<_> = keys.iter().cloned().zip((0..).map(word)).collect();
+            expected.sort();
+            assert_eq!(scanned(&tree, Bound::Unbounded, 9), expected);
+            assert_eq!([0, 1].map(|n| tree.get(&keys[n])), [Some(word(0)), Some(word(1))]);
+        }
+    }
+}
