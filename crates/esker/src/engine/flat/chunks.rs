@@ -3,9 +3,9 @@
 //! # Invariants
 //! - K1: a chunk's header is durable before anything in the chunk is, and a freed chunk's before its space
 //!   is used anew. (So the headers are the journal of FlatStore §3.4: a chunk in the making is found by its own.)
-//! - K2: a chunk's generation changes before it can be used anew, and so does the number of chunks that were taken: who
-//!   looked a word up when no chunk had been taken since, and finds the generation as it was after reading, has read
-//!   what the word is about ([`Since`]).
+//! - K2: a chunk's generation changes before it can be used anew, and before that the number of chunks that were taken. Who looks a
+//!   word up, notes the generation, finds that no chunk had been taken since before the lookup, and after reading finds the generation
+//!   as it was, has read what the word is about ([`Since`]): a generation that is new already shows that a chunk was taken.
 //! - K3: an epoch is used once: it begins with the number of the session.
 //! - K4: the last free chunks are kept for the cleaners, one for each and some more, those before for deletes.
 //!
@@ -16,6 +16,7 @@ use super::layout::Layout;
 use super::sites;
 use crate::engine::expiries::Expiries;
 use esker_base::Result;
+use esker_base::sync::atomic as explored;
 use esker_format::flat::{CHUNK_HEADER_SIZE, ChunkHeader, ChunkKind};
 use esker_media::Pmem;
 use parking_lot::Mutex;
@@ -74,7 +75,7 @@ pub(super) enum Use {
 pub(super) struct Chunk {
     usage: AtomicU32,
     /// K2.
-    generation: AtomicU64,
+    generation: explored::AtomicU64,
     /// Logs: see the format.
     born: AtomicU64,
     salt: AtomicU64,
@@ -107,7 +108,7 @@ impl Chunk {
     fn new() -> Chunk {
         Chunk {
             usage: AtomicU32::new(Use::Free as u32),
-            generation: AtomicU64::new(0),
+            generation: explored::AtomicU64::new(0),
             born: AtomicU64::new(0),
             salt: AtomicU64::new(0),
             entries: AtomicU32::new(0),
@@ -300,8 +301,8 @@ pub(super) struct Chunks {
     free: Mutex<Free>,
     free_count: AtomicU32,
     epoch: AtomicU64,
-    /// Chunks that were taken.
-    taken: AtomicU64,
+    /// How often chunks were taken.
+    taken: explored::AtomicU64,
     /// Chunks that came free.
     released: AtomicU64,
     cleaners: usize,
@@ -318,7 +319,7 @@ impl Chunks {
             free: Mutex::new(free),
             free_count: AtomicU32::new(0),
             epoch: AtomicU64::new(0),
-            taken: AtomicU64::new(0),
+            taken: explored::AtomicU64::new(0),
             released: AtomicU64::new(0),
             cleaners,
         };
@@ -464,13 +465,13 @@ impl Chunks {
     /// Nobody finds what stood in chunks that are taken from now on (K2).
     fn begin_taken(&self, first: usize, count: usize) -> Option<u32> {
         let first = u32::try_from(first).ok()?;
+        // K2: first, so that who sees one of the generations sees this.
+        self.taken.fetch_add(1, Ordering::AcqRel);
         for (number, _) in (first..).zip(0..count) {
             if let Some(chunk) = self.get(number) {
-                // K2.
                 chunk.generation.fetch_add(1, Ordering::AcqRel);
             }
         }
-        self.taken.fetch_add(1, Ordering::AcqRel);
         // Before whatever is written there.
         fence(Ordering::Release);
         Some(first)
@@ -536,3 +537,6 @@ impl Chunks {
         Ok(())
     }
 }
+
+#[cfg(all(test, shuttle))]
+mod interleave;
