@@ -22,6 +22,7 @@ use crate::budget::Share;
 use crate::shared::Shared;
 use esker::Result;
 use esker_base::Error;
+use esker_base::clock::Clock;
 use esker_base::ids::CoreId;
 use esker_format::native::Status;
 use esker_shm::{Endpoint, Reader, STREAMS_MAX, Writer, handshake};
@@ -103,11 +104,19 @@ pub(crate) struct SharedMemory {
     bell: Stream,
     agent: Arc<Agent>,
     stream: usize,
+    clock: Arc<dyn Clock>,
     /// The client is gone, or was sent away.
     ended: Cell<bool>,
 }
 
 impl SharedMemory {
+    /// What is left until the moment when a read has taken too long, which is `timeout` from the first time that this is asked.
+    fn left(&self, until: &mut Option<Duration>, timeout: Duration) -> IoResult<Duration> {
+        let now = self.clock.monotonic();
+        let left = until.get_or_insert(now.saturating_add(timeout)).saturating_sub(now);
+        if left.is_zero() { Err(IoErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+
     /// Whether the client still holds its end of the bell; looked at without taking anything from it.
     fn is_gone(&self) -> bool {
         let Ok(bell) = self.bell.as_fd() else { return true };
@@ -136,6 +145,8 @@ impl SharedMemory {
 impl Duplex for SharedMemory {
     fn read(&self, into: &mut [u8], timeout: Option<Duration>) -> IoResult<usize> {
         let mut turns = 0;
+        // A bell without anything in the ring gives no more time.
+        let mut until = None;
         loop {
             let count = self.reader.read(into)?;
             if count > 0 || self.ended.get() {
@@ -146,8 +157,9 @@ impl Duplex for SharedMemory {
                 esker_trt::yield_now();
                 continue;
             }
+            let left = timeout.map(|timeout| self.left(&mut until, timeout)).transpose()?;
             if self.reader.announce_sleep() {
-                self.bell.set_read_deadline(timeout);
+                self.bell.set_read_deadline(left);
                 let rung = self.bell.read(&mut [0; 64]);
                 self.reader.awake();
                 match rung {
@@ -258,7 +270,8 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         let bell = Stream::from_fd(bell).map_err(failed)?;
         let ended = Cell::new(false);
         let agent = Arc::clone(&agent);
-        let duplex = SharedMemory { reader, writer, bell, agent, stream, ended };
+        let clock = Arc::clone(&shared.clock);
+        let duplex = SharedMemory { reader, writer, bell, agent, stream, clock, ended };
         let (shared, held) = (Arc::clone(shared), Arc::clone(&held));
         // Nobody joins a session: it ends with its client, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(stream).unwrap_or(0)), move || {

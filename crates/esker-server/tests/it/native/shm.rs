@@ -2,6 +2,7 @@
 
 use super::{PATIENCE, Raw, get, push_frame, put, start_with};
 use crate::harness::TestServer;
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_base::rng::Rng;
 use esker_format::native::{CLIENT_HELLO_SIZE, ClientHello, Request, Status, VERSION};
 use esker_server::{Credentials, Limits, ListenAddress, ServerConfig};
@@ -10,6 +11,7 @@ use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tempfile::TempDir;
 
@@ -187,6 +189,35 @@ fn clients_that_die_leave_nothing_behind() {
     }
     assert_eq!(super::free_bytes(&mut watcher), free);
     sharing.check_others_are_served();
+}
+
+#[test]
+fn bells_without_a_word_give_no_more_time_for_half_a_frame() {
+    let limit = Duration::from_millis(300);
+    let sharing = sharing(|config| {
+        config.limits = Limits { request_timeout: limit, ..Limits::default() };
+    });
+    let mut client = sharing.clients().remove(0);
+    let mut frame = Vec::new();
+    push_frame(&mut frame, 1, &put(b"k", b"v"));
+    client.send(&frame[..frame.len() - 1]);
+    let mut bell = client.stream.bell.try_clone().expect("clone");
+    let since = SystemClock.monotonic();
+    let passed = || SystemClock.monotonic().saturating_sub(since);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) && passed() < 10 * limit {
+                std::thread::park_timeout(limit / 2);
+                let _ = bell.write(b"!");
+            }
+        });
+        client.check_goodbye(Status::TooSlow);
+        let passed = passed();
+        over.store(true, Ordering::SeqCst);
+        assert!(passed < 5 * limit, "{passed:?}");
+    });
+    sharing.check_left(0);
 }
 
 #[test]
