@@ -24,6 +24,8 @@ const LONG_VALUE: u8 = 1 << 2;
 const ATTRIBUTES: u8 = 1 << 3;
 const KEY_OF_8: u8 = 1 << 4;
 const STAMP_SHIFT: u32 = 5;
+/// The code of a stamp that is the version.
+const WHOLE: u8 = 2;
 const ODD: u8 = 1 << 7;
 const POINTER_SIZE: usize = 5;
 const ATTRIBUTES_SIZE: usize = 13;
@@ -267,13 +269,24 @@ pub fn bind_entry(bytes: &mut [u8], base_version: u64, ordinal: u64) {
     add_check(bytes, size, check_of_version(stamp.version(base_version, ordinal), size));
 }
 
+/// Gives the entry at the start of `bytes` its version, if it carries that: before it is bound.
+#[inline]
+pub fn stamp_entry(bytes: &mut [u8], version: u64) {
+    let Some(head) = bytes.first().copied() else { return };
+    if head >> STAMP_SHIFT & 0b11 == WHOLE {
+        let at = 1 + check_size(head);
+        let place = bytes.get_mut(at..at + stamp_size(head)).unwrap_or_default();
+        place.iter_mut().zip(version.to_le_bytes()).for_each(|(byte, new)| *byte = new);
+    }
+}
+
 impl Stamp {
     #[inline]
     fn read(head: u8, bytes: &mut &[u8]) -> Result<Stamp, Flaw> {
         Ok(match head >> STAMP_SHIFT & 0b11 {
             0 => Stamp::Place,
             1 => Stamp::Delta(u16::from_le_bytes(take_array(bytes)?)),
-            2 => Stamp::Whole(u64::from_le_bytes(take_array(bytes)?)),
+            WHOLE => Stamp::Whole(u64::from_le_bytes(take_array(bytes)?)),
             _ => return Err(Flaw::Field("stamp")),
         })
     }
@@ -316,7 +329,7 @@ impl EncodeEntry<'_> {
         let stamp_code = match stamp {
             Stamp::Place => 0,
             Stamp::Delta(_) => 1,
-            Stamp::Whole(_) => 2,
+            Stamp::Whole(_) => WHOLE,
         };
         head |= stamp_code << STAMP_SHIFT;
         let here = kind == 1;

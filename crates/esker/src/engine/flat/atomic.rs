@@ -20,30 +20,6 @@ struct Step<'a> {
     found: Option<Word>,
 }
 
-/// Says that versions from one on may belong to entries that are not counted yet (C3 of the cleaner), until it is dropped.
-struct Early<'a> {
-    flat: &'a Flat,
-    from: u64,
-}
-
-impl<'a> Early<'a> {
-    fn begin(flat: &'a Flat, core: usize) -> Early<'a> {
-        let mut early = flat.early.lock();
-        let from = flat.versions.now(core);
-        early.push(from);
-        Early { flat, from }
-    }
-}
-
-impl Drop for Early<'_> {
-    fn drop(&mut self) {
-        let mut early = self.flat.early.lock();
-        if let Some(place) = early.iter().position(|from| *from == self.from) {
-            early.swap_remove(place);
-        }
-    }
-}
-
 impl Flat {
     pub(super) fn write_atomic(&self, batch: &Batch) -> Result<Version> {
         self.refuse()?;
@@ -98,13 +74,12 @@ impl Flat {
             prepared.iter().for_each(|prepared| self.give_back(error, prepared.record));
         };
         done.inspect_err(|error| give_back(error, &prepared))?;
-        let near: Vec<_> =
-            prepared.iter().map(|it| LogEntry::new(&it.entry, Stamp::Place)).collect();
-        let wide = !Flat::has_places(&near);
-        let _early = wide.then(|| Early::begin(self, core));
+        let entries = |stamp| prepared.iter().map(|it| LogEntry::new(&it.entry, stamp)).collect();
+        let near: Vec<_> = entries(Stamp::Place);
+        // Those that are too many, or too far from the start of their batch, carry their versions, which they get when they are
+        // appended, as all do: before, the log's chunk could be born past them.
+        let entries = if Flat::has_places(&near) { near } else { entries(Stamp::Whole(0)) };
         let after = locks.iter().map(KeyLock::last).max().unwrap_or(0);
-        let (entries, own_versions) =
-            if wide { self.stamp_all(core, after, &prepared) } else { (near, None) };
         let landed = self.commit_all(core, after, entries);
         let landed = landed.inspect_err(|error| give_back(error, &prepared))?;
         for (step, placed) in steps.iter().zip(landed.placed()) {
@@ -114,25 +89,8 @@ impl Flat {
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }
         let last = landed.placed().last().map_or(Version(0), |placed| placed.version);
-        let last = own_versions.unwrap_or(last);
         locks.iter().for_each(|lock| lock.follow(last));
         Ok(last)
-    }
-
-    /// Entries that are too many, or too far from the start of their batch, carry their versions; the last of those comes with
-    /// them.
-    fn stamp_all(
-        &self,
-        core: usize,
-        after: u64,
-        prepared: &[Prepared<'_>],
-    ) -> (Vec<LogEntry>, Option<Version>) {
-        let count = prepared.len() as u64;
-        let first = self.versions.give(core, after, count);
-        let numbered = prepared.iter().zip(first..);
-        let entries =
-            numbered.map(|(it, version)| LogEntry::new(&it.entry, Stamp::Whole(version))).collect();
-        (entries, Some(Version(first + count - 1)))
     }
 
     /// Refuses what does not fit one batch, before anything is written.

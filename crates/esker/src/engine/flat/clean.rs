@@ -396,15 +396,14 @@ impl Flat {
 
     /// A version such that the index follows every entry with a lower one (C3).
     fn settled(&self) -> u64 {
-        // First: what has a lower version was counted before, or is among the early ones.
+        // First: what has a lower version was counted before.
         let given = self.versions.meet();
         if sites::CLEAN_SETTLED.disabled() {
             return given;
         }
-        let early = self.early.lock().iter().copied().min().unwrap_or(given);
         let logs = self.chunks.iter().map(|(_, chunk)| chunk).filter(|chunk| chunk.is_log());
         let unsettled = logs.filter(|chunk| !chunk.is_published()).map(Chunk::born).min();
-        given.min(early).min(unsettled.unwrap_or(given))
+        given.min(unsettled.unwrap_or(given))
     }
 
     /// Tombstones from this version on may be needed by chunks other than `but`. Tells `looks` which chunk it looks at.

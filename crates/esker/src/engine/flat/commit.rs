@@ -6,6 +6,8 @@
 //!   last batch of a log can be torn, and one that is whole behind one that is not proves damage.
 //! - L2: no line is stored to after it was flushed.
 //! - L3: of two entries of a key, the later one has the higher version ([`versions`](super::versions)).
+//! - L4: no entry of a core's log is older than its chunk's birth: versions are given under the log's lock, once there is room. (On that
+//!   rest which tombstones are needed, and C3 of [`clean`](super::clean).)
 //!
 //! # Failure
 //! After a failed append the store is read-only: whether the batch survives is not known.
@@ -18,7 +20,7 @@ use crate::options::Options;
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::flat::batch::{batch_size, seal_batch};
-use esker_format::flat::entry::bind_entry;
+use esker_format::flat::entry::{bind_entry, stamp_entry};
 use esker_format::flat::{
     BATCH_HEADER_SIZE, BatchHeader, BatchKind, CHUNK_START, ChunkHeader, ChunkKind, EncodeEntry,
     EntryBytes, LINE, Stamp,
@@ -156,12 +158,14 @@ fn entries_of(slots: &[Slot<Wanted, Landed>]) -> impl Iterator<Item = &LogEntry>
     slots.iter().filter(stays).flat_map(|slot| slot.entry().entries())
 }
 
-/// Binds the entries of these sizes, behind the room for a batch's header, to their versions.
+/// Gives the entries of these sizes, behind the room for a batch's header, their versions, and binds them.
 #[inline]
 fn bind_entries(batch: &mut [u8], base_version: u64, sizes: impl Iterator<Item = usize>) {
     let mut at = BATCH_HEADER_SIZE;
     for (size, ordinal) in sizes.zip(0..) {
-        bind_entry(batch.get_mut(at..).unwrap_or_default(), base_version, ordinal);
+        let entry = batch.get_mut(at..).unwrap_or_default();
+        stamp_entry(entry, base_version.wrapping_add(ordinal));
+        bind_entry(entry, base_version, ordinal);
         at += size;
     }
 }
@@ -298,6 +302,7 @@ impl Flat {
         // Before they have versions, so that the cleaner knows of versions that the index does not follow yet (C3).
         state.entries.fetch_add(count, Ordering::SeqCst);
         let base = self.versions.give(core, after, u64::from(count));
+        debug_assert!(base >= state.born(), "L4");
         bind_entries(buffer, base, sizes);
         self.write_batch((chunk, offset), buffer, payload, base, COMMIT, meanwhile)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);

@@ -143,8 +143,6 @@ pub(crate) struct Flat {
     tombstones: AtomicU64,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
-    /// Lower bounds of versions that were given to entries before these were counted.
-    early: Mutex<Vec<u64>>,
     versions: Versions,
 }
 
@@ -242,7 +240,6 @@ impl Flat {
             tombstones: AtomicU64::new(0),
             failure: Mutex::new(None),
             state: Apart::default(),
-            early: Mutex::default(),
             versions: Versions::new(cores),
         }
     }

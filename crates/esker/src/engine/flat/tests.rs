@@ -1,5 +1,7 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
+mod births;
+
 use super::chunks::For;
 use super::commit::Placed;
 use super::{Flat, sites};
@@ -73,10 +75,12 @@ fn groups_are_as_large_as_the_options_say() {
     assert_eq!(size_of(&options), 3);
 }
 
-/// Memory in which copies of a cleaner, once they are durable, wait for others at a barrier, and again to go on.
+/// Memory in which who has made something durable, such as copies of a cleaner, waits for others at a barrier, and again to go on.
 #[derive(Debug)]
 struct Waiting {
     inner: SimPm,
+    /// The fence behind which one waits.
+    site: Site,
     armed: AtomicBool,
     barrier: Barrier,
 }
@@ -114,7 +118,7 @@ impl Pmem for Waiting {
     }
     fn fence(&self, site: Site) -> Result<()> {
         self.inner.fence(site)?;
-        if site == sites::MOVE_FENCE && self.armed.swap(false, Ordering::SeqCst) {
+        if site == self.site && self.armed.swap(false, Ordering::SeqCst) {
             self.barrier.wait();
             self.barrier.wait();
         }
@@ -123,11 +127,12 @@ impl Pmem for Waiting {
 }
 
 /// A store of two groups, and its memory.
-fn two_groups() -> (Arc<Flat>, Arc<Waiting>) {
-    let inner = SimPm::new(SimPmOptions::new(40 * CHUNK_SIZE, 1));
+fn two_groups(site: Site, chunk_size: u64) -> (Arc<Flat>, Arc<Waiting>) {
+    let inner = SimPm::new(SimPmOptions::new(40 * chunk_size, 1));
     let (armed, barrier) = (AtomicBool::new(false), Barrier::new(2));
-    let memory = Arc::new(Waiting { inner, armed, barrier });
+    let memory = Arc::new(Waiting { inner, site, armed, barrier });
     let mut options = options(EngineKind::FlatCceh);
+    options.testing.segment_size_bytes = Some(chunk_size);
     options.batching_group = 1;
     options.testing.background = false;
     let store = Flat::open(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
@@ -164,7 +169,7 @@ fn fill(store: &Flat, core: usize) {
 
 #[test]
 fn a_group_is_cleaned_while_the_cleaner_of_another_one_is_at_work() {
-    let (store, memory) = two_groups();
+    let (store, memory) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
     for core in 0..2 {
         put_on(&store, core, b"key");
         fill(&store, core);
@@ -190,7 +195,7 @@ fn a_group_is_cleaned_while_the_cleaner_of_another_one_is_at_work() {
 
 #[test]
 fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past_the_look() {
-    let (store, memory) = two_groups();
+    let (store, memory) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
     let (key, hash) = (b"the key", store.hasher.hash(b"the key"));
     // The chunk with the entry is the last one, so that its copy comes to one that is looked at before.
     let last = store.layout.chunk_count - 1;
