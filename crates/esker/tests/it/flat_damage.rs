@@ -7,11 +7,13 @@ use esker::{
     restore_on_memory,
 };
 use esker_base::rng::Rng;
-use esker_base::{Site, SiteKind};
-use esker_media::Pmem;
+use esker_base::{Error, Site, SiteKind};
 use esker_media::sim::{Image, Initial, SimArchive, SimPm, SimPmOptions};
+use esker_media::{Pmem, PmemCounters};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
 const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
@@ -117,6 +119,166 @@ fn damage_under_an_open_store_is_an_error_for_what_it_hit() {
         }
         assert!(refused > 500, "{engine}: {refused} refused");
         assert_eq!(read_all(&store, &model, 0), 0);
+    }
+}
+
+/// A store as an image has it, and its memory.
+fn copy_of(image: &Image, options: &Options) -> (Store, Arc<SimPm>) {
+    let mut memory = SimPmOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
+    memory.record = false;
+    let memory = Arc::new(SimPm::new(memory));
+    (Store::open_on_memory(Arc::clone(&memory) as Arc<dyn Pmem>, options).unwrap(), memory)
+}
+
+#[test]
+fn what_is_damaged_can_be_written_and_deleted_and_harms_no_other_key() {
+    for (engine, colliding) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let bed = Bed::new(engine, 5);
+        let options = options_of(&bed, colliding);
+        let store = bed.open(&options).unwrap();
+        let mut rng = Rng::from_seed(11);
+        let model = populate(&store, &mut rng);
+        store.close().unwrap();
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let image = memory.image();
+        let mut done = [0; 3];
+        for (turn, offset) in offsets(&mut rng).into_iter().step_by(4).enumerate() {
+            let (store, memory) = copy_of(&image, &options);
+            let mut byte = [0];
+            memory.read(offset, &mut byte).unwrap();
+            let damaged = byte[0] ^ u8::try_from(1 + rng.below(255)).unwrap();
+            memory.store(DAMAGE, offset, &[damaged]).unwrap();
+            let (refused, right): (Vec<_>, Vec<_>) =
+                model.keys().partition(|key| store.get(key).is_err());
+            let mut written = Vec::new();
+            for key in refused {
+                let result = match turn % 3 {
+                    0 => store.put(key, b"new").map(drop),
+                    1 => store
+                        .delete(key)
+                        .map(|existed| assert!(existed || model[key].is_none(), "{offset}")),
+                    _ => store.clear(),
+                };
+                match result {
+                    Ok(()) => {
+                        let expected = (turn % 3 == 0).then(|| b"new".to_vec());
+                        let found = store.get(key).unwrap().map(|value| value.to_vec());
+                        assert_eq!(found, expected, "offset {offset}");
+                        done[turn % 3] += 1;
+                        written.push(key);
+                    }
+                    Err(error) => panic!("offset {offset}: {error}"),
+                }
+                assert_eq!(store.stats().read_only, None, "offset {offset}");
+            }
+            // The medium shows again what it had, which is nothing of this any more.
+            let mut now = [0];
+            memory.read(offset, &mut now).unwrap();
+            if now == [damaged] {
+                memory.store(DAMAGE, offset, &byte).unwrap();
+            }
+            for key in written {
+                let expected = (turn % 3 == 0).then(|| b"new".to_vec());
+                let found = store.get(key).unwrap().map(|value| value.to_vec());
+                assert_eq!(found, expected, "offset {offset}: another one than was written");
+            }
+            for key in right.iter().skip(turn % 7).step_by(30) {
+                store.put(key, b"other").unwrap();
+                assert_eq!(&*store.get(key).unwrap().unwrap(), b"other", "offset {offset}");
+            }
+            store.clean(8).unwrap();
+            store.close().unwrap();
+        }
+        assert!(done.iter().all(|count| *count > 15), "{engine}: {done:?}");
+    }
+}
+
+/// Memory that has lost some bytes: to read them fails.
+#[derive(Debug)]
+struct Lost {
+    inner: Arc<SimPm>,
+    from: AtomicU64,
+}
+
+/// Bytes that are lost together.
+const LOST: u64 = 256;
+
+impl Lost {
+    fn look(&self, bytes: Range<u64>) -> esker::Result<()> {
+        let from = self.from.load(Ordering::SeqCst);
+        match bytes.start < from.saturating_add(LOST) && from < bytes.end {
+            true => Err(Error::corrupted("read memory", "the medium lost it").at(from, LOST)),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Pmem for Lost {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+    fn size_bytes(&self) -> u64 {
+        self.inner.size_bytes()
+    }
+    fn report(&self) -> String {
+        self.inner.report()
+    }
+    fn counters(&self) -> PmemCounters {
+        self.inner.counters()
+    }
+    fn read(&self, offset: u64, buf: &mut [u8]) -> esker::Result<()> {
+        self.look(offset..offset + buf.len() as u64)?;
+        self.inner.read(offset, buf)
+    }
+    fn load_u64(&self, offset: u64) -> esker::Result<u64> {
+        self.look(offset..offset + 8)?;
+        self.inner.load_u64(offset)
+    }
+    fn store(&self, site: Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
+        self.inner.store(site, offset, bytes)
+    }
+    fn store_u64(&self, site: Site, offset: u64, value: u64) -> esker::Result<()> {
+        self.inner.store_u64(site, offset, value)
+    }
+    fn ntstore(&self, site: Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
+        self.inner.ntstore(site, offset, bytes)
+    }
+    fn flush(&self, site: Site, offset: u64, length: u64) -> esker::Result<()> {
+        self.inner.flush(site, offset, length)
+    }
+    fn fence(&self, site: Site) -> esker::Result<()> {
+        self.inner.fence(site)
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_read_stops_no_cleaning_and_no_other_key() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 5);
+        let options = options_of(&bed, false);
+        let store = bed.open(&options).unwrap();
+        let model = populate(&store, &mut Rng::from_seed(11));
+        store.close().unwrap();
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let image = memory.image();
+        for from in (4096..DEVICE_SIZE).step_by(3 * LOST as usize) {
+            let mut memory =
+                SimPmOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
+            memory.record = false;
+            let inner = Arc::new(SimPm::new(memory));
+            let memory = Arc::new(Lost { inner, from: AtomicU64::new(u64::MAX) });
+            let store =
+                Store::open_on_memory(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
+            memory.from.store(from, Ordering::SeqCst);
+            for round in 0..12_u8 {
+                for key in model.keys() {
+                    store.put(key, &vec![round; if round % 3 == 0 { 300 } else { 30 }]).unwrap();
+                }
+                store.clean(3).unwrap();
+            }
+            assert_eq!(store.stats().read_only, None, "from {from}");
+            store.close().unwrap();
+        }
     }
 }
 

@@ -18,6 +18,8 @@ struct Step<'a> {
     key: &'a [u8],
     change: Change<'a>,
     found: Option<Word>,
+    /// As [`Flat::find_to_write`] says.
+    lost: bool,
 }
 
 impl Flat {
@@ -39,11 +41,11 @@ impl Flat {
         let mut steps = Vec::with_capacity(changes.len());
         for (key, change) in changes {
             let hash = hash(key);
-            let found = self.find(hash, key)?;
+            let (found, lost) = self.find_to_write(hash, key)?;
             // What is not there needs no tombstone, and one that is there stays.
             let gone = found.is_none_or(|word| super::layout::kind_of(word).is_tombstone());
-            if !(gone && change == Change::Delete) {
-                steps.push(Step { hash, key, change, found });
+            if lost || !(gone && change == Change::Delete) {
+                steps.push(Step { hash, key, change, found, lost });
             }
         }
         let Some(first) = steps.first() else { return Ok(self.last_version()) };
@@ -85,6 +87,9 @@ impl Flat {
         for (step, placed) in steps.iter().zip(landed.placed()) {
             if let Change::Put(_, attributes) = step.change {
                 self.note_expiry(placed.word, attributes);
+            }
+            if step.lost {
+                self.lose(step.hash, step.key)?;
             }
             self.publish(step.hash, step.key, step.found, placed.word)?;
         }

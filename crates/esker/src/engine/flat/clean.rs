@@ -24,7 +24,7 @@
 use super::chunks::{Chunk, For, Use};
 use super::cleaners::Still;
 use super::commit::Log;
-use super::moves::Victim;
+use super::moves::{Victim, unless_damaged};
 use super::read::attributes_of;
 use super::{Flat, OPEN, sites};
 use crate::engine::expiries::Expiries;
@@ -261,13 +261,18 @@ impl Flat {
         let mut logs = self.chunks.iter();
         let unread = logs.find(|(number, chunk)| chunk.is_unread() && is_of(*number));
         let Some((number, chunk)) = unread else { return Ok(false) };
-        let _cleaner = self.cleaner_of_log(number);
+        let mut cleaner = self.cleaner_of_log(number);
         // Others may have read or cleaned it.
         if (search.is_over)() || !chunk.is_unread() {
             return Ok(true);
         }
         let (mut buffer, mut payload, mut expiries) = (Vec::new(), 0, Expiries::default());
-        self.read_log(number, &mut buffer)?;
+        if unless_damaged(self.read_log(number, &mut buffer), "a chunk is left as it is")?.is_none()
+        {
+            cleaner.damaged.insert(number);
+            chunk.learn(0, expiries);
+            return Ok(true);
+        }
         let mut batches = self.batches_of(number, &mut buffer);
         // What is damaged is told when it is cleaned.
         while let Ok(Some(batch)) = batches.take_next() {
@@ -328,8 +333,9 @@ impl Flat {
         let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
         let now = self.now();
         let candidates = self.chunks.iter().filter(|(number, chunk)| {
-            let allowed =
-                !visited.contains(number) && !damaged.contains(number) && !self.hold.holds(*number);
+            // Of a damaged one that is dead nothing has to be read.
+            let readable = !damaged.contains(number) || chunk.is_dead();
+            let allowed = readable && !visited.contains(number) && !self.hold.holds(*number);
             let is_of = || self.group_of_log(*number) == group;
             chunk.usage() == Use::Log && allowed && is_of() && chunk.is_published()
         });
@@ -366,6 +372,7 @@ impl Flat {
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, number);
         released.map_err(|error| self.poison(&error))?;
+        cleaner.damaged.remove(&number);
         // C4.
         let left = cleaner.left.remove(&number);
         left.into_iter().flatten().for_each(|line| self.free_record(line));

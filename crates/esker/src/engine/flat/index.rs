@@ -7,7 +7,7 @@
 use super::layout::Place;
 use crate::engine::Cursor;
 use crate::store::Direction;
-use esker_base::Result;
+use esker_base::{ErrorKind, Result};
 use esker_index::{Cceh, Masstree, Word};
 use std::fmt::Debug;
 use std::ops::{Bound, ControlFlow};
@@ -113,7 +113,7 @@ pub(super) enum Part {
 /// What both indexes do. All calls from any thread; a key's word changes under the key's lock, or, by the
 /// cleaner, from the word that it knows.
 pub(super) trait KeyIndex: Send + Sync + Debug {
-    /// The word of a key.
+    /// The word of a key. That an entry is damaged is an error if no other one is the key's.
     fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>>;
     /// Whether the index knows the word of a key without looking at entries.
     fn is_exact(&self, key: &[u8]) -> bool;
@@ -171,6 +171,7 @@ impl KeyIndex for HashIndex {
     fn find(&self, hash: u64, key: &[u8], same: Same<'_>) -> Result<Option<Word>> {
         let of_8 = key.len() == 8;
         loop {
+            let mut damaged = None;
             let found = self.table.find(hash, |word| {
                 let Some(word) = word else { return ControlFlow::Continue(()) };
                 if Place::of(word).key_of_8 != of_8 {
@@ -184,11 +185,16 @@ impl KeyIndex for HashIndex {
                     Ok(Some(false)) => ControlFlow::Continue(()),
                     // Gone meanwhile: once more, from the start.
                     Ok(None) => ControlFlow::Break(Ok(None)),
+                    // Another one may be the key's.
+                    Err(error) if error.kind() == ErrorKind::Corrupted => {
+                        damaged.get_or_insert(error);
+                        ControlFlow::Continue(())
+                    }
                     Err(error) => ControlFlow::Break(Err(error)),
                 }
             });
             match found {
-                None => return Ok(None),
+                None => return damaged.map_or(Ok(None), Err),
                 Some(Ok(None)) => {}
                 Some(found) => return found,
             }

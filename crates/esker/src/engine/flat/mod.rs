@@ -34,6 +34,7 @@ mod hold;
 mod index;
 mod keys;
 mod layout;
+mod lost;
 mod moves;
 mod pack;
 mod periodic;
@@ -70,6 +71,7 @@ use hold::Hold;
 use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
 use layout::Layout;
+use lost::Lost;
 use parking_lot::Mutex;
 use periodic::Checkpoint;
 use place::CoreBlocks;
@@ -129,6 +131,7 @@ pub(crate) struct Flat {
     cleared: Mutex<Clear>,
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
+    lost: Lost,
     /// Of each cleaner.
     background: Box<[Arc<Background>]>,
     pool: BufferPool,
@@ -231,6 +234,7 @@ impl Flat {
             cleared: Mutex::new(root.clear),
             checkpoint: Mutex::default(),
             hold: Hold::default(),
+            lost: Lost::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),

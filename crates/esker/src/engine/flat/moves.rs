@@ -88,6 +88,17 @@ pub(super) fn record_of_action(action: Action<'_>) -> Option<u64> {
     }
 }
 
+/// What was read; `None` if the medium has lost it, which is no failure of what reads on.
+pub(super) fn unless_damaged<T>(read: Result<T>, words: &str) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == ErrorKind::Corrupted => {
+            tracing::warn!(%error, "{words}");
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
+
 impl Flat {
     /// The bytes of a chunk of a log.
     pub(super) fn read_log(&self, number: u32, buffer: &mut Vec<u8>) -> Result<()> {
@@ -106,14 +117,18 @@ impl Flat {
         Batches::new(first.unwrap_or_default(), start, salt)
     }
 
-    /// Copies what counts in a chunk; false if it is damaged.
+    /// Copies what counts in a chunk; false if that cannot be read, or is damaged.
     pub(super) fn copy_live(
         &self,
         cleaner: &mut Cleaner,
         victim: Victim,
         buffer: &mut Vec<u8>,
     ) -> Result<bool> {
-        self.read_log(victim.number, buffer)?;
+        if unless_damaged(self.read_log(victim.number, buffer), "a chunk is left as it is")?
+            .is_none()
+        {
+            return Ok(false);
+        }
         let batches = self.batches_of(victim.number, buffer);
         let mut moves = Moves { emptying: self.cleaners.emptying(), ..Moves::default() };
         let copied = self.copy_batches(cleaner, batches, &mut moves, victim);
@@ -174,26 +189,32 @@ impl Flat {
             };
             for found in batch.entries() {
                 let Ok(found) = found else { return Ok(false) };
-                self.copy_entry(cleaner, moves, &found, victim)?;
+                if !self.copy_entry(cleaner, moves, &found, victim)? {
+                    return Ok(false);
+                }
             }
         }
         self.end_batch(cleaner, moves, victim.born)?;
         Ok(true)
     }
 
+    /// Copies an entry, if it counts; false if nobody can tell.
     fn copy_entry(
         &self,
         cleaner: &mut Cleaner,
         moves: &mut Moves,
         found: &FoundEntry<'_>,
         victim: Victim,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let FoundEntry { entry, version, place } = found;
         let version = *version;
-        let Some(key) = self.key_of_entry(entry)? else { return Ok(()) };
+        let key = unless_damaged(self.key_of_entry(entry), "an entry and its chunk stay")?;
+        let Some(key) = key else { return Ok(false) };
+        // That of an entry that was overtaken.
+        let Some(key) = key else { return Ok(true) };
         let (hash, word, key) = (self.hasher.hash(&key), place.word(), key.into_owned());
         if !self.index.holds(hash, &key, word) {
-            return Ok(());
+            return Ok(true);
         }
         let has_expired = self.is_expired(attributes_of(entry).expires_at);
         let is_needed = version >= victim.needed && !sites::TOMBSTONE_NEEDED.disabled();
@@ -202,7 +223,7 @@ impl Flat {
                 self.let_go(word, None);
                 self.leave(cleaner, victim.number, record_of_action(entry.action));
             }
-            return Ok(());
+            return Ok(true);
         }
         let becomes = match has_expired {
             true => self.becomes_tombstone(entry, &key)?,
@@ -240,7 +261,7 @@ impl Flat {
             new_record,
             expires_at,
         });
-        Ok(())
+        Ok(true)
     }
 
     /// What becomes of the entry of a value that has expired, while an older one of its key may be on media.

@@ -14,7 +14,7 @@
 //! A crash finds each record at least once, by the entry that it finds.
 
 use super::chunks::{Chunk, For, Use};
-use super::moves::record_of_action;
+use super::moves::{record_of_action, unless_damaged};
 use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::record::record_size;
@@ -111,7 +111,10 @@ impl Flat {
     /// Ends the logs that point into chunks that are being emptied, and waits for who moves entries without knowing of these.
     fn seal_pointing(&self, emptying: &Emptying) -> Result<()> {
         let mut buffer = Vec::new();
-        let mut points = |number, _: &Chunk| self.points_into(number, emptying, &mut buffer);
+        let mut points = |number, _: &Chunk| {
+            let points = self.points_into(number, emptying, &mut buffer);
+            unless_damaged(points, "a log goes on as it is").map(Option::unwrap_or_default)
+        };
         for group in 0..self.cleaners.count() {
             let mut cleaner = self.cleaners.of_group(group).lock();
             self.refuse()?;
@@ -136,9 +139,19 @@ impl Flat {
                 .is_some_and(|chunk| chunk.usage() == Use::Log && chunk.is_published())
                 && !self.hold.holds(number)
                 && !cleaner.damaged.contains(&number);
-            if may_go && self.points_into(number, &emptying, &mut buffer)? {
-                self.clean_chunk(&mut cleaner, number)?;
-                break;
+            if !may_go {
+                continue;
+            }
+            match unless_damaged(
+                self.points_into(number, &emptying, &mut buffer),
+                "a chunk is left as it is",
+            )? {
+                None => drop(cleaner.damaged.insert(number)),
+                Some(false) => {}
+                Some(true) => {
+                    self.clean_chunk(&mut cleaner, number)?;
+                    break;
+                }
             }
         }
         Ok(true)
@@ -238,10 +251,15 @@ impl Flat {
         key: &[u8],
         line: u64,
     ) -> Result<Option<u64>> {
-        let Some((record, offset)) = self.peek_record(line)? else { return Ok(None) };
+        let stays = "a record stays";
+        let peeked = unless_damaged(self.peek_record(line), stays)?.flatten();
+        let Some((record, offset)) = peeked else { return Ok(None) };
         let Ok(value_length) = usize::try_from(record.value_length) else { return Ok(None) };
         let mut buffer = self.pool.get(record.key_length + value_length);
-        self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut buffer)?;
+        let read = self.memory.read(offset + RECORD_HEADER_SIZE as u64, &mut buffer);
+        if unless_damaged(read, stays)?.is_none() {
+            return Ok(None);
+        }
         let sound = record.is_sound(key, &buffer, &self.layout.store_id, offset);
         if !sound && !sites::RECORD_CHECKSUM.disabled() {
             let error = Error::corrupted("move record", "its checksum does not match");

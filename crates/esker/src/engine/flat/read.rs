@@ -180,17 +180,21 @@ impl Flat {
     #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
         let mut since = self.chunks.now();
-        self.index.find(hash, key, &mut |word| {
+        let found = self.index.find(hash, key, &mut |word| {
             let same = self.is_entry_of(word, key, since)?;
             if same.is_none() {
                 // The index looks again.
                 since = self.chunks.now();
             }
             Ok(same)
-        })
+        })?;
+        if found.is_none() && self.lost.has(hash) && !self.index.is_exact(key) {
+            return Err(self.corrupted(Flaw::Checksum, 0, 0));
+        }
+        Ok(found)
     }
 
-    fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
+    pub(super) fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
         let place = Place::of(word);
         // Whoever uses the entry checks it.
         let seen = self.with_entry_if(

@@ -3,6 +3,10 @@
 //! A key's lock is held from the decision until the index has the new entry: so the order of decisions on a key is
 //! that of its versions. Only the cleaner changes a key's word meanwhile, to that of a copy of the same entry, or of a
 //! tombstone if its value has expired.
+//!
+//! # Failure
+//! A key whose entry is damaged is written and deleted as others are ([`lost`](super::lost)): only what depends on what the entry says is
+//! refused. The damaged entry's record stays in use until a recovery finds that nothing points at it.
 
 use super::chunks::{For, Since};
 use super::commit::Placed;
@@ -78,16 +82,16 @@ impl Flat {
         // Where the index alone tells, it is asked while the entry is on its way to the media, and what that reads of
         // the index is on its way to the cache.
         let late = condition == Condition::Always && self.index.is_exact(key);
-        let found = if late {
-            None
+        let (found, lost) = if late {
+            (None, false)
         } else if condition == Condition::Always {
-            self.find(hash, key)?
+            self.find_to_write(hash, key)?
         } else {
-            let (found, known) = self.known_of(hash, key)?;
+            let (found, known) = self.known_of(hash, key, |_, error| Err(error))?;
             if let Some(refused) = self.decide(condition, known) {
                 return Ok(refused);
             }
-            found
+            (found, false)
         };
         let core = self.core_of(hash);
         let prepared = self.prepare_put(core, key, value, attributes)?;
@@ -100,6 +104,9 @@ impl Flat {
         let placed = self.append_prepared(core, &lock, &prepared, meanwhile)?;
         self.note_expiry(placed.word, attributes);
         if !late {
+            if lost {
+                self.lose(hash, key)?;
+            }
             self.publish(hash, key, found, placed.word)?;
             return Ok(Outcome::Stored(placed.version));
         }
@@ -122,13 +129,26 @@ impl Flat {
         self.refuse()?;
         let hash = self.hasher.hash(key);
         let lock = self.lock_key(hash);
-        let (found, known) = self.known_of(hash, key)?;
+        // Of a damaged entry only the version is needed, and only by who asks for one.
+        let mut lost = false;
+        let damaged = |word: Option<Word>, error: Error| match condition {
+            Condition::VersionIs(_) => Err(error),
+            _ => {
+                lost |= word.is_none();
+                let exists = word.is_none_or(|word| !kind_of(word).is_tombstone());
+                Ok(Known { version: Version(0), exists, expires_at: None })
+            }
+        };
+        let (found, known) = self.known_of(hash, key, damaged)?;
         if let Some(refused) = self.decide(condition, known) {
             return Ok(refused);
         }
         let core = self.core_of(hash);
         let prepared = self.prepare_delete(core, key)?;
         let placed = self.append_prepared(core, &lock, &prepared, || ())?;
+        if lost {
+            self.lose(hash, key)?;
+        }
         self.publish(hash, key, found, placed.word)?;
         Ok(Outcome::Stored(placed.version))
     }
@@ -142,14 +162,29 @@ impl Flat {
         }
     }
 
-    /// The word of a key whose lock the caller holds, and what its entry says.
-    fn known_of(&self, hash: u64, key: &[u8]) -> Result<(Option<Word>, Option<Known>)> {
+    /// The word of a key whose lock the caller holds, and what its entry says, or `damaged` if that is, of the word, or nobody knows if
+    /// the key has one.
+    fn known_of(
+        &self,
+        hash: u64,
+        key: &[u8],
+        mut damaged: impl FnMut(Option<Word>, Error) -> Result<Known>,
+    ) -> Result<(Option<Word>, Option<Known>)> {
         loop {
             let since = self.chunks.now();
-            let found = self.find(hash, key)?;
+            let found = match self.find(hash, key) {
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    return Ok((None, Some(damaged(None, error)?)));
+                }
+                found => found?,
+            };
             let Some(word) = found else { return Ok((None, None)) };
-            if let Some(known) = self.known(word, since)? {
-                return Ok((found, Some(known)));
+            let known = match self.known(word, since) {
+                Err(error) if error.kind() == ErrorKind::Corrupted => Some(damaged(found, error)?),
+                known => known?,
+            };
+            if known.is_some() {
+                return Ok((found, known));
             }
             // The cleaner moved it.
         }
@@ -251,8 +286,7 @@ impl Flat {
             };
             // Its entry may be gone as soon as the index does not have it any more: it was looked up long ago. The new
             // one is durable: without a place in the index the store cannot go on.
-            let record = self.standing_record(hash, key, old);
-            if let Some(record) = record.map_err(|error| self.poison(&error))?
+            if let Some(record) = self.standing_record(hash, key, old)?
                 && self.index.replace(hash, key, old, new)
             {
                 self.let_go(old, record);
@@ -299,7 +333,21 @@ impl Flat {
     fn standing_record(&self, hash: u64, key: &[u8], word: Word) -> Result<Option<Option<u64>>> {
         let since = self.chunks.now();
         let gone = kind_of(word).has_record() && !self.index.holds(hash, key, word);
-        if gone && !sites::WRITE_STANDS.disabled() { Ok(None) } else { self.record_of(word, since) }
+        if gone && !sites::WRITE_STANDS.disabled() {
+            return Ok(None);
+        }
+        self.record_to_free(word, since)
+    }
+
+    /// The line of the record of an entry that is about to go, if anything tells which that is.
+    pub(super) fn record_to_free(&self, word: Word, since: Since) -> Result<Option<Option<u64>>> {
+        match self.record_of(word, since) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                tracing::warn!(%error, "a damaged entry goes, and its record stays in use");
+                Ok(Some(None))
+            }
+            record => record.map_err(|error| self.poison(&error)),
+        }
     }
 
     /// An entry does not count any more.
@@ -338,7 +386,9 @@ impl Flat {
         written().map_err(|error| self.poison(&error))?;
         *cleared = next;
         drop(cleared);
-        self.forget_all()
+        self.forget_all()?;
+        self.lost.clear();
+        Ok(())
     }
 
     /// Takes every entry out of the index. The caller holds all keys' locks.
@@ -363,8 +413,7 @@ impl Flat {
     }
 
     fn forget(&self, hash: u64, key: &[u8], word: Word) -> Result<()> {
-        let record = self.record_of(word, Since::HELD).map_err(|error| self.poison(&error))?;
-        if let Some(record) = record
+        if let Some(record) = self.record_to_free(word, Since::HELD)?
             && self.index.remove(hash, key, word)
         {
             self.let_go(word, record);
