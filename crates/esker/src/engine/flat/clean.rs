@@ -366,7 +366,16 @@ impl Flat {
             }
         }
         if !chunk.is_dead() {
-            // Somebody who overtook an entry has not counted it yet: a later pass finds the chunk dead.
+            // Somebody who overtook an entry has not counted it yet: a later pass finds the chunk dead. If all have, an entry counts
+            // whose record has not its key any more: nothing can be copied in its place.
+            let mut logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_log());
+            if logs.all(|(_, chunk)| chunk.is_published()) && !chunk.is_dead() {
+                tracing::warn!(
+                    chunk = number,
+                    "a record has not its key: the chunk is left as it is"
+                );
+                cleaner.damaged.insert(number);
+            }
             return Ok(());
         }
         // PERSIST: whatever counted stands elsewhere, durably.

@@ -29,8 +29,9 @@ use super::replay::Learned;
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::Result;
+use esker_base::ids::Version;
 use esker_format::flat::image::{HASH_ENTRY_SIZE, LOG_TAIL_SIZE};
-use esker_format::flat::{CHUNK_START, Entry, ImageKind, LogTail};
+use esker_format::flat::{CHUNK_START, Entry, EntryKey, ImageKind, LogTail};
 use esker_index::Word;
 use std::sync::atomic::Ordering;
 
@@ -195,7 +196,7 @@ impl Flat {
             log.is_some_and(|(tail, _)| within < u64::from(*tail))
         };
         // Without keys, one that was overtaken since is found by its record only, which may be another's by now.
-        let has_key = |word: Word| !kind_of(word).has_record() || self.has_key(word);
+        let has_key = |word: Word| !kind_of(word).has_record() || self.has_key(word, learned);
         let counted = |word: Word, counts: bool| {
             if counts {
                 learned.count(&self.layout, Place::of(word), true);
@@ -214,9 +215,16 @@ impl Flat {
     }
 
     /// Whether the key of an entry can be read: that of a record may have been overwritten.
-    fn has_key(&self, word: Word) -> bool {
-        let key = |entry: &Entry<'_>, _| !matches!(self.key_of_entry(entry), Ok(None));
-        let seen = self.with_entry(Place::of(word), Since::HELD, key);
+    fn has_key(&self, word: Word, learned: &Learned) -> bool {
+        let place = Place::of(word);
+        let key = |entry: &Entry<'_>, version: Version| {
+            let has_key = !matches!(self.key_of_entry(entry), Ok(None));
+            if let (false, EntryKey::Record(hash)) = (has_key, entry.key) {
+                learned.note_keyless(hash, version.0, place.offset);
+            }
+            has_key
+        };
+        let seen = self.with_entry(place, Since::HELD, key);
         // What cannot be read is left to those who need it: they say so.
         !matches!(seen, Ok(Some(false)))
     }

@@ -6,7 +6,8 @@
 //! other one is not free until the other's chunk is (C4), for the next recovery may find them in another order.
 //!
 //! # Failure
-//! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage.
+//! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage. So is an entry whose
+//! record has not its key if nothing newer of the key is found: the record of an entry that was not overtaken is nobody else's.
 
 use super::batches::{Batches, FoundBatch, FoundEntry};
 use super::chunks::Since;
@@ -20,13 +21,13 @@ use super::{Flat, sites};
 use crate::engine::Cursor;
 use crate::options::{Options, Progress};
 use esker_base::Result;
-use esker_format::flat::batch::batch_size;
-use esker_format::flat::{BatchHeader, ChunkHeader, ChunkKind, LINE};
+use esker_format::flat::{BatchHeader, ChunkHeader, ChunkKind, EntryKey, LINE};
 use esker_index::{Masstree, Word};
 use parking_lot::Mutex;
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 /// Locks of keys.
 const LOCKS: usize = 1024;
@@ -34,8 +35,6 @@ const LOCKS: usize = 1024;
 const GROUP: usize = 64;
 /// Bytes of a log that are read together, so that they are in the cache when they are looked at.
 const PIECE_SIZE: usize = 64 << 10;
-/// Longest batch that is looked for behind a torn one, in bytes.
-const SEARCH_BYTES: usize = 8 << 10;
 
 /// What recovery does, by several threads.
 pub(super) struct Scan<'a> {
@@ -63,6 +62,17 @@ enum Age {
 pub(super) struct Learned {
     chunks: Box<[LearnedChunk]>,
     tombstones: AtomicI64,
+    /// By the hash of their keys: entries whose records have other keys, or none.
+    keyless: Mutex<HashMap<u64, Keyless>>,
+}
+
+/// Of the entries with one hash, the newest whose record has not its key.
+#[derive(Debug)]
+struct Keyless {
+    version: u64,
+    offset: u64,
+    /// Whether something newer was found.
+    overtaken: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -79,6 +89,17 @@ impl Learned {
         Learned {
             chunks: (0..layout.chunk_count).map(chunk).collect(),
             tombstones: AtomicI64::new(0),
+            keyless: Mutex::default(),
+        }
+    }
+
+    /// Notes an entry at a place whose record has not the key of this hash: it must have been overtaken.
+    pub(super) fn note_keyless(&self, hash: u64, version: u64, offset: u64) {
+        let mut keyless = self.keyless.lock();
+        let found = || Keyless { version, offset, overtaken: AtomicBool::new(false) };
+        let known = keyless.entry(hash).or_insert_with(found);
+        if version > known.version {
+            *known = found();
         }
     }
 
@@ -149,9 +170,8 @@ type Collect<'r> = (&'r mut Runs, &'r Parts);
 fn goes_on(bytes: &mut [u8], salt: u64, start: u64) -> bool {
     (LINE..bytes.len()).step_by(LINE).any(|at| {
         let batch = bytes.get_mut(at..).unwrap_or_default();
-        let short = BatchHeader::peek(batch)
-            .is_ok_and(|header| batch_size(header.payload_bytes) <= SEARCH_BYTES);
-        short && BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
+        // Of any length: what is none seldom has one that fits.
+        BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
     })
 }
 
@@ -219,7 +239,12 @@ impl Scan<'_> {
             if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                 continue;
             }
-            let Some(key) = flat.key_of_entry(&entry)? else { continue };
+            let Some(key) = flat.key_of_entry(&entry)? else {
+                if let EntryKey::Record(hash) = entry.key {
+                    self.learned.note_keyless(hash, version, place.offset);
+                }
+                continue;
+            };
             if let Some((runs, parts)) = &mut found.runs {
                 found.held += runs.add(parts, &key, place.word(), version);
                 continue;
@@ -433,8 +458,9 @@ impl Flat {
         }
         let has_records =
             |header: &ChunkHeader| matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large);
-        if root.headers.iter().any(has_records) {
-            self.mark_records()?;
+        let keyless = std::mem::take(&mut *learned.keyless.lock());
+        if root.headers.iter().any(has_records) || !keyless.is_empty() {
+            self.mark_records(&keyless)?;
             self.mark_twins(&scan.twins.lock());
         }
         Ok(())
@@ -449,16 +475,28 @@ impl Flat {
         }
     }
 
-    /// Marks the places of all records that the index knows as in use.
-    fn mark_records(&self) -> Result<()> {
+    /// Marks the places of all records that the index knows as in use. What is `keyless` is found to have been overtaken.
+    fn mark_records(&self, keyless: &HashMap<u64, Keyless>) -> Result<()> {
         let cursor = Mutex::new(Cursor::Start);
         let mark = |word: Word| {
-            if let Some(Some(line)) = self.record_of(word, Since::HELD)?
+            let place = Place::of(word);
+            if !place.kind.has_record() {
+                return Ok(());
+            }
+            let seen = self.with_entry(place, Since::HELD, |entry, version| {
+                if let EntryKey::Record(hash) = entry.key
+                    && let Some(keyless) = keyless.get(&hash)
+                    && keyless.version <= version.0
+                {
+                    keyless.overtaken.store(true, Ordering::Relaxed);
+                }
+                record_of_action(entry.action)
+            })?;
+            if let Some(Some(line)) = seen
                 && !self.mark(line)
             {
                 let words = "an entry points at what is no record of its own".to_owned();
-                let offset = Place::of(word).offset;
-                return Err(corrupted(&*self.memory, words, offset, LINE as u64));
+                return Err(corrupted(&*self.memory, words, place.offset, LINE as u64));
             }
             Ok(())
         };
@@ -478,6 +516,14 @@ impl Flat {
                 }
             }
         };
-        self.in_parallel(self.threads, &work)
+        self.in_parallel(self.threads, &work)?;
+        let left = keyless.values().filter(|keyless| !keyless.overtaken.load(Ordering::Relaxed));
+        match left.map(|keyless| keyless.offset).min() {
+            None => Ok(()),
+            Some(offset) => {
+                let words = "the record of an entry has not its key".to_owned();
+                Err(corrupted(&*self.memory, words, offset, LINE as u64))
+            }
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
 mod births;
+mod losses;
 
 use super::chunks::For;
 use super::commit::Placed;

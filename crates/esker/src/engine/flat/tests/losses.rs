@@ -1,0 +1,141 @@
+//! What a crash leaves damaged is told when the store is opened, and nothing is missing without a word.
+
+use super::*;
+use crate::batch::Batch;
+use crate::value::Condition;
+use esker_base::{ErrorKind, SiteKind};
+use esker_format::flat::RECORD_HEADER_SIZE;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
+const CHUNK_SIZE: u64 = 64 << 10;
+
+fn opened(memory: &Arc<dyn Pmem>, engine: EngineKind) -> Result<Arc<Flat>> {
+    let mut options = options(engine);
+    options.testing.segment_size_bytes = Some(CHUNK_SIZE);
+    options.testing.background = false;
+    Flat::open(Arc::clone(memory), &options)
+}
+
+fn blank() -> Arc<dyn Pmem> {
+    Arc::new(SimPm::new(SimPmOptions::new(16 * CHUNK_SIZE, 1)))
+}
+
+fn flip(memory: &dyn Pmem, offset: u64) {
+    let mut byte = [0];
+    memory.read(offset, &mut byte).unwrap();
+    memory.store(DAMAGE, offset, &[byte[0] ^ 8]).unwrap();
+}
+
+/// Leaves the store as a crash does.
+fn crash(store: Arc<Flat>) {
+    store.state.store(super::super::CLOSED, Ordering::Release);
+    drop(store);
+}
+
+/// Where the record of a key stands.
+fn record(store: &Flat, key: &[u8]) -> u64 {
+    let word = store.find(store.hasher.hash(key), key).unwrap().unwrap();
+    let line = store.record_of(word, store.chunks.now()).unwrap().unwrap().unwrap();
+    line * esker_format::flat::LINE as u64
+}
+
+#[test]
+fn a_key_that_is_damaged_in_its_record_is_not_taken_for_one_that_was_overtaken() {
+    for (engine, checkpoint) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        let (key, other) = ([b'k'; 300], [b'o'; 300]);
+        put(&store, &other);
+        put(&store, &key);
+        if checkpoint {
+            assert!(store.write_checkpoint().unwrap());
+        }
+        flip(&*memory, record(&store, &key) + RECORD_HEADER_SIZE as u64 + 5);
+        crash(store);
+        // An image has the keys of an ordered index.
+        if !checkpoint || engine == EngineKind::FlatCceh {
+            let error = opened(&memory, engine).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
+            assert!(error.range().is_some(), "{error}");
+        } else {
+            let store = opened(&memory, engine).unwrap();
+            let read = store.get_value(&key, &mut |_| Ok(()));
+            assert_eq!(read.unwrap_err().kind(), ErrorKind::Corrupted);
+            crash(store);
+        }
+    }
+}
+
+#[test]
+fn a_damaged_key_that_was_overtaken_is_missed_by_nobody() {
+    for (engine, deletes, checkpoint) in KINDS.into_iter().flat_map(|engine| {
+        [(false, false), (true, false), (false, true), (true, true)].map(|it| (engine, it.0, it.1))
+    }) {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        let key = [b'k'; 300];
+        put(&store, &key);
+        let damaged = record(&store, &key);
+        if checkpoint {
+            assert!(store.write_checkpoint().unwrap());
+        }
+        match deletes {
+            true => drop(store.delete_key(&key, Condition::Present).unwrap()),
+            false => put(&store, &key),
+        }
+        flip(&*memory, damaged + RECORD_HEADER_SIZE as u64 + 5);
+        crash(store);
+        let store = opened(&memory, engine).unwrap();
+        let found = store.get_value(&key, &mut |_| Ok(())).unwrap();
+        assert_eq!(found.is_none(), deletes, "{engine}, {checkpoint}");
+        crash(store);
+    }
+}
+
+#[test]
+fn a_long_batch_that_is_damaged_does_not_end_the_log_of_those_behind_it() {
+    for engine in KINDS {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        let value = [5; 100];
+        for round in 0..3_u8 {
+            let mut batch = Batch::new();
+            for number in 0..150_u8 {
+                batch.put(&[round, number], &value);
+            }
+            store.write_atomic(&batch).unwrap();
+        }
+        let word = store.find(store.hasher.hash(&[0, 9]), &[0, 9]).unwrap().unwrap();
+        flip(&*memory, super::super::layout::Place::of(word).offset);
+        crash(store);
+        let error = opened(&memory, engine).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
+    }
+}
+
+#[test]
+fn a_chunk_with_a_key_that_cannot_be_told_is_left_until_that_is_written_anew() {
+    for engine in KINDS {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        let key = [b'k'; 300];
+        put(&store, &key);
+        let word = store.find(store.hasher.hash(&key), &key).unwrap().unwrap();
+        let chunk = store.layout.chunk_of(super::super::layout::Place::of(word).offset);
+        flip(&*memory, record(&store, &key) + RECORD_HEADER_SIZE as u64 + 5);
+        (0..5000_u32).for_each(|number| put(&store, &(number % 100).to_be_bytes()));
+        let clean = || {
+            store.clean_now(50).unwrap();
+            let usage = store.chunks.get(chunk).unwrap().usage();
+            (store.cleaner_of_log(chunk).damaged.contains(&chunk), usage)
+        };
+        assert_eq!(clean(), (true, super::super::chunks::Use::Log), "{engine}");
+        if engine == EngineKind::FlatMasstree {
+            put(&store, &key);
+            assert!(!clean().0, "{engine}: it came free");
+        }
+        assert!(store.failure.lock().is_none());
+        crash(store);
+    }
+}
