@@ -14,10 +14,6 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(500);
 /// Rounds without a write after which writers rest.
 const RESTING: u32 = 4;
-/// A checkpoint is worth its while if one entry in so many of the index was written since the last.
-const CHECKPOINT_SHARE: u64 = 16;
-/// And if there are more than so many of them: fewer are read in no time.
-const CHECKPOINT_MIN: u64 = 100_000;
 
 impl Flat {
     pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
@@ -71,9 +67,7 @@ fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> bool {
     }
     let next = store.versions.given();
     idle.rounds = if std::mem::replace(&mut idle.seen, next) == next { idle.rounds + 1 } else { 0 };
-    let written = next.saturating_sub(store.checkpointed());
-    let worth = written >= CHECKPOINT_MIN && written >= store.index.len() / CHECKPOINT_SHARE;
-    if idle.rounds >= RESTING && worth {
+    if idle.rounds >= RESTING && store.is_checkpoint_worth() {
         // Once for each rest, also if there is no room.
         idle.rounds = 0;
         clean(0..store.cleaners.count(), store.checkpoint_room());

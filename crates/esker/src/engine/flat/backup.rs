@@ -188,6 +188,7 @@ impl Flat {
             entries.push(entry);
         }
         if !holding.release(first) && !sites::BACKUP_HOLD.disabled() {
+            self.check_open()?;
             return Err(Error::new(ErrorKind::NoSpace, "back up").context(
                 "the store ran short of free chunks while they were copied, and went on without the \
                  backup; the earlier backup is as it was",

@@ -142,7 +142,7 @@ impl Flat {
     /// gain.
     fn clean_next(&self, search: &mut Search<'_>, gain: Gain) -> Result<bool> {
         // What costs least comes first.
-        if self.clean_victim(search, Gain::Much)? {
+        if self.release_empty() || self.clean_victim(search, Gain::Much)? {
             return Ok(true);
         }
         if self.learn_of_log(search)? || self.pack(search.is_over, gain == Gain::Much)? {

@@ -9,7 +9,8 @@
 //!   hold began was overwritten.
 //!
 //! # Concurrency
-//! One short lock; nothing is locked under it. It begins under the locks of all keys and of all cleaners, so that no
+//! One short lock; nothing is locked under it. Who frees what was parked holds another one until that is done, so that who breaks the hold,
+//! as a close does, finds nothing on its way: core's blocks and free chunks are locked under that. It begins under the locks of all keys and of all cleaners, so that no
 //! record is being freed then.
 //!
 //! # Failure
@@ -34,6 +35,8 @@ pub(super) struct Hold {
     /// Whether anything is held: what those look at who free records.
     active: AtomicBool,
     held: Mutex<Option<Held>>,
+    /// Held by who frees what was parked.
+    frees: Mutex<()>,
 }
 
 /// A hold that ends when it is dropped.
@@ -85,6 +88,7 @@ impl Flat {
 
     /// Gives up the hold because somebody finds no room; false if nothing was held.
     pub(super) fn break_hold(&self) -> bool {
+        let _frees = self.hold.frees.lock();
         let parked = {
             let mut held = self.hold.held.lock();
             let Some(held) = held.as_mut().filter(|held| !held.kept.is_empty()) else {
@@ -102,6 +106,7 @@ impl Flat {
 impl Holding<'_> {
     /// Ends the hold of one chunk; true if it was held all the time (H1).
     pub(super) fn release(&self, number: u32) -> bool {
+        let _frees = self.0.hold.frees.lock();
         let (was_held, parked) = {
             let mut held = self.0.hold.held.lock();
             let Some(held) = held.as_mut() else { return false };
@@ -119,6 +124,7 @@ impl Holding<'_> {
 
 impl Drop for Holding<'_> {
     fn drop(&mut self) {
+        let _frees = self.0.hold.frees.lock();
         let held = {
             let mut held = self.0.hold.held.lock();
             self.0.hold.active.store(false, Ordering::Release);

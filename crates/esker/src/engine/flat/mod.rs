@@ -188,6 +188,8 @@ impl Flat {
         self.stop_background();
         let _locks = self.keys.lock_all();
         let mut still = self.hold_cleaning();
+        // What is parked would be in use for ever: the image says so, and nobody frees it afterwards.
+        self.break_hold();
         let refused = self.refuse();
         let left = refused.is_ok().then(|| self.clean_left(&mut still));
         match (self.state.swap(CLOSED, Ordering::AcqRel), left) {

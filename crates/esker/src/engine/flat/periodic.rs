@@ -35,12 +35,19 @@ use esker_format::flat::{CHUNK_START, Entry, EntryKey, ImageKind, LogTail};
 use esker_index::Word;
 use std::sync::atomic::Ordering;
 
+/// A checkpoint is worth its while if one entry in so many of the index was written since the last.
+const CHECKPOINT_SHARE: u64 = 16;
+/// And if there are more than so many of them: fewer are read in no time.
+const CHECKPOINT_MIN: u64 = 100_000;
+
 /// The checkpoint that is on media.
 #[derive(Debug, Default)]
 pub(super) struct Checkpoint {
     chunks: Vec<u32>,
     /// Version that came next.
     next_version: u64,
+    /// Versions that had been given to all cores together.
+    given: u64,
 }
 
 /// How far logs are covered.
@@ -86,6 +93,7 @@ impl Flat {
         }
         let Some(mut checkpoint) = self.checkpoint.try_lock() else { return Ok(false) };
         let next = self.versions.meet();
+        let given = self.versions.given();
         if checkpoint.next_version == next {
             return Ok(false);
         }
@@ -110,7 +118,7 @@ impl Flat {
             false => std::mem::take(&mut writer.chunks),
         };
         if done {
-            checkpoint.next_version = next;
+            (checkpoint.next_version, checkpoint.given) = (next, given);
         }
         self.release_all(&old)?;
         Ok(done)
@@ -233,7 +241,11 @@ impl Flat {
     pub(super) fn keep_checkpoint(&self, found: Option<Found>) {
         if let Some(found) = found {
             let next_version = found.tails.newest + 1;
-            *self.checkpoint.lock() = Checkpoint { chunks: found.image.chunks, next_version };
+            // About as many as versions passed since.
+            let since = (self.last_version().0 + 1).saturating_sub(next_version);
+            let given = self.versions.given().saturating_sub(since);
+            let chunks = found.image.chunks;
+            *self.checkpoint.lock() = Checkpoint { chunks, next_version, given };
         }
     }
 
@@ -252,8 +264,10 @@ impl Flat {
         self.chunks.kept(For::Checkpoint).saturating_add(parts).saturating_add(3)
     }
 
-    /// The version that came next when the last checkpoint was written.
-    pub(super) fn checkpointed(&self) -> u64 {
-        self.checkpoint.lock().next_version
+    /// Whether so much was written since the last checkpoint that another one is worth its while.
+    pub(super) fn is_checkpoint_worth(&self) -> bool {
+        // The clocks of the cores differ, so their sum is compared with their sum.
+        let written = self.versions.given().saturating_sub(self.checkpoint.lock().given);
+        written >= CHECKPOINT_MIN && written >= self.index.len() / CHECKPOINT_SHARE
     }
 }

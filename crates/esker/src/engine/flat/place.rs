@@ -11,7 +11,8 @@
 //!
 //! # Concurrency
 //! Blocks are allocated from the chunks of a core, under its lock, by others only when chunks are scarce; anybody frees, without
-//! a lock but where a full chunk gets room or a chunk becomes empty.
+//! a lock but where a full chunk gets room or a chunk becomes empty. The one that a core takes blocks from stays with it when it is
+//! empty, until somebody finds no room.
 
 use super::chunks::{Chunk, For, Use};
 use super::{Flat, sites};
@@ -342,26 +343,30 @@ impl Flat {
             Use::Blocks => {
                 let Some(block) = self.block_of(chunk, number, offset) else { return };
                 let Some((word, bit)) = bit_of(chunk, block) else { return };
+                // As long as the block is in use, the chunk is.
+                let generation = chunk.generation();
                 if word.fetch_and(!bit, Ordering::AcqRel) & bit == 0 {
                     return;
                 }
                 let left = chunk.live.fetch_sub(1, Ordering::SeqCst) - 1;
                 if left == 0 || !chunk.listed.load(Ordering::SeqCst) {
-                    self.relist(number, chunk);
+                    self.relist(number, chunk, generation);
                 }
             }
             _ => {}
         }
     }
 
-    /// A chunk of blocks became empty, or got room.
-    pub(super) fn relist(&self, number: u32, chunk: &Chunk) {
+    /// A chunk of blocks became empty, or got room, when it had this generation.
+    pub(super) fn relist(&self, number: u32, chunk: &Chunk, generation: u64) {
         let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
         let Some(blocks) = self.core_blocks(owner) else { return };
         let mut classes = blocks.0.lock();
         let Some(class) = classes.of(self.sizes.of_chunk(lines)) else { return };
-        if chunk.usage() != Use::Blocks || class.current == Some(number) {
+        // Others may have freed it meanwhile, and taken it anew.
+        let is_gone = chunk.usage() != Use::Blocks || chunk.generation() != generation;
+        if is_gone || class.current == Some(number) {
             return;
         }
         if chunk.live.load(Ordering::Acquire) > 0 {
@@ -376,6 +381,44 @@ impl Flat {
         chunk.set_usage(Use::Other);
         drop(classes);
         self.release_chunk(number);
+    }
+
+    /// Whether a chunk is empty and nobody else keeps it. Under the lock of those of its core, blocks of it are neither taken nor listed.
+    fn is_empty(&self, number: u32) -> bool {
+        self.chunks.get(number).is_some_and(|chunk| {
+            // What a hold parks is in use.
+            chunk.usage() == Use::Blocks
+                && chunk.live.load(Ordering::Acquire) == 0
+                && !self.hold.holds(number)
+        })
+    }
+
+    /// Frees the empty chunks that cores keep to take blocks from; false if there is none. For who finds no room: each core has one of
+    /// each size.
+    pub(super) fn release_empty(&self) -> bool {
+        let is_empty = |class: &Class| class.current.is_some_and(|number| self.is_empty(number));
+        if !self.blocks.iter().any(|blocks| blocks.0.lock().0.iter().any(is_empty)) {
+            return false;
+        }
+        // With the lock: nothing may change once a close has written the image.
+        let _packer = self.cleaners.packer.lock();
+        if self.refuse().is_err() {
+            return false;
+        }
+        let mut empty = Vec::new();
+        for blocks in &self.blocks {
+            let mut classes = blocks.0.lock();
+            for class in classes.0.iter_mut().filter(|class| is_empty(class)) {
+                let number = class.current.take();
+                for chunk in number.into_iter().filter_map(|number| self.chunks.get(number)) {
+                    chunk.listed.store(false, Ordering::Release);
+                    chunk.set_usage(Use::Other);
+                }
+                empty.extend(number);
+            }
+        }
+        empty.iter().for_each(|number| self.release_chunk(*number));
+        !empty.is_empty()
     }
 
     /// Frees a chunk that nothing points into. If that fails the store is read-only.

@@ -40,7 +40,11 @@ impl Flat {
         };
         let taken = self.chunks.take_kept_back();
         match made {
-            Err(error) if error.kind() != ErrorKind::NoSpace => Err(error),
+            Err(error) if error.kind() != ErrorKind::NoSpace => {
+                let row = taken.into_iter().flat_map(|first| (first..).take(count));
+                row.for_each(|number| self.chunks.add_free(number));
+                Err(error)
+            }
             _ => Ok(taken),
         }
     }

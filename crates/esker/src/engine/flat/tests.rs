@@ -2,6 +2,7 @@
 
 mod births;
 mod losses;
+mod room;
 
 use super::chunks::For;
 use super::commit::Placed;

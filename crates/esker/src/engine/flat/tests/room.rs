@@ -1,0 +1,104 @@
+//! Room that nobody uses comes back, and checkpoints come no more often than they are worth.
+
+use super::*;
+use crate::options::Progress;
+use crate::value::Condition;
+use esker_base::ErrorKind;
+use esker_media::sim::SimArchive;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+
+fn memory(chunks: u64, chunk_size: u64) -> Arc<dyn Pmem> {
+    let mut options = SimPmOptions::new(chunks * chunk_size, 1);
+    options.record = false;
+    Arc::new(SimPm::new(options))
+}
+
+fn open(memory: &Arc<dyn Pmem>, engine: EngineKind, chunk_size: u64) -> Arc<Flat> {
+    let mut options = options(engine);
+    options.testing.segment_size_bytes = Some(chunk_size);
+    options.testing.background = false;
+    Flat::open(Arc::clone(memory), &options).unwrap()
+}
+
+fn put_value(store: &Flat, key: &[u8], size: usize) -> Result<()> {
+    let value = vec![7; size];
+    store.put_value(key, &value, Attributes::default(), Condition::Always).map(drop)
+}
+
+#[test]
+fn a_close_amid_a_backup_leaves_no_room_in_use_that_a_crash_would_free() {
+    for engine in KINDS {
+        let memory = memory(80, CHUNK_SIZE);
+        let store = open(&memory, engine, CHUNK_SIZE);
+        (0..30_u8).for_each(|number| put_value(&store, &[number], 900).unwrap());
+        let beside = Arc::clone(&store);
+        let progress = Progress::new(move |done, _| {
+            if done == 0 {
+                (0..30_u8).for_each(|number| put_value(&beside, &[number], 9).unwrap());
+                beside.close_store().unwrap();
+            }
+        });
+        let error = store.backup_store(&SimArchive::new(), &progress).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Closed, "{error}");
+        drop((store, progress));
+        let after_close = open(&memory, engine, CHUNK_SIZE);
+        after_close.state.store(super::super::CLOSED, Ordering::Release);
+        let after_crash = open(&memory, engine, CHUNK_SIZE);
+        let free = [&after_close, &after_crash].map(|store| store.chunks.free_count());
+        assert_eq!(free[0], free[1], "{engine}");
+        assert_eq!(after_crash.check_store().unwrap().problems, Vec::<String>::new());
+    }
+}
+
+/// How many values of 100 bytes find room.
+fn fill(store: &Flat) -> u32 {
+    let is_full = |number: &u32| match put_value(store, &number.to_be_bytes(), 100) {
+        Ok(()) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace);
+            true
+        }
+    };
+    (0..1 << 20).find(is_full).unwrap()
+}
+
+#[test]
+fn chunks_of_every_size_that_are_empty_are_there_for_other_values() {
+    const CHUNK_SIZE: u64 = 8192;
+    for engine in KINDS {
+        let fresh = open(&memory(80, CHUNK_SIZE), engine, CHUNK_SIZE);
+        let store = open(&memory(80, CHUNK_SIZE), engine, CHUNK_SIZE);
+        let mut kept = 0;
+        for size in (300..4000).step_by(60) {
+            for key in [[1, 0], [2, 0], [3, 0], [4, 0], [5, 0]] {
+                if put_value(&store, &key, size).is_ok() {
+                    store.delete_key(&key, Condition::Present).unwrap();
+                }
+            }
+            kept = kept.max(fresh.chunks.free_count() - store.chunks.free_count());
+        }
+        assert!(kept > 30, "{engine}: {kept} chunks are kept while there is room");
+        let (all, found) = (fill(&fresh), fill(&store));
+        assert!(found * 50 >= all * 49, "{engine}: {found} of {all}");
+    }
+}
+
+#[test]
+fn a_checkpoint_is_worth_its_while_once_so_much_was_written_on_all_cores() {
+    for engine in KINDS {
+        let memory = memory(100, 64 << 10);
+        let store = open(&memory, engine, 64 << 10);
+        (0..300_000_u32).for_each(|number| put(&store, &(number % 2000).to_be_bytes()));
+        assert!(store.is_checkpoint_worth(), "{engine}: there is none");
+        store.clean_ahead(0..store.cleaners.count(), store.checkpoint_room(), || false).unwrap();
+        assert!(store.write_checkpoint().unwrap());
+        put(&store, b"one");
+        assert!(!store.is_checkpoint_worth(), "{engine}: one put later");
+        store.state.store(super::super::CLOSED, Ordering::Release);
+        let store = open(&memory, engine, 64 << 10);
+        assert!(!store.is_checkpoint_worth(), "{engine}: nor after a crash");
+        (0..250_000_u32).for_each(|number| put(&store, &(number % 2000).to_be_bytes()));
+        assert!(store.is_checkpoint_worth(), "{engine}: much later");
+    }
+}
