@@ -9,9 +9,9 @@
 //!   hold began was overwritten.
 //!
 //! # Concurrency
-//! One short lock; nothing is locked under it. Who frees what was parked holds another one until that is done, so that who breaks the hold,
-//! as a close does, finds nothing on its way: core's blocks and free chunks are locked under that. It begins under the locks of all keys and of all cleaners, so that no
-//! record is being freed then.
+//! One short lock; nothing is locked under it. It begins under the locks of all keys and of all cleaners, so that no
+//! record is being freed then. Who frees what was parked has another lock until that is done, so that who breaks the hold, as a close does,
+//! finds nothing on its way; a core's blocks and free chunks are locked under that one.
 //!
 //! # Failure
 //! Nothing of this is on media: after a crash there is no hold.
