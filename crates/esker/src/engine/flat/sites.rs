@@ -99,8 +99,6 @@ esker_base::sites! {
     pub ENTRY_KEY: Compare = "flat.entry.key";
     /// No chunk was used anew between the lookup of a word and the read of its entry.
     pub READ_SINCE: Compare = "flat.read.since";
-    /// An entry whose record is about to be freed still stands in the index.
-    pub WRITE_STANDS: Compare = "flat.write.stands";
     /// What the cleaner copies is no older than the first entry that the index does not follow yet.
     pub CLEAN_SETTLED: Compare = "flat.clean.settled";
     /// No chunk was used anew while an entry was read.
