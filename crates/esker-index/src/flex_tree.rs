@@ -267,16 +267,19 @@ impl FlexTree {
         Range::new(self, offset, length)
     }
 
-    /// The first node that an operation on `length` bytes at `offset` needs and that is not in memory.
+    /// The first node that an operation on `length` bytes at `offset` needs and that is not in memory, and the offset from which on
+    /// it is needed: what is before is there, so who loads one after the other goes on from there.
     #[must_use]
-    pub fn missing(&self, offset: u64, length: u64) -> Option<Missing> {
+    pub fn missing(&self, offset: u64, length: u64) -> Option<(Missing, u64)> {
         if self.absent.count() == 0 {
             return None;
         }
         // The bytes before and behind say which leaves an insertion there touches.
         let end = offset.saturating_add(length).saturating_add(1);
         let start = offset.saturating_sub(1).min(self.size_bytes.saturating_sub(1));
-        Range::leaves(self, start, end.saturating_sub(start)).find_map(Result::err)
+        let mut leaves = Range::leaves(self, start, end.saturating_sub(start));
+        let missing = leaves.find_map(Result::err)?;
+        Some((missing, leaves.offset()))
     }
 
     fn check_present(

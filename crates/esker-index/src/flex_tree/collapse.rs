@@ -26,7 +26,7 @@ impl FlexTree {
     ) -> Result<(), Missing> {
         let end = offset.saturating_add(length);
         assert!(end <= self.size_bytes, "a removal up to {end} of {}", self.size_bytes);
-        if let Some(missing) = self.missing(offset, length) {
+        if let Some((missing, _)) = self.missing(offset, length) {
             return Err(missing);
         }
         let mut done = 0;

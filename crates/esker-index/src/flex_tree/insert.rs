@@ -19,7 +19,7 @@ impl FlexTree {
         assert!(self.size_bytes.saturating_add(length) < 1 << 62, "the space is full");
         let longest = u64::from(self.shape.extent_size_bytes_max);
         assert!(address == HOLE || length <= longest, "an extent of {length} bytes");
-        if let Some(missing) = self.missing(offset, 0) {
+        if let Some((missing, _)) = self.missing(offset, 0) {
             return Err(missing);
         }
         let piece_max = match address {
@@ -50,7 +50,7 @@ impl FlexTree {
         address: u64,
         mut removed: impl FnMut(Extent),
     ) -> Result<(), Missing> {
-        if let Some(missing) = self.missing(offset, length) {
+        if let Some((missing, _)) = self.missing(offset, length) {
             return Err(missing);
         }
         if !self.replace(offset, length, address, &mut removed) {

@@ -39,6 +39,11 @@ impl<'t> Range<'t> {
         Range { leaves_only: true, ..Range::new(tree, offset, length) }
     }
 
+    /// Where the next extent begins; behind an error, where the node that is not in memory does, or the walk.
+    pub(super) fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// Goes down to the leaf that covers `offset`.
     fn seek(&mut self) -> Result<(), Missing> {
         let tree = self.tree;

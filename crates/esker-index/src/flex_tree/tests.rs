@@ -286,7 +286,7 @@ impl Pair {
         let (offset, length) = self.part(300);
         let tree = &mut self.tree;
         let runs = self.shelf.retry(tree, |tree| {
-            tree.missing(offset, length).map_or(Ok(()), Err)?;
+            tree.missing(offset, length).map_or(Ok(()), |(missing, _)| Err(missing))?;
             Ok(runs_of(tree, offset, length))
         });
         assert_eq!(runs, self.model.runs(offset, length));
@@ -304,7 +304,7 @@ impl Pair {
     fn compare_all(&mut self) {
         let all = self.model.runs(0, u64::MAX >> 1);
         let whole = self.shelf.retry(&mut self.tree, |tree| {
-            tree.missing(0, u64::MAX >> 2).map_or(Ok(()), Err)?;
+            tree.missing(0, u64::MAX >> 2).map_or(Ok(()), |(missing, _)| Err(missing))?;
             Ok(runs_of(tree, 0, u64::MAX))
         });
         assert_eq!(whole, all);
@@ -370,7 +370,7 @@ fn a_tree_is_stored_loaded_on_demand_and_evicted_without_a_difference() {
         let mut again = FlexTree::stored(small(), root);
         let (size, all) = (pair.model.size(), pair.model.runs(0, u64::MAX >> 1));
         let runs = pair.shelf.retry(&mut again, |tree| {
-            tree.missing(0, size).map_or(Ok(()), Err)?;
+            tree.missing(0, size).map_or(Ok(()), |(missing, _)| Err(missing))?;
             Ok(runs_of(tree, 0, size))
         });
         assert_eq!(runs, all);
@@ -407,9 +407,30 @@ fn nothing_is_stored_of_a_tree_that_is_clean() {
         let before = pair.shelf.next;
         assert_eq!(pair.shelf.store(&mut tree), root);
         assert_eq!(pair.shelf.next, before, "with {:?} nodes", tree.resident());
-        let Some(missing) = tree.missing(0, root.size_bytes) else { break };
+        let Some((missing, _)) = tree.missing(0, root.size_bytes) else { break };
         pair.shelf.load(&mut tree, &missing);
     }
+}
+
+#[test]
+fn nodes_of_a_long_range_are_loaded_without_meeting_those_again_that_are_there() {
+    let mut pair = Pair::new(4, small());
+    for n in 0..6000 {
+        pair.tree.insert(n * 10, 10, n * 100).unwrap();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut tree = FlexTree::stored(small(), root);
+    let (mut at, mut loaded, mut visited) = (0, 0, 0);
+    while let Some((missing, place)) = tree.missing(at, root.size_bytes - at) {
+        visited += Range::leaves(&tree, at.saturating_sub(1), place + 1 - at).count();
+        pair.shelf.load(&mut tree, &missing);
+        loaded += 1;
+        assert!(place >= at);
+        at = place;
+    }
+    assert!(tree.missing(0, root.size_bytes).is_none());
+    assert_eq!(tree.resident(), pair.tree.resident());
+    assert!(loaded > 1000 && visited <= 4 * loaded, "{visited} for {loaded} nodes");
 }
 
 #[test]
@@ -467,7 +488,7 @@ fn nodes_that_do_not_fit_are_refused() {
     let root = pair.shelf.store(&mut pair.tree);
     let mut tree = FlexTree::stored(small(), root);
     let mut leaf = None;
-    while let Some(missing) = tree.missing(0, root.size_bytes) {
+    while let Some((missing, _)) = tree.missing(0, root.size_bytes) {
         if missing.level == 0 {
             leaf = Some(missing);
             break;

@@ -45,12 +45,15 @@ fn content_of(node: Node) -> NodeContent {
 }
 
 impl Inner {
-    /// Loads every node that an operation on the range needs.
+    /// Loads every node that an operation on the range needs. The writer's lock is held, so none goes meanwhile.
     pub(super) fn load_range(&self, offset: u64, length: u64) -> Result<()> {
+        let (mut at, end) = (offset, offset.saturating_add(length));
         loop {
-            let missing = self.shared.read().tree.missing(offset, length);
-            let Some(missing) = missing else { return Ok(()) };
+            // What is before the last one is there.
+            let missing = self.shared.read().tree.missing(at, end.saturating_sub(at));
+            let Some((missing, place)) = missing else { return Ok(()) };
             self.load(&missing)?;
+            at = at.max(place);
         }
     }
 
