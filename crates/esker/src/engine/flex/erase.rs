@@ -1,11 +1,13 @@
-//! Range deletes of a table go to the space: intervals inside of a range go with one collapse, if nobody needs what they
-//! hold; those at its ends are written anew (FlexSpace §5).
+//! Range deletes of a table go to the space: intervals inside of a range go with few collapses, if nobody needs what they
+//! hold; those at its ends are written anew (FlexSpace §5). A collapse takes a part of a long range, as readers wait for it: the
+//! table says of all of the range that it is deleted until it is in the space.
 //!
 //! # Concurrency
 //! Under the committer's lock.
 //!
 //! # Failure
-//! One splice each: a crash leaves intervals as they were or without what the range covers, and the log has the range.
+//! One splice each: a crash leaves intervals as they were or without what the range covers, some of one range and others not, and
+//! the log has the range.
 
 use super::commit::Committer;
 use super::index::{Fresh, Located};
@@ -14,8 +16,13 @@ use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
 
+/// Segments whose bytes one collapse takes out, or one part of all in so many if that is more: each one also moves what the index
+/// has behind the range.
+const PART_SEGMENTS: u64 = 2;
+const PARTS: u64 = 128;
+
 impl Flex {
-    /// Empties a range of the space: intervals inside go with one collapse, if nobody needs what they hold.
+    /// Empties a range of the space: intervals inside go with few collapses, if nobody needs what they hold.
     pub(super) fn commit_range(
         &self,
         committer: &mut Committer,
@@ -24,8 +31,11 @@ impl Flex {
     ) -> Result<()> {
         // A log that was found may have brought newer pairs there already.
         let careful = replayed || !self.snapshots.all().is_empty();
+        let segments = PART_SEGMENTS * self.space.segment_size_bytes();
+        let part = segments.max(self.index.size_bytes() / PARTS);
         let mut key = range.from.clone();
         loop {
+            committer.turn.give_way(&*self.clock);
             let located = self.locate(&key)?;
             let inside = |located: &Located| {
                 let ends = match (&located.upper, &range.to) {
@@ -38,7 +48,9 @@ impl Flex {
             let upper = if !careful && inside(&located) {
                 let (mut count, mut remove) = (1, u64::from(located.entry.size));
                 let mut last = located.clone();
-                while let Some(next) = self.index.next(last.spot).filter(inside) {
+                while remove < part
+                    && let Some(next) = self.index.next(last.spot).filter(inside)
+                {
                     count += 1;
                     remove += u64::from(next.entry.size);
                     last = next;
