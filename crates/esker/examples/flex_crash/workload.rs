@@ -43,6 +43,8 @@ pub(crate) fn options(seed: u64) -> SpaceOptions {
         // A checkpoint writes nodes before it has met all of them.
         options.testing.nodes_max = 3;
     }
+    // The collector goes through the space in several parts, if there is room for that.
+    options.testing.moved_at_once = if seed & 8 == 0 { 1 } else { 1 << 20 };
     options.log_size_bytes_max = 3 << 10;
     options.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 8 << 10 };
     options.tree_size_bytes_max = 2 << 10;

@@ -4,6 +4,7 @@
 //! - G1: a victim has a byte that nothing points at, and what it holds is moved without gaps: so each round
 //!   frees more than it fills. The cap on live bytes makes sure that there is a victim, the collector's own
 //!   segments that there is room.
+//! - G2: before others come to their turn, no more is moved than a bound says, however large the space is.
 //!
 //! # Failure
 //! A crash leaves copies that nothing points at, or that the log points at; the originals stay until then. What
@@ -14,30 +15,81 @@ use super::{Inner, Writer};
 use esker_base::{ErrorKind, Result};
 use esker_format::flex::Record;
 use esker_index::flex_tree::{Extent, MARK};
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// Bytes of extents that are read at once.
 const BYTES_AT_ONCE: u64 = 2 << 20;
 /// Blocks between two extents that are read along: one long read costs less than many short ones.
 const BLOCKS_BETWEEN: u64 = 16;
 /// Bytes of extents that a walk over the tree looks at under one lock.
-const WALK_STEP: u64 = 1 << 30;
+const WALK_STEP: u64 = 64 << 20;
+/// Bytes of extents that a part of a round looks at.
+const WALK_OF_A_PART: u64 = 8 << 30;
+
+/// Segments that are collected together, for one walk over the tree. A large space takes many parts for it, and others change the
+/// space between them: what they move past the walk stays where it is, for another round.
+#[derive(Debug)]
+pub(super) struct Round {
+    /// With their salts: one that was taken anew is none of them.
+    victims: HashMap<u64, u64>,
+    /// Where in the space the walk goes on.
+    at: u64,
+    /// Whether it has one part.
+    is_whole: bool,
+    /// Segments that became free, less those that were filled.
+    gained: i64,
+}
+
+impl Round {
+    fn new(victims: HashMap<u64, u64>, is_whole: bool) -> Self {
+        Round { victims, at: 0, is_whole, gained: 0 }
+    }
+}
 
 impl Inner {
-    /// Moves what is in the emptiest segments, until `segments` more are free or there is no more room
-    /// to move to. How many bytes were moved.
+    /// Moves what is in the emptiest segments, until `segments` more are free, there is no more room to move to, or much was moved.
+    /// How many bytes that were.
     pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
-        let victims = self.victims(writer, segments);
-        if victims.is_empty() {
+        let most = self.room_to_move(writer).min(self.moved_at_once());
+        let mut round = Round::new(self.victims(segments, most), true);
+        self.collect_part(writer, &mut round)
+    }
+
+    /// Does a part of the round that is under way, or begins another one, which is to free so many segments. How many bytes were
+    /// moved, and whether there may be more to do.
+    ///
+    /// A round of many parts fills segments long before it frees some. It leaves alone those that only the collector may take, so
+    /// that whoever needs room meanwhile can do a round of one part (G1).
+    pub(super) fn collect_some(&self, writer: &mut Writer, segments: u64) -> Result<(u64, bool)> {
+        let (all, at_once) = (self.room_to_move(writer), self.moved_at_once());
+        let total = self.shared.read().segments.len() as u64;
+        let reserve = Inner::reserve_segments(total) * self.shape.segment_payload();
+        let room = all.saturating_sub(reserve);
+        let is_whole = room < at_once;
+        let mut round = match writer.round.take() {
+            Some(round) if !is_whole => round,
+            _ => {
+                let most = if is_whole { all.min(at_once) } else { room };
+                Round::new(self.victims(segments, most), is_whole)
+            }
+        };
+        let free = |writer: &Writer| i64::try_from(writer.free.len()).unwrap_or(i64::MAX);
+        let before = free(writer);
+        let moved = self.collect_part(writer, &mut round)?;
+        round.gained += free(writer) - before;
+        if !round.victims.is_empty() && round.at < self.shared.read().tree.size_bytes() {
+            writer.round = Some(round);
+            return Ok((moved, true));
+        }
+        Ok((moved, round.gained > 0))
+    }
+
+    /// Moves the next extents of victims, and makes that durable. How many bytes.
+    fn collect_part(&self, writer: &mut Writer, round: &mut Round) -> Result<u64> {
+        let found = self.find(round)?;
+        if found.is_empty() {
             return Ok(0);
         }
-        let mut found = Vec::new();
-        let payload = self.shape.segment_payload();
-        self.walk(|extent| {
-            if !extent.is_hole() && victims.contains(&(extent.place() / payload)) {
-                found.push(extent);
-            }
-        })?;
         let mut moved = 0;
         let mut rest = &found[..];
         while !rest.is_empty() {
@@ -62,56 +114,123 @@ impl Inner {
         Ok(moved)
     }
 
-    /// The emptiest segments: as few as free so many, and no more than there is room to move.
-    fn victims(&self, writer: &Writer, segments: u64) -> HashSet<u64> {
+    /// The next extents of victims, as many as are moved at once, and those of a round of one part all.
+    fn find(&self, round: &mut Round) -> Result<Vec<Extent>> {
+        let payload = self.shape.segment_payload();
+        {
+            let shared = self.shared.read();
+            let is_as_it_was = |number: u64, salt: u64| {
+                shared.salt(number) == Some(salt) && !shared.is_empty(number)
+            };
+            round.victims.retain(|number, salt| is_as_it_was(*number, *salt));
+        }
+        let mut found = Vec::new();
+        if round.victims.is_empty() {
+            return Ok(found);
+        }
+        let (most, walked) = match round.is_whole {
+            true => (u64::MAX, u64::MAX),
+            false => (self.moved_at_once(), WALK_OF_A_PART),
+        };
+        let mut bytes = 0;
+        let from = self.start_of_extent(round.at)?;
+        round.at = self.walk(from, |extent| {
+            let is_found =
+                !extent.is_hole() && round.victims.contains_key(&(extent.place() / payload));
+            let more = if is_found { u64::from(extent.length) } else { 0 };
+            let is_enough = bytes > 0 && bytes + more > most || extent.offset - from > walked;
+            if is_found && !is_enough {
+                bytes += more;
+                found.push(extent);
+            }
+            !is_enough
+        })?;
+        Ok(found)
+    }
+
+    /// Bytes that are moved at once; a segment in any case.
+    fn moved_at_once(&self) -> u64 {
+        self.options.testing.moved_at_once.max(self.shape.segment_payload())
+    }
+
+    /// Bytes that the collector finds room for.
+    fn room_to_move(&self, writer: &Writer) -> u64 {
+        let free = writer.free.len() as u64 * self.shape.segment_payload();
+        self.shared.read().open.room(&self.shape) + free
+    }
+
+    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes.
+    fn victims(&self, segments: u64, mut room: u64) -> HashMap<u64, u64> {
         let payload = self.shape.segment_payload();
         let shared = self.shared.read();
-        let mut all: Vec<(u64, u64)> = (0..)
+        let mut all: Vec<(u64, u64, u64)> = (0..)
             .zip(&shared.segments)
-            .map(|(number, segment)| (u64::from(segment.valid_bytes), number))
-            .filter(|(valid, number)| {
+            .map(|(number, segment)| (u64::from(segment.valid_bytes), number, segment.salt))
+            .filter(|(valid, number, _)| {
                 *valid > 0 && *valid < payload && shared.open.number != Some(*number)
             })
             .collect();
         all.sort_unstable();
-        let mut room = shared.open.room(&self.shape) + writer.free.len() as u64 * payload;
         let mut gain = 0;
-        let mut victims = HashSet::new();
-        for (valid, number) in all {
+        let mut victims = HashMap::new();
+        for (valid, number, salt) in all {
             if valid > room || gain >= segments.saturating_mul(payload) {
                 break;
             }
             room -= valid;
             gain += payload - valid;
-            victims.insert(number);
+            victims.insert(number, salt);
         }
         victims
     }
 
-    /// Calls `visit` with all extents, each as a whole. The writer's lock is held, so they stay as they are.
-    pub(super) fn walk(&self, mut visit: impl FnMut(Extent)) -> Result<()> {
-        let mut offset = 0;
+    /// Where the extent begins that holds the byte at `offset`, or the end of the space.
+    fn start_of_extent(&self, offset: u64) -> Result<u64> {
+        loop {
+            let shared = self.shared.read();
+            let found = shared.tree.lookup(offset);
+            let size = shared.tree.size_bytes();
+            drop(shared);
+            match found {
+                Ok(extent) => return Ok(extent.map_or(size, |extent| extent.offset)),
+                Err(missing) => self.load(&missing)?,
+            }
+        }
+    }
+
+    /// Calls `visit` with all extents from the one on that begins at `from`, each as a whole, until it says that one is too much:
+    /// where that one begins, or the end. The writer's lock is held, so they stay as they are.
+    pub(super) fn walk(&self, from: u64, mut visit: impl FnMut(Extent) -> bool) -> Result<u64> {
+        let mut offset = from;
         let size = self.shared.read().tree.size_bytes();
         while offset < size {
-            let mut last = None;
+            let (mut last, mut end) = (None, None);
+            let mut meet = |extent: Extent| {
+                if end.is_none() && !visit(extent) {
+                    end = Some(extent.offset);
+                }
+            };
             let shared = self.shared.read();
             let done = shared.tree.visit(offset, WALK_STEP, |extent| {
                 if let Some(before) = last.replace(extent) {
-                    visit(before);
+                    meet(before);
                 }
             });
             // The step may have cut it.
             if let Some(whole) = last.and_then(|cut| shared.tree.lookup(cut.offset).ok().flatten())
             {
-                visit(whole);
+                meet(whole);
                 offset = whole.end();
             }
             drop(shared);
+            if let Some(end) = end {
+                return Ok(end);
+            }
             if let Err(missing) = done {
                 self.load(&missing)?;
             }
         }
-        Ok(())
+        Ok(offset)
     }
 
     /// Moves extents that are not in the open segment, which are read at once; how many bytes that were.

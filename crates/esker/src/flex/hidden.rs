@@ -84,23 +84,22 @@ impl Space {
         self.0.writer.lock().loose = loose;
     }
 
-    /// Collects segments until live bytes fill so many percent of what they should of them, or `stop` says so.
+    /// Collects segments until live bytes fill so many percent of what they should of them, or `stop` says so, which is asked now and
+    /// then with the bytes that were moved. Others come to their turn in between.
     ///
     /// # Errors
     /// As for [`Space::collect`].
-    pub(crate) fn settle(&self, percent: u32, stop: &dyn Fn() -> bool) -> Result<()> {
-        let mut writer = self.0.begin("collect segments")?;
-        while !stop() && self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)? {}
+    pub(crate) fn settle(&self, percent: u32, stop: &dyn Fn(u64) -> bool) -> Result<()> {
+        let mut moved = 0;
+        while !stop(moved) {
+            let mut writer = self.0.begin("collect segments")?;
+            let (bytes, more) = self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)?;
+            moved += bytes;
+            if !more {
+                break;
+            }
+        }
         Ok(())
-    }
-
-    /// As [`Space::settle`], one walk over the tree. Whether there may be more to do.
-    ///
-    /// # Errors
-    /// As for [`Space::collect`].
-    pub(super) fn settle_at_once(&self, percent: u32) -> Result<bool> {
-        let mut writer = self.0.begin("collect segments")?;
-        self.0.settle(&mut writer, percent, SETTLED_AT_ONCE)
     }
 
     /// As [`Space::settle`], a few segments only; once there is nothing to do, what is free beyond what is soon needed goes back to the
@@ -111,7 +110,7 @@ impl Space {
     #[doc(hidden)]
     pub fn settle_some(&self, percent: u32) -> Result<bool> {
         let mut writer = self.0.begin("collect segments")?;
-        let more = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
+        let (_, more) = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
         if !more {
             self.0.trim_surplus(&mut writer)?;
         }

@@ -57,6 +57,7 @@ pub use read::SpaceExtent;
 pub use write::Splice;
 
 use cache::Cache;
+use collect::Round;
 use commit::Log;
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
@@ -129,6 +130,8 @@ struct Writer {
     /// The map of the last checkpoint, and how many slots it has.
     map: (StoredAt, u64),
     rng: Rng,
+    /// What is being collected.
+    round: Option<Round>,
     /// What was written for the collector and `defrag`, in bytes.
     moved_bytes: u64,
 }
@@ -337,13 +340,19 @@ impl Space {
     }
 
     /// Moves what is in the emptiest segments, to free about `segments` of them. This also happens by itself,
-    /// when it is needed. How many bytes were moved.
+    /// when it is needed. Writers come in between. How many bytes were moved.
     ///
     /// # Errors
     /// As for [`Space::read`] and [`Space::write`].
     pub fn collect(&self, segments: u64) -> Result<u64> {
-        let mut writer = self.0.begin("collect segments")?;
-        self.0.collect(&mut writer, segments)
+        let mut moved = 0;
+        loop {
+            let mut writer = self.0.begin("collect segments")?;
+            moved += self.0.collect_some(&mut writer, segments)?.0;
+            if writer.round.is_none() {
+                return Ok(moved);
+            }
+        }
     }
 
     /// Most bytes of the data file from now on, in place of [`SpaceOptions::data_size_bytes_max`]. A file that has more stays as
@@ -359,7 +368,7 @@ impl Space {
     /// # Errors
     /// As for [`Space::collect`].
     pub fn compact(&self) -> Result<u64> {
-        while self.settle_at_once(COMPACT_PERCENT)? {}
+        self.settle(COMPACT_PERCENT, &|_| false)?;
         self.trim()
     }
 

@@ -45,6 +45,8 @@ pub struct SpaceTesting {
     pub records_held_max: usize,
     /// Nodes that are encoded before they are written.
     pub nodes_max: usize,
+    /// Bytes that the collector moves before others come to their turn.
+    pub moved_at_once: u64,
 }
 
 /// The sizes of the paper: segments of 4 MiB, extents of up to 128 KiB, leaves of 60.
@@ -78,6 +80,8 @@ impl SpaceOptions {
                 records_held_max: usize::try_from(MIB).unwrap_or(0),
                 // Each takes a whole slot: 4 MiB, where all that updates in every place change would be a tenth of the data.
                 nodes_max: 1024,
+                // A tenth of a second of a fast disk.
+                moved_at_once: 128 * MIB,
             },
         }
     }

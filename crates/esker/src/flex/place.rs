@@ -122,9 +122,14 @@ impl Inner {
         }
     }
 
-    /// Collects some segments, one part in so `many` of all, if live bytes do not fill enough of those in use. Whether there may be
-    /// more to do.
-    pub(super) fn settle(&self, writer: &mut Writer, percent: u32, many: u64) -> Result<bool> {
+    /// Collects some segments, in rounds of one part in so `many` of all, if live bytes do not fill enough of those in use. How many
+    /// bytes were moved, and whether there may be more to do.
+    pub(super) fn settle(
+        &self,
+        writer: &mut Writer,
+        percent: u32,
+        many: u64,
+    ) -> Result<(u64, bool)> {
         let fill = u64::from(self.options.fill_percent_min) * u64::from(percent) / 100;
         let payload = self.shape.segment_payload();
         let (total, valid) = {
@@ -133,11 +138,10 @@ impl Inner {
         };
         let in_use = self.in_use(writer);
         if in_use < 4 || is_dense(valid, in_use * payload, fill) {
-            return Ok(false);
+            writer.round = None;
+            return Ok((0, false));
         }
-        let before = writer.free.len();
-        self.collect(writer, total.div_ceil(many))?;
-        Ok(writer.free.len() > before)
+        self.collect_some(writer, total.div_ceil(many))
     }
 
     pub(super) fn no_space(&self, words: &'static str) -> Error {

@@ -110,6 +110,7 @@ impl Inner {
             nodes_backed: false,
             map: (header.map, header.map_size_bytes.div_ceil(slot_size)),
             rng,
+            round: None,
             moved_bytes: 0,
         };
         let cache_size = options.cache_size_bytes;

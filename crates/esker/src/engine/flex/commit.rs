@@ -48,6 +48,9 @@ const RUNS_MAX: u8 = 64;
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
 /// are emptier cost less.
 const FILL_WHILE_WRITING: u32 = 90;
+/// Bytes that are moved for each one of a table while the next one waits: at that filling as many are moved as 2.6 times what comes
+/// over what is there, if that is all over the space.
+const COLLECTED_FOR_A_TABLE: u64 = 4;
 
 /// What only the committer knows.
 #[derive(Debug, Default)]
@@ -147,9 +150,14 @@ impl Flex {
         if let Err(error) = self.sweep_expired(table.bytes().saturating_sub(appended)) {
             tracing::warn!(%error, "what has expired stays for now");
         }
-        // What is not dense enough by then is collected while nobody writes.
-        if let Err(error) = self.space.settle(FILL_WHILE_WRITING, &|| self.background.is_stopping())
-        {
+        // What is not dense enough by then is collected while nobody writes. The next table waits for no more than keeps up with what
+        // tables bring.
+        let much = COLLECTED_FOR_A_TABLE * table.bytes().max(appended);
+        let stop = |moved| {
+            let waits = moved > much && self.tables().sealed.is_some();
+            waits || self.background.is_stopping()
+        };
+        if let Err(error) = self.space.settle(FILL_WHILE_WRITING, &stop) {
             tracing::warn!(%error, "space is not collected");
         }
         Ok(true)
