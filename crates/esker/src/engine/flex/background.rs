@@ -1,13 +1,15 @@
-//! The background thread: brings sealed tables to the space, flushes the log for `periodic`, looks inside intervals
-//! that an open found, brings fragmented ones together, and verifies everything, little by little.
+//! The background thread: brings sealed tables to the space, looks inside intervals that an open found, brings fragmented
+//! ones together, and verifies everything, little by little. Under `periodic` another one makes the log durable once in each
+//! window, so that it waits for nothing of that: a power cut takes little more than what a window brought.
 //!
 //! # Concurrency
-//! One thread a store. While it waits it holds no reference to the store, so a dropped store ends it.
+//! One thread a store, or two. While they wait they hold no reference to the store, so a dropped store ends them.
 
 use super::Flex;
 use super::sweep::Rest;
 use super::tend::Scrub;
 use crate::options::Durability;
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
@@ -15,22 +17,25 @@ use std::time::Duration;
 
 /// How often the thread looks without being woken.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Least time between two flushes of the log.
+const WINDOW_MIN: Duration = Duration::from_millis(1);
 /// Intervals that are looked into between two looks at the tables.
 const REFINED_AT_ONCE: usize = 16;
 
 impl Flex {
     pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
         let store = Arc::downgrade(self);
-        let period = match self.durability {
-            Durability::Periodic(window) => window.min(PERIOD),
-            Durability::Sync | Durability::None => PERIOD,
-        };
+        if let Durability::Periodic(window) = self.durability {
+            let (store, window) = (Weak::clone(&store), window.max(WINDOW_MIN));
+            let round = move || flush_log(&store, window);
+            self.log_writer.start("esker-flex-log", window, round)?;
+        }
         let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
         let mut told = Told::default();
         let mut scrubbed_at = self.clock.monotonic();
-        self.background.start("esker-flex", period, move || {
+        self.background.start("esker-flex", PERIOD, move || {
             let again = work(&store, &mut leaf, &mut told)?;
-            let mut wait = period;
+            let mut wait = PERIOD;
             if !again {
                 let store = store.upgrade()?;
                 let now = store.clock.monotonic();
@@ -38,7 +43,7 @@ impl Flex {
                 let passed = now.saturating_sub(scrubbed_at).min(2 * PERIOD);
                 scrubbed_at = now;
                 if let Some(sooner) = told.tell("space is not collected", store.rest(&mut rest)) {
-                    wait = sooner.map_or(period, |sooner| sooner.min(period));
+                    wait = sooner.map_or(PERIOD, |sooner| sooner.min(PERIOD));
                 }
                 let verified = store.scrub(&mut scrub, passed);
                 told.tell("the store cannot be read to be verified", verified);
@@ -74,13 +79,23 @@ impl Told {
     }
 }
 
+/// Makes the log durable, and says how long to wait until that is due again; `None` if the store is gone, or the log failed: who
+/// writes next is told.
+fn flush_log(store: &Weak<Flex>, window: Duration) -> Option<Duration> {
+    let store = store.upgrade()?;
+    // Windows are counted from where a flush begins: what comes while it goes on is in the next one.
+    let since = SystemClock.monotonic();
+    if let Err(error) = store.wal.write_all(true) {
+        tracing::error!(%error, "the log does not get to its device");
+        return None;
+    }
+    Some(window.saturating_sub(SystemClock.monotonic().saturating_sub(since)))
+}
+
 /// One round; whether there is more to do at once. `None` if the store is gone.
 fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option<bool> {
     let store = store.upgrade()?;
     told.tell("a table does not get into the space", store.commit_sealed());
-    if let Durability::Periodic(_) = store.durability {
-        told.tell("the log does not get to its device", store.wal.write_all(true));
-    }
     let brought = store.defragment();
     let more = told.tell("an interval cannot be brought together", brought).unwrap_or(false);
     let from = (*leaf)?.min(usize::MAX - 1);

@@ -1,7 +1,7 @@
 //! The committer: a sealed table goes to the space, key by key in order (FlexSpace §5.3).
 //!
 //! ```text
-//! 1. the log of the table is durable              (the table was sealed)
+//! 1. the log of the table is durable              (who sealed the table sees to it)
 //! 2. runs are appended to intervals, intervals are rewritten, split, merged
 //! 3. the root names the generation                ─ sync of the space
 //! 4. only now: the table goes, and its log may be written over
@@ -99,7 +99,10 @@ impl Flex {
         let Some((table, gate)) = self.tables().sealed.clone() else { return Ok(false) };
         // Everybody who has a place in its log is in the table.
         self.wal.drain(|_| ());
-        let ready = self.grow_ahead(table.bytes());
+        // PERSIST: the log of the table, before any of it may be durable in the space (L4). Under `periodic` nobody of the
+        //          table waited for that.
+        let sealed = self.wal.wait_sealed(table.generation);
+        let ready = sealed.and_then(|()| self.grow_ahead(table.bytes()));
         self.hold(&table);
         let before = committer.appended_bytes;
         let done = ready.and_then(|()| self.commit_where_there_is_room(&mut committer, &table));

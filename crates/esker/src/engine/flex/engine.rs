@@ -144,8 +144,10 @@ impl Engine for Flex {
             return Ok(());
         }
         self.background.join();
+        self.log_writer.join();
         self.wal.check()?;
-        self.wal.drain(|_| ());
+        // A write that began before is in a table, or is refused: what is acknowledged is what is brought to the space.
+        self.wal.close();
         self.commit_all()?;
         self.space.checkpoint()?;
         let _committer = self.committer.lock();
@@ -158,7 +160,10 @@ impl Engine for Flex {
     /// Closes a store that nobody closed: under `none` there is no log, and its table would be lost. Not when the engine is
     /// dropped: until the table is in the space, the space may ask for a log of it (`late`).
     fn end(&self) {
+        self.background.stop();
+        self.log_writer.stop();
         self.background.join();
+        self.log_writer.join();
         if let Err(error) = self.close() {
             tracing::warn!(%error, "closing the store failed");
         }

@@ -146,6 +146,8 @@ pub(crate) struct Flex {
     saved: Arc<dyn BlockDevice>,
 }
 
+    /// Makes the log durable in time, for `periodic`.
+    log_writer: Arc<Background>,
 impl Flex {
     /// Opens the store in the folder of `options`, or makes one there.
     ///
@@ -281,6 +283,7 @@ impl Flex {
         });
         let weak = Arc::downgrade(&flex);
         flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.table_bytes()));
+            log_writer: Arc::default(),
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
         for table in found.tables.into_iter().map(Arc::new) {
             flex.adopt(table);
@@ -422,3 +425,4 @@ impl Drop for Flex {
         self.background.stop();
     }
 }
+        self.log_writer.stop();

@@ -8,6 +8,8 @@
 //! - L1: versions grow with the place in the log, without gaps in a batch.
 //! - L2: a batch of generation `g + 1` is written only after all of `g` is durable.
 //! - L3: a file is written from its start only after the table of the generation in it is in the space, durably.
+//! - L4: a table goes to the space only after all of its log is durable: who commits it waits for that
+//!   ([`Wal::wait_sealed`]), whatever the writers of the table waited for.
 //!
 //! # Concurrency
 //! `state` is a short lock, never held over I/O. Who writes (`busy`) does so without it; there is one at a time.
@@ -66,10 +68,20 @@ struct State {
     durable: u64,
     /// Batches of this generation that are durable.
     durable_sequence: u64,
+    /// The last generation whose log is durable as a whole.
+    sealed: u64,
+    /// Nothing gets a place any more.
+    is_closed: bool,
     busy: Option<Arc<Gate>>,
     epoch: usize,
     /// Bytes of the file of this generation.
     reserved: u64,
+}
+
+impl State {
+    fn check_open(&self) -> Result<()> {
+        if self.is_closed { Err(Error::new(ErrorKind::Closed, "write")) } else { Ok(()) }
+    }
 }
 
 /// The log. See the module's text.
@@ -141,6 +153,8 @@ impl Wal {
                 written: 0,
                 durable: 0,
                 durable_sequence: 0,
+                sealed: tail.generation.saturating_sub(1),
+                is_closed: false,
                 busy: None,
                 epoch: 0,
                 reserved: 0,
@@ -213,6 +227,7 @@ impl Wal {
     pub(super) fn pass(&self, size_bytes: usize, count: u64) -> Result<Appended> {
         self.check()?;
         let mut state = self.state.lock();
+        state.check_open()?;
         let claimed = state.table.bytes() + size_bytes as u64 + BATCH_HEADER_SIZE as u64;
         // Versions that were written over take bytes of a late log, too.
         let versions = state.next_version + count - state.table.first_version;
@@ -304,6 +319,7 @@ impl Wal {
         self.check()?;
         let mut state = self.state.lock();
         let claimed = loop {
+            state.check_open()?;
             let claimed = state.tail.position
                 + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
                 + 2 * self.block as u64;
@@ -383,6 +399,13 @@ impl Wal {
             esker_trt::sleep(REST);
         }
         last
+    }
+
+    /// Gives no place any more: who asks for one from now on is told that the store is closed. Those that have one are in a
+    /// table when this returns.
+    pub(super) fn close(&self) {
+        self.state.lock().is_closed = true;
+        self.drain(|_| ());
     }
 
     /// Version of the last change that has a place in the log.

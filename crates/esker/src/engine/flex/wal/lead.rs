@@ -9,7 +9,7 @@
 use super::{BATCH_BYTES, State, Tail, Ticket, Wal};
 use crate::engine::flex::memtable::MemTable;
 use crate::engine::flex::sites;
-use esker_base::Result;
+use esker_base::{Error, Result};
 use esker_format::flex_db::{Batch, WalWriter};
 use esker_trt::sync::Gate;
 use parking_lot::MutexGuard;
@@ -39,6 +39,24 @@ impl Wal {
             if state.forming.is_empty() { state.formed - 1 } else { state.formed }
         };
         self.bring(batch, flush)
+    }
+
+    /// Waits until all of the log of this generation, whose table is sealed, is durable. A table is sealed in the moment in
+    /// which writers go on with the next one, and that is before its last batch is written.
+    pub(in crate::engine::flex) fn wait_sealed(&self, generation: u64) -> Result<()> {
+        loop {
+            let state = self.state.lock();
+            if state.sealed >= generation {
+                return Ok(());
+            }
+            self.check()?;
+            // Whoever seals it is busy from before that moment until it is durable.
+            let Some(gate) = state.busy.clone() else {
+                return Err(Error::corrupted("commit table", "its log was not sealed"));
+            };
+            drop(state);
+            gate.wait();
+        }
     }
 
     fn bring(&self, batch: u64, durable: bool) -> Result<()> {
@@ -188,6 +206,9 @@ impl Wal {
         drop(state);
         // PERSIST: the end of the generation, before its table goes to the space, and before the next one begins (L2).
         let done = self.write(taken, old, logged && !sites::SEAL_WAIT.disabled());
-        self.end(&gate, done, |state| state.durable = state.written)
+        self.end(&gate, done, |state| {
+            state.durable = state.written;
+            state.sealed = old;
+        })
     }
 }
