@@ -28,7 +28,7 @@ impl Engine for Flex {
     fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
 
     fn read_size(&self, key: &[u8]) -> u64 {
-        self.large.length_of(key)
+        if self.large.is_empty() { 0 } else { self.large.length_of(key, self.hasher.hash(key)) }
     }
 
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
@@ -188,7 +188,7 @@ impl Engine for Flex {
             free_segments: space.free_segments,
             index_entries: self.index.intervals(),
             index_capacity: self.index.intervals(),
-            index_bytes: self.index.memory_bytes(),
+            index_bytes: self.index.memory_bytes() + self.large.memory_bytes(),
             last_version: Version(self.wal.last_version()),
             device,
             record_cache: [0, 0, self.index.cached_bytes()],

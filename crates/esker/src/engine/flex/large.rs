@@ -22,71 +22,36 @@
 //! # Failure
 //! A crash leaves values that are not whole, and such as no pair names: both go when the store is open again.
 
+mod directory;
+
+pub(super) use directory::{Directory, FoundLarge};
+
 use super::expired::expiry_of;
-use super::index::Sums;
 use super::memtable::MemTable;
+use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::flex::{Space, Splice};
+use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
 use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, LARGE_HEAD_SIZE, LargeHead, Root};
-use parking_lot::RwLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
 /// Longest value in bytes.
 pub(super) const VALUE_SIZE_MAX_BYTES: usize = 4 << 30;
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// How a value stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// It is being written, or nothing names it yet.
-    Forms,
-    /// The pair that names it is in the log of this generation, or an earlier one.
-    Here(u64),
-    /// Nobody needs it.
-    Goes,
-}
+/// Least bytes that are read at once of a value that is read by and by.
+const PIECE_BYTES_MIN: u64 = 64 << 10;
 
-/// A value in the space.
-#[derive(Debug)]
-struct Large {
-    head: LargeHead,
-    head_size: u64,
-    state: State,
-    /// It may be needed or not: to be found out when a table is in the space.
-    is_doubtful: bool,
-}
-
-#[derive(Debug, Default)]
-struct Values {
-    /// By number.
-    all: Vec<Large>,
-    /// Bytes of each in the space, head included.
-    sizes: Sums,
-}
-
-impl Values {
-    fn index(&self, number: u64) -> Option<usize> {
-        self.all.binary_search_by_key(&number, |large| large.head.number).ok()
-    }
-
-    fn get_mut(&mut self, number: u64) -> Option<&mut Large> {
-        let index = self.index(number)?;
-        self.all.get_mut(index)
-    }
-}
-
-/// Which large values there are. See the module's text.
-#[derive(Debug, Default)]
-pub(super) struct Directory {
-    values: RwLock<Values>,
-    next_number: AtomicU64,
-    count: AtomicUsize,
-    bytes: AtomicU64,
-    is_doubted: AtomicBool,
+/// Where somebody is who verifies all values by and by: the value that is next, how many of its bytes were read, and their checksum.
+#[derive(Default)]
+pub(super) struct Reading {
+    number: u64,
+    at: u64,
+    found: Crc32c,
 }
 
 /// A large value that is in the space, for a pair that is to name it; without one, it goes.
@@ -119,131 +84,19 @@ impl Drop for Staged<'_> {
     }
 }
 
-/// A value that an open found.
-#[derive(Debug)]
-pub(super) struct FoundLarge {
-    pub(super) head: LargeHead,
-    pub(super) size_bytes: u64,
-}
-
-impl Directory {
-    /// What an open found; their pairs may be in the log of `generation`, or before. Numbers go on above `number`.
-    pub(super) fn new(found: Vec<FoundLarge>, generation: u64, number: u64) -> Self {
-        let last = found.last().map_or(0, |large| large.head.number + 1);
-        let directory = Directory {
-            next_number: AtomicU64::new(number.max(last).max(1)),
-            count: AtomicUsize::new(found.len()),
-            ..Directory::default()
-        };
-        {
-            let mut values = directory.values.write();
-            values.sizes.splice(0..0, found.iter().map(|large| large.size_bytes));
-            values.all = found
-                .into_iter()
-                .map(|FoundLarge { head, size_bytes }| {
-                    let head_size = (LARGE_HEAD_SIZE + head.key.len()) as u64;
-                    let is_whole = size_bytes == head_size + head.length_bytes;
-                    let state = if is_whole { State::Here(generation) } else { State::Goes };
-                    Large { head, head_size, state, is_doubtful: true }
-                })
-                .collect();
-            directory.note(&values);
-        }
-        directory
-    }
-
-    fn note(&self, values: &Values) {
-        self.bytes.store(values.sizes.total(), Ordering::Relaxed);
-        self.count.store(values.all.len(), Ordering::Relaxed);
-    }
-
-    /// Bytes of all values in the space.
-    #[inline]
-    pub(super) fn size_bytes(&self) -> u64 {
-        self.bytes.load(Ordering::Relaxed)
-    }
-
-    /// Where value `number` stands behind the intervals, the size of its head, and its checksum; `None` if it went.
-    fn place(&self, number: u64) -> Option<(u64, u64, u32)> {
-        let values = self.values.read();
-        let index = values.index(number)?;
-        let large = values.all.get(index).filter(|large| large.state != State::Goes)?;
-        Some((values.sizes.before(index), large.head_size, large.head.value_checksum))
-    }
-
-    /// Gives no number up to this one any more.
-    pub(super) fn begin_above(&self, number: u64) {
-        self.next_number.fetch_max(number.saturating_add(1), Ordering::Relaxed);
-    }
-
-    /// Checksum of value `number`.
-    pub(super) fn checksum_of(&self, number: u64) -> Option<u32> {
-        self.place(number).map(|(.., checksum)| checksum)
-    }
-
-    /// Length of the longest value that was put under `key`.
-    pub(super) fn length_of(&self, key: &[u8]) -> u64 {
-        if self.count.load(Ordering::Relaxed) == 0 {
-            return 0;
-        }
-        let values = self.values.read();
-        let of_key = values.all.iter().filter(|large| *large.head.key == *key);
-        of_key.map(|large| large.head.length_bytes).max().unwrap_or(0)
-    }
-
-    /// Number and length of all values that are there.
-    pub(super) fn all(&self) -> Vec<(u64, u64)> {
-        let values = self.values.read();
-        let here = values.all.iter().filter(|large| matches!(large.state, State::Here(_)));
-        here.map(|large| (large.head.number, large.head.length_bytes)).collect()
-    }
-
-    /// Whether value `number` is there as a whole and so long.
-    pub(super) fn has(&self, number: u64, length: u64) -> bool {
-        let values = self.values.read();
-        values
-            .index(number)
-            .and_then(|index| values.all.get(index))
-            .is_some_and(|large| large.head.length_bytes == length && large.state != State::Goes)
-    }
-
-    /// Pairs that name these values were left out of the space: somebody is to find out whether they are needed.
-    pub(super) fn doubt(&self, numbers: &[u64]) {
-        if numbers.is_empty() {
-            return;
-        }
-        let mut values = self.values.write();
-        for number in numbers {
-            if let Some(large) = values.get_mut(*number) {
-                large.is_doubtful = true;
-                self.is_doubted.store(true, Ordering::Relaxed);
-            }
-        }
-    }
-
-    /// Whether a pair that names one was left out since somebody found out what is needed.
-    pub(super) fn is_doubted(&self) -> bool {
-        self.is_doubted.load(Ordering::Relaxed)
-    }
-
-    /// Changes the size of a value; 0: it is no more.
-    fn resize(&self, number: u64, size: u64) {
-        let mut values = self.values.write();
-        if let Some(index) = values.index(number) {
-            if size == 0 {
-                values.all.remove(index);
-                values.sizes.splice(index..index + 1, std::iter::empty());
-            } else {
-                values.sizes.set(index, size);
-            }
-            self.note(&values);
-        }
-    }
-}
-
 impl Flex {
-    /// Writes a value to the space, and makes it durable there.
-    pub(super) fn stage(&self, key: &[u8], value: &[u8]) -> Result<Staged<'_>> {
+    /// Bytes that a value takes in the space.
+    pub(super) fn large_size(key: &[u8], value: &[u8]) -> u64 {
+        (LARGE_HEAD_SIZE + key.len() + value.len()) as u64
+    }
+
+    /// Writes a value to the space, and makes it durable there. What it takes there was `reserved`.
+    pub(super) fn stage(
+        &self,
+        key: &[u8],
+        value: &[u8],
+        reserved: &mut Reserved<'_>,
+    ) -> Result<Staged<'_>> {
         let piece = self.large_piece();
         let mut head = LargeHead {
             number: 0,
@@ -254,20 +107,17 @@ impl Flex {
         let (first, rest) = value.split_at(value.len().min(piece));
         // Numbers are in the order in which values get their place.
         let turn = self.staging.lock();
-        head.number = self.large.next_number.fetch_add(1, Ordering::Relaxed);
+        head.number = self.large.take_number();
         let number = head.number;
         let bytes = [&*head.encode(), first].concat();
         let head_size = (bytes.len() - first.len()) as u64;
         let splice = Splice { offset: 0, remove: 0, data: &bytes, marks: &[0] };
-        let mut head = Some(head);
+        let mut head = Some((head, self.hasher.hash(key)));
         self.space.splice_at(&|| self.end_of_values(), &splice, &mut || {
-            let mut values = self.large.values.write();
-            let end = values.all.len();
             if let Some(head) = head.take() {
-                values.all.push(Large { head, head_size, state: State::Forms, is_doubtful: false });
-                values.sizes.splice(end..end, std::iter::once(bytes.len() as u64));
+                self.large.push(head, head_size, bytes.len() as u64);
+                reserved.spend(bytes.len() as u64);
             }
-            self.large.note(&values);
         })?;
         drop(turn);
         let staged = Staged { flex: self, number, kept: false };
@@ -277,6 +127,7 @@ impl Flex {
             let more = size + part.len() as u64;
             self.space.splice_at(&|| self.place_of_large(number, size), &splice, &mut || {
                 self.large.resize(number, more);
+                reserved.spend(part.len() as u64);
             })?;
             size = more;
         }
@@ -298,9 +149,7 @@ impl Flex {
 
     /// Where the byte `at` of value `number` and its head stands in the space.
     fn place_of_large(&self, number: u64, at: u64) -> u64 {
-        let values = self.large.values.read();
-        let before = values.index(number).map_or(0, |index| values.sizes.before(index));
-        ROOT_BYTES + self.index.size_bytes() + before + at
+        ROOT_BYTES + self.index.size_bytes() + self.large.before(number) + at
     }
 
     /// Reads a large value; `None` if it went meanwhile.
@@ -383,10 +232,42 @@ impl Flex {
         Ok(!gone)
     }
 
+    /// Reads the next piece of large values, of about `most` bytes, and verifies the value that it ends. How many bytes were read;
+    /// `None` behind the last value. After an error the next value is next.
+    pub(super) fn verify_piece(&self, reading: &mut Reading, most: u64) -> Result<Option<u64>> {
+        let Some((number, length)) = self.large.next(reading.number) else { return Ok(None) };
+        let behind = Reading { number: number + 1, ..Reading::default() };
+        let Reading { number: last, at, mut found } = std::mem::replace(reading, behind);
+        let at = if last == number { at } else { 0 };
+        let Some((_, head_size, checksum)) = self.large.place(number) else { return Ok(Some(0)) };
+        let size = most.clamp(PIECE_BYTES_MIN, READ_BYTES as u64).min(length.saturating_sub(at));
+        let mut bytes = Vec::new();
+        let read = self.space.read_once_where(
+            &mut || {
+                let (before, ..) = self.large.place(number)?;
+                let offset = ROOT_BYTES + self.index.size_bytes() + before + head_size + at;
+                Some((offset, usize::try_from(size).unwrap_or(0)))
+            },
+            &mut bytes,
+        )?;
+        match read {
+            // It went meanwhile.
+            None => return Ok(Some(0)),
+            Some(read) if read as u64 == size => found.update(&bytes),
+            Some(_) => return Err(self.damaged("a value is behind the end of the space")),
+        }
+        if at + size < length {
+            *reading = Reading { number, at: at + size, found };
+        } else if found.finish() != checksum {
+            return Err(self.damaged("a large value does not have its checksum"));
+        }
+        Ok(Some(size))
+    }
+
     /// Removes values that nobody needs, in the space as this root has it: of keys that are in this table, which is there now, and
     /// doubtful ones. The committer's lock is held.
     pub(super) fn collect_large(&self, root: &Root, table: Option<&MemTable>) -> Result<()> {
-        if self.large.count.load(Ordering::Relaxed) == 0 {
+        if self.large.is_empty() {
             return Ok(());
         }
         self.large.is_doubted.store(false, Ordering::Relaxed);
@@ -444,14 +325,7 @@ impl Flex {
     fn remove_large(&self, number: u64) -> Result<()> {
         let piece = self.large_piece() as u64;
         loop {
-            let (size, head_size) = {
-                let mut values = self.large.values.write();
-                let Some(index) = values.index(number) else { return Ok(()) };
-                let Some(large) = values.all.get_mut(index) else { return Ok(()) };
-                large.state = State::Goes;
-                let head_size = large.head_size;
-                (values.sizes.of(index), head_size)
-            };
+            let Some((size, head_size)) = self.large.let_go(number) else { return Ok(()) };
             let left = match size <= piece.max(head_size) {
                 true => 0,
                 false => (size - piece).max(head_size),

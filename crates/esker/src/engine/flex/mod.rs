@@ -143,6 +143,7 @@ pub(crate) struct Flex {
     closed: AtomicBool,
     background: Arc<Background>,
     /// Where the index is saved.
+    reservations: room::Reservations,
     saved: Arc<dyn BlockDevice>,
 }
 
@@ -239,7 +240,7 @@ impl Flex {
             None => recover::intervals(&space, end, step, threads, &name)?,
         };
         let tail = found.tail;
-        let large = large::Directory::new(large, tail.generation - 1, found.next_version);
+        let large = large::Directory::new(large, tail.generation - 1, found.next_version, &hasher);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
         let wal =
             Wal::new(files.logs, root.store_id, log_capacity(options), tail, Arc::clone(&active));
@@ -279,11 +280,11 @@ impl Flex {
         let weak = Arc::downgrade(&flex);
         flex.space.on_commit(move || match weak.upgrade() {
             Some(flex) => flex.log_late(),
+            reservations: room::Reservations::default(),
             None => Err(Error::new(ErrorKind::Closed, "commit table")),
         });
         let weak = Arc::downgrade(&flex);
-        flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.table_bytes()));
-            log_writer: Arc::default(),
+        flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.coming_bytes()));
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
         for table in found.tables.into_iter().map(Arc::new) {
             flex.adopt(table);

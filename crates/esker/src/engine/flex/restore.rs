@@ -177,7 +177,9 @@ impl Flex {
                         let entry = values
                             .get(&number)
                             .ok_or_else(|| backup.damaged("a large value is missing"))?;
-                        let staged = self.stage(pair.key, &backup.bytes_of(entry)?)?;
+                        let bytes = backup.bytes_of(entry)?;
+                        let mut reserved = self.reserve(Flex::large_size(pair.key, &bytes));
+                        let staged = self.stage(pair.key, &bytes, &mut reserved)?;
                         let number = staged.number;
                         staged.keep(false);
                         Content::Large(extra, number, length)

@@ -4,6 +4,9 @@
 //! What is put finds segments for all that is stored and in tables before it is taken: a file system that is full refuses puts, not
 //! the commit of what was acknowledged.
 //!
+//! Large values, which are written before they are in any table, reserve what they take: of many that come at once no more are
+//! admitted than there is room for, and what is spare stays spare.
+//!
 //! A leaf of which nothing is left takes no room to be removed. One of which something is left takes as much as that has: those
 //! with the least come first, and a share of the capacity is never given to puts.
 //!
@@ -24,6 +27,7 @@ use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::SpaceShape;
 use parking_lot::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What puts leave to deletes, and to leaves that are written anew, whose old bytes count until the new ones are there: a share
@@ -53,6 +57,38 @@ impl Fruitless {
     /// Whether that was only now.
     fn is_recent(&self, clock: &dyn Clock, now: u64) -> bool {
         self.0.lock().is_some_and(|(at, looked)| at == now && clock.monotonic() < looked + PAUSE)
+    }
+}
+
+/// Bytes of large values that were admitted and are not in the space yet.
+#[derive(Debug, Default)]
+pub(super) struct Reservations(AtomicU64);
+
+impl Reservations {
+    fn try_change(&self, before: u64, after: u64) -> bool {
+        self.0.compare_exchange(before, after, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+}
+
+/// Bytes that are reserved for large values until they are in the space, or this is dropped.
+#[derive(Debug)]
+pub(super) struct Reserved<'f> {
+    all: &'f Reservations,
+    left: u64,
+}
+
+impl Reserved<'_> {
+    /// So many of them are in the space, and counted there.
+    pub(super) fn spend(&mut self, bytes: u64) {
+        let bytes = bytes.min(self.left);
+        self.left -= bytes;
+        self.all.0.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        self.spend(self.left);
     }
 }
 
@@ -133,7 +169,12 @@ impl Flex {
 
     /// Whether so many bytes more are within what puts may take.
     fn is_within(&self, bytes: u64) -> bool {
-        self.stored_bytes() + self.table_bytes() + bytes <= self.stored_bytes_max()
+        self.stored_bytes() + self.coming_bytes() + bytes <= self.stored_bytes_max()
+    }
+
+    /// Bytes that were admitted, and are on their way to the space.
+    pub(super) fn coming_bytes(&self) -> u64 {
+        self.table_bytes() + self.reservations.0.load(Ordering::Relaxed)
     }
 
     /// As [`Flex::has_room`], once the file system gave what is missing. One that had none is asked again now and then.
@@ -160,7 +201,7 @@ impl Flex {
 
     /// See [`Bounds::backed`], with so many bytes more in tables.
     fn bytes_backed(&self, bytes: u64) -> u64 {
-        self.bounds.backed(self.stored_bytes(), self.table_bytes() + bytes)
+        self.bounds.backed(self.stored_bytes(), self.coming_bytes() + bytes)
     }
 
     /// Allocates segments for another table of so many bytes, and half as many more, as far as the file system has some: a put that had to
@@ -177,6 +218,28 @@ impl Flex {
             return Ok(());
         }
         Err(self.full())
+    }
+
+    /// As [`Flex::admit`], for large values that take so many bytes in the space: they are reserved.
+    pub(super) fn admit_large(&self, bytes: u64) -> Result<Reserved<'_>> {
+        self.wal.check()?;
+        loop {
+            let before = self.reservations.0.load(Ordering::Relaxed);
+            if self.has_room(bytes) {
+                // What others reserved meanwhile was not counted.
+                if self.reservations.try_change(before, before + bytes) {
+                    return Ok(Reserved { all: &self.reservations, left: bytes });
+                }
+            } else if !self.grow_for(bytes)? && !self.find_room(bytes)? {
+                return Err(self.full());
+            }
+        }
+    }
+
+    /// Reserves so many bytes, whether there is room for them or not.
+    pub(super) fn reserve(&self, bytes: u64) -> Reserved<'_> {
+        self.reservations.0.fetch_add(bytes, Ordering::Relaxed);
+        Reserved { all: &self.reservations, left: bytes }
     }
 
     /// As [`Flex::admit`], for who holds the committer's lock.

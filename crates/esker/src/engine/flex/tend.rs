@@ -14,6 +14,7 @@
 use super::commit::Committer;
 use super::index::Ahead;
 use super::interval::parts;
+use super::large::Reading;
 use super::{Flex, ROOT_BYTES};
 use esker_base::{ErrorKind, Result};
 use parking_lot::Mutex;
@@ -112,9 +113,11 @@ impl Loose {
 }
 
 /// Where the thread that verifies is.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Scrub {
+    /// The key that is next; or, behind the last interval, the value that is.
     key: Vec<u8>,
+    values: Option<Reading>,
     /// Bytes that were read beyond what was due, or less.
     ahead: u64,
 }
@@ -135,32 +138,42 @@ impl Scrubbed {
 }
 
 impl Flex {
-    /// Reads and verifies as much as is due after `passed`, from where `scrub` is; behind the last interval, all large
-    /// values. Blocks that the space has in memory are taken from there.
+    /// Reads and verifies as much as is due after `passed`, from where `scrub` is: intervals, and behind the last one large values,
+    /// piece by piece. Blocks that the space has in memory are taken from there. A table that is to be committed does not wait.
     pub(super) fn scrub(&self, scrub: &mut Scrub, passed: Duration) -> Result<()> {
         let rate = u128::from(self.options.scrub_bytes_per_second);
         let due = u64::try_from(rate * passed.as_micros() / 1_000_000).unwrap_or(u64::MAX);
         let mut left = due.saturating_sub(scrub.ahead);
         scrub.ahead = scrub.ahead.saturating_sub(due);
         while left > 0 && !self.background.is_stopping() && self.tables().sealed.is_none() {
-            let (read, upper) = self.verify_one(&scrub.key)?;
-            let mut read = read.max(1);
-            match upper {
-                Some(upper) => scrub.key = upper,
-                None => {
-                    scrub.key.clear();
-                    read += self.verify_values()?;
-                    scrub.ahead = read.saturating_sub(left);
-                    self.scrubbed.bytes.fetch_add(read, Ordering::Relaxed);
-                    // Once around is enough for a round.
-                    return Ok(());
-                }
-            }
+            let read = self.verify_next(scrub, left)?;
+            // Once around is enough for a round.
+            let Some(read) = read.map(|read| read.max(1)) else { return Ok(()) };
             self.scrubbed.bytes.fetch_add(read, Ordering::Relaxed);
             scrub.ahead = read.saturating_sub(left);
             left = left.saturating_sub(read);
         }
         Ok(())
+    }
+
+    /// Verifies an interval, or a piece of a value of about `most` bytes: how many bytes that were; `None` behind the last one.
+    fn verify_next(&self, scrub: &mut Scrub, most: u64) -> Result<Option<u64>> {
+        let Some(reading) = &mut scrub.values else {
+            let (read, upper) = self.verify_one(&scrub.key)?;
+            if upper.is_none() {
+                scrub.values = Some(Reading::default());
+            }
+            scrub.key = upper.unwrap_or_default();
+            return Ok(Some(read));
+        };
+        match self.verify_piece(reading, most) {
+            Ok(Some(read)) => Ok(Some(read)),
+            Ok(None) => {
+                scrub.values = None;
+                Ok(None)
+            }
+            Err(error) => self.note_damage(Err(error)).map(|()| Some(0)),
+        }
     }
 
     /// Verifies the interval that holds `key`: its bytes, and where the next one begins.
@@ -185,19 +198,6 @@ impl Flex {
         });
         self.note_damage(verified)?;
         Ok((size, place.upper))
-    }
-
-    fn verify_values(&self) -> Result<u64> {
-        let mut all = 0;
-        for (number, length) in self.large.all() {
-            if self.background.is_stopping() {
-                break;
-            }
-            let verified = self.visit_large(number, length, &mut |_| Ok(())).map(drop);
-            self.note_damage(verified)?;
-            all += length;
-        }
-        Ok(all)
     }
 
     pub(super) fn note_damage(&self, verified: Result<()>) -> Result<()> {

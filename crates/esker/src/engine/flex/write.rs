@@ -90,15 +90,20 @@ impl Flex {
         self.check_key("put", key)?;
         Flex::check_value(value)?;
         let hash = self.hasher.hash(key);
-        self.admit(key.len() + value.len())?;
+        let mut reserved = None;
+        if self.is_large(value) {
+            reserved = Some(self.admit_large(Flex::large_size(key, value))?);
+        } else {
+            self.admit(key.len() + value.len())?;
+        }
         self.pace();
         let extra = extra_of(&options.attributes);
-        let (content, staged) = if self.is_large(value) {
+        let (content, staged) = if let Some(reserved) = &mut reserved {
             // Asked again in its turn: writing takes long, and others may write the key meanwhile.
             if let Some(refused) = self.refusal(options.condition, key, hash)? {
                 return Ok(refused);
             }
-            let staged = self.stage(key, value)?;
+            let staged = self.stage(key, value, reserved)?;
             (Content::Large(extra, staged.number, value.len() as u64), Some(staged))
         } else {
             (Content::Put(extra, value), None)
@@ -148,20 +153,21 @@ impl Flex {
             }
             changes.insert(key, change);
         }
-        let large = |change: &Change<'_>| match change {
-            Change::Put(value, _) if self.is_large(value) => value.len(),
+        let large = |(key, change): (&&[u8], &Change<'_>)| match change {
+            Change::Put(value, _) if self.is_large(value) => Flex::large_size(key, value),
             _ => 0,
         };
-        let large_bytes: usize = changes.values().map(large).sum();
+        let large_bytes: u64 = changes.iter().map(large).sum();
+        let mut reserved = self.reserve(0);
         if large_bytes > 0 {
-            self.admit(large_bytes)?;
+            reserved = self.admit_large(large_bytes)?;
         }
         let mut staged = Vec::new();
         let mut writes = Vec::with_capacity(changes.len());
         for (key, change) in changes {
             let content = match change {
                 Change::Put(value, attributes) if self.is_large(value) => {
-                    let large = self.stage(key, value)?;
+                    let large = self.stage(key, value, &mut reserved)?;
                     let number = large.number;
                     staged.push(large);
                     Content::Large(extra_of(&attributes), number, value.len() as u64)

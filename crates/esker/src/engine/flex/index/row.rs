@@ -200,6 +200,19 @@ impl Sums {
         }
     }
 
+    /// Adds one behind the others.
+    pub(in crate::engine::flex) fn push(&mut self, size: u64) {
+        let end = self.tree.len() + 1;
+        let first = end & (end - 1);
+        let (mut below, mut sum) = (end - 1, size);
+        while below > first {
+            sum += self.tree[below - 1];
+            below &= below - 1;
+        }
+        self.tree.push(sum);
+        self.sizes.push(size);
+    }
+
     /// Bytes of the leaf `number`.
     pub(in crate::engine::flex) fn of(&self, number: usize) -> u64 {
         self.sizes[number]
@@ -233,7 +246,7 @@ impl Sums {
         }
     }
 
-    pub(super) fn memory_bytes(&self) -> u64 {
+    pub(in crate::engine::flex) fn memory_bytes(&self) -> u64 {
         ((self.tree.capacity() + self.sizes.capacity()) * 8) as u64
     }
 }

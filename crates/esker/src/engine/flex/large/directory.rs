@@ -1,0 +1,355 @@
+//! Which large values there are, how each stands, where, and of which keys they are.
+//!
+//! # Invariants
+//! - D1: values are by number. One that went keeps its place, without bytes and key, until half of all are such: so the end of
+//!   one moves no others.
+//! - D2: `of_keys` has each value that did not go, by the hash of its key.
+//!
+//! # Concurrency
+//! Changed under the space's lock, where sizes change, so for as short a time as possible: nothing here takes longer with more
+//! values, but for closing up, which each value pays for once.
+
+use super::super::index::Sums;
+use esker_base::hash::KeyHasher;
+use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
+use parking_lot::RwLock;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+
+/// Fewer values that went are not worth closing up.
+const GONE_MIN: usize = 64;
+/// Bytes of memory that an entry of `of_keys` takes, about.
+const ENTRY_BYTES: usize = 24;
+
+/// How a value stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// It is being written, or nothing names it yet.
+    Forms,
+    /// The pair that names it is in the log of this generation, or an earlier one.
+    Here(u64),
+    /// Nobody needs it.
+    Goes,
+    /// It is not in the space any more.
+    Gone,
+}
+
+/// A value in the space.
+#[derive(Debug)]
+pub(super) struct Large {
+    pub(super) head: LargeHead,
+    pub(super) head_size: u64,
+    /// Of its key.
+    hash: u64,
+    pub(super) state: State,
+    /// It may be needed or not: to be found out when a table is in the space.
+    pub(super) is_doubtful: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Values {
+    /// By number.
+    pub(super) all: Vec<Large>,
+    /// Bytes of each in the space, head included.
+    sizes: Sums,
+    /// Hashes of keys, and numbers.
+    of_keys: BTreeSet<(u64, u64)>,
+    key_bytes: usize,
+    gone: usize,
+}
+
+impl Values {
+    /// Where value `number` is, unless it went.
+    fn index(&self, number: u64) -> Option<usize> {
+        let index = self.all.binary_search_by_key(&number, |large| large.head.number).ok()?;
+        self.all.get(index).filter(|large| large.state != State::Gone).map(|_| index)
+    }
+
+    fn get(&self, number: u64) -> Option<&Large> {
+        self.all.get(self.index(number)?)
+    }
+
+    pub(super) fn get_mut(&mut self, number: u64) -> Option<&mut Large> {
+        let index = self.index(number)?;
+        self.all.get_mut(index)
+    }
+
+    fn push(&mut self, large: Large, size: u64) {
+        self.of_keys.insert((large.hash, large.head.number));
+        self.key_bytes += large.head.key.capacity();
+        self.all.push(large);
+        self.sizes.push(size);
+    }
+
+    fn remove(&mut self, index: usize) {
+        let Some(large) = self.all.get_mut(index) else { return };
+        large.state = State::Gone;
+        self.key_bytes -= large.head.key.capacity();
+        large.head.key = Vec::new();
+        self.of_keys.remove(&(large.hash, large.head.number));
+        self.sizes.set(index, 0);
+        self.gone += 1;
+        if self.gone > GONE_MIN && self.gone > self.all.len() / 2 {
+            self.close_up();
+        }
+    }
+
+    /// Forgets those that went.
+    fn close_up(&mut self) {
+        let is_here = |large: &Large| large.state != State::Gone;
+        let of = |(index, large): (usize, &Large)| is_here(large).then(|| self.sizes.of(index));
+        let sizes: Vec<u64> = self.all.iter().enumerate().filter_map(of).collect();
+        self.sizes.splice(0..self.all.len(), sizes.into_iter());
+        self.all.retain(is_here);
+        self.gone = 0;
+    }
+}
+
+/// A value that an open found.
+#[derive(Debug)]
+pub(in crate::engine::flex) struct FoundLarge {
+    pub(super) head: LargeHead,
+    pub(super) size_bytes: u64,
+}
+
+/// See the module's text.
+#[derive(Debug, Default)]
+pub(in crate::engine::flex) struct Directory {
+    pub(super) values: RwLock<Values>,
+    next_number: AtomicU64,
+    count: AtomicUsize,
+    bytes: AtomicU64,
+    pub(super) is_doubted: AtomicBool,
+}
+
+impl Directory {
+    /// What an open found; their pairs may be in the log of `generation`, or before. Numbers go on above `number`.
+    pub(in crate::engine::flex) fn new(
+        found: Vec<FoundLarge>,
+        generation: u64,
+        number: u64,
+        hasher: &KeyHasher,
+    ) -> Self {
+        let last = found.last().map_or(0, |large| large.head.number + 1);
+        let next_number = AtomicU64::new(number.max(last).max(1));
+        let directory = Directory { next_number, ..Directory::default() };
+        {
+            let mut values = directory.values.write();
+            for FoundLarge { head, size_bytes } in found {
+                let head_size = (LARGE_HEAD_SIZE + head.key.len()) as u64;
+                let is_whole = size_bytes == head_size + head.length_bytes;
+                let state = if is_whole { State::Here(generation) } else { State::Goes };
+                let hash = hasher.hash(&head.key);
+                let large = Large { head, head_size, hash, state, is_doubtful: true };
+                values.push(large, size_bytes);
+            }
+            directory.note(&values);
+        }
+        directory
+    }
+
+    fn note(&self, values: &Values) {
+        self.bytes.store(values.sizes.total(), Ordering::Relaxed);
+        self.count.store(values.all.len() - values.gone, Ordering::Relaxed);
+    }
+
+    /// Whether there is none.
+    #[inline]
+    pub(in crate::engine::flex) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
+    }
+
+    /// Bytes of all values in the space.
+    #[inline]
+    pub(in crate::engine::flex) fn size_bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes of memory that this takes.
+    pub(in crate::engine::flex) fn memory_bytes(&self) -> u64 {
+        let values = self.values.read();
+        let entries = values.all.capacity() * size_of::<Large>();
+        let keys = values.key_bytes + values.of_keys.len() * ENTRY_BYTES;
+        (entries + keys) as u64 + values.sizes.memory_bytes()
+    }
+
+    /// The number of the next value. Those who push one take turns, so that values are by number.
+    pub(super) fn take_number(&self) -> u64 {
+        self.next_number.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Gives no number up to this one any more.
+    pub(in crate::engine::flex) fn begin_above(&self, number: u64) {
+        self.next_number.fetch_max(number.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// A value has its place behind all others, with so many bytes of it and its head.
+    pub(super) fn push(&self, (head, hash): (LargeHead, u64), head_size: u64, size: u64) {
+        let mut values = self.values.write();
+        values.push(Large { head, head_size, hash, state: State::Forms, is_doubtful: false }, size);
+        self.note(&values);
+    }
+
+    /// Where value `number` stands behind the intervals, the size of its head, and its checksum; `None` if it went.
+    pub(super) fn place(&self, number: u64) -> Option<(u64, u64, u32)> {
+        let values = self.values.read();
+        let index = values.index(number)?;
+        let large = values.all.get(index).filter(|large| large.state != State::Goes)?;
+        Some((values.sizes.before(index), large.head_size, large.head.value_checksum))
+    }
+
+    /// Bytes of the values before this one, whether it goes or not.
+    pub(super) fn before(&self, number: u64) -> u64 {
+        let values = self.values.read();
+        values.index(number).map_or(0, |index| values.sizes.before(index))
+    }
+
+    /// Checksum of value `number`.
+    pub(in crate::engine::flex) fn checksum_of(&self, number: u64) -> Option<u32> {
+        self.place(number).map(|(.., checksum)| checksum)
+    }
+
+    /// Length of the longest value that was put under `key`, which has this hash.
+    pub(in crate::engine::flex) fn length_of(&self, key: &[u8], hash: u64) -> u64 {
+        let values = self.values.read();
+        let of_hash = values.of_keys.range((hash, 0)..=(hash, u64::MAX));
+        let of_key = of_hash.filter_map(|(_, number)| values.get(*number));
+        let of_key = of_key.filter(|large| *large.head.key == *key);
+        of_key.map(|large| large.head.length_bytes).max().unwrap_or(0)
+    }
+
+    /// Number and length of the first value from `number` on that is there.
+    pub(super) fn next(&self, number: u64) -> Option<(u64, u64)> {
+        let values = self.values.read();
+        let from = values.all.partition_point(|large| large.head.number < number);
+        let mut behind = values.all.get(from..).unwrap_or_default().iter();
+        let large = behind.find(|large| matches!(large.state, State::Here(_)))?;
+        Some((large.head.number, large.head.length_bytes))
+    }
+
+    /// Whether value `number` is there as a whole and so long.
+    pub(in crate::engine::flex) fn has(&self, number: u64, length: u64) -> bool {
+        let values = self.values.read();
+        let large = values.get(number);
+        large.is_some_and(|large| large.head.length_bytes == length && large.state != State::Goes)
+    }
+
+    /// Pairs that name these values were left out of the space: somebody is to find out whether they are needed.
+    pub(in crate::engine::flex) fn doubt(&self, numbers: &[u64]) {
+        if numbers.is_empty() {
+            return;
+        }
+        let mut values = self.values.write();
+        for number in numbers {
+            if let Some(large) = values.get_mut(*number) {
+                large.is_doubtful = true;
+                self.is_doubted.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Whether a pair that names one was left out since somebody found out what is needed.
+    pub(in crate::engine::flex) fn is_doubted(&self) -> bool {
+        self.is_doubted.load(Ordering::Relaxed)
+    }
+
+    /// Value `number` goes: how many bytes of it and its head are left, and of its head; `None` if it went.
+    pub(super) fn let_go(&self, number: u64) -> Option<(u64, u64)> {
+        let mut values = self.values.write();
+        let index = values.index(number)?;
+        let large = values.all.get_mut(index)?;
+        large.state = State::Goes;
+        let head_size = large.head_size;
+        Some((values.sizes.of(index), head_size))
+    }
+
+    /// Changes the size of a value; 0: it is no more.
+    pub(super) fn resize(&self, number: u64, size: u64) {
+        let mut values = self.values.write();
+        let Some(index) = values.index(number) else { return };
+        if size == 0 {
+            values.remove(index);
+        } else {
+            values.sizes.set(index, size);
+        }
+        self.note(&values);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::rng::Rng;
+    use std::collections::BTreeMap;
+
+    fn head(number: u64, key: &[u8], length_bytes: u64) -> LargeHead {
+        LargeHead { number, length_bytes, value_checksum: 0, key: key.to_vec() }
+    }
+
+    #[test]
+    fn values_that_come_and_go_stand_where_the_sizes_before_them_say() {
+        for mask in [u64::MAX, 1] {
+            let hasher = KeyHasher::new([7; 16]).weakened(mask);
+            let directory = Directory::new(Vec::new(), 0, 0, &hasher);
+            // Key, length, and size in the space.
+            let mut model: BTreeMap<u64, (u8, u64, u64)> = BTreeMap::new();
+            let mut rng = Rng::from_seed(mask);
+            let mut most = 0;
+            for step in 0..4000 {
+                if rng.chance(if step % 1000 < 500 { 3 } else { 1 }, 4) {
+                    let (number, key) =
+                        (directory.take_number(), u8::try_from(rng.below(50)).unwrap());
+                    let (length, size) = (rng.below(1000), 1 + rng.below(1000));
+                    let of_key = (head(number, &[key], length), hasher.hash(&[key]));
+                    directory.push(of_key, 1, size);
+                    model.insert(number, (key, length, size));
+                } else if let Some(number) =
+                    model.keys().nth(rng.index(model.len().max(1))).copied()
+                {
+                    match model.get_mut(&number) {
+                        Some((.., size)) if *size > 1 && rng.chance(1, 2) => *size /= 2,
+                        _ => drop(model.remove(&number)),
+                    }
+                    let size = model.get(&number).map_or(0, |(.., size)| *size);
+                    directory.resize(number, size);
+                }
+                let mut before = 0;
+                for (number, (_, length, size)) in &model {
+                    assert_eq!(directory.place(*number).map(|place| place.0), Some(before));
+                    assert!(directory.has(*number, *length));
+                    before += size;
+                }
+                assert_eq!(directory.size_bytes(), before);
+                assert_eq!(directory.is_empty(), model.is_empty());
+                let key = u8::try_from(rng.below(50)).unwrap();
+                let of_key = model.values().filter(|value| value.0 == key);
+                let longest = of_key.map(|value| value.1).max().unwrap_or(0);
+                assert_eq!(directory.length_of(&[key], hasher.hash(&[key])), longest);
+                most = most.max(model.len());
+            }
+            let entries = directory.values.read().all.len();
+            assert!(most > 200 && entries <= 2 * model.len() + GONE_MIN + 1, "{entries} of {most}");
+        }
+    }
+
+    #[test]
+    fn the_length_of_a_key_is_found_among_many_without_looking_at_all() {
+        const MANY: u64 = 100_000;
+        let hasher = KeyHasher::new([7; 16]);
+        let found = (0..MANY).map(|number| FoundLarge {
+            head: head(number, &(number / 2).to_be_bytes(), number),
+            size_bytes: 1,
+        });
+        let directory = Directory::new(found.collect(), 0, 0, &hasher);
+        let mut looked_at = 0;
+        for number in 0..MANY / 2 {
+            let (key, hash) = (number.to_be_bytes(), hasher.hash(&number.to_be_bytes()));
+            assert_eq!(directory.length_of(&key, hash), 2 * number + 1);
+            looked_at +=
+                directory.values.read().of_keys.range((hash, 0)..=(hash, u64::MAX)).count();
+        }
+        assert!(looked_at < 2 * usize::try_from(MANY).unwrap(), "{looked_at} values of {MANY}");
+        let per_value = directory.memory_bytes() / MANY;
+        assert!((64..400).contains(&per_value), "{per_value} bytes of memory for a value");
+    }
+}
