@@ -78,8 +78,14 @@ struct Making<'a> {
 
 impl Making<'_> {
     fn add(&mut self, pair: &Pair<'_>) -> Result<()> {
-        if let Content::Large(_, number, length) = pair.content {
-            self.add_large(number, length)?;
+        if let Content::Large(_, number, length) = pair.content
+            && !self.add_large(number, length)?
+        {
+            // The time of the pair may have come meanwhile. What was copied is no file of the backup.
+            return match self.flex.is_expired(expiry_of(&pair.content)) {
+                true => Ok(()),
+                false => Err(self.flex.damaged("a large value is missing")),
+            };
         }
         self.run.push(pair);
         let size = self.run.size_bytes();
@@ -121,14 +127,15 @@ impl Making<'_> {
         Ok(())
     }
 
-    fn add_large(&mut self, number: u64, length: u64) -> Result<()> {
+    /// Whether the value was there until it was copied.
+    fn add_large(&mut self, number: u64, length: u64) -> Result<bool> {
         let checksum = self.flex.large.checksum_of(number);
         let is_same =
             |entry: &&BackupEntry| entry.length_bytes == length && Some(entry.checksum) == checksum;
         if let Some(earlier) = self.values.get(&number).filter(is_same) {
             self.entries.push(*earlier);
             self.report.segments_reused += 1;
-            return Ok(());
+            return Ok(true);
         }
         let mut entry = BackupEntry {
             form: BackupForm::Large,
@@ -145,13 +152,13 @@ impl Making<'_> {
             writer.write(bytes)
         })?;
         if !found {
-            return Err(self.flex.damaged("a large value is missing"));
+            return Ok(false);
         }
         writer.finish(sites::BACKUP_FILE_FLUSH)?;
         entry.checksum = checksum.finish();
         self.copied(&entry);
         self.entries.push(entry);
-        Ok(())
+        Ok(true)
     }
 
     fn copied(&mut self, entry: &BackupEntry) {

@@ -93,6 +93,9 @@ const STRIPES_OF_TESTS: usize = 32;
 const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
 
+/// See [`versions_skipped`].
+const VERSIONS_SKIPPED_MIN: u64 = 1 << 20;
+
 /// The table that takes writes, and the one on its way to the space, with what is opened when it is there.
 #[derive(Debug)]
 struct Tables {
@@ -140,15 +143,15 @@ pub(crate) struct Flex {
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
     fruitless: room::Fruitless,
+    reservations: room::Reservations,
     closed: AtomicBool,
     background: Arc<Background>,
+    /// Makes the log durable in time, for `periodic`.
+    log_writer: Arc<Background>,
     /// Where the index is saved.
-    reservations: room::Reservations,
     saved: Arc<dyn BlockDevice>,
 }
 
-    /// Makes the log durable in time, for `periodic`.
-    log_writer: Arc<Background>,
 impl Flex {
     /// Opens the store in the folder of `options`, or makes one there.
     ///
@@ -214,7 +217,7 @@ impl Flex {
             Some(store_id) => Root { store_id, is_restoring: true, ..made },
             None => Root { store_id: identity(options)?, ..made },
         };
-        let root = recover::root(&space, Some(fresh), &name)?;
+        let mut root = recover::root(&space, Some(fresh), &name)?;
         if root.is_restoring && restoring.is_none() {
             let words = "a restore of this store did not end: restore again";
             return Err(Error::invalid("open store", words).device(name));
@@ -231,7 +234,8 @@ impl Flex {
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
         let devices = files.logs.each_ref().map(|device| &**device);
         let size = options.flex.memtable_size_bytes;
-        let mut found = recover::logs(devices, &root, &hasher, size)?;
+        let skipped = if is_new { 0 } else { versions_skipped(options) };
+        let mut found = recover::logs(devices, &root, &hasher, (size, skipped))?;
         let step = options.flex.rebuild_step_bytes;
         let (end, large) = large::find(&space, &name)?;
         let threads = options.flex.rebuild_threads;
@@ -239,6 +243,9 @@ impl Flex {
             Some(intervals) => intervals,
             None => recover::intervals(&space, end, step, threads, &name)?,
         };
+        if options.durability != Durability::Sync && !is_new && restoring.is_none() {
+            recover::note_versions(&space, &mut root, found.next_version - 1)?;
+        }
         let tail = found.tail;
         let large = large::Directory::new(large, tail.generation - 1, found.next_version, &hasher);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
@@ -273,14 +280,15 @@ impl Flex {
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
             fruitless: room::Fruitless::default(),
+            reservations: room::Reservations::default(),
             closed: AtomicBool::new(false),
             background: Arc::default(),
+            log_writer: Arc::default(),
             saved: files.index,
         });
         let weak = Arc::downgrade(&flex);
         flex.space.on_commit(move || match weak.upgrade() {
             Some(flex) => flex.log_late(),
-            reservations: room::Reservations::default(),
             None => Err(Error::new(ErrorKind::Closed, "commit table")),
         });
         let weak = Arc::downgrade(&flex);
@@ -405,6 +413,12 @@ fn log_capacity(options: &Options) -> u64 {
     (size + size / 2).max(8 << 10).next_multiple_of(4096)
 }
 
+/// How far versions jump at an open: further than those go that may have been lost, which came to two tables at most. Under `none` each
+/// takes three bytes of what a log could have, and where there is a log, more.
+fn versions_skipped(options: &Options) -> u64 {
+    log_capacity(options).max(VERSIONS_SKIPPED_MIN)
+}
+
 /// Bytes of a log to begin with. It grows as far as it is written.
 fn log_first_size(options: &Options) -> u64 {
     (log_capacity(options) / 64).clamp(4096, 1 << 20).next_multiple_of(4096)
@@ -424,6 +438,6 @@ fn identity(options: &Options) -> Result<[u8; 16]> {
 impl Drop for Flex {
     fn drop(&mut self) {
         self.background.stop();
+        self.log_writer.stop();
     }
 }
-        self.log_writer.stop();

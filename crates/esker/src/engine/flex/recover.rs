@@ -26,8 +26,6 @@ use std::io::IoSlice;
 const OPERATION: &str = "open store";
 /// Bytes of a log that are looked at with one call.
 const READ_STEP: u64 = 1 << 20;
-/// How far versions jump at an open that found a log: those that were lost do not come again.
-const VERSIONS_SKIPPED: u64 = 1 << 20;
 
 /// What a log device holds.
 #[derive(Debug)]
@@ -188,12 +186,13 @@ impl Reader<'_> {
     }
 }
 
-/// Replays the logs whose tables are not in the space.
+/// Replays the logs whose tables are not in the space. Versions go on so far behind all that was found: those of writes that were lost,
+/// of which nothing is known, do not come again.
 pub(super) fn logs(
     devices: [&dyn BlockDevice; 2],
     root: &Root,
     hasher: &KeyHasher,
-    memtable_size_bytes: u64,
+    (memtable_size_bytes, versions_skipped): (u64, u64),
 ) -> Result<FoundTables> {
     let block =
         devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
@@ -243,7 +242,7 @@ pub(super) fn logs(
     for (log, reader) in &found {
         let table = MemTable::new(log.generation, log.first_version, memtable_size_bytes, true);
         reader.walk(|batch, bytes| replay(batch, bytes, &table, hasher))?;
-        next_version = next_version.max(log.next_version + VERSIONS_SKIPPED);
+        next_version = next_version.max(log.next_version);
         previous_checksum = log.end.previous_checksum;
         tables.push(table);
     }
@@ -252,7 +251,19 @@ pub(super) fn logs(
         reader.erase(batches.into_iter().filter_map(again))?;
     }
     let tail = Tail { generation: newest + 1, previous_checksum, ..Tail::default() };
-    Ok(FoundTables { tables, next_version, tail })
+    Ok(FoundTables { tables, next_version: next_version + versions_skipped, tail })
+}
+
+/// Notes durably that versions up to this one were given, before others are: what comes now may be lost without a trace, and if the next
+/// open began where this one does, its versions would come again.
+pub(super) fn note_versions(space: &Space, root: &mut Root, last_version: u64) -> Result<()> {
+    root.last_version = root.last_version.max(last_version);
+    let done = space.write(0, &root.encode()).and_then(|()| space.sync());
+    match done {
+        // It is open for reads and deletes.
+        Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
+        done => done,
+    }
 }
 
 fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> Result<()> {
