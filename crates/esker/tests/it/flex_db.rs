@@ -60,6 +60,10 @@ impl Devices {
         &self.0[index]
     }
 
+    pub(crate) fn shared(&self, index: usize) -> Arc<SimBlock> {
+        Arc::clone(&self.0[index])
+    }
+
     pub(crate) fn fault_all(&self, plan: &FaultPlan) {
         self.0.iter().for_each(|device| device.set_faults(plan.clone()));
     }

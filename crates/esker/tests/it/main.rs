@@ -23,6 +23,7 @@ mod flat_damage;
 mod flat_room;
 mod flat_threads;
 mod flex;
+mod flex_bounds;
 mod flex_db;
 mod flex_expiry;
 mod flex_faults;
