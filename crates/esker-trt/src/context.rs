@@ -96,6 +96,21 @@ pub(crate) fn yield_task() -> bool {
     in_task
 }
 
+/// Counts work of the running task, in bytes of a transfer, and suspends it if it has had its share of the core
+/// since it was resumed.
+pub(crate) fn work(bytes: usize) {
+    if with(|core| core.worked(bytes)) != Some(true) || std::thread::panicking() {
+        return;
+    }
+    let yielder = with_task(|core, task| {
+        core.prepare_give_way(task);
+        task.yielder.get()
+    });
+    if let Some(yielder) = yielder {
+        suspend(yielder);
+    }
+}
+
 /// Switches to the scheduler. `yielder` is the running task's, or null for no switch.
 fn suspend(yielder: *const Yielder<(), ()>) {
     if yielder.is_null() {

@@ -44,6 +44,8 @@ const CLOCK_ROUNDS: u32 = 8;
 const SENDS_MAX: u32 = 16;
 /// Disk requests that a task makes itself, one after the other, before others have their turn.
 const INLINE_RUN_MAX: u32 = 32;
+/// Work that a task does before others have their turn, in bytes of a transfer: some 50 us of it.
+const WORK_MAX: usize = 256 << 10;
 
 #[derive(Default)]
 struct Slot {
@@ -87,6 +89,10 @@ pub(crate) struct Core {
     unwinding: Cell<bool>,
     /// Disk requests that the running task made itself since it was resumed.
     inline_run: Cell<u32>,
+    /// Work that the running task did since it was resumed.
+    work: Cell<usize>,
+    /// A task gave way: the kernel is asked who else could go on.
+    gave_way: Cell<bool>,
     /// Whether tasks make short disk requests themselves.
     inline: bool,
     tasks_max: usize,
@@ -111,6 +117,8 @@ impl Core {
         Core {
             inline: parts.inline,
             inline_run: Cell::new(0),
+            work: Cell::new(0),
+            gave_way: Cell::new(false),
             mailbox: parts.mailbox,
             tasks: RefCell::default(),
             ready: RefCell::default(),
@@ -280,6 +288,20 @@ impl Core {
         self.ready.borrow_mut().push_back(task.id.index);
     }
 
+    /// Ends the round behind the running task, which yields: a yield alone would come back to it until the
+    /// round's number of tasks is full, and tasks that wait for a socket or for time are only known as ready after a look.
+    pub(crate) fn prepare_give_way(&self, task: &Task) {
+        self.gave_way.set(true);
+        self.prepare_yield(task);
+    }
+
+    /// Counts work of the running task; whether it has had its share of the core.
+    pub(crate) fn worked(&self, bytes: usize) -> bool {
+        let work = self.work.get().saturating_add(bytes);
+        self.work.set(work);
+        work >= WORK_MAX
+    }
+
     /// Whether a task could run beside the running one.
     pub(crate) fn has_ready(&self) -> bool {
         !self.ready.borrow().is_empty() || !self.mailbox.is_empty()
@@ -289,6 +311,7 @@ impl Core {
         let Some(task) = self.tasks.borrow().get(index).map(Rc::clone) else { return };
         task.state.set(TaskState::Running);
         self.inline_run.set(0);
+        self.work.set(0);
         self.current.replace(Some(Rc::clone(&task)));
         let ended = match task.coroutine.borrow_mut().as_mut() {
             Some(coroutine) => matches!(coroutine.resume(()), CoroutineResult::Return(())),
@@ -332,7 +355,8 @@ impl Core {
             // An idle core is told by its driver when a deadline has passed; a busy one looks at
             // the clock now and then.
             rounds = (rounds + 1) % CLOCK_ROUNDS;
-            if rounds == 0 {
+            let gave_way = self.gave_way.replace(false);
+            if rounds == 0 || gave_way {
                 self.fire_timers();
             }
             if self.cancelled.get() && self.live() == 0 && self.mailbox.is_empty() {
@@ -342,6 +366,9 @@ impl Core {
             if self.ready.borrow().is_empty() {
                 self.idle();
             } else {
+                if gave_way {
+                    self.driver.borrow_mut().look_next();
+                }
                 self.poll(Wait::No);
             }
         }
@@ -352,7 +379,7 @@ impl Core {
         for _ in 0..most {
             let Some(index) = self.ready.borrow_mut().pop_front() else { return };
             self.run_task(index);
-            if self.driver.borrow().sends() >= SENDS_MAX {
+            if self.gave_way.get() || self.driver.borrow().sends() >= SENDS_MAX {
                 return;
             }
         }

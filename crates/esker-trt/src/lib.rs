@@ -37,7 +37,7 @@
 //! ```
 //!
 //! # Rules for tasks
-//! - Cooperative: a task that computes for long calls [`yield_now`].
+//! - Cooperative: a task that computes for long calls [`yield_now`]; one that a peer can keep busy counts it ([`work`]).
 //! - Nothing that is not made for it is held over a suspension: no `parking_lot` or `std` guard
 //!   that another task may wait for, no borrow inside `LocalKey::with`.
 //! - A wait inside a destructor is legal, but while a panic unwinds the other tasks of the core see
@@ -66,7 +66,8 @@ mod wake;
 pub use config::{Config, Facility};
 pub use runtime::Runtime;
 pub use task::{
-    JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, others_ready, spawn, yield_now,
+    JoinHandle, RemoteJoin, current_core, in_task, is_cancelled, others_ready, spawn, work,
+    yield_now,
 };
 pub use time::{sleep, sleep_cancellable};
 pub use topology::processors_of_a_socket;

@@ -5,6 +5,9 @@
 //! a thread blocks in `poll`. A socket belongs to the core on which it first had to wait: it may
 //! move before that for nothing, and afterwards at the price of a new registration.
 //!
+//! A call that never has to wait is counted as work ([`work`]): a peer that sends faster than a task receives
+//! does not keep the core from the others.
+//!
 //! # Concurrency
 //! `Send`, not `Sync`: calls take `&self`, so that two tasks of one core may read and write through
 //! one `Rc<Stream>`.
@@ -16,7 +19,7 @@
 
 use crate::context;
 use crate::sockets::{Interest, SocketKey};
-use crate::task::{cancelled_error, is_cancelled};
+use crate::task::{cancelled_error, is_cancelled, work};
 use crate::time::now;
 use crate::wake::{Mailbox, Message, park, park_for};
 use rustix::io::Errno;
@@ -28,6 +31,9 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
+
+/// What accepting a connection counts for, as bytes of a transfer.
+const ACCEPT_WORK: usize = 4 << 10;
 
 /// Where a socket is watched.
 struct Registration {
@@ -280,6 +286,7 @@ impl Listener {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd =
             self.0.retry(Interest::Read, |listener| rustix::net::accept_with(listener, flags))?;
+        work(ACCEPT_WORK);
         Ok(Stream(Socket::nonblocking(fd)))
     }
 
@@ -319,6 +326,7 @@ impl Stream {
         if count > 0 && count < wanted {
             self.0.drained(Interest::Read);
         }
+        work(count);
         Ok(count)
     }
 
@@ -327,7 +335,10 @@ impl Stream {
     /// # Errors
     /// As [`Stream::read`]. A closed peer is an error, never a signal.
     pub fn write(&self, buf: &[u8]) -> io::Result<usize> {
-        self.0.send(&[IoSlice::new(buf)], |fd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL))
+        let send = |fd: &OwnedFd| rustix::net::send(fd, buf, SendFlags::NOSIGNAL);
+        let count = self.0.send(&[IoSlice::new(buf)], send)?;
+        work(count);
+        Ok(count)
     }
 
     /// Writes what fits of several buffers.
@@ -335,10 +346,12 @@ impl Stream {
     /// # Errors
     /// As [`Stream::write`].
     pub fn write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.send(bufs, |fd| {
+        let count = self.0.send(bufs, |fd| {
             let mut control = rustix::net::SendAncillaryBuffer::default();
             rustix::net::sendmsg(fd, bufs, &mut control, SendFlags::NOSIGNAL)
-        })
+        })?;
+        work(count);
+        Ok(count)
     }
 
     /// Writes all of `buf`.

@@ -182,6 +182,15 @@ pub fn yield_now() {
     }
 }
 
+/// Counts work that the calling task did, in bytes that a transfer moves in the same time. Once a task has had
+/// its share of the core since it was last resumed, the other tasks run first: those that are ready, and those for which the
+/// kernel has something. Transfers of [`net`](crate::net) are counted there. On a thread it does nothing.
+///
+/// For loops that a peer can keep going for as long as it likes without anything to wait for.
+pub fn work(bytes: usize) {
+    context::work(bytes);
+}
+
 /// Whether the caller runs in a task.
 #[must_use]
 pub fn in_task() -> bool {

@@ -67,6 +67,11 @@ impl Epoll {
         self.watched = self.watched.saturating_sub(1);
     }
 
+    /// The next poll is not one of those that are left out.
+    pub(crate) fn look_next(&mut self) {
+        self.skipped = BUSY_ROUNDS;
+    }
+
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         let timeout = match wait {
             Wait::No => {

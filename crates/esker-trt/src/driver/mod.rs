@@ -154,6 +154,15 @@ impl Driver {
         }
     }
 
+    /// The next poll asks the kernel for events of sockets, whatever thrift says.
+    pub(crate) fn look_next(&mut self) {
+        match self {
+            Driver::Sync(driver) => driver.look_next(),
+            // These see in memory they share with the kernel whether there is something.
+            Driver::Uring(_) | Driver::Aio(_) | Driver::None => {}
+        }
+    }
+
     /// Submits what was taken, and collects what has happened.
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         match self {

@@ -317,3 +317,57 @@ fn tasks_that_share_a_listener_all_go_on_waiting() {
         assert!(accepted.join().unwrap());
     });
 }
+
+#[test]
+fn a_peer_that_never_stops_sending_leaves_the_core_to_others() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    each_facility(|runtime| {
+        let (flood, sink) = pair();
+        let (ours, theirs) = pair();
+        let stop = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let stopped = std::sync::Arc::clone(&stop);
+        let others = runtime.spawn_on(CoreId(0), move || {
+            let spinner = spawn(move || {
+                let mut buf = vec![0; 64 << 10];
+                // What is read is forgotten at once, so that the sender cannot keep up for long: a wait would help.
+                let end = SystemClock.monotonic() + LIMIT;
+                while SystemClock.monotonic() < end && sink.read(&mut buf).unwrap() > 0 {}
+                SystemClock.monotonic() < end
+            });
+            let busy = spawn(move || {
+                let end = SystemClock.monotonic() + LIMIT;
+                while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                    crate::work(4 << 10);
+                    if SystemClock.monotonic() > end {
+                        return false;
+                    }
+                }
+                true
+            });
+            let sleeper = spawn(|| sleep(Duration::from_millis(20)));
+            let echo = spawn(move || echo(&ours));
+            let slept = sleeper.join().is_ok();
+            let echoed = echo.join().unwrap();
+            (slept, echoed, busy.join().unwrap(), spinner.join().unwrap())
+        });
+        std::thread::scope(|scope| {
+            let stopped = std::sync::Arc::clone(&stop);
+            scope.spawn(move || {
+                while !stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                    flood.write_all(&[7; 64 << 10]).unwrap();
+                }
+            });
+            for turn in 0..20_u8 {
+                theirs.write_all(&[turn; 100]).unwrap();
+                let mut seen = [0; 100];
+                theirs.set_deadline(Some(LIMIT));
+                read_exactly(&theirs, &mut seen);
+                assert_eq!(seen, [turn; 100]);
+            }
+            drop(theirs);
+            stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        });
+        assert_eq!(others.join().unwrap(), (true, 20, true, true));
+        runtime.shutdown().unwrap();
+    });
+}
