@@ -146,10 +146,13 @@ impl Ground<'_> {
         for _ in 0..super::RETRIES_MAX {
             let Some(item) = self.live(key, share)? else {
                 if flags.vivify.is_some() {
-                    match self.vivify(key, flags, words, buffer)? {
-                        Some(answer) => return Ok(answer),
+                    match self.vivify(key, flags, words, buffer) {
+                        Ok(Some(answer)) => return Ok(answer),
                         // Somebody else was faster: that is a hit now.
-                        None => continue,
+                        Ok(None) => continue,
+                        // As in memcached: a miss like any other.
+                        Err(error) if takes_no_writes(&error) => self.report(&error),
+                        Err(error) => return Err(error),
                     }
                 }
                 self.count_get(touches, false);
@@ -170,9 +173,17 @@ impl Ground<'_> {
                 // A CAS id that a client chose stays: it is the version of something else.
                 let explicit = item.explicit_cas();
                 let condition = Condition::VersionIs(item.record().version());
-                match self.put_item(key, &item, new, explicit, condition)? {
-                    Outcome::Stored(version) => answer.cas = Some(explicit.unwrap_or(version.0)),
-                    _ => continue,
+                match self.put_item(key, &item, new, explicit, condition) {
+                    Ok(Outcome::Stored(version)) => {
+                        answer.cas = Some(explicit.unwrap_or(version.0));
+                    }
+                    Ok(_) => continue,
+                    // Nobody wins where nothing can be noted, or stored anew; the item can be read.
+                    Err(error) if !touches && takes_no_writes(&error) => {
+                        self.report(&error);
+                        answer.won = false;
+                    }
+                    Err(error) => return Err(error),
                 }
             }
             self.count_get(touches, true);
@@ -502,6 +513,11 @@ impl Ground<'_> {
         let unknown = Seen { fetched: false, age_seconds: self.uptime };
         self.access.seen(key, self.uptime).unwrap_or(unknown)
     }
+}
+
+/// Whether a write was refused because the store takes none now, so that nothing has changed.
+fn takes_no_writes(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ReadOnly)
 }
 
 /// Whether a key can stand in a line as it is.

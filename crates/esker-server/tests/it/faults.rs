@@ -182,3 +182,46 @@ fn a_full_store_refuses_items_and_still_reads_and_deletes() {
     let stats = client.stats();
     assert!(stats.contains("STAT read_only 0\r\n"), "full is no failure: {stats}");
 }
+
+/// `mg` notes who was told to make an item anew. Where nothing can be noted nobody is told so, and the item is read.
+#[test]
+fn items_that_should_be_made_anew_are_read_where_nothing_can_be_written() {
+    // Full, and failed.
+    for size in [4 << 20, 16 << 20] {
+        let device = device(size, Initial::Zeros);
+        let server = TestServer::on_device(&device, limits());
+        let mut client = server.client();
+        client.check_chat(
+            b"ms stale 2\r\nhi\r\nmd stale I\r\nms soon 2 T60\r\nho\r\nms won 1\r\nw\r\nmd won I\r\nmg won\r\n",
+            "HD\r\nHD\r\nHD\r\nHD\r\nHD\r\nHD X W\r\n",
+        );
+        if size > 4 << 20 {
+            device.set_faults(FaultPlan::none().with(FaultKind::WriteError, Trigger::Nth(1)));
+        }
+        write_by_many(&server);
+        // What is over is no write that fails: a store that is only full has room for a few records more, now and then.
+        let mut refused = 0;
+        for _ in 0..50 {
+            client.send(b"mg soon v T90\r\n");
+            match client.line().as_str() {
+                "VA 2" => client.check_receive(b"ho\r\n"),
+                line => {
+                    assert!(line.starts_with("SERVER_ERROR "), "{line}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(refused > 0, "{size}: the store takes everything");
+        client.send(b"mg soon v R1000\r\nmg stale v\r\nmg won v\r\nmg none v N30\r\n");
+        for (words, value) in [("VA 2", "ho"), ("VA 2 X", "hi")] {
+            let line = client.line();
+            let told = [words.to_owned(), format!("{words} W"), words.replace(" X", "") + " X W"];
+            let wins = size == 4 << 20 && told.contains(&line);
+            assert!(line == words || wins, "{size}: {line}");
+            client.check_receive(format!("{value}\r\n").as_bytes());
+        }
+        client.check_receive(b"VA 1 Z X\r\nw\r\n");
+        let line = client.line();
+        assert!(line == "EN" || line == "VA 0 W", "{line}");
+    }
+}
