@@ -2,8 +2,10 @@
 //!
 //! # Invariants
 //! - Y1: the state machine is locked only while nobody waits for the socket.
-//! - Y2: records leave in the order in which the machine made them: whoever sends has the turn until all
-//!   that it took out are sent.
+//! - Y2: records leave in the order in which the machine made them: whoever writes has the turn from before its text goes in
+//!   until all records that came out are sent.
+//! - Y3: the reader never sends, so that it never waits for the server to read: one that waits for its replies to be taken
+//!   would not. What the protocol itself has to say, such as an answer to a new key, leaves before the next text.
 
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
@@ -76,7 +78,7 @@ pub(crate) struct Encrypted {
     machine: Mutex<ClientConnection>,
     /// The reader's.
     incoming: Mutex<Incoming>,
-    /// Held by whoever sends records.
+    /// Held by whoever writes.
     turn: Mutex<()>,
 }
 
@@ -128,12 +130,7 @@ impl Encrypted {
                 incoming.start = start.saturating_add(taken);
                 continue;
             }
-            let wants_write = machine.wants_write();
             drop(machine);
-            if wants_write {
-                // What the protocol itself has to say, such as an answer to a new key.
-                self.send_records()?;
-            }
             let count = (&self.socket).read(&mut incoming.bytes)?;
             if count == 0 {
                 return Ok(0);
@@ -144,6 +141,7 @@ impl Encrypted {
 
     /// Takes and sends what fits of `bytes`. After an error any part of them may have been sent.
     pub(crate) fn write(&self, bytes: &[u8]) -> IoResult<usize> {
+        let _turn = self.turn.lock();
         loop {
             let taken = self.machine.lock().writer().write(bytes)?;
             self.send_records()?;
@@ -153,8 +151,8 @@ impl Encrypted {
         }
     }
 
+    /// Sends all records there are; the caller has the turn.
     fn send_records(&self) -> IoResult<()> {
-        let _turn = self.turn.lock();
         let mut records = Vec::new();
         {
             let mut machine = self.machine.lock();
@@ -163,5 +161,73 @@ impl Encrypted {
             }
         }
         (&self.socket).write_all(&records)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustls::pki_types::PrivatePkcs8KeyDer;
+    use rustls::{ServerConfig, ServerConnection, StreamOwned};
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    /// A server that takes nothing while its replies are not taken, over sockets that hold little.
+    #[test]
+    fn replies_are_read_while_a_writer_waits_for_the_server() {
+        const TURNS: usize = 100;
+        const TURN_BYTES: usize = 64 << 10;
+        const PIECE_BYTES: usize = 500;
+        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).expect("made");
+        let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_no_client_auth()
+            .with_single_cert(vec![made.cert.der().clone()], key.into())
+            .expect("a certificate");
+        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        let address = listener.local_addr().expect("bound");
+        let small = |socket: TcpStream| {
+            rustix::net::sockopt::set_socket_send_buffer_size(&socket, 16 << 10).expect("small");
+            rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 16 << 10).expect("small");
+            socket.set_nodelay(true).expect("nodelay");
+            socket.set_read_timeout(Some(Duration::from_secs(10))).expect("timeout");
+            socket.set_write_timeout(Some(Duration::from_secs(10))).expect("timeout");
+            socket
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let socket = small(listener.accept().expect("accept").0);
+                let machine = ServerConnection::new(Arc::new(config)).expect("server");
+                let mut stream = StreamOwned::new(machine, socket);
+                let mut turn = vec![7; TURN_BYTES];
+                for _ in 0..TURNS {
+                    stream.write_all(&turn).expect("the client reads");
+                    stream.read_exact(&mut turn).expect("the client writes");
+                }
+                stream.flush().expect("sent");
+            });
+            let tls = Tls::from_pem(made.cert.pem().as_bytes()).expect("valid");
+            let socket = small(TcpStream::connect(address).expect("connect"));
+            let reader = Encrypted::connect(socket, &tls, "localhost").expect("shaken hands");
+            let reader = Arc::new(reader);
+            let client = Arc::clone(&reader);
+            scope.spawn(move || {
+                let mut left = TURNS * TURN_BYTES;
+                while left > 0 {
+                    let piece = [7; PIECE_BYTES];
+                    let piece = piece.get(..left.min(PIECE_BYTES)).unwrap_or_default();
+                    left -= client.write(piece).expect("the server reads in the end");
+                }
+            });
+            let (mut seen, mut into) = (0, vec![0; 4 << 10]);
+            while seen < TURNS * TURN_BYTES {
+                let count = reader.read(&mut into).expect("the server writes");
+                assert!(count > 0 && into.iter().take(count).all(|byte| *byte == 7));
+                seen += count;
+            }
+        });
     }
 }

@@ -7,11 +7,13 @@
 //! - X1: records leave in the order in which the state machine made them: whoever sends holds the
 //!   turn until all are sent, or puts the rest back.
 //! - X2: a call that fails with `TimedOut` has lost nothing: the same call may be made again.
+//! - X3: the reader sends nothing: a client that takes its replies late would else stop what it sends from being
+//!   received, and wait for that itself.
 
 use crate::budget::Share;
 use crate::tls;
 use crate::transport::{Plain, linger};
-use esker_trt::local::Semaphore;
+use esker_trt::local::{Permit, Semaphore};
 use rustls::ServerConnection;
 use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Read as _, Result as IoResult, Write as _};
@@ -110,7 +112,11 @@ impl Encrypted {
 
     /// Sends every record there is.
     fn send_records(&self, timeout: Duration) -> IoResult<()> {
-        let _turn = self.turn.acquire(1);
+        let turn = self.turn.acquire(1);
+        self.send_records_in(turn, timeout)
+    }
+
+    fn send_records_in(&self, _turn: Permit<'_>, timeout: Duration) -> IoResult<()> {
         self.socket.stream().set_write_deadline(Some(timeout));
         loop {
             let mut records = self.records.take();
@@ -176,16 +182,15 @@ impl Encrypted {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => {
-                    // The alert is a courtesy.
-                    let _ = self.send_records(Duration::ZERO);
+                    // The alert is a courtesy, for which nobody waits.
+                    if let Some(turn) = self.turn.try_acquire(1) {
+                        let _ = self.send_records_in(turn, Duration::ZERO);
+                    }
                     return Err(error);
                 }
             }
-            let wants_write = self.machine.borrow().wants_write();
-            if wants_write {
-                // What the protocol itself has to say, such as an answer to a new key.
-                self.send_records(timeout.unwrap_or(Duration::MAX))?;
-            }
+            // Nothing is sent here, not even what the protocol itself has to say, such as an answer to a new key: that
+            // leaves with the next reply (X3).
             let count = self.socket.stream().read(&mut incoming.bytes)?;
             if count == 0 {
                 return Ok(0);
