@@ -274,6 +274,15 @@ impl Client {
         self.submit(&Request::Sync, read_nothing)
     }
 
+    /// Whether there is a connection to submit to: else the next call makes one, which may take as long as
+    /// [`Options::connect_timeout`].
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        // Whoever holds the lock for long connects.
+        let link = self.0.link.try_lock();
+        link.is_some_and(|link| link.streams.as_ref().is_some_and(|streams| !streams.is_broken()))
+    }
+
     /// Sends what was submitted and has not left yet.
     pub fn flush(&self) {
         let streams = self.0.link.lock().streams.clone();

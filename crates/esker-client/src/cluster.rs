@@ -6,7 +6,7 @@
 //!
 //! # Concurrency
 //! As [`Client`]: cheap to clone, for any number of threads. What concerns several servers is submitted
-//! to all of them before any is waited for.
+//! to all of them before any is waited for, first to those that are connected.
 //!
 //! # Failure
 //! A server that cannot be reached fails the keys that belong to it, and no others.
@@ -145,36 +145,45 @@ impl Cluster {
         self.client(key)?.compare_and_delete(key, expected)
     }
 
-    /// The values of several keys, in their order. The servers are asked at the same time.
-    ///
-    /// # Errors
-    /// As [`Client::get`]; the first error ends it.
-    pub fn multi_get(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
+    /// The values of several keys, in their order, or why there is none to be had: an error as of [`Client::get`] is that of all
+    /// keys of one server, and of no others. The servers are asked at the same time.
+    #[must_use = "a failure of one server is told with its keys"]
+    pub fn multi_get(&self, keys: &[&[u8]]) -> Vec<Result<Option<Value>>> {
         let mut places: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (place, key) in keys.iter().enumerate() {
             let owner = self.0.ring.owner(key).unwrap_or(0);
             places.entry(owner).or_default().push(place);
         }
-        let asked: Vec<(Vec<usize>, PendingValues)> = places
+        let mut asked: Vec<(&Client, Vec<usize>)> = places
             .into_iter()
-            .filter_map(|(owner, places)| Some((self.0.members.get(owner)?, places)))
-            .map(|((_, client), places)| {
+            .filter_map(|(owner, places)| Some((&self.0.members.get(owner)?.1, places)))
+            .collect();
+        connected_first(&mut asked, |(client, _)| client);
+        let asked: Vec<(Vec<usize>, Result<PendingValues>)> = asked
+            .into_iter()
+            .map(|(client, places)| {
                 let some: Vec<&[u8]> =
                     places.iter().filter_map(|place| keys.get(*place).copied()).collect();
-                let pending = client.submit_multi_get(&some)?;
+                let pending = client.submit_multi_get(&some);
                 client.flush();
-                Ok((places, pending))
+                (places, pending)
             })
-            .collect::<Result<_>>()?;
-        let mut values: Vec<Option<Value>> = keys.iter().map(|_| None).collect();
+            .collect();
+        let mut values: Vec<Result<Option<Value>>> = keys.iter().map(|_| Ok(None)).collect();
         for (places, pending) in asked {
-            for (place, value) in places.into_iter().zip(pending.wait()?) {
+            let mut told = pending.and_then(PendingValues::wait).map(Vec::into_iter);
+            for place in places {
+                let value = match &mut told {
+                    // There is one for each key.
+                    Ok(values) => Ok(values.next().flatten()),
+                    Err(error) => Err(error.clone()),
+                };
                 if let Some(slot) = values.get_mut(place) {
                     *slot = value;
                 }
             }
         }
-        Ok(values)
+        values
     }
 
     /// As [`Client::write`], for a batch whose keys all belong to one server: no batch is atomic over
@@ -221,9 +230,11 @@ impl Cluster {
     /// # Errors
     /// As [`Client::sync`]; all servers have been asked, and the first error is told.
     pub fn sync(&self) -> Result<()> {
-        let asked: Vec<Result<Pending<()>>> = self
-            .members()
-            .map(|(_, client)| {
+        let mut clients: Vec<&Client> = self.members().map(|(_, client)| client).collect();
+        connected_first(&mut clients, |client| client);
+        let asked: Vec<Result<Pending<()>>> = clients
+            .into_iter()
+            .map(|client| {
                 let pending = client.submit_sync();
                 client.flush();
                 pending
@@ -233,4 +244,9 @@ impl Cluster {
             asked.into_iter().map(|pending| pending.and_then(Pending::wait)).collect();
         ended.into_iter().collect()
     }
+}
+
+/// Those whose server is connected go first: a server that does not answer keeps nobody else from being asked.
+fn connected_first<T>(asked: &mut [T], client: impl Fn(&T) -> &Client) {
+    asked.sort_by_key(|one| !client(one).is_connected());
 }

@@ -15,6 +15,13 @@ fn items(servers: &[&Alone]) -> Vec<u64> {
     servers.iter().map(|alone| alone.server.store.stats().items).collect()
 }
 
+/// Keys that a server was asked for.
+fn gets(alone: &Alone) -> u64 {
+    let stats = alone.client().stats().expect("stats");
+    let (_, count) = stats.iter().find(|(name, _)| name == "cmd_get").expect("a figure");
+    count.parse().expect("a number")
+}
+
 #[test]
 fn keys_spread_over_three_servers_and_few_move_when_a_fourth_comes() {
     const KEYS: u32 = 2000;
@@ -31,17 +38,18 @@ fn keys_spread_over_three_servers_and_few_move_when_a_fourth_comes() {
     let other = Cluster::new(members.clone(), &Options::default()).expect("cluster");
     let keys: Vec<Vec<u8>> = (0..KEYS).map(key).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    let values = other.multi_get(&keys).expect("multi_get");
+    let values = other.multi_get(&keys);
     for (n, value) in (0..KEYS).zip(values) {
-        assert_eq!(&*value.expect("there"), n.to_be_bytes());
+        assert_eq!(&*value.expect("multi_get").expect("there"), n.to_be_bytes());
     }
     let larger = [members, vec![member("d", &d)]].concat();
     let larger = Cluster::new(larger, &Options::default()).expect("cluster");
-    let found = larger.multi_get(&keys).expect("multi_get");
+    let found = larger.multi_get(&keys);
     let mut moved = 0;
     for (key, value) in keys.iter().zip(&found) {
         let (owner, _) = larger.owner(key).expect("owner");
         let (before, _) = cluster.owner(key).expect("owner");
+        let value = value.as_ref().expect("multi_get");
         assert_eq!(value.is_none(), owner.name == "d", "found unless it belongs to the new one");
         if owner.name != before.name {
             assert_eq!(owner.name, "d");
@@ -98,8 +106,56 @@ fn a_server_that_is_gone_fails_its_own_keys_only() {
     }
     let keys: Vec<Vec<u8>> = (0..300).map(key).collect();
     let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
-    assert!(cluster.multi_get(&keys).is_err());
+    let values = cluster.multi_get(&keys);
+    assert_eq!(values.len(), keys.len());
+    for (key, value) in keys.iter().zip(values) {
+        let (owner, _) = cluster.owner(key).expect("owner");
+        match value {
+            Ok(value) => {
+                assert_ne!(owner.name, "b");
+                assert!(value.is_some_and(|value| &*value == b"v"));
+            }
+            Err(error) => assert_eq!(owner.name, "b", "{error}"),
+        }
+    }
     assert!(cluster.sync().is_err());
+}
+
+#[test]
+fn a_server_that_swallows_connections_keeps_no_others_from_being_asked() {
+    let (a, b) = (alone(), alone());
+    // Named so that it would be asked first: it takes connections, and answers nothing.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("bind");
+    let address = address_of(mute.local_addr().expect("bound"));
+    let dead = Member { name: "0".into(), address, weight: 1 };
+    let members = vec![dead, member("a", &a), member("b", &b)];
+    let options = Options { connect_timeout: std::time::Duration::from_secs(3), ..impatient() };
+    let cluster = Cluster::new(members, &options).expect("cluster");
+    let keys: Vec<Vec<u8>> = (0..300).map(key).collect();
+    let mut theirs = 0;
+    for key in &keys {
+        let (owner, client) = cluster.owner(key).expect("owner");
+        if owner.name != "0" {
+            client.put(key, b"v").expect("put");
+            theirs += 1;
+        }
+    }
+    let before: u64 = [&a, &b].iter().map(|alone| gets(alone)).sum();
+    std::thread::scope(|scope| {
+        let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+        let cluster = &cluster;
+        let asked = scope.spawn(move || cluster.multi_get(&keys));
+        // The others have answered long before the connection to the first one fails.
+        while [&a, &b].iter().map(|alone| gets(alone)).sum::<u64>() < before + theirs {
+            assert!(!asked.is_finished(), "they were asked behind the one that does not answer");
+            esker_trt::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(!asked.is_finished());
+        for (n, value) in (0..300).zip(asked.join().expect("no panic")) {
+            let (owner, _) = cluster.owner(&key(n)).expect("owner");
+            assert_eq!(value.is_err(), owner.name == "0");
+        }
+    });
 }
 
 #[test]
