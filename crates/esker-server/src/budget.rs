@@ -47,10 +47,15 @@ impl Budget {
         Budget { state: Arc::new(Mutex::new(state)), total_bytes }
     }
 
+    /// A share of nothing, which can grow.
+    pub fn nothing(&self) -> Share {
+        Share { budget: self.clone(), bytes: 0 }
+    }
+
     /// A share of `bytes`, if they are free and nobody waits. Nothing is always free.
     pub fn try_take(&self, bytes: u64) -> Option<Share> {
         if bytes == 0 {
-            return Some(Share { budget: self.clone(), bytes });
+            return Some(self.nothing());
         }
         let mut state = self.state.lock();
         if !state.waiting.is_empty() || state.free_bytes < bytes {
@@ -93,6 +98,13 @@ impl Budget {
     #[must_use]
     pub fn free_bytes(&self) -> u64 {
         self.state.lock().free_bytes
+    }
+
+    /// Whether somebody waits, or will soon: less than a quarter is free.
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        let state = self.state.lock();
+        !state.waiting.is_empty() || state.free_bytes < self.total_bytes / 4
     }
 
     /// All of it.
@@ -158,6 +170,38 @@ impl Share {
     }
 }
 
+/// Memory for a data block that arrives: taken from the budget, and counted among all blocks that do.
+#[derive(Debug)]
+pub(crate) struct BodyShare {
+    share: Share,
+    counted: Share,
+}
+
+impl BodyShare {
+    /// For the first byte of a block, of `budget` and among `bodies`.
+    pub(crate) fn new(budget: &Budget, bodies: &Budget) -> BodyShare {
+        BodyShare { share: budget.nothing(), counted: bodies.nothing() }
+    }
+
+    /// Takes `more` bytes if there are so many for blocks; says whether.
+    pub(crate) fn try_grow(&mut self, more: u64) -> bool {
+        let counted = self.counted.bytes();
+        if !self.counted.try_grow(more) {
+            return false;
+        }
+        let grown = self.share.try_grow(more);
+        if !grown {
+            self.counted.shrink_to(counted);
+        }
+        grown
+    }
+
+    /// The memory, and what counts it among blocks: that is to live as long.
+    pub(crate) fn into_parts(self) -> (Share, Share) {
+        (self.share, self.counted)
+    }
+}
+
 impl Drop for Share {
     fn drop(&mut self) {
         if self.bytes > 0 {
@@ -215,6 +259,26 @@ mod tests {
         let budget = Budget::new(10);
         assert_eq!(budget.take(11, LONG).expect("free").bytes(), 10);
         assert_eq!(budget.free_bytes(), 10);
+    }
+
+    #[test]
+    fn blocks_that_arrive_take_no_more_than_is_theirs() {
+        let (budget, bodies) = (Budget::new(100), Budget::new(50));
+        let mut one = BodyShare::new(&budget, &bodies);
+        let mut other = BodyShare::new(&budget, &bodies);
+        assert!(one.try_grow(30) && other.try_grow(20) && !other.try_grow(1));
+        let values = budget.try_take(50).expect("free");
+        assert!(budget.is_short() && bodies.is_short());
+        drop(one);
+        assert_eq!((budget.free_bytes(), bodies.free_bytes()), (30, 30));
+        drop(budget.try_take(31));
+        let _rest = budget.try_take(25).expect("free");
+        assert!(!other.try_grow(10), "nothing is left of the budget");
+        assert_eq!((budget.free_bytes(), bodies.free_bytes()), (5, 30));
+        let (share, counted) = other.into_parts();
+        drop((share, counted, values));
+        assert_eq!((budget.free_bytes(), bodies.free_bytes()), (75, 50));
+        assert!(!budget.is_short());
     }
 
     #[test]

@@ -30,6 +30,10 @@ pub const OUTPUT_BYTES_MAX: u64 = 4 << 20;
 /// most; and the part of the budget that all of them together keep.
 pub const POCKET_BYTES_MAX: u64 = 16 << 10;
 const POCKETS_SHARE: u64 = 8;
+/// What a unit counts for as work, beside the bytes that are moved: so many bytes of a transfer.
+pub const UNIT_WORK: usize = 512;
+/// The same of a request that is no unit: figures of the whole server, the whole store emptied.
+pub const ALONE_WORK: usize = 16 << 10;
 /// Smallest limit for items.
 pub const ITEM_SIZE_MIN: u64 = 1 << 10;
 /// Largest limit for items, as in memcached.
@@ -37,6 +41,9 @@ pub const ITEM_SIZE_MAX: u64 = 1 << 30;
 /// The memory budget holds at least this many items of the largest size: a request may need the
 /// old value, the new one, and their sum.
 pub const BUDGET_ITEMS_MIN: u64 = 4;
+
+/// How long others wait for a client that is slow while memory is short, and a request for memory.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Limits of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +57,7 @@ pub struct Limits {
     /// How long a connection may stay silent between two requests; zero: for ever. Default zero.
     pub idle_timeout: Duration,
     /// How long a request may take to arrive, and a reply to be taken, without progress worth
-    /// 64 KiB. Default 10 s.
+    /// 64 KiB; zero: for ever while there is memory enough for others, else 10 s. Default 10 s.
     pub request_timeout: Duration,
 }
 
@@ -61,7 +68,7 @@ impl Default for Limits {
             item_size_max_bytes: MIB,
             memory_max_bytes: 256 * MIB,
             idle_timeout: Duration::ZERO,
-            request_timeout: Duration::from_secs(10),
+            request_timeout: REQUEST_TIMEOUT,
         }
     }
 }
@@ -73,6 +80,17 @@ impl Limits {
         if each < POCKET_BYTES_MAX { 0 } else { POCKET_BYTES_MAX }
     }
 
+    /// How long a request waits for memory, and others for a client that holds some.
+    pub(crate) fn wait_timeout(&self) -> Duration {
+        if self.request_timeout.is_zero() { REQUEST_TIMEOUT } else { self.request_timeout }
+    }
+
+    /// Data blocks that are arriving, of all connections, in bytes: at most half of the budget, so that requests
+    /// without one find memory however many uploads stand still.
+    pub(crate) fn bodies_max_bytes(&self) -> u64 {
+        self.memory_max_bytes / 2
+    }
+
     /// Whether the limits can be kept; says in words which cannot.
     pub fn check(&self) -> Result<(), String> {
         if self.connections_max == 0 {
@@ -80,9 +98,6 @@ impl Limits {
         }
         if !(ITEM_SIZE_MIN..=ITEM_SIZE_MAX).contains(&self.item_size_max_bytes) {
             return Err("item-size-max must be between 1 KiB and 1 GiB".into());
-        }
-        if self.request_timeout.is_zero() {
-            return Err("request-timeout must be longer than zero".into());
         }
         let buffers = u64::from(self.connections_max) * RECEIVE_BYTES_MIN as u64;
         let least = buffers + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
@@ -118,7 +133,6 @@ mod tests {
             Limits { item_size_max_bytes: ITEM_SIZE_MIN - 1, ..base() },
             Limits { item_size_max_bytes: ITEM_SIZE_MAX + 1, memory_max_bytes: u64::MAX, ..base() },
             Limits { memory_max_bytes: least - 1, ..base() },
-            Limits { request_timeout: Duration::ZERO, ..base() },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }

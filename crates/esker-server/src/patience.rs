@@ -1,5 +1,9 @@
 //! How long a session waits for the rest of a request, or for a reply to be taken.
+//!
+//! Without a limit (`request_timeout` is zero) a slow client is let be, as by memcached: what it holds is nobody's
+//! loss while there is memory for the others. Once memory is short, it has the default's time, from its last progress.
 
+use crate::limits::BODY_STEP_BYTES;
 use crate::shared::Shared;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::time::Duration;
@@ -12,12 +16,53 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 /// What is left of the time for a request, from `since`.
 pub(crate) fn remaining(shared: &Shared, since: Duration) -> IoResult<Duration> {
     let passed = shared.clock.monotonic().saturating_sub(since);
-    let mut limit = shared.limits.request_timeout;
-    if shared.is_stopping() {
+    let mut limit = shared.limits.wait_timeout();
+    let stops = shared.is_stopping();
+    if stops {
         limit = limit.min(STOP_TIMEOUT);
     }
     let left = limit.saturating_sub(passed);
-    if left.is_zero() { Err(IoErrorKind::TimedOut.into()) } else { Ok(left) }
+    if !left.is_zero() {
+        return Ok(left);
+    }
+    let unlimited = shared.limits.request_timeout.is_zero();
+    if unlimited && !stops && !shared.memory_is_short() {
+        return Ok(PATIENCE_SLICE);
+    }
+    Err(IoErrorKind::TimedOut.into())
+}
+
+/// Since when a transfer has made no progress worth mentioning.
+pub(crate) struct Progress {
+    since: Duration,
+    bytes: usize,
+    /// A reply is sent to its end, if it is taken; what is not whole yet is given up when the server stops.
+    sends: bool,
+}
+
+impl Progress {
+    /// Of a request that arrives, from now.
+    pub(crate) fn receiving(shared: &Shared) -> Progress {
+        Progress { since: shared.clock.monotonic(), bytes: 0, sends: false }
+    }
+
+    /// Of replies that are sent, from now.
+    pub(crate) fn sending(shared: &Shared) -> Progress {
+        Progress { sends: true, ..Progress::receiving(shared) }
+    }
+
+    pub(crate) fn since(&self) -> Duration {
+        self.since
+    }
+
+    /// `bytes` more were moved.
+    pub(crate) fn add(&mut self, shared: &Shared, bytes: usize) {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes >= BODY_STEP_BYTES && (self.sends || !shared.is_stopping()) {
+            self.bytes = 0;
+            self.since = shared.clock.monotonic();
+        }
+    }
 }
 
 /// Runs `call`, which waits at most as long as it is told, until it succeeds or the time for a

@@ -184,11 +184,10 @@ impl Server {
         self.shared.stop();
         let clock = SystemClock;
         let end = clock.monotonic().saturating_add(limit);
-        for task in self.tasks.lock().drain(..) {
-            // Both kinds of task look at the flag; a failure means that they have ended.
-            let _ = task.join();
-        }
-        while self.shared.counters.busy() > 0 {
+        // Both kinds of task look at the flag.
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        let ended = || tasks.iter().all(RemoteJoin::is_finished);
+        while !ended() || self.shared.counters.busy() > 0 {
             if clock.monotonic() >= end {
                 return false;
             }
@@ -328,7 +327,7 @@ impl Acceptor {
         // Nobody joins a session: it ends with its connection, and a panic ends only it.
         let _ = runtime.spawn_on(CoreId(u16::try_from(core).unwrap_or(0)), move || {
             let _place = place;
-            let limit = shared.limits.request_timeout;
+            let limit = shared.limits.wait_timeout();
             let Some(share) = shared.budget.take(RECEIVE_BYTES_MIN as u64, limit) else { return };
             let socket = Plain::new(stream);
             if !encrypted {

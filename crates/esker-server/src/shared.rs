@@ -5,7 +5,7 @@
 
 use crate::access::Access;
 use crate::auth::Credentials;
-use crate::budget::Budget;
+use crate::budget::{BodyShare, Budget};
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
 use crate::expiry::expires_at;
@@ -34,6 +34,8 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) budget: Budget,
+    /// What data blocks that are arriving take of the budget, out of what they may take.
+    pub(crate) bodies: Budget,
     pub(crate) counters: Counters,
     pub(crate) cores: usize,
     pub(crate) addresses: Vec<ListenAddress>,
@@ -69,6 +71,7 @@ impl Shared {
         Shared {
             store,
             budget: Budget::new(limits.memory_max_bytes),
+            bodies: Budget::new(limits.bodies_max_bytes()),
             counters: Counters::new(cores),
             cores,
             addresses,
@@ -100,6 +103,16 @@ impl Shared {
             now,
             uptime: now.saturating_sub(self.started_at),
         }
+    }
+
+    /// Memory for a data block that arrives.
+    pub(crate) fn body_share(&self) -> BodyShare {
+        BodyShare::new(&self.budget, &self.bodies)
+    }
+
+    /// Whether clients that are slow hold what others may need.
+    pub(crate) fn memory_is_short(&self) -> bool {
+        self.budget.is_short() || self.bodies.is_short()
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -14,9 +14,9 @@ use super::multi::{Found, FoundValue};
 use super::run::Told;
 use crate::budget::Share;
 use crate::counters::Counter;
-use crate::limits::{BODY_STEP_BYTES, ZERO_COPY_BYTES_MIN};
+use crate::limits::ZERO_COPY_BYTES_MIN;
 use crate::output::Output;
-use crate::patience::patiently;
+use crate::patience::{Progress, patiently};
 use crate::shared::Shared;
 use esker_base::Result;
 use esker_format::native::{
@@ -200,19 +200,14 @@ impl<D: Duplex> Connection<D> {
 
     /// A client that takes too little for too long is cut off.
     fn send_batch(&self, batch: &mut Output) -> IoResult<()> {
-        let mut since = self.shared.clock.monotonic();
-        let mut progress = 0_usize;
+        let mut progress = Progress::sending(&self.shared);
         let sent = batch.send(|slices| {
             let write = |limit| self.duplex.write_vectored(slices, limit);
-            let taken = patiently(&self.shared, since, write)?;
-            progress = progress.saturating_add(taken);
-            if progress >= BODY_STEP_BYTES {
-                progress = 0;
-                since = self.shared.clock.monotonic();
-            }
+            let taken = patiently(&self.shared, progress.since(), write)?;
+            progress.add(&self.shared, taken);
             Ok(taken)
         })?;
-        patiently(&self.shared, since, |limit| self.duplex.flush(limit))?;
+        patiently(&self.shared, progress.since(), |limit| self.duplex.flush(limit))?;
         self.count(Counter::BytesWritten, sent as u64);
         Ok(())
     }

@@ -5,7 +5,7 @@ use super::duplex::Duplex;
 use super::session::{End, Session};
 use crate::counters::Counter;
 use crate::limits::BODY_STEP_BYTES;
-use crate::patience::patiently;
+use crate::patience::{Progress, patiently};
 use esker_base::ErrorKind;
 use esker_format::native::{FRAME_HEADER_SIZE, FrameHeader, Status};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -20,25 +20,24 @@ impl<D: Duplex + 'static> Session<D> {
         self.connection.send();
         self.received.consume(FRAME_HEADER_SIZE);
         self.partial_since = None;
-        let mut share = self.shared().budget.try_take(0);
+        let mut share = self.shared().body_share();
         let mut payload = Vec::new();
         let mut received = 0_usize;
-        let mut since = self.shared().clock.monotonic();
+        let mut progress = Progress::receiving(self.shared());
         while received < payload_size {
             if received == payload.len() {
                 let step = BODY_STEP_BYTES.min(payload_size.saturating_sub(received));
-                if !share.as_mut().is_some_and(|share| share.try_grow(step as u64)) {
+                if !share.try_grow(step as u64) {
                     drop((payload, share));
                     return self.swallow(header, payload_size.saturating_sub(received));
                 }
                 payload.resize(received.saturating_add(step), 0);
-                since = self.shared().clock.monotonic();
             }
             let room = payload.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
                 let read = |limit| self.connection.duplex.read(room, Some(limit));
-                match patiently_read(self.shared(), since, read)? {
+                match patiently_read(self.shared(), progress.since(), read)? {
                     None => return Ok(Some(self.too_slow())),
                     Some(0) => return Ok(Some(End::Client)),
                     Some(taken) => taken,
@@ -51,19 +50,19 @@ impl<D: Duplex + 'static> Session<D> {
             };
             self.connection.count(Counter::BytesRead, taken as u64);
             received = received.saturating_add(taken);
+            progress.add(self.shared(), taken);
         }
         if header.verify(&payload).is_err() {
             return Ok(Some(End::Because(Status::BadFrame)));
         }
-        self.accept(header, payload, share)?;
+        self.accept(header, payload, Some(share))?;
         Ok(None)
     }
 
     /// There is no memory for the rest of a payload: it is received and dropped.
     fn swallow(&mut self, header: FrameHeader, rest: usize) -> IoResult<Option<End>> {
         let mut rest = rest;
-        let mut since = self.shared().clock.monotonic();
-        let mut progress = 0_usize;
+        let mut progress = Progress::receiving(self.shared());
         loop {
             let pending = self.received.pending().len().min(rest);
             self.received.consume(pending);
@@ -74,18 +73,14 @@ impl<D: Duplex + 'static> Session<D> {
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
             let read = |limit| self.connection.duplex.read(room, Some(limit));
-            let count = match patiently_read(&shared, since, read)? {
+            let count = match patiently_read(&shared, progress.since(), read)? {
                 None => return Ok(Some(self.too_slow())),
                 Some(0) => return Ok(Some(End::Client)),
                 Some(count) => count,
             };
             self.received.filled(count);
             self.connection.count(Counter::BytesRead, count as u64);
-            progress = progress.saturating_add(count);
-            if progress >= BODY_STEP_BYTES {
-                progress = 0;
-                since = self.shared().clock.monotonic();
-            }
+            progress.add(&shared, count);
         }
         self.connection.count(Counter::StoreNoMemory, 1);
         self.refuse(header, Status::Failed(ErrorKind::OutOfMemory))?;

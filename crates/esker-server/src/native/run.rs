@@ -37,6 +37,8 @@ pub(super) struct Job<D: Duplex + 'static> {
     pub(super) asked: Asked,
     pub(super) payload: Vec<u8>,
     pub(super) share: Option<Share>,
+    /// Counts the payload among the data blocks of all connections.
+    pub(super) _counted: Option<Share>,
     pub(super) ticket: Rc<Ticket>,
     pub(super) waits: Waits,
     pub(super) answered: bool,

@@ -9,9 +9,9 @@ use super::multi::charge;
 use super::order::{Access, KEYS_MAX, Order};
 use super::run::{Job, Told};
 use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
-use crate::budget::Share;
+use crate::budget::{BodyShare, Share};
 use crate::counters::Counter;
-use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN};
+use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN, UNIT_WORK};
 use crate::patience::{patiently, remaining};
 use crate::place::TaskPlace;
 use crate::receive::Received;
@@ -28,6 +28,9 @@ use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Longest payload of a client that has not said who it is: credentials are no longer.
+const UNADMITTED_BYTES_MAX: usize = 1 << 10;
 /// What `stats` may take.
 const STATS_BYTES: u64 = 8 * KIB;
 
@@ -96,8 +99,10 @@ impl<D: Duplex + 'static> Session<D> {
     fn greet(&mut self) -> IoResult<Option<End>> {
         let since = self.shared().clock.monotonic();
         while self.received.pending().len() < CLIENT_HELLO_SIZE {
-            let limit = remaining(self.shared(), since)?;
-            let count = self.connection.duplex.read(self.received.make_room(0), Some(limit))?;
+            let shared = self.connection.shared.clone();
+            let room = self.received.make_room(0);
+            let read = |limit| self.connection.duplex.read(room, Some(limit));
+            let count = patiently(&shared, since, read)?;
             if count == 0 {
                 return Ok(Some(End::Client));
             }
@@ -170,6 +175,11 @@ impl<D: Duplex + 'static> Session<D> {
                 return Ok(End::Because(Status::TooLarge));
             }
             let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+            if !self.admitted && payload_size > UNADMITTED_BYTES_MAX {
+                // It is not waited for: no strangers' bytes are held.
+                self.refuse(header, Status::Unauthenticated)?;
+                return Ok(End::Because(Status::Unauthenticated));
+            }
             if payload_size > INLINE_BODY_BYTES_MAX {
                 if let Some(end) = self.take_large(header, payload_size)? {
                     return Ok(end);
@@ -189,6 +199,8 @@ impl<D: Duplex + 'static> Session<D> {
             let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
             self.received.consume(size);
             self.partial_since = None;
+            // Requests that the session answers itself must not keep the core from the others.
+            esker_trt::work(UNIT_WORK);
             self.accept(header, payload, None)?;
         }
     }
@@ -255,7 +267,7 @@ impl<D: Duplex + 'static> Session<D> {
         while self.connection.in_flight() > 0 {
             self.wait_for_room()?;
         }
-        let limit = self.shared().limits.request_timeout;
+        let limit = self.shared().limits.wait_timeout();
         let Some(more) = self.shared().budget.take(more, limit) else { return Ok(false) };
         self.share.absorb(more);
         Ok(true)
@@ -276,13 +288,13 @@ impl<D: Duplex + 'static> Session<D> {
         Ok(())
     }
 
-    /// A whole frame whose checksum is right. `share` is what its payload has been charged with
+    /// A whole frame whose checksum is right. `body` is what its payload has been charged with
     /// already.
     pub(super) fn accept(
         &mut self,
         header: FrameHeader,
         payload: Vec<u8>,
-        share: Option<Share>,
+        body: Option<BodyShare>,
     ) -> IoResult<()> {
         let Ok(request) = Request::decode(header.opcode, &payload) else {
             let known = Opcode::from_number(header.opcode).is_some_and(|o| o != Opcode::Goodbye);
@@ -303,6 +315,7 @@ impl<D: Duplex + 'static> Session<D> {
         // A batch is made of its changes anew.
         let copies = if matches!(request, Request::Batch(_)) { 2 } else { 1 };
         let bytes = held_bytes.saturating_add((payload.len() as u64).saturating_mul(copies));
+        let (share, counted) = body.map(BodyShare::into_parts).unzip();
         let Some(share) = self.admit(held_bytes, bytes, share)? else {
             self.connection.count(Counter::StoreNoMemory, 1);
             return self.refuse(header, Status::Failed(ErrorKind::OutOfMemory));
@@ -317,6 +330,7 @@ impl<D: Duplex + 'static> Session<D> {
             asked: Asked { id: header.id, opcode: header.opcode, held_bytes },
             payload,
             share: Some(share),
+            _counted: counted,
             ticket,
             waits,
             answered: false,
@@ -379,7 +393,7 @@ impl<D: Duplex + 'static> Session<D> {
                 } else if let Some(taken) = self.shared().budget.try_take(more) {
                     return Ok(Some(taken));
                 } else if in_flight == 0 {
-                    let limit = self.shared().limits.request_timeout;
+                    let limit = self.shared().limits.wait_timeout();
                     return Ok(self.shared().budget.take(more, limit));
                 }
             }

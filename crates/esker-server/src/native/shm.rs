@@ -138,6 +138,7 @@ impl SharedMemory {
         if self.writer.must_ring() {
             self.agent.ring(self.stream);
         }
+        esker_trt::work(taken);
         Ok(taken)
     }
 }
@@ -150,6 +151,7 @@ impl Duplex for SharedMemory {
         loop {
             let count = self.reader.read(into)?;
             if count > 0 || self.ended.get() {
+                esker_trt::work(count);
                 return Ok(count);
             }
             if turns < TURNS {
@@ -247,7 +249,7 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
     let fd = socket.as_fd().map_err(failed)?;
     let count = streams(runtime.cores());
     let bytes = handshake::memory_bytes(count, CAPACITY);
-    let limit = shared.limits.request_timeout;
+    let limit = shared.limits.wait_timeout();
     let Some(memory) = shared.budget.take(bytes, limit) else {
         let status = Status::Failed(esker::ErrorKind::OutOfMemory);
         return esker_shm::refuse(fd, status.number().into()).map(|()| None);

@@ -3,8 +3,8 @@
 use super::{CRLF_BYTES, Session};
 use crate::counters::Counter;
 use crate::execute::{Body, unit_key};
-use crate::limits::BODY_STEP_BYTES;
-use crate::patience::patiently;
+use crate::limits::{ALONE_WORK, BODY_STEP_BYTES};
+use crate::patience::{Progress, patiently};
 use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, StoreVerb, Then, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -12,6 +12,7 @@ use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 impl<T: Transport> Session<T> {
     /// Runs a request that goes alone; says whether the connection goes on.
     pub(super) fn run_alone(&mut self, request: Request) -> IoResult<bool> {
+        esker_trt::work(ALONE_WORK);
         self.work();
         match request {
             Request::Store(store) if store.length > self.shared.limits.item_size_max_bytes => {
@@ -75,11 +76,9 @@ impl<T: Transport> Session<T> {
         self.flush()?;
         let length = usize::try_from(store.length).unwrap_or(usize::MAX);
         let whole = length.saturating_add(CRLF_BYTES);
-        let Some(mut share) = self.shared.budget.try_take(0) else {
-            return self.refuse_memory(store, whole);
-        };
+        let mut share = self.shared.body_share();
         let mut body = Vec::new();
-        let mut since = self.shared.clock.monotonic();
+        let mut progress = Progress::receiving(&self.shared);
         let mut received = 0;
         while received < whole {
             if received == body.len() {
@@ -89,14 +88,13 @@ impl<T: Transport> Session<T> {
                     return self.refuse_memory(store, whole - received);
                 }
                 body.resize(received + step, 0);
-                since = self.shared.clock.monotonic();
             }
             let room = body.get_mut(received..).unwrap_or_default();
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
                 let connection = &mut self.connection;
-                let taken =
-                    patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
+                let read = |limit| connection.read(room, Some(limit));
+                let taken = patiently(&self.shared, progress.since(), read)?;
                 self.count(Counter::BytesRead, taken as u64);
                 if taken == 0 {
                     return Err(IoErrorKind::UnexpectedEof.into());
@@ -111,6 +109,7 @@ impl<T: Transport> Session<T> {
                 taken
             };
             received += taken;
+            progress.add(&self.shared, taken);
         }
         let ends_well = body.ends_with(CRLF);
         body.truncate(length);

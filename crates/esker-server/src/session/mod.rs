@@ -19,7 +19,8 @@
 //! first command where clients must say who they are.
 //!
 //! # Concurrency
-//! One task of one core; its units run as tasks of the same core.
+//! One task of one core; its units run as tasks of the same core. A client may send for ever what waits for
+//! nothing: each unit counts as work (`esker_trt::work`), as transfers do, so that the core goes round.
 //!
 //! # Failure
 //! An error of the connection ends the session. Requests that were whole when the connection broke

@@ -2,8 +2,8 @@
 
 use super::{End, Session};
 use crate::counters::Counter;
-use crate::limits::{BODY_STEP_BYTES, RECEIVE_BYTES_MIN};
-use crate::patience::{patiently, remaining};
+use crate::limits::RECEIVE_BYTES_MIN;
+use crate::patience::{Progress, patiently};
 use crate::protocol::{GET_LINE_BYTES_MAX, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -11,18 +11,14 @@ use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 impl<T: Transport> Session<T> {
     /// Receives something, or says who ended the connection.
     pub(super) fn receive(&mut self) -> IoResult<Option<End>> {
-        let timeout = if self.received.pending().is_empty() {
+        if self.received.pending().is_empty() {
             self.partial_since = None;
             if self.received.shrink() {
                 self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
             }
-            let idle = self.shared.limits.idle_timeout;
-            (!idle.is_zero()).then_some(idle)
-        } else {
-            let now = self.shared.clock.monotonic();
-            let since = *self.partial_since.get_or_insert(now);
-            Some(remaining(&self.shared, since)?)
-        };
+        } else if self.partial_since.is_none() {
+            self.partial_since = Some(self.shared.clock.monotonic());
+        }
         let mut capacity = self.received.capacity();
         if let Some(wanted) = self.received.wanted_capacity() {
             let wanted = wanted.min(GET_LINE_BYTES_MAX.saturating_mul(2));
@@ -36,7 +32,13 @@ impl<T: Transport> Session<T> {
             }
         }
         let room = self.received.make_room(capacity);
-        let count = self.connection.read(room, timeout)?;
+        let connection = &mut self.connection;
+        let count = if let Some(since) = self.partial_since {
+            patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?
+        } else {
+            let idle = self.shared.limits.idle_timeout;
+            connection.read(room, (!idle.is_zero()).then_some(idle))?
+        };
         self.received.filled(count);
         self.count(Counter::BytesRead, count as u64);
         if count > 0 {
@@ -49,8 +51,7 @@ impl<T: Transport> Session<T> {
     pub(super) fn swallow(&mut self, bytes: u64) -> IoResult<()> {
         self.flush()?;
         let mut rest = usize::try_from(bytes).unwrap_or(usize::MAX);
-        let mut since = self.shared.clock.monotonic();
-        let mut progress = 0_usize;
+        let mut progress = Progress::receiving(&self.shared);
         loop {
             let pending = self.received.pending().len().min(rest);
             self.received.consume(pending);
@@ -60,17 +61,14 @@ impl<T: Transport> Session<T> {
             }
             let room = self.received.make_room(0);
             let connection = &mut self.connection;
-            let count = patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?;
+            let read = |limit| connection.read(room, Some(limit));
+            let count = patiently(&self.shared, progress.since(), read)?;
             if count == 0 {
                 return Err(IoErrorKind::UnexpectedEof.into());
             }
             self.received.filled(count);
             self.count(Counter::BytesRead, count as u64);
-            progress = progress.saturating_add(count);
-            if progress >= BODY_STEP_BYTES {
-                progress = 0;
-                since = self.shared.clock.monotonic();
-            }
+            progress.add(&self.shared, count);
         }
     }
 
@@ -79,21 +77,16 @@ impl<T: Transport> Session<T> {
         if self.output.is_empty() {
             return Ok(());
         }
-        let mut since = self.shared.clock.monotonic();
-        let mut progress = 0_usize;
+        let mut progress = Progress::sending(&self.shared);
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
-            let taken =
-                patiently(shared, since, |limit| connection.write_vectored(slices, Some(limit)))?;
-            progress = progress.saturating_add(taken);
-            if progress >= BODY_STEP_BYTES {
-                progress = 0;
-                since = shared.clock.monotonic();
-            }
+            let write = |limit| connection.write_vectored(slices, Some(limit));
+            let taken = patiently(shared, progress.since(), write)?;
+            progress.add(shared, taken);
             Ok(taken)
         })?;
         if connection.holds_back() {
-            patiently(shared, since, |limit| connection.flush(limit))?;
+            patiently(shared, progress.since(), |limit| connection.flush(limit))?;
         }
         if let Some(share) = self.output.take_sent() {
             self.put_share(share);

@@ -2,6 +2,7 @@
 
 use super::Session;
 use crate::execute::{Action, Answer, Unit};
+use crate::limits::UNIT_WORK;
 use crate::place::TaskPlace;
 use crate::transport::Transport;
 use esker_trt::JoinHandle;
@@ -22,6 +23,8 @@ impl<T: Transport> Session<T> {
         if self.wave.is_empty() {
             return;
         }
+        // Units that wait for nothing must not keep the core from the others.
+        esker_trt::work(self.wave.len().saturating_mul(UNIT_WORK));
         self.work();
         self.wave_bytes = 0;
         let mut wave = std::mem::take(&mut self.wave);

@@ -41,8 +41,16 @@ impl TestServer {
         durability: Durability,
         change: impl FnOnce(&mut ServerConfig),
     ) -> TestServer {
+        TestServer::on_cores(2, durability, change)
+    }
+
+    pub(crate) fn on_cores(
+        cores: usize,
+        durability: Durability,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
         let folder = tempfile::tempdir().expect("scratch folder");
-        let runtime = Runtime::start(Config { cores: 2, ..Config::default() }).expect("run-time");
+        let runtime = Runtime::start(Config { cores, ..Config::default() }).expect("run-time");
         let runtime = Arc::new(runtime);
         let any = "memcache://127.0.0.1:0".parse().expect("address");
         let mut config = ServerConfig { listen: vec![any], ..ServerConfig::default() };

@@ -200,6 +200,45 @@ fn bodies_beyond_the_memory_budget_are_refused_and_swallowed() {
 }
 
 #[test]
+fn uploads_that_stand_still_leave_half_of_the_memory_to_others() {
+    let limits = Limits {
+        connections_max: 32,
+        memory_max_bytes: 8 << 20,
+        request_timeout: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let server = TestServer::with_limits(limits);
+    let body = "b".repeat(1 << 20);
+    let mut client = server.client();
+    let large = format!("set large 0 0 {}\r\n{body}\r\n", body.len());
+    client.check_chat(large.as_bytes(), "STORED\r\n");
+    let _holders: Vec<Client> = (0..12)
+        .map(|n| {
+            let mut holder = server.client();
+            holder.send(format!("set h{n} 0 0 {}\r\n{}", body.len(), &body[1..]).as_bytes());
+            holder
+        })
+        .collect();
+    while stat(&mut client, "memory_budget_free_bytes") > 5 << 20 {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+    esker_trt::sleep(Duration::from_millis(500));
+    let free = stat(&mut client, "memory_budget_free_bytes");
+    assert!(free > (4 << 20) - (512 << 10), "{free} bytes are free");
+    let reply = format!("VALUE large 0 {}\r\n{body}\r\nEND\r\n", body.len());
+    for _ in 0..10 {
+        client.check_chat(b"get large\r\n", &reply);
+        client.check_chat(b"set n 0 0 2\r\n10\r\nincr n 5\r\n", "STORED\r\n15\r\n");
+    }
+}
+
+fn stat(client: &mut Client, name: &str) -> u64 {
+    let stats = client.stats();
+    let line = stats.lines().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
+    line.expect("a figure").parse().expect("a number")
+}
+
+#[test]
 fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
     // Four items of a mebibyte, and eight receive buffers.
     let limits = Limits {
@@ -214,15 +253,19 @@ fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
     let body = "b".repeat(1 << 20);
     let large = format!("set large 0 0 {}\r\n{body}\r\n", body.len());
     client.check_chat(large.as_bytes(), "STORED\r\n");
-    // Bodies that do not end leave less than a mebibyte.
-    let holders: Vec<Client> = (0..4)
-        .map(|index| {
+    // Bodies that do not end, and replies that nobody takes, leave less than a mebibyte.
+    let mut holders: Vec<Client> = [512 << 10, body.len() - 1]
+        .into_iter()
+        .map(|part| {
             let mut holder = server.client();
-            let part = if index == 3 { 512 << 10 } else { body.len() - 1 };
             holder.send(format!("set h 0 0 {}\r\n{}", body.len(), &body[..part]).as_bytes());
             holder
         })
         .collect();
+    esker_trt::sleep(Duration::from_millis(200));
+    let mut deaf = server.client();
+    deaf.send(&b"get large\r\n".repeat(500));
+    holders.push(deaf);
     let free = |client: &mut Client| {
         let stats = client.stats();
         let line =

@@ -39,6 +39,26 @@ fn nothing_is_done_for_a_client_that_has_not_said_who_it_is() {
 }
 
 #[test]
+fn a_stranger_is_told_so_before_much_is_held_for_it() {
+    let known = Credentials::parse(b"ann:secret\n").expect("valid");
+    let server = start_with(|config| config.auth = Some(known));
+    for size in [1 << 10, 1 << 20] {
+        let mut client = Raw::connect(&server);
+        let (mut frames, value) = (Vec::new(), vec![0; size]);
+        let id = client.push(&mut frames, &put(b"k", &value));
+        // The rest of the frame never comes, and is not waited for.
+        client.send(&frames[..100]);
+        let reply = client.receive().expect("a reply");
+        assert_eq!((reply.id, reply.status), (id, Status::Unauthenticated));
+        client.check_goodbye(Status::Unauthenticated);
+    }
+    let mut client = Raw::connect(&server);
+    let who = Request::Authenticate { user: b"ann", password: b"secret" };
+    client.check_status(&who, Status::Ok);
+    client.check_status(&put(b"k", &vec![0; 1 << 20]), Status::Ok);
+}
+
+#[test]
 fn one_connection_too_many_is_told_so_and_the_others_are_served() {
     let server = start_with_limits(Limits { connections_max: 2, ..Limits::default() });
     let mut clients: Vec<_> = (0..2).map(|_| Raw::connect(&server)).collect();

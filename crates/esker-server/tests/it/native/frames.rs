@@ -229,3 +229,35 @@ fn wait_until_alone(server: &TestServer) {
     }
     panic!("{} connections are left", server.server.connections());
 }
+
+#[test]
+fn uploads_that_stand_still_leave_half_of_the_memory_to_others() {
+    let limits = Limits {
+        connections_max: 32,
+        memory_max_bytes: 8 << 20,
+        request_timeout: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let server = start_with_limits(limits);
+    let mut client = Raw::connect(&server);
+    let value = vec![7; 1 << 20];
+    client.check_status(&put(b"large", &value), Status::Ok);
+    let mut frames = Vec::new();
+    push_frame(&mut frames, 1, &put(b"stuck", &value));
+    let _stuck: Vec<_> = (0..12)
+        .map(|_| {
+            let mut stuck = Raw::connect(&server);
+            stuck.send(&frames[..frames.len() - 1]);
+            stuck
+        })
+        .collect();
+    while free_bytes(&mut client) > 5 << 20 {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+    esker_trt::sleep(Duration::from_millis(500));
+    let free = free_bytes(&mut client);
+    assert!(free > (4 << 20) - (512 << 10), "{free} bytes are free");
+    for _ in 0..10 {
+        assert!(client.ask(&get(b"large")).item().value == value);
+    }
+}
