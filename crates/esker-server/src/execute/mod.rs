@@ -35,6 +35,9 @@ use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result
 /// somebody made progress; a limit all the same, so that no request runs for ever.
 const RETRIES_MAX: u32 = 10_000;
 
+/// More than the digits of any number.
+const NUMBER_BYTES_MAX: u64 = 24;
+
 /// Bytes of a data block.
 #[derive(Debug)]
 pub(crate) enum Body {
@@ -113,15 +116,17 @@ impl Action {
         }
     }
 
-    /// How many values of the largest size the action may hold besides its body and the present
-    /// value.
-    pub(crate) fn values_made(&self) -> u64 {
+    /// How many bytes of a new value the action may hold besides its body and the present value, whose record has
+    /// `read` bytes; values have `most` at most.
+    pub(crate) fn bytes_made(&self, read: u64, most: u64) -> u64 {
         use StoreVerb::{Append, Prepend};
         match self {
             Action::Put { verb: Append | Prepend, .. }
-            | Action::MetaPut { verb: Append | Prepend, .. }
-            | Action::Step { .. }
-            | Action::Meta { verb: MetaVerb::Arithmetic, .. } => 1,
+            | Action::MetaPut { verb: Append | Prepend, .. } => most,
+            // A number is as long as the one before, or as its digits.
+            Action::Step { .. } | Action::Meta { verb: MetaVerb::Arithmetic, .. } => {
+                read.max(NUMBER_BYTES_MAX)
+            }
             _ => 0,
         }
     }
@@ -141,13 +146,16 @@ pub(crate) struct Unit {
     pub(crate) ends: bool,
     /// Memory that the unit may use.
     pub(crate) share: Option<Share>,
+    /// Hash of a key in base64, once somebody has asked for it.
+    pub(crate) hash: Option<u64>,
 }
 
 impl Unit {
     /// A unit that does nothing in the place of this one.
     pub(crate) fn blank(&self) -> Unit {
         let Unit { key, noreply, request, ends, .. } = *self;
-        Unit { key, action: Action::Say(b""), noreply, request, ends, share: None }
+        let action = Action::Say(b"");
+        Unit { key, action, noreply, request, ends, share: None, hash: None }
     }
 }
 

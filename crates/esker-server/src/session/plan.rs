@@ -58,6 +58,7 @@ impl<T: Transport> Session<T> {
             request: number,
             ends: false,
             share: None,
+            hash: None,
         };
         let say = |line, noreply| unit(Span::default(), Action::Say(line), noreply);
         Ok(match request {
@@ -133,7 +134,7 @@ impl<T: Transport> Session<T> {
             }
             (None, _) => Action::Say(line::BAD_CHUNK),
         };
-        Unit { key, action, noreply, request: self.requests, ends: false, share: None }
+        Unit { key, action, noreply, request: self.requests, ends: false, share: None, hash: None }
     }
 
     /// The unit of the next key of a `get` line.
@@ -150,12 +151,12 @@ impl<T: Transport> Session<T> {
         match key {
             Some(key) => {
                 let action = Action::Get { with_cas, exptime };
-                Unit { key, action, noreply: false, request, ends, share: None }
+                Unit { key, action, noreply: false, request, ends, share: None, hash: None }
             }
             // `gat` with a time and nothing else.
             None => {
                 let (key, action) = (Span::default(), Action::Say(b""));
-                Unit { key, action, noreply: false, request, ends, share: None }
+                Unit { key, action, noreply: false, request, ends, share: None, hash: None }
             }
         }
     }
@@ -163,13 +164,13 @@ impl<T: Transport> Session<T> {
     /// Takes the unit into the wave, or gives it back if it has to wait for the wave to end.
     fn admit(&mut self, mut unit: Unit) -> Result<(), Unit> {
         if !matches!(unit.action, Action::Say(_)) {
-            let key = unit.key.of(self.received.all());
+            if unit.action.is_encoded() && unit.hash.is_none() {
+                unit.hash = Some(self.hash_of(&unit));
+            }
             let conflicts = self.wave.iter().any(|other| {
-                // Bytes in base64 tell nothing about the key.
-                let encoded = unit.action.is_encoded() || other.action.is_encoded();
                 (unit.action.writes() || other.action.writes())
                     && !matches!(other.action, Action::Say(_))
-                    && (encoded || other.key.of(self.received.all()) == key)
+                    && self.may_be_one_key(&unit, other)
             });
             if conflicts {
                 // Keeps its share, if it has one: it runs next.
@@ -190,6 +191,25 @@ impl<T: Transport> Session<T> {
         self.wave_bytes = self.wave_bytes.saturating_add(bytes);
         self.wave.push(unit);
         Ok(())
+    }
+
+    /// Whether two units may mean the same key: always, if they do. Bytes in base64 tell nothing by themselves, for many texts
+    /// mean one key.
+    fn may_be_one_key(&self, unit: &Unit, other: &Unit) -> bool {
+        let buffer = self.received.all();
+        match (unit.hash, other.hash) {
+            (None, None) => unit.key.of(buffer) == other.key.of(buffer),
+            (one, two) => {
+                one.unwrap_or_else(|| self.hash_of(unit))
+                    == two.unwrap_or_else(|| self.hash_of(other))
+            }
+        }
+    }
+
+    fn hash_of(&self, unit: &Unit) -> u64 {
+        let mut decoded = None;
+        let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
+        self.shared.access.hash(key)
     }
 
     /// Memory for values, out of the pocket if that has it.
@@ -217,7 +237,7 @@ impl<T: Transport> Session<T> {
     /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).
     pub(super) fn endow_waiting(&mut self, mut unit: Unit) {
         let bytes = self.bytes_held(&unit);
-        unit.share = self.shared.budget.take(bytes, self.shared.limits.request_timeout);
+        unit.share = self.shared.budget.take(bytes, self.shared.limits.wait_timeout());
         if unit.share.is_some() {
             self.held = Some(unit);
             return;
@@ -237,7 +257,7 @@ impl<T: Transport> Session<T> {
         let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
         let read = self.shared.store.read_size_bytes(key);
         let most = self.shared.limits.item_size_max_bytes;
-        let made = unit.action.values_made().saturating_mul(most);
+        let made = unit.action.bytes_made(read, most);
         // The store may hold items from a time with another limit.
         read.saturating_add(made).min(self.shared.limits.memory_max_bytes)
     }

@@ -1,7 +1,9 @@
 //! Replies in order, however requests are cut, and however many come at once.
 
 use crate::harness::{Client, TestServer};
+use esker::Durability;
 use esker_base::rng::Rng;
+use esker_server::Limits;
 use std::time::Duration;
 
 fn conversation() -> (Vec<u8>, Vec<u8>) {
@@ -139,4 +141,54 @@ fn a_line_of_very_many_keys_is_answered() {
         scope.spawn(move || sender.send(line.as_bytes()));
         client.check_receive(reply.as_bytes());
     });
+}
+
+/// Requests of one connection run together unless they mean one key, however the keys are written and whatever
+/// values may be.
+#[test]
+fn requests_on_different_keys_share_commits() {
+    const REQUESTS: u32 = 32;
+    let encoded = |n: u32| {
+        let bytes = format!("{n:03}");
+        let bits = bytes.bytes().fold(0_u32, |bits, byte| bits << 8 | u32::from(byte));
+        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+        let letter = |place: u32| char::from(alphabet[(bits >> (18 - 6 * place) & 63) as usize]);
+        (0..4).map(letter).collect::<String>()
+    };
+    // More than a connection's replies may hold: nothing but numbers may be made of it.
+    let limits = Limits { item_size_max_bytes: 8 << 20, ..Limits::default() };
+    let server = TestServer::with_durability(Durability::Sync, |config| config.limits = limits);
+    let mut client = server.client();
+    let batches = || server.store.check().expect("check").batches;
+    let mut commits = |request: &dyn Fn(u32) -> String, reply: &dyn Fn(u32) -> String| {
+        let requests: String = (0..REQUESTS).map(request).collect();
+        let replies: String = (0..REQUESTS).map(reply).collect();
+        let before = batches();
+        client.send(requests.as_bytes());
+        client.check_receive(replies.as_bytes());
+        batches() - before
+    };
+    let stored = |_| "HD\r\n".to_owned();
+    let many = u64::from(REQUESTS);
+    let one_key = commits(&|_| format!("ms {} 1 b\r\n5\r\n", encoded(7)), &stored);
+    assert_eq!(one_key, many, "one behind the other");
+    let plain = commits(&|n| format!("ms {n:03} 1\r\n5\r\n"), &stored);
+    assert!(plain < many / 2, "{plain} commits");
+    let in_base64 = commits(&|n| format!("ms {} 1 b\r\n5\r\n", encoded(n)), &stored);
+    assert!(in_base64 < many / 2, "{in_base64} commits of keys in base64");
+    let value = |_| "VA 1\r\n5\r\n".to_owned();
+    let touched = commits(&|n| format!("mg {} b T0 v\r\n", encoded(n)), &value);
+    assert!(touched < many / 2, "{touched} commits of new times");
+    let stepped = commits(&|n| format!("incr {n:03} 1\r\n"), &|_| "6\r\n".to_owned());
+    assert!(stepped < many / 2, "{stepped} commits of numbers");
+    // The same key, in words and in base64: one behind the other.
+    let both = |n: u32| match n % 2 {
+        0 => format!("ms 007 2\r\n{n:02}\r\n"),
+        _ => format!("mg {} b v\r\n", encoded(7)),
+    };
+    let seen = |n: u32| match n % 2 {
+        0 => "HD\r\n".to_owned(),
+        _ => format!("VA 2\r\n{:02}\r\n", n - 1),
+    };
+    commits(&both, &seen);
 }
