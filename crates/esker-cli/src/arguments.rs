@@ -132,7 +132,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Verify everything on media; exit code 1 if something is wrong
+    /// Verify everything on media; exit code 1 if something is wrong. No server may have the store open
     Check {
         #[command(flatten)]
         data: Data,
@@ -140,7 +140,8 @@ pub(crate) enum Command {
         #[arg(long)]
         repair: bool,
     },
-    /// Move live records together, so that as much space as possible is free
+    /// Move live records together, so that as much space as possible is free. No server may have the store open: one that runs
+    /// cleans by itself
     Compact {
         #[command(flatten)]
         data: Data,
@@ -148,7 +149,8 @@ pub(crate) enum Command {
         #[arg(long)]
         trim: bool,
     },
-    /// Copy the store to the folder DIR; what an earlier backup there has is not copied again
+    /// Copy the store to the folder DIR; what an earlier backup there has is not copied again. No server may have the store open; a program
+    /// that uses the library calls `Store::backup` on its own while it is in use
     Backup {
         #[command(flatten)]
         data: Data,
@@ -263,7 +265,7 @@ pub(crate) struct ServeArguments {
     /// Close a connection that is silent for so long; 0: never
     #[arg(long, value_name = "TIME", env = "ESKER_IDLE_TIMEOUT")]
     pub(crate) idle_timeout: Option<String>,
-    /// Close a connection whose request or reply makes no progress for so long
+    /// Close a connection whose request or reply makes no progress for so long; 0: only after 10s, and while memory is short
     #[arg(long, value_name = "TIME", env = "ESKER_REQUEST_TIMEOUT")]
     pub(crate) request_timeout: Option<String>,
     /// TOML file with the same names; the environment goes before it, and the command line before both

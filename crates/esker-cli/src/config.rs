@@ -107,7 +107,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "request-timeout",
         r#""10s""#,
-        "close a connection whose request or reply makes no progress for so long",
+        "close a connection whose request or reply makes no progress for so long; 0: only after 10s, and while memory is short",
     ),
 ];
 

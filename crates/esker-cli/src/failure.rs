@@ -11,6 +11,12 @@ pub(crate) const USAGE: u8 = 2;
 /// Exit code: input/output failed, or data are corrupted.
 pub(crate) const BROKEN: u8 = 3;
 
+/// What fails when another process has the store.
+const LOCK_OF_STORE: &str = "lock device";
+/// What can be done then.
+pub(crate) const LOCKED_HELP: &str = "stop the server or command that has it open, or ask a server with --server URL (get, put, delete, stat); \
+a program that uses the library copies its own store while it is in use (Store::backup)";
+
 /// How a command ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
@@ -68,6 +74,10 @@ impl From<esker::Error> for Failure {
             ErrorKind::InvalidArgument | ErrorKind::Unsupported => USAGE,
             _ => BROKEN,
         };
-        Failure { code, words: error.to_string(), closed_pipe: false }
+        let mut words = error.to_string();
+        if error.kind() == ErrorKind::Locked && error.operation() == LOCK_OF_STORE {
+            words = format!("{words}; {LOCKED_HELP}");
+        }
+        Failure { code, words, closed_pipe: false }
     }
 }

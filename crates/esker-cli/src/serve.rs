@@ -3,7 +3,7 @@
 use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
-use crate::service::{Secrets, Service, say};
+use crate::service::{AskedOfNew, Secrets, Service, say};
 use crate::store::{fits, options_at, raw_device};
 use esker_server::ServerConfig;
 use std::io::Write;
@@ -61,6 +61,10 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         log: "info",
         ends_on_usr1: false,
         secrets,
+        asked: AskedOfNew {
+            size: arguments.size.as_ref().map(|size| format!("--size {size}")),
+            no_cache: None,
+        },
     };
     service.run(|| Ok(()))
 }

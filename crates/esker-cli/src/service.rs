@@ -12,7 +12,7 @@
 
 use crate::failure::{Done, Failure};
 use crate::store::open_served;
-use esker::Options;
+use esker::{Options, Stats};
 use esker_base::units::format_size_bytes;
 use esker_server::{Credentials, Server, ServerConfig, Tls};
 use esker_trt::{Facility, Runtime};
@@ -45,6 +45,31 @@ pub(crate) struct Service {
     /// Whether SIGUSR1 is a wish to end, too, as for memcached.
     pub(crate) ends_on_usr1: bool,
     pub(crate) secrets: Secrets,
+    pub(crate) asked: AskedOfNew,
+}
+
+/// Options, as they were given, that only mean something for a store that is not there yet.
+#[derive(Default)]
+pub(crate) struct AskedOfNew {
+    pub(crate) size: Option<String>,
+    pub(crate) no_cache: Option<String>,
+}
+
+impl AskedOfNew {
+    /// What is not as it was asked for, of the store at `place` that was there: a line for each option.
+    fn unmet(&self, stats: &Stats, size_bytes: u64, place: &str) -> Vec<String> {
+        let capacity = stats.capacity_bytes;
+        // What stands before the first segment, and a rest behind the last one, do not count.
+        let fits = capacity <= size_bytes && capacity >= size_bytes - size_bytes / 8;
+        let size = self.size.iter().filter(|_| !fits).map(|option| {
+            let keeps = format_size_bytes(capacity);
+            format!("{option} has no effect: the store at {place} keeps its {keeps}; remove it to make a new one")
+        });
+        let cache = self.no_cache.iter().filter(|_| stats.cache).map(|option| {
+            format!("{option} has no effect: the store at {place} was made as a cache, and evicts; remove it to make a new one")
+        });
+        size.chain(cache).collect()
+    }
 }
 
 /// Where credentials, and certificates with their key, come from.
@@ -102,6 +127,7 @@ impl Service {
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
+        let was_there = self.store.engine_there().is_some();
         let store = open_served(&mut self.store)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
@@ -111,6 +137,10 @@ impl Service {
         let runtime = Arc::new(runtime);
         let server = Server::start(&runtime, store.clone(), self.server)?;
         let stats = store.stats();
+        let unmet = self.asked.unmet(&stats, self.store.size_bytes, &paths.join(", "));
+        for line in unmet.iter().filter(|_| was_there) {
+            say(line);
+        }
         let (live, capacity) =
             (format_size_bytes(stats.live_bytes), format_size_bytes(stats.capacity_bytes));
         say(&format!("esker {}", env!("CARGO_PKG_VERSION")));
@@ -208,14 +238,19 @@ fn catch_signals(usr1: bool) -> Result<Signals, Failure> {
     Signals::new(ending.iter().chain(&[SIGHUP])).map_err(failed)
 }
 
-/// Makes room for the descriptors of all connections, as far as the system permits.
-fn raise_descriptors(connections_max: u64) -> Result<(), Failure> {
+/// Makes room for the descriptors of all connections, as far as the system permits: root, who may raise the bound, calls it
+/// before it becomes somebody else.
+pub(crate) fn raise_descriptors(connections_max: u64) -> Result<(), Failure> {
     let wanted = connections_max.saturating_add(DESCRIPTORS_RESERVED);
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= wanted) {
         return Ok(());
     }
     if let Some(most) = limit.maximum.filter(|most| *most < wanted) {
+        let raised = Rlimit { current: Some(wanted), maximum: Some(wanted) };
+        if setrlimit(Resource::Nofile, raised).is_ok() {
+            return Ok(());
+        }
         return Err(Failure::usage(format!(
             "connections-max {connections_max} needs {wanted} open files and the system permits {most}; lower it, or raise the limit (ulimit -n)"
         )));

@@ -218,6 +218,10 @@ impl ListenAddress {
 fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
+    if address.is_ipv6() {
+        // An address is what it says: 0.0.0.0 may have a listener of its own at the same port.
+        socket.set_only_v6(true)?;
+    }
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
     Ok(socket)

@@ -12,7 +12,7 @@ mod plan;
 mod process;
 
 use crate::failure::{Done, Failure};
-use crate::service::{Secrets, Service, say};
+use crate::service::{AskedOfNew, Secrets, Service, raise_descriptors, say};
 use crate::store::raw_device;
 use esker::{Durability, Options};
 use esker_server::{ServerConfig, ShutdownHook};
@@ -32,13 +32,13 @@ usage: esker memcached [OPTIONS]
 -p, --port=<num>          TCP port to listen on (default: 11211)
 -s, --unix-socket=<file>  socket file to listen on, instead of TCP
 -a, --unix-mask=<mask>    permissions of the socket file, in octal (default: 700)
--l, --listen=<addr,...>   addresses to listen on (default: 127.0.0.1; all: '*');
-                          notls:<addr> without TLS
+-l, --listen=<addr,...>   addresses and names to listen on (default: 127.0.0.1;
+                          all: '*'); notls:<addr> without TLS
 -A, --enable-shutdown     permit the command \"shutdown\"
--d, --daemon              run in the background
+-d, --daemon              run in the background, in the folder /
 -P, --pidfile=<file>      write the process id to <file>
 -u, --user=<user>         run as <user>; root has to say as whom
--m, --memory-limit=<num>  size of a new store in MiB (default: 64)
+-m, --memory-limit=<num>  size of a new store in MiB, or with k, m, g (default: 64)
 -M, --disable-evictions   refuse new items when the store is full, instead of dropping old ones
 -c, --conn-limit=<num>    connections at the same time (default: 1024)
 -t, --threads=<num>       scheduler threads (default: 4)
@@ -48,6 +48,9 @@ usage: esker memcached [OPTIONS]
 -Z, --enable-ssl          TLS, with -o ssl_chain_cert=<file>[,ssl_key=<file>]
 -e, --memory-file=<file>  where the data lie: folder or device
 -o, --extended=<list>     data=<path>, idle_timeout=<seconds>, ssl_...,
+                          request_timeout=<seconds>: for a request that came
+                          in part, and a reply that is not taken (default: 0,
+                          none while there is memory),
                           format: a raw device may hold what is no store
 -v, -vv, -vvv             say more
 -V, --version   -h, --help   -i, --license
@@ -91,13 +94,20 @@ fn print(text: &str) -> Result<Done, Failure> {
     printed.map(|()| Done::Yes).map_err(|source| Failure::io("standard output", &source))
 }
 
-fn run(plan: Plan) -> Result<Done, Failure> {
+fn run(mut plan: Plan) -> Result<Done, Failure> {
     let place = plan.place();
+    if plan.daemon {
+        // Nobody's folder is held by what runs in the background.
+        plan.make_absolute()?;
+        std::env::set_current_dir("/").map_err(|source| Failure::io("/", &source))?;
+    }
     // The files live on as long as they are open.
     let is_passing = plan.data.is_none() && place.is_none();
     // What only root may read is read before.
     let secrets = Secrets::read(plan.auth_file, plan.tls)?;
     let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
+    // Only root may go beyond what the system permits others.
+    raise_descriptors(u64::from(plan.limits.connections_max))?;
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {
         Some(path) => path.clone(),
@@ -145,6 +155,10 @@ fn run(plan: Plan) -> Result<Done, Failure> {
         log,
         ends_on_usr1: true,
         secrets,
+        asked: AskedOfNew {
+            size: plan.size_given.map(|size| format!("-m {size}")),
+            no_cache: (!plan.evict).then(|| "-M".to_owned()),
+        },
     };
     let daemon = plan.daemon;
     let done = service.run(|| {

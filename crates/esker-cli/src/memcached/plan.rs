@@ -6,9 +6,9 @@
 
 use super::options::{self, Given};
 use crate::failure::Failure;
-use esker_base::units::{KIB, MIB};
+use esker_base::units::{KIB, MIB, parse_size_bytes};
 use esker_server::{Limits, ListenAddress, UNIX_MODE};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -84,6 +84,8 @@ pub(super) struct Plan {
     pub(super) pid_file: Option<PathBuf>,
     pub(super) user: Option<String>,
     pub(super) size_bytes: u64,
+    /// What `-m` said.
+    pub(super) size_given: Option<String>,
     pub(super) evict: bool,
     pub(super) cores: usize,
     pub(super) verbose: usize,
@@ -155,10 +157,12 @@ impl Plan {
             pid_file: None,
             user: None,
             size_bytes: MEMORY_MIB * MIB,
+            size_given: None,
             evict: true,
             cores: THREADS,
             verbose: 0,
-            limits: Limits::default(),
+            // Somebody may type at telnet, or stand still in a debugger.
+            limits: Limits { request_timeout: Duration::ZERO, ..Limits::default() },
             auth_file: None,
             tls: None,
             data: None,
@@ -191,10 +195,13 @@ impl Plan {
                     .ok_or_else(|| wrong(format!("-a: {text:?} is no access mask in octal")))?;
             }
             'A' => self.shutdown = true,
-            'l' => draft.interfaces.extend(text.split(',').map(str::to_owned)),
+            'l' => {
+                let named = text.split([',', ';']).filter(|name| !name.is_empty());
+                draft.interfaces.extend(named.map(str::to_owned));
+            }
             'd' => self.daemon = true,
             'u' => self.user = Some(text.to_owned()),
-            'm' => self.set_size(positive("-m", text)?),
+            'm' => self.set_size(text)?,
             'M' => self.evict = false,
             'c' => {
                 self.limits.connections_max = u32::try_from(positive("-c", text)?)
@@ -250,19 +257,30 @@ impl Plan {
             "-X" | "-W" => "there are no such commands",
             "-r" => "the limit of core files is the system's",
             "-f" | "-n" => "there are no slab classes",
-            "-R" | "-N" => "connections share their core by themselves",
+            "-R" => {
+                "a connection gives way to the others of its core by the work it makes, not by its requests"
+            }
+            "-N" => "connections go to the cores in turn",
             _ => "it says how memcached works inside",
         };
         self.notes.push(format!("{option} has no effect: {why}"));
     }
 
-    fn set_size(&mut self, mebibytes: u64) {
+    /// Reads `-m`: mebibytes, or a size with its unit.
+    fn set_size(&mut self, text: &str) -> Result<(), Failure> {
+        let has_unit = text.ends_with(|last: char| last.is_ascii_alphabetic());
+        let mebibytes = match parse_size_bytes(text).filter(|_| has_unit) {
+            Some(0) => return Err(wrong("-m must be greater than 0")),
+            Some(bytes) => bytes.div_ceil(MIB),
+            None => positive("-m", text)?,
+        };
+        self.size_given = Some(text.to_owned());
         if mebibytes < STORE_MIB_MIN {
-            self.notes.push(format!(
-                "-m {mebibytes} is raised to {STORE_MIB_MIN}, the least size of a store"
-            ));
+            self.notes
+                .push(format!("-m {text} is raised to {STORE_MIB_MIN}, the least size of a store"));
         }
         self.size_bytes = mebibytes.max(STORE_MIB_MIN).saturating_mul(MIB);
+        Ok(())
     }
 
     fn set_extended(
@@ -278,6 +296,10 @@ impl Plan {
             "idle_timeout" => {
                 self.limits.idle_timeout =
                     Duration::from_secs(number("-o idle_timeout", needed()?)?);
+            }
+            "request_timeout" => {
+                self.limits.request_timeout =
+                    Duration::from_secs(number("-o request_timeout", needed()?)?);
             }
             "ssl_chain_cert" => draft.certificate = Some(needed()?.into()),
             "ssl_key" => draft.key = Some(needed()?.into()),
@@ -324,6 +346,24 @@ impl Plan {
         socket.map(|path| path.trim_start_matches('/').replace('/', "-")).or(port)
     }
 
+    /// Makes every path one that means the same in any folder.
+    pub(super) fn make_absolute(&mut self) -> Result<(), Failure> {
+        let sockets = self.listen.iter_mut().filter_map(|address| match address {
+            ListenAddress::Unix(path) => Some(path),
+            _ => None,
+        });
+        let mut paths: Vec<&mut PathBuf> = sockets.collect();
+        paths.extend(
+            [&mut self.pid_file, &mut self.auth_file, &mut self.data].into_iter().flatten(),
+        );
+        paths.extend(self.tls.iter_mut().flat_map(|(chain, key)| [chain, key]));
+        for path in paths {
+            *path = std::path::absolute(&path)
+                .map_err(|source| Failure::io(path.display(), &source))?;
+        }
+        Ok(())
+    }
+
     fn finish(&mut self, draft: Draft) -> Result<(), Failure> {
         let buffers = u64::from(self.limits.connections_max).saturating_mul(8 * KIB);
         let items = self.limits.item_size_max_bytes.saturating_mul(8);
@@ -357,16 +397,85 @@ impl Plan {
             self.listen.push(ListenAddress::Tcp(SocketAddr::new(host, self.port)));
         }
         for interface in &draft.interfaces {
-            let (text, plain) = match interface.strip_prefix("notls:") {
-                Some(rest) => (rest, true),
-                None => (interface.as_str(), false),
+            let (text, plain) = self.marked(interface)?;
+            let (addresses, unusable) = usable(resolve(text, self.port)?);
+            let left_out = |(address, why)| {
+                format!("-l {text}: nobody can listen at {address} of it here: {why}")
             };
-            let addresses = resolve(text, self.port)?;
+            self.notes.extend(unusable.into_iter().map(left_out));
             let list = if plain { &mut self.listen_plain } else { &mut self.listen };
-            list.extend(addresses.into_iter().map(ListenAddress::Tcp));
+            for address in addresses.into_iter().map(ListenAddress::Tcp) {
+                // Two names may mean one address.
+                if !list.contains(&address) {
+                    list.push(address);
+                }
+            }
         }
         Ok(())
     }
+
+    /// An argument of `-l` without the marks before it, and whether one of them says that there is no TLS.
+    fn marked<'t>(&mut self, interface: &'t str) -> Result<(&'t str, bool), Failure> {
+        let (mut text, mut plain) = (interface, false);
+        loop {
+            if let Some(rest) = text.strip_prefix("notls:") {
+                (text, plain) = (rest, true);
+                continue;
+            }
+            let (mark, rest) = match text.split_once("]:") {
+                Some((mark, rest)) if mark.starts_with("tag[") || mark.starts_with("proto[") => {
+                    (mark, rest)
+                }
+                _ => return Ok((text, plain)),
+            };
+            match mark {
+                "proto[ascii" | "proto[negotiating" => {}
+                "proto[binary" => {
+                    return Err(wrong(
+                        "-l: the binary protocol is not supported; use proto[ascii]",
+                    ));
+                }
+                _ if mark.starts_with("tag[") => {
+                    self.notes.push(format!(
+                        "-l {mark}] has no effect: nothing here asks for the tag of a connection"
+                    ));
+                }
+                _ => {
+                    return Err(wrong(format!(
+                        "-l: {mark}] is none of proto[ascii], proto[negotiating]"
+                    )));
+                }
+            }
+            text = rest;
+        }
+    }
+}
+
+/// Of several addresses of one name, those at which this machine can listen, and the others with why not; all, if it can at none:
+/// whoever tries says so. A name may have an address of IPv6 where there is none.
+fn usable(addresses: Vec<SocketAddr>) -> (Vec<SocketAddr>, Vec<(IpAddr, std::io::Error)>) {
+    if addresses.len() < 2 {
+        return (addresses, Vec::new());
+    }
+    let mut unusable = Vec::new();
+    let mut here = addresses.clone();
+    here.retain(|address| {
+        let mut any = *address;
+        any.set_port(0);
+        // Any kind of socket tells, and this one is in nobody's way.
+        match UdpSocket::bind(any) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::AddrNotAvailable
+                    || error.raw_os_error()
+                        == Some(rustix::io::Errno::AFNOSUPPORT.raw_os_error()) =>
+            {
+                unusable.push((address.ip(), error));
+                false
+            }
+            _ => true,
+        }
+    });
+    if here.is_empty() { (addresses, Vec::new()) } else { (here, unusable) }
 }
 
 /// Addresses of `HOST`, `HOST:PORT`, `[HOST]` or `[HOST]:PORT`.
@@ -383,15 +492,16 @@ fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
         Some((host, port)) => (host, number("-l", port)?),
         None => (text, port),
     };
-    // What memcached has for all addresses of this host.
-    let host = if host == "*" { "0.0.0.0" } else { host };
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    if host == "*" {
+        // What memcached has for all addresses of this host.
+        let all = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+        return Ok(all.map(|ip| SocketAddr::new(ip, port)).into());
+    }
     let found: Vec<SocketAddr> =
         (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
-    match found.first() {
-        // A name may have addresses of both kinds; one is what memcached's users mean.
-        Some(first) => Ok(vec![*first]),
-        None => Err(failed(&"no address")),
-    }
+    // As in memcached: every address that the name has.
+    if found.is_empty() { Err(failed(&"no address")) } else { Ok(found) }
 }
 
 #[cfg(test)]
@@ -437,15 +547,86 @@ mod tests {
 
     #[test]
     fn a_star_is_every_address_and_minus_one_any_port() {
-        for (line, expected) in [
-            ("-l * -p 5", "memcache://0.0.0.0:5"),
-            ("-l *:7", "memcache://0.0.0.0:7"),
-            ("-p -1", "memcache://127.0.0.1:0"),
+        let both = UdpSocket::bind("[::]:0").is_ok();
+        for (line, four, six) in [
+            ("-l * -p 5", "memcache://0.0.0.0:5", Some("memcache://[::]:5")),
+            ("-l *:7", "memcache://0.0.0.0:7", Some("memcache://[::]:7")),
+            ("-p -1", "memcache://127.0.0.1:0", None),
         ] {
-            let shown: Vec<String> =
-                plan(line).expect(line).listen.iter().map(ToString::to_string).collect();
-            assert_eq!(shown, [expected], "{line}");
+            let expected: Vec<&str> =
+                [Some(four), six.filter(|_| both)].into_iter().flatten().collect();
+            assert_eq!(shown(&plan(line).expect(line).listen), expected, "{line}");
         }
+    }
+
+    fn shown(addresses: &[ListenAddress]) -> Vec<String> {
+        addresses.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn names_are_all_their_addresses_each_once() {
+        let plan = plan("-l localhost;127.0.0.1,,[127.0.0.1]:11211 -l 127.0.0.1:5;127.0.0.1:5")
+            .expect("valid");
+        let all = ("localhost", PORT).to_socket_addrs().expect("known");
+        let (all, unusable) = usable(all.collect());
+        assert_eq!(plan.notes.len(), unusable.len());
+        assert!(all.iter().all(|address| plan.listen.contains(&ListenAddress::Tcp(*address))));
+        let four = shown(&plan.listen);
+        let of_four: Vec<&String> = four.iter().filter(|name| name.contains("127.0.0.1")).collect();
+        assert_eq!(of_four, ["memcache://127.0.0.1:11211", "memcache://127.0.0.1:5"]);
+        // One that is no address of this machine, from a range for examples.
+        let (mine, other) =
+            ("127.0.0.1:7".parse().expect("one"), "192.0.2.1:7".parse().expect("one"));
+        let (here, unusable) = usable(vec![other, mine]);
+        assert_eq!((here, unusable.len()), (vec![mine], 1));
+        assert_eq!(usable(vec![other]).0, [other], "who is named by itself is meant");
+        assert_eq!(usable(vec![other, other]).0.len(), 2, "somebody has to say that it fails");
+    }
+
+    #[test]
+    fn marks_of_listeners_are_understood() {
+        let marked = plan("-l proto[ascii]:127.0.0.1:5,tag[x]:127.0.0.1:6,notls:proto[negotiating]:[::1]:7,proto[ascii]:notls:127.0.0.1").expect("valid");
+        assert_eq!(shown(&marked.listen), ["memcache://127.0.0.1:5", "memcache://127.0.0.1:6"]);
+        assert_eq!(
+            shown(&marked.listen_plain),
+            ["memcache://[::1]:7", "memcache://127.0.0.1:11211"]
+        );
+        assert!(matches!(&marked.notes[..], [note] if note.contains("tag[x] has no effect: ")));
+    }
+
+    #[test]
+    fn sizes_mean_what_their_unit_says() {
+        for (line, mebibytes) in [
+            ("-m 100", 100),
+            ("-m 64m", 64),
+            ("-m 1024M", 1024),
+            ("-m 2g", 2048),
+            ("-m 131072k", 128),
+            ("-m 100MiB", 100),
+        ] {
+            assert_eq!(plan(line).expect(line).size_bytes, mebibytes * MIB, "{line}");
+        }
+    }
+
+    #[test]
+    fn nobody_is_hurried_unless_it_is_asked_for() {
+        let timeout = |line| plan(line).expect(line).limits.request_timeout;
+        assert_eq!(timeout(""), Duration::ZERO);
+        assert_eq!(timeout("-o request_timeout=7"), Duration::from_secs(7));
+    }
+
+    #[test]
+    fn in_the_background_every_path_is_absolute() {
+        let mut plan = plan("-d -s sock -P pid -Y users -e data").expect("valid");
+        plan.make_absolute().expect("there is a folder");
+        let socket = plan.listen.iter().map(|address| match address {
+            ListenAddress::Unix(path) => path.clone(),
+            other => panic!("{other}"),
+        });
+        let paths = [plan.pid_file.clone(), plan.auth_file.clone(), plan.data.clone()];
+        let folder = std::env::current_dir().expect("there is one");
+        let all: Vec<PathBuf> = socket.chain(paths.into_iter().flatten()).collect();
+        assert_eq!(all, ["sock", "pid", "users", "data"].map(|name| folder.join(name)));
     }
 
     #[test]
@@ -491,6 +672,12 @@ mod tests {
             ("-c 0", "greater than 0"),
             ("-t 0", "greater than 0"),
             ("-m 0", "greater than 0"),
+            ("-m 0g", "greater than 0"),
+            ("-m 64x", "no number"),
+            ("-m m", "no number"),
+            ("-l proto[binary]:127.0.0.1", "binary"),
+            ("-l proto[x]:127.0.0.1", "none of"),
+            ("-o request_timeout=x", "no number"),
             ("-I 100", "less than 1024"),
             ("-I 2000m", "more than 1024m"),
             ("-I 40m", "half of the memory"),

@@ -91,7 +91,12 @@ pub(super) fn become_user(user: Option<&str>) -> Result<(), Failure> {
         return Err(Failure::usage("memcached: can't run as root without the -u switch"));
     };
     let entry = find_user(&read(PASSWD)?, name)
-        .ok_or_else(|| Failure::usage(format!("memcached: -u: there is no user {name:?}")))?;
+        .ok_or_else(|| {
+            Failure::usage(format!(
+                "memcached: -u: there is no user {name:?} in {PASSWD}; those that only a directory service knows \
+are not looked up: start it as that user, without -u (User= of systemd, setpriv, su)"
+            ))
+        })?;
     if entry.0 == 0 {
         return Ok(());
     }

@@ -183,6 +183,9 @@ fn in_the_background_it_serves_until_it_is_told_to_stop() {
     let ran = scratch.run(&arguments).exits_with(0);
     assert!(ran.said.contains("ready"), "{ran:?}");
     let pid = std::fs::read_to_string(scratch.path("pid")).expect("written");
+    let folder = std::fs::read_link(format!("/proc/{}/cwd", pid.trim())).expect("it runs");
+    assert_eq!(folder, std::path::Path::new("/"), "nobody's folder is held");
+    assert!(scratch.path("here").exists(), "a relative path is that of whoever started it");
     assert_eq!(
         talk(&port, "set k 0 0 1\r\n1\r\nget k\r\nshutdown\r\n"),
         "STORED\r\nVALUE k 0 1\r\n1\r\nEND\r\n"
@@ -206,6 +209,102 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
     let ran = scratch.run(&arguments);
     assert_ne!(ran.code, Some(0));
     assert!(ran.said.contains("file/sub") && ran.said.contains("before it was ready"), "{ran:?}");
+}
+
+#[test]
+fn what_an_existing_store_does_not_become_is_told() {
+    let (scratch, port) = (Scratch::new(), port());
+    let base = ["-p", &port, "-l", "127.0.0.1", "-o", "data=here", "-A"];
+    for (more, told) in [
+        (&["-m", "64"][..], &[][..]),
+        (&["-m", "64m"], &[]),
+        (&[], &[]),
+        (
+            &["-m", "4096", "-M"],
+            &[
+                "-m 4096 has no effect: the store at here keeps its ",
+                "-M has no effect: the store at here",
+            ],
+        ),
+    ] {
+        let running = Running::start(&scratch, &[&base[..], more].concat());
+        let said: Vec<&String> =
+            running.1.iter().filter(|line| line.contains("has no effect")).collect();
+        assert_eq!(said.len(), told.len(), "{more:?}: {said:?}");
+        for words in told {
+            assert!(said.iter().any(|line| line.starts_with(words)), "{words:?} in {said:?}");
+        }
+        talk(&port, "shutdown\r\n");
+        running.ends();
+    }
+}
+
+#[test]
+fn a_store_that_a_server_has_open_says_what_can_be_done() {
+    let (scratch, port) = (Scratch::new(), port());
+    let base = ["-p", &port, "-l", "127.0.0.1", "-m", "64", "-o", "data=here", "-A"];
+    let running = Running::start(&scratch, &base);
+    for command in [&["backup", "copy", "--data", "here"][..], &["check", "--data", "here"]] {
+        let ran = scratch.run(command);
+        assert_eq!(ran.code, Some(3), "{ran:?}");
+        for words in ["stop the server", "--server", "Store::backup"] {
+            assert!(ran.said.contains(words), "{words:?} in {ran:?}");
+        }
+    }
+    talk(&port, "shutdown\r\n");
+    running.ends();
+}
+
+#[test]
+fn a_star_listens_at_both_kinds_of_addresses() {
+    let (scratch, port) = (Scratch::new(), port());
+    let running =
+        Running::start(&scratch, &["-p", &port, "-l", "*", "-m", "64", "-o", "data=here", "-A"]);
+    if std::net::UdpSocket::bind("[::1]:0").is_ok() {
+        let stream = TcpStream::connect(format!("[::1]:{port}")).expect("connect");
+        assert_eq!(chat(stream, "mn\r\nquit\r\n"), "MN\r\n");
+    } else {
+        eprintln!("half of it is skipped: there is no IPv6 here");
+    }
+    assert_eq!(talk(&port, "mn\r\nshutdown\r\n"), "MN\r\n");
+    running.ends();
+}
+
+#[test]
+fn root_may_serve_more_connections_than_files_are_permitted_to_others() {
+    if user().is_empty() {
+        eprintln!("skipped: only root raises the bound");
+        return;
+    }
+    let raises = Command::new("sh").args(["-c", "ulimit -n 256 && ulimit -n 2000"]).output();
+    if !raises.is_ok_and(|done| done.status.success()) {
+        eprintln!("skipped: this root may not raise the bound");
+        return;
+    }
+    let (scratch, port) = (Scratch::new(), port());
+    use std::os::unix::fs::PermissionsExt;
+    let all = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(scratch.path(""), all).expect("chmod");
+    let line = format!(
+        "ulimit -n 256 && exec {} memcached -u nobody -l 127.0.0.1 -p {port} -c 2000 -m 64 -A -o data=here",
+        env!("CARGO_BIN_EXE_esker")
+    );
+    let mut child = Command::new("sh")
+        .args(["-c", &line])
+        .current_dir(scratch.path(""))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("start");
+    let said = BufReader::new(child.stderr.take().expect("piped"));
+    let lines: Vec<String> =
+        said.lines().map_while(Result::ok).take_while(|line| line != "ready").collect();
+    assert!(!lines.iter().any(|line| line.contains("ulimit")), "{lines:?}");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id())).expect("it runs");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+    let soft = files.split_whitespace().nth(3).and_then(|number| number.parse::<u64>().ok());
+    assert!(soft.is_some_and(|soft| soft >= 2000), "{files}");
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
+    assert!(child.wait().expect("ends").success());
 }
 
 #[test]
