@@ -39,7 +39,8 @@ pub use summary::{
     push_batch, push_record, read_summary,
 };
 pub use superblock::{
-    FORMAT_VERSION, GRAIN_SIZE_MAX, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, Superblock,
+    FORMAT_VERSION, GRAIN_SIZE_MAX, SEGMENT_BLOCKS_MIN, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE,
+    Superblock,
 };
 
 /// Place of a record or batch: what its checksum binds it to.

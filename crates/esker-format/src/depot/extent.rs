@@ -11,6 +11,7 @@ use super::record::{RecordKind, RecordMeta, VersionForm};
 use super::varint;
 use super::{BATCH_HEADER_SIZE, KEY_SIZE_MAX_BYTES};
 use crate::Flaw;
+use esker_base::ids::Version;
 
 /// What the record of a key says of its large value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,10 +87,16 @@ const EXTENT_KEY_SIZE: usize = 20;
 
 impl ExtentKey {
     /// The key of an extent of `value_size` bytes that stands alone in a batch: with zeros behind it,
-    /// so that its value starts at a multiple of `block_size` bytes.
+    /// so that its value starts at a multiple of `block_size` bytes. The record tells its version in this form.
     #[must_use]
-    pub fn encode(&self, form: VersionForm, block_size: usize, value_size: usize) -> Vec<u8> {
-        let size = aligned_size(form, block_size, value_size).unwrap_or(EXTENT_KEY_SIZE);
+    pub fn encode(
+        &self,
+        (form, version): (VersionForm, Version),
+        block_size: usize,
+        value_size: usize,
+    ) -> Vec<u8> {
+        let meta = RecordMeta { version, ..RecordMeta::new(RecordKind::Extent) };
+        let size = aligned_size(&meta, form, block_size, value_size).unwrap_or(EXTENT_KEY_SIZE);
         let mut out = vec![0; size];
         put(&mut out, 0, &self.id.to_le_bytes());
         put(&mut out, 8, &self.number.to_le_bytes());
@@ -110,8 +117,12 @@ impl ExtentKey {
 }
 
 /// Size of a key behind which the value of the batch's only record starts at a block's start.
-fn aligned_size(form: VersionForm, block_size: usize, value_size: usize) -> Option<usize> {
-    let meta = RecordMeta::new(RecordKind::Extent);
+fn aligned_size(
+    meta: &RecordMeta,
+    form: VersionForm,
+    block_size: usize,
+    value_size: usize,
+) -> Option<usize> {
     // The header is longer by what the size of the key takes; with a key of one byte that is one.
     let before = BATCH_HEADER_SIZE + meta.body_start(form, 1, value_size) - 1;
     let sizes = (1..=2).flat_map(|blocks| (1..=3).map(move |digits| (blocks, digits)));
@@ -138,7 +149,6 @@ fn take<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Flaw> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use esker_base::ids::Version;
 
     #[test]
     fn a_large_value_comes_back_and_counts_its_extents() {
@@ -155,13 +165,14 @@ mod tests {
     #[test]
     fn the_value_of_an_extent_starts_at_a_block() {
         let key = ExtentKey { id: 1, number: 2, hash: 3 };
-        for form in [VersionForm::Distance, VersionForm::Whole] {
+        let whole = [9, 1 << 40, u64::MAX].map(|version| (VersionForm::Whole, version));
+        for (form, version) in whole.into_iter().chain([(VersionForm::Distance, 0)]) {
             for block in [512, 4096, 16384] {
                 for value in [1, 127, 128, 512, 70_000, 1 << 20] {
-                    let bytes = key.encode(form, block, value);
+                    let version = Version(version);
+                    let bytes = key.encode((form, version), block, value);
                     assert_eq!(ExtentKey::decode(&bytes), Ok(key));
-                    let meta =
-                        RecordMeta { version: Version(9), ..RecordMeta::new(RecordKind::Extent) };
+                    let meta = RecordMeta { version, ..RecordMeta::new(RecordKind::Extent) };
                     let start = meta.body_start(form, bytes.len(), value) + bytes.len();
                     assert_eq!((BATCH_HEADER_SIZE + start) % block, 0, "{form:?} {block} {value}");
                 }

@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! per batch:  | offset in blocks 4 | records, one shape? 4 | first sequence 8 | shape, if all have one |
-//! per record: | hash 6 | shape, if not | version if moved? 8 |
+//! per record: | hash 6 | shape, if not | version if moved |
 //!             and of pieces of large values: | id 8 | number 4 |
 //! shape:      | kind and marks 5 bits, low bits of the size 3 | the rest of the size, varint |
+//! version:    | distance from the version of the record before in the batch, its sign in the lowest bit, varint |
 //! ```
 //!
 //! The payload of a batch of kind `Summary`, which a checksum covers as any batch. A record's
 //! place follows from the sizes of those before it; a client's record's version from its place in
-//! the order. Records of one size take 6 bytes (uDepot §4.4 reads keys and headers of all records).
+//! the order. Records of one size take 6 bytes (uDepot §4.4 reads keys and headers of all records), moved ones 7 to 9,
+//! as what was written in one order is moved in it.
 
 use super::batch::BATCH_HEADER_SIZE;
 use super::extent::{ExtentKey, LargeValue};
@@ -135,6 +137,18 @@ impl SummaryRecord {
     }
 }
 
+/// How far a version is from the one before it, the sign in the lowest bit.
+fn step_to(version: Version, before: Version) -> u64 {
+    let step = version.0.wrapping_sub(before.0).cast_signed();
+    (step << 1 ^ step >> 63).cast_unsigned()
+}
+
+/// The version that is so far from the one before it.
+fn step_from(before: Version, step: u64) -> Version {
+    let far = (step >> 1) ^ (step & 1).wrapping_neg();
+    Version(before.0.wrapping_add(far))
+}
+
 fn has_large_ref(kind: RecordKind) -> bool {
     matches!(kind, RecordKind::Large | RecordKind::Extent)
 }
@@ -148,18 +162,24 @@ pub struct SummarySize {
     /// Bytes of the records without their shapes, and of these.
     records: u64,
     shapes: u64,
+    /// Version of the last record.
+    before: Version,
 }
 
 impl SummarySize {
     /// Of a batch without records.
     #[must_use]
     pub fn new(form: VersionForm) -> Self {
-        SummarySize { form, first: None, alike: true, records: 0, shapes: 0 }
+        SummarySize { form, first: None, alike: true, records: 0, shapes: 0, before: Version(0) }
     }
 
-    /// A record more.
-    pub fn add(&mut self, shape: Shape) {
-        let version = if self.form == VersionForm::Whole { 8 } else { 0 };
+    /// A record of this version more.
+    pub fn add(&mut self, shape: Shape, version: Version) {
+        let before = std::mem::replace(&mut self.before, version);
+        let version = match self.form {
+            VersionForm::Distance => 0,
+            VersionForm::Whole => varint::size(step_to(version, before)) as u64,
+        };
         let of_value = if has_large_ref(shape.kind) { LARGE_REF_SIZE } else { 0 };
         self.records += HASH_SIZE as u64 + version + of_value;
         self.shapes += shape.size();
@@ -197,19 +217,21 @@ pub fn push_batch(
 }
 
 /// Adds a record of the last batch, whose records have this shape in `common`, to the summary `out`; its offset is not
-/// written.
+/// written. `before` is the version of the record before it in the batch, or 0.
 pub fn push_record(
     out: &mut Vec<u8>,
     form: VersionForm,
     common: Option<Shape>,
     record: &SummaryRecord,
+    before: Version,
 ) {
     out.extend_from_slice(record.hash.to_le_bytes().get(..HASH_SIZE).unwrap_or(&[]));
     if common.is_none() {
         record.shape().push(out);
     }
     if form == VersionForm::Whole {
-        out.extend_from_slice(&record.version.0.to_le_bytes());
+        let (bytes, length) = varint::encode(step_to(record.version, before));
+        out.extend_from_slice(bytes.get(..length).unwrap_or(&[]));
     }
     if has_large_ref(record.kind) {
         out.extend_from_slice(&record.piece.id.to_le_bytes());
@@ -248,6 +270,7 @@ pub fn read_summary(
             _ => Some(Shape::take(&mut rest)?),
         };
         let mut offset = blocks.saturating_mul(geometry.block) + BATCH_HEADER_SIZE as u64;
+        let mut before = Version(0);
         for place in 0..u64::from(records & !ONE_SHAPE) {
             let mut hash = [0; 8];
             let bytes: [u8; HASH_SIZE] = take(&mut rest)?;
@@ -257,9 +280,10 @@ pub fn read_summary(
                 None => Shape::take(&mut rest)?,
             };
             let version = match form {
-                VersionForm::Distance => first.saturating_add(place),
-                VersionForm::Whole => u64::from_le_bytes(take(&mut rest)?),
+                VersionForm::Distance => Version(first.saturating_add(place)),
+                VersionForm::Whole => step_from(before, varint::decode(&mut rest)?),
             };
+            before = version;
             let mut piece = LargeRef::default();
             if has_large_ref(shape.kind) {
                 piece.id = u64::from_le_bytes(take(&mut rest)?);
@@ -273,7 +297,7 @@ pub fn read_summary(
             }
             visit(SummaryRecord {
                 hash: u64::from_le_bytes(hash),
-                version: Version(version),
+                version,
                 offset: at,
                 size_bytes,
                 kind,

@@ -14,7 +14,9 @@ pub const SUPERBLOCK_SIZE: usize = 512;
 /// Device offset of the second copy in bytes; the first stands at 0.
 pub const SUPERBLOCK_COPY_OFFSET: u64 = 4096;
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 4;
+pub const FORMAT_VERSION: u32 = 5;
+/// Fewest blocks of a segment: header, trailer, copy of the header, and as many for a batch with its summary.
+pub const SEGMENT_BLOCKS_MIN: u64 = 8;
 /// Largest grain in bytes.
 pub const GRAIN_SIZE_MAX: u32 = 8;
 const HEAD: Head = Head { magic: *b"ESKDEPOT", format_version: FORMAT_VERSION };
@@ -135,7 +137,7 @@ impl Superblock {
             return Err(Flaw::Field("grain_size_bytes"));
         }
         if !self.segment_size_bytes.is_multiple_of(block)
-            || self.segment_size_bytes < 4 * block
+            || self.segment_size_bytes < SEGMENT_BLOCKS_MIN * block
             || self.segment_size_bytes > u64::from(u32::MAX)
         {
             return Err(Flaw::Field("segment_size_bytes"));

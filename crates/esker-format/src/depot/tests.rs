@@ -202,6 +202,7 @@ fn records_of_all_sizes_come_back_and_cut_ones_do_not() {
             (None, 0, VersionForm::Distance),
             (Some(u64::MAX), u32::MAX, VersionForm::Distance),
             (Some(1), 0, VersionForm::Whole),
+            (None, 1, VersionForm::Whole),
         ] {
             let meta = RecordMeta {
                 kind: RecordKind::Put,
@@ -284,14 +285,16 @@ fn summaries_come_back_and_hostile_ones_are_refused() {
                 records.push(record);
             }
             let mut size = SummarySize::new(form);
-            records.iter().for_each(|record| size.add(record.shape()));
+            records.iter().for_each(|record| size.add(record.shape(), record.version));
             assert_eq!(size.common().is_some(), batch % 2 == 0);
-            let before = bytes.len() as u64;
+            let begun = bytes.len() as u64;
             push_batch(&mut bytes, 1 + batch * 90, 7, Sequence(first), size.common());
+            let mut before = Version(0);
             for record in &records {
-                push_record(&mut bytes, form, size.common(), record);
+                push_record(&mut bytes, form, size.common(), record, before);
+                before = record.version;
             }
-            assert_eq!(bytes.len() as u64 - before, size.bytes());
+            assert_eq!(bytes.len() as u64 - begun, size.bytes());
             expected.append(&mut records);
             first += 7;
         }
@@ -311,10 +314,27 @@ fn records_of_one_size_take_six_bytes_of_a_summary() {
     let record = noted(&mut rng, RecordKind::Put, 1, 0);
     let shape = Shape { size_bytes: 125, collides: false, replaces: false, ..record.shape() };
     let mut size = SummarySize::new(VersionForm::Distance);
-    (0..64).for_each(|_| size.add(shape));
+    (0..64).for_each(|_| size.add(shape, record.version));
     assert_eq!(size.bytes(), 16 + 2 + 64 * 6);
-    size.add(Shape { size_bytes: 126, ..shape });
+    size.add(Shape { size_bytes: 126, ..shape }, record.version);
     assert_eq!(size.bytes(), 16 + 65 * (6 + 2));
+}
+
+#[test]
+fn a_copy_takes_two_to_four_bytes_more() {
+    let meta =
+        |version| RecordMeta { version: Version(version), ..RecordMeta::new(RecordKind::Put) };
+    let more = |version| {
+        let size = |form| meta(version).size_bytes(form, 4, 50);
+        size(VersionForm::Whole) - size(VersionForm::Distance)
+    };
+    assert_eq!([1, 1 << 31, 1 << 38, u64::MAX].map(more), [1, 2, 3, 6]);
+    let mut rng = Rng::from_seed(10);
+    let shape = noted(&mut rng, RecordKind::Put, 1, 0).shape();
+    let mut size = SummarySize::new(VersionForm::Whole);
+    // One of two is gone.
+    (0..1000).for_each(|n| size.add(shape, Version((1 << 40) + 2 * n)));
+    assert!(size.bytes() <= 16 + 3 + 1000 * (6 + 1) + 5, "{}", size.bytes());
 }
 
 #[test]
@@ -322,7 +342,7 @@ fn an_extent_in_two_places_comes_back_and_every_flipped_bit_is_noticed() {
     let key = ExtentKey { id: 5, number: 6, hash: 7 };
     let value = [9; 21];
     let meta = RecordMeta { version: Version(3), ..RecordMeta::new(RecordKind::Extent) };
-    let name = key.encode(VersionForm::Whole, 512, value.len());
+    let name = key.encode((VersionForm::Whole, meta.version), 512, value.len());
     let mut bytes = vec![0; meta.size_bytes(VersionForm::Whole, name.len(), value.len())];
     encode_record(&mut bytes, &meta, VersionForm::Whole, &name, &value);
     seal_record(&mut bytes, None, PLACE);

@@ -85,19 +85,19 @@ impl Batch {
         }
     }
 
-    /// What a record would be here.
-    pub(super) fn shape(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> Shape {
+    /// What a record would be here, and its version, which counts in the streams of moved records.
+    pub(super) fn shape(&self, meta: &RecordMeta, key: &[u8], value: &[u8]) -> (Shape, Version) {
         let size_bytes = meta.size_bytes(self.form, key.len(), value.len()) as u64;
-        let RecordMeta { kind, collides, replaces, .. } = *meta;
-        Shape { kind, collides, replaces, size_bytes }
+        let RecordMeta { kind, version, collides, replaces, .. } = *meta;
+        (Shape { kind, collides, replaces, size_bytes }, version)
     }
 
     /// What the batch needs with these records added.
-    pub(super) fn need(&self, added: impl IntoIterator<Item = Shape>) -> Need {
+    pub(super) fn need(&self, added: impl IntoIterator<Item = (Shape, Version)>) -> Need {
         let (mut used, mut summary) = (self.used as u64, self.summary);
-        for shape in added {
+        for (shape, version) in added {
             used = used.next_multiple_of(self.grain as u64) + shape.size_bytes;
-            summary.add(shape);
+            summary.add(shape, version);
         }
         Need { used, summary: summary.bytes() }
     }
@@ -111,7 +111,7 @@ impl Batch {
         key: &[u8],
         value: &[u8],
     ) -> Entry {
-        let shape = self.shape(meta, key, value);
+        let (shape, _) = self.shape(meta, key, value);
         let size = usize::try_from(shape.size_bytes).unwrap_or(usize::MAX);
         let start = self.begin(pool, size);
         if let Some(out) = self.buffer.get_mut(start..start + size) {
@@ -143,7 +143,7 @@ impl Batch {
         }
         self.entries.push(entry);
         self.used = entry.start + entry.size;
-        self.summary.add(entry.shape());
+        self.summary.add(entry.shape(), entry.version);
     }
 
     fn reserve(&mut self, pool: &BufferPool, needed: usize) {
@@ -177,7 +177,7 @@ impl Batch {
             let (mut used, mut summary) = (BATCH_HEADER_SIZE, SummarySize::new(self.form));
             for entry in entries {
                 used = used.next_multiple_of(self.grain) + entry.size;
-                summary.add(entry.shape());
+                summary.add(entry.shape(), entry.version);
             }
             Need { used: used as u64, summary: summary.bytes() }
         })
@@ -200,7 +200,7 @@ impl Batch {
         self.used = self.entries.last().map_or(BATCH_HEADER_SIZE, |last| last.start + last.size);
         self.pieces.retain(|(start, _)| *start < self.used);
         self.summary = SummarySize::new(self.form);
-        self.entries.iter().for_each(|entry| self.summary.add(entry.shape()));
+        self.entries.iter().for_each(|entry| self.summary.add(entry.shape(), entry.version));
         rest
     }
 

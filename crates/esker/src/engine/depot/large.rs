@@ -108,8 +108,8 @@ impl Depot {
 
     fn write_extent(&self, hash: u64, name: ExtentKey, part: &[u8]) -> Result<()> {
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
-        let key = name.encode(VersionForm::Distance, block, part.len());
         let meta = RecordMeta::new(RecordKind::Extent);
+        let key = name.encode((VersionForm::Distance, meta.version), block, part.len());
         let item = [Item { hash, meta, key: &key, value: part }];
         loop {
             if self.writes_later() {

@@ -4,8 +4,8 @@ use esker_base::ids::SegmentId;
 use esker_base::units::{MIB, round_down};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, GRAIN_SIZE_MAX, RECORD_HEADER_SIZE_MAX, RecordKind, SummaryGeometry,
-    Superblock,
+    BATCH_HEADER_SIZE, GRAIN_SIZE_MAX, RECORD_HEADER_SIZE_MAX, RecordKind, SEGMENT_BLOCKS_MIN,
+    SummaryGeometry, Superblock,
 };
 use esker_index::Link;
 use esker_media::BlockGeometry;
@@ -24,7 +24,6 @@ pub(super) const SEGMENT_COUNT_MIN: u64 = 8;
 /// Unit of the sizes that links tell, in bytes.
 pub(super) const SIZE_UNIT_BYTES: u64 = 8;
 
-const SEGMENT_BLOCKS_MIN: u64 = 8;
 /// Values are split if they take more than one of so many parts of a segment, or so many bytes.
 const SEGMENT_SHARE: u64 = 8;
 const INLINE_MAX: u64 = 7 * MIB / 2;

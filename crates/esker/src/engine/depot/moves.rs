@@ -174,7 +174,7 @@ impl Depot {
         if let (RecordKind::Extent, Ok(piece)) = (meta.kind, ExtentKey::decode(key)) {
             // As long as it has to be in this stream.
             let block = usize::try_from(self.layout.block).unwrap_or(4096);
-            extent = piece.encode(VersionForm::Whole, block, value.len());
+            extent = piece.encode((VersionForm::Whole, meta.version), block, value.len());
             key = &extent;
         }
         if self.is_expired(meta.expires_at) {

@@ -240,6 +240,7 @@ impl Depot {
         let count = u32::try_from(batch.entries.len()).map_err(|_| too_long())?;
         let common = batch.summary.common();
         push_batch(summary, blocks, count, batch.first, common);
+        let mut before = Version(0);
         for (count, entry) in batch.entries.iter().enumerate() {
             if !hurry && count % GIVE_WAY == GIVE_WAY - 1 {
                 esker_trt::yield_now();
@@ -267,7 +268,8 @@ impl Depot {
                 replaces: entry.replaces,
                 piece,
             };
-            push_record(summary, batch.form, common, &noted);
+            push_record(summary, batch.form, common, &noted, before);
+            before = entry.version;
         }
         Ok(())
     }

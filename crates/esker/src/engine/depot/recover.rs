@@ -411,10 +411,14 @@ fn summarize(
 ) {
     let Some((blocks, first, records)) = batch else { return };
     let mut size = SummarySize::new(form);
-    records.iter().for_each(|record| size.add(record.shape()));
+    records.iter().for_each(|record| size.add(record.shape(), record.version));
     let (common, count) = (size.common(), u32::try_from(records.len()).unwrap_or(u32::MAX));
     push_batch(out, blocks, count, first, common);
-    records.iter().for_each(|record| push_record(out, form, common, record));
+    let mut before = Version(0);
+    for record in &records {
+        push_record(out, form, common, record, before);
+        before = record.version;
+    }
 }
 
 /// The headers of all segments, and which segments have none.
