@@ -14,6 +14,7 @@ mod cache;
 mod check;
 mod checkpoint;
 mod damage;
+mod depot_room;
 mod engines;
 mod expiry;
 mod faults;

@@ -26,7 +26,7 @@ use super::moves::{Move, Mover};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
 use super::place::{GIVE_WAY, link_bytes};
 use super::scan::{Source, Step, noted};
-use super::segments::Incarnation;
+use super::segments::{Incarnation, Urgency};
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -108,34 +108,51 @@ impl Depot {
 
     /// As [`Depot::make_room`], for who has the cleaner's lock.
     pub(super) fn make_room_with(&self, cleaner: &mut Cleaner, kept: usize) -> Result<()> {
-        let limit = 2 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX);
+        let limit = 4 * usize::try_from(self.layout.segment_count).unwrap_or(usize::MAX / 4);
+        let frees = kept < self.segments.reserve_of_puts();
+        let urgency = if frees { Urgency::Stuck } else { Urgency::Full };
         // Others may be faster to take what came free: that is no lack of room.
         let (mut tries, mut seen) = (0, self.log.next_version());
         let mut looks = self.looks_of_a_writer();
         while tries < limit {
-            if self.segments.free_count() > kept {
+            if self.has_room(kept) {
                 return Ok(());
             }
             self.log.refuse()?;
+            // Where too much is live, what matters is what has expired of it, or is a tombstone that nobody needs.
+            let full = self.segments.free_count() <= kept;
             // A backup that ends meanwhile leaves segments to clean.
-            let held = self.segments.is_holding();
-            let freed = self.free_one(cleaner, true)?.is_some();
+            let held = full && self.segments.is_holding();
+            let freed = full && self.free_one(cleaner, urgency)?.is_some();
             if !freed && looks > 0 && self.look_further(cleaner)? {
                 looks -= 1;
                 continue;
             }
-            if !freed && !self.purge_for_room(cleaner)? && !self.segments.break_hold() && !held {
+            let unheld = || full && self.segments.break_hold();
+            if !freed && !self.purge_for_room(cleaner)? && !unheld() && !held {
                 break;
             }
             let now = self.log.next_version();
             tries = if now == seen { tries + 1 } else { 0 };
             seen = now;
         }
-        if self.segments.free_count() > kept {
+        if self.has_room(kept) {
             return Ok(());
         }
         Err(Error::new(ErrorKind::NoSpace, "write store")
             .context(format!("all {} segments hold live records", self.layout.segment_count)))
+    }
+
+    /// Whether a write that leaves so many free segments alone may take one.
+    pub(super) fn has_room(&self, kept: usize) -> bool {
+        self.segments.free_count() > kept && !self.is_crowded_for(kept)
+    }
+
+    /// Whether so much is live that such a write may not add to it. A cache moves next to nothing.
+    pub(super) fn is_crowded_for(&self, kept: usize) -> bool {
+        kept >= self.segments.reserve_of_puts()
+            && !self.superblock.cache
+            && self.segments.is_crowded(self.now())
     }
 
     /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
@@ -151,7 +168,7 @@ impl Depot {
         // Every segment is worth it once; what the moves fill up is full.
         let limit = limit.min(self.segments.sealed().count());
         while cleaned < limit {
-            match self.clean_one(&mut cleaner, true)? {
+            match self.clean_one(&mut cleaner, Urgency::Full)? {
                 Some(_) => cleaned += 1,
                 None if self.look_further(&mut cleaner)? => {}
                 None => break,
@@ -184,7 +201,7 @@ impl Depot {
             let mut cleaner = self.cleaner.lock();
             let began = self.clock.monotonic();
             cleaner.rested = Duration::ZERO;
-            let Some(gain) = self.free_one(&mut cleaner, false)? else {
+            let Some(gain) = self.free_one(&mut cleaner, Urgency::Ahead)? else {
                 // While nobody writes, nobody needs the room.
                 if self.log.has_written() && self.look_further(&mut cleaner)? {
                     continue;
@@ -206,20 +223,20 @@ impl Depot {
 
     /// Makes a segment free, by moving what is live or by evicting it; says how many bytes that gained,
     /// `None` if there is nothing to gain.
-    fn free_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
+    fn free_one(&self, cleaner: &mut Cleaner, urgency: Urgency) -> Result<Option<u64>> {
         if self.superblock.cache {
             self.evict_one(cleaner)
         } else {
-            self.clean_one(cleaner, greedy)
+            self.clean_one(cleaner, urgency)
         }
     }
 
     /// Cleans the best victim; says how many bytes that gained, `None` if there is no victim.
-    pub(super) fn clean_one(&self, cleaner: &mut Cleaner, greedy: bool) -> Result<Option<u64>> {
-        let victim = self.segments.victim(self.log.next_epoch(), self.now(), greedy);
+    fn clean_one(&self, cleaner: &mut Cleaner, urgency: Urgency) -> Result<Option<u64>> {
+        let victim = self.segments.victim(self.log.next_epoch(), self.now(), urgency);
         let Some(victim) = victim else { return Ok(None) };
         let epoch = self.segments.epoch(victim);
-        match self.clean_segment(cleaner, victim, !greedy) {
+        match self.clean_segment(cleaner, victim, urgency == Urgency::Ahead) {
             Ok(moved) => Ok(Some(self.layout.segment_size.saturating_sub(moved))),
             // The reserve is for this; if it is used up, what is free now must do.
             Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
@@ -243,6 +260,9 @@ impl Depot {
         if self.release_expired(cleaner, of.stream, &records)? {
             records.retain(|(record, link)| self.is_live(record, *link));
         }
+        if !self.fits_copies(cleaner.mover_from(of.stream), &records) {
+            return Err(Error::new(ErrorKind::NoSpace, "clean segment"));
+        }
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
         moving.tempo = ahead.then_some(Tempo { since: now, rested: Duration::ZERO });
         let copied = self.copy_records(&mut moving, victim, of, &records);
@@ -262,6 +282,18 @@ impl Depot {
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
         Ok(moved_bytes)
+    }
+
+    /// Whether there is room for copies of a segment's records: half of them would only be in the way. With one free segment
+    /// there is, as they take less than what they are copies of.
+    fn fits_copies(&self, mover: &Mover, records: &[(SummaryRecord, Link)]) -> bool {
+        let bytes: u64 = records.iter().map(|(_, link)| link_bytes(*link)).sum();
+        // A link's bytes are more than those of its record and of that in a summary.
+        let with = |summary| self.layout.batch_with_summary(bytes, summary);
+        let in_tail = mover
+            .tail
+            .is_some_and(|tail| tail.position + with(tail.summary) <= self.layout.trailer());
+        in_tail || self.segments.free_count() > 0
     }
 
     /// The live records of a segment, by place.

@@ -109,7 +109,9 @@ impl Depot {
         if !self.fits(state.tail.as_ref(), need, batch.first) {
             // C3.
             let kept = self.kept_for(items);
-            if self.segments.free_count() <= kept {
+            // What is live is looked at once for each batch.
+            let crowded = batch.entries.is_empty() && self.is_crowded_for(kept);
+            if crowded || self.segments.free_count() <= kept {
                 return Ok(Append::NoRoom(kept));
             }
         }

@@ -77,7 +77,7 @@ impl Depot {
             return Err(Error::invalid("put", words));
         }
         // A cache makes room for a value that is not most of it.
-        let room = self.layout.room(self.segments.reserve_of_puts());
+        let room = self.layout.room(self.segments.kept_of_live(self.superblock.cache));
         let (live, room) = if self.superblock.cache {
             (0, room / 2)
         } else {

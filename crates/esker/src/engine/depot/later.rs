@@ -211,7 +211,7 @@ impl Depot {
         }
         if !self.fits(state.tail.as_ref(), need, first) {
             let kept = self.kept_for(items);
-            if self.segments.free_count() <= kept {
+            if !self.has_room(kept) {
                 return Ok(Some(kept));
             }
         }

@@ -22,6 +22,7 @@ mod victims;
 use self::expiring::Expiring;
 pub(super) use self::free::Free;
 use self::free::FreeList;
+pub(super) use self::victims::Urgency;
 use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
@@ -46,8 +47,9 @@ pub(super) enum Use {
 const RESERVE_MIN: usize = 4;
 /// One segment of so many more is kept. It is room for garbage as well, so of a store that is nearly full, few.
 const RESERVE_SHARE: usize = 256;
-/// Segments that deletes leave alone: one for each stream that the cleaner writes.
-const CLEANER_RESERVE: usize = 2;
+/// Segments that deletes leave alone: the cleaner's. Copies of a segment's records take less than that segment, so with one it
+/// can always go on.
+const CLEANER_RESERVE: usize = 1;
 
 /// What readers look at is on a line that writers of records leave alone.
 #[derive(Debug, Default)]
@@ -247,6 +249,11 @@ impl Segments {
     /// Number of free segments that puts leave alone.
     pub(super) fn reserve_of_puts(&self) -> usize {
         self.reserve
+    }
+
+    /// Number of segments that what is live leaves alone ([`Segments::is_crowded`]).
+    pub(super) fn kept_of_live(&self, cache: bool) -> usize {
+        self.reserve + if cache { 0 } else { 2 }
     }
 
     /// Number of free segments that deletes leave alone.

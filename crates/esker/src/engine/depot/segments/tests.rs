@@ -11,7 +11,7 @@ fn incarnation(epoch: u64) -> Incarnation {
 }
 
 fn victims(segments: &Segments) -> [Option<SegmentId>; 2] {
-    [true, false].map(|greedy| segments.victim(SegmentEpoch(50), 0, greedy))
+    [Urgency::Full, Urgency::Ahead].map(|urgency| segments.victim(SegmentEpoch(50), 0, urgency))
 }
 
 /// A writer of the log in memory may stand still between its append and the entry, while others
@@ -72,7 +72,7 @@ fn what_has_expired_is_worth_cleaning_and_never_more_than_what_is_live() {
     (0..80).for_each(|_| segments.add(ID, 100));
     segments.expire(ID, [(10, 1000), (20, 3000), (30, 4000)]);
     segments.seal(ID);
-    let victims_at = |now| segments.victim(SegmentEpoch(50), now, true);
+    let victims_at = |now| segments.victim(SegmentEpoch(50), now, Urgency::Full);
     assert_eq!((victims_at(9), victims_at(10)), (None, Some(ID)));
     let live_at = |now| segments.unexpired_bytes(now);
     assert_eq!([9, 10, 20, 30].map(live_at), [8000, 7000, 4000, 0]);

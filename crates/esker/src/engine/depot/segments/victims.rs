@@ -1,4 +1,8 @@
-//! Which segment is cleaned, or evicted, next.
+//! Which segment is cleaned, or evicted, next; and when so much is live that cleaning would come to an end.
+//!
+//! A copy takes a little more room than what a client wrote, so what counts is what the copies of all that is live would
+//! take. A segment is cleaned if that is less than the segment; and puts are refused before all segments but the reserve
+//! would hold nothing but such copies. Deletes go on: as long as that is so, some segment is worth its cleaning.
 //!
 //! # Concurrency
 //! Asked under the cleaner's lock, under which holds begin as well: what may be cleaned when it is
@@ -9,8 +13,42 @@ use esker_base::ids::{SegmentEpoch, SegmentId};
 use esker_format::depot::Stream;
 use std::sync::atomic::Ordering;
 
-/// A segment with less than this share of dead bytes is not cleaned.
+/// A segment that would gain less than this share of it is not cleaned.
 const GAIN_MIN_SHARE: u64 = 128;
+/// For a write that frees room, where nothing else makes room for it, one that would gain less than this share.
+const GAIN_LEAST_SHARE: u64 = 1024;
+/// Bytes that a copy takes more than what a client wrote, in record and summary: it tells its version by itself.
+const COPY_GROWTH: u64 = 4;
+
+/// Why a segment is cleaned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) enum Urgency {
+    /// Ahead of the clients: the one that is worth most in the long run.
+    Ahead,
+    /// A put finds no room: the one that gains most.
+    Full,
+    /// A write finds no room that frees room: the one that gains most, be it little.
+    Stuck,
+}
+
+impl Segment {
+    /// What is live, as the bytes of its copies, and all that was written. What has expired by `now`, in Unix seconds, is as
+    /// good as dead.
+    fn copies(&self, size_bytes: u64, now: u64) -> (u64, u64) {
+        let live = self.live_bytes.load(Ordering::Relaxed);
+        let live = live.saturating_sub(self.expired_bytes(now));
+        let is_fresh = self.stream.load(Ordering::Acquire) == Stream::Fresh as u8;
+        let grows = if is_fresh { self.live_records.load(Ordering::Relaxed) } else { 0 };
+        // A segment that a crash cut short holds little: what was never written is free as well.
+        let written = self.written_bytes.load(Ordering::Relaxed).max(size_bytes / 4 * 3);
+        (live + COPY_GROWTH * u64::from(grows), written)
+    }
+
+    /// Whether this incarnation is not to be cleaned.
+    fn is_aside(&self) -> bool {
+        self.aside.load(Ordering::SeqCst) == self.epoch.load(Ordering::SeqCst) + 1
+    }
+}
 
 impl Segments {
     /// Whether everything that is live in the segment is known (S4), and is not to stay there. What is
@@ -20,7 +58,7 @@ impl Segments {
         self.get(id).is_some_and(|segment| {
             segment.state.load(Ordering::SeqCst) == Use::Sealed as u8
                 && segment.entering.load(Ordering::SeqCst) == 0
-                && segment.aside.load(Ordering::SeqCst) != segment.epoch.load(Ordering::SeqCst) + 1
+                && !segment.is_aside()
         })
     }
 
@@ -59,25 +97,21 @@ impl Segments {
 
     /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
     /// been left alone, over the cost of moving the rest (PACMAN §3.3; uDepot §4.1 has greedy with
-    /// age). What has expired by `now`, in Unix seconds, is as good as dead. `greedy`: the one with most
-    /// to gain. `None` if there is nothing to gain.
+    /// age). What has expired by `now`, in Unix seconds, is as good as dead. `None` if there is nothing to gain.
     pub(in super::super) fn victim(
         &self,
         next: SegmentEpoch,
         now: u64,
-        greedy: bool,
+        urgency: Urgency,
     ) -> Option<SegmentId> {
+        let share = if urgency == Urgency::Stuck { GAIN_LEAST_SHARE } else { GAIN_MIN_SHARE };
         let score = |segment: &Segment| {
-            let live = segment.live_bytes.load(Ordering::Relaxed);
-            let live = live.saturating_sub(segment.expired_bytes(now));
-            // A segment that a crash cut short holds little: what was never written is free as well.
-            let written =
-                segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes / 4 * 3);
-            let dead = written.saturating_sub(live);
-            if dead < written / GAIN_MIN_SHARE {
+            let (copies, written) = segment.copies(self.size_bytes, now);
+            let dead = written.saturating_sub(copies);
+            if dead == 0 || dead < written / share {
                 return None;
             }
-            if greedy {
+            if urgency != Urgency::Ahead {
                 return Some(u128::from(dead));
             }
             let age = next.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
@@ -87,5 +121,32 @@ impl Segments {
         };
         let scored = self.cleanable().filter_map(|(id, segment)| Some((score(segment)?, id)));
         scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
+    }
+
+    /// Whether the copies of all that is live would take so much that, with another segment of records, cleaning might
+    /// gain nothing while no more is free than deletes leave alone.
+    pub(in super::super) fn is_crowded(&self, now: u64) -> bool {
+        let count = self.segments.len() as u64;
+        // Of a store in which no segment is worth its cleaning, all that copies of what is live would not take is free:
+        // what deletes leave alone and what is left of the cleaner's two open segments, three at most. A segment fills up
+        // before this is asked again. That is four of the reserve; half a one more makes up for what is only estimated.
+        let halves = (2 * count).saturating_sub(2 * self.reserve as u64 + 1);
+        let used = count.saturating_sub(self.free_count() as u64);
+        if used * 4 < halves {
+            // However much the copies take.
+            return false;
+        }
+        let copies = |(_, segment): (SegmentId, &Segment)| {
+            if segment.state.load(Ordering::Acquire) == Use::Free as u8 {
+                return 0;
+            }
+            if segment.is_aside() {
+                return u128::from(self.size_bytes);
+            }
+            let (copies, written) = segment.copies(self.size_bytes, now);
+            u128::from(copies) * u128::from(self.size_bytes) / u128::from(written.max(1))
+        };
+        let copies: u128 = self.all().map(copies).sum();
+        copies * 2 > u128::from(halves) * u128::from(self.size_bytes)
     }
 }
