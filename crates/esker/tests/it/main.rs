@@ -16,6 +16,7 @@ mod checkpoint;
 mod damage;
 mod depot_room;
 mod engines;
+mod evictions;
 mod expiry;
 mod faults;
 mod flat;

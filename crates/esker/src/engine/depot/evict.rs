@@ -15,6 +15,8 @@
 //! - V2: a record without the mark `replaces` has no older record of its key on media.
 //! - V3: a large value goes whole: with any of its extents, or with the record of its key. One that is
 //!   still being written stays: the record of its key may be on its way.
+//! - V4: a segment that is evicted is nobody else's until the end of it, though all in it may die meanwhile: its header
+//!   may be made invalid.
 //!
 //! # Concurrency
 //! Under the cleaner's lock. Entries go one by one, each under its key's stripe.
@@ -32,6 +34,7 @@ use esker_base::ids::{SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{LargeRef, RecordKind, RecordMeta, SummaryRecord, encode_evicted};
 use esker_index::{Link, SizeHint};
+use std::collections::HashMap;
 use std::io::IoSlice;
 
 /// What an eviction does to one segment.
@@ -41,6 +44,8 @@ struct Evicted {
     dropped: Vec<(u64, Link)>,
     /// Records whose eviction is noted: hash, link, version.
     noted: Vec<(u64, Link, Version)>,
+    /// Where those of them stand that may be in other segments.
+    heads: HashMap<Link, (SegmentId, Incarnation)>,
 }
 
 /// How many segments are tried in a row that hold parts of values on their way.
@@ -95,10 +100,20 @@ impl Depot {
     }
 
     fn evict_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
-        let of = self.segments.incarnation(victim);
-        if !self.segments.is_cleanable(victim) {
+        // V4.
+        if !self.segments.pin(victim) {
             return Ok(false);
         }
+        let evicted = self.evict_pinned(cleaner, victim);
+        self.segments.end_entry(victim);
+        if matches!(evicted, Ok(true)) {
+            self.segments.forget_header(victim);
+        }
+        evicted
+    }
+
+    fn evict_pinned(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
+        let of = self.segments.incarnation(victim);
         let mut evicted = Evicted::default();
         for (record, link) in self.live_records(victim, of)? {
             if !self.sort_out(&mut evicted, &record, link)? {
@@ -120,7 +135,8 @@ impl Depot {
         // V1: from here on the index may forget.
         let gone = blanked.is_ok();
         for moved in noted {
-            if !gone || !self.follow(victim, of, &moved) {
+            let (segment, of) = evicted.heads.get(&moved.old).copied().unwrap_or((victim, of));
+            if !gone || !self.follow(segment, of, &moved) {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
             }
         }
@@ -133,7 +149,6 @@ impl Depot {
         self.evictions.add(noted + before.saturating_sub(self.items()));
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
-        self.segments.forget_header(victim);
         Ok(true)
     }
 
@@ -151,17 +166,43 @@ impl Depot {
             RecordKind::Extent => {
                 let LargeRef { id, .. } = record.piece;
                 match self.extents.head(id) {
-                    None => return Ok(false),
-                    // V3. Its version is in the record of the key only.
+                    // On its way, or gone since its extents were found to be live.
+                    None => return Ok(!self.extents.has(id)),
+                    // V3.
                     Some(head) if evicted.noted.iter().all(|(_, link, _)| *link != head) => {
-                        let version = self.read_record(head)?.record().meta.version;
-                        evicted.noted.push((hash, head, version));
+                        if let Some((version, of)) = self.head_of(id, head)? {
+                            evicted.noted.push((hash, head, version));
+                            evicted.heads.insert(head, of);
+                        }
                     }
                     Some(_) => {}
                 }
             }
         }
         Ok(true)
+    }
+
+    /// The version of the record at `head` of a large value, which is durable, and where it stands; `None` if it was superseded
+    /// meanwhile, and its value went with it.
+    fn head_of(&self, id: u64, head: Link) -> Result<Option<(Version, (SegmentId, Incarnation))>> {
+        let Some(segment) = self.layout.segment_of(self.layout.offset_of(head)) else {
+            return Ok(None);
+        };
+        let of = self.segments.incarnation(segment);
+        // Still there: so it stands in this incarnation.
+        if self.extents.head(id) != Some(head) {
+            return Ok(None);
+        }
+        let version = match self.read_record(head) {
+            Ok(fetched) => fetched.record().meta.version,
+            Err(_) if self.extents.head(id) != Some(head) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        if version >= self.log.durable() && !sites::EXPIRE_HEAD.disabled() {
+            // X2 of what has expired.
+            self.flush_published()?;
+        }
+        Ok(Some((version, (segment, of))))
     }
 
     /// Takes the validity from a segment's header, durably.

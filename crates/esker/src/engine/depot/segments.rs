@@ -205,6 +205,17 @@ impl Segments {
         }
     }
 
+    /// Keeps a segment that may be cleaned from going free until [`Segments::end_entry`]; false if it may not be cleaned.
+    pub(super) fn pin(&self, id: SegmentId) -> bool {
+        // Whoever makes it free has this lock.
+        let _held = self.hold.lock();
+        let may = self.is_cleanable(id);
+        if may {
+            self.begin_entry(id);
+        }
+        may
+    }
+
     /// They are entered now.
     pub(super) fn end_entry(&self, id: SegmentId) {
         let Some(segment) = self.get(id) else { return };
@@ -392,6 +403,10 @@ impl Segments {
         let (sealed, free) = (Use::Sealed as u8, Use::Free as u8);
         let order = Ordering::SeqCst;
         let mut held = self.hold.lock();
+        if !none(&segment.entering) {
+            // Pinned meanwhile: who does so comes here.
+            return;
+        }
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
             let free = Free { id, prepared: true, stale: true, trimmed: false, after };

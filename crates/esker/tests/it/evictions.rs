@@ -1,0 +1,114 @@
+//! Evictions of a cache beside what clients write meanwhile.
+
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
+use esker::{Durability, Options, Store};
+use esker_media::BlockDevice;
+use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+fn cache_options(seed: u64) -> Options {
+    let mut options = options(seed);
+    options.cache = true;
+    options
+}
+
+fn reopened(image: Image, options: &Options) -> (Store, Arc<SimBlock>) {
+    let inner = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image));
+    let device = Arc::new(SimBlock::new(inner));
+    (open(&device, options).unwrap(), device)
+}
+
+fn all(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let items = store.iter().map(|item| item.unwrap());
+    items.map(|(key, value)| (key.to_vec(), value.to_vec())).collect()
+}
+
+/// While an eviction waits for its flush, all that was in the segment is written over, and the log goes around: the segment
+/// must not be blanked once it holds something else.
+#[test]
+fn a_segment_that_died_while_it_was_evicted_is_not_blanked_in_its_next_life() {
+    let mut reached = 0;
+    for puts in (20..200).step_by(3) {
+        let armed: Arc<Mutex<Option<Store>>> = Arc::default();
+        let shared = Arc::clone(&armed);
+        let inner = Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 3)));
+        let asking = Asking::new(Arc::clone(&inner), move |site| {
+            if site == esker::sites::depot::MOVE_FLUSH
+                && let Some(store) = shared.lock().take()
+            {
+                for number in 0..6_u8 {
+                    store.put(&[number], b"new").unwrap();
+                }
+                for number in 0..puts {
+                    store.put(b"filler", &[9; 900]).unwrap();
+                    store.put(&[number % 30], &[number; 20]).unwrap();
+                }
+            }
+            Ok(())
+        });
+        let store = Store::open_on(asking as Arc<dyn BlockDevice>, &cache_options(3)).unwrap();
+        for round in 0..2_u8 {
+            for number in 0..6_u8 {
+                store.put(&[number], &[round; 400]).unwrap();
+            }
+        }
+        for _ in 0..40 {
+            store.put(b"filler", &[9; 900]).unwrap();
+        }
+        *armed.lock() = Some(store.clone());
+        store.evict(1).unwrap();
+        reached += u32::from(armed.lock().take().is_none());
+        let expected = all(&store);
+        store.forget();
+        let (store, _) = reopened(inner.image(), &cache_options(4));
+        assert_eq!(all(&store), expected, "after {puts} puts");
+    }
+    assert!(reached > 50, "{reached}");
+}
+
+/// What survives of a device if nothing does that was not flushed.
+fn cut(device: &SimBlock) -> Image {
+    let trace = device.trace();
+    let mut replay = trace.replay();
+    replay.advance_to(u64::MAX);
+    replay.states(4, 0).next().map(|state| state.image()).unwrap()
+}
+
+/// Extents of a large value are evicted while the record of its key is in memory only. If the note of it came to media before
+/// the record, it would be newer than what is written after a crash.
+#[test]
+fn the_note_of_an_eviction_is_not_newer_than_what_is_written_after_a_crash() {
+    // Somewhere in its segment, so that the header of that tells of no later versions.
+    (6..24).for_each(|extents| is_not_hidden(extents << 10));
+}
+
+fn is_not_hidden(size: usize) {
+    let device = device(5);
+    let mut options = cache_options(5);
+    options.durability = Durability::None;
+    let store = open(&device, &options).unwrap();
+    // So that the stream of notes has a segment open, whose header tells of none either.
+    store.put(b"noted", &[1; 300]).unwrap();
+    store.put(b"noted", &[2; 300]).unwrap();
+    for number in 0..30_u8 {
+        store.put(&[number], &[3; 400]).unwrap();
+    }
+    store.evict(1).unwrap();
+    assert!(!store.contains(b"noted").unwrap());
+    store.put(b"large", &vec![4; size]).unwrap();
+    store.evict(100).unwrap();
+    let evicted = !store.contains(b"large").unwrap();
+    assert!(evicted || size < 2 * SEGMENT_SIZE as usize, "{size}");
+    let image = cut(&device);
+    store.forget();
+    let (store, device) = reopened(image, &options);
+    store.put(b"large", b"written after a crash").unwrap();
+    store.sync().unwrap();
+    let image = cut(&device);
+    store.forget();
+    let (store, _) = reopened(image, &options);
+    let found = store.get(b"large").unwrap();
+    assert_eq!(found.as_deref(), Some(&b"written after a crash"[..]), "{size}");
+}
