@@ -169,3 +169,54 @@ fn random_images_are_refused_without_panic() {
         }
     }
 }
+
+fn holds(store: &esker::Store, model: &BTreeMap<Vec<u8>, Vec<u8>>) -> bool {
+    model.iter().all(|(key, value)| match store.get(key) {
+        Ok(found) => found.as_deref() == Some(&value[..]),
+        Err(error) => panic!("{error}"),
+    })
+}
+
+/// Where the last barrier stands, if there is one.
+fn barrier(image: &Image) -> Option<u64> {
+    let mut block = [0; 512];
+    let blocks = (0..DEVICE_SIZE).step_by(block.len()).filter_map(|at| {
+        image.read(at, &mut block);
+        let sequence = u64::from_le_bytes(block[24..32].try_into().unwrap());
+        let is_barrier = block.starts_with(b"ESKB") && block[20..24] == [2, 0, 0, 0];
+        is_barrier.then_some((sequence, at))
+    });
+    blocks.max().map(|(_, at)| at)
+}
+
+/// The mark of a clean end is damaged, which costs no record. The next session goes on elsewhere, and what follows that
+/// session finds nothing missing.
+#[test]
+fn a_damaged_end_of_a_session_costs_no_later_one() {
+    for loses in [false, true] {
+        // Where there is no room for the mark, the segment is completed.
+        let closed = (21..).map(|seed| populated(seed, End::Closed));
+        let mut marked = closed.filter_map(|(image, model)| Some((barrier(&image)?, image, model)));
+        let (at, mut image, mut model) = marked.next().unwrap();
+        if loses {
+            image.write(at, &[0; 512]);
+        } else {
+            image.flip(at + 30, 3);
+        }
+        for session in 0..3_u8 {
+            let device = reopened(&image);
+            let store = open(&device, &options(30 + u64::from(session))).unwrap();
+            assert!(holds(&store, &model), "session {session}");
+            for number in 0..25_u8 {
+                let (key, value) = (vec![session, number], vec![session; 500]);
+                store.put(&key, &value).unwrap();
+                model.insert(key, value);
+            }
+            store.forget();
+            image = device.image();
+        }
+        let store = open(&reopened(&image), &options(40)).unwrap();
+        assert!(holds(&store, &model));
+        assert!(store.check().unwrap().is_sound());
+    }
+}

@@ -87,6 +87,7 @@ impl Writer<'_> {
             base,
             summary: 0,
             barrier_due: false,
+            ends: false,
         });
         Ok(true)
     }

@@ -52,6 +52,9 @@ pub(super) struct Tail {
     pub(super) summary: u64,
     /// The log continues after an open: the next batch starts a session.
     pub(super) barrier_due: bool,
+    /// A checkpoint covers what stood behind, which is no more: no batch goes there, but the segment is completed before
+    /// the log goes on elsewhere, or it would be one whose end is missing.
+    pub(super) ends: bool,
 }
 
 /// Where a batch goes, and what comes before it.
@@ -72,7 +75,7 @@ impl Depot {
             let with = self.layout.batch_with_summary(need.used, tail.summary + need.summary);
             // Records tell their versions by the distance; a batch has fewer than half as many.
             let far = first.0.saturating_sub(tail.base.0) > u64::from(DISTANCE_END / 2);
-            tail.position + barrier + with <= self.layout.trailer() && !far
+            tail.position + barrier + with <= self.layout.trailer() && !far && !tail.ends
         })
     }
 
@@ -143,6 +146,7 @@ impl Depot {
             base: first,
             summary: 0,
             barrier_due: false,
+            ends: false,
         };
         Ok(Plan { seal, reuse: Some((free, epoch)), barrier: false, tail: here, total: 0 })
     }

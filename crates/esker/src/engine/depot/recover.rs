@@ -264,9 +264,7 @@ impl Recovered {
     pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
         let highest = self.headers.iter().map(|header| header.epoch.0).max().unwrap_or(0);
-        let is_damaged = |last: &Scanned| {
-            self.known.is_behind(last) || self.damaged.contains(&last.header.segment_id)
-        };
+        let is_damaged = |last: &Scanned| self.damaged.contains(&last.header.segment_id);
         let open = last.filter(|last| !last.end.sealed && !is_damaged(last));
         let given = self.headers.iter().map(|header| header.next_version);
         // How many numbers were given to records that nothing is left of, nobody knows.
@@ -282,6 +280,7 @@ impl Recovered {
                 base: last.header.first_sequence,
                 summary: last.summary.len() as u64,
                 barrier_due: true,
+                ends: self.known.is_behind(last),
             }),
             summary: open.map(|last| last.summary.clone()).unwrap_or_default(),
             next_epoch: SegmentEpoch(highest + 1),
