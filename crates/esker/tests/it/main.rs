@@ -45,3 +45,4 @@ mod small;
 mod striped;
 mod support;
 mod threads;
+mod walks;

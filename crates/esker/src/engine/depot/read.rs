@@ -16,6 +16,7 @@ use esker_format::Flaw;
 use esker_format::depot::{KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta};
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
+use std::collections::HashMap;
 use std::ops::Deref;
 
 /// How often a read that fails, or brings a bad checksum, is tried.
@@ -376,35 +377,58 @@ impl Depot {
         Error::corrupted("read record", what).device(self.device.name()).at(offset, length)
     }
 
-    /// The items of one part of the hash space, read in peace: if a segment was reused meanwhile,
-    /// the part is read again; and where the next part begins.
+    /// The items of one part of the hash space, and where the next part begins. Each is read in the life of its segment in
+    /// which the index had it. Where a segment was reused before that, the part is looked up again, and what is new of it
+    /// is read; what was read of an entry that is still the same, good or bad, stays.
     pub(super) fn walk_part(&self, from: &Cursor) -> (Items, Option<Cursor>) {
         let from = match from {
             Cursor::Hash(hash) => *hash,
             Cursor::Start | Cursor::Key(_) => 0,
         };
+        let mut before: HashMap<(Link, u64), Result<Option<Walked>>> = HashMap::new();
         loop {
             let generation = self.segments.generation();
+            let in_peace =
+                || self.segments.generation() == generation || sites::READ_GENERATION.disabled();
             let Some((links, next)) = self.index.walk(from) else { return (Items::new(), None) };
-            let items = self.read_items(&links);
-            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return (items, Some(Cursor::Hash(next)));
+            let live = links.into_iter().filter(|link| !link.is_tombstone());
+            let live: Vec<_> = live.map(|link| (link, self.life_of(link))).collect();
+            if !in_peace() {
+                continue;
             }
+            let mut doubtful = false;
+            let mut read = Vec::with_capacity(live.len());
+            for (link, life) in live {
+                let item = before.remove(&(link, life)).unwrap_or_else(|| {
+                    let item = self.read_item(link);
+                    // It may have failed as its segment is free by now.
+                    doubtful |= item.is_err() || self.life_of(link) != life;
+                    item
+                });
+                read.push(((link, life), item));
+            }
+            if !doubtful || in_peace() {
+                let items = read.into_iter().filter_map(|(_, item)| item.transpose());
+                return (items.collect(), Some(Cursor::Hash(next)));
+            }
+            before = read.into_iter().collect();
         }
     }
 
-    fn read_items(&self, links: &[Link]) -> Items {
-        let live = links.iter().copied().filter(|link| !link.is_tombstone());
-        let items = live.map(|link| {
-            let fetched = self.read_record(link)?;
-            let valid = self.is_valid(fetched.meta).then(|| {
-                let key = fetched.record().key.to_vec();
-                let large = fetched.meta.kind == RecordKind::Large;
-                (key, (!large).then(|| fetched.into_value()))
-            });
-            Ok(valid)
+    /// What identifies the life of the segment that a link points to.
+    fn life_of(&self, link: Link) -> u64 {
+        let segment = self.layout.segment_of(self.layout.offset_of(link));
+        segment.map_or(0, |segment| self.segments.place(segment).0)
+    }
+
+    fn read_item(&self, link: Link) -> Result<Option<Walked>> {
+        let fetched = self.read_record(link)?;
+        let valid = self.is_valid(fetched.meta).then(|| {
+            let key = fetched.record().key.to_vec();
+            let large = fetched.meta.kind == RecordKind::Large;
+            (key, (!large).then(|| fetched.into_value()))
         });
-        items.filter_map(Result::transpose).collect()
+        Ok(valid)
     }
 
     /// The version of the newest write.
@@ -412,6 +436,9 @@ impl Depot {
         Version(self.log.next_version().0.saturating_sub(1))
     }
 }
+
+/// What a walk meets: a key, and its value unless that is read by itself.
+type Walked = (Vec<u8>, Option<Value>);
 
 /// Memory of a buffer for `length` bytes.
 pub(super) fn memory_of(length: u64) -> u64 {
