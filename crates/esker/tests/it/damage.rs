@@ -220,3 +220,43 @@ fn a_damaged_end_of_a_session_costs_no_later_one() {
         assert!(store.check().unwrap().is_sound());
     }
 }
+
+/// The first copy of a segment's header is one of an earlier life, as if a write had never reached the medium.
+#[test]
+fn an_old_copy_of_a_header_hides_no_record() {
+    let device = device(22);
+    let store = open(&device, &options(22)).unwrap();
+    let (mut rng, mut model) = (Rng::from_seed(22), BTreeMap::new());
+    let mut images = Vec::new();
+    for step in 0..600_u32 {
+        let key = format!("key{}", rng.below(40)).into_bytes();
+        let mut value = vec![0; rng.index(600)];
+        rng.fill(&mut value);
+        store.put(&key, &value).unwrap();
+        model.insert(key, value);
+        if step % 100 == 99 {
+            images.push(device.image().to_vec());
+        }
+    }
+    store.forget();
+    let newest = images.pop().unwrap();
+    let base = DEVICE_SIZE as usize % crate::support::SEGMENT_SIZE as usize;
+    let starts = (base..newest.len()).step_by(crate::support::SEGMENT_SIZE as usize);
+    let mut tried = 0;
+    for start in starts {
+        for old in &images {
+            let header = start..start + 512;
+            if !old[start..].starts_with(b"ESKS") || old[header.clone()] == newest[header.clone()] {
+                continue;
+            }
+            let mut damaged = Image::from_bytes(&newest);
+            damaged.write(start as u64, &old[header]);
+            tried += 1;
+            match open(&reopened(&damaged), &options(23)) {
+                Ok(store) => assert!(holds(&store, &model), "segment at {start}"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}"),
+            }
+        }
+    }
+    assert!(tried > 20, "{tried}");
+}

@@ -120,21 +120,36 @@ impl Source<'_> {
         }
     }
 
-    /// The header of a segment: the first of its two copies that is valid, or `None` if neither is.
-    /// Both were durable before the segment's first batch, so the second only stands in for a first
-    /// one that was damaged.
+    /// The header of a segment: of its two copies that are valid the one with the higher epoch, or `None` if neither is.
+    /// Both were durable before the segment's first batch; so with a copy that is older than the other, as after a write
+    /// that never reached the medium, the records are those of the other. One that cannot be read is as good as one
+    /// that is not valid, as long as the other is.
     pub(super) fn header(&self, store_id: StoreId, id: SegmentId) -> Result<Option<SegmentHeader>> {
         let base = self.layout.segment_offset(id);
         let block = usize::try_from(self.layout.block).unwrap_or(4096);
-        for offset in [base, base + self.layout.header_copy()] {
-            let mut buffer = self.pool.get(block);
-            self.read(offset, &mut buffer)?;
-            let bytes = buffer.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
-            if let Ok(header) = SegmentHeader::decode(bytes, store_id, id) {
-                return Ok(Some(header));
+        let places = [base, base + self.layout.header_copy()];
+        let mut copies = [self.pool.get(block), self.pool.get(block)];
+        let [one, other] = &mut copies;
+        let [at, copy_at] = places;
+        let mut reads = [(at, &mut **one), (copy_at, &mut **other)];
+        // Both at once, so that an open waits for one.
+        let mut failed = None;
+        if self.device.read_many_at(self.site, &mut reads).is_err() {
+            for (place, copy) in places.into_iter().zip(&mut copies) {
+                if let Err(error) = self.read(place, copy) {
+                    copy.fill(0);
+                    failed = Some(error);
+                }
             }
         }
-        Ok(None)
+        let decode = |copy: &IoBuf| {
+            let bytes = copy.get(..SEGMENT_HEADER_SIZE).unwrap_or(&[]);
+            SegmentHeader::decode(bytes, store_id, id).ok()
+        };
+        match (copies.iter().filter_map(decode).max_by_key(|header| header.epoch), failed) {
+            (None, Some(error)) => Err(error),
+            (header, _) => Ok(header),
+        }
     }
 
     /// The records of a full segment by its summary: `None` if trailer or summary are not there.
