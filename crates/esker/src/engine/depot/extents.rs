@@ -241,8 +241,11 @@ impl Depot {
         heads: &[(LargeRef, Link)],
         mut found: Vec<(LargeRef, Link)>,
     ) {
+        // Each takes a block at least: what names more than there can be, names some that are missing.
+        let most = self.layout.room(0) / self.layout.block;
+        let most = u32::try_from(most).unwrap_or(u32::MAX);
         for (piece, head) in heads {
-            self.extents.begin(piece.id, piece.number);
+            self.extents.begin(piece.id, piece.number.min(most));
             self.extents.adopt(piece.id, *head);
         }
         // Of several copies any is good, but one alone counts: the last one (R5).

@@ -170,7 +170,9 @@ fn load(
     end: CheckpointEnd,
     covers: Covers,
 ) -> Result<Option<(Loaded, Directory)>> {
-    let index = Directory::with_capacity(end.entries);
+    // An entry takes eight bytes: damage that passes its checks asks for no more than there is room for.
+    let room = of.len() as u64 * source.layout.segment_size / 8;
+    let index = Directory::with_capacity(end.entries.min(room));
     let mut loaded = Loaded {
         live: vec![Live::default(); usize::try_from(source.layout.segment_count).unwrap_or(0)],
         end,
