@@ -2,6 +2,7 @@
 
 use super::{Inner, Writer};
 use esker_base::{ErrorKind, Result};
+use esker_index::flex_tree::Extent;
 
 /// What [`Space::check`](super::Space::check) found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +23,7 @@ impl Inner {
         let mut valid = vec![0; self.shared.read().segments.len()];
         let mut extents = Vec::new();
         let mut end = 0;
-        let walked = self.walk(0, |extent| {
+        let visit = |extent: Extent| {
             if extent.offset != end {
                 report
                     .problems
@@ -31,7 +32,8 @@ impl Inner {
             end = extent.end();
             extents.push(extent);
             true
-        });
+        };
+        let walked = self.walk(0, visit, &mut Err);
         match walked {
             Err(error) if error.kind() == ErrorKind::Corrupted => {
                 report.problems.push(error.to_string());

@@ -8,13 +8,14 @@
 //!
 //! # Failure
 //! A crash leaves copies that nothing points at, or that the log points at; the originals stay until then. What
-//! cannot be read stays where it is, and is named.
+//! cannot be read, tried twice, stays where it is, and is named once: its segment is no victim any more until the space is opened
+//! again.
 
-use super::read::{Outcome, Part};
+use super::read::{Outcome, Part, is_unread};
 use super::{Inner, Writer};
-use esker_base::{ErrorKind, Result};
+use esker_base::{Error, Result};
 use esker_format::flex::Record;
-use esker_index::flex_tree::{Extent, MARK};
+use esker_index::flex_tree::{Extent, MARK, Missing};
 use std::collections::HashMap;
 
 /// Bytes of extents that are read at once.
@@ -38,11 +39,13 @@ pub(super) struct Round {
     is_whole: bool,
     /// Segments that became free, less those that were filled.
     gained: i64,
+    /// Whether the walk met a node that it could not read.
+    has_gaps: bool,
 }
 
 impl Round {
     fn new(victims: HashMap<u64, u64>, is_whole: bool) -> Self {
-        Round { victims, at: 0, is_whole, gained: 0 }
+        Round { victims, at: 0, is_whole, gained: 0, has_gaps: false }
     }
 }
 
@@ -51,8 +54,10 @@ impl Inner {
     /// How many bytes that were.
     pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
         let most = self.room_to_move(writer).min(self.moved_at_once());
-        let mut round = Round::new(self.victims(segments, most), true);
-        self.collect_part(writer, &mut round)
+        let mut round = Round::new(self.victims(writer, segments, most), true);
+        let moved = self.collect_part(writer, &mut round)?;
+        self.note_stuck(writer, &round);
+        Ok(moved)
     }
 
     /// Does a part of the round that is under way, or begins another one, which is to free so many segments. How many bytes were
@@ -70,7 +75,7 @@ impl Inner {
             Some(round) if !is_whole => round,
             _ => {
                 let most = if is_whole { all.min(at_once) } else { room };
-                Round::new(self.victims(segments, most), is_whole)
+                Round::new(self.victims(writer, segments, most), is_whole)
             }
         };
         let free = |writer: &Writer| i64::try_from(writer.free.len()).unwrap_or(i64::MAX);
@@ -81,6 +86,7 @@ impl Inner {
             writer.round = Some(round);
             return Ok((moved, true));
         }
+        self.note_stuck(writer, &round);
         Ok((moved, round.gained > 0))
     }
 
@@ -101,17 +107,22 @@ impl Inner {
             let (batch, more) = rest.split_at(of_batch.count().max(1));
             rest = more;
             let done = self.move_batch(writer, batch);
-            moved += match done {
-                Err(error) if error.kind() == ErrorKind::Corrupted => self.move_each(writer, batch),
-                done => done,
-            }
-            .or_else(|error| self.fail_on(Err(error)))?;
+            moved += done.or_else(|error| self.fail_on(Err(error)))?;
         }
         writer.moved_bytes += moved;
         // New places are durable before the old ones are written again.
         let done = self.commit(writer, false);
         self.fail_on(done)?;
         Ok(moved)
+    }
+
+    /// Segments that still hold something that was below a node which cannot be read: nothing is gained by another try.
+    fn note_stuck(&self, writer: &mut Writer, round: &Round) {
+        if round.has_gaps {
+            let shared = self.shared.read();
+            let stuck = round.victims.iter().filter(|(number, _)| !shared.is_empty(**number));
+            writer.stuck.extend(stuck);
+        }
     }
 
     /// The next extents of victims, as many as are moved at once, and those of a round of one part all.
@@ -134,7 +145,7 @@ impl Inner {
         };
         let mut bytes = 0;
         let from = self.start_of_extent(round.at)?;
-        round.at = self.walk(from, |extent| {
+        let visit = |extent: Extent| {
             let is_found =
                 !extent.is_hole() && round.victims.contains_key(&(extent.place() / payload));
             let more = if is_found { u64::from(extent.length) } else { 0 };
@@ -144,7 +155,17 @@ impl Inner {
                 found.push(extent);
             }
             !is_enough
+        };
+        let mut has_gaps = false;
+        round.at = self.walk(from, visit, &mut |error| {
+            if !is_unread(&error) {
+                return Err(error);
+            }
+            tracing::error!(%error, "the collector goes on behind a node that it cannot read");
+            has_gaps = true;
+            Ok(())
         })?;
+        round.has_gaps |= has_gaps;
         Ok(found)
     }
 
@@ -160,14 +181,16 @@ impl Inner {
     }
 
     /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes.
-    fn victims(&self, segments: u64, mut room: u64) -> HashMap<u64, u64> {
+    fn victims(&self, writer: &Writer, segments: u64, mut room: u64) -> HashMap<u64, u64> {
         let payload = self.shape.segment_payload();
         let shared = self.shared.read();
         let mut all: Vec<(u64, u64, u64)> = (0..)
             .zip(&shared.segments)
             .map(|(number, segment)| (u64::from(segment.valid_bytes), number, segment.salt))
-            .filter(|(valid, number, _)| {
-                *valid > 0 && *valid < payload && shared.open.number != Some(*number)
+            .filter(|(valid, number, salt)| {
+                let is_stuck = writer.stuck.get(number) == Some(salt);
+                let is_open = shared.open.number == Some(*number);
+                *valid > 0 && *valid < payload && !is_open && !is_stuck
             })
             .collect();
         all.sort_unstable();
@@ -184,7 +207,7 @@ impl Inner {
         victims
     }
 
-    /// Where the extent begins that holds the byte at `offset`, or the end of the space.
+    /// Where the extent begins that holds the byte at `offset`, or behind a node that cannot be read, or the end of the space.
     fn start_of_extent(&self, offset: u64) -> Result<u64> {
         loop {
             let shared = self.shared.read();
@@ -193,14 +216,23 @@ impl Inner {
             drop(shared);
             match found {
                 Ok(extent) => return Ok(extent.map_or(size, |extent| extent.offset)),
-                Err(missing) => self.load(&missing)?,
+                Err(missing) => match self.load(&missing) {
+                    Err(error) if is_unread(&error) => return Ok(self.end_of(&missing, offset)),
+                    done => done?,
+                },
             }
         }
     }
 
     /// Calls `visit` with all extents from the one on that begins at `from`, each as a whole, until it says that one is too much:
-    /// where that one begins, or the end. The writer's lock is held, so they stay as they are.
-    pub(super) fn walk(&self, from: u64, mut visit: impl FnMut(Extent) -> bool) -> Result<u64> {
+    /// where that one begins, or the end. The writer's lock is held, so they stay as they are. `unread` decides of a node that
+    /// cannot be loaded whether to go on behind it.
+    pub(super) fn walk(
+        &self,
+        from: u64,
+        mut visit: impl FnMut(Extent) -> bool,
+        unread: &mut dyn FnMut(Error) -> Result<()>,
+    ) -> Result<u64> {
         let mut offset = from;
         let size = self.shared.read().tree.size_bytes();
         while offset < size {
@@ -226,11 +258,26 @@ impl Inner {
             if let Some(end) = end {
                 return Ok(end);
             }
-            if let Err(missing) = done {
-                self.load(&missing)?;
+            if let Err(missing) = done
+                && let Err(error) = self.load(&missing)
+            {
+                unread(error)?;
+                offset = self.end_of(&missing, offset);
             }
         }
         Ok(offset)
+    }
+
+    /// Where the extents end that are below an absent node, of which those from `offset` on are.
+    fn end_of(&self, missing: &Missing, offset: u64) -> u64 {
+        let shared = self.shared.read();
+        let (mut low, mut high) = (offset + 1, shared.tree.size_bytes());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let is_below = shared.tree.lookup(middle).is_err_and(|other| other == *missing);
+            if is_below { low = middle + 1 } else { high = middle }
+        }
+        low
     }
 
     /// Moves extents that are not in the open segment, which are read at once; how many bytes that were.
@@ -249,8 +296,11 @@ impl Inner {
             }
         }
         let mut bytes = self.pool.get(end);
-        if let Outcome::Stale = self.read_parts(&mut parts, &mut bytes, (BLOCKS_BETWEEN, false))? {
-            return self.move_each(writer, batch);
+        match self.read_parts(&mut parts, &mut bytes, (BLOCKS_BETWEEN, false)) {
+            Ok(Outcome::Done) => {}
+            Ok(Outcome::Stale) => return self.move_each(writer, batch),
+            Err(error) if is_unread(&error) => return self.move_each(writer, batch),
+            Err(error) => return Err(error),
         }
         let mut rest = &bytes[..];
         for extent in batch {
@@ -265,29 +315,24 @@ impl Inner {
     fn move_each(&self, writer: &mut Writer, batch: &[Extent]) -> Result<u64> {
         let mut moved = 0;
         for extent in batch {
-            let length = u64::from(extent.length);
-            match self.move_extent(writer, extent.offset, length, extent.is_marked()) {
-                Ok(()) => moved += length,
-                Err(error) if error.kind() == ErrorKind::Corrupted => {
+            let mut bytes = self.pool.get(extent.length as usize);
+            match self.read(extent.offset, &mut bytes) {
+                Ok(_) => {
+                    self.put_elsewhere(writer, extent.offset, &bytes, extent.is_marked())?;
+                    moved += u64::from(extent.length);
+                }
+                Err(error) if is_unread(&error) => {
                     tracing::error!(%error, "the collector leaves what it cannot read");
+                    // Nothing is gained by another try.
+                    let segment = extent.place() / self.shape.segment_payload();
+                    if let Some(salt) = self.shared.read().salt(segment) {
+                        writer.stuck.insert(segment, salt);
+                    }
                 }
                 Err(error) => return Err(error),
             }
         }
         Ok(moved)
-    }
-
-    /// Writes the bytes of an extent at another place, with its mark if it has one.
-    fn move_extent(
-        &self,
-        writer: &mut Writer,
-        offset: u64,
-        length: u64,
-        marked: bool,
-    ) -> Result<()> {
-        let mut bytes = self.pool.get(usize::try_from(length).unwrap_or(0));
-        self.read(offset, &mut bytes)?;
-        self.put_elsewhere(writer, offset, &bytes, marked)
     }
 
     /// Lets what is at `offset`, which has these bytes, stand at another place.
@@ -350,12 +395,11 @@ impl Inner {
             if extents > 1 {
                 let room = self.make_room(&mut writer, run.1);
                 self.fail_on(room)?;
-                let done = self.move_extent(&mut writer, run.0, run.1, run.2);
-                match done {
-                    // Damage is what it is: nothing was moved.
-                    Err(error) if error.kind() == ErrorKind::Corrupted => return Err(error),
-                    done => self.fail_on(done)?,
-                }
+                let mut bytes = self.pool.get(usize::try_from(run.1).unwrap_or(0));
+                // Who cannot be read stays where it is.
+                self.read(run.0, &mut bytes)?;
+                let done = self.put_elsewhere(&mut writer, run.0, &bytes, run.2);
+                self.fail_on(done)?;
                 moved += run.1;
             }
             at = next;

@@ -3,11 +3,15 @@
 //! ```text
 //! 1. data of the open segment          ─ flush data
 //! 2. a group of records                ─ flush log      the operations are durable
-//!    -- a checkpoint goes on, in place of 2 --
+//!    -- a checkpoint goes on --
 //! 3. changed nodes, and the map        ─ flush tree
-//! 4. the header, in the older slot     ─ flush tree     the operations are durable
+//! 4. the header, in the older slot     ─ flush tree
 //! 5. only now: segments without valid bytes are free, slots that left are free, the log begins anew
 //! ```
+//!
+//! A checkpoint has its group, too, although the header says the same: who finds that header damaged, or never written, takes the
+//! older one and its log, and these have to say it as well. Where the log finds no room for the group, the checkpoint ends with an
+//! empty group of the new generation in place of the old log: then the older header is proof of damage.
 //!
 //! Each step needs the one before: records point at data, the header at nodes, and what step 5 lets others
 //! overwrite is needed until step 2 or 4 is durable. A crash between two steps leaves the space as the last
@@ -48,10 +52,11 @@ pub(super) struct Log {
 type Outgoing = (u64, Vec<u8>);
 
 /// Of what was written where there was room: a part of it may have happened, and what it leaves is not what was there before. So
-/// a lack of room, which file systems that copy on write may have even there, is a failure like others.
+/// a lack of room, which file systems that copy on write may have even there, is a failure like others; and so is whatever a device
+/// says of an argument (`EINVAL`), which came from nobody who could choose another one.
 pub(super) fn no_lack(error: Error) -> Error {
     match error.kind() {
-        ErrorKind::NoSpace => error.with_kind(ErrorKind::Io),
+        ErrorKind::NoSpace | ErrorKind::InvalidArgument => error.with_kind(ErrorKind::Io),
         _ => error,
     }
 }
@@ -96,15 +101,18 @@ impl Inner {
         }
         let group_size = Group::size(writer.records.len(), self.shape.log_block_size_bytes) as u64;
         let log_end = writer.log.position + group_size;
-        // Room first: without, nothing happened. A log that finds none begins anew.
-        let checkpoint = checkpoint
-            || log_end > self.options.log_size_bytes_max
-            || !self.has_room_in(&*self.files.log, log_end, LOG_STEP)?;
+        // Room first: without, nothing happened. A log that finds none begins anew; one that is full does not grow for its last group.
+        let log = &*self.files.log;
+        let is_full = log_end > self.options.log_size_bytes_max;
+        let fits = writer.records.is_empty()
+            || log_end <= log.geometry().size_bytes
+            || (!is_full && self.has_room_in(log, log_end, LOG_STEP)?);
+        let checkpoint = checkpoint || is_full || !fits;
         if checkpoint {
             self.reserve_nodes(writer)?;
         }
 
-        self.persist(writer, (!checkpoint).then_some(group_size)).map_err(no_lack)?;
+        self.persist(writer, fits.then_some(group_size), checkpoint).map_err(no_lack)?;
         writer.records.clear();
         // PERSIST 5: nothing durable needs these any more.
         let dying = std::mem::take(&mut self.shared.write().dying);
@@ -115,8 +123,13 @@ impl Inner {
         self.back_nodes(writer)
     }
 
-    /// Steps 1 to 4: by a group of so many bytes, or by a checkpoint.
-    fn persist(&self, writer: &mut Writer, group_size: Option<u64>) -> Result<()> {
+    /// Steps 1 to 4: by a group of so many bytes, unless the log has no room for it, and by a checkpoint.
+    fn persist(
+        &self,
+        writer: &mut Writer,
+        group_size: Option<u64>,
+        checkpoint: bool,
+    ) -> Result<()> {
         // PERSIST 1: what records point at.
         self.shared.write().open.end_block(&self.shape);
         self.write_blocks(writer)?;
@@ -124,10 +137,26 @@ impl Inner {
             self.files.data.flush(sites::DATA_FLUSH)?;
             writer.data_dirty = false;
         }
-        let Some(size) = group_size else { return self.store_tree(writer) };
         // PERSIST 2: the records. A crash before leaves a torn group, which ends the log.
-        self.write_group(writer, size)?;
-        self.files.log.flush(sites::LOG_FLUSH)
+        match group_size {
+            Some(_) if writer.records.is_empty() => {}
+            Some(size) => {
+                self.write_group(writer, size)?;
+                self.files.log.flush(sites::LOG_FLUSH)?;
+            }
+            None => {}
+        }
+        if !checkpoint {
+            return Ok(());
+        }
+        self.store_tree(writer)?;
+        if group_size.is_none() {
+            // PERSIST: that there was this header, before anybody hears of what only it says.
+            writer.records.clear();
+            self.write_group(writer, Group::size(0, self.shape.log_block_size_bytes) as u64)?;
+            self.files.log.flush(sites::LOG_FLUSH)?;
+        }
+        Ok(())
     }
 
     /// Lets the segments among these be taken that have no valid bytes.

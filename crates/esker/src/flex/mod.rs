@@ -54,6 +54,7 @@ pub use options::SpaceOptions;
 pub use options::SpaceTesting;
 pub(crate) use place::live_bytes_max;
 pub use read::SpaceExtent;
+pub(crate) use read::is_unread;
 pub use write::Splice;
 
 use cache::Cache;
@@ -67,7 +68,7 @@ use esker_trt::sync::{Mutex, MutexGuard};
 use parking_lot::RwLock;
 use slots::Slots;
 use state::Shared;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -134,6 +135,8 @@ struct Writer {
     round: Option<Round>,
     /// What was written for the collector and `defrag`, in bytes.
     moved_bytes: u64,
+    /// Segments that the collector could not empty, because something in them cannot be read, with their salts.
+    stuck: HashMap<u64, u64>,
 }
 
 /// Figures of a space.
@@ -459,7 +462,7 @@ impl Inner {
     /// Fails the space if `result` says so. A lack of space is no failure: it comes before anything changed.
     fn fail_on<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(error) = &result
-            && !matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidArgument)
+            && error.kind() != ErrorKind::NoSpace
         {
             self.failed.lock().get_or_insert_with(|| error.clone());
         }

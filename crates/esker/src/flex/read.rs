@@ -7,7 +7,7 @@
 
 use super::state::{Shared, blocks_of};
 use super::{Inner, sites};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::block_is_sound;
 use esker_index::flex_tree::{Extent, Missing};
 use esker_media::IoBuf;
@@ -56,6 +56,11 @@ struct Request<'a> {
     /// On the device.
     offset: u64,
     bytes: IoBuf,
+}
+
+/// Whether it was a read that failed: what is there is damaged, or the device does not give it. Others can be read.
+pub(crate) fn is_unread(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
 }
 
 /// Whether a read has to start over.
@@ -214,8 +219,21 @@ impl Inner {
     }
 
     /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read
-    /// if `keep` says so. Parts up to `between` blocks apart are neighbours.
+    /// if `keep` says so. Parts up to `between` blocks apart are neighbours. What a device refuses is asked for once more, and then
+    /// without what lies between.
     pub(super) fn read_parts(
+        &self,
+        parts: &mut [Part],
+        buf: &mut [u8],
+        (between, keep): (u64, bool),
+    ) -> Result<Outcome> {
+        match self.read_once(parts, buf, (between, keep)) {
+            Err(error) if error.kind() == ErrorKind::Io => self.read_once(parts, buf, (0, keep)),
+            done => done,
+        }
+    }
+
+    fn read_once(
         &self,
         parts: &mut [Part],
         buf: &mut [u8],
