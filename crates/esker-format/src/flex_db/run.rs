@@ -215,6 +215,18 @@ impl<'a> Run<'a> {
         Ok(run)
     }
 
+    /// Bytes of the run that begins here, as its head says: nothing is verified.
+    ///
+    /// # Errors
+    /// `TooShort`, or `Field` for an impossible size.
+    pub fn size(bytes: &[u8]) -> Result<usize, Flaw> {
+        let mut rest = bytes.get(HEAD_SIZE..).ok_or(Flaw::TooShort)?;
+        let body_size = varint::take(&mut rest).ok_or(Flaw::Field("body size"))?;
+        let head = bytes.len() - rest.len();
+        let size = usize::try_from(body_size).ok().and_then(|body| body.checked_add(head));
+        size.ok_or(Flaw::Field("body size"))
+    }
+
     /// Kind and anchor from the beginning of an interval, of which only `bytes` were read: nothing is verified.
     /// `None` if that is not enough.
     ///

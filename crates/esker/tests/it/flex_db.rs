@@ -56,6 +56,10 @@ impl Devices {
         Devices::with(self.0.iter().map(|device| device.image()).collect(), 77)
     }
 
+    pub(crate) fn into_devices(self) -> Vec<Arc<SimBlock>> {
+        self.0
+    }
+
     pub(crate) fn device(&self, index: usize) -> &SimBlock {
         &self.0[index]
     }

@@ -26,6 +26,7 @@ mod flat_room;
 mod flat_threads;
 mod flex;
 mod flex_bounds;
+mod flex_damage;
 mod flex_db;
 mod flex_expiry;
 mod flex_faults;

@@ -115,7 +115,8 @@ impl Flex {
             }
             report.records += 1;
         }
-        if interval.len() != usize::from(located.entry.pairs) {
+        let is_counted = !located.entry.is_unread();
+        if is_counted && interval.len() != usize::from(located.entry.pairs) {
             let (found, known) = (interval.len(), located.entry.pairs);
             report.problem(format!("an interval of {found} pairs, {known} by the index"));
         }

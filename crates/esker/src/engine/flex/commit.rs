@@ -15,8 +15,8 @@
 //! have versions, so that changes nothing.
 
 use super::cursor::TableCursor;
-use super::expired::{Expired, add_expiry, expiries_in};
-use super::index::{Entry, Fresh, Located, tail_of, tail_of_run};
+use super::expired::{Expired, add_expiry};
+use super::index::{Fresh, Located, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
@@ -25,7 +25,7 @@ use super::stretch::Seen;
 use super::sweep::Sweep;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
-use crate::flex::Splice;
+use crate::flex::{Splice, is_unread};
 use crate::store::Direction;
 use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
@@ -43,7 +43,7 @@ const GROUP_BYTES_MAX: usize = 256 << 10;
 /// new; and runs. Before it has so many, it is usually brought together with its neighbours.
 const PAIRS_GROWN: u64 = 8;
 const SIZE_GROWN: u64 = 12;
-const RUNS_MAX: u8 = 64;
+pub(super) const RUNS_MAX: u8 = 64;
 
 /// Percent of what the space should be filled with, beyond which segments are collected between two tables: those that
 /// are emptier cost less.
@@ -299,21 +299,34 @@ impl Flex {
         if !located.entry.is_coarse() {
             return Ok(());
         }
-        let bytes = self.read_located(&located)?;
-        let parts = parts(&bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
-        let fresh = parts.iter().enumerate().map(|(index, part)| {
-            let size = u32::try_from(part.bytes.len()).unwrap_or(u32::MAX);
-            Ok(Fresh {
-                anchor: if index == 0 { located.anchor.clone() } else { part.anchor.to_vec() },
-                entry: Entry::new(size, part.pairs, part.appended, part.runs),
-                tail: tail_of(part.bytes, &self.hasher)?,
-                expiries: expiries_in(part.bytes)?,
-            })
-        });
-        let fresh: std::result::Result<Vec<Fresh>, Flaw> = fresh.collect();
-        let fresh = fresh.map_err(|flaw| self.damaged(&flaw.to_string()))?;
+        let fresh = match self.look_into(&located) {
+            Err(error) if is_unread(&error) => {
+                self.note_unread(&error);
+                self.cut_at_marks(&located)?
+            }
+            fresh => fresh?,
+        };
         self.index.replace(located.spot, 1, fresh);
         Ok(())
+    }
+
+    /// The intervals that a coarse one consists of.
+    fn look_into(&self, located: &Located) -> Result<Vec<Fresh>> {
+        let bytes = self.read_located(located)?;
+        let damaged = |flaw: Flaw| self.damaged(&flaw.to_string());
+        let parts = parts(&bytes).map_err(damaged)?;
+        let mut fresh: Vec<Fresh> = Vec::with_capacity(parts.len());
+        for part in &parts {
+            let anchor = if fresh.is_empty() { &located.anchor } else { part.anchor };
+            let is_within = fresh.last().is_none_or(|before| *before.anchor < *anchor)
+                && located.upper.as_ref().is_none_or(|upper| *anchor < **upper);
+            if !is_within {
+                return Err(self.damaged("an anchor is out of order"));
+            }
+            let anchor = anchor.to_vec();
+            fresh.push(Fresh { anchor, ..self.fresh_of(part).map_err(damaged)? });
+        }
+        Ok(fresh)
     }
 
     /// The bytes of an interval. The committer's lock is held, so they stay where they are.
@@ -355,14 +368,16 @@ impl Flex {
         let fits = appended <= (PAIRS_GROWN * pairs_max).min(200)
             && size <= SIZE_GROWN * size_max
             && entry.runs < RUNS_MAX;
-        if fits && entry.runs > 0 {
+        if entry.is_unread() {
+            self.keep_unread(committer, located, Some(group), None)
+        } else if fits && entry.runs > 0 {
             self.append_run(committer, located, group)
         } else {
             self.rewrite(committer, located, Some(group), None)
         }
     }
 
-    fn append_run(
+    pub(super) fn append_run(
         &self,
         committer: &mut Committer,
         located: &Located,
@@ -379,6 +394,9 @@ impl Flex {
             None => None,
         };
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
+        if located.entry.size.checked_add(size).is_none() {
+            return Err(self.too_long());
+        }
         let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
         let (pairs, _) = group.pairs();
         let known = tail_of_run(size, pairs, &self.hasher);
@@ -392,7 +410,8 @@ impl Flex {
         })
     }
 
-    /// Merges an interval with what is new, and writes it anew, in as many pieces as it takes. What `erase` covers goes.
+    /// Merges an interval with what is new, and writes it anew, in as many pieces as it takes; one that cannot be read stays, and what
+    /// is new comes behind it. What `erase` covers goes.
     pub(super) fn rewrite(
         &self,
         committer: &mut Committer,
@@ -400,14 +419,28 @@ impl Flex {
         group: Option<&RunWriter>,
         erase: Option<&RangeDelete>,
     ) -> Result<()> {
-        let first = self.interval_of(located)?;
+        match self.readable(located)? {
+            Some(first) => self.rewrite_read(committer, located, &first, group, erase),
+            None => self.keep_unread(committer, located, group, erase),
+        }
+    }
+
+    /// As `rewrite`, of an interval that was read.
+    pub(super) fn rewrite_read(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        first: &Interval,
+        group: Option<&RunWriter>,
+        erase: Option<&RangeDelete>,
+    ) -> Result<()> {
         let mut keeps = located.entry.cached.is_some();
         let (moment, mut expired) = (self.moment(), Expired::default());
         let pairs_max = self.options.interval_pairs_max as usize;
         let size_max = self.options.interval_size_bytes_max as usize;
         let mut count = 1;
         let mut remove = u64::from(located.entry.size);
-        let mut merged = merge(pairs_of(&first, group), erase, &moment, &mut expired);
+        let mut merged = merge(pairs_of(first, group), erase, &moment, &mut expired);
         // What became small takes the next interval along.
         let left = merged.len();
         let second;
@@ -417,8 +450,9 @@ impl Flex {
             && usize::from(next.entry.pairs) + left <= pairs_max
             && next.entry.size as usize + located.entry.size as usize <= size_max
             && group.is_none_or(|group| group.size_bytes() <= size_max)
+            && let Some(interval) = self.readable(&next)?
         {
-            second = self.interval_of(&next)?;
+            second = interval;
             merged.extend(merge(pairs_of(&second, None), erase, &moment, &mut expired));
             keeps |= next.entry.cached.is_some();
             count = 2;

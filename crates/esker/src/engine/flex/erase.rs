@@ -7,7 +7,8 @@
 //!
 //! # Failure
 //! One splice each: a crash leaves intervals as they were or without what the range covers, some of one range and others not, and
-//! the log has the range.
+//! the log has the range. At an end of the range damage stays what it is; if a device refuses a read there, the range cannot go to
+//! the space: what it covers would be back once the device is.
 
 use super::commit::Committer;
 use super::index::{Fresh, Located};
@@ -85,7 +86,9 @@ impl Flex {
         located: &Located,
         range: &RangeDelete,
     ) -> Result<()> {
-        let interval = self.interval_of(located)?;
+        let Some(interval) = self.readable(located)? else {
+            return self.keep_unread(committer, located, None, Some(range));
+        };
         let covered = |index| {
             let pair = interval.pair(index);
             range.covers(pair.key) && pair.version < range.version
@@ -93,6 +96,6 @@ impl Flex {
         if !(0..interval.len()).any(covered) {
             return Ok(());
         }
-        self.rewrite(committer, located, None, Some(range))
+        self.rewrite_read(committer, located, &interval, None, Some(range))
     }
 }

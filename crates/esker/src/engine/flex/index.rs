@@ -210,11 +210,9 @@ impl Index {
         leaf.note_run(spot.index, known);
         leaf.expiries.add_all(expiries);
         let entry = &mut leaf.entries[spot.index];
-        let appended = entry.appended_bytes();
-        entry.size += bytes;
-        entry.pairs += pairs;
-        entry.appended = entry.appended.saturating_add(u8::try_from(pairs).unwrap_or(u8::MAX));
-        entry.runs = entry.runs.saturating_add(1);
+        let (appended, known) = (entry.appended_bytes(), entry.known_pairs());
+        entry.grow(bytes, pairs);
+        let pairs = entry.known_pairs() - known;
         self.appended.fetch_add(entry.appended_bytes().wrapping_sub(appended), Ordering::Relaxed);
         entry.stamp = self.stamp();
         // Who keeps it meanwhile kept the old one.
@@ -224,6 +222,16 @@ impl Index {
         let mut sums = self.sums.write();
         sums.add(spot.leaf, u64::from(bytes));
         self.note_size(&sums);
+    }
+
+    /// From now on it is known that an interval cannot be read as a whole.
+    pub(super) fn note_unread(&self, spot: Spot) {
+        let row = self.row();
+        let mut leaf = row.leaf(spot.leaf).write();
+        let entry = &mut leaf.entries[spot.index];
+        self.pairs.fetch_sub(u64::from(entry.known_pairs()), Ordering::Relaxed);
+        self.appended.fetch_sub(entry.appended_bytes(), Ordering::Relaxed);
+        entry.note_unread();
     }
 
     /// `count` intervals from `spot` on are replaced by others; the first one keeps its anchor if there is one, and what

@@ -57,7 +57,7 @@ pub(super) struct Part<'a> {
     pub(super) runs: u32,
 }
 
-/// Cuts bytes into intervals, each with its base run.
+/// Cuts bytes into intervals, each with its base run, in the order of their anchors.
 pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
     let mut parts: Vec<Part<'_>> = Vec::new();
     let (mut rest, mut start) = (bytes, 0);
@@ -66,7 +66,10 @@ pub(super) fn parts(bytes: &[u8]) -> Result<Vec<Part<'_>>, Flaw> {
         let run = Run::take(&mut rest, || false)?;
         let end = bytes.len() - rest.len();
         match (run.kind, parts.last_mut()) {
-            (RunKind::Base, _) => {
+            (RunKind::Base, before) => {
+                if before.is_some_and(|before| before.anchor >= run.anchor) {
+                    return Err(Flaw::Field("anchor"));
+                }
                 start = begin;
                 let bytes = &bytes[start..end];
                 parts.push(Part {

@@ -24,14 +24,15 @@
 
 mod directory;
 
-pub(super) use directory::{Directory, FoundLarge};
+use directory::FoundLarge;
+pub(super) use directory::{Directory, FoundBehind};
 
 use super::expired::expiry_of;
 use super::memtable::MemTable;
 use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
-use crate::flex::{Space, Splice};
+use crate::flex::{Space, Splice, is_unread};
 use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
@@ -293,7 +294,8 @@ impl Flex {
             }
         }
         for (number, key) in asked {
-            // B2: what counts in the space, durably, and what snapshots see.
+            // B2: what counts in the space, durably, and what snapshots see. Who asks has the committer's lock, and finds nothing coarse.
+            self.locate(&key)?;
             let hash = self.hasher.hash(&key);
             // Whether a pair that names it has expired.
             let names = |_, content: Content<'_>| match content {
@@ -338,36 +340,84 @@ impl Flex {
     }
 }
 
+/// Whether a large value begins at a mark, rather than an interval; `None` if that cannot be read.
+fn is_large_at(space: &Space, mark: u64) -> Result<Option<bool>> {
+    let mut bytes = [0; 8];
+    match space.read(mark, &mut bytes) {
+        Ok(_) => Ok(Some(LargeHead::is_here(&bytes))),
+        Err(error) if is_unread(&error) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The head of the large value at a mark, if it can be read.
+fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
+    let mut bytes = vec![0; LARGE_HEAD_SIZE + KEY_SIZE_MAX_BYTES];
+    let read = space.read(mark, &mut bytes).or_else(|error| {
+        if !is_unread(&error) {
+            return Err(error);
+        }
+        // What is behind it does not matter.
+        bytes.truncate(LARGE_HEAD_SIZE);
+        let read = space.read(mark, &mut bytes)?;
+        let Ok(size) = LargeHead::size(&bytes) else { return Ok(read) };
+        bytes.resize(size, 0);
+        space.read(mark, &mut bytes)
+    });
+    let error = match read {
+        Ok(read) => match LargeHead::decode(bytes.get(..read).unwrap_or_default()) {
+            Ok(head) => return Ok(Some(head)),
+            Err(flaw) => Error::corrupted("open store", flaw.to_string()),
+        },
+        Err(error) if is_unread(&error) => error,
+        Err(error) => return Err(error),
+    };
+    tracing::error!(%error, "a large value whose head cannot be read");
+    Ok(None)
+}
+
 /// Where intervals end and large values begin in the space, and these.
-pub(super) fn find(space: &Space, name: &str) -> Result<(u64, Vec<FoundLarge>)> {
+pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
     let end = space.size_bytes();
-    // Intervals are before large values, and both begin with a mark.
+    // Intervals are before large values, and both begin with a mark. One that cannot be read says as much as the next one.
     let is_behind = |offset: u64| -> Result<bool> {
-        let Some(mark) = space.next_mark(offset)? else { return Ok(true) };
-        let mut bytes = [0; 8];
-        space.read(mark, &mut bytes)?;
-        Ok(LargeHead::is_here(&bytes))
+        let mut at = offset;
+        while let Some(mark) = space.next_mark(at)? {
+            if let Some(is_large) = is_large_at(space, mark)? {
+                return Ok(is_large);
+            }
+            at = mark + 1;
+        }
+        Ok(true)
     };
     let (mut low, mut high) = (ROOT_BYTES.min(end), end);
     while low < high {
         let middle = low + (high - low) / 2;
         if is_behind(middle)? { high = middle } else { low = middle + 1 }
     }
-    // The first place from which on there are no intervals: behind the mark of the last one.
-    let mut next = space.next_mark(low)?;
-    let boundary = next.unwrap_or(end);
-    let mut found: Vec<FoundLarge> = Vec::new();
+    // The first place from which on there are no intervals, as far as that can be read: behind the mark of the last one.
+    let (mut next, mut unread) = (space.next_mark(low)?, Vec::new());
     while let Some(mark) = next {
-        let mut bytes = vec![0; LARGE_HEAD_SIZE + KEY_SIZE_MAX_BYTES];
-        let read = space.read(mark, &mut bytes)?;
-        bytes.truncate(read);
-        let damaged = |words: String| Error::corrupted("open store", words).device(name);
-        let head = LargeHead::decode(&bytes).map_err(|flaw| damaged(flaw.to_string()))?;
-        if found.last().is_some_and(|before| before.head.number >= head.number) {
-            return Err(damaged("large values are out of order".to_owned()));
+        match is_large_at(space, mark)? {
+            Some(true) => break,
+            Some(false) => unread.clear(),
+            None => unread.push(mark),
         }
         next = space.next_mark(mark + 1)?;
-        found.push(FoundLarge { head, size_bytes: next.unwrap_or(end) - mark });
     }
-    Ok((boundary, found))
+    let intervals_end = next.unwrap_or(end);
+    let mut values: Vec<FoundLarge> = Vec::new();
+    let mut last = None;
+    while let Some(mark) = next {
+        let head = head_at(space, mark)?;
+        if let Some(head) = &head
+            && last.replace(head.number).is_some_and(|last| last >= head.number)
+        {
+            let words = "large values are out of order";
+            return Err(Error::corrupted("open store", words).device(name));
+        }
+        next = space.next_mark(mark + 1)?;
+        values.push(FoundLarge { head, size_bytes: next.unwrap_or(end) - mark });
+    }
+    Ok(FoundBehind { intervals_end, unread, values })
 }

@@ -57,6 +57,49 @@ pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWrit
     }
 }
 
+/// All pairs in order, of a key the newest first. One version may be there twice, after a crash.
+fn in_order(all: &mut Vec<Merged<'_>>) {
+    all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
+    all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+}
+
+/// Adds what is needed of the pairs of one key.
+fn add_needed<'a>(
+    merged: &mut Vec<Merged<'a>>,
+    same: &[Merged<'a>],
+    erase: Option<&RangeDelete>,
+    snapshots: &[u64],
+) {
+    let Some((key, ..)) = same.first() else { return };
+    let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
+    if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
+        // The usual case: the newest one counts.
+        merged.extend(same.first());
+        return;
+    }
+    let mut same = same.to_vec();
+    if let Some(version) = erased {
+        same.push((key, version, Content::Delete));
+        same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
+    }
+    let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
+    needed(&versions, snapshots, |index| merged.extend(same.get(index)));
+}
+
+/// As [`merge`], of pairs before which there may be older ones: of each key the newest one stays, whatever it says.
+pub(super) fn merge_behind<'a>(
+    mut all: Vec<Merged<'a>>,
+    erase: Option<&RangeDelete>,
+    snapshots: &[u64],
+) -> Vec<Merged<'a>> {
+    in_order(&mut all);
+    let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
+    for same in all.chunk_by(|a, b| a.0 == b.0) {
+        add_needed(&mut merged, same, erase, snapshots);
+    }
+    merged
+}
+
 /// What is left of pairs that are in order by parts, in order, in this moment. What is not because it has expired is noted.
 pub(super) fn merge<'a>(
     mut all: Vec<Merged<'a>>,
@@ -65,29 +108,14 @@ pub(super) fn merge<'a>(
     expired: &mut Expired,
 ) -> Vec<Merged<'a>> {
     let snapshots = &moment.snapshots[..];
-    // One version of a key may be there twice, after a crash.
-    all.sort_by(|a, b| a.0.cmp(b.0).then(b.1.cmp(&a.1)));
-    all.dedup_by(|a, b| (a.0, a.1) == (b.0, b.1));
+    in_order(&mut all);
     if sites::EXPIRED_OLDER.disabled() {
         all.retain(|(.., content)| !moment.has_expired(content));
     }
     let mut merged: Vec<Merged<'a>> = Vec::with_capacity(all.len());
     for same in all.chunk_by(|a, b| a.0 == b.0) {
-        let Some((key, ..)) = same.first() else { continue };
-        let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
         let start = merged.len();
-        if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
-            // The usual case: the newest one counts.
-            merged.extend(same.first());
-        } else {
-            let mut same = same.to_vec();
-            if let Some(version) = erased {
-                same.push((key, version, Content::Delete));
-                same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
-            }
-            let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
-            needed(&versions, snapshots, |index| merged.extend(same.get(index)));
-        }
+        add_needed(&mut merged, same, erase, snapshots);
         // Nothing is older than the last one: if it says that there is nothing, it says nothing (E1).
         while merged.len() > start
             && let Some(last) = merged.last()

@@ -31,6 +31,7 @@ mod backup;
 mod check;
 mod commit;
 mod cursor;
+mod damage;
 mod engine;
 mod erase;
 mod expired;
@@ -237,17 +238,19 @@ impl Flex {
         let skipped = if is_new { 0 } else { versions_skipped(options) };
         let mut found = recover::logs(devices, &root, &hasher, (size, skipped))?;
         let step = options.flex.rebuild_step_bytes;
-        let (end, large) = large::find(&space, &name)?;
+        let mut behind = large::find(&space, &name)?;
         let threads = options.flex.rebuild_threads;
-        let intervals = match saved::load(&*files.index, &space, root.store_id, end)? {
+        let mut ends_at = |total| behind.end_at(total);
+        let intervals = match saved::load(&*files.index, &space, root.store_id, &mut ends_at)? {
             Some(intervals) => intervals,
-            None => recover::intervals(&space, end, step, threads, &name)?,
+            None => recover::intervals(&space, behind.intervals_end, step, threads, &name)?,
         };
         if options.durability != Durability::Sync && !is_new && restoring.is_none() {
             recover::note_versions(&space, &mut root, found.next_version - 1)?;
         }
         let tail = found.tail;
-        let large = large::Directory::new(large, tail.generation - 1, found.next_version, &hasher);
+        let large =
+            large::Directory::new(behind.values, tail.generation - 1, found.next_version, &hasher);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
         let wal =
             Wal::new(files.logs, root.store_id, log_capacity(options), tail, Arc::clone(&active));

@@ -9,6 +9,7 @@ use super::index::{Ahead, Worth, byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
+use crate::flex::is_unread;
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, Result};
@@ -246,10 +247,23 @@ impl Flex {
         ahead: Ahead,
         passing: bool,
     ) -> Result<Loaded> {
-        match self.load_all(key, before, ahead, passing) {
-            Err(_) if ahead.intervals > 1 => self.load_all(key, before, Ahead::ONE, passing),
-            loaded => loaded,
+        let error = match self.load_all(key, before, ahead, passing) {
+            Err(_) if ahead.intervals > 1 => {
+                return self.load(key, before, Ahead::ONE, passing);
+            }
+            Err(error) if is_unread(&error) => error,
+            loaded => return loaded,
+        };
+        let place = self.index.place(key, before, Ahead::ONE);
+        if !place.is_coarse {
+            return Err(error);
         }
+        // Several, in which nobody has looked: what is wanted may be one that can be read.
+        {
+            let _committer = self.committer.lock();
+            self.refine(&place.anchor)?;
+        }
+        self.load_all(key, before, Ahead::ONE, passing)
     }
 
     fn load_all(

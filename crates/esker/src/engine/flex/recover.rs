@@ -4,7 +4,7 @@
 //! - O1: logs are replayed in the order of their generations, each as far as its batches follow each other.
 //! - O2: what was found is durable before anybody reads it, and stays in its log until its table is in the space.
 //! - O3: a batch that does not count ends its log, unless there is proof that it was durable: that is damage, and the open
-//!   fails.
+//!   fails. So does it if a log is missing between what the root names and those that are there.
 //! - O4: the headers of batches that do not count, and whose generation comes again, are gone, durably, before anything
 //!   else is written. Else a later batch, torn in its turn, could make a lost one whole that ends in the same
 //!   bytes, or go before lost ones that follow it.
@@ -13,7 +13,7 @@ use super::index::{Entry, Fresh};
 use super::memtable::{MemTable, RangeDelete};
 use super::wal::Tail;
 use super::{ROOT_BYTES, sites};
-use crate::flex::Space;
+use crate::flex::{Space, is_unread};
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
@@ -138,8 +138,7 @@ impl Reader<'_> {
     /// O3: fails if one of them would not be there if the log ended where it seems to.
     fn lost_batches(&self, found: Option<&FoundLog>, committed: u64) -> Result<Vec<(u64, u64)>> {
         let size = self.device.geometry().size_bytes / self.block * self.block;
-        let (mut start, sequence) =
-            found.map_or((0, 0), |log| (log.end.position, log.end.sequence));
+        let mut start = found.map_or(0, |log| log.end.position);
         let mut lost = Vec::new();
         while start < size {
             let length = (size - start).min(READ_STEP);
@@ -152,11 +151,14 @@ impl Reader<'_> {
                     continue;
                 }
                 lost.push((at, batch.generation));
-                let of_this = found.is_none_or(|log| {
-                    batch.generation == log.generation && log.generation > committed
-                });
+                // How many of its log are there. A log that is here in its place is an old one, of which the first batch of this
+                // one did not take the place.
+                let sequence = match found {
+                    Some(log) if log.generation == batch.generation => log.end.sequence,
+                    _ => 0,
+                };
                 // What stands in a value may look like this: ask for the checksum.
-                let proof = of_this && batch.durable_sequence > sequence;
+                let proof = batch.durable_sequence > sequence;
                 if proof && !sites::WAL_DAMAGE.disabled() && self.batch_at(at)?.is_some() {
                     let words = "a batch of the log is damaged, and it was durable";
                     return Err(Error::corrupted(OPERATION, words)
@@ -227,8 +229,8 @@ pub(super) fn logs(
     {
         return Err(damaged("the end of a log is missing").device(reader.device.name()));
     }
-    if let [(only, reader)] = &*found
-        && only.generation > root.committed_generation + 1
+    if let Some((first, reader)) = found.first()
+        && first.generation > root.committed_generation + 1
         && !sites::WAL_DAMAGE.disabled()
     {
         return Err(damaged("a log is missing").device(reader.device.name()));
@@ -324,6 +326,11 @@ pub(super) fn intervals(
     if found.first().is_none_or(|(offset, _)| *offset != ROOT_BYTES) {
         return Err(Error::corrupted(OPERATION, "no interval begins behind the root").device(name));
     }
+    // That of the first one does not matter: it holds whatever is before the second.
+    let anchors = || found.iter().skip(1).map(|(_, anchor)| anchor);
+    if anchors().next().is_some_and(Vec::is_empty) || !anchors().is_sorted_by(|a, b| a < b) {
+        return Err(Error::corrupted(OPERATION, "intervals are out of order").device(name));
+    }
     let ends: Vec<u64> = found.iter().skip(1).map(|(offset, _)| *offset).chain([end]).collect();
     let too_long = || Error::corrupted(OPERATION, "an interval of 4 GiB").device(name);
     let fresh = found.into_iter().zip(ends).map(|((offset, anchor), end)| {
@@ -341,8 +348,22 @@ fn anchors(space: &Space, start: u64, end: u64, step: u64, name: &str) -> Result
         if mark >= end {
             break;
         }
-        found.push((mark, anchor_at(space, mark, name)?));
-        at = mark + step.max(1);
+        let anchor = match mark {
+            ROOT_BYTES => Ok(Vec::new()),
+            _ => anchor_at(space, mark, name),
+        };
+        at = match anchor {
+            Ok(anchor) => {
+                found.push((mark, anchor));
+                mark + step.max(1)
+            }
+            // It is a part of what is before it until somebody looks inside.
+            Err(error) if is_unread(&error) => {
+                tracing::error!(%error, "an interval whose beginning cannot be read");
+                mark + 1
+            }
+            Err(error) => return Err(error),
+        };
         if at >= end {
             break;
         }

@@ -29,18 +29,20 @@ impl Flex {
         let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
         let mut writer = IndexWriter::default();
         self.index.visit(|anchor, entry, tail, expiries| {
-            let pairs = (!entry.is_coarse()).then_some(u64::from(entry.pairs));
-            writer.push(
-                anchor,
-                &IndexEntry {
-                    size: u64::from(entry.size),
-                    pairs,
-                    appended: u64::from(entry.appended),
-                    runs: u64::from(entry.runs),
-                    tail,
-                    expiries: expiries.moments(),
-                },
-            );
+            let size = u64::from(entry.size);
+            let known = IndexEntry {
+                size,
+                pairs: Some(u64::from(entry.pairs)),
+                appended: u64::from(entry.appended),
+                runs: u64::from(entry.runs),
+                tail,
+                expiries: expiries.moments(),
+            };
+            // Into what cannot be read the next open looks again.
+            let is_known = !entry.is_coarse() && !entry.is_unread();
+            let unknown =
+                IndexEntry { size, expiries: expiries.moments(), ..IndexEntry::default() };
+            writer.push(anchor, if is_known { &known } else { &unknown });
         });
         let of =
             IndexHead { store_id: self.store_id, generation, map_checksum, ..IndexHead::default() };
@@ -67,12 +69,12 @@ impl Flex {
     }
 }
 
-/// The intervals of the saved index, if it counts for the space as it is, whose intervals end at `end`.
+/// The intervals of the saved index, if it counts for the space as it is, whose intervals end where `ends_at` agrees.
 pub(super) fn load(
     device: &dyn BlockDevice,
     space: &Space,
     store_id: [u8; 16],
-    end: u64,
+    ends_at: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<Vec<Fresh>>> {
     let geometry = device.geometry();
     let block = geometry.block_size_bytes as usize;
@@ -104,8 +106,8 @@ pub(super) fn load(
             .device(device.name())
             .context("the saved index does not fit the space")
     };
-    let mut fresh = Vec::new();
-    let mut total = ROOT_BYTES;
+    let mut fresh: Vec<Fresh> = Vec::new();
+    let (mut total, mut is_ordered) = (ROOT_BYTES, true);
     let read = head.entries(body, |anchor, found| {
         let IndexEntry { size, pairs, appended, runs, tail, .. } = found;
         total = total.saturating_add(size);
@@ -119,9 +121,10 @@ pub(super) fn load(
         let tail = if is_tail_of(tail, size, runs) { tail.to_vec() } else { Vec::new() };
         let mut expiries = Expiries::default();
         found.expiries.iter().for_each(|(at, bytes)| expiries.add(*at, *bytes));
+        is_ordered &= fresh.last().is_none_or(|before| *before.anchor < *anchor);
         fresh.push(Fresh { anchor: anchor.to_vec(), entry, tail, expiries });
     });
-    if read.is_err() || total != end.max(ROOT_BYTES) || fresh.is_empty() {
+    if read.is_err() || !is_ordered || fresh.is_empty() || !ends_at(total) {
         return Err(damaged());
     }
     Ok(Some(fresh))

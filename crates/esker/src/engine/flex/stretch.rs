@@ -18,7 +18,7 @@ use super::interval::parts;
 use super::merge::{Merged, add_group, merge, size_of};
 use super::sweep::{OF_REWRITTEN, OF_SAMPLE};
 use super::{Flex, ROOT_BYTES};
-use crate::flex::Splice;
+use crate::flex::{Splice, is_unread};
 use esker_base::Result;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Run, RunWriter};
@@ -194,9 +194,13 @@ impl Flex {
             }
             Ok(())
         });
-        let is_sound = read.is_ok();
-        self.note_damage(read)?;
-        Ok(is_sound)
+        match read {
+            Err(error) if is_unread(&error) => {
+                self.note_unread(&error);
+                Ok(false)
+            }
+            read => read.map(|()| true),
+        }
     }
 
     /// What is left of pairs of a stretch and of those that are new, in order; and how many bytes of them are dead, without those

@@ -16,9 +16,9 @@ use super::index::Ahead;
 use super::interval::parts;
 use super::large::Reading;
 use super::{Flex, ROOT_BYTES};
-use esker_base::{ErrorKind, Result};
+use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -39,6 +39,8 @@ const RUN_BYTES_OF_TIME: u64 = 16 << 10;
 const NOTED_MAX: usize = 1024;
 /// Noted leaves for which the thread is woken.
 const NOTED_MUCH: usize = 8;
+/// Most places of which is known that they were told of.
+const TOLD_MAX: usize = 1024;
 /// Leaves that are rewritten before others are served.
 const REWRITTEN_AT_ONCE: usize = 4;
 
@@ -127,6 +129,8 @@ pub(super) struct Scrub {
 pub(super) struct Scrubbed {
     bytes: AtomicU64,
     damaged: AtomicU64,
+    /// What was told of by who came by, in words: not again each time.
+    told: Mutex<HashSet<String>>,
 }
 
 impl Scrubbed {
@@ -134,6 +138,14 @@ impl Scrubbed {
     pub(super) fn report(&self) -> String {
         let [bytes, damaged] = [&self.bytes, &self.damaged].map(|n| n.load(Ordering::Relaxed));
         format!("{bytes} bytes verified in the background, {damaged} places damaged")
+    }
+
+    /// Counts something that somebody could not read. Whether it is news.
+    pub(super) fn note(&self, error: &Error) -> bool {
+        let mut told = self.told.lock();
+        let is_new = told.len() < TOLD_MAX && told.insert(error.to_string());
+        self.damaged.fetch_add(u64::from(is_new), Ordering::Relaxed);
+        is_new
     }
 }
 

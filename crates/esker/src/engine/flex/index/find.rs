@@ -251,7 +251,7 @@ impl Index {
         self.located(&row, &leaf, spot)
     }
 
-    /// The intervals of the leaf that holds `key`, if somebody looked into each and `is_wanted` says so; and those of the
+    /// The intervals of the leaf that holds `key`, if each was read and `is_wanted` says so; and those of the
     /// leaves behind it for which it does, too, while all have up to `most` bytes. What has expired is told as of `now`.
     pub(in crate::engine::flex) fn neighbours(
         &self,
@@ -280,7 +280,7 @@ impl Index {
             let fits = next == first || bytes + sums.size as u64 <= most;
             if !fits
                 || !is_wanted(&sums, next == first)
-                || leaf.entries.iter().any(Entry::is_coarse)
+                || leaf.entries.iter().any(|entry| entry.is_coarse() || entry.is_unread())
             {
                 break;
             }
@@ -309,9 +309,17 @@ impl Index {
         let mut leaves = row.leaf_of(key)..row.len();
         let found = leaves.find(|number| {
             let leaf = row.leaf(*number).read();
-            is_wanted(&leaf.sums(now)) && !leaf.entries.iter().any(Entry::is_coarse)
+            is_wanted(&leaf.sums(now))
+                && !leaf.entries.iter().any(|entry| entry.is_coarse() || entry.is_unread())
         })?;
         row.first(found).map(<[u8]>::to_vec)
+    }
+
+    /// Where in an interval the runs begin that were appended to it, if that is known.
+    pub(in crate::engine::flex) fn run_starts(&self, spot: Spot) -> Vec<usize> {
+        let row = self.row();
+        let leaf = row.leaf(spot.leaf).read();
+        tails::starts(leaf.tails.of(spot.index), leaf.entries[spot.index].size)
     }
 
     /// Everything about the interval behind `spot`.

@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An interval that was found when the store was opened: it holds several, and nobody has looked inside yet.
 const COARSE: u16 = u16::MAX;
+/// An interval that cannot be read as a whole: nobody knows how many pairs it has.
+const UNREAD: u16 = COARSE - 1;
 
 /// What is known of an interval.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +25,7 @@ pub(in crate::engine::flex) struct Entry {
     anchor_end: u32,
     /// Changes with every change of the interval.
     pub(in crate::engine::flex) stamp: u32,
-    /// Pairs, or [`COARSE`].
+    /// Pairs, or [`COARSE`], or [`UNREAD`].
     pub(in crate::engine::flex) pairs: u16,
     /// Pairs of appended runs.
     pub(in crate::engine::flex) appended: u8,
@@ -38,11 +40,36 @@ impl Entry {
     pub(in crate::engine::flex) fn new(size: u32, pairs: u64, appended: u64, runs: u32) -> Self {
         Entry {
             size,
-            pairs: u16::try_from(pairs).unwrap_or(COARSE).min(COARSE - 1),
+            pairs: u16::try_from(pairs).unwrap_or(COARSE).min(UNREAD - 1),
             appended: u8::try_from(appended).unwrap_or(u8::MAX),
             runs: u8::try_from(runs).unwrap_or(u8::MAX),
             ..Entry::default()
         }
+    }
+
+    /// An interval of this size that cannot be read as a whole: as many runs as can, and what is before them, as one.
+    pub(in crate::engine::flex) fn unread(size: u32, runs: u32) -> Self {
+        Entry { pairs: UNREAD, ..Entry::new(size, 0, 0, runs) }
+    }
+
+    /// Whether it cannot be read as a whole.
+    pub(in crate::engine::flex) fn is_unread(&self) -> bool {
+        self.pairs == UNREAD
+    }
+
+    /// So many pairs were appended, in a run of so many bytes.
+    pub(super) fn grow(&mut self, bytes: u32, pairs: u16) {
+        self.size = self.size.saturating_add(bytes);
+        if !self.is_unread() {
+            self.pairs = self.pairs.saturating_add(pairs).min(UNREAD - 1);
+        }
+        self.appended = self.appended.saturating_add(u8::try_from(pairs).unwrap_or(u8::MAX));
+        self.runs = self.runs.saturating_add(1);
+    }
+
+    /// From now on it is known that it cannot be read as a whole.
+    pub(super) fn note_unread(&mut self) {
+        self.pairs = UNREAD;
     }
 
     /// Several intervals in which nobody has looked.
@@ -58,12 +85,15 @@ impl Entry {
     /// About how many of its bytes are in appended runs: as if all pairs were of one size, which makes those that delete count as
     /// what they delete.
     pub(super) fn appended_bytes(&self) -> u64 {
+        if self.is_unread() {
+            return 0;
+        }
         u64::from(self.size) * u64::from(self.appended) / u64::from(self.known_pairs().max(1))
     }
 
     /// Pairs, if somebody counted them.
     pub(super) fn known_pairs(&self) -> u16 {
-        if self.is_coarse() { 0 } else { self.pairs }
+        if self.is_coarse() || self.is_unread() { 0 } else { self.pairs }
     }
 }
 
@@ -127,6 +157,7 @@ impl Leaf {
         if let (Some(first), Some(last)) = (fresh.first(), fresh.last()) {
             // Anchors ascend: what the ends have in common, all have.
             leaf.shared = first.anchor[..common(&first.anchor, &last.anchor)].into();
+            debug_assert!(fresh.iter().all(|fresh| fresh.anchor.starts_with(&leaf.shared)), "X1");
         }
         let shared = leaf.shared.len();
         leaf.entries.reserve_exact(fresh.len());
@@ -293,7 +324,7 @@ impl Leaf {
         let mut sums = LeafSums { count, expired, ..LeafSums::default() };
         for entry in &self.entries {
             sums.size += entry.size as usize;
-            sums.pairs += usize::from(entry.pairs);
+            sums.pairs += usize::from(entry.known_pairs());
             sums.runs += usize::from(entry.runs);
             sums.appended += entry.appended_bytes();
         }

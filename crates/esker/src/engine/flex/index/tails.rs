@@ -99,6 +99,21 @@ pub(in crate::engine::flex) fn wanted(tail: &[u8], size: u32, byte: u8, below: u
     }
 }
 
+/// Where the appended runs begin in an interval of `size` bytes.
+pub(super) fn starts(tail: &[u8], size: u32) -> Vec<usize> {
+    let (mut rest, mut sizes) = (tail, Vec::new());
+    while let Some((size, _)) = take(&mut rest) {
+        sizes.push(size as usize);
+    }
+    let mut at = (size as usize).saturating_sub(sizes.iter().sum());
+    let mut start_of = |size| {
+        let start = at;
+        at += size;
+        start
+    };
+    sizes.into_iter().map(&mut start_of).collect()
+}
+
 /// Whether this may be known of an interval of so many bytes and runs: all of its appended runs (T1), or nothing.
 pub(in crate::engine::flex) fn is_tail_of(tail: &[u8], size: u32, runs: u64) -> bool {
     let (mut rest, mut behind, mut number) = (tail, 0, 1);
@@ -214,6 +229,7 @@ mod tests {
         assert_eq!(at(2, 2), Wanted { at: 5000, size: 100, run: 1 });
         assert_eq!(at(2, 1), Wanted { at: 0, size: 5000, run: 0 });
         assert_eq!(at(4, usize::MAX), Wanted { at: 0, size: 5000, run: 0 });
+        assert_eq!(starts(&tail, size), [5000, 5100, 70_100, 70_227]);
         assert_eq!(wanted(&[], 300, 2, usize::MAX), Wanted { at: 0, size: 300, run: 0 });
         assert!(is_tail_of(&tail, size, 5) && is_tail_of(&[], size, 9) && is_tail_of(&[], 0, 0));
         for (tail, size, runs) in

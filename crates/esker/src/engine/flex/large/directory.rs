@@ -9,6 +9,7 @@
 //! Changed under the space's lock, where sizes change, so for as short a time as possible: nothing here takes longer with more
 //! values, but for closing up, which each value pays for once.
 
+use super::super::ROOT_BYTES;
 use super::super::index::Sums;
 use esker_base::hash::KeyHasher;
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
@@ -18,6 +19,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Fewer values that went are not worth closing up.
 const GONE_MIN: usize = 64;
+/// Numbers that are passed over if those of some values are not known.
+const NUMBERS_SKIPPED: u64 = 1 << 20;
 /// Bytes of memory that an entry of `of_keys` takes, about.
 const ENTRY_BYTES: usize = 24;
 
@@ -32,6 +35,8 @@ pub(super) enum State {
     Goes,
     /// It is not in the space any more.
     Gone,
+    /// Its head cannot be read: nobody knows what it is. Its number is only one that no other has.
+    Unread,
 }
 
 /// A value in the space.
@@ -44,6 +49,13 @@ pub(super) struct Large {
     pub(super) state: State,
     /// It may be needed or not: to be found out when a table is in the space.
     pub(super) is_doubtful: bool,
+}
+
+impl Large {
+    /// Whether a pair that names it finds it.
+    fn is_here(&self) -> bool {
+        !matches!(self.state, State::Goes | State::Gone | State::Unread)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -107,9 +119,37 @@ impl Values {
 
 /// A value that an open found.
 #[derive(Debug)]
-pub(in crate::engine::flex) struct FoundLarge {
-    pub(super) head: LargeHead,
+pub(super) struct FoundLarge {
+    /// If it can be read.
+    pub(super) head: Option<LargeHead>,
     pub(super) size_bytes: u64,
+}
+
+/// What an open found behind the intervals.
+#[derive(Debug)]
+pub(in crate::engine::flex) struct FoundBehind {
+    /// Where intervals end in the space.
+    pub(in crate::engine::flex) intervals_end: u64,
+    /// Marks before that of which nobody knows what they begin, and nothing else is behind them: an interval is an error for those
+    /// who ask for keys that it may have, and a value that is missing is one, too.
+    pub(super) unread: Vec<u64>,
+    pub(in crate::engine::flex) values: Vec<FoundLarge>,
+}
+
+impl FoundBehind {
+    /// Somebody says that intervals end here. Whether that may be so; what is behind are values then.
+    pub(in crate::engine::flex) fn end_at(&mut self, end: u64) -> bool {
+        if end == self.intervals_end.max(ROOT_BYTES) {
+            return true;
+        }
+        let Ok(first) = self.unread.binary_search(&end) else { return false };
+        let marks = self.unread.split_off(first);
+        let ends = marks.iter().skip(1).copied().chain([self.intervals_end]);
+        let sizes = marks.iter().zip(ends).map(|(mark, end)| end - mark);
+        self.values.splice(0..0, sizes.map(|size_bytes| FoundLarge { head: None, size_bytes }));
+        self.intervals_end = end;
+        true
+    }
 }
 
 /// See the module's text.
@@ -130,12 +170,23 @@ impl Directory {
         number: u64,
         hasher: &KeyHasher,
     ) -> Self {
-        let last = found.last().map_or(0, |large| large.head.number + 1);
-        let next_number = AtomicU64::new(number.max(last).max(1));
-        let directory = Directory { next_number, ..Directory::default() };
+        let has_unread = found.iter().any(|large| large.head.is_none());
+        let directory = Directory::default();
         {
             let mut values = directory.values.write();
+            let mut last = 0;
             for FoundLarge { head, size_bytes } in found {
+                let Some(head) = head else {
+                    // Numbers ascend: no other has the next one.
+                    last += 1;
+                    let (number, key) = (last, Vec::new());
+                    let head = LargeHead { number, length_bytes: 0, value_checksum: 0, key };
+                    let (head_size, hash, state) = (0, 0, State::Unread);
+                    let large = Large { head, head_size, hash, state, is_doubtful: false };
+                    values.push(large, size_bytes);
+                    continue;
+                };
+                last = head.number;
                 let head_size = (LARGE_HEAD_SIZE + head.key.len()) as u64;
                 let is_whole = size_bytes == head_size + head.length_bytes;
                 let state = if is_whole { State::Here(generation) } else { State::Goes };
@@ -143,6 +194,9 @@ impl Directory {
                 let large = Large { head, head_size, hash, state, is_doubtful: true };
                 values.push(large, size_bytes);
             }
+            let skipped = if has_unread { NUMBERS_SKIPPED } else { 0 };
+            let next = number.max(last + 1).saturating_add(skipped);
+            directory.next_number.store(next, Ordering::Relaxed);
             directory.note(&values);
         }
         directory
@@ -194,7 +248,7 @@ impl Directory {
     pub(super) fn place(&self, number: u64) -> Option<(u64, u64, u32)> {
         let values = self.values.read();
         let index = values.index(number)?;
-        let large = values.all.get(index).filter(|large| large.state != State::Goes)?;
+        let large = values.all.get(index).filter(|large| large.is_here())?;
         Some((values.sizes.before(index), large.head_size, large.head.value_checksum))
     }
 
@@ -231,7 +285,7 @@ impl Directory {
     pub(in crate::engine::flex) fn has(&self, number: u64, length: u64) -> bool {
         let values = self.values.read();
         let large = values.get(number);
-        large.is_some_and(|large| large.head.length_bytes == length && large.state != State::Goes)
+        large.is_some_and(|large| large.head.length_bytes == length && large.is_here())
     }
 
     /// Pairs that name these values were left out of the space: somebody is to find out whether they are needed.
@@ -337,7 +391,7 @@ mod tests {
         const MANY: u64 = 100_000;
         let hasher = KeyHasher::new([7; 16]);
         let found = (0..MANY).map(|number| FoundLarge {
-            head: head(number, &(number / 2).to_be_bytes(), number),
+            head: Some(head(number, &(number / 2).to_be_bytes(), number)),
             size_bytes: 1,
         });
         let directory = Directory::new(found.collect(), 0, 0, &hasher);

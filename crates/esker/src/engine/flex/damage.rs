@@ -1,0 +1,389 @@
+//! What cannot be read: a damaged block, or one that the device refuses, takes with it what stands in it and no more. Its interval is
+//! *unread* from then on: what there was is an error for whoever asks, and what comes is appended behind it, where gets find it.
+//!
+//! ```text
+//! unread interval: | up to the end of the last run that cannot be read: an error | runs behind it: read as those of others |
+//! ```
+//!
+//! # Invariants
+//! - D1: nothing is left out, and no key is said to be gone, because of what cannot be read: of a key that may stand there only what
+//!   is newer counts, and what says that there is nothing stays.
+//! - D2: bytes are believed as far as the space verified them. Where a run ends that cannot be read is known from its head, if that
+//!   can be, or from the index; else nobody knows where the next one begins, and all up to the next mark is unread.
+//! - D3: an interval whose anchor cannot be read holds what is behind the last key of the one before it; if that cannot be read
+//!   either, they are one. If that is because the device refuses them, they may be two again once it does not, and nobody knows to which
+//!   of them a key belongs: they take nothing until then, and the commit fails.
+//!
+//! # Concurrency
+//! Under the committer's lock.
+//!
+//! # Failure
+//! One splice of the space each, as for other intervals. Nothing says on the device that an interval is unread: the next open finds
+//! out, so what a device refused only for a while is back then.
+
+use super::commit::{Committer, RUNS_MAX};
+use super::expired::expiries_in;
+use super::index::{Entry, Fresh, Located, tail_of_run};
+use super::interval::{Interval, Part, parts};
+use super::memtable::RangeDelete;
+use super::merge::{Merged, add_group, merge_behind, size_of};
+use super::{Flex, ROOT_BYTES};
+use crate::engine::expiries::Expiries;
+use crate::flex::{Splice, is_unread};
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex_db::run::take_pair;
+use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Most bytes that are read of what stands between two marks: no interval is that long.
+const PIECE_BYTES_MAX: usize = 16 << 20;
+/// Unread intervals beyond this size are only appended to.
+const MERGED_BYTES_MAX: u32 = 4 << 20;
+/// Most pairs and bytes of a run behind an unread one: what is known of it in memory has no more room.
+const PAIRS_OF_A_RUN: usize = 200;
+const BYTES_OF_A_RUN: usize = 48 << 10;
+/// Longest head of a run, without its anchor.
+const RUN_HEAD_MAX: usize = 16;
+
+/// A part of the space, as far as it can be read.
+#[derive(Debug, Default)]
+struct Around {
+    bytes: Vec<u8>,
+    /// What cannot be, in order.
+    holes: Vec<Range<usize>>,
+    /// What the device said, if it refused something that may be sound.
+    refused: Option<Error>,
+}
+
+/// Takes a run that is whole, to its last pair, off the front.
+fn take_whole<'a>(bytes: &mut &'a [u8]) -> Option<Run<'a>> {
+    let run = Run::take(bytes, || false).ok()?;
+    let mut pairs = run.pairs();
+    (0..run.count).try_for_each(|_| take_pair(&mut pairs, run.first_version()).map(drop))?;
+    Some(run)
+}
+
+/// All pairs of runs that are whole.
+fn pairs_in(mut bytes: &[u8]) -> Vec<Merged<'_>> {
+    let mut all = Vec::new();
+    while let Some(run) = take_whole(&mut bytes) {
+        let mut pairs = run.pairs();
+        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+            all.push((pair.key, pair.version, pair.content));
+        }
+    }
+    all
+}
+
+impl Around {
+    fn has_hole(&self, range: &Range<usize>) -> bool {
+        self.holes.iter().any(|hole| hole.start < range.end && range.start < hole.end)
+    }
+
+    /// Where in an interval the last run ends that cannot be read (D2), of which runs are known to begin at `starts`; 0: all can.
+    fn unread_end(&self, starts: &[usize]) -> usize {
+        let all = self.bytes.len();
+        let (mut at, mut end) = (0, 0);
+        let behind = |at: usize| starts.iter().copied().find(|start| *start > at).unwrap_or(all);
+        while at < all {
+            let rest = self.bytes.get(at..).unwrap_or_default();
+            let head = at..(at + RUN_HEAD_MAX).min(all);
+            let next = match Run::size(rest) {
+                Ok(size) if !self.has_hole(&head) && size <= rest.len() => at + size,
+                _ => {
+                    at = behind(at);
+                    end = at;
+                    continue;
+                }
+            };
+            if self.has_hole(&(at..next)) {
+                end = next;
+            } else {
+                let kind = if at == 0 { RunKind::Base } else { RunKind::Appended };
+                let mut run = self.bytes.get(at..next).unwrap_or_default();
+                if take_whole(&mut run).is_none_or(|run| run.kind != kind) {
+                    // Verified, and not what it should be: where it ends is as little to be believed.
+                    at = behind(at);
+                    end = at;
+                    continue;
+                }
+            }
+            at = next;
+        }
+        end
+    }
+
+    /// The anchor of the interval that begins here.
+    fn anchor(&self) -> Option<&[u8]> {
+        let until = self.holes.first().map_or(self.bytes.len(), |hole| hole.start);
+        Run::peek_anchor(self.bytes.get(..until)?).ok().flatten()
+    }
+}
+
+/// What stands between two marks.
+struct Piece {
+    /// Whether the device refused some of it.
+    is_refused: bool,
+    anchor: Option<Vec<u8>>,
+    /// Without an anchor.
+    fresh: Fresh,
+    /// The greatest key, if all can be read.
+    last: Option<Vec<u8>>,
+}
+
+/// What is known of runs that are whole, or nothing if it is not known of all.
+fn tails_of<'t>(runs: impl Iterator<Item = &'t Vec<u8>> + Clone) -> Vec<u8> {
+    let is_known = runs.clone().all(|tail| !tail.is_empty());
+    if is_known { runs.flatten().copied().collect() } else { Vec::new() }
+}
+
+impl Flex {
+    /// Tells of something that cannot be read, once.
+    pub(super) fn note_unread(&self, error: &Error) {
+        if self.scrubbed.note(error) {
+            tracing::error!(%error, "left as it is: it cannot be read");
+        }
+    }
+
+    /// An interval, if it can be read, tried twice; else that is told, and the index knows.
+    pub(super) fn readable(&self, located: &Located) -> Result<Option<Arc<Interval>>> {
+        if located.entry.is_unread() && located.entry.cached.is_none() {
+            return Ok(None);
+        }
+        let again = |error| if is_unread(&error) { self.interval_of(located) } else { Err(error) };
+        match self.interval_of(located).or_else(again) {
+            Err(error) if is_unread(&error) => {
+                self.note_unread(&error);
+                self.index.note_unread(located.spot);
+                Ok(None)
+            }
+            found => found.map(Some),
+        }
+    }
+
+    /// Brings a group to an interval that cannot be read, behind what there is; what `erase` covers is gone from there.
+    pub(super) fn keep_unread(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        group: Option<&RunWriter>,
+        erase: Option<&RangeDelete>,
+    ) -> Result<()> {
+        let entry = &located.entry;
+        match (group, erase) {
+            (None, None) => return Ok(()),
+            _ if entry.runs == 0 => {
+                return Err(Error::new(ErrorKind::Io, "commit table")
+                    .device(self.name.clone())
+                    .context("the device refuses to read where an interval begins"));
+            }
+            (Some(group), None) if entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX => {
+                return self.append_run(committer, located, group);
+            }
+            _ => {}
+        }
+        let around = self.read_around(located.offset, entry.size as usize)?;
+        if let (Some(_), Some(error)) = (erase, &around.refused) {
+            // What comes back later must not be what a range delete removed: it has to wait for the device.
+            return Err(error.clone());
+        }
+        let end = around.unread_end(&self.index.run_starts(located.spot));
+        if end == 0 {
+            // It is back.
+            let interval = self.decode(around.bytes)?;
+            return self.rewrite_read(committer, located, &interval, group, erase);
+        }
+        let behind = around.bytes.get(end..).unwrap_or_default();
+        let mut all = pairs_in(behind);
+        add_group(&mut all, group);
+        if all.is_empty() {
+            return Ok(());
+        }
+        let moment = self.moment();
+        let merged = merge_behind(all, erase, &moment.snapshots);
+        let mut expiries = Expiries::default();
+        merged.iter().for_each(|pair| moment.note(pair, &mut expiries));
+        let data = &mut committer.data;
+        data.clear();
+        let mut tails = Vec::new();
+        for piece in in_runs(&merged) {
+            let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
+            let mut run = RunWriter::new(first_version);
+            piece.iter().for_each(|(key, version, content)| {
+                run.push(&Pair { key, version: *version, content: *content });
+            });
+            let start = data.len();
+            run.finish(None, data);
+            let size = u32::try_from(data.len() - start).unwrap_or(u32::MAX);
+            tails.push(tail_of_run(size, run.pairs().0, &self.hasher));
+        }
+        let size = u32::try_from(end + data.len()).map_err(|_| self.too_long())?;
+        let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
+        let fresh = Fresh {
+            anchor: located.anchor.clone(),
+            entry: Entry::unread(size, runs),
+            tail: tails_of(tails.iter()),
+            expiries,
+        };
+        committer.rewritten_bytes += data.len() as u64;
+        let offset = ROOT_BYTES + located.offset + end as u64;
+        let splice = Splice { offset, remove: behind.len() as u64, data, marks: &[] };
+        let mut fresh = Some(fresh);
+        self.space.splice(&splice, &mut || {
+            self.index.replace(located.spot, 1, fresh.take().into_iter().collect());
+        })
+    }
+
+    /// An interval that takes no more.
+    pub(super) fn too_long(&self) -> Error {
+        Error::new(ErrorKind::NoSpace, "commit table")
+            .device(self.name.clone())
+            .context("an interval that cannot be read has 4 GiB")
+    }
+
+    /// The intervals of a coarse one that cannot be read as a whole: those that can be by themselves, and the others, unread.
+    pub(super) fn cut_at_marks(&self, located: &Located) -> Result<Vec<Fresh>> {
+        let (start, size) = (located.offset, u64::from(located.entry.size));
+        let end = start + size;
+        let mut marks = vec![start];
+        let mut at = ROOT_BYTES + start + 1;
+        while let Some(mark) = self.space.next_mark(at)?.filter(|mark| *mark < ROOT_BYTES + end) {
+            marks.push(mark - ROOT_BYTES);
+            at = mark + 1;
+        }
+        let ends: Vec<u64> = marks.iter().skip(1).copied().chain([end]).collect();
+        let mut cut: Vec<Fresh> = Vec::new();
+        let (mut last, mut is_refused): (Option<Vec<u8>>, bool) = (None, false);
+        for (from, to) in marks.into_iter().zip(ends) {
+            let piece = self.look_at(from, usize::try_from(to - from).unwrap_or(usize::MAX))?;
+            let anchor = match cut.last() {
+                None => Some(located.anchor.clone()),
+                Some(before) => {
+                    let is_behind = |anchor: &Vec<u8>| {
+                        *anchor > before.anchor
+                            && last.as_ref().is_none_or(|last| anchor > last)
+                            && located.upper.as_ref().is_none_or(|upper| anchor < upper)
+                    };
+                    if piece.anchor.as_ref().is_some_and(|anchor| !is_behind(anchor)) {
+                        return Err(self.damaged("an anchor is out of order"));
+                    }
+                    let behind_last = || Some([last.as_deref()?, &[0]].concat());
+                    let fits = |anchor: &Vec<u8>| anchor.len() <= KEY_SIZE_MAX_BYTES;
+                    piece.anchor.or_else(|| behind_last().filter(fits).filter(is_behind))
+                }
+            };
+            match (anchor, cut.last_mut()) {
+                (None, Some(before)) => {
+                    let size = before.entry.size.saturating_add(piece.fresh.entry.size);
+                    let anchor = std::mem::take(&mut before.anchor);
+                    is_refused |= piece.is_refused;
+                    let runs = if is_refused { 0 } else { 1 };
+                    *before = Fresh::new(anchor, Entry::unread(size, runs));
+                    last = None;
+                }
+                (anchor, _) => {
+                    is_refused = piece.is_refused;
+                    cut.push(Fresh { anchor: anchor.unwrap_or_default(), ..piece.fresh });
+                    last = piece.last;
+                }
+            }
+        }
+        Ok(cut)
+    }
+
+    /// Looks at what stands between two marks, as far as it can be read.
+    fn look_at(&self, offset: u64, size: usize) -> Result<Piece> {
+        let mut around = self.read_around(offset, size.min(PIECE_BYTES_MAX))?;
+        if around.bytes.len() < size {
+            around.holes.push(around.bytes.len()..size);
+        }
+        let anchor = around.anchor().map(<[u8]>::to_vec);
+        let whole = match around.holes.is_empty() && around.unread_end(&[]) == 0 {
+            true => parts(&around.bytes).ok().filter(|parts| parts.len() == 1),
+            false => None,
+        };
+        if let Some([part]) = whole.as_deref()
+            && let Ok(fresh) = self.fresh_of(part)
+        {
+            let keys = pairs_in(&around.bytes).into_iter().map(|(key, ..)| key);
+            let last = keys.max().map(<[u8]>::to_vec);
+            return Ok(Piece { is_refused: false, anchor, fresh, last });
+        }
+        let size_in_index = u32::try_from(size).unwrap_or(u32::MAX);
+        let end = if around.bytes.len() < size { size } else { around.unread_end(&[]) };
+        let (mut tails, mut rest) = (Vec::new(), around.bytes.get(end..).unwrap_or_default());
+        let expiries = expiries_in(rest).unwrap_or_default();
+        let mut before = rest.len();
+        while let Some(run) = take_whole(&mut rest) {
+            let size = u32::try_from(before - rest.len()).unwrap_or(u32::MAX);
+            tails.push(tail_of_run(size, run.pairs(), &self.hasher));
+            before = rest.len();
+        }
+        let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
+        let entry = Entry::unread(size_in_index, runs);
+        let fresh = Fresh { entry, tail: tails_of(tails.iter()), expiries, ..Fresh::default() };
+        Ok(Piece { is_refused: around.refused.is_some(), anchor, fresh, last: None })
+    }
+
+    /// What the index is to know of an interval that was read; without its anchor.
+    pub(super) fn fresh_of(&self, part: &Part<'_>) -> Result<Fresh, esker_format::Flaw> {
+        let size = u32::try_from(part.bytes.len()).unwrap_or(u32::MAX);
+        Ok(Fresh {
+            anchor: Vec::new(),
+            entry: Entry::new(size, part.pairs, part.appended, part.runs),
+            tail: super::index::tail_of(part.bytes, &self.hasher)?,
+            expiries: expiries_in(part.bytes)?,
+        })
+    }
+
+    /// Reads so many bytes of intervals, as far as that is possible.
+    fn read_around(&self, offset: u64, size: usize) -> Result<Around> {
+        let mut around = Around { bytes: vec![0; size], ..Around::default() };
+        self.read_part(ROOT_BYTES + offset, 0..size, &mut around)?;
+        Ok(around)
+    }
+
+    /// Reads a part of it; what cannot be read in halves, down to about a block.
+    fn read_part(&self, start: u64, range: Range<usize>, around: &mut Around) -> Result<()> {
+        let part = around.bytes.get_mut(range.clone()).unwrap_or_default();
+        let error = match self.space.read(start + range.start as u64, part) {
+            Ok(count) if count == range.len() => return Ok(()),
+            Ok(_) => return Err(self.damaged("an interval is behind the end of the space")),
+            Err(error) if is_unread(&error) => error,
+            Err(error) => return Err(error),
+        };
+        if range.len() > self.space.shape().block_size_bytes as usize {
+            let middle = range.start + range.len() / 2;
+            self.read_part(start, range.start..middle, around)?;
+            return self.read_part(start, middle..range.end, around);
+        }
+        part.fill(0);
+        around.holes.push(range);
+        if error.kind() == ErrorKind::Io {
+            around.refused = Some(error);
+        }
+        Ok(())
+    }
+}
+
+/// Pairs in parts that are a run each; all of a key in one, so that a get has to read one of them.
+fn in_runs<'m, 'a>(merged: &'m [Merged<'a>]) -> Vec<&'m [Merged<'a>]> {
+    let mut runs = Vec::new();
+    let mut rest = merged;
+    while !rest.is_empty() {
+        let (mut count, mut bytes) = (0, 0);
+        for same in rest.chunk_by(|a, b| a.0 == b.0) {
+            let more: usize = same.iter().map(|pair| size_of(pair) + pair.0.len()).sum();
+            if count > 0 && (count + same.len() > PAIRS_OF_A_RUN || bytes + more > BYTES_OF_A_RUN) {
+                break;
+            }
+            count += same.len();
+            bytes += more;
+        }
+        let (run, more) = rest.split_at(count.max(1).min(rest.len()));
+        runs.push(run);
+        rest = more;
+    }
+    runs
+}
