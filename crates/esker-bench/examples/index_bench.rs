@@ -2,7 +2,8 @@
 //!
 //! One run prints what one random access to memory costs, what lookups, inserts and batches cost at
 //! a size, two-thread throughput against three maps of the same content, bytes per entry over
-//! the growth, and the latency of inserts during it. `cargo xtask bench index [ENTRIES]`.
+//! the growth, and the latency of inserts during it. `cargo xtask bench index [ENTRIES]`. With `aged`, what lookups cost after the
+//! content was replaced some times.
 //!
 //! Access is measured in four ways: each waits for the one before, or they are independent, so that
 //! the processor overlaps them; in pages of 4 KiB, as the allocator gives them, or in huge ones. A
@@ -189,6 +190,60 @@ fn costs(directory: &Directory, entries: u64) {
         }
     });
     println!("remove: {cost:.1} ns, {:.2} accesses", cost / access);
+}
+
+/// Turnovers of the content after which lookups are measured.
+const TURNOVERS: u64 = 10;
+
+/// Lookups in a directory all of whose entries were replaced by others some times, and in a fresh one of the same content.
+/// In turns, since what else the machine does changes meanwhile.
+fn aged(entries: u64) {
+    let old = Directory::with_capacity(0);
+    (0..entries).for_each(|n| old.insert(hash(n), link(n)));
+    let end = entries * (TURNOVERS + 1);
+    for n in entries..end {
+        old.remove(hash(n - entries), link(n - entries));
+        old.insert(hash(n), link(n));
+    }
+    let fresh = Directory::with_capacity(0);
+    (end - entries..end).for_each(|n| fresh.insert(hash(n), link(n)));
+    let count = OPERATIONS.min(entries * 4);
+    let there: Vec<u64> = (0..count).map(|n| hash(end - entries + pick(n, entries))).collect();
+    let absent: Vec<u64> = (0..count).map(|n| hash(end + n)).collect();
+    println!(
+        "{entries} entries, after {TURNOVERS} turnovers: {} and fresh {} bytes, {} and {} in the overflow",
+        old.memory_bytes(),
+        fresh.memory_bytes(),
+        old.overflow_len(),
+        fresh.overflow_len()
+    );
+    for _ in 0..3 {
+        for (what, keys) in [("lookup", &there), ("lookup of absent keys", &absent)] {
+            let cost = |directory: &Directory| {
+                time(count, || {
+                    let found = keys.iter().map(|key| directory.lookup(*key).iter().count());
+                    black_box(found.sum::<usize>());
+                })
+            };
+            let batched = |directory: &Directory| {
+                time(count, || {
+                    for batch in keys.chunks(BATCH) {
+                        directory.lookup_many(batch, |_, found| {
+                            black_box(found);
+                        });
+                    }
+                })
+            };
+            let [aged, new] = [&old, &fresh].map(cost);
+            let [aged_many, new_many] = [&old, &fresh].map(batched);
+            println!(
+                "{what}: {aged:.1} ns, fresh {new:.1} ({:.2} times); {BATCH} at a time {aged_many:.1} ns, \
+                 fresh {new_many:.1} ({:.2} times)",
+                aged / new,
+                aged_many / new_many
+            );
+        }
+    }
 }
 
 /// Export and import of everything.
@@ -383,8 +438,13 @@ fn main() {
         println!("{waiting} {independent}");
         return;
     }
+    if arguments.first().is_some_and(|first| first == "aged") {
+        aged(number(1).unwrap_or(10_000_000).max(1000));
+        return;
+    }
     if arguments.iter().any(|argument| number(0).is_none() || argument.starts_with('-')) {
         println!("index_bench [ENTRIES [ENTRIES-OF-THE-COMPARISON]]: 50 million, or as many");
+        println!("index_bench aged [ENTRIES]: after turnovers, 10 million");
         return;
     }
     let entries: u64 = number(0).unwrap_or(50_000_000).max(1000);
