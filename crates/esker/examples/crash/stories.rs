@@ -80,8 +80,8 @@ pub(super) fn a_tombstone_outlives_what_is_about_to_go() -> Verdict {
         let device = device(Initial::Zeros);
         let store = open(&device, &without_flushes())?;
         let fill = |rounds: u32| {
-            let fillers = (0..rounds).map(|round| format!("filler{}", round % 2));
-            fillers.map(|key| put(&store, &key, &[1; 900])).collect::<Verdict>()
+            let key = |round| format!("filler{}", round % 2);
+            (0..rounds).try_for_each(|round| put(&store, &key(round), &[1; 900]))
         };
         put(&store, "a", b"1")?;
         fill(12)?;

@@ -119,7 +119,7 @@ impl Values {
 
 /// A value that an open found.
 #[derive(Debug)]
-pub(super) struct FoundLarge {
+pub(in crate::engine::flex) struct FoundLarge {
     /// If it can be read.
     pub(super) head: Option<LargeHead>,
     pub(super) size_bytes: u64,
