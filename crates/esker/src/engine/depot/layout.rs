@@ -12,13 +12,13 @@ use esker_media::BlockGeometry;
 
 /// Size of the segments of a new store that says nothing else, in bytes.
 pub(super) const DEFAULT_SEGMENT_SIZE_BYTES: u64 = 32 * MIB;
-/// Size of the segments of a small store, in bytes. With 4 MiB in place of it one of 64 MiB, of which seven segments are in reserve or
+/// Size of the segments of a small store, in bytes. With 4 MiB in place of it one of 64 MiB, of which six segments are in reserve or
 /// being filled, is full at 55 % of its capacity, and to write over one of 256 MiB that is 85 % full takes six times the bytes.
 const SEGMENT_SIZE_MIN_BYTES: u64 = MIB;
 /// Number of segments that a store has if their size allows it.
 const SEGMENT_COUNT_WANTED: u64 = 256;
-/// Fewest segments of a store: one in use for each of three streams, four in reserve so that cleaning
-/// and deletes always work, and one.
+/// Fewest segments of a store: one in use for each of three streams, three in reserve so that cleaning
+/// and deletes always work, and two.
 pub(super) const SEGMENT_COUNT_MIN: u64 = 8;
 
 /// Unit of the sizes that links tell, in bytes.

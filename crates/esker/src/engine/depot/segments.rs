@@ -44,7 +44,7 @@ pub(super) enum Use {
 
 /// Fewest segments that puts leave alone: the cleaner's, so that it can always begin, and some for
 /// deletes, so that a full store can be emptied.
-const RESERVE_MIN: usize = 4;
+const RESERVE_MIN: usize = 3;
 /// One segment of so many more is kept. It is room for garbage as well, so of a store that is nearly full, few.
 const RESERVE_SHARE: usize = 256;
 /// Segments that deletes leave alone: the cleaner's. Copies of a segment's records take less than that segment, so with one it
@@ -264,7 +264,7 @@ impl Segments {
 
     /// Number of segments that what is live leaves alone ([`Segments::is_crowded`]).
     pub(super) fn kept_of_live(&self, cache: bool) -> usize {
-        self.reserve + if cache { 0 } else { 2 }
+        self.reserve + if cache { 0 } else { 3 }
     }
 
     /// Number of free segments that deletes leave alone.

@@ -129,8 +129,8 @@ impl Segments {
         let count = self.segments.len() as u64;
         // Of a store in which no segment is worth its cleaning, all that copies of what is live would not take is free:
         // what deletes leave alone and what is left of the cleaner's two open segments, three at most. A segment fills up
-        // before this is asked again. That is four of the reserve; half a one more makes up for what is only estimated.
-        let halves = (2 * count).saturating_sub(2 * self.reserve as u64 + 1);
+        // before this is asked again. That is one more than the reserve; half a one makes up for what is only estimated.
+        let halves = (2 * count).saturating_sub(2 * self.reserve as u64 + 3);
         let used = count.saturating_sub(self.free_count() as u64);
         if used * 4 < halves {
             // However much the copies take.
