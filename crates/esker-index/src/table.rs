@@ -22,8 +22,9 @@
 //! - H5: an entry whose region has migrated stays in the old table until that is freed, and no
 //!   lookup counts that ends behind the migration.
 //! - H6: a bit for each home says whether all its entries are in its first line, one for each two homes whether
-//!   theirs are there or in the next. Bits are set before an entry is put elsewhere, and
-//!   never cleared; a lookup reads each behind the lines that it would otherwise leave it at.
+//!   theirs are there or in the next. Bits are set before an entry is put elsewhere, and cleared when the last one
+//!   that is elsewhere was taken out; a lookup reads each behind the lines that it would otherwise leave it at. So an entry that
+//!   stays all the time of a lookup is met: while it is elsewhere its bit is set.
 //! - H7: what is known of a home besides its entries is on one cache line, with the lock: an operation reads
 //!   that one and mostly one line of slots, which are fetched together.
 //!
@@ -41,7 +42,7 @@ pub(crate) use migrate::Growth;
 pub(crate) use shape::{GEOMETRY, Geometry, Hint, LEVEL_MIN, Shape};
 
 use crate::entry::{Candidates, FREE, Known, entry_of, link_of, matches, pattern};
-use crate::line::{Line, matching};
+use crate::line::{Line, SLOTS, matching};
 use crate::link::Link;
 use crate::locks::Latched;
 use crate::overflow::Overflow;
@@ -129,6 +130,16 @@ impl Table {
         let grown = self.growth().map_or(0, |growth| growth.tables().map(|t| t.entries()).sum());
         let own = self.regions.iter().map(|region| region.entries.load(Ordering::Relaxed));
         own.map(u64::from).sum::<u64>() + grown
+    }
+
+    /// Homes that reach beyond their first line, and not because the overflow may have entries of that line.
+    #[cfg(test)]
+    pub(crate) fn reaching(&self) -> usize {
+        let reaches = |home: &usize| {
+            let overflows = |region: &Region| region.overflows(self.shape.line_bit(*home));
+            self.region(*home).is_some_and(|it| it.reaches_beyond(*home) && !overflows(it))
+        };
+        (0..self.shape.homes()).filter(reaches).count()
     }
 
     #[inline]
@@ -266,18 +277,21 @@ impl Table {
             return None;
         }
         let pattern = pattern(hash, self.shape.level);
-        let mut slots = self.neighbourhood(home).iter().take(self.reach(region, home)).flatten();
-        let is_old = |slot: &&AtomicU64| {
+        let lines = self.neighbourhood(home).iter().take(self.reach(region, home));
+        let is_old = |(_, slot): &(usize, &AtomicU64)| {
             let entry = slot.load(Ordering::Relaxed);
             matches(entry, pattern) && link_of(entry) == old
         };
-        Some(match (slots.find(is_old), new) {
-            (Some(slot), Some(new)) => {
+        Some(match (lines.flatten().enumerate().find(is_old), new) {
+            (Some((_, slot)), Some(new)) => {
                 slot.store(entry_of(new, pattern), Ordering::Release);
                 true
             }
-            (Some(slot), None) => {
+            (Some((place, slot)), None) => {
                 self.clear(home, slot);
+                if place >= SLOTS {
+                    self.recede(region, home);
+                }
                 true
             }
             (None, _) => {

@@ -183,6 +183,39 @@ fn displacement_hides_nothing() {
     readers.into_iter().for_each(|reader| reader.join().unwrap());
 }
 
+/// Entries come and go where those of the same homes reach beyond their first line, some of which stay.
+fn homes_that_reach_less_hide_nothing() {
+    let directory = Arc::new(Directory::with_geometry(TINY, 0));
+    // Three homes with ten entries, of which two are in the second line; others fill that one.
+    let own = (0..10).map(|n| (n % 3) << 58 | n << 50);
+    let residents: Vec<u64> = own.chain((0..6).map(|n| (8 + n) << 58 | n << 50)).collect();
+    for (n, hash) in residents.iter().enumerate() {
+        directory.insert(*hash, link(n as u64));
+    }
+    let readers: Vec<_> = (0..2)
+        .map(|reader| {
+            let (directory, residents) = (Arc::clone(&directory), residents.clone());
+            thread::spawn(move || {
+                for (n, hash) in residents.iter().enumerate().skip(reader).step_by(3) {
+                    let found = directory.lookup(*hash);
+                    assert!(found.iter().any(|found| found == link(n as u64)), "{n}");
+                }
+            })
+        })
+        .collect();
+    for round in 0..2 {
+        let guests: Vec<u64> = (0..4).map(|n| n << 58 | (0xF0 + round) << 48).collect();
+        for (n, hash) in guests.iter().enumerate() {
+            directory.insert(*hash, link(1000 + n as u64));
+        }
+        for (n, hash) in guests.iter().enumerate() {
+            assert!(directory.lookup(*hash).iter().any(|found| found == link(1000 + n as u64)));
+            assert!(directory.remove(*hash, link(1000 + n as u64)));
+        }
+    }
+    readers.into_iter().for_each(|reader| reader.join().unwrap());
+}
+
 fn explore(story: fn()) {
     crate::explore(story, 1500);
 }
@@ -210,6 +243,11 @@ fn interleave_walks_beside_growth_meet_everything_once() {
 #[test]
 fn interleave_overflow_beside_growth_stays_visible() {
     explore(overflow_beside_growth);
+}
+
+#[test]
+fn interleave_homes_that_reach_less_hide_nothing() {
+    explore(homes_that_reach_less_hide_nothing);
 }
 
 #[test]

@@ -200,6 +200,50 @@ fn equal_hashes_overflow_stay_reachable_and_make_nothing_grow() {
     assert_eq!(found(&directory, 42), []);
 }
 
+/// Homes that reach beyond their first line for entries in slots, of all tables, and all homes.
+fn reaching(directory: &Directory) -> (usize, usize) {
+    let pin = pin();
+    let root = directory.root.load(&pin);
+    let (mut hash, mut reaching, mut all) = (0_u64, 0, 0);
+    loop {
+        let table = root.table(hash, &pin).unwrap();
+        reaching += table.reaching();
+        all += table.shape().homes();
+        let (_, last) = table.shape().hashes(&(0..table.shape().homes()));
+        match last.checked_add(1) {
+            Some(next) => hash = next,
+            None => return (reaching, all),
+        }
+    }
+}
+
+#[test]
+fn homes_reach_no_farther_than_their_entries_however_often_those_were_replaced() {
+    const COUNT: usize = 20_000;
+    let mut rng = Rng::from_seed(6);
+    let old = Directory::with_geometry(SMALL, 0);
+    let mut model: HashMap<u64, Link> = HashMap::new();
+    let mut hashes: Vec<u64> = Vec::new();
+    for n in 0..COUNT as u64 * 10 {
+        let hash = rng.next_u64();
+        if hashes.len() == COUNT {
+            let gone = hashes.swap_remove(rng.index(COUNT));
+            assert!(old.remove(gone, model.remove(&gone).unwrap()));
+        }
+        old.insert(hash, link(n));
+        model.insert(hash, link(n));
+        hashes.push(hash);
+    }
+    check_contents(&old, &model);
+    // Entries that go leave holes in first lines, which others fill; those that stand elsewhere stay there.
+    let (aged, homes) = reaching(&old);
+    assert!(aged * 5 < homes * 2, "{aged} of {homes} homes reach beyond their line");
+    for (hash, held) in model {
+        assert!(old.remove(hash, held));
+    }
+    assert_eq!(reaching(&old), (0, homes));
+}
+
 #[test]
 fn a_table_that_fills_before_it_is_linked_grows_later() {
     let directory = Directory::with_geometry(TINY, 0);

@@ -171,6 +171,31 @@ impl Table {
         }
     }
 
+    /// Lets lookups of a home of this region stop at the lines that its entries are in, now that one is gone that was not in the first:
+    /// else all homes of a table whose entries come and go would reach far in the end. The caller holds the region's lock.
+    pub(super) fn recede(&self, region: &Region, home: usize) {
+        if !region.reaches_beyond(home) || region.overflows(self.shape.line_bit(home)) {
+            return;
+        }
+        let mut pair = [home & !1, home | 1].into_iter();
+        if region.reaches_far(home) && !pair.any(|home| self.has_behind(home, 2)) {
+            region.clear_far(home);
+        }
+        if !self.has_behind(home, 1) {
+            region.clear_beyond(home);
+        }
+    }
+
+    /// Whether an entry of a home is behind so many lines of its neighbourhood. The caller holds the lock of the home's region.
+    fn has_behind(&self, home: usize, lines: usize) -> bool {
+        let first = self.shape.line_of(home) + lines;
+        let behind = self.lines().get(first..self.last_line(home) + 1).unwrap_or_default();
+        (first..).zip(behind).any(|(number, line)| {
+            let mut entries = line.iter().map(|slot| slot.load(Ordering::Relaxed));
+            entries.any(|entry| entry != FREE && self.shape.home_of(number, entry) == home)
+        })
+    }
+
     /// A slot where an entry of `home` can be put, after others made room for it if need be. The
     /// caller holds the locks of the regions `first..=last`.
     pub(super) fn room(&self, home: usize, first: usize, last: usize) -> Option<usize> {

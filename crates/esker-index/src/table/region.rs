@@ -1,11 +1,13 @@
 //! A region of a table: what is known of some homes besides their entries, and their lock.
 //!
 //! # Invariants
-//! - Bits are set before an entry is put where they send a lookup to, and never cleared (H4 and H6 of the table).
+//! - Bits are set before an entry is put where they send a lookup to, and cleared when nothing is there any more (H6 of the table);
+//!   those of the overflow never are (H4).
 //! - It is one cache line (H7), so that who finds the home's line and this one at hand mostly needs nothing else.
 //!
 //! # Concurrency
-//! Bits are set under the lock, before the entry that they are for is published, and read by anyone without it.
+//! Bits change under the lock: they are set before the entry that they are for is published, cleared after it went, and read by
+//! anyone without it.
 
 use super::GEOMETRY;
 use crate::line::SLOTS;
@@ -69,6 +71,16 @@ impl Region {
         set(Self::bit(&self.far, home, 1));
     }
 
+    /// No entry of a home is elsewhere than in its first line.
+    pub(super) fn clear_beyond(&self, home: usize) {
+        clear(Self::bit(&self.beyond, home, 0));
+    }
+
+    /// No entry of the two homes that share the bit is behind the second line of its neighbourhood.
+    pub(super) fn clear_far(&self, home: usize) {
+        clear(Self::bit(&self.far, home, 1));
+    }
+
     /// Whether the overflow may have entries of the homes of these lines.
     pub(super) fn overflows(&self, lines: u32) -> bool {
         self.overflow.load(Ordering::Acquire) & lines != 0
@@ -81,12 +93,17 @@ impl Region {
     }
 }
 
-/// Sets a bit that is never cleared.
 #[inline]
 fn set(bit: Option<(&AtomicU64, u64)>) {
     if let Some((word, bit)) = bit
         && word.load(Ordering::Relaxed) & bit == 0
     {
         word.fetch_or(bit, Ordering::Release);
+    }
+}
+
+fn clear(bit: Option<(&AtomicU64, u64)>) {
+    if let Some((word, bit)) = bit {
+        word.fetch_and(!bit, Ordering::Release);
     }
 }

@@ -108,7 +108,7 @@ impl Shape {
         self.prefix.checked_shl(64 - self.depth()).unwrap_or(0)
     }
 
-    fn homes(self) -> usize {
+    pub(crate) fn homes(self) -> usize {
         1 << self.home_bits
     }
 
