@@ -46,6 +46,10 @@ fn ninety_five_percent_of_depot_are_written_over() {
 #[test]
 fn three_quarters_of_depot_are_written_over_again_and_again() {
     [500, 2000, 200_000].into_iter().for_each(|size| is_written_over(EngineKind::Depot, 75, size));
+}
+
+#[test]
+fn three_quarters_of_depot_may_be_small_records() {
     // Each put reads: there are a million records, so fewer of them; `depot_room` has more.
     is_overwritten(EngineKind::Depot, SIZE, 75, 50, 30);
 }
