@@ -159,24 +159,32 @@ fn overflow_beside_growth() {
     }
 }
 
+/// Inserts residents; two threads that look for every so many of them.
+fn residents_and_readers(
+    directory: &Arc<Directory>,
+    residents: &[u64],
+    step: usize,
+) -> Vec<thread::JoinHandle<()>> {
+    for (n, hash) in residents.iter().enumerate() {
+        directory.insert(*hash, link(n as u64));
+    }
+    let reader = |reader| {
+        let (directory, residents) = (Arc::clone(directory), residents.to_vec());
+        thread::spawn(move || {
+            for (n, hash) in residents.iter().enumerate().skip(reader).step_by(step) {
+                let found = directory.lookup(*hash);
+                assert!(found.iter().any(|found| found == link(n as u64)), "{n}");
+            }
+        })
+    };
+    (0..2).map(reader).collect()
+}
+
 /// Displacement within one table, which stays far from growing.
 fn displacement_hides_nothing() {
     let directory = Arc::new(Directory::with_geometry(TINY, 0));
     let residents: Vec<u64> = (0..40u64).map(|n| (n % 24) << 58 | n << 50).collect();
-    for (n, hash) in residents.iter().enumerate() {
-        directory.insert(*hash, link(n as u64));
-    }
-    let readers: Vec<_> = (0..2)
-        .map(|reader| {
-            let (directory, residents) = (Arc::clone(&directory), residents.clone());
-            thread::spawn(move || {
-                for (n, hash) in residents.iter().enumerate().skip(reader).step_by(9) {
-                    let found = directory.lookup(*hash);
-                    assert!(found.iter().any(|found| found == link(n as u64)), "{n}");
-                }
-            })
-        })
-        .collect();
+    let readers = residents_and_readers(&directory, &residents, 9);
     let newcomers: Vec<u64> = (0..3).map(|n| n << 58 | 0xF0 << 48).collect();
     newcomers.iter().for_each(|hash| directory.insert(*hash, link(1000)));
     newcomers.iter().for_each(|hash| assert!(directory.remove(*hash, link(1000))));
@@ -189,20 +197,7 @@ fn homes_that_reach_less_hide_nothing() {
     // Three homes with ten entries, of which two are in the second line; others fill that one.
     let own = (0..10).map(|n| (n % 3) << 58 | n << 50);
     let residents: Vec<u64> = own.chain((0..6).map(|n| (8 + n) << 58 | n << 50)).collect();
-    for (n, hash) in residents.iter().enumerate() {
-        directory.insert(*hash, link(n as u64));
-    }
-    let readers: Vec<_> = (0..2)
-        .map(|reader| {
-            let (directory, residents) = (Arc::clone(&directory), residents.clone());
-            thread::spawn(move || {
-                for (n, hash) in residents.iter().enumerate().skip(reader).step_by(3) {
-                    let found = directory.lookup(*hash);
-                    assert!(found.iter().any(|found| found == link(n as u64)), "{n}");
-                }
-            })
-        })
-        .collect();
+    let readers = residents_and_readers(&directory, &residents, 3);
     for round in 0..2 {
         let guests: Vec<u64> = (0..4).map(|n| n << 58 | (0xF0 + round) << 48).collect();
         for (n, hash) in guests.iter().enumerate() {

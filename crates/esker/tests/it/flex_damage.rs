@@ -90,12 +90,17 @@ enum Harm {
 
 /// What is there before, as a client knows it: pairs, and some large values.
 fn filled(left: Left) -> (Devices, Map) {
+    filled_with(left, 200, |n| if n % 50 == 7 { 3000 } else { 200 })
+}
+
+/// As [`filled`], with so many pairs, whose values are as long as `size` says.
+fn filled_with(left: Left, pairs: u8, size: impl Fn(u8) -> usize) -> (Devices, Map) {
     let devices = Devices::new(4);
     let options = harm_options();
     let store = devices.open(&options).unwrap();
     let mut model = Map::new();
-    for n in 0..200_u8 {
-        let value = bytes(u64::from(n), if n % 50 == 7 { 3000 } else { 200 });
+    for n in 0..pairs {
+        let value = bytes(u64::from(n), size(n));
         store.put(&[n], &value).unwrap();
         model.insert(vec![n], value);
     }
@@ -330,23 +335,9 @@ fn a_damaged_block_behind_a_killed_store_does_not_hide_what_a_table_brings() {
 #[test]
 fn heads_that_cannot_be_read_are_passed_over_and_their_keys_are_errors() {
     for left in [Left::Closed, Left::Killed] {
-        let devices = Devices::new(4);
         let options = harm_options();
-        let store = devices.open(&options).unwrap();
-        let mut model = Map::new();
-        for n in 0..40_u8 {
-            // Each large one by itself.
-            let value = bytes(u64::from(n), if n % 2 == 1 { 2500 } else { 100 });
-            store.put(&[n], &value).unwrap();
-            model.insert(vec![n], value);
-        }
-        match left {
-            Left::Closed => store.close().unwrap(),
-            Left::Killed => {
-                store.check().unwrap();
-                store.forget();
-            }
-        }
+        // Each large one by itself.
+        let (devices, model) = filled_with(left, 40, |n| if n % 2 == 1 { 2500 } else { 100 });
         let blocks = devices.device(0).image().size_bytes() / 512;
         let mut hit = 0;
         for block in 0..blocks {
