@@ -1,8 +1,9 @@
 //! What overwriting does to a store that is nearly full: rate, latency and write amplification.
 //!
 //! Fills the store to a share of its capacity, then overwrites keys, uniformly or with a zipfian
-//! choice, for some turnovers of the data; then once more below the rate that it reached. Prints
-//! the write amplification beside that of a log that always cleans its oldest segment, which is
+//! choice, for some turnovers of the data, so that nothing is left that was never written; then once more for the rate that it
+//! keeps up, and once more below that. A latency counts from when a put was due; what of it passed in the put itself is printed
+//! below. Prints the write amplification beside that of a log that always cleans its oldest segment, which is
 //! what a cleaner must beat: of keys that are all alike, the greedy choice has the same bound, as segments of
 //! thousands of records differ by their age alone. That is said of `depot`; the other engines are measured alike (`--engine`), also with
 //! gets beside (`--readers`). Run it with `cargo xtask bench churn`.
@@ -50,7 +51,7 @@ struct Arguments {
     /// How keys are chosen.
     #[arg(long, value_enum, default_value_t = Choice::Zipfian)]
     choice: Choice,
-    /// Times that as many bytes are written as are live, at full speed and again at a steady rate.
+    /// Times that as many bytes are written as are live: to settle, at full speed and at a steady rate.
     #[arg(long, default_value_t = 2.0)]
     turnovers: f64,
     /// Share of the full speed at which the steady part runs.
@@ -125,7 +126,10 @@ fn key(number: u64) -> [u8; 16] {
 struct Phase {
     ops: u64,
     seconds: f64,
+    /// From when a put was due.
     latency: Histogram<u64>,
+    /// From when it began: what the store itself took.
+    served: Histogram<u64>,
     gets: Histogram<u64>,
     device_bytes: u64,
 }
@@ -151,8 +155,7 @@ fn put(
     let before = counters();
     let next = AtomicU64::new(0);
     let start = SystemClock.monotonic();
-    let mut latency = Histogram::<u64>::new(3).unwrap();
-    let mut gets = Histogram::<u64>::new(3).unwrap();
+    let [mut latency, mut served, mut gets] = [(); 3].map(|()| Histogram::<u64>::new(3).unwrap());
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..if store.is_some() { a.readers } else { 0 })
             .map(|thread| {
@@ -177,34 +180,42 @@ fn put(
                 let next = &next;
                 scope.spawn(move || {
                     let mut rng = Rng::from_seed(thread + 77);
-                    let mut latency = Histogram::<u64>::new(3).unwrap();
+                    let [mut latency, mut served] =
+                        [(); 2].map(|()| Histogram::<u64>::new(3).unwrap());
                     let mut value = vec![0; a.value_size];
                     loop {
                         let turn = next.fetch_add(1, Ordering::Relaxed);
                         if turn >= ops {
-                            return latency;
+                            return (latency, served);
                         }
                         rng.fill(&mut value[..8]);
                         let number = choose(&mut rng, turn);
                         // An open loop: what is late counts as waiting.
-                        let mut due = SystemClock.monotonic();
+                        let mut began = SystemClock.monotonic();
+                        let mut due = began;
                         if rate > 0.0 {
                             due = start + Duration::from_secs_f64(turn as f64 / rate);
-                            let now = SystemClock.monotonic();
-                            if due > now {
-                                esker_trt::sleep(due - now);
+                            if due > began {
+                                esker_trt::sleep(due - began);
+                                began = SystemClock.monotonic();
                             }
                         }
                         if let Some(store) = store {
                             store.put(&key(number), &value).unwrap();
                         }
-                        let took = SystemClock.monotonic().saturating_sub(due);
-                        latency.record(took.as_micros() as u64).unwrap();
+                        let end = SystemClock.monotonic();
+                        let took = |since| end.saturating_sub(since).as_micros() as u64;
+                        latency.record(took(due)).unwrap();
+                        served.record(took(began)).unwrap();
                     }
                 })
             })
             .collect();
-        workers.into_iter().for_each(|worker| latency.add(worker.join().unwrap()).unwrap());
+        for worker in workers {
+            let (of_thread, served_by) = worker.join().unwrap();
+            latency.add(of_thread).unwrap();
+            served.add(served_by).unwrap();
+        }
         readers.into_iter().for_each(|reader| gets.add(reader.join().unwrap()).unwrap());
     });
     let after = counters();
@@ -213,6 +224,7 @@ fn put(
         ops,
         seconds: (SystemClock.monotonic() - start).as_secs_f64(),
         latency,
+        served,
         gets,
         device_bytes: after.write_bytes - before.write_bytes - prepared,
     }
@@ -239,6 +251,7 @@ fn print(name: &str, a: &Arguments, phase: &Phase) {
         phase.latency.value_at_quantile(0.999) as f64 / median as f64,
         phase.device_bytes as f64 / user
     );
+    println!("{:>10}  of these in the put: {}", "", quantiles(&phase.served));
     if !phase.gets.is_empty() {
         let rate = phase.gets.len() as f64 / phase.seconds;
         println!("    beside: {rate:>9.0} gets/s, {}", quantiles(&phase.gets));
@@ -279,6 +292,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         format_size_bytes(capacity)
     );
     let ops = (records as f64 * a.turnovers) as u64;
+    // What was never written is no capacity that lasts.
+    print("settling", &a, &overwrite(&a, Some(&store), records, ops, 0.0));
     let full = overwrite(&a, Some(&store), records, ops, 0.0);
     print("full speed", &a, &full);
     let rate = a.steady * ops as f64 / full.seconds;
