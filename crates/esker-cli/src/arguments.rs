@@ -250,6 +250,9 @@ pub(crate) struct ServeArguments {
     /// Scheduler threads; 0: one for each processor
     #[arg(long, value_name = "COUNT", env = "ESKER_CORES")]
     pub(crate) cores: Option<String>,
+    /// An idle core polls for so long before it blocks, such as 50us: for processors that nobody else needs
+    #[arg(long, value_name = "TIME", env = "ESKER_SPIN")]
+    pub(crate) spin: Option<String>,
     /// I/O facilities in the order in which they are tried: uring, aio, sync, inline (for disks that are memory); auto: by the device
     #[arg(long, value_name = "LIST", env = "ESKER_IO")]
     pub(crate) io: Option<String>,
@@ -300,6 +303,7 @@ impl ServeArguments {
             ("trim-idle", one(&self.trim_idle)),
             ("durability", one(&self.durability)),
             ("cores", one(&self.cores)),
+            ("spin", one(&self.spin)),
             ("io", one(&self.io)),
             ("connections-max", one(&self.connections_max)),
             ("item-size-max", one(&self.item_size_max)),

@@ -22,6 +22,8 @@ use std::time::Duration;
 pub(crate) const DEFAULT_DATA: &str = "./esker-data";
 /// Window of `periodic` without one.
 const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
+/// Longest that a core polls before it blocks.
+const SPIN_MAX: Duration = Duration::from_secs(1);
 
 struct Setting {
     name: &'static str,
@@ -92,6 +94,11 @@ const SETTINGS: &[Setting] = &[
     ),
     setting("cores", "0", "scheduler threads; 0: one for each processor"),
     setting(
+        "spin",
+        r#""0s""#,
+        "an idle core polls for so long before it blocks, such as 50us: for processors that nobody else needs",
+    ),
+    setting(
         "io",
         r#""auto""#,
         "I/O facilities in the order in which they are tried: uring, aio, sync, inline (for disks that are memory); auto: by the device",
@@ -131,6 +138,7 @@ pub(crate) struct Config {
     pub(crate) trim_idle: bool,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
+    pub(crate) spin: Duration,
     /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     pub(crate) limits: Limits,
@@ -204,6 +212,7 @@ impl Config {
             trim_idle: false,
             durability: Durability::Sync,
             cores: 0,
+            spin: Duration::ZERO,
             io: Vec::new(),
             limits: Limits::default(),
         };
@@ -275,6 +284,7 @@ impl Config {
             "size" => self.size_bytes = parse_size(text)?,
             "durability" => self.durability = parse_durability(text)?,
             "cores" => self.cores = parse_count(text)?,
+            "spin" => self.spin = parse_spin(text)?,
             "connections-max" => self.limits.connections_max = parse_count(text)?,
             "item-size-max" => self.limits.item_size_max_bytes = parse_size(text)?,
             "memory-max" => self.limits.memory_max_bytes = parse_size(text)?,
@@ -316,20 +326,29 @@ fn parse_count<N: std::str::FromStr>(text: &str) -> Result<N, String> {
     text.parse().map_err(|_| format!("{text:?} is no count"))
 }
 
-/// Reads a time: `10s`, `500ms`, `5m`, or seconds.
+/// Reads how long a core polls.
+fn parse_spin(text: &str) -> Result<Duration, String> {
+    match parse_time(text)? {
+        time if time > SPIN_MAX => Err(format!("{text} is more than a second")),
+        time => Ok(time),
+    }
+}
+
+/// Reads a time: `10s`, `500ms`, `50us`, `5m`, or seconds.
 fn parse_time(text: &str) -> Result<Duration, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
     let wrong = || format!("{text:?} is no time, such as 10s or 500ms");
     let number: u64 = number.parse().map_err(|_| wrong())?;
-    let milliseconds = match unit {
-        "ms" => Some(number),
-        "" | "s" => number.checked_mul(1000),
-        "m" => number.checked_mul(60_000),
-        "h" => number.checked_mul(3_600_000),
-        _ => None,
+    let unit = match unit {
+        "us" => return Ok(Duration::from_micros(number)),
+        "ms" => 1,
+        "" | "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
     };
-    milliseconds.map(Duration::from_millis).ok_or_else(wrong)
+    number.checked_mul(unit).map(Duration::from_millis).ok_or_else(wrong)
 }
 
 fn parse_durability(text: &str) -> Result<Durability, String> {

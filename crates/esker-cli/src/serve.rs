@@ -57,6 +57,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         store,
         server,
         cores: config.cores,
+        spin: config.spin,
         io: config.io,
         log: "info",
         ends_on_usr1: false,

@@ -38,6 +38,8 @@ pub(crate) struct Service {
     pub(crate) store: Options,
     pub(crate) server: ServerConfig,
     pub(crate) cores: usize,
+    /// How long an idle core polls.
+    pub(crate) spin: Duration,
     /// None: as the store says.
     pub(crate) io: Vec<Facility>,
     /// Least level of the log, unless `ESKER_LOG` says otherwise.
@@ -131,6 +133,7 @@ impl Service {
         let store = open_served(&mut self.store)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
+            spin: self.spin,
             facilities: if self.io.is_empty() { store.facilities() } else { self.io },
             ..esker_trt::Config::default()
         })?;

@@ -70,7 +70,8 @@ pub struct Config {
     pub queue_depth: u32,
     /// Threads that run blocking system calls for all cores; started when first needed.
     pub helper_threads_max: usize,
-    /// How long an idle core polls before it blocks. Zero is right unless cores are dedicated.
+    /// How long an idle core polls before it blocks. Zero is right unless nobody else needs its processor: an event then
+    /// comes without an interrupt and a wake-up, and a request to a server takes half as long.
     pub spin: Duration,
     /// How long [`Runtime::shutdown`](crate::Runtime::shutdown) waits for tasks to end.
     pub shutdown_limit: Duration,

@@ -72,6 +72,7 @@ fn errors_say_where_and_what() {
             "esker.toml:1: batching: \"horizontal\" is none of none, vertical, naive-horizontal, pipelined-horizontal",
         ),
         ("batching-group = \"many\"", "esker.toml:1: batching-group: \"many\" is no count"),
+        ("spin = \"2s\"", "esker.toml:1: spin: 2s is more than a second"),
         ("data = { a = 1 }", "esker.toml:1: data: a table has no meaning here"),
         ("size = [1, 2]", "esker.toml:1: size: takes one value"),
     ] {
@@ -83,11 +84,12 @@ fn errors_say_where_and_what() {
 #[test]
 fn times_and_durabilities_are_read_as_people_write_them() {
     let config =
-        read("durability = \"periodic:500ms\"\nidle-timeout = 5\nrequest-timeout = \"2m\"")
+        read("durability = \"periodic:500ms\"\nidle-timeout = 5\nrequest-timeout = \"2m\"\nspin = \"50us\"")
             .expect("valid");
     assert_eq!(config.durability, Durability::Periodic(Duration::from_millis(500)));
     assert_eq!(config.limits.idle_timeout, Duration::from_secs(5));
     assert_eq!(config.limits.request_timeout, Duration::from_secs(120));
+    assert_eq!(config.spin, Duration::from_micros(50));
 }
 
 #[test]
@@ -128,6 +130,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         trim_idle: some(),
         durability: some(),
         cores: some(),
+        spin: some(),
         io: some(),
         connections_max: some(),
         item_size_max: some(),

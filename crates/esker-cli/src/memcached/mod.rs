@@ -22,6 +22,7 @@ use rustix::process::geteuid;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// Folder for the data of those who name none.
 const SHARED_FOLDER: &str = "/var/tmp";
@@ -151,6 +152,7 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         store,
         server,
         cores: plan.cores,
+        spin: Duration::ZERO,
         io: Vec::new(),
         log,
         ends_on_usr1: true,

@@ -77,6 +77,9 @@ struct Arguments {
     /// Facility: uring, aio, sync or inline. Default: as the store says.
     #[arg(long)]
     io: Option<Facility>,
+    /// Microseconds that an idle core of the server polls before it blocks.
+    #[arg(long, default_value_t = 0)]
+    spin: u64,
     /// Memory of memcached in MiB: more than the load's keys take.
     #[arg(long, default_value_t = 2048)]
     memcached_mib: u64,

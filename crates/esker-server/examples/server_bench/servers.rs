@@ -40,7 +40,8 @@ impl Esker {
         options.durability = durability;
         let store = Store::open(&options)?;
         let facilities = arguments.io.map_or_else(|| store.facilities(), |io| vec![io]);
-        let config = Config { cores: arguments.cores, facilities, ..Config::default() };
+        let spin = Duration::from_micros(arguments.spin);
+        let config = Config { cores: arguments.cores, facilities, spin, ..Config::default() };
         let runtime = Arc::new(Runtime::start(config)?);
         let config = ServerConfig {
             listen: vec!["memcache://127.0.0.1:0".parse()?],
@@ -80,6 +81,7 @@ impl EskerProcess {
     pub(crate) fn start(arguments: &Arguments, place: &Path) -> Result<EskerProcess, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--serve", "--cores", &arguments.cores.to_string()]);
+        command.args(["--spin", &arguments.spin.to_string()]);
         command.args(["--size", &arguments.size.to_string(), "--data"]).arg(place);
         if let Some(io) = arguments.io {
             command.args(["--io", &io.to_string()]);
