@@ -45,6 +45,8 @@ pub(crate) fn options(seed: u64) -> SpaceOptions {
     }
     // The collector goes through the space in several parts, if there is room for that.
     options.testing.moved_at_once = if seed & 8 == 0 { 1 } else { 1 << 20 };
+    // Full segments may wait for somebody who writes them.
+    options.testing.filled_max = (seed >> 4) as usize % 3;
     options.log_size_bytes_max = 3 << 10;
     options.cache_size_bytes = if seed.is_multiple_of(2) { 0 } else { 8 << 10 };
     options.tree_size_bytes_max = 2 << 10;
@@ -146,6 +148,9 @@ pub(crate) fn run(
                 let next = operation(&space, &model, &mut rng, &mut timeline, position)?;
                 model = next;
             }
+        }
+        if rng.chance(1, 8) {
+            space.write_filled().map_err(words)?;
         }
         if rng.chance(1, 8) && content(&space).map_err(words)? != model {
             return Err("a read found something else".to_owned());

@@ -57,6 +57,8 @@ pub(crate) fn options(seed: u64) -> Options {
         space.nodes_max = 3;
     }
     space.moved_at_once = if seed & 8 == 0 { 1 } else { 1 << 20 };
+    // Full segments may wait for the next commit.
+    space.filled_max = (seed >> 4) as usize % 3;
     if seed.is_multiple_of(6) {
         // What belongs together soon becomes too much to wait for, and a table without a log gets one late. If
         // nothing waited, a part of a table would be durable soon.

@@ -53,6 +53,7 @@ impl Inner {
     /// Moves what is in the emptiest segments, until `segments` more are free, there is no more room to move to, or much was moved.
     /// How many bytes that were.
     pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
+        self.write_filled()?;
         let most = self.room_to_move(writer).min(self.moved_at_once());
         let mut round = Round::new(self.victims(writer, segments, most), true);
         let moved = self.collect_part(writer, &mut round)?;
@@ -74,6 +75,7 @@ impl Inner {
         let mut round = match writer.round.take() {
             Some(round) if !is_whole => round,
             _ => {
+                self.write_filled()?;
                 let most = if is_whole { all.min(at_once) } else { room };
                 Round::new(self.victims(writer, segments, most), is_whole)
             }
@@ -189,8 +191,8 @@ impl Inner {
             .map(|(number, segment)| (u64::from(segment.valid_bytes), number, segment.salt))
             .filter(|(valid, number, salt)| {
                 let is_stuck = writer.stuck.get(number) == Some(salt);
-                let is_open = shared.open.number == Some(*number);
-                *valid > 0 && *valid < payload && !is_open && !is_stuck
+                let is_in_memory = shared.buffer_of(*number).is_some();
+                *valid > 0 && *valid < payload && !is_in_memory && !is_stuck
             })
             .collect();
         all.sort_unstable();
@@ -280,7 +282,7 @@ impl Inner {
         low
     }
 
-    /// Moves extents that are not in the open segment, which are read at once; how many bytes that were.
+    /// Moves extents that are on the device, which are read at once; how many bytes that were.
     fn move_batch(&self, writer: &mut Writer, batch: &[Extent]) -> Result<u64> {
         let payload = self.shape.segment_payload();
         let mut parts = Vec::with_capacity(batch.len());

@@ -1,7 +1,7 @@
 //! The order of writes (FlexSpace §4.2), in one place.
 //!
 //! ```text
-//! 1. data of the open segment          ─ flush data
+//! 1. data of full and open segments    ─ flush data
 //! 2. a group of records                ─ flush log      the operations are durable
 //!    -- a checkpoint goes on --
 //! 3. changed nodes, and the map        ─ flush tree
@@ -79,12 +79,14 @@ impl Inner {
 
     /// Commits if many records wait.
     pub(super) fn commit_if_due(&self, writer: &mut Writer) -> Result<()> {
+        if self.is_commit_due(writer) { self.commit(writer, false) } else { Ok(()) }
+    }
+
+    /// Whether there are as many records as one group may have.
+    pub(super) fn is_commit_due(&self, writer: &Writer) -> bool {
         let testing = &self.options.testing;
         let most = if writer.held { testing.records_held_max } else { testing.records_max };
-        if writer.records.len() < most {
-            return Ok(());
-        }
-        self.commit(writer, false)
+        writer.records.len() >= most
     }
 
     /// Makes all operations durable that are done, by a group of the log, or by a checkpoint if the log is
@@ -132,6 +134,9 @@ impl Inner {
     ) -> Result<()> {
         // PERSIST 1: what records point at.
         self.shared.write().open.end_block(&self.shape);
+        if !sites::FILLED_WAIT.disabled() {
+            self.write_filled()?;
+        }
         self.write_blocks(writer)?;
         if writer.data_dirty {
             self.files.data.flush(sites::DATA_FLUSH)?;
@@ -164,7 +169,7 @@ impl Inner {
         let shared = self.shared.read();
         for number in dying {
             if shared.is_empty(number)
-                && shared.open.number != Some(number)
+                && shared.buffer_of(number).is_none()
                 && writer.free.insert(number)
             {
                 writer.allocated.insert(number);

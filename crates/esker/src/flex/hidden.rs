@@ -59,6 +59,21 @@ impl Space {
         debug_assert!(set.is_ok(), "set once");
     }
 
+    /// From now on up to `most` segments that are full may wait until somebody calls [`Space::write_filled`], for which `wake` is called
+    /// whenever there is one. It must not call this space. Set once.
+    pub(crate) fn write_behind(&self, most: usize, wake: impl Fn() + Send + Sync + 'static) {
+        self.0.behind.set(most, Box::new(wake));
+    }
+
+    /// Writes the segments that are full and not on the device.
+    ///
+    /// # Errors
+    /// `ReadOnly`; `Io`: the space failed.
+    #[doc(hidden)]
+    pub fn write_filled(&self) -> Result<()> {
+        self.0.write_filled()
+    }
+
     /// What is called before a commit while operations are held, once for each [`Space::hold`]: the last chance to make
     /// durable elsewhere what they are parts of. It must not call this space. Set once.
     pub(crate) fn on_commit(&self, before: impl Fn() -> Result<()> + Send + Sync + 'static) {

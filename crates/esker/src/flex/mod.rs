@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! write ─► place (open segment) ─► tree, records ─► commit: data │ log │ nodes │ header
-//! read  ─► tree ─► open segment, cache, or device ─► checksum
+//! read  ─► tree ─► segment in memory, cache, or device ─► checksum
 //! ```
 //!
 //! # Invariants
@@ -35,6 +35,7 @@ mod check;
 mod collect;
 mod commit;
 mod files;
+mod filled;
 mod hidden;
 mod nodes;
 mod options;
@@ -65,6 +66,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::{Record, SpaceShape, StoredAt};
 use esker_media::{BufferPool, Counters};
 use esker_trt::sync::{Mutex, MutexGuard};
+use filled::Behind;
 use parking_lot::RwLock;
 use slots::Slots;
 use state::Shared;
@@ -99,6 +101,8 @@ struct Inner {
     is_full: AtomicBool,
     /// Bytes that are about to come.
     expected: OnceLock<Expected>,
+    /// Who writes segments that are full.
+    behind: Behind,
 }
 
 /// See [`Space::on_commit`].

@@ -47,6 +47,8 @@ pub struct SpaceTesting {
     pub nodes_max: usize,
     /// Bytes that the collector moves before others come to their turn.
     pub moved_at_once: u64,
+    /// Full segments that may wait to be written, until somebody is there who writes them.
+    pub filled_max: usize,
 }
 
 /// The sizes of the paper: segments of 4 MiB, extents of up to 128 KiB, leaves of 60.
@@ -82,6 +84,7 @@ impl SpaceOptions {
                 nodes_max: 1024,
                 // A tenth of a second of a fast disk.
                 moved_at_once: 128 * MIB,
+                filled_max: 0,
             },
         }
     }

@@ -10,6 +10,7 @@
 //! that are free again.
 
 use super::commit::no_lack;
+use super::filled::FilledSegment;
 use super::state::{OpenSegment, place_of};
 use super::{Inner, Writer, sites};
 use esker_base::{Error, ErrorKind, Result};
@@ -292,23 +293,29 @@ impl Inner {
         let longest = self.shape.extent_size_bytes_max as usize;
         let mut pieces = Vec::new();
         while !data.is_empty() {
-            let room = self.shared.read().open.room(&self.shape);
+            let mut shared = self.shared.write();
+            let room = shared.open.room(&self.shape);
             if room == 0 {
+                drop(shared);
                 self.roll(writer)?;
                 continue;
             }
             let count = data.len().min(longest).min(usize::try_from(room).unwrap_or(usize::MAX));
             let (now, rest) = data.split_at(count);
-            let address = self.shared.write().open.append(&self.shape, now);
+            let address = shared.open.append(&self.shape, now);
+            drop(shared);
             pieces.push((address.ok_or_else(|| lost("the open segment"))?, count as u64));
             data = rest;
         }
         Ok(pieces)
     }
 
-    /// Writes what is left of the open segment, and takes another one.
+    /// Takes another segment in place of the open one, which is full: what is left of that is written, here or by somebody else.
     fn roll(&self, writer: &mut Writer) -> Result<()> {
-        self.write_blocks(writer)?;
+        let stays = self.behind.is_on() && self.shared.read().open.is_in_part(&self.shape);
+        if !stays {
+            self.write_blocks(writer)?;
+        }
         let number = loop {
             let Some(number) = writer.free.first().copied() else {
                 return Err(self.no_space("no segment is free"));
@@ -320,21 +327,29 @@ impl Inner {
             self.note_hole(writer, number);
         };
         let salt = writer.rng.next_u64();
+        let another = stays.then(|| self.segment_buffer());
         let mut shared = self.shared.write();
         let record = Record::Take { segment: number, salt };
         shared.apply(&self.shape, record).map_err(|_| lost("a free segment"))?;
         writer.records.push(record);
         let before = shared.open.number;
-        let buffer = Arc::clone(&shared.open.buffer);
-        shared.open =
+        let buffer = another.unwrap_or_else(|| Arc::clone(&shared.open.buffer));
+        let open =
             OpenSegment { number: Some(number), salt, buffer, position: 0, written_blocks: 0 };
+        let full = std::mem::replace(&mut shared.open, open);
+        if stays && let Some(number) = before {
+            let first_block = full.written_blocks;
+            shared.filled.push(FilledSegment { number, first_block, buffer: full.buffer });
+            writer.data_dirty = true;
+        }
         // It was open, so nobody noticed if nothing in it counts any more.
         if let Some(number) = before
             && shared.is_empty(number)
         {
             shared.dying.push(number);
         }
-        Ok(())
+        drop(shared);
+        if stays { self.leave_filled() } else { Ok(()) }
     }
 
     /// Writes the blocks of the open segment that are complete and not on the device.

@@ -5,7 +5,7 @@
 //! are read without a lock. A segment that is taken anew meanwhile has another salt, and one that is given back
 //! has no valid bytes: then the checksums fail, the segment is not what was noted, and the read starts over.
 
-use super::state::{Shared, blocks_of};
+use super::state::{Shared, blocks_of, copy_out};
 use super::{Inner, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::block_is_sound;
@@ -189,7 +189,7 @@ impl Inner {
         }
     }
 
-    /// Fills what is a hole or in the open segment, and notes the rest.
+    /// Fills what is a hole or in a segment that is in memory, and notes the rest.
     fn plan(
         &self,
         shared: &Shared,
@@ -208,8 +208,8 @@ impl Inner {
                 return;
             }
             let (segment, position) = (extent.place() / payload, extent.place() % payload);
-            if shared.open.number == Some(segment) {
-                shared.open.read(&self.shape, position, to);
+            if let Some(buffer) = shared.buffer_of(segment) {
+                copy_out(buffer, &self.shape, position, to);
             } else {
                 let salt = shared.salt(segment).unwrap_or(0);
                 parts.push(Part { segment, salt, position, range });

@@ -12,6 +12,7 @@
 
 use super::cache::Cache;
 use super::commit::Log;
+use super::filled::Behind;
 use super::nodes::stored;
 use super::slots::Slots;
 use super::state::{OpenSegment, Shared, Unfit};
@@ -95,7 +96,8 @@ impl Inner {
             written_blocks: 0,
         };
         let tree = tree_of(header);
-        let shared = Shared { tree, segments, open, valid_bytes, dying: Vec::new() };
+        let shared =
+            Shared { tree, segments, open, filled: Vec::new(), valid_bytes, dying: Vec::new() };
         let writer = Writer {
             held: false,
             loose: false,
@@ -129,6 +131,7 @@ impl Inner {
             room: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
             expected: OnceLock::new(),
+            behind: Behind::new(options.testing.filled_max),
         })
     }
 

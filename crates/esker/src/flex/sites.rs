@@ -39,6 +39,8 @@ esker_base::sites! {
     pub RECOVER_FLUSH: Flush = "flex.recover.flush";
     /// Tells the file system of free segments.
     pub TRIM: Write = "flex.trim";
+    /// Segments that are full are on their device before a group of the log refers to them.
+    pub FILLED_WAIT: Wait = "flex.filled.wait";
     /// A segment is taken again only after what freed it is durable.
     pub SEGMENT_WAIT: Wait = "flex.segment.wait";
     /// A slot of the tree file is used again only after a tree without it is durable.

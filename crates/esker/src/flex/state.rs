@@ -6,13 +6,14 @@
 //!   all of an operation or nothing.
 //! - S3: a block of the open segment that was written to the device does not change any more.
 
+use super::filled::FilledSegment;
 use esker_format::flex::{HOLE, Record, SegmentState, SpaceShape, seal_block};
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Extent, MARK, Missing};
 use esker_media::IoBuf;
 use std::sync::Arc;
 
-/// The segment that is being written, whole in memory (FlexSpace §4.1).
+/// The segment that is being filled, whole in memory (FlexSpace §4.1).
 #[derive(Debug)]
 pub(super) struct OpenSegment {
     /// Its number; `None` before the first one is taken.
@@ -59,6 +60,11 @@ impl OpenSegment {
         }
     }
 
+    /// Whether there are blocks in it, or will be, that are not on the device.
+    pub(super) fn is_in_part(&self, shape: &SpaceShape) -> bool {
+        self.number.is_some() && self.written_blocks < shape.blocks()
+    }
+
     /// Appends `data`, which fits, and seals the blocks that it fills; the address of the first byte.
     pub(super) fn append(&mut self, shape: &SpaceShape, data: &[u8]) -> Option<u64> {
         let number = self.number?;
@@ -93,18 +99,18 @@ impl OpenSegment {
         }
         Some(())
     }
+}
 
-    /// Copies bytes at `position` of the segment.
-    pub(super) fn read(&self, shape: &SpaceShape, position: u64, to: &mut [u8]) {
-        let size = shape.block_size_bytes as usize;
-        blocks_of(shape, position, to.len(), |block, range, at| {
-            let start = usize::try_from(block).unwrap_or(0) * size;
-            let from = self.buffer.get(start + range.start..start + range.end);
-            if let (Some(to), Some(from)) = (to.get_mut(at..at + range.len()), from) {
-                to.copy_from_slice(from);
-            }
-        });
-    }
+/// Copies bytes at `position` of a segment that is in memory.
+pub(super) fn copy_out(buffer: &IoBuf, shape: &SpaceShape, position: u64, to: &mut [u8]) {
+    let size = shape.block_size_bytes as usize;
+    blocks_of(shape, position, to.len(), |block, range, at| {
+        let start = usize::try_from(block).unwrap_or(0) * size;
+        let from = buffer.get(start + range.start..start + range.end);
+        if let (Some(to), Some(from)) = (to.get_mut(at..at + range.len()), from) {
+            to.copy_from_slice(from);
+        }
+    });
 }
 
 /// Why a record cannot be done.
@@ -128,6 +134,8 @@ pub(super) struct Shared {
     pub(super) tree: FlexTree,
     pub(super) segments: Vec<SegmentState>,
     pub(super) open: OpenSegment,
+    /// Those that are full and not on the device, the oldest first (`filled`).
+    pub(super) filled: Vec<FilledSegment>,
     /// Bytes that extents with addresses have, all together.
     pub(super) valid_bytes: u64,
     /// Segments that lost their last valid byte since the last commit.
@@ -224,6 +232,16 @@ impl Shared {
             }
         }
         Ok(None)
+    }
+
+    /// The blocks of a segment that is in memory because not all of it is on the device.
+    #[inline]
+    pub(super) fn buffer_of(&self, segment: u64) -> Option<&IoBuf> {
+        if self.open.number == Some(segment) {
+            return Some(&self.open.buffer);
+        }
+        let filled = self.filled.iter().find(|filled| filled.number == segment)?;
+        Some(&filled.buffer)
     }
 
     /// Whether nothing in a segment counts.

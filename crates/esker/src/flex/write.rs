@@ -129,15 +129,27 @@ impl Inner {
         (offset, length): (u64, u64),
         records: impl FnOnce(&[Piece]) -> Vec<Record>,
     ) -> Result<()> {
-        // Nodes first: one that cannot be read refuses this operation only.
-        self.load_range(offset, length)?;
         let done = self
-            .commit_if_due(writer)
-            .and_then(|()| self.make_room(writer, data.len() as u64))
-            .and_then(|()| self.load_range(offset, length))
+            .prepare(writer, data, (offset, length))?
             .and_then(|()| self.place(writer, data))
             .and_then(|pieces| self.apply_all(writer, &records(&pieces)));
         self.fail_on(done)
+    }
+
+    /// Sees to it that nodes of a range are there, and room for `data`. An error of the first kind refuses this operation only; one of
+    /// the second kind fails the space.
+    fn prepare(
+        &self,
+        writer: &mut Writer,
+        data: &[u8],
+        (offset, length): (u64, u64),
+    ) -> Result<Result<()>> {
+        // Nodes first: one that cannot be read refuses this operation only.
+        self.load_range(offset, length)?;
+        Ok(self
+            .commit_if_due(writer)
+            .and_then(|()| self.make_room(writer, data.len() as u64))
+            .and_then(|()| self.load_range(offset, length)))
     }
 
     pub(super) fn splice(
@@ -150,36 +162,41 @@ impl Inner {
         let Splice { remove, data, marks, .. } = *splice;
         let mut writer = self.begin(OPERATION)?;
         let offset = locate();
-        let size = self.shared.read().tree.size_bytes();
+        // Usually everything is there, and it takes one look to see that.
+        let (size, is_there) = {
+            let shared = self.shared.read();
+            let is_loaded = shared.tree.missing(offset, remove).is_none();
+            let has_room = data.len() as u64 <= shared.open.room(&self.shape);
+            (shared.tree.size_bytes(), is_loaded && has_room && !self.is_commit_due(&writer))
+        };
         if offset.checked_add(remove).is_none_or(|end| end > size) {
             return Err(Error::invalid(OPERATION, format!("the space ends at {size}")));
         }
         Inner::check_size(OPERATION, size.checked_add(data.len() as u64))?;
-        self.load_range(offset, remove)?;
-        let done = self
-            .commit_if_due(&mut writer)
-            .and_then(|()| self.make_room(&mut writer, data.len() as u64))
-            .and_then(|()| self.load_range(offset, remove))
-            .and_then(|()| {
-                let mut records = Vec::with_capacity(4);
-                if remove > 0 {
-                    records.push(Record::Collapse { offset, length: remove });
+        let ready = match is_there {
+            true => Ok(()),
+            false => self.prepare(&mut writer, data, (offset, remove))?,
+        };
+        let done = ready.and_then(|()| {
+            let mut records = Vec::with_capacity(4);
+            if remove > 0 {
+                records.push(Record::Collapse { offset, length: remove });
+            }
+            // Each mark begins an extent.
+            let mut at = 0;
+            let ends = marks.iter().copied().filter(|mark| *mark > 0).chain([data.len()]);
+            for end in ends {
+                let part = data.get(at..end).unwrap_or_default();
+                let mut mark = if marks.contains(&at) { MARK } else { 0 };
+                for (address, length) in self.place(&mut writer, part)? {
+                    let offset = offset + at as u64;
+                    records.push(Record::Insert { offset, length, address: address | mark });
+                    mark = 0;
+                    at += usize::try_from(length).unwrap_or(0);
                 }
-                // Each mark begins an extent.
-                let mut at = 0;
-                let ends = marks.iter().copied().filter(|mark| *mark > 0).chain([data.len()]);
-                for end in ends {
-                    let part = data.get(at..end).unwrap_or_default();
-                    let mut mark = if marks.contains(&at) { MARK } else { 0 };
-                    for (address, length) in self.place(&mut writer, part)? {
-                        let offset = offset + at as u64;
-                        records.push(Record::Insert { offset, length, address: address | mark });
-                        mark = 0;
-                        at += usize::try_from(length).unwrap_or(0);
-                    }
-                }
-                self.apply_with(&mut writer, &records, publish)
-            });
+            }
+            self.apply_with(&mut writer, &records, publish)
+        });
         self.fail_on(done)
     }
 

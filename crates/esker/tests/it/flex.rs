@@ -25,6 +25,7 @@ pub(crate) fn small(seed: u64) -> SpaceOptions {
         log_block_size_bytes: 512,
     };
     options.testing.nodes_max = 3;
+    options.testing.filled_max = (seed % 3) as usize;
     options.log_size_bytes_max = 16 << 10;
     options.cache_size_bytes = 32 << 10;
     options.tree_size_bytes_max = 4 << 10;
@@ -369,6 +370,13 @@ fn readers_see_whole_operations_beside_a_writer() {
                 }
             });
         }
+        let (writing, over) = (&space, &over);
+        scope.spawn(move || {
+            while !over.load(Ordering::Relaxed) {
+                writing.write_filled().unwrap();
+                std::thread::yield_now();
+            }
+        });
         let mut rng = Rng::from_seed(12);
         for step in 0..20_000_u64 {
             let letter = u8::try_from(1 + step % 250).unwrap();
@@ -386,6 +394,33 @@ fn readers_see_whole_operations_beside_a_writer() {
         }
     });
     assert_sound(&space);
+}
+
+#[test]
+fn full_segments_wait_in_memory_for_who_writes_them_and_a_sync_waits_for_all() {
+    const SEGMENT: u64 = 8192;
+    let media = Media::new(1 << 20);
+    let mut options = small(7);
+    options.format = true;
+    options.testing.filled_max = 2;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut model = Vec::new();
+    let mut grow = |bytes: usize, letter: u8| {
+        model.extend(vec![letter; bytes]);
+        space.append(&vec![letter; bytes]).unwrap();
+        assert!(content(&space).unwrap() == model);
+        media.0[0].counters().write_bytes / SEGMENT
+    };
+    assert_eq!(grow(20_000, 1), 0, "two are full and wait");
+    assert!(grow(8000, 2) >= 1, "three are full, and two may wait");
+    assert!((2..4).contains(&grow(8000, 3)), "four are");
+    space.write_filled().unwrap();
+    assert_eq!(grow(10, 4), 4);
+    grow(10_000, 5);
+    space.sync().unwrap();
+    let after = Media::of(&media.images());
+    options.format = false;
+    assert!(content(&Space::open_on(after.files(), &options).unwrap()).unwrap() == model);
 }
 
 #[test]

@@ -38,6 +38,24 @@ fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
     }
 }
 
+#[test]
+fn a_full_segment_that_cannot_be_written_fails_the_space_and_is_read_from_memory() {
+    let media = Media::new(1 << 20);
+    let mut options = small(9);
+    options.format = true;
+    options.testing.filled_max = 2;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[5; 20_000]).unwrap();
+    media.0[0].set_faults(FaultPlan::none().with(FaultKind::WriteError, Trigger::Nth(1)));
+    assert_eq!(space.write_filled().unwrap_err().kind(), ErrorKind::Io);
+    // What failed is not tried again: parts of it may be there.
+    for refused in [space.write_filled(), space.sync(), space.write(0, &[1])] {
+        assert_eq!(refused.unwrap_err().kind(), ErrorKind::ReadOnly);
+    }
+    assert_eq!(media.0[0].faults_fired(), 1);
+    assert_eq!(content(&space).unwrap(), [5; 20_000]);
+}
+
 /// Work with many checkpoints, in which the `n`-th write or allocation of one device finds no room. Whether it came so far.
 fn lacks_room(index: usize, n: u64) -> bool {
     let media = Media::new(1 << 20);

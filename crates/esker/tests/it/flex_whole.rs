@@ -344,8 +344,8 @@ fn a_walk_goes_on_behind_an_interval_that_cannot_be_read() {
         assert_eq!(met.get(&written[..]).map(Vec::as_slice), Some(&b"new"[..]), "block {block}");
         let missed: Vec<_> = model.keys().filter(|key| !met.contains_key(*key)).collect();
         assert_eq!(missed.is_empty(), errors.is_empty(), "block {block}: {errors:?}");
-        // A block may hold parts of two.
-        assert!(errors.len() <= 2 && missed.len() < 40, "block {block}: {missed:?}, {errors:?}");
+        // A block may hold parts of two, and of a large value.
+        assert!(errors.len() <= 3 && missed.len() < 40, "block {block}: {missed:?}, {errors:?}");
         for (key, value) in met.iter().filter(|(key, _)| **key != written) {
             assert_eq!(model.get(key), Some(value), "block {block}");
         }

@@ -1,11 +1,14 @@
 //! The background thread: brings sealed tables to the space, looks inside intervals that an open found, brings fragmented
 //! ones together, and verifies everything, little by little. Under `periodic` another one makes the log durable once in each
-//! window, so that it waits for nothing of that: a power cut takes little more than what a window brought.
+//! window, so that it waits for nothing of that: a power cut takes little more than what a window brought. Another one does what the
+//! committer need not wait for: it writes the segments of the space that are full, which takes as long as filling them, and frees the memory
+//! of tables.
 //!
 //! # Concurrency
-//! One thread a store, or two. While they wait they hold no reference to the store, so a dropped store ends them.
+//! Two threads a store, or three. While they wait they hold no reference to the store, so a dropped store ends them.
 
 use super::Flex;
+use super::memtable::MemTable;
 use super::sweep::Rest;
 use super::tend::Scrub;
 use crate::options::Durability;
@@ -17,12 +20,23 @@ use std::time::Duration;
 
 /// How often the thread looks without being woken.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Segments that may be full and not written; more have to wait for the device.
+const SEGMENTS_BEHIND: usize = 2;
 /// Least time between two flushes of the log.
 const WINDOW_MIN: Duration = Duration::from_millis(1);
 /// Intervals that are looked into between two looks at the tables.
 const REFINED_AT_ONCE: usize = 16;
 
 impl Flex {
+    /// Frees the memory of a table that is in the space, later.
+    pub(super) fn retire(&self, table: Arc<MemTable>) {
+        if self.helper.is_running() {
+            let before = self.retired.lock().replace(table);
+            drop(before);
+            self.helper.wake();
+        }
+    }
+
     pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
         let store = Arc::downgrade(self);
         if let Durability::Periodic(window) = self.durability {
@@ -30,6 +44,20 @@ impl Flex {
             let round = move || flush_log(&store, window);
             self.log_writer.start("esker-flex-log", window, round)?;
         }
+        let weak = Weak::clone(&store);
+        self.helper.start("esker-flex-help", PERIOD, move || {
+            let flex = weak.upgrade()?;
+            // A failure is the space's from then on: whoever writes next hears of it.
+            if let Err(error) = flex.space.write_filled() {
+                tracing::error!(%error, "a segment does not get to its device");
+                return None;
+            }
+            let retired = flex.retired.lock().take();
+            drop(retired);
+            Some(PERIOD)
+        })?;
+        let helper = Arc::clone(&self.helper);
+        self.space.write_behind(SEGMENTS_BEHIND, move || helper.wake());
         let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
         let mut told = Told::default();
         let mut scrubbed_at = self.clock.monotonic();

@@ -122,7 +122,7 @@ impl Flex {
             }
             Ok(())
         });
-        let appended = committer.appended_bytes - before;
+        let (appended, table_bytes) = (committer.appended_bytes - before, table.bytes());
         committer.sweep.end(appended);
         self.loose.earn(appended, self.space.stat().data_bytes);
         let done = match done {
@@ -149,13 +149,14 @@ impl Flex {
         drop(committer);
         gate.open();
         done?;
-        self.lend_memory();
-        if let Err(error) = self.sweep_expired(table.bytes().saturating_sub(appended)) {
+        self.retire(table);
+        self.share_memory();
+        if let Err(error) = self.sweep_expired(table_bytes.saturating_sub(appended)) {
             tracing::warn!(%error, "what has expired stays for now");
         }
         // What is not dense enough by then is collected while nobody writes. The next table waits for no more than keeps up with what
         // tables bring.
-        let much = COLLECTED_FOR_A_TABLE * table.bytes().max(appended);
+        let much = COLLECTED_FOR_A_TABLE * table_bytes.max(appended);
         let stop = |moved| {
             let waits = moved > much && self.tables().sealed.is_some();
             waits || self.background.is_stopping()

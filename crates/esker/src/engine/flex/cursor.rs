@@ -12,6 +12,10 @@ use std::ops::{Bound, ControlFlow};
 const FETCHED_FIRST: usize = 8;
 const FETCHED_MOST: usize = 256;
 
+/// So many keys ahead a place begins to come, and what it holds.
+const SLOTS_AHEAD: usize = 24;
+const VALUES_AHEAD: usize = 12;
+
 /// See the module's text.
 pub(super) struct TableCursor<'t> {
     table: &'t MemTable,
@@ -57,10 +61,23 @@ impl<'t> TableCursor<'t> {
                 ControlFlow::Break(())
             }
         });
-        self.table.prefetch(found.iter().map(|(_, word)| *word));
         self.ended = found.len() < self.fetch;
         self.fetch = (self.fetch * 4).min(FETCHED_MOST);
         (self.keys, self.found, self.at, self.start) = (keys, found, 0, 0);
+        let words = || self.found.iter().map(|(_, word)| *word);
+        words().take(SLOTS_AHEAD).for_each(|word| self.table.prefetch_slot(word));
+        words().take(VALUES_AHEAD).for_each(|word| self.table.prefetch_value(word));
+    }
+
+    /// What is met soon begins to come, while the caller works on what is met now.
+    #[inline]
+    fn prefetch(&self) {
+        if let Some((_, word)) = self.found.get(self.at + SLOTS_AHEAD - 1) {
+            self.table.prefetch_slot(*word);
+        }
+        if let Some((_, word)) = self.found.get(self.at + VALUES_AHEAD - 1) {
+            self.table.prefetch_value(*word);
+        }
     }
 
     /// The key that is next.
@@ -89,5 +106,6 @@ impl<'t> TableCursor<'t> {
         }
         self.start = *end;
         self.at += 1;
+        self.prefetch();
     }
 }

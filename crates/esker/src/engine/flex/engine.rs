@@ -145,6 +145,7 @@ impl Engine for Flex {
         }
         self.background.join();
         self.log_writer.join();
+        self.helper.join();
         self.wal.check()?;
         // A write that began before is in a table, or is refused: what is acknowledged is what is brought to the space.
         self.wal.close();
@@ -162,8 +163,10 @@ impl Engine for Flex {
     fn end(&self) {
         self.background.stop();
         self.log_writer.stop();
+        self.helper.stop();
         self.background.join();
         self.log_writer.join();
+        self.helper.join();
         if let Err(error) = self.close() {
             tracing::warn!(%error, "closing the store failed");
         }

@@ -37,7 +37,7 @@ use keep::{BYTES_OF_A_MISS, Hands, MISSED, Missed, PASSED};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
 use row::Row;
-pub(super) use row::Sums;
+pub(super) use row::{Sums, head_of};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
@@ -76,8 +76,8 @@ pub(super) struct Index {
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
     budget_bytes: u64,
-    /// What others do not need at the moment of theirs.
-    lent_bytes: AtomicU64,
+    /// What there is at the moment: the budget, and what others lend, or without what they took.
+    allowed_bytes: AtomicU64,
     /// Of the same budget.
     pub(super) pairs_kept: Pairs,
     missed: Missed,
@@ -103,7 +103,7 @@ impl Index {
             stamps: AtomicU64::new(1),
             cached_bytes: AtomicU64::new(0),
             budget_bytes,
-            lent_bytes: AtomicU64::new(0),
+            allowed_bytes: AtomicU64::new(budget_bytes),
             pairs_kept: Pairs::new(budget_bytes),
             missed: Missed::new(MISSED),
             passed: Missed::new(PASSED),
@@ -217,7 +217,9 @@ impl Index {
         entry.stamp = self.stamp();
         // Who keeps it meanwhile kept the old one.
         let before = std::mem::replace(&mut entry.cached, cached);
-        self.count_cached(before.as_ref(), entry.cached.as_ref());
+        if before.is_some() || entry.cached.is_some() {
+            self.count_cached(before.as_ref(), entry.cached.as_ref());
+        }
         self.pairs.fetch_add(u64::from(pairs), Ordering::Relaxed);
         let mut sums = self.sums.write();
         sums.add(spot.leaf, u64::from(bytes));

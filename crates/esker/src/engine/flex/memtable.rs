@@ -169,6 +169,8 @@ const _: () = assert!(size_of::<Slot>() == 32);
 
 /// Places that are made at once.
 const CHUNK: u64 = 64;
+/// The place in a chunk that is taken when the next chunk is made.
+const CHUNK_AHEAD: usize = 32;
 /// Rows of chunks, each with twice as many as the one before.
 const ROWS: usize = 40;
 
@@ -197,14 +199,24 @@ impl Slots {
 
     /// A new place.
     fn take(&self) -> Option<(Word, &Slot)> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (slots, place) = self.make(number)?;
+        if place == CHUNK_AHEAD {
+            // By the time the next chunk is needed it is there, and nobody waits for who makes it.
+            self.make(number + CHUNK);
+        }
+        Some((Word::new(number)?, slots.get(place)?))
+    }
+
+    /// The chunk of a number, made if it is not there, and the place in it.
+    fn make(&self, number: u64) -> Option<(&[Slot], usize)> {
         fn several<T: Default>(count: usize) -> Box<[T]> {
             std::iter::repeat_with(T::default).take(count).collect()
         }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (row, chunk, place) = Slots::place(number);
         let row = self.rows.get(row)?.get_or_init(|| several(1 << row));
         let slots = row.get(chunk)?.get_or_init(|| several(usize::try_from(CHUNK).unwrap_or(0)));
-        Some((Word::new(number)?, slots.get(place)?))
+        Some((slots, place))
     }
 
     #[inline]
@@ -226,6 +238,8 @@ pub(super) struct MemTable {
     pub(super) generation: u64,
     /// No version in it is lower.
     pub(super) first_version: u64,
+    /// Bytes that it may take before the next one begins.
+    pub(super) size_bytes: u64,
     /// Part of it may be in the space already: it comes from a log that was found.
     pub(super) replayed: bool,
     /// It had no log, and has one now.
@@ -256,6 +270,7 @@ impl MemTable {
         MemTable {
             generation,
             first_version,
+            size_bytes,
             replayed,
             is_logged: AtomicBool::new(false),
             tree: Masstree::new(),
@@ -444,12 +459,21 @@ impl MemTable {
         }
     }
 
-    /// Starts to fetch what places hold that [`MemTable::visit`] gave: they were filled in the order of time, and each
-    /// would be waited for twice.
-    pub(super) fn prefetch(&self, words: impl Iterator<Item = Word> + Clone) {
-        let slots = words.filter_map(|word| self.slots.get(word));
-        slots.clone().for_each(prefetch::value);
-        slots.for_each(|slot| slot.lock().prefetch());
+    /// Starts to fetch a place that [`MemTable::visit`] gave. They were filled in the order of time: in that of keys each is waited
+    /// for, and then what it holds.
+    #[inline]
+    pub(super) fn prefetch_slot(&self, word: Word) {
+        if let Some(slot) = self.slots.get(word) {
+            prefetch::value(slot);
+        }
+    }
+
+    /// Starts to fetch what such a place holds.
+    #[inline]
+    pub(super) fn prefetch_value(&self, word: Word) {
+        if let Some(slot) = self.slots.get(word) {
+            slot.lock().prefetch();
+        }
     }
 
     /// A place that [`MemTable::visit`] gave.

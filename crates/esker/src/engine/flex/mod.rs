@@ -94,6 +94,9 @@ const STRIPES_OF_TESTS: usize = 32;
 const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
 
+/// How many times as many bytes as the options say a table takes while nothing is kept of what was read.
+const TABLE_GROWN: u64 = 2;
+
 /// See [`versions_skipped`].
 const VERSIONS_SKIPPED_MIN: u64 = 1 << 20;
 
@@ -149,6 +152,10 @@ pub(crate) struct Flex {
     background: Arc<Background>,
     /// Makes the log durable in time, for `periodic`.
     log_writer: Arc<Background>,
+    /// Does what the committer need not wait for.
+    helper: Arc<Background>,
+    /// A table that is in the space.
+    retired: Mutex<Option<Arc<MemTable>>>,
     /// Where the index is saved.
     saved: Arc<dyn BlockDevice>,
 }
@@ -252,8 +259,7 @@ impl Flex {
         let large =
             large::Directory::new(behind.values, tail.generation - 1, found.next_version, &hasher);
         let active = Arc::new(MemTable::new(tail.generation, found.next_version, size, false));
-        let wal =
-            Wal::new(files.logs, root.store_id, log_capacity(options), tail, Arc::clone(&active));
+        let wal = Wal::new(files.logs, root.store_id, size, tail, Arc::clone(&active));
         let last = found.tables.pop().map(Arc::new);
         let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
         let live_bytes = space.stat().data_bytes;
@@ -287,6 +293,8 @@ impl Flex {
             closed: AtomicBool::new(false),
             background: Arc::default(),
             log_writer: Arc::default(),
+            helper: Arc::default(),
+            retired: Mutex::default(),
             saved: files.index,
         });
         let weak = Arc::downgrade(&flex);
@@ -304,7 +312,7 @@ impl Flex {
         if let Some(table) = last {
             flex.adopt(table);
         }
-        flex.lend_memory();
+        flex.share_memory();
         if options.testing.background {
             flex.start_background()?;
             flex.background.wake();
@@ -335,10 +343,20 @@ impl Flex {
         self.closed.load(Ordering::Acquire)
     }
 
-    /// Memory of tables that have few changes is for what is read.
-    fn lend_memory(&self) {
-        let most = 2 * self.options.memtable_size_bytes;
-        self.index.lend(most.saturating_sub(self.table_bytes()));
+    /// Tables, and what is kept of what was read, have memory together: what the ones do not take is for the others. Here for what
+    /// is read.
+    fn share_memory(&self) {
+        let all = 2 * self.options.memtable_size_bytes + self.options.cache_size_bytes;
+        self.index.allow(all.saturating_sub(self.table_bytes()));
+    }
+
+    /// Bytes of the next table: more than the options say while little is kept of what was read, and there is much room. The larger
+    /// a table, the more of it comes to an interval at once.
+    fn next_table_bytes(&self) -> u64 {
+        let size = self.options.memtable_size_bytes;
+        let unused = self.options.cache_size_bytes.saturating_sub(self.index.cached_bytes());
+        let most = (TABLE_GROWN * size).min(self.table_bytes_within_room());
+        (size + unused / 2).min(most).max(size)
     }
 
     /// Brings everything to the space.
@@ -410,21 +428,17 @@ fn table_size(options: &Options, capacity_bytes: u64) -> u64 {
     options.flex.memtable_size_bytes.min(most)
 }
 
-/// Bytes of a log: that of a table whose keys are written again and again, too.
-fn log_capacity(options: &Options) -> u64 {
-    let size = options.flex.memtable_size_bytes;
-    (size + size / 2).max(8 << 10).next_multiple_of(4096)
-}
-
 /// How far versions jump at an open: further than those go that may have been lost, which came to two tables at most. Under `none` each
 /// takes three bytes of what a log could have, and where there is a log, more.
 fn versions_skipped(options: &Options) -> u64 {
-    log_capacity(options).max(VERSIONS_SKIPPED_MIN)
+    let size = options.flex.memtable_size_bytes;
+    wal::capacity(TABLE_GROWN * size, size).max(VERSIONS_SKIPPED_MIN)
 }
 
 /// Bytes of a log to begin with. It grows as far as it is written.
 fn log_first_size(options: &Options) -> u64 {
-    (log_capacity(options) / 64).clamp(4096, 1 << 20).next_multiple_of(4096)
+    let size = options.flex.memtable_size_bytes;
+    (wal::capacity(size, size) / 64).clamp(4096, 1 << 20).next_multiple_of(4096)
 }
 
 fn identity(options: &Options) -> Result<[u8; 16]> {
@@ -442,5 +456,6 @@ impl Drop for Flex {
     fn drop(&mut self) {
         self.background.stop();
         self.log_writer.stop();
+        self.helper.stop();
     }
 }

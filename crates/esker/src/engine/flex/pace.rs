@@ -32,7 +32,7 @@ impl Flex {
     /// Whether more is in use of what a table may have beside a sealed one than of that one is in the space.
     #[inline]
     pub(super) fn is_ahead(&self) -> bool {
-        let (used, all) = self.wal.use_beyond(self.options.memtable_size_bytes);
+        let (used, all) = self.wal.use_beyond();
         used > 0 && self.is_ahead_by(used, all)
     }
 

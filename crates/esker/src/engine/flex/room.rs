@@ -41,6 +41,10 @@ const GONE_PERCENT: [u64; 4] = [90, 40, 10, 2];
 const GONE_PERCENT_OF_ALL: u64 = 1;
 /// Leaves that are written anew to learn whether more is dead than is known.
 const PROBES: usize = 16;
+/// What a table that is larger than the options say is of what is stored, as one in so many: a table that touches all of that
+/// makes it stand twice for a moment. And what it takes of the room that is left.
+const TABLE_SHARE_OF_STORED: u64 = 8;
+const TABLE_SHARE_OF_ROOM: u64 = 16;
 /// Room that is made at once, as one in so many of the capacity.
 const AT_ONCE_SHARE: u64 = 256;
 /// How long a writer looks when there is room for it, and when there is none.
@@ -154,6 +158,13 @@ impl Flex {
         let Bounds { most, spare } = self.bounds;
         let most = if self.space.is_full() { most.min(self.space.room()) } else { most };
         most.saturating_sub(spare)
+    }
+
+    /// Bytes of a table that is only a share of what is stored, and of the room that is left.
+    pub(super) fn table_bytes_within_room(&self) -> u64 {
+        let stored = self.stored_bytes();
+        let left = self.stored_bytes_max().saturating_sub(stored + self.coming_bytes());
+        (stored / TABLE_SHARE_OF_STORED).min(left / TABLE_SHARE_OF_ROOM)
     }
 
     /// Bytes that intervals may take so that puts find room for two tables.

@@ -40,6 +40,8 @@ const STEP_MIN: u64 = 4 << 10;
 const STEP_MAX: u64 = 16 << 20;
 /// Bytes that a late log has for a version that was written over.
 const PASSED_BYTES: u64 = 3;
+/// Least bytes of a log.
+const CAPACITY_MIN: u64 = 8 << 10;
 /// How long a writer that is to be waited for may take between two looks.
 const REST: Duration = Duration::from_micros(20);
 
@@ -90,8 +92,11 @@ pub(super) struct Wal {
     devices: [Arc<dyn BlockDevice>; 2],
     store_id: [u8; 16],
     block: usize,
-    capacity: u64,
+    /// Bytes of a table as the options say.
+    table_bytes: u64,
     state: Mutex<State>,
+    /// Bytes of the table of this generation, and of its log at most.
+    limits: [AtomicU64; 2],
     /// Bytes of the log that are in use, or that a table without one takes, as of the last write.
     claimed: AtomicU64,
     /// Writers between their place in the log and their place in the table, by epoch.
@@ -126,22 +131,30 @@ pub(super) enum Appended {
     Full(u64),
 }
 
+/// Bytes of the log of a table of so many bytes, whose keys may be written again and again: as many, and half as many as tables have as the
+/// options say.
+pub(super) fn capacity(size_bytes: u64, table_bytes: u64) -> u64 {
+    (size_bytes + table_bytes / 2).max(CAPACITY_MIN).next_multiple_of(4096)
+}
+
 impl Wal {
     /// A log whose next generation is empty and belongs to `table`.
     pub(super) fn new(
         devices: [Arc<dyn BlockDevice>; 2],
         store_id: [u8; 16],
-        capacity: u64,
+        table_bytes: u64,
         tail: Tail,
         table: Arc<MemTable>,
     ) -> Self {
         let block = devices.iter().map(|device| device.geometry().block_size_bytes).max();
         let next_version = table.first_version;
+        let log_bytes = capacity(table.size_bytes, table_bytes);
+        let limits = [table.size_bytes, log_bytes].map(AtomicU64::new);
         Wal {
             devices,
             store_id,
             block: block.unwrap_or(512).max(512) as usize,
-            capacity,
+            table_bytes,
             state: Mutex::new(State {
                 tail,
                 forming: WalWriter::default(),
@@ -159,6 +172,7 @@ impl Wal {
                 epoch: 0,
                 reserved: 0,
             }),
+            limits,
             claimed: AtomicU64::new(0),
             inside: [AtomicUsize::new(0), AtomicUsize::new(0)],
             draining: sync::Mutex::new(()),
@@ -175,7 +189,9 @@ impl Wal {
 
     /// Largest batch in bytes.
     pub(super) fn batch_size_max(&self) -> usize {
-        usize::try_from(self.capacity / 4).unwrap_or(usize::MAX).min(1 << 30)
+        usize::try_from(capacity(self.table_bytes, self.table_bytes) / 4)
+            .unwrap_or(usize::MAX)
+            .min(1 << 30)
     }
 
     /// Refuses writes after a failure.
@@ -215,11 +231,24 @@ impl Wal {
         }
     }
 
-    /// How many bytes beyond `size` are in use, about, and how many there may be.
+    /// How many bytes beyond the table's size are in use, about, and how many there may be.
     #[inline]
-    pub(super) fn use_beyond(&self, size: u64) -> (u64, u64) {
+    pub(super) fn use_beyond(&self) -> (u64, u64) {
         let claimed = self.claimed.load(Ordering::Relaxed);
-        (claimed.saturating_sub(size), self.capacity.saturating_sub(size))
+        let [size, capacity] = self.limits.each_ref().map(|limit| limit.load(Ordering::Relaxed));
+        (claimed.saturating_sub(size), capacity.saturating_sub(size))
+    }
+
+    /// Bytes of the log of a table.
+    fn capacity_of(&self, table: &MemTable) -> u64 {
+        capacity(table.size_bytes, self.table_bytes)
+    }
+
+    /// The table of this generation says how much may be in use.
+    fn note_limits(&self, table: &MemTable) {
+        let [size, capacity] = &self.limits;
+        size.store(table.size_bytes, Ordering::Relaxed);
+        capacity.store(self.capacity_of(table), Ordering::Relaxed);
     }
 
     /// Gives `count` changes versions, and nothing a place in the log: their table has none. It takes up to as many bytes
@@ -232,7 +261,7 @@ impl Wal {
         // Versions that were written over take bytes of a late log, too.
         let versions = state.next_version + count - state.table.first_version;
         let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
-        if claimed > self.capacity {
+        if claimed > self.capacity_of(&state.table) {
             return Ok(Appended::Full(state.tail.generation));
         }
         self.claimed.store(claimed, Ordering::Relaxed);
@@ -323,14 +352,15 @@ impl Wal {
             let claimed = state.tail.position
                 + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
                 + 2 * self.block as u64;
-            if claimed > self.capacity {
+            let capacity = self.capacity_of(&state.table);
+            if claimed > capacity {
                 return Ok(Appended::Full(state.tail.generation));
             }
             if claimed > state.reserved {
                 let generation = state.tail.generation;
                 let is_new = state.tail.position == 0 && state.forming.is_empty();
                 drop(state);
-                match self.grow(generation, claimed) {
+                match self.grow(generation, claimed, capacity) {
                     // The other file has what it had: a table that goes to the space early makes room.
                     Err(error) if error.kind() == ErrorKind::NoSpace && !is_new => {
                         return Ok(Appended::Full(generation));
@@ -361,14 +391,13 @@ impl Wal {
     }
 
     /// Makes the file of a generation at least so long, in steps: files follow what is written.
-    fn grow(&self, generation: u64, end: u64) -> Result<()> {
+    fn grow(&self, generation: u64, end: u64, most: u64) -> Result<()> {
         let _turn = self.growing.lock();
         let device = self.device(generation);
         let size = device.geometry().size_bytes;
         if size < end {
             let step = (size / 2).clamp(STEP_MIN, STEP_MAX);
-            let wanted =
-                end.max(size + step).min(self.capacity).next_multiple_of(self.block as u64);
+            let wanted = end.max(size + step).min(most).next_multiple_of(self.block as u64);
             device.reserve(sites::WAL_RESERVE, size, wanted - size)?;
         }
         let mut state = self.state.lock();

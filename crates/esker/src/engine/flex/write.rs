@@ -7,7 +7,7 @@
 use super::large::VALUE_SIZE_MAX_BYTES;
 use super::memtable::{MemTable, RangeDelete};
 use super::read::extra_of;
-use super::wal::Appended;
+use super::wal::{Appended, Ticket};
 use super::{Flex, Tables};
 use crate::batch::{Batch, Change};
 use crate::options::Durability;
@@ -21,6 +21,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most bytes of a change beside key and value.
 const CHANGE_OVERHEAD: usize = 48;
+
+/// After so many changes, or one of so many bytes, memory is shared anew.
+const SHARED_CHANGES: u64 = 32;
+const SHARED_BYTES: usize = 4096;
 
 /// A change on its way.
 struct Write<'a> {
@@ -281,19 +285,24 @@ impl Flex {
         insert(&ticket.table, ticket.first_version);
         self.wal.leave(&ticket);
         // The write took place, whatever happens to the log and the tables behind it: the next one hears of that.
-        if let Err(error) = self.go_on(&ticket.table) {
+        if let Err(error) = self.go_on(&ticket, count, size_bytes) {
             tracing::warn!(%error, "a write took place, and the next one may not");
         }
         Ok(ticket.first_version)
     }
 
     /// What is due when a table got more.
-    fn go_on(&self, table: &MemTable) -> Result<()> {
-        self.lend_memory();
+    fn go_on(&self, ticket: &Ticket, count: u64, size_bytes: usize) -> Result<()> {
+        let Ticket { table, first_version, .. } = ticket;
+        // Now and then: what tables take is asked of lines of memory that every writer changes.
+        let turn = |version: u64| version / SHARED_CHANGES;
+        if size_bytes > SHARED_BYTES || turn(*first_version) != turn(first_version + count) {
+            self.share_memory();
+        }
         if let Durability::Periodic(_) = self.durability {
             self.wal.write_if_much()?;
         }
-        if table.bytes() >= self.options.memtable_size_bytes {
+        if table.bytes() >= table.size_bytes {
             self.table_is_full(table.generation)?;
         }
         Ok(())
@@ -345,7 +354,7 @@ impl Flex {
 
     /// Seals the table, with its log, and begins the next one.
     fn rotate(&self) -> Result<()> {
-        let size = self.options.memtable_size_bytes;
+        let size = self.next_table_bytes();
         self.wal.rotate(
             self.keeps_log(),
             |generation, first_version| {

@@ -1,7 +1,8 @@
 //! What of the intervals is in memory: those that are worth it, and go when nobody uses them (CLOCK, FlexSpace §5.2).
 //!
 //! # Invariants
-//! - K1: intervals and single pairs stay within one budget, and what is lent beside it; a reader that goes beyond makes room.
+//! - K1: intervals and single pairs stay within what they are allowed, which is the budget but for what tables of writes lend or take;
+//!   a reader that goes beyond makes room.
 //! - X3 of the index: what is kept was read as it is.
 //!
 //! # Concurrency
@@ -17,6 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Most single pairs that the hand goes past while the other one goes past a leaf.
 const PAIRS_OF_A_STEP: u64 = 128;
+/// What of the budget tables of writes leave, as one in so many.
+const LEAST_SHARE: u64 = 4;
 /// Rounds after which nothing is left that was used before.
 const USES_MAX: usize = 4;
 
@@ -100,7 +103,7 @@ impl Index {
 
     /// How far a get that misses `key` reads along: while there is much room, of what is not only lent, what costs no further read.
     pub(in crate::engine::flex) fn along(&self, key: &[u8]) -> Option<Ahead> {
-        let has_room = self.cached_bytes() < self.budget_bytes / 8 * 7;
+        let has_room = self.cached_bytes() < self.budget_bytes.min(self.budget()) / 8 * 7;
         let is_small =
             || self.with(key, |entry| entry.runs == 1 && entry.size * 2 <= Ahead::BLOCK.size_bytes);
         (has_room && is_small()).then_some(Ahead::BLOCK)
@@ -152,17 +155,18 @@ impl Index {
 
     /// Bytes that intervals and pairs in memory may take now.
     fn budget(&self) -> u64 {
-        self.budget_bytes + self.lent_bytes.load(Ordering::Relaxed)
+        self.allowed_bytes.load(Ordering::Relaxed)
     }
 
-    /// Says how many bytes there are beside the budget, until something else is said. Those who have none get none.
-    pub(in crate::engine::flex) fn lend(&self, bytes: u64) {
-        let before = self.lent_bytes.load(Ordering::Relaxed);
+    /// Says how many bytes there are, until something else is said: a share of the budget in any case. Those who have none get none.
+    pub(in crate::engine::flex) fn allow(&self, bytes: u64) {
+        let bytes = bytes.max(self.budget_bytes / LEAST_SHARE);
+        let before = self.allowed_bytes.load(Ordering::Relaxed);
         // Said often: what is about the same is not worth a line of memory that everybody reads.
         if self.budget_bytes == 0 || before.abs_diff(bytes) < self.budget_bytes / 256 {
             return;
         }
-        self.lent_bytes.store(bytes, Ordering::Relaxed);
+        self.allowed_bytes.store(bytes, Ordering::Relaxed);
         if bytes < before {
             self.make_room();
         }

@@ -338,11 +338,10 @@ impl Leaf {
 
     /// A run is about to be appended to an interval: what is known of it, if anything is.
     pub(super) fn note_run(&mut self, index: usize, known: &[u8]) {
-        let tail = match self.knows_runs(index) && !known.is_empty() {
-            true => [self.tails.of(index), known].concat(),
-            false => Vec::new(),
-        };
-        self.tails.set(index, &tail);
+        match self.knows_runs(index) && !known.is_empty() {
+            true => self.tails.push(index, known),
+            false => self.tails.set(index, &[]),
+        }
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {

@@ -16,10 +16,11 @@ pub(super) struct Row {
     shared: usize,
 }
 
-/// Eight bytes of an anchor from `start` on, as a number in the same order.
-fn head_of(anchor: &[u8], start: usize) -> u64 {
+/// Eight bytes of a key from `start` on, as a number in the same order.
+#[inline]
+pub(in crate::engine::flex) fn head_of(key: &[u8], start: usize) -> u64 {
     let mut bytes = [0; 8];
-    let rest = anchor.get(start..).unwrap_or_default();
+    let rest = key.get(start..).unwrap_or_default();
     bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
     u64::from_be_bytes(bytes)
 }

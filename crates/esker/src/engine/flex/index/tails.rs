@@ -183,6 +183,22 @@ impl Tails {
         self.splice(index..index + 1, std::iter::once(tail));
     }
 
+    /// Adds what is known of a run to that of interval `index`; nothing is known any more of that if it does not fit.
+    pub(super) fn push(&mut self, index: usize, known: &[u8]) {
+        let (end, length) = (usize::from(self.ends[index]), self.bytes.len());
+        let Ok(more) = u16::try_from(known.len()) else { return self.set(index, &[]) };
+        if length + known.len() > usize::from(u16::MAX) {
+            return self.set(index, &[]);
+        }
+        if self.bytes.capacity() - length < known.len() {
+            self.bytes.reserve_exact(known.len() + GROWTH);
+        }
+        self.bytes.resize(length + known.len(), 0);
+        self.bytes.copy_within(end..length, end + known.len());
+        self.bytes[end..end + known.len()].copy_from_slice(known);
+        self.ends[index..].iter_mut().for_each(|end| *end += more);
+    }
+
     pub(super) fn memory_bytes(&self) -> usize {
         self.bytes.capacity() + self.ends.capacity() * 2
     }
@@ -215,6 +231,28 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn what_is_added_to_an_interval_is_behind_what_was_known_of_it() {
+        let mut rng = Rng::from_seed(10);
+        let (mut tails, mut model) = (Tails::default(), vec![Vec::<u8>::new(); 7]);
+        tails.splice(0..0, model.iter().map(Vec::as_slice));
+        let mut forgotten = 0;
+        for step in 0..2000_u32 {
+            let (index, known) =
+                (rng.index(7), [u8::try_from(step % 251).unwrap(); 4].repeat(rng.index(40)));
+            tails.push(index, &known);
+            let all: usize = model.iter().map(Vec::len).sum();
+            if all + known.len() > usize::from(u16::MAX) {
+                model[index].clear();
+                forgotten += 1;
+            } else {
+                model[index].extend(&known);
+            }
+            assert!((0..7).all(|index| tails.of(index) == &*model[index]), "step {step}");
+        }
+        assert!(forgotten > 2, "it was full {forgotten} times");
     }
 
     #[test]

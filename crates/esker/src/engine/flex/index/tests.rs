@@ -60,9 +60,13 @@ fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go()
     });
 }
 
+fn with_budget(index: Index, bytes: u64) -> Index {
+    Index { budget_bytes: bytes, allowed_bytes: AtomicU64::new(bytes), ..index }
+}
+
 #[test]
 fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
-    let index = Index { budget_bytes: 20 * interval(&[1]).memory_bytes(), ..found_at_open(60) };
+    let index = with_budget(found_at_open(60), 20 * interval(&[1]).memory_bytes());
     let pass = |key: u8| {
         let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
         index.keep(&[key], &[(stamp, interval(&[key]))], true);
@@ -90,7 +94,7 @@ fn who_looks_ahead_takes_what_has_as_many_pairs() {
 fn what_is_lent_is_used_and_given_back() {
     let index = found_at_open(200);
     let size = interval(&[1]).memory_bytes();
-    let index = Index { budget_bytes: 20 * size, ..index };
+    let index = with_budget(index, 20 * size);
     let keep_all = || {
         for key in 0..200 {
             let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
@@ -99,13 +103,16 @@ fn what_is_lent_is_used_and_given_back() {
     };
     keep_all();
     assert!(index.cached_bytes() <= 20 * size);
-    index.lend(100 * size);
+    index.allow(120 * size);
     keep_all();
     assert!((100 * size..=120 * size).contains(&index.cached_bytes()));
-    index.lend(0);
+    index.allow(20 * size);
     assert!(index.cached_bytes() <= 20 * size);
+    index.allow(0);
+    keep_all();
+    assert!((size..=5 * size).contains(&index.cached_bytes()), "a share stays");
     let none = Index::new(Vec::new(), 0);
-    none.lend(1 << 20);
+    none.allow(1 << 20);
     none.keep(b"", &[(none.place(None, false, Ahead::ONE).sizes[0].1, interval(b""))], false);
     assert_eq!(none.cached_bytes(), 0);
 }

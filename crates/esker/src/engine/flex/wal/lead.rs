@@ -197,6 +197,7 @@ impl Wal {
         let old = state.tail.generation;
         let table = make(old + 1, state.next_version);
         switch(&state.table, &table);
+        self.note_limits(&table);
         state.table = table;
         let previous_checksum = state.tail.previous_checksum;
         state.tail = Tail { generation: old + 1, previous_checksum, ..Tail::default() };
