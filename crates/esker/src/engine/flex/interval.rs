@@ -15,8 +15,12 @@ use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
+use esker_index::prefetch;
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+/// Bytes that begin to come before somebody goes through all.
+const FETCHED_BYTES: usize = 512;
 
 /// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -256,6 +260,13 @@ impl Interval {
             version: 0,
             content: esker_format::flex_db::Content::Delete,
         })
+    }
+
+    /// Starts to fetch where its pairs stand, and the first of them: the processor finds the others.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        prefetch::value(&*self.pairs);
+        prefetch::value(&self.bytes[..FETCHED_BYTES.min(self.bytes.len())]);
     }
 
     /// Its bytes, encoded.

@@ -63,6 +63,7 @@ struct Cursor {
 
 impl Cursor {
     fn new(intervals: Vec<Arc<Interval>>, version: u64, direction: Direction) -> Self {
+        intervals.iter().for_each(|interval| interval.prefetch());
         let mut cursor = Cursor {
             intervals: intervals.into_iter(),
             interval: None,

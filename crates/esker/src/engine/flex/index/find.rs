@@ -9,6 +9,7 @@ use super::row::Row;
 use super::tails::{self, Wanted};
 use super::{Index, LeafSums, Spot};
 use crate::engine::flex::interval::Interval;
+use esker_index::prefetch;
 use std::sync::Arc;
 
 /// What the committer wants to know of an interval.
@@ -160,15 +161,19 @@ impl Index {
             interval.touch_all();
             Some(Arc::clone(interval))
         };
+        // Each is waited for when it is touched, but for those that began to come before.
+        let fetch = |entry: &Entry| entry.cached.as_deref().map(prefetch::value);
         if reverse {
             let entries = leaf.entries[..=spot.index].iter().rev();
             let most = ahead.of(entries.clone());
+            entries.clone().take(most).map_while(fetch).for_each(drop);
             let found: Vec<_> = entries.take(most).map_while(touched).collect();
             let end = found.len().checked_sub(1).map(|behind| leaf.anchor(spot.index - behind));
             (found, end)
         } else {
             let entries = leaf.entries[spot.index..].iter();
             let most = ahead.of(entries.clone());
+            entries.clone().take(most).map_while(fetch).for_each(drop);
             let found: Vec<_> = entries.take(most).map_while(touched).collect();
             let last = Spot { index: (spot.index + found.len()).saturating_sub(1), ..spot };
             (found, upper(&row, &leaf, last))
