@@ -225,7 +225,8 @@ pub struct FlexOptions {
     /// the moment is for these, too. Default 256 MiB.
     pub cache_size_bytes: u64,
     /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk. At most a
-    /// 64th of the store's capacity, or 256 KiB. Default 64 MiB.
+    /// 64th of the store's capacity, or 256 KiB. What the cache does not use of its memory is for tables: while little is
+    /// read they grow up to twice as large, each to an eighth of what is stored. Default 64 MiB.
     pub memtable_size_bytes: u64,
     /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). Default 16 pairs and
     /// 4 KiB: an interval is read and cached as a whole, so longer values are better off in shorter ones than the
