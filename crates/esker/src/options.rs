@@ -224,7 +224,7 @@ pub struct FlexOptions {
     /// DRAM for intervals and single pairs that were read, in bytes; 0: none. What tables of writes do not use of theirs at
     /// the moment is for these, too. Default 256 MiB.
     pub cache_size_bytes: u64,
-    /// DRAM of a table of writes, in bytes; there are two, and their logs take up to half as much again on disk. At most a
+    /// DRAM of a table of writes, in bytes; there are two, and each log takes what its table does on disk, and half of this. At most a
     /// 64th of the store's capacity, or 256 KiB. What the cache does not use of its memory is for tables: while little is
     /// read they grow up to twice as large, each to an eighth of what is stored. Default 64 MiB.
     pub memtable_size_bytes: u64,

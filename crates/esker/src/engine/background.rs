@@ -1,7 +1,7 @@
-//! The one thread that a store has of its own: how it waits, is woken and ends. What it does is the engine's.
+//! A thread that a store has of its own: how it waits, is woken and ends. What it does is the engine's.
 //!
 //! # Concurrency
-//! One thread a store. Its rounds should hold no reference to the store but while they run, so that a dropped store
+//! One thread each. Its rounds should hold no reference to the store but while they run, so that a dropped store
 //! ends it.
 
 use esker_base::{Error, Result};

@@ -129,27 +129,26 @@ impl Inner {
         (offset, length): (u64, u64),
         records: impl FnOnce(&[Piece]) -> Vec<Record>,
     ) -> Result<()> {
-        let done = self
-            .prepare(writer, data, (offset, length))?
-            .and_then(|()| self.place(writer, data))
-            .and_then(|pieces| self.apply_all(writer, &records(&pieces)));
+        self.prepare(writer, data, (offset, length))?;
+        let done =
+            self.place(writer, data).and_then(|pieces| self.apply_all(writer, &records(&pieces)));
         self.fail_on(done)
     }
 
-    /// Sees to it that nodes of a range are there, and room for `data`. An error of the first kind refuses this operation only; one of
-    /// the second kind fails the space.
+    /// Sees to it that nodes of a range are there, and room for `data`.
     fn prepare(
         &self,
         writer: &mut Writer,
         data: &[u8],
         (offset, length): (u64, u64),
-    ) -> Result<Result<()>> {
+    ) -> Result<()> {
         // Nodes first: one that cannot be read refuses this operation only.
         self.load_range(offset, length)?;
-        Ok(self
+        let done = self
             .commit_if_due(writer)
             .and_then(|()| self.make_room(writer, data.len() as u64))
-            .and_then(|()| self.load_range(offset, length)))
+            .and_then(|()| self.load_range(offset, length));
+        self.fail_on(done)
     }
 
     pub(super) fn splice(
@@ -173,11 +172,10 @@ impl Inner {
             return Err(Error::invalid(OPERATION, format!("the space ends at {size}")));
         }
         Inner::check_size(OPERATION, size.checked_add(data.len() as u64))?;
-        let ready = match is_there {
-            true => Ok(()),
-            false => self.prepare(&mut writer, data, (offset, remove))?,
-        };
-        let done = ready.and_then(|()| {
+        if !is_there {
+            self.prepare(&mut writer, data, (offset, remove))?;
+        }
+        let mut place_and_apply = || {
             let mut records = Vec::with_capacity(4);
             if remove > 0 {
                 records.push(Record::Collapse { offset, length: remove });
@@ -196,7 +194,8 @@ impl Inner {
                 }
             }
             self.apply_with(&mut writer, &records, publish)
-        });
+        };
+        let done = place_and_apply();
         self.fail_on(done)
     }
 

@@ -1,6 +1,6 @@
 //! Pace: how writers and the committer go together.
 //!
-//! A table may grow by half while the one before it is on its way to the space; then its log is full, and writers wait until it is there.
+//! A table may grow by half of what the options say while the one before it is on its way to the space; then its log is full, and writers wait until it is there.
 //! So that they do not all wait for the whole of a commit, each is held back for a moment while the part of that half that is in
 //! use is more than the part of the sealed table that is in the space.
 //!
