@@ -34,10 +34,11 @@ use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 const CMD_PREAD: u16 = 0;
+const CMD_PWRITE: u16 = 1;
 const CMD_FDSYNC: u16 = 3;
 const CMD_POLL: u16 = 5;
-const CMD_PREADV: u16 = 7;
-const CMD_PWRITEV: u16 = 8;
+/// So far behind the two for one buffer are those for several.
+const CMD_VECTORS: u16 = 7;
 const RING_MAGIC: u32 = 0xa10a_10a1;
 /// `data` of the poll request on the epoll descriptor; tasks have smaller numbers.
 const DATA_EPOLL: u64 = u64::MAX;
@@ -155,22 +156,31 @@ impl Aio {
     /// Takes a request; `fdatasync` too, which the kernel runs on a thread of its own.
     pub(crate) fn submit_io(&mut self, task: u32, request: IoRequest) -> Option<IoRequest> {
         let (opcode, rw_flags) = match request.kind {
-            IoKind::Read => (CMD_PREADV, 0),
-            IoKind::Write { durable: false } => (CMD_PWRITEV, 0),
-            IoKind::Write { durable: true } => (CMD_PWRITEV, libc::RWF_DSYNC),
+            IoKind::Read => (CMD_PREAD, 0),
+            IoKind::Write { durable: false } => (CMD_PWRITE, 0),
+            IoKind::Write { durable: true } => (CMD_PWRITE, libc::RWF_DSYNC),
             IoKind::SyncData => (CMD_FDSYNC, 0),
             IoKind::Send { .. } => return Some(request),
         };
         let Ok(offset) = i64::try_from(request.offset) else { return Some(request) };
-        let is_sync = request.kind == IoKind::SyncData;
+        let (opcode, buffer, bytes) = match (request.kind, request.vector_count) {
+            (IoKind::SyncData, _) => (opcode, 0, 0),
+            // The kernel need not look for the vector then.
+            (_, 1) => {
+                // SAFETY: a request with one vector points to it (S1).
+                let vector = unsafe { &*request.vectors };
+                (opcode, vector.iov_base as u64, vector.iov_len as u64)
+            }
+            (_, count) => (opcode + CMD_VECTORS, request.vectors as u64, u64::from(count)),
+        };
         self.unsubmitted.push(Request {
             data: u64::from(task),
             rw_flags: u32::try_from(rw_flags).unwrap_or(0),
             opcode,
             fd: u32::try_from(request.fd).unwrap_or(u32::MAX),
-            buffer: if is_sync { 0 } else { request.vectors as u64 },
-            bytes: if is_sync { 0 } else { u64::from(request.vector_count) },
-            offset: if is_sync { 0 } else { offset },
+            buffer,
+            bytes,
+            offset: if request.kind == IoKind::SyncData { 0 } else { offset },
             ..Request::default()
         });
         None
