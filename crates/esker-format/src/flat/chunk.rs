@@ -26,7 +26,8 @@ pub(crate) struct RawChunk {
     pub(crate) number: U32,
     pub(crate) lines: U32,
     pub(crate) chunks: U32,
-    pub(crate) reserved: [u8; 24],
+    pub(crate) next_version: U64,
+    pub(crate) reserved: [u8; 16],
 }
 
 const _: () = assert!(size_of::<RawChunk>() == CHUNK_HEADER_SIZE);
@@ -65,6 +66,8 @@ pub struct ChunkHeader {
     pub lines: u32,
     /// Large: chunks of the record; images: number of the part.
     pub chunks: u32,
+    /// All versions that had been given out when the header was written are lower; 0 in headers of builds that did not tell.
+    pub next_version: u64,
 }
 
 impl ChunkHeader {
@@ -81,7 +84,8 @@ impl ChunkHeader {
             number: self.number.into(),
             lines: self.lines.into(),
             chunks: self.chunks.into(),
-            reserved: [0; 24],
+            next_version: self.next_version.into(),
+            reserved: [0; 16],
         };
         raw.checksum = bound(&store_id.0, u64::from(self.number), raw.as_bytes()).into();
         let mut bytes = [0; CHUNK_HEADER_SIZE];
@@ -128,6 +132,7 @@ impl ChunkHeader {
             number,
             lines: raw.lines.get(),
             chunks: raw.chunks.get(),
+            next_version: raw.next_version.get(),
         })
     }
 

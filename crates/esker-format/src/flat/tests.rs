@@ -23,7 +23,7 @@ fn the_normative_page_has_the_tables_of_the_code() {
         reserved "zeros");
     let clear = table!(RawClear: generation "u64", version "u64", checksum "u32", reserved "zeros");
     let chunk = table!(RawChunk: magic "ESKC", checksum "u32", epoch "u64", born "u64", kind "u16",
-        owner "u16", number "u32", lines "u32", chunks "u32", reserved "zeros");
+        owner "u16", number "u32", lines "u32", chunks "u32", next_version "u64", reserved "zeros");
     let batch = table!(RawBatch: checksum "u32", shape "u32", base_version "u64");
     let record = table!(RawRecord: checksum "u32", key_length "u32", value_length "u64");
     let image = table!(RawImage: magic "ESKI", checksum "u32", session "u64", part "u32",
@@ -189,6 +189,7 @@ fn every_flipped_bit_of_headers_and_words_is_noticed() {
         number: 3,
         lines: 5,
         chunks: 0,
+        next_version: 9000,
     };
     let clear = Clear { generation: 4, version: 1000 };
     assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));

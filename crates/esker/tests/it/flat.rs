@@ -2,6 +2,7 @@
 
 use crate::support::{Bed, ENGINES};
 use esker::{Batch, Direction, EngineKind, ErrorKind, Options, Store};
+use esker_base::rng::Rng;
 use esker_media::sim::{SimPm, SimPmOptions};
 use esker_trt::{Config, Runtime};
 use std::collections::BTreeMap;
@@ -212,6 +213,39 @@ fn a_store_is_the_same_after_a_clean_stop_and_after_a_crash() {
             assert_eq!(store.stats().items, stats.items);
             assert!(store.check().unwrap().is_sound());
         }
+    }
+}
+
+#[test]
+fn no_version_comes_again_although_nothing_is_left_of_what_had_it() {
+    for engine in ENGINES {
+        let bed = Bed::new(engine, 15);
+        let options = bed.options(15);
+        let mut rng = Rng::from_seed(15);
+        let mut last = 0;
+        for round in 0..40 {
+            let store = bed.open(&options).unwrap();
+            let found = store.stats().last_version.0;
+            assert!(found >= last, "{engine}, round {round}: {found} after {last}");
+            // Every other time only what was there before is cleaned.
+            for _ in 0..rng.below(150) * (round % 2) {
+                let size = if rng.chance(1, 9) { 700 } else { 20 };
+                let version = store.put(&rng.below(30).to_le_bytes(), &vec![1; size]).unwrap();
+                last = last.max(version.0);
+            }
+            for number in 0..30_u64 {
+                if round % 2 == 1 {
+                    store.delete(&number.to_le_bytes()).unwrap();
+                }
+            }
+            if round % 8 == 1 {
+                store.clear().unwrap();
+            }
+            last = last.max(store.stats().last_version.0);
+            while store.clean(4).unwrap() > 0 && rng.chance(15, 16) {}
+            store.forget();
+        }
+        assert!(last > 1000, "{engine}");
     }
 }
 

@@ -90,7 +90,8 @@ fn a_backup_beside_writers_is_all_that_was_written_up_to_its_version() {
             assert_eq!(restored.engine(), engine);
             assert!(held(&restored) == expected, "{engine}, up to {:?}", report.last_version);
             assert!(restored.check().unwrap().is_sound());
-            restored.put(b"goes on", b"v").unwrap();
+            let version = restored.put(b"goes on", b"v").unwrap();
+            assert!(version > report.last_version, "{engine}");
         }
     }
 }

@@ -10,6 +10,7 @@ use esker_base::rng::Rng;
 use esker_base::{Error, Site, SiteKind};
 use esker_media::sim::{Image, Initial, SimArchive, SimPm, SimPmOptions};
 use esker_media::{Pmem, PmemCounters};
+use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -363,10 +364,53 @@ fn a_store_whose_file_lost_its_end_says_so_in_every_way_and_to_the_last() {
     std::fs::write(folder.path().join("flat.esker"), [0; 4096]).unwrap();
     let mut refused = Vec::new();
     for _ in 0..2 {
-        refused.push(store.put(b"after", &[1; 3000]).unwrap_err().kind());
+        refused.push(store.put(b"after", &[1; 30]).unwrap_err().kind());
     }
     assert_eq!(refused, [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly]);
     assert_eq!(store.get(b"before").unwrap_err().kind(), ErrorKind::Corrupted);
     assert!(store.stats().read_only.is_some());
     assert_eq!(store.close().unwrap_err().kind(), ErrorKind::ReadOnly);
+}
+
+#[test]
+fn a_free_chunk_whose_memory_went_bad_is_left_alone_and_the_store_goes_on() {
+    const SIZE: u64 = 64 << 20;
+    const LEFT: u64 = SIZE / 2 + 3 * 4096;
+    for engine in KINDS {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(engine);
+        options.pmem_emulate = true;
+        options.size_bytes = SIZE;
+        let store = Store::open(&options).unwrap();
+        let value = |number: u64| vec![number as u8; 5000];
+        let put = |number: u64| store.put(&number.to_le_bytes(), &value(number));
+        assert!((0..100).all(|number| put(number).is_ok()));
+        // Behind what is in use: half of the chunks, and most of one more.
+        let path = folder.path().join("flat.esker");
+        let file = rustix::fs::open(path, OFlags::WRONLY, Mode::empty()).unwrap();
+        rustix::fs::ftruncate(file, LEFT).unwrap();
+        let error = (100..SIZE / 5000).find_map(|number| put(number).err()).unwrap();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        assert!(error.to_string().contains("chunks have bad memory"), "{error}");
+        assert_eq!(store.stats().read_only, None);
+        let items = store.stats().items;
+        assert!(items * 5000 > LEFT * 7 / 10, "{items} items: what is good is used");
+        // A value of several chunks finds no row there, either.
+        let large = store.put(b"large", &vec![1; 20 << 20]).unwrap_err();
+        assert_eq!(large.kind(), ErrorKind::NoSpace, "{large}");
+        for number in 0..items {
+            let found = store.get(&number.to_le_bytes()).unwrap();
+            assert_eq!(found.as_deref(), Some(&value(number)[..]), "{number}");
+        }
+        let report = store.check().unwrap();
+        assert!(!report.problems.is_empty());
+        assert!(
+            report.problems.iter().all(|problem| problem.contains("free, is bad")),
+            "{report:?}"
+        );
+        assert!((0..items).all(|number| store.delete(&number.to_le_bytes()).unwrap()));
+        assert!((0..100).all(|number| put(number).is_ok()));
+        store.close().unwrap();
+    }
 }

@@ -34,7 +34,16 @@ impl Flat {
                 Use::OpenLog | Use::Log => ChunkKind::Log,
                 Use::Blocks => ChunkKind::Blocks,
                 Use::Large => ChunkKind::Large,
-                Use::Free | Use::Tail | Use::Other => continue,
+                Use::Free | Use::Bad => {
+                    // It may be taken meanwhile, which does not matter.
+                    if self.probe(number)? {
+                        report.problem(format!(
+                            "the memory of chunk {number}, which is free, is bad"
+                        ));
+                    }
+                    continue;
+                }
+                Use::Tail | Use::Other => continue,
             };
             let header = read_header(&*self.memory, &self.layout, number)?;
             // Blocks may be freed while we look.

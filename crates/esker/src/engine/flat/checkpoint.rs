@@ -121,7 +121,7 @@ impl<'a> Writer<'a> {
 
     fn write(&mut self, parts: u32) -> Result<bool> {
         let flat = self.flat;
-        let Some(number) = flat.chunks.take(1, self.whom) else { return Ok(false) };
+        let Some(number) = flat.take_free(1, self.whom)? else { return Ok(false) };
         let part = u32::try_from(self.chunks.len()).unwrap_or(0);
         self.chunks.push(number);
         let header = ChunkHeader {
@@ -132,6 +132,7 @@ impl<'a> Writer<'a> {
             number,
             lines: 0,
             chunks: part,
+            next_version: flat.versions.next(),
         };
         flat.chunks.begin(&*flat.memory, header)?;
         let header = ImageHeader {
@@ -189,7 +190,7 @@ impl Flat {
                 Use::Log => (state(tail, entries - dead), None),
                 Use::Large => (state(0, chunk.live.load(Ordering::Relaxed)), None),
                 Use::Blocks => (state(0, chunk.live.load(Ordering::Relaxed)), chunk.bits.get()),
-                Use::Free | Use::Tail | Use::Other => continue,
+                Use::Free | Use::Tail | Use::Other | Use::Bad => continue,
             };
             let words = bits.map_or(0, |bits| bits.len());
             if !writer.room_for(ImageKind::Chunks, CHUNK_STATE_SIZE + 8 * words)? {

@@ -7,7 +7,8 @@
 //!   word up, notes the generation, finds that no chunk had been taken since before the lookup, and after reading finds the generation
 //!   as it was, has read what the word is about ([`Since`]): a generation that is new already shows that a chunk was taken.
 //! - K3: an epoch is used once: it begins with the number of the session.
-//! - K4: the last free chunks are kept for the cleaners, one for each and some more, those before for deletes.
+//! - K4: a header tells a version above all that were given out before: entries may go, and no version comes again.
+//! - K5: the last free chunks are kept for the cleaners, one for each and some more, those before for deletes.
 //!
 //! # Concurrency
 //! Counters are atomic; one short lock guards the free ones.
@@ -67,6 +68,8 @@ pub(super) enum Use {
     Tail = 5,
     /// The root, and what the image of a clean stop takes until it is loaded.
     Other = 6,
+    /// Free, but its memory is bad ([`probe`](super::probe)).
+    Bad = 7,
 }
 
 /// A chunk. On a line of its own.
@@ -134,6 +137,7 @@ impl Chunk {
             3 => Use::Blocks,
             4 => Use::Large,
             5 => Use::Tail,
+            7 => Use::Bad,
             _ => Use::Other,
         }
     }
@@ -329,7 +333,7 @@ impl Chunks {
         chunks
     }
 
-    /// Free chunks that are left alone by whoever takes one for this (K4).
+    /// Free chunks that are left alone by whoever takes one for this (K5).
     pub(super) fn kept(&self, whom: For) -> usize {
         match whom {
             For::Puts => KEPT_FOR_DELETES + self.cleaners,
@@ -510,7 +514,7 @@ impl Chunks {
     }
 
     /// Takes the content of a chunk, or of a large record's chunks, away, durably, and frees them.
-    pub(super) fn release(&self, memory: &dyn Pmem, number: u32) -> Result<()> {
+    pub(super) fn release(&self, memory: &dyn Pmem, number: u32, next_version: u64) -> Result<()> {
         let Some(chunk) = self.get(number) else { return Ok(()) };
         let count = match chunk.usage() {
             Use::Large => chunk.lines.load(Ordering::Relaxed).max(1),
@@ -527,6 +531,7 @@ impl Chunks {
                 number,
                 lines: 0,
                 chunks: 0,
+                next_version,
             };
             self.write_header(memory, &header)?;
         }

@@ -379,7 +379,7 @@ impl Flat {
             return Ok(());
         }
         // PERSIST: whatever counted stands elsewhere, durably.
-        let released = self.chunks.release(&*self.memory, number);
+        let released = self.chunks.release(&*self.memory, number, self.versions.next());
         released.map_err(|error| self.poison(&error))?;
         cleaner.damaged.remove(&number);
         // C4.

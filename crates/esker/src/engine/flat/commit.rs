@@ -400,6 +400,7 @@ impl Flat {
             number: chunk,
             lines: 0,
             chunks: 0,
+            next_version: self.versions.next(),
         };
         self.chunks.begin(&*self.memory, header)?;
         if let Some(state) = self.chunks.get(chunk) {
@@ -428,7 +429,7 @@ impl Flat {
     /// Takes free chunks for somebody of this core; makes room first if there are too few.
     pub(super) fn take_chunks(&self, core: usize, count: usize, whom: For) -> Result<u32> {
         loop {
-            if let Some(first) = self.chunks.take(count, whom) {
+            if let Some(first) = self.take_free(count, whom)? {
                 if self.chunks.free_count() < self.reserve().1 {
                     self.wake_background();
                 }
@@ -440,7 +441,12 @@ impl Flat {
                 return Ok(first);
             }
             if !self.make_room(core, count, whom)? {
-                let words = "the store is full; deletes go on";
+                let words = match self.bad_chunks() {
+                    0 => "the store is full; deletes go on".to_owned(),
+                    bad => {
+                        format!("the store is full, {bad} chunks have bad memory; deletes go on")
+                    }
+                };
                 return Err(Error::new(ErrorKind::NoSpace, "write").context(words));
             }
         }

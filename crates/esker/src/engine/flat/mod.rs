@@ -39,6 +39,7 @@ mod moves;
 mod pack;
 mod periodic;
 mod place;
+mod probe;
 mod read;
 mod recover;
 mod replay;
@@ -321,7 +322,7 @@ impl Flat {
                 Use::Large => {
                     u64::from(chunk.lines.load(Ordering::Relaxed)) * self.layout.chunk_size
                 }
-                Use::Free | Use::Tail | Use::Other => 0,
+                Use::Free | Use::Tail | Use::Other | Use::Bad => 0,
             })
             .sum()
     }

@@ -351,7 +351,7 @@ impl Flat {
         if let Some((full, tail)) = cleaner.log.open.take() {
             self.seal(full, tail)?;
         }
-        let Some(next) = self.chunks.take(1, For::Cleaner) else {
+        let Some(next) = self.take_free(1, For::Cleaner)? else {
             let words = "the cleaner has no free chunk";
             return Err(Error::new(ErrorKind::NoSpace, "clean").context(words));
         };

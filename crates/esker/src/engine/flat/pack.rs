@@ -287,7 +287,7 @@ impl Flat {
         if found.is_none()
             && takes_chunks
             && self.chunks.free_count() > self.cleaners.count()
-            && let Some(chunk) = self.chunks.take(1, For::Cleaner)
+            && let Some(chunk) = self.take_free(1, For::Cleaner)?
         {
             self.begin_blocks(chunk, 0, lines)?;
             found = place();

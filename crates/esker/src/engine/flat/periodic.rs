@@ -141,7 +141,7 @@ impl Flat {
 
     fn release_all(&self, chunks: &[u32]) -> Result<()> {
         for number in chunks {
-            let released = self.chunks.release(&*self.memory, *number);
+            let released = self.chunks.release(&*self.memory, *number, self.versions.next());
             released.map_err(|error| self.poison(&error))?;
         }
         Ok(())

@@ -202,6 +202,7 @@ impl Flat {
             number,
             lines: u32::try_from(lines).unwrap_or(0),
             chunks,
+            next_version: self.versions.next(),
         };
         self.chunks.begin(&*self.memory, header).map_err(|error| self.poison(&error))
     }
@@ -424,7 +425,7 @@ impl Flat {
     /// Frees a chunk that nothing points into. If that fails the store is read-only.
     fn release_chunk(&self, number: u32) {
         if self.refuse().is_ok()
-            && let Err(error) = self.chunks.release(&*self.memory, number)
+            && let Err(error) = self.chunks.release(&*self.memory, number, self.versions.next())
         {
             self.poison(&error);
         }

@@ -107,6 +107,7 @@ fn format(
             number,
             lines: 0,
             chunks: 0,
+            next_version: 0,
         };
         let bytes = header.encode(&layout.store_id);
         let start = layout.start_of(number);
@@ -248,6 +249,7 @@ impl Flat {
     pub(super) fn recover(&self, root: &Root, options: &Options, images: bool) -> Result<bool> {
         self.session.store(root.session.number, Ordering::Relaxed);
         for header in &root.headers {
+            self.versions.raise(header.next_version);
             if let Some(chunk) = self.chunks.get(header.number) {
                 chunk.adopt(header, &self.layout);
             }
@@ -344,7 +346,9 @@ impl Flat {
                 // Their headers do not matter until they are written anew.
                 ChunkKind::Blocks if !used => self.chunks.add_free(header.number),
                 ChunkKind::Blocks => self.list_found(header.number),
-                ChunkKind::Large if !used => self.chunks.release(&*self.memory, header.number)?,
+                ChunkKind::Large if !used => {
+                    self.chunks.release(&*self.memory, header.number, self.versions.next())?;
+                }
                 ChunkKind::Log if chunk.is_dead() && chunk.usage() == Use::Log => {
                     self.clean_chunk(&mut self.cleaner_of_log(header.number), header.number)?;
                 }

@@ -105,7 +105,7 @@ impl Target<'_> {
         self.write_zeros(start + entry.length_bytes, start + self.layout.chunk_size)
     }
 
-    fn write_free(&self, number: u32) -> Result<()> {
+    fn write_free(&self, number: u32, next_version: u64) -> Result<()> {
         let header = ChunkHeader {
             epoch: 0,
             born: 0,
@@ -114,6 +114,7 @@ impl Target<'_> {
             number,
             lines: 0,
             chunks: 0,
+            next_version,
         };
         let bytes = header.encode(&self.layout.store_id);
         let start = self.layout.start_of(number);
@@ -162,7 +163,7 @@ pub(crate) fn restore(
     let mut session = 0;
     for number in 1..superblock.chunk_count {
         let Some(entry) = named.next_if(|entry| entry.id.0 == number) else {
-            target.write_free(number)?;
+            target.write_free(number, backup.manifest.next_version.0)?;
             continue;
         };
         progress.report(report.segments, entries.len() as u64);

@@ -24,7 +24,7 @@ impl Flat {
     pub(super) fn make_row(&self, count: usize, whom: For) -> Result<Option<u32>> {
         let _row = self.row.lock();
         // Others may have made room.
-        if let Some(first) = self.chunks.take(count, whom) {
+        if let Some(first) = self.take_free(count, whom)? {
             return Ok(Some(first));
         }
         let spare = SPARE + self.cleaners.count();
@@ -45,7 +45,7 @@ impl Flat {
                 row.for_each(|number| self.chunks.add_free(number));
                 Err(error)
             }
-            _ => Ok(taken),
+            _ => taken.map_or(Ok(None), |first| self.keep_good(first, count)),
         }
     }
 
@@ -77,7 +77,7 @@ impl Flat {
                 let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
                 Some(Moved { bytes: entries * lines * LINE as u64, entries })
             }
-            Use::Log | Use::OpenLog | Use::Large | Use::Tail | Use::Other => None,
+            Use::Log | Use::OpenLog | Use::Large | Use::Tail | Use::Other | Use::Bad => None,
         }
     }
 

@@ -44,7 +44,7 @@ impl Versions {
 
     /// Brings all clocks to the time of the latest one, which is returned (N2).
     pub(super) fn meet(&self) -> u64 {
-        let latest = self.0.iter().map(|clock| clock.load(Ordering::SeqCst)).max().unwrap_or(1);
+        let latest = self.next();
         self.raise(latest);
         latest
     }
@@ -62,10 +62,14 @@ impl Versions {
         clocks.fold(0, u64::wrapping_add)
     }
 
+    /// Higher than all that was given.
+    pub(super) fn next(&self) -> u64 {
+        self.0.iter().map(|clock| clock.load(Ordering::SeqCst)).max().unwrap_or(1)
+    }
+
     /// The highest version that was given.
     pub(super) fn last(&self) -> Version {
-        let next = self.0.iter().map(|clock| clock.load(Ordering::Relaxed)).max();
-        Version(next.unwrap_or(1).saturating_sub(1))
+        Version(self.next().saturating_sub(1))
     }
 }
 
