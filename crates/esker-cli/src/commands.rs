@@ -5,6 +5,7 @@ use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::remote;
 use crate::store::{open, open_as_made, options_at, options_of};
+use esker::ErrorKind;
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
@@ -101,7 +102,16 @@ pub(crate) fn check(data: &Data, repair: bool) -> Result<Done, Failure> {
 }
 
 fn mend(data: &Data) -> Result<(), Failure> {
-    let report = esker::repair(&options_at(&data.paths))?;
+    let mut options = options_at(&data.paths);
+    let report = match esker::repair(&options) {
+        // As for a command that opens a store that is there.
+        Err(error) if error.kind() == ErrorKind::Unsupported => {
+            options.pmem_emulate = true;
+            esker::repair(&options)
+        }
+        repaired => repaired,
+    };
+    let report = report?;
     let mut output = std::io::stdout().lock();
     let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
     if report.damaged_segments > 0 {

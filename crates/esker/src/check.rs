@@ -2,9 +2,10 @@
 
 use crate::devices;
 use crate::engine::depot::repair::repair as repair_depot;
+use crate::engine::flat::repair::repair as repair_flat;
 use crate::options::{EngineKind, Options};
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::BlockDevice;
+use esker_media::{BlockDevice, Pmem};
 use std::sync::Arc;
 
 /// Makes a sound store of a damaged one that nobody has open: segments with damage are emptied of what
@@ -15,24 +16,32 @@ use std::sync::Arc;
 /// deleted there may show an older value: restore a backup if that matters.
 ///
 /// # Errors
-/// `Unsupported` if the store is not of engine `depot`, `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
+/// `Unsupported` if the store is of engine `flex`, `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
 /// `UnsupportedFormat`, `Io`. What was not repaired yet is as it was.
 pub fn repair(options: &Options) -> Result<RepairReport> {
-    if let Some(kind) = options.engine_there()
-        && kind != EngineKind::Depot
-    {
-        let kind = kind.name_of_files();
-        let words = format!("a store of {kind} cannot be repaired, but restored from a backup");
-        return Err(Error::new(ErrorKind::Unsupported, "repair store").context(words));
-    }
     let options = Options { create: false, format: false, ..options.clone() };
-    repair_depot(devices::open(&options, None)?, &options)
+    match options.engine_there() {
+        Some(EngineKind::FlatCceh | EngineKind::FlatMasstree) => {
+            repair_flat(&devices::open_memory(&options)?, &options)
+        }
+        Some(EngineKind::Flex) => {
+            let words = "a store of flex cannot be repaired, but restored from a backup";
+            Err(Error::new(ErrorKind::Unsupported, "repair store").context(words))
+        }
+        _ => repair_depot(devices::open(&options, None)?, &options),
+    }
 }
 
 /// As [`repair`], on a device that the caller opened.
 #[doc(hidden)]
 pub fn repair_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
     repair_depot(device, options)
+}
+
+/// As [`repair`], of a store of `flat` in memory that the caller opened.
+#[doc(hidden)]
+pub fn repair_on_memory(memory: &Arc<dyn Pmem>, options: &Options) -> Result<RepairReport> {
+    repair_flat(memory, options)
 }
 
 /// Result of [`Store::check`](crate::Store::check).

@@ -17,9 +17,9 @@ pub use backup::{BackupReport, RestoreReport, restore};
 #[doc(hidden)]
 pub use backup::{restore_flex_on, restore_on, restore_on_memory};
 pub use batch::Batch;
-#[doc(hidden)]
-pub use check::repair_on;
 pub use check::{CheckReport, RepairReport, repair};
+#[doc(hidden)]
+pub use check::{repair_on, repair_on_memory};
 pub use engine::flat::batching::Batching;
 #[doc(hidden)]
 pub use engine::flex::FlexFiles;

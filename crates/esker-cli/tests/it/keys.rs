@@ -170,6 +170,30 @@ fn check_finds_damage_and_repairs_it() {
 }
 
 #[test]
+fn check_repairs_a_store_of_flat_that_no_command_opens() {
+    let scratch = Scratch::new();
+    let new = ["--engine", "flat:masstree", "--pmem-emulate", "--size", "16MiB"];
+    scratch.run(&[&["put", "whole", "w"][..], &new].concat()).exits_with(0);
+    scratch.run(&["put", "damaged", "0123456789"]).exits_with(0);
+    let path = scratch.path("esker-data/flat.esker");
+    let mut bytes = std::fs::read(&path).expect("data file");
+    // The entry, and both headers of the second chunk, which is free or has an image.
+    let place = bytes.windows(10).position(|piece| piece == b"0123456789").expect("the value");
+    bytes[place] = b'x';
+    let number = bytes.windows(4).skip(1).rposition(|piece| piece == b"ESKC").expect("headers") + 1;
+    bytes[number] = b'x';
+    bytes[number - 64] = b'x';
+    std::fs::write(&path, bytes).expect("damage it");
+    let found = scratch.run(&["get", "whole"]).exits_with(3);
+    assert!(found.said.contains("header"), "{found:?}");
+    let text = scratch.run(&["check", "--repair"]).exits_with(0).text();
+    assert!(text.contains("hides what stood there") && text.contains("sound"), "{text}");
+    assert_eq!(scratch.run(&["get", "whole"]).exits_with(0).text(), "w");
+    scratch.run(&["get", "damaged"]).exits_with(1);
+    scratch.run(&["check"]).exits_with(0);
+}
+
+#[test]
 fn commands_that_read_make_no_store_of_what_is_blank() {
     let scratch = Scratch::new();
     std::fs::write(scratch.path("blank"), vec![0; 1 << 20]).expect("write");

@@ -22,6 +22,7 @@ mod faults;
 mod flat;
 mod flat_backup;
 mod flat_damage;
+mod flat_repair;
 mod flat_room;
 mod flat_threads;
 mod flex;

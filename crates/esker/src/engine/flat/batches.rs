@@ -75,14 +75,25 @@ impl<'b> Batches<'b> {
         Ok(Some(FoundBatch { header, offset, payload }))
     }
 
+    /// Passes over what is no batch, to the next whole one; false if there is none, and then everything stays.
+    pub(super) fn skip_damage(&mut self) -> bool {
+        let (offset, salt) = (self.offset, self.salt);
+        let next = (LINE..self.rest.len()).step_by(LINE).find(|at| {
+            let batch = self.rest.get_mut(*at..).unwrap_or_default();
+            // Of any length: what is none seldom has one that fits.
+            BatchHeader::decode(batch, salt, offset + *at as u64, || false).is_ok()
+        });
+        if let Some(at) = next {
+            let rest = std::mem::take(&mut self.rest);
+            self.rest = rest.get_mut(at..).unwrap_or_default();
+            self.offset += at as u64;
+        }
+        next.is_some()
+    }
+
     /// Where the next batch would begin.
     pub(super) fn offset(&self) -> u64 {
         self.offset
-    }
-
-    /// What stands from there on.
-    pub(super) fn rest(&mut self) -> &mut [u8] {
-        self.rest
     }
 
     /// Whether the end of the log was met.

@@ -378,6 +378,11 @@ impl Flat {
             }
             return Ok(());
         }
+        self.release_log(cleaner, number)
+    }
+
+    /// Frees a chunk of a log of which nothing counts.
+    pub(super) fn release_log(&self, cleaner: &mut Cleaner, number: u32) -> Result<()> {
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, number, self.versions.next());
         released.map_err(|error| self.poison(&error))?;

@@ -42,6 +42,7 @@ mod place;
 mod probe;
 mod read;
 mod recover;
+pub(crate) mod repair;
 mod replay;
 pub(crate) mod restore;
 mod row;
@@ -77,6 +78,7 @@ use parking_lot::Mutex;
 use periodic::Checkpoint;
 use place::CoreBlocks;
 use recover::Root;
+use repair::Damaged;
 use sizes::Sizes;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -148,6 +150,8 @@ pub(crate) struct Flat {
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
     versions: Versions,
+    /// What is damaged, while the store is open for a repair.
+    damaged: Option<Damaged>,
 }
 
 impl Flat {
@@ -165,7 +169,7 @@ impl Flat {
             Some(EngineKind::FlatMasstree) => Some(IndexKind::Masstree),
             _ => None,
         };
-        let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed))?;
+        let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed), false)?;
         let flat = Flat::empty(&memory, options, &root);
         let flat = match flat.recover(&root, options, true)? {
             true => flat,
@@ -248,6 +252,7 @@ impl Flat {
             failure: Mutex::new(None),
             state: Apart::default(),
             versions: Versions::new(cores),
+            damaged: None,
         }
     }
 

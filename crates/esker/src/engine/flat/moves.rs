@@ -106,7 +106,7 @@ impl Flat {
         let tail = usize::try_from(chunk.tail.load(Ordering::Acquire)).unwrap_or(0);
         buffer.clear();
         buffer.resize(tail, 0);
-        self.memory.read(self.layout.start_of(number), buffer)
+        self.read_of_log(number, self.layout.start_of(number), buffer)
     }
 
     /// The batches of a chunk whose bytes these are.
@@ -181,6 +181,10 @@ impl Flat {
             let batch = match batches.take_next() {
                 Ok(Some(batch)) => batch,
                 Ok(None) => break,
+                Err(_) if self.is_in_repair() => match batches.skip_damage() {
+                    true => continue,
+                    false => break,
+                },
                 Err(flaw) => {
                     let error = self.damage(flaw, batches.offset());
                     tracing::warn!(%error, "a chunk is left as it is");
@@ -188,7 +192,11 @@ impl Flat {
                 }
             };
             for found in batch.entries() {
-                let Ok(found) = found else { return Ok(false) };
+                let found = match found {
+                    Ok(found) => found,
+                    Err(_) if self.is_in_repair() => break,
+                    Err(_) => return Ok(false),
+                };
                 if !self.copy_entry(cleaner, moves, &found, victim)? {
                     return Ok(false);
                 }
@@ -209,7 +217,8 @@ impl Flat {
         let FoundEntry { entry, version, place } = found;
         let version = *version;
         let key = unless_damaged(self.key_of_entry(entry), "an entry and its chunk stay")?;
-        let Some(key) = key else { return Ok(false) };
+        // One whose key cannot be read is not in the index during a repair.
+        let Some(key) = key else { return Ok(self.is_in_repair()) };
         // That of an entry that was overtaken.
         let Some(key) = key else { return Ok(true) };
         let (hash, word, key) = (self.hasher.hash(&key), place.word(), key.into_owned());

@@ -36,6 +36,16 @@ pub(super) struct Root {
     pub(super) headers: Vec<ChunkHeader>,
     /// Copies of headers that do not say what counts: offset, and what counts.
     stale: Vec<(u64, ChunkHeader)>,
+    /// Chunks without a header: only a repair goes on with such.
+    pub(super) headless: Vec<u32>,
+}
+
+/// What the chunk headers say: see [`Root`].
+#[derive(Default)]
+struct Headers {
+    headers: Vec<ChunkHeader>,
+    stale: Vec<(u64, ChunkHeader)>,
+    headless: Vec<u32>,
 }
 
 pub(super) fn corrupted(memory: &dyn Pmem, words: String, offset: u64, length: u64) -> Error {
@@ -167,6 +177,7 @@ impl Root {
         options: &Options,
         index: Option<IndexKind>,
         rng: &mut Rng,
+        repairs: bool,
     ) -> Result<Root> {
         let found = match read_superblock(memory) {
             Ok(found) if !options.format => found,
@@ -193,7 +204,7 @@ impl Root {
         let size = u64::from(superblock.chunk_count).saturating_mul(superblock.chunk_size_bytes);
         Layout::check_size(size).map_err(|error| error.device(memory.name()))?;
         let layout = Layout::of(&superblock);
-        let (headers, stale) = Root::read_headers(memory, &layout)?;
+        let Headers { headers, stale, headless } = Root::read_headers(memory, &layout, repairs)?;
         let newest = headers.iter().map(|header| header.epoch >> EPOCH_BITS).max().unwrap_or(0);
         let word = memory.load_u64(SESSION_OFFSET)?;
         // A damaged word costs the image: the headers know the latest session that wrote.
@@ -209,18 +220,23 @@ impl Root {
                 clear = slot;
             }
         }
-        Ok(Root { superblock, session, clear, headers, stale })
+        Ok(Root { superblock, session, clear, headers, stale, headless })
     }
 
-    #[expect(clippy::type_complexity, reason = "headers, and copies that are stale")]
-    fn read_headers(
-        memory: &dyn Pmem,
-        layout: &Layout,
-    ) -> Result<(Vec<ChunkHeader>, Vec<(u64, ChunkHeader)>)> {
-        let (mut headers, mut stale) = (Vec::new(), Vec::new());
+    fn read_headers(memory: &dyn Pmem, layout: &Layout, repairs: bool) -> Result<Headers> {
+        let Headers { mut headers, mut stale, mut headless } = Headers::default();
         let mut number = 1;
         while number < layout.chunk_count {
-            let Some((header, other)) = read_header(memory, layout, number)? else {
+            let found = match read_header(memory, layout, number) {
+                Err(error) if error.kind() == ErrorKind::Corrupted && repairs => None,
+                found => found?,
+            };
+            if found.is_none() && repairs {
+                headless.push(number);
+                number += 1;
+                continue;
+            }
+            let Some((header, other)) = found else {
                 let words = format!("neither header of chunk {number} is whole");
                 return Err(corrupted(memory, words, layout.start_of(number), CHUNK_START));
             };
@@ -238,7 +254,7 @@ impl Root {
             );
             number += chunks;
         }
-        Ok((headers, stale))
+        Ok(Headers { headers, stale, headless })
     }
 }
 
@@ -260,6 +276,9 @@ impl Flat {
                     }
                 }
             }
+        }
+        for chunk in root.headless.iter().filter_map(|number| self.chunks.get(*number)) {
+            chunk.set_usage(Use::Bad);
         }
         let image = match root.session.clean && images {
             true => Image::find(&*self.memory, &self.layout, root)?,

@@ -21,7 +21,7 @@ use super::{Flat, sites};
 use crate::engine::Cursor;
 use crate::options::{Options, Progress};
 use esker_base::Result;
-use esker_format::flat::{BatchHeader, ChunkHeader, ChunkKind, EntryKey, LINE};
+use esker_format::flat::{ChunkHeader, ChunkKind, EntryKey, LINE};
 use esker_index::{Masstree, Word};
 use parking_lot::Mutex;
 use std::borrow::Cow;
@@ -166,15 +166,6 @@ impl<'r> FoundIn<'r> {
 /// Where entries are collected.
 type Collect<'r> = (&'r mut Runs, &'r Parts);
 
-/// Whether a whole batch stands behind the one at the start of `bytes`, at `start`, that is not: only the last one can be torn (L1).
-fn goes_on(bytes: &mut [u8], salt: u64, start: u64) -> bool {
-    (LINE..bytes.len()).step_by(LINE).any(|at| {
-        let batch = bytes.get_mut(at..).unwrap_or_default();
-        // Of any length: what is none seldom has one that fits.
-        BatchHeader::decode(batch, salt, start + at as u64, || false).is_ok()
-    })
-}
-
 impl Scan<'_> {
     /// Reads a chunk of a log; what it has is entered, or added to `runs`. Returns the bytes that were added.
     fn chunk(&self, number: u32, buffer: &mut Vec<u8>, runs: Option<Collect<'_>>) -> Result<usize> {
@@ -189,7 +180,7 @@ impl Scan<'_> {
         let end = loop {
             let to = size.min(at.saturating_add(piece));
             let bytes = buffer.get_mut(at..to).unwrap_or_default();
-            flat.memory.read(start + at as u64, bytes)?;
+            flat.read_of_log(number, start + at as u64, bytes)?;
             let mut batches = Batches::new(bytes, start + at as u64, salt);
             let mut group = Vec::with_capacity(GROUP);
             while let Ok(Some(batch)) = batches.take_next() {
@@ -202,11 +193,15 @@ impl Scan<'_> {
                 break end;
             }
             if to == size {
-                if goes_on(batches.rest(), salt, end) && !sites::COMMITTED_POINT.disabled() {
-                    let words = "a batch is damaged, and whole ones follow it".to_owned();
-                    return Err(corrupted(&*flat.memory, words, end, LINE as u64));
+                // Only the last one can be torn (L1).
+                if !batches.skip_damage() || sites::COMMITTED_POINT.disabled() {
+                    break end;
                 }
-                break end;
+                let words = "a batch is damaged, and whole ones follow it".to_owned();
+                flat.note_damaged_log(number, corrupted(&*flat.memory, words, end, LINE as u64))?;
+                at = usize::try_from(batches.offset() - start).unwrap_or(usize::MAX);
+                piece = PIECE_SIZE;
+                continue;
             }
             // What is no batch may go on behind the piece.
             let next = usize::try_from(end - start).unwrap_or(usize::MAX);
@@ -230,18 +225,31 @@ impl Scan<'_> {
     ) -> Result<()> {
         let flat = self.flat;
         for entry in batch.entries() {
-            let FoundEntry { entry, version, place } = entry.map_err(|flaw| {
-                corrupted(&*flat.memory, flaw.to_string(), batch.offset, LINE as u64)
-            })?;
+            let FoundEntry { entry, version, place } = match entry {
+                Ok(entry) => entry,
+                Err(flaw) => {
+                    let words = flaw.to_string();
+                    let error = corrupted(&*flat.memory, words, batch.offset, LINE as u64);
+                    return flat.note_damaged_log(found.chunk, error);
+                }
+            };
             found.oldest = found.oldest.min(version);
             found.newest = found.newest.max(version);
             found.count = found.count.saturating_add(1);
             if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                 continue;
             }
-            let Some(key) = flat.key_of_entry(&entry)? else {
+            let key = match flat.key_of_entry(&entry) {
+                Err(error) => {
+                    flat.note_damaged_log(found.chunk, error)?;
+                    continue;
+                }
+                Ok(key) => key,
+            };
+            let Some(key) = key else {
                 if let EntryKey::Record(hash) = entry.key {
                     self.learned.note_keyless(hash, version, place.offset);
+                    flat.note_keyless_in(hash, found.chunk);
                 }
                 continue;
             };
@@ -459,7 +467,7 @@ impl Flat {
         let has_records =
             |header: &ChunkHeader| matches!(header.kind, ChunkKind::Blocks | ChunkKind::Large);
         let keyless = std::mem::take(&mut *learned.keyless.lock());
-        if root.headers.iter().any(has_records) || !keyless.is_empty() {
+        if root.headers.iter().any(has_records) || !keyless.is_empty() || self.is_in_repair() {
             self.mark_records(&keyless)?;
             self.mark_twins(&scan.twins.lock());
         }
@@ -494,6 +502,7 @@ impl Flat {
             })?;
             if let Some(Some(line)) = seen
                 && !self.mark(line)
+                && !self.note_misplaced(word)
             {
                 let words = "an entry points at what is no record of its own".to_owned();
                 return Err(corrupted(&*self.memory, words, place.offset, LINE as u64));
@@ -517,8 +526,11 @@ impl Flat {
             }
         };
         self.in_parallel(self.threads, &work)?;
-        let left = keyless.values().filter(|keyless| !keyless.overtaken.load(Ordering::Relaxed));
-        match left.map(|keyless| keyless.offset).min() {
+        let left = keyless.iter().filter(|(_, keyless)| !keyless.overtaken.load(Ordering::Relaxed));
+        if self.note_keyless_damaged(left.clone().map(|(hash, _)| *hash)) {
+            return Ok(());
+        }
+        match left.map(|(_, keyless)| keyless.offset).min() {
             None => Ok(()),
             Some(offset) => {
                 let words = "the record of an entry has not its key".to_owned();
