@@ -380,3 +380,53 @@ impl Flex {
         self.tables().active.expired_bytes(now) > share
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::engine::flex::TABLE_GROWN;
+    use crate::options::{Durability, EngineKind, Options};
+    use crate::value::PutOptions;
+
+    #[test]
+    fn a_table_grows_while_nothing_is_kept_of_what_was_read_and_there_is_room() {
+        const TABLE: u64 = 256 << 10;
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 128 << 20;
+        options.durability = Durability::None;
+        options.flex.memtable_size_bytes = TABLE;
+        options.flex.cache_size_bytes = 4 * TABLE;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        assert_eq!(flex.next_table_bytes(), TABLE, "nothing is stored");
+        let key = |number: u32| format!("key {number:08}").into_bytes();
+        let keys = 40_000;
+        for number in 0..keys {
+            flex.put(&key(number), &[7; 100], PutOptions::default()).unwrap();
+        }
+        flex.commit_all().unwrap();
+        assert_eq!(flex.next_table_bytes(), TABLE_GROWN * TABLE);
+        assert_eq!(flex.tables().active.size_bytes, TABLE_GROWN * TABLE);
+        // What is read is kept, up to what the options say for it, and tables are as these say for them.
+        for number in (0..keys).chain(0..keys) {
+            flex.get(&key(number), &mut |_| Ok(())).unwrap();
+        }
+        let kept = flex.index.cached_bytes();
+        assert!(kept > 3 * TABLE, "{kept} bytes are kept");
+        let unused = (4 * TABLE).saturating_sub(kept);
+        assert_eq!(flex.next_table_bytes(), TABLE + unused / 2);
+        // A large value leaves little room.
+        let left = flex.stored_bytes_max() - flex.stored_bytes();
+        flex.put(
+            b"large",
+            &vec![1; usize::try_from(left * 8 / 10).unwrap()],
+            PutOptions::default(),
+        )
+        .unwrap();
+        assert!(flex.table_bytes_within_room() < left / 64);
+        flex.close().unwrap();
+    }
+}
