@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 /// Makes a sound store of a damaged one that nobody has open: segments with damage are emptied of what
 /// can be read, and records that cannot be read are forgotten, so that their keys are gone instead of
-/// answering errors. What was whole stays as it was, versions included. A sound store is only read.
+/// answering errors. What was whole stays as it was, versions included, but for values of `flat` in chunks whose headers are damaged,
+/// which are written anew. A sound store of `depot` is only read; one of `flat` is opened, and closed cleanly.
 ///
 /// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
 /// deleted there may show an older value: restore a backup if that matters.
