@@ -16,7 +16,7 @@ use super::chunks::{For, Use};
 use esker_base::{ErrorKind, Result};
 
 /// Bytes of a page, which is what the kernel gives up.
-const PAGE_SIZE_BYTES: usize = 4 << 10;
+pub(super) const PAGE_SIZE_BYTES: usize = 4 << 10;
 
 impl Flat {
     /// Takes `count` free chunks in a row whose memory is good; `None` if there are none that `whom` may have.

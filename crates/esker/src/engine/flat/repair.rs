@@ -1,9 +1,11 @@
 //! Repair: a damaged store becomes a sound one that holds all that can still be read.
 //!
-//! After a clean stop the image tells what the index had, entries of damaged batches included. Else the logs are read as after a crash, but over what is damaged: of a log all whole batches count. Then every value is read. The keys
-//! of those that are damaged are deleted, so that no older value of theirs comes back. What counts in logs with damage is copied
-//! elsewhere, as by the cleaner, versions included, and their chunks are freed. Chunks whose headers are damaged are freed as well:
-//! what stood in their logs is lost, but records that entries elsewhere point at are found by their own checksums, and written anew.
+//! After a clean stop the image tells what the index had, entries of damaged batches included. Else the logs are read as after a crash,
+//! but over what is damaged: of a log all whole batches count. Then every value is read. The keys of those that are damaged are deleted,
+//! so that no older value of theirs comes back. What counts in logs with damage is copied elsewhere, as by the cleaner, versions
+//! included, and their chunks are freed; whole entries of damaged batches are written anew. Chunks whose headers are damaged are freed
+//! as well: what stood in their logs is lost, but records that entries elsewhere point at are found by their own checksums, and written
+//! anew.
 //!
 //! What stood in a damaged batch, or in a log without a header, is not known by name. Keys that were written there, or deleted, may show
 //! an older value, or be gone.
@@ -18,6 +20,7 @@ use super::chunks::{Chunk, Since, Use};
 use super::index::Part;
 use super::layout::{Kind, Place};
 use super::moves::Victim;
+use super::probe::PAGE_SIZE_BYTES;
 use super::recover::Root;
 use super::{Flat, sites};
 use crate::check::RepairReport;
@@ -33,9 +36,6 @@ use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
-
-/// Bytes that are lost together where the medium cannot read them.
-const PAGE_SIZE_BYTES: usize = 4 << 10;
 
 /// What is damaged, as it is found.
 #[derive(Debug, Default)]
@@ -182,7 +182,7 @@ impl Flat {
             Ok(())
         })?;
         for met in found {
-            self.rescue(&met, is_doubtful, &mut report)?;
+            self.rescue(&met, true, &mut report)?;
         }
         for met in lost {
             report.records_lost += 1;
@@ -300,10 +300,14 @@ impl Flat {
         }
     }
 
-    /// Writes a value anew whose place is not known to be its own, or deletes its key. Nobody's place is freed.
-    fn rescue(&self, met: &Met, is_doubtful: bool, report: &mut RepairReport) -> Result<()> {
+    /// Writes a value anew, or deletes its key. The place of its record is free then, if that is its own.
+    fn rescue(&self, met: &Met, is_misplaced: bool, report: &mut RepairReport) -> Result<()> {
         let Met { hash, key, word } = met;
-        let value = self.read_met(met, is_doubtful)?;
+        let value = self.read_met(met, true)?;
+        let record = match self.record_of(*word, Since::HELD) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => None,
+            record => record?.flatten().filter(|_| !is_misplaced),
+        };
         if self.index.remove(*hash, key, *word) {
             self.let_go(*word, None);
         }
@@ -315,6 +319,7 @@ impl Flat {
             }
             None => drop(self.delete_key(key, Condition::Always)?),
         }
+        record.into_iter().for_each(|line| self.free_record(line));
         Ok(())
     }
 
@@ -337,7 +342,7 @@ impl Flat {
         })?;
         let live = u64::from(entries.saturating_sub(dead));
         report.records_moved += live.saturating_sub(left.len() as u64);
-        left.into_iter().try_for_each(|met| self.rescue(&met, true, report))?;
+        left.into_iter().try_for_each(|met| self.rescue(&met, false, report))?;
         self.blank(number)?;
         self.release_log(&mut self.cleaner_of_log(number), number)
     }
