@@ -8,13 +8,24 @@ use super::layout::Place;
 use super::recover::read_header;
 use crate::check::CheckReport;
 use crate::engine::Cursor;
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::{Action, CHUNK_START, ChunkKind, LINE, Stamp};
 use esker_index::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+
+/// What was read; `None` if it is damaged, which the report tells.
+fn told<T>(read: Result<T>, report: &mut CheckReport) -> Result<Option<T>> {
+    match read {
+        Err(error) if error.kind() == ErrorKind::Corrupted => {
+            report.problem(error.to_string());
+            Ok(None)
+        }
+        read => read.map(Some),
+    }
+}
 
 impl Flat {
     /// What is wrong with the log at an offset.
@@ -45,7 +56,10 @@ impl Flat {
                 }
                 Use::Tail | Use::Other => continue,
             };
-            let header = read_header(&*self.memory, &self.layout, number)?;
+            let Some(header) = told(read_header(&*self.memory, &self.layout, number), &mut report)?
+            else {
+                continue;
+            };
             // Blocks may be freed while we look.
             if header.is_none_or(|(header, _)| header.kind != kind) && chunk.is_log() {
                 report.problem(format!("the header of chunk {number} is not that of its use"));
@@ -62,12 +76,23 @@ impl Flat {
         let Some(chunk) = self.chunks.get(number) else { return Ok(()) };
         let tail = usize::try_from(chunk.tail.load(Ordering::Acquire)).unwrap_or(0);
         let mut buffer = vec![0; tail];
-        self.memory.read(self.layout.start_of(number), &mut buffer)?;
+        let read = self.memory.read(self.layout.start_of(number), &mut buffer);
+        if told(read.and_then(|()| self.look_behind(number, tail as u64)), report)?.is_none() {
+            return Ok(());
+        }
         let mut problem = |error: Error| report.problem(error.to_string());
         let (batches, bytes) = self.verify_log(number, &mut buffer, &mut problem);
         report.batches += batches;
         report.bytes += bytes;
         Ok(())
+    }
+
+    /// Whether the chunk of a log can be read behind its tail, where the open after a crash looks for more. Somebody may write there.
+    pub(super) fn look_behind(&self, number: u32, tail: u64) -> Result<()> {
+        let start = self.layout.start_of(number);
+        (start + tail..start + self.layout.chunk_size)
+            .step_by(LINE)
+            .try_for_each(|offset| self.memory.load_u64(offset).map(drop))
     }
 
     /// Tells what is wrong with the log of a chunk, up to where it cannot be read any more; returns its batches and the bytes of
@@ -158,13 +183,9 @@ impl Flat {
             };
             Ok::<_, Error>((found.map(Cow::into_owned), same_kind, line))
         });
-        let (found, same_kind, line) = match seen {
-            Ok(Some(seen)) => seen?,
-            Ok(None) => return Ok(()),
-            Err(error) => {
-                report.problem(error.to_string());
-                return Ok(());
-            }
+        let Some(Some((found, same_kind, line))) = told(seen.and_then(Option::transpose), report)?
+        else {
+            return Ok(());
         };
         report.records += 1;
         let right = found.as_ref().is_some_and(|found| {

@@ -226,7 +226,7 @@ impl Flat {
     fn has_key(&self, word: Word, learned: &Learned) -> bool {
         let place = Place::of(word);
         let key = |entry: &Entry<'_>, version: Version| {
-            let has_key = !matches!(self.key_of_entry(entry), Ok(None));
+            let has_key = !matches!(self.key_if_there(entry), Ok(None));
             if let (false, EntryKey::Record(hash)) = (has_key, entry.key) {
                 learned.note_keyless(hash, version.0, place.offset);
             }

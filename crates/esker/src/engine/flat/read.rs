@@ -14,7 +14,7 @@ use super::{Flat, sites};
 use crate::engine::Admit;
 use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::entry::ENTRY_SIZE_MAX;
 use esker_format::flat::{
@@ -240,6 +240,17 @@ impl Flat {
                 Ok(key.filter(|key| self.hasher.hash_whole(key) == hash).map(Cow::Owned))
             }
             (EntryKey::Record(_), _) => Ok(None),
+        }
+    }
+
+    /// The key of an entry; `None` if its record has not its key, or is lost. An open goes on if another one overtook the entry.
+    pub(super) fn key_if_there<'e>(&self, entry: &Entry<'e>) -> Result<Option<Cow<'e, [u8]>>> {
+        match self.key_of_entry(entry) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                tracing::warn!(%error, "the record of an entry cannot be read");
+                Ok(None)
+            }
+            key => key,
         }
     }
 

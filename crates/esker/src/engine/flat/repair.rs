@@ -63,29 +63,24 @@ struct Met {
 pub(crate) fn repair(memory: &Arc<dyn Pmem>, options: &Options) -> Result<RepairReport> {
     let mut options = Options { format: false, create: false, ..options.clone() };
     options.testing.background = false;
-    let root = Root::open(&**memory, &options, None, &mut Rng::from_seed(0), true)?;
-    let empty = || {
+    // The image of a clean stop knows where entries are of which the batch is damaged. It counts once.
+    let mut images = true;
+    loop {
+        let root = Root::open(&**memory, &options, None, &mut Rng::from_seed(0), true)?;
+        images &= root.headless.is_empty() && root.session.clean;
         let mut flat = Flat::empty(memory, &options, &root);
         flat.damaged = Some(Damaged::default());
-        flat
-    };
-    let mut flat = empty();
-    // The image of a clean stop knows where entries are of which the batch is damaged.
-    let is_of_image = match root.headless.is_empty() && root.session.clean {
-        true => match flat.recover(&root, &options, true) {
-            Err(error) if error.kind() == ErrorKind::Corrupted => false,
+        let recovered = match flat.recover(&root, &options, images) {
+            Err(error) if images && error.kind() == ErrorKind::Corrupted => false,
             recovered => recovered?,
-        },
-        false => false,
-    };
-    if !is_of_image {
-        flat = empty();
-        flat.recover(&root, &options, false)?;
+        };
+        flat.versions.raise(options.testing.first_version);
+        if recovered && let Some(report) = flat.mend(&root.headless, images)? {
+            flat.close_store()?;
+            return Ok(report);
+        }
+        images = false;
     }
-    flat.versions.raise(options.testing.first_version);
-    let report = flat.mend(&root.headless)?;
-    flat.close_store()?;
-    Ok(report)
 }
 
 impl Flat {
@@ -150,9 +145,10 @@ impl Flat {
         self.damaged.as_ref().map(|damaged| damaged.misplaced.lock().insert(word)).is_some()
     }
 
-    /// Makes the store sound.
-    fn mend(&self, headless: &[u32]) -> Result<RepairReport> {
-        let Some(damaged) = &self.damaged else { return Ok(RepairReport::default()) };
+    /// Makes the store sound; `None` if its index is of an image and has an entry whose key nobody knows: without that, older ones
+    /// would count, which the logs tell.
+    fn mend(&self, headless: &[u32], is_of_image: bool) -> Result<Option<RepairReport>> {
+        let Some(damaged) = &self.damaged else { return Ok(None) };
         // Whoever writes from here on begins a log of its own.
         for log in &self.logs {
             if let Some((number, tail)) = log.0.lock().open.take() {
@@ -181,6 +177,9 @@ impl Flat {
             }
             Ok(())
         })?;
+        if is_of_image && !nameless.is_empty() {
+            return Ok(None);
+        }
         for met in found {
             self.rescue(&met, true, &mut report)?;
         }
@@ -203,14 +202,15 @@ impl Flat {
             // PERSIST: what could be read of it stands elsewhere, durably.
             self.chunks.release(&*self.memory, *number, self.versions.next())?;
         }
-        Ok(report)
+        Ok(Some(report))
     }
 
     /// Notes whether a log is damaged.
     fn look_at_log(&self, number: u32) -> Result<()> {
         let mut buffer = Vec::new();
         self.read_log(number, &mut buffer)?;
-        let mut noted = Ok(());
+        let behind = self.look_behind(number, buffer.len() as u64);
+        let mut noted = behind.or_else(|error| self.note_damaged_log(number, error));
         self.verify_log(number, &mut buffer, &mut |error| {
             if noted.is_ok() {
                 noted = self.note_damaged_log(number, error);
@@ -286,7 +286,19 @@ impl Flat {
     /// Where logs are damaged, an entry may count that had been overtaken, and the place of its record may have the record of a
     /// tombstone of the same key by now, which looks like an empty value: that is lost as well.
     fn read_met(&self, met: &Met, is_doubtful: bool) -> Result<Option<Option<Value>>> {
-        match self.read_value(met.hash, &met.key, met.word, Since::HELD, &mut |_| Ok(())) {
+        let place = Place::of(met.word);
+        let is_named = match place.kind == Kind::TombstoneRecord {
+            true => self.with_entry(place, Since::HELD, |entry, _| {
+                self.key_of_entry(entry).map(|key| key.as_deref() == Some(&met.key))
+            }),
+            false => Ok(Some(Ok(true))),
+        };
+        let read = match is_named.and_then(Option::transpose) {
+            Ok(Some(false)) => return Ok(None),
+            Err(error) => Err(error),
+            _ => self.read_value(met.hash, &met.key, met.word, Since::HELD, &mut |_| Ok(())),
+        };
+        match read {
             Err(error) if error.kind() == ErrorKind::Corrupted => {
                 tracing::warn!(%error, "a record is lost");
                 Ok(None)
@@ -294,7 +306,7 @@ impl Flat {
             read => {
                 let value = read?.flatten();
                 let is_empty = value.as_ref().is_some_and(|value| value.is_empty());
-                let in_record = Place::of(met.word).kind == Kind::Record;
+                let in_record = place.kind == Kind::Record;
                 Ok((!(is_doubtful && is_empty && in_record)).then_some(value))
             }
         }

@@ -239,7 +239,7 @@ impl Scan<'_> {
             if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                 continue;
             }
-            let key = match flat.key_of_entry(&entry) {
+            let key = match flat.key_if_there(&entry) {
                 Err(error) => {
                     flat.note_damaged_log(found.chunk, error)?;
                     continue;
