@@ -1,7 +1,7 @@
 //! Repair: a damaged store becomes a sound one that holds all that can still be read.
 //!
-//! After a clean stop the image tells what the index had, entries of damaged batches included. Else the logs are read as after a crash,
-//! but over what is damaged: of a log all whole batches count. Then every value is read. The keys of those that are damaged are deleted,
+//! After a clean stop the image tells what the index had, entries of damaged batches included. Else, or if nobody can read the key of
+//! one of its entries, the logs are read as after a crash, but over what is damaged: of a log all whole batches count. Then every value is read. The keys of those that are damaged are deleted,
 //! so that no older value of theirs comes back. What counts in logs with damage is copied elsewhere, as by the cleaner, versions
 //! included, and their chunks are freed; whole entries of damaged batches are written anew. Chunks whose headers are damaged are freed
 //! as well: what stood in their logs is lost, but records that entries elsewhere point at are found by their own checksums, and written

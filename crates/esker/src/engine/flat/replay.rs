@@ -239,14 +239,7 @@ impl Scan<'_> {
             if version < self.clear && !sites::RECOVER_CLEAR.disabled() {
                 continue;
             }
-            let key = match flat.key_if_there(&entry) {
-                Err(error) => {
-                    flat.note_damaged_log(found.chunk, error)?;
-                    continue;
-                }
-                Ok(key) => key,
-            };
-            let Some(key) = key else {
+            let Some(key) = flat.key_if_there(&entry)? else {
                 if let EntryKey::Record(hash) = entry.key {
                     self.learned.note_keyless(hash, version, place.offset);
                     flat.note_keyless_in(hash, found.chunk);
