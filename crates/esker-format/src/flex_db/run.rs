@@ -78,7 +78,7 @@ pub(super) fn put_content(
 }
 
 /// The inverse of [`put_content`]: key, version (0 if there is none), content.
-#[inline]
+#[inline(always)]
 pub(super) fn take_content<'a>(
     bytes: &mut &'a [u8],
     versioned: bool,
@@ -274,7 +274,7 @@ impl<'a> Run<'a> {
 }
 
 /// Takes a pair of a run off the front of its encoded pairs; `None` if there is no whole one.
-#[inline]
+#[inline(always)]
 pub fn take_pair<'a>(bytes: &mut &'a [u8], first_version: u64) -> Option<Pair<'a>> {
     let (key, delta, content) = take_content(bytes, true)?;
     Some(Pair { key, version: first_version.checked_add(delta)?, content })

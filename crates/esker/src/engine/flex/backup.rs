@@ -236,14 +236,14 @@ impl Flex {
         let all = self.index.size_bytes() + self.large.size_bytes();
         let mut done = 0;
         let range = (Bound::Unbounded, Bound::Unbounded);
-        self.visit_at(range, Direction::Forward, usize::MAX, version, &mut |pair| {
+        self.visit_at(range, Direction::Forward, usize::MAX, version, |pair| {
             let pair = pair?;
             self.begin("back up")?;
             if self.is_expired(expiry_of(&pair.content)) {
                 // Its large value may be gone meanwhile.
                 return Ok(Continue(()));
             }
-            making.add(&pair)?;
+            making.add(pair)?;
             let value = match pair.content {
                 Content::Put(_, value) => value.len() as u64,
                 Content::Large(.., length) => length,

@@ -11,16 +11,28 @@
     reason = "places were made by `decode` out of these bytes, and nothing changes afterwards"
 )]
 
+use super::spare::{self, Spares};
 use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Pair, Run, RunKind};
 use esker_index::prefetch;
+use smallvec::SmallVec;
+use std::cell::Cell;
 use std::cmp::Ordering;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
+thread_local! {
+    static PLACES: Spares<Place> = const { Cell::new(Vec::new()) };
+}
+
+/// Runs that are usually read at once: no memory is asked for to note so many.
+const USUAL: usize = 8;
 /// Bytes that begin to come before somebody goes through all.
 const FETCHED_BYTES: usize = 512;
+
+/// Parts of an interval of which the one is found first that has a key.
+const STEPS: usize = 8;
 
 /// Where a pair stands, and the fingerprint of its key.
 #[derive(Clone, Copy, Debug)]
@@ -30,15 +42,19 @@ struct Place {
     print: u16,
 }
 
-/// A decoded interval. See the module's text.
+/// A decoded interval, or several one behind the other. See the module's text.
 #[derive(Debug)]
 pub(super) struct Interval {
-    bytes: Box<[u8]>,
-    pairs: Box<[Place]>,
+    bytes: Vec<u8>,
+    pairs: Vec<Place>,
+    /// Whether somebody only passes by, in memory that the thread has for the next one: there are no fingerprints.
+    is_passing: bool,
     /// Version that the pairs of the base run are relative to.
     first_version: u64,
     /// As `first_version`, of the runs behind it.
     more: Box<[u64]>,
+    /// Those of them that were appended.
+    appended: usize,
     /// No key has two pairs.
     is_unique: bool,
     /// Pairs that were asked for since the hand of the clock came by; no more than 255.
@@ -139,66 +155,91 @@ pub(super) fn each_key(mut bytes: &[u8], mut give: impl FnMut(&[u8])) {
     }
 }
 
+/// Whether two keys are the same. Those that follow each other mostly differ at their ends.
+#[inline]
+fn is_same(a: &[u8], b: &[u8]) -> bool {
+    let ends = a.last_chunk::<8>().zip(b.last_chunk::<8>());
+    a.len() == b.len() && ends.is_none_or(|(a, b)| a == b) && a == b
+}
+
 /// Gives the place of each pair of a run, which ends at `end` of the interval's bytes, and the pair.
 fn places<'a>(
     run: &Run<'a>,
     end: usize,
     number: u16,
-    hasher: &KeyHasher,
+    hasher: Option<&KeyHasher>,
     mut give: impl FnMut(Place, Pair<'a>),
 ) -> Result<(), Flaw> {
     let mut rest = run.pairs();
     for _ in 0..run.count {
         let at = u32::try_from(end - rest.len()).map_err(|_| Flaw::Field("size"))?;
         let pair = take_pair(&mut rest, run.first_version()).ok_or(Flaw::Field("pair"))?;
-        give(Place { at, run: number, print: print_of(hasher.hash(pair.key)) }, pair);
+        let print = hasher.map_or(0, |hasher| print_of(hasher.hash(pair.key)));
+        give(Place { at, run: number, print }, pair);
     }
     Ok(())
 }
 
 impl Interval {
-    /// Reads an interval. Each run is verified.
+    /// Reads an interval, which takes as much memory as it needs. Each run is verified.
     pub(super) fn decode(bytes: Vec<u8>, hasher: &KeyHasher) -> Result<Interval, Flaw> {
-        let mut pairs: Vec<Place> = Vec::new();
-        let mut first_version = None;
-        let mut more = Vec::new();
-        let mut rest = &bytes[..];
-        let mut is_unique = true;
+        Interval::read(bytes, Vec::new(), Some(hasher), 1)
+    }
+
+    /// Reads `count` intervals, one behind the other, as if they were one, for who goes through them once: nothing is made of them
+    /// that only finds a key fast.
+    pub(super) fn pass(bytes: Vec<u8>, count: usize) -> Result<Interval, Flaw> {
+        let mut pairs = spare::take(&PLACES);
+        pairs.clear();
+        Interval::read(bytes, pairs, None, count)
+    }
+
+    fn read(
+        bytes: Vec<u8>,
+        mut pairs: Vec<Place>,
+        hasher: Option<&KeyHasher>,
+        count: usize,
+    ) -> Result<Interval, Flaw> {
+        let mut versions: SmallVec<[u64; USUAL]> = SmallVec::new();
+        let (mut rest, mut bases, mut is_unique) = (&bytes[..], 0, true);
         while !rest.is_empty() {
             let run = Run::take(&mut rest, || false)?;
-            if (run.kind == RunKind::Base) != first_version.is_none() {
+            bases += usize::from(run.kind == RunKind::Base);
+            if bases == 0 || bases > count {
                 return Err(Flaw::Field("kind"));
             }
             let end = bytes.len() - rest.len();
-            let number = match first_version {
-                None => {
-                    // What was appended has pairs of about this size.
-                    let count = usize::try_from(run.count).unwrap_or(0).min(bytes.len());
-                    let all = count.saturating_mul(bytes.len()) / end.max(1);
-                    pairs.reserve_exact(all.min(bytes.len()));
-                    first_version = Some(run.first_version());
-                    0
-                }
-                Some(_) => {
-                    more.push(run.first_version());
-                    u16::try_from(more.len()).map_err(|_| Flaw::Field("runs"))?
-                }
-            };
+            if versions.is_empty() {
+                // What is behind it has pairs of about this size.
+                let pairs_of_run = usize::try_from(run.count).unwrap_or(0).min(bytes.len());
+                let all = pairs_of_run.saturating_mul(bytes.len()) / end.max(1);
+                pairs.reserve_exact(all.min(bytes.len()));
+            }
+            let number = u16::try_from(versions.len()).map_err(|_| Flaw::Field("runs"))?;
+            versions.push(run.first_version());
             let mut last = None;
             places(&run, end, number, hasher, |place, pair| {
-                is_unique &= last.replace(pair.key) != Some(pair.key);
+                is_unique &= last.replace(pair.key).is_none_or(|last| !is_same(last, pair.key));
                 pairs.push(place);
             })?;
         }
+        // An interval without pairs has no bytes.
+        if bases < count && !bytes.is_empty() {
+            return Err(Flaw::TooShort);
+        }
+        let appended = versions.len() - bases;
+        let (first_version, more) = versions.split_first().unwrap_or((&0, &[]));
         let mut interval = Interval {
-            bytes: bytes.into_boxed_slice(),
-            pairs: Box::default(),
-            first_version: first_version.unwrap_or(0),
-            more: more.into_boxed_slice(),
+            pairs: Vec::new(),
+            is_passing: hasher.is_none(),
+            first_version: *first_version,
+            more: more.into(),
+            appended,
             is_unique,
             uses: AtomicU8::new(0),
+            bytes,
         };
-        if !interval.more.is_empty() {
+        if appended > 0 {
             // Runs are in order each, which this sort makes use of.
             let mut keyed: Vec<(Pair<'_>, Place)> =
                 pairs.iter().map(|place| (interval.at(*place), *place)).collect();
@@ -207,7 +248,10 @@ impl Interval {
             let is_unique = keyed.windows(2).all(|two| two[0].0.key != two[1].0.key);
             interval.is_unique = is_unique;
         }
-        interval.pairs = pairs.into_boxed_slice();
+        if hasher.is_some() {
+            pairs.shrink_to_fit();
+        }
+        interval.pairs = pairs;
         Ok(interval)
     }
 
@@ -219,7 +263,7 @@ impl Interval {
         let count = self.pairs.len() + usize::try_from(run.count).unwrap_or(0);
         let mut pairs = Vec::with_capacity(count);
         let mut old = 0;
-        places(&run, bytes.len(), number, hasher, |place, new| {
+        places(&run, bytes.len(), number, Some(hasher), |place, new| {
             // What is before it; of the same key, what is newer.
             while old < self.pairs.len() {
                 let pair = self.pair(old);
@@ -235,8 +279,10 @@ impl Interval {
         let mut interval = Interval {
             first_version: self.first_version,
             more: self.more.iter().copied().chain([run.first_version()]).collect(),
-            bytes: bytes.into_boxed_slice(),
-            pairs: pairs.into_boxed_slice(),
+            bytes,
+            pairs,
+            is_passing: false,
+            appended: self.appended + 1,
             is_unique: false,
             uses: AtomicU8::new(self.uses.load(Relaxed)),
         };
@@ -248,7 +294,7 @@ impl Interval {
         (1..self.len()).all(|pair| self.pair(pair - 1).key != self.pair(pair).key)
     }
 
-    #[inline]
+    #[inline(always)]
     fn at(&self, place: Place) -> Pair<'_> {
         let mut bytes = &self.bytes[place.at as usize..];
         let first_version = match place.run {
@@ -262,11 +308,22 @@ impl Interval {
         })
     }
 
-    /// Starts to fetch where its pairs stand, and the first of them: the processor finds the others.
+    /// Starts to fetch where its pairs stand, and the first of them.
     #[inline]
     pub(super) fn prefetch(&self) {
         prefetch::value(&*self.pairs);
         prefetch::value(&self.bytes[..FETCHED_BYTES.min(self.bytes.len())]);
+    }
+
+    /// Starts to fetch a pair that is met soon, if there is one of that number, as far as it is not too long.
+    #[inline]
+    pub(super) fn prefetch_pair(&self, index: usize) {
+        let Some(place) = self.pairs.get(index) else { return };
+        let start = place.at as usize;
+        let next = self.pairs.get(index + 1).map_or(self.bytes.len(), |next| next.at as usize);
+        // Appended runs stand behind what is behind them in order.
+        let end = if next > start { next } else { start + 1 };
+        prefetch::value(&self.bytes[start..end.min(start + FETCHED_BYTES)]);
     }
 
     /// Its bytes, encoded.
@@ -295,7 +352,7 @@ impl Interval {
     #[inline]
     pub(super) fn get(&self, key: &[u8], print: u16, at: u64) -> Option<Pair<'_>> {
         for place in &self.pairs {
-            if place.print == print {
+            if place.print == print || self.is_passing {
                 let pair = self.at(*place);
                 if pair.key == key && pair.version <= at {
                     return Some(pair);
@@ -305,9 +362,9 @@ impl Interval {
         None
     }
 
-    /// Runs that it is read from, each elsewhere.
-    pub(super) fn runs(&self) -> usize {
-        1 + self.more.len()
+    /// Runs that were appended, each elsewhere in the space.
+    pub(super) fn appended_runs(&self) -> u64 {
+        self.appended as u64
     }
 
     /// Whether no key has two pairs.
@@ -317,11 +374,17 @@ impl Interval {
 
     /// How many pairs come before the first one for which `is_before` is not so.
     pub(super) fn partition_point(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
-        self.pairs.partition_point(|place| {
-            is_before(
-                take_pair(&mut &self.bytes[place.at as usize..], 0).map_or(&[], |pair| pair.key),
-            )
-        })
+        let is_before = |place: &Place| {
+            let mut bytes = &self.bytes[place.at as usize..];
+            is_before(take_pair(&mut bytes, 0).map_or(&[], |pair| pair.key))
+        };
+        // Each look waits for memory, so the first ones are all made at once.
+        let step = self.pairs.len().div_ceil(STEPS).max(1);
+        let steps = || self.pairs.iter().skip(step).step_by(step);
+        steps().for_each(|place| prefetch::value(&self.bytes[place.at as usize]));
+        let start = steps().take_while(|place| is_before(place)).count() * step;
+        let rest = &self.pairs[start..self.pairs.len().min(start + step)];
+        start + rest.partition_point(is_before)
     }
 
     /// Of each key the pair that counts as of version `at`, in order.
@@ -360,6 +423,15 @@ impl Interval {
     pub(super) fn untouch(&self) -> bool {
         let uses = usize::from(self.uses.swap(0, Relaxed));
         uses * 2 >= self.len().clamp(1, usize::from(u8::MAX))
+    }
+}
+
+impl Drop for Interval {
+    fn drop(&mut self) {
+        if self.is_passing {
+            spare::give(&spare::BYTES, std::mem::take(&mut self.bytes));
+            spare::give(&PLACES, std::mem::take(&mut self.pairs));
+        }
     }
 }
 
@@ -409,6 +481,57 @@ mod tests {
                     let order = order.map(|before| (before.key, std::cmp::Reverse(before.version)));
                     assert!(order < Some((pair.key, std::cmp::Reverse(pair.version))));
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn intervals_that_somebody_passes_are_those_that_others_keep() {
+        let hasher = KeyHasher::new([4; 16]);
+        for seed in 0..200 {
+            let (mut rng, mut version) = (Rng::from_seed(seed), 10);
+            let (mut bytes, mut kept, mut count) = (Vec::new(), Vec::new(), 0);
+            for number in 0..rng.below(6) {
+                let mut own = Vec::new();
+                for is_base in [true].into_iter().chain((0..rng.below(3)).map(|_| false)) {
+                    let mut writer = RunWriter::new(version);
+                    for key in (0..20_u8).filter(|_| rng.below(3) > 0) {
+                        let key = [u8::try_from(number).unwrap(), key];
+                        let content = Content::Put(Extra::default(), &key);
+                        writer.push(&Pair { key: &key, version, content });
+                        version += 1;
+                    }
+                    writer.finish(is_base.then_some(&[]), &mut own);
+                }
+                kept.push(Interval::decode(own.clone(), &hasher).unwrap());
+                bytes.extend(own);
+                count += 1;
+            }
+            let passed = Interval::pass(bytes.clone(), count).unwrap();
+            let pairs = |interval: &Interval| -> Vec<_> {
+                let pair = |index| {
+                    let pair = interval.pair(index);
+                    (pair.key.to_vec(), pair.version)
+                };
+                (0..interval.len()).map(pair).collect()
+            };
+            assert_eq!(pairs(&passed), kept.iter().flat_map(pairs).collect::<Vec<_>>());
+            assert_eq!(passed.is_unique(), kept.iter().all(Interval::is_unique));
+            let runs = kept.iter().map(Interval::appended_runs).sum::<u64>();
+            assert_eq!(passed.appended_runs(), runs);
+            for (key, version) in pairs(&passed) {
+                let found = passed.get(&key, 0, version).unwrap();
+                assert_eq!((found.key, found.version), (&key[..], version));
+                let point = passed.partition_point(|other| other < &key[..]);
+                let first = pairs(&passed).iter().position(|(other, _)| *other == key);
+                assert_eq!(Some(point), first);
+            }
+            if count > 0 {
+                assert!(
+                    Interval::pass(bytes.clone(), count - 1).is_err(),
+                    "one more than is there"
+                );
+                assert!(Interval::pass(bytes, count + 1).is_err(), "one less");
             }
         }
     }

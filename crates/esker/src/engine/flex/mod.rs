@@ -53,6 +53,7 @@ mod saved;
 mod scan;
 pub mod sites;
 mod snapshots;
+mod spare;
 mod stretch;
 mod sweep;
 mod tend;

@@ -5,8 +5,9 @@
 //! is in the space before. It waits for nobody: not for the committer, which changes intervals one by one, each under
 //! the lock of its leaf for as long as it takes to put in what is ready (the paper's readers wait for 1,000 pairs, §5.3).
 
-use super::index::{Ahead, Worth, byte_of, tail_of};
+use super::index::{Ahead, Intervals, Seen, USUAL, Worth, byte_of, tail_of};
 use super::interval::{Interval, pair_in, parts, print_of};
+use super::spare::{self, Spare};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
 use crate::flex::is_unread;
@@ -15,12 +16,42 @@ use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::flex_db::{Content, Extra};
-use std::cell::Cell;
+use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
+
+/// Intervals that were read side by side, and are not to be kept.
+struct Passed {
+    start: usize,
+    count: usize,
+}
+
+impl Passed {
+    /// These as one, if there are any; others may follow from `next` on. What is all of `bytes` is not copied.
+    fn end(
+        &mut self,
+        bytes: &mut Vec<u8>,
+        end: usize,
+        next: usize,
+    ) -> Result<Option<Arc<Interval>>, Flaw> {
+        let Passed { start, count } = std::mem::replace(self, Passed { start: next, count: 0 });
+        if count == 0 {
+            return Ok(None);
+        }
+        let own = if start == 0 && end == bytes.len() {
+            std::mem::take(bytes)
+        } else {
+            let mut own = spare::take(&spare::BYTES);
+            own.clear();
+            own.extend_from_slice(bytes.get(start..end).unwrap_or_default());
+            own
+        };
+        Ok(Some(Arc::new(Interval::pass(own, count)?)))
+    }
+}
 
 /// Intervals that were read, one behind the other, and the keys between which they stand.
 pub(super) struct Loaded {
-    pub(super) intervals: Vec<Arc<Interval>>,
+    pub(super) intervals: Intervals,
     pub(super) anchor: Vec<u8>,
     pub(super) upper: Option<Vec<u8>>,
 }
@@ -63,32 +94,6 @@ pub(super) fn found_of(version: u64, content: Content<'_>) -> Option<Found> {
         }
         Content::Large(extra, number, length) => Some(Found::Large(version, extra, number, length)),
         Content::Delete => None,
-    }
-}
-
-/// Most bytes of a buffer that a thread keeps.
-const SPARE_MAX: usize = 256 << 10;
-
-thread_local! {
-    static SPARE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
-}
-
-/// A buffer to read into, which the thread has for the next read, too. A task may go on at another thread, which has it then.
-struct Spare(Vec<u8>);
-
-impl Spare {
-    fn take() -> Self {
-        // A thread that ends has none any more.
-        Spare(SPARE.try_with(Cell::take).unwrap_or_default())
-    }
-}
-
-impl Drop for Spare {
-    fn drop(&mut self) {
-        if self.0.capacity() <= SPARE_MAX {
-            let bytes = std::mem::take(&mut self.0);
-            let _ = SPARE.try_with(|spare| spare.set(bytes));
-        }
     }
 }
 
@@ -172,7 +177,7 @@ impl Flex {
         look: impl Fn(u64, Content<'_>) -> Option<T>,
     ) -> Result<Option<T>> {
         if let Some(along) = self.index.along(key) {
-            let loaded = self.load(Some(key), false, along, false)?;
+            let loaded = self.load(Some(key), false, along, None)?;
             let pair =
                 loaded.intervals.first().and_then(|first| first.get(key, print_of(hash), at));
             return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
@@ -193,7 +198,7 @@ impl Flex {
             )?;
             let Some(part) = part else {
                 // Nobody has looked inside.
-                let loaded = self.load(Some(key), false, Ahead::ONE, false)?;
+                let loaded = self.load(Some(key), false, Ahead::ONE, None)?;
                 let first = loaded.intervals.first();
                 let pair = first.and_then(|interval| interval.get(key, print_of(hash), at));
                 return Ok(pair.and_then(|pair| look(pair.version, pair.content)));
@@ -227,10 +232,10 @@ impl Flex {
                 }
                 Worth::Interval if part.is_whole => {
                     let interval = Arc::new(self.decode(bytes.clone())?);
-                    self.index.keep(key, &[(part.stamp, interval)], false);
+                    self.index.keep(key, &[(0, part.stamp, interval)]);
                 }
                 Worth::Interval => {
-                    self.load(Some(key), false, Ahead::ONE, false)?;
+                    self.load(Some(key), false, Ahead::ONE, None)?;
                 }
             }
             return Ok(found);
@@ -245,7 +250,7 @@ impl Flex {
         key: Option<&[u8]>,
         before: bool,
         ahead: Ahead,
-        passing: bool,
+        passing: Option<Seen>,
     ) -> Result<Loaded> {
         let error = match self.load_all(key, before, ahead, passing) {
             Err(_) if ahead.intervals > 1 => {
@@ -254,7 +259,7 @@ impl Flex {
             Err(error) if is_unread(&error) => error,
             loaded => return loaded,
         };
-        let place = self.index.place(key, before, Ahead::ONE);
+        let place = self.index.place(key, before, Ahead::ONE, None);
         if !place.is_coarse {
             return Err(error);
         }
@@ -271,21 +276,21 @@ impl Flex {
         key: Option<&[u8]>,
         before: bool,
         ahead: Ahead,
-        passing: bool,
+        passing: Option<Seen>,
     ) -> Result<Loaded> {
         let mut placed = None;
         let mut spare = Spare::take();
         let bytes = &mut spare.0;
         let mut locate = || {
-            let place = self.index.place(key, before, ahead);
+            let place = self.index.place(key, before, ahead, passing);
             let length: u64 = place.sizes.iter().map(|(size, ..)| u64::from(*size)).sum();
             let offset = ROOT_BYTES + place.offset;
             placed = Some(place);
             Some((offset, usize::try_from(length).ok()?))
         };
         let read = match passing {
-            true => self.space.read_once_where(&mut locate, bytes)?,
-            false => self.space.read_where(&mut locate, bytes)?,
+            Some(_) => self.space.read_once_where(&mut locate, bytes)?,
+            None => self.space.read_where(&mut locate, bytes)?,
         };
         let damaged = |flaw: Flaw| self.damaged(&flaw.to_string());
         let Some(place) = placed.filter(|_| read == Some(bytes.len())) else {
@@ -294,26 +299,47 @@ impl Flex {
         if place.is_coarse {
             return self.inside(bytes, key, before, place.anchor, place.upper);
         }
-        let mut read = Vec::with_capacity(place.sizes.len());
-        let (mut at, mut extra_runs) = (0, 0);
-        for (size, stamp, cached) in place.sizes {
-            let end = at + size as usize;
+        let mut intervals = Intervals::new();
+        let mut kept: SmallVec<[_; USUAL]> = SmallVec::new();
+        let (mut at, mut runs) = (0, 0);
+        let mut passed = Passed { start: 0, count: 0 };
+        let is_passing = passing.is_some();
+        for (index, (size, stamp, cached)) in place.sizes.into_iter().enumerate() {
+            let start = at;
+            at += size as usize;
+            let is_kept = cached.is_none() && self.index.is_worth_keeping(stamp, is_passing);
+            if cached.is_none() && !is_kept {
+                passed.count += usize::from(size > 0);
+                continue;
+            }
+            if let Some(before) = passed.end(bytes, start, at).map_err(damaged)? {
+                runs += before.appended_runs();
+                intervals.push(before);
+            }
             let interval = match cached {
                 Some(interval) => interval,
                 None => {
-                    let part = bytes.get(at..end).unwrap_or_default().to_vec();
-                    let interval = Interval::decode(part, &self.hasher).map_err(damaged)?;
-                    interval.touch_all();
-                    extra_runs += interval.runs() as u64 - 1;
-                    Arc::new(interval)
+                    let part = bytes.get(start..at).unwrap_or_default();
+                    let interval =
+                        Interval::decode(part.to_vec(), &self.hasher).map_err(damaged)?;
+                    let interval = Arc::new(interval);
+                    runs += interval.appended_runs();
+                    kept.push((index, stamp, Arc::clone(&interval)));
+                    interval
                 }
             };
-            at = end;
-            read.push((stamp, interval));
+            interval.touch_all();
+            intervals.push(interval);
         }
-        self.note_places(&place.anchor, extra_runs);
-        self.index.keep(&place.anchor, &read, passing);
-        let intervals = read.into_iter().map(|(_, interval)| interval).collect();
+        let end = bytes.len();
+        if let Some(last) = passed.end(bytes, end, end).map_err(damaged)? {
+            runs += last.appended_runs();
+            intervals.push(last);
+        }
+        self.note_places(&place.anchor, runs);
+        if !kept.is_empty() {
+            self.index.keep(&place.anchor, &kept);
+        }
         Ok(Loaded { intervals, anchor: place.anchor, upper: place.upper })
     }
 
@@ -335,7 +361,7 @@ impl Flex {
         let part = parts.get(index).map(|part| part.bytes.to_vec()).unwrap_or_default();
         let interval = Arc::new(Interval::decode(part, &self.hasher).map_err(damaged)?);
         let loaded = Loaded {
-            intervals: vec![interval],
+            intervals: smallvec![interval],
             anchor: match (index, parts.get(index)) {
                 (1.., Some(part)) => part.anchor.to_vec(),
                 _ => anchor.clone(),

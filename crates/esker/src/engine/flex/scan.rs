@@ -9,7 +9,7 @@
 
 use super::Flex;
 use super::cursor::TableCursor;
-use super::index::Ahead;
+use super::index::{Ahead, Cached, Intervals};
 use super::interval::Interval;
 use super::memtable::MemTable;
 use super::read::attributes_of;
@@ -18,6 +18,7 @@ use crate::store::{Direction, Met};
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_format::flex_db::{Content, Pair};
+use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::ops::Bound;
 use std::ops::ControlFlow::{self, Break, Continue};
@@ -25,6 +26,10 @@ use std::sync::Arc;
 
 /// Most intervals that are taken at once, and read ahead.
 const INTERVALS_AHEAD: usize = 16;
+/// Tables that there usually are at most.
+const TABLES: usize = 2;
+/// So many pairs ahead one begins to come from memory.
+const PAIRS_AHEAD: usize = 4;
 /// Items of a part of a walk.
 const WALKED_AT_ONCE: usize = 128;
 
@@ -32,7 +37,9 @@ const WALKED_AT_ONCE: usize = 128;
 pub(super) type Show<'v> = &'v mut dyn FnMut(Met<'_>) -> ControlFlow<()>;
 /// Is given each pair that counts, until it breaks; and what keeps an interval from being read, behind what tables have of
 /// its keys. If it goes on then, so does the scan, with the next interval.
-pub(super) type Visit<'v> = &'v mut dyn FnMut(Result<Pair<'_>>) -> Result<ControlFlow<()>>;
+pub(super) trait Visit: FnMut(Result<&Pair<'_>>) -> Result<ControlFlow<()>> {}
+
+impl<V: FnMut(Result<&Pair<'_>>) -> Result<ControlFlow<()>>> Visit for V {}
 
 /// Whether `key` is not behind the end of a range that is walked in `direction`.
 #[inline]
@@ -49,9 +56,19 @@ fn is_inside(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
     }
 }
 
+/// Whether `key` comes before another one, if there is one, and is not behind the end of the range.
+#[inline]
+fn is_ahead(key: &[u8], (other, end): (Option<&[u8]>, Bound<&[u8]>), direction: Direction) -> bool {
+    let comes_before = |other: &[u8]| match direction {
+        Direction::Forward => key < other,
+        Direction::Reverse => key > other,
+    };
+    other.is_none_or(comes_before) && is_inside(key, end, direction)
+}
+
 /// Intervals one behind the other in the direction of the scan, and where it is in them.
 struct Cursor {
-    intervals: std::vec::IntoIter<Arc<Interval>>,
+    intervals: <Intervals as IntoIterator>::IntoIter,
     interval: Option<Arc<Interval>>,
     /// The pairs that count, where keys have several.
     visible: Option<Vec<u32>>,
@@ -62,7 +79,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    fn new(intervals: Vec<Arc<Interval>>, version: u64, direction: Direction) -> Self {
+    fn new(intervals: Intervals, version: u64, direction: Direction) -> Self {
         intervals.iter().for_each(|interval| interval.prefetch());
         let mut cursor = Cursor {
             intervals: intervals.into_iter(),
@@ -101,15 +118,74 @@ impl Cursor {
         Some(interval.pair(index))
     }
 
+    /// Goes past a pair.
     #[inline]
-    fn next(&mut self) {
+    fn step(&mut self) {
         match self.direction {
             Direction::Forward => self.left.start += 1,
             Direction::Reverse => self.left.end -= 1,
         }
+    }
+
+    #[inline]
+    fn next(&mut self) {
+        self.step();
         if self.left.is_empty() {
             self.settle();
         }
+    }
+
+    /// What is met soon begins to come.
+    #[inline]
+    fn prefetch(&self) {
+        let soon = match self.direction {
+            Direction::Forward => Some(self.left.start + PAIRS_AHEAD),
+            Direction::Reverse => (self.left.end - 1).checked_sub(PAIRS_AHEAD),
+        };
+        if let (Some(interval), Some(soon)) = (&self.interval, soon) {
+            interval.prefetch_pair(soon);
+        }
+    }
+
+    /// Whether all pairs of the interval that are left are ahead of a place in the scan.
+    #[inline]
+    fn is_ahead_of(&self, (key, end): (Option<&[u8]>, Bound<&[u8]>)) -> bool {
+        if key.is_none() && end == Bound::Unbounded {
+            return true;
+        }
+        let Some(interval) = self.interval.as_ref().filter(|_| self.visible.is_none()) else {
+            return false;
+        };
+        let last = match self.direction {
+            Direction::Forward => self.left.end - 1,
+            Direction::Reverse => self.left.start,
+        };
+        is_ahead(interval.pair(last).key, (key, end), self.direction)
+    }
+
+    /// Shows the pairs that are ahead of a place in the scan.
+    #[inline]
+    fn show_ahead_of(
+        &mut self,
+        place: (Option<&[u8]>, Bound<&[u8]>),
+        mut show: impl FnMut(&Pair<'_>) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
+        while !self.left.is_empty() {
+            let all = self.is_ahead_of(place);
+            while !self.left.is_empty() {
+                self.prefetch();
+                let Some(pair) = self.pair() else { break };
+                if !all && !is_ahead(pair.key, place, self.direction) {
+                    return Ok(Continue(()));
+                }
+                if pair.content != Content::Delete && show(&pair)?.is_break() {
+                    return Ok(Break(()));
+                }
+                self.step();
+            }
+            self.settle();
+        }
+        Ok(Continue(()))
     }
 
     /// Goes to the first pair that is not before `start`. Only the first interval has some that are.
@@ -144,16 +220,16 @@ impl Cursor {
 /// Intervals one behind the other in the direction of a scan, and where the next one begins: in reverse, the anchor of the
 /// last one.
 struct Run {
-    intervals: Vec<Arc<Interval>>,
+    intervals: Intervals,
     end: Option<Vec<u8>>,
 }
 
 /// What a scan looks for, and where it shows it.
-struct Scan<'s> {
+struct Scan<'s, V> {
     direction: Direction,
     end: Bound<&'s [u8]>,
     version: u64,
-    visit: Visit<'s>,
+    visit: V,
     /// For keys and values that are copied first.
     key: Vec<u8>,
     value: Vec<u8>,
@@ -169,7 +245,7 @@ impl Flex {
         at: u64,
         show: Show<'_>,
     ) -> Result<()> {
-        self.visit_at(range, direction, limit, at, &mut |pair| self.show(pair?, at, show))
+        self.visit_at(range, direction, limit, at, |pair| self.show(pair?, at, show))
     }
 
     /// Gives the pairs that count as of version `at`, those included that have expired, to `visit`.
@@ -179,15 +255,15 @@ impl Flex {
         direction: Direction,
         limit: usize,
         at: u64,
-        visit: Visit<'_>,
+        visit: impl FnMut(Result<&Pair<'_>>) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
-        let tables: Vec<Arc<MemTable>> = self.tables().all().cloned().collect();
+        let tables: SmallVec<[Arc<MemTable>; TABLES]> = self.tables().all().cloned().collect();
         let (start, end) = match direction {
             Direction::Forward => (from, to),
             Direction::Reverse => (to, from),
         };
         let heads = tables.iter().map(|table| TableCursor::new(table, start, direction));
-        let mut heads: Vec<TableCursor<'_>> = heads.collect();
+        let mut heads: SmallVec<[TableCursor<'_>; TABLES]> = heads.collect();
         let mut position: Option<Vec<u8>> = match start {
             Bound::Included(key) | Bound::Excluded(key) => Some(key.to_vec()),
             Bound::Unbounded => (direction == Direction::Forward).then(Vec::new),
@@ -251,7 +327,7 @@ impl Flex {
         ahead: Ahead,
     ) -> Result<Run> {
         let reverse = direction == Direction::Reverse;
-        let (intervals, end) = self.index.cached(key, before, reverse, ahead);
+        let Cached { intervals, end, first } = self.index.cached(key, before, reverse, ahead);
         if !intervals.is_empty() {
             return Ok(Run { intervals, end });
         }
@@ -260,19 +336,19 @@ impl Flex {
             true => Ahead::ONE,
             false => Ahead { size_bytes: along.size_bytes, ..ahead },
         };
-        let loaded = self.load(key, before, ahead, true)?;
+        let loaded = self.load(key, before, ahead, Some(first))?;
         let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
         Ok(Run { intervals: loaded.intervals, end })
     }
 
     /// In place of the interval that holds `key`, which cannot be read.
     fn unread(&self, key: Option<&[u8]>, before: bool, direction: Direction) -> Run {
-        let place = self.index.place(key, before, Ahead::ONE);
+        let place = self.index.place(key, before, Ahead::ONE, None);
         let end = match direction {
             Direction::Forward => place.upper,
             Direction::Reverse => Some(place.anchor),
         };
-        Run { intervals: Vec::new(), end }
+        Run { intervals: Intervals::new(), end }
     }
 
     /// Shows what intervals and tables have of the intervals' keys. Breaks at the end of the scan.
@@ -281,7 +357,7 @@ impl Flex {
         (tables, heads): (&[Arc<MemTable>], &mut [TableCursor<'_>]),
         cursor: &mut Cursor,
         in_run: impl Fn(&[u8]) -> bool,
-        scan: &mut Scan<'_>,
+        scan: &mut Scan<'_, impl Visit>,
     ) -> Result<ControlFlow<()>> {
         let direction = scan.direction;
         let comes_before = |a: &[u8], b: &[u8]| match direction {
@@ -290,31 +366,29 @@ impl Flex {
         };
         let has_ranges = tables.iter().any(|table| table.has_ranges());
         loop {
-            let pair = cursor.pair();
-            let mut next: Option<&[u8]> = pair.as_ref().map(|pair| pair.key);
-            let mut in_tables = has_ranges;
-            for key in heads.iter().filter_map(TableCursor::key) {
-                if next.is_none_or(|next| !comes_before(next, key)) && in_run(key) {
-                    next = Some(key);
-                    in_tables = true;
+            let keys = heads.iter().filter_map(TableCursor::key);
+            let first = keys.reduce(|a, b| if comes_before(b, a) { b } else { a });
+            let first = first.filter(|key| in_run(key));
+            if !has_ranges {
+                // Of most keys tables know nothing.
+                let place = (first, scan.end);
+                if cursor.show_ahead_of(place, |pair| (scan.visit)(Ok(pair)))?.is_break() {
+                    return Ok(Break(()));
                 }
             }
+            let here = cursor.pair().map(|pair| pair.key);
+            let next = match (here, first) {
+                (Some(here), Some(first)) if comes_before(here, first) => Some(here),
+                (here, first) => first.or(here),
+            };
             let Some(key) = next else { return Ok(Continue(())) };
             if !is_inside(key, scan.end, direction) {
                 return Ok(Break(()));
             }
-            if let (false, Some(pair)) = (in_tables, pair) {
-                // The usual case: no table knows the key.
-                if pair.content != Content::Delete && (scan.visit)(Ok(pair))?.is_break() {
-                    return Ok(Break(()));
-                }
-                cursor.next();
-            } else {
-                scan.key.clear();
-                scan.key.extend_from_slice(key);
-                if self.merge_key((tables, heads), cursor, scan)?.is_break() {
-                    return Ok(Break(()));
-                }
+            scan.key.clear();
+            scan.key.extend_from_slice(key);
+            if self.merge_key((tables, heads), cursor, scan)?.is_break() {
+                return Ok(Break(()));
             }
         }
     }
@@ -324,7 +398,7 @@ impl Flex {
         &self,
         (tables, heads): (&[Arc<MemTable>], &mut [TableCursor<'_>]),
         cursor: &mut Cursor,
-        scan: &mut Scan<'_>,
+        scan: &mut Scan<'_, impl Visit>,
     ) -> Result<ControlFlow<()>> {
         let (key, at) = (&*scan.key, scan.version);
         let mut covered = 0;
@@ -361,10 +435,10 @@ impl Flex {
                     Content::Put(extra, _) => Content::Put(extra, &scan.value),
                     other => other,
                 };
-                (scan.visit)(Ok(Pair { key, version, content }))?
+                (scan.visit)(Ok(&Pair { key, version, content }))?
             }
             (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
-                (scan.visit)(Ok(pair))?
+                (scan.visit)(Ok(&pair))?
             }
             _ => Continue(()),
         };
@@ -382,7 +456,7 @@ impl Flex {
         };
         let (mut items, mut next) = (Items::new(), None);
         let range = (from, Bound::Unbounded);
-        self.visit_at(range, Direction::Forward, WALKED_AT_ONCE, u64::MAX, &mut |pair| {
+        self.visit_at(range, Direction::Forward, WALKED_AT_ONCE, u64::MAX, |pair| {
             let pair = match pair {
                 Ok(pair) => pair,
                 Err(error) => {
@@ -406,7 +480,7 @@ impl Flex {
 
     /// Shows a pair, if it is a value that has not expired.
     #[inline]
-    fn show(&self, pair: Pair<'_>, at: u64, show: Show<'_>) -> Result<ControlFlow<()>> {
+    fn show(&self, pair: &Pair<'_>, at: u64, show: Show<'_>) -> Result<ControlFlow<()>> {
         match pair.content {
             Content::Put(extra, value) => {
                 let attributes = attributes_of(&extra);

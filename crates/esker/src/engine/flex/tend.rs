@@ -194,7 +194,7 @@ impl Flex {
         let mut bytes = Vec::new();
         let read = self.space.read_once_where(
             &mut || {
-                let place = self.index.place(Some(key), false, Ahead::ONE);
+                let place = self.index.place(Some(key), false, Ahead::ONE, None);
                 let size = place.sizes.first().map_or(0, |(size, ..)| *size);
                 let offset = ROOT_BYTES + place.offset;
                 placed = Some(place);

@@ -10,7 +10,15 @@ use super::tails::{self, Wanted};
 use super::{Index, LeafSums, Spot};
 use crate::engine::flex::interval::Interval;
 use esker_index::prefetch;
+use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Intervals that a scan or a get usually takes at once: no memory is asked for to note so many.
+pub(in crate::engine::flex) const USUAL: usize = 8;
+/// Intervals one behind the other.
+pub(in crate::engine::flex) type Intervals = SmallVec<[Arc<Interval>; USUAL]>;
+/// Size and stamp of an interval, and the interval if it is in memory.
+pub(in crate::engine::flex) type Known = (u32, u32, Option<Arc<Interval>>);
 
 /// What the committer wants to know of an interval.
 #[derive(Clone, Debug)]
@@ -76,8 +84,7 @@ impl Ahead {
 pub(in crate::engine::flex) struct Placed {
     /// In the intervals' part of the space.
     pub(in crate::engine::flex) offset: u64,
-    /// Size and stamp of each, and those that are in memory.
-    pub(in crate::engine::flex) sizes: Vec<(u32, u32, Option<Arc<Interval>>)>,
+    pub(in crate::engine::flex) sizes: SmallVec<[Known; USUAL]>,
     pub(in crate::engine::flex) is_coarse: bool,
     pub(in crate::engine::flex) anchor: Vec<u8>,
     /// Anchor of the interval behind the last one.
@@ -135,6 +142,22 @@ impl Neighbours {
     }
 }
 
+/// What is in memory of the intervals from one on.
+#[derive(Clone, Debug)]
+pub(in crate::engine::flex) struct Cached {
+    pub(in crate::engine::flex) intervals: Intervals,
+    /// The key at which they end: that of the next interval, or in reverse the anchor of the last one.
+    pub(in crate::engine::flex) end: Option<Vec<u8>>,
+    pub(in crate::engine::flex) first: Seen,
+}
+
+/// Where an interval was seen: it is there still if one with its stamp is.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::engine::flex) struct Seen {
+    spot: Spot,
+    stamp: u32,
+}
+
 impl Index {
     /// Calls `look` with the interval that holds `key`, under the leaf's lock.
     #[inline]
@@ -145,17 +168,17 @@ impl Index {
     }
 
     /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind it (before
-    /// it, in `reverse`) in its leaf, as long as they are in memory and as far `ahead`; in that order, and the key at which
-    /// they end: that of the next interval, or in `reverse` the anchor of the last one.
+    /// it, in `reverse`) in its leaf, as long as they are in memory and as far `ahead`; in that order.
     pub(in crate::engine::flex) fn cached(
         &self,
         key: Option<&[u8]>,
         before: bool,
         reverse: bool,
         ahead: Ahead,
-    ) -> (Vec<Arc<Interval>>, Option<Vec<u8>>) {
+    ) -> Cached {
         let row = self.row();
         let (spot, leaf) = row.spot(key, before);
+        let first = Seen { spot, stamp: leaf.entries[spot.index].stamp };
         let touched = |entry: &Entry| {
             let interval = entry.cached.as_ref()?;
             interval.touch_all();
@@ -167,16 +190,19 @@ impl Index {
             let entries = leaf.entries[..=spot.index].iter().rev();
             let most = ahead.of(entries.clone());
             entries.clone().take(most).map_while(fetch).for_each(drop);
-            let found: Vec<_> = entries.take(most).map_while(touched).collect();
-            let end = found.len().checked_sub(1).map(|behind| leaf.anchor(spot.index - behind));
-            (found, end)
+            let intervals: SmallVec<_> = entries.take(most).map_while(touched).collect();
+            let last = intervals.len().checked_sub(1);
+            let end = last.map(|behind| leaf.anchor(spot.index - behind));
+            Cached { intervals, end, first }
         } else {
             let entries = leaf.entries[spot.index..].iter();
             let most = ahead.of(entries.clone());
             entries.clone().take(most).map_while(fetch).for_each(drop);
-            let found: Vec<_> = entries.take(most).map_while(touched).collect();
-            let last = Spot { index: (spot.index + found.len()).saturating_sub(1), ..spot };
-            (found, upper(&row, &leaf, last))
+            let intervals: SmallVec<_> = entries.take(most).map_while(touched).collect();
+            let last = intervals.len().checked_sub(1);
+            let last = last.map(|ahead| Spot { index: spot.index + ahead, ..spot });
+            let end = last.and_then(|last| upper(&row, &leaf, last));
+            Cached { intervals, end, first }
         }
     }
 
@@ -217,19 +243,24 @@ impl Index {
     }
 
     /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of those
-    /// behind it in its leaf, as far `ahead`, the last of which is not in memory.
+    /// behind it in its leaf, as far `ahead`, the last of which is not in memory. It is looked for first where it was `seen`.
     pub(in crate::engine::flex) fn place(
         &self,
         key: Option<&[u8]>,
         before: bool,
         ahead: Ahead,
+        seen: Option<Seen>,
     ) -> Placed {
         let row = self.row();
-        let (spot, leaf) = row.spot(key, before);
+        // An interval with a stamp holds what it held, and maybe what one behind it did that went.
+        let there =
+            seen.and_then(|seen| Some((seen.spot, row.leaf_if_there(seen.spot, seen.stamp)?)));
+        let (spot, leaf) = there.unwrap_or_else(|| row.spot(key, before));
         let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
         let first = &leaf.entries[spot.index];
         let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
-        let mut sizes = vec![known(first)];
+        let mut sizes: SmallVec<[_; USUAL]> = SmallVec::new();
+        sizes.push(known(first));
         let mut last = spot;
         if !first.is_coarse() {
             let entries = leaf.entries[spot.index..].iter();

@@ -71,27 +71,27 @@ pub(super) struct Hands {
 }
 
 impl Index {
-    /// Keeps intervals that were read where [`Index::place`] said, if they are still as they were then: the one that holds
-    /// `key`, and those behind it. `passing`: while there is no room, only those that were missed before just now; a scan that
-    /// comes once takes no other's place.
-    pub(in crate::engine::flex) fn keep(
-        &self,
-        key: &[u8],
-        read: &[(u32, Arc<Interval>)],
-        passing: bool,
-    ) {
+    /// Whether an interval that was read is to be kept. `passing`: while there is no room, only one that was missed before just
+    /// now; a scan that comes once takes no other's place.
+    pub(in crate::engine::flex) fn is_worth_keeping(&self, stamp: u32, passing: bool) -> bool {
+        let is_choosy = passing && self.cached_bytes() > self.budget() / 16 * 15;
+        self.budget_bytes > 0 && (!is_choosy || self.passed.again(stamp))
+    }
+
+    /// Keeps intervals that were read where [`Index::place`] said, if they are still as they were then: each with its number from
+    /// the one that holds `key` on, and its stamp.
+    pub(in crate::engine::flex) fn keep(&self, key: &[u8], read: &[(usize, u32, Arc<Interval>)]) {
         if self.budget_bytes == 0 {
             return;
         }
-        let choosy = passing && self.cached_bytes() > self.budget() / 16 * 15;
         let mut more = 0;
         {
             let row = self.row();
             let mut leaf = row.leaf(row.leaf_of(key)).write();
             let index = leaf.index_of(key, false);
-            for (entry, (stamp, interval)) in leaf.entries[index..].iter_mut().zip(read) {
-                let is_wanted = !choosy || self.passed.again(*stamp);
-                if entry.stamp == *stamp && entry.cached.is_none() && is_wanted {
+            for (behind, stamp, interval) in read {
+                let Some(entry) = leaf.entries.get_mut(index + behind) else { break };
+                if entry.stamp == *stamp && entry.cached.is_none() {
                     more += interval.memory_bytes();
                     entry.cached = Some(Arc::clone(interval));
                 }

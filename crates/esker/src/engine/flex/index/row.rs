@@ -108,6 +108,18 @@ impl Row {
         (Spot { leaf: number, index }, leaf)
     }
 
+    /// The leaf of a spot, locked, if the interval there has this stamp.
+    #[inline]
+    pub(super) fn leaf_if_there(
+        &self,
+        spot: Spot,
+        stamp: u32,
+    ) -> Option<RwLockReadGuard<'_, Leaf>> {
+        let leaf = self.leaves.get(spot.leaf)?.read();
+        let is_there = leaf.entries.get(spot.index).is_some_and(|entry| entry.stamp == stamp);
+        is_there.then_some(leaf)
+    }
+
     /// Replaces intervals over the ends of leaves; those that are gone. `sums` follows.
     pub(super) fn splice(
         &mut self,

@@ -22,10 +22,10 @@ fn what_was_read_of_an_interval_that_went_is_not_taken_for_the_one_before_it() {
     // Nothing changed the one before since the store was opened: its stamp is that of the open.
     let index = found_at_open(100);
     for key in 1..100 {
-        let placed = index.place(Some(&[key]), false, Ahead::ONE);
+        let placed = index.place(Some(&[key]), false, Ahead::ONE, None);
         let (_, stamp, _) = placed.sizes[0];
         index.replace(index.locate(&[key]).spot, 1, Vec::new());
-        index.keep(&[key], &[(stamp, interval(&[key]))], false);
+        index.keep(&[key], &[(0, stamp, interval(&[key]))]);
         index.keep_pair(&[key], stamp, |_| unreachable!("{key}"));
         assert!(index.with(&[key], |entry| entry.cached.is_none()), "{key}");
     }
@@ -36,8 +36,8 @@ fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go()
     const KEY: u8 = 40;
     let index = found_at_open(60);
     for key in 1..60 {
-        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-        index.keep(&[key], &[(stamp, interval(&[key]))], false);
+        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE, None).sizes[0];
+        index.keep(&[key], &[(0, stamp, interval(&[key]))]);
     }
     std::thread::scope(|scope| {
         let changes = scope.spawn(|| {
@@ -49,12 +49,14 @@ fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go()
             }
         });
         while !changes.is_finished() {
-            let (found, _) = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
-            assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
-            let (found, anchor) = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
-            assert!(found.len() == 1 && found[0].pair(0).key == [KEY]);
-            assert_eq!(anchor.as_deref(), Some(&[KEY][..]));
-            assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE).anchor, [KEY]);
+            let found = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
+            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
+            let seen = found.first;
+            let found = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
+            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
+            assert_eq!(found.end.as_deref(), Some(&[KEY][..]));
+            assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE, Some(seen)).anchor, [KEY]);
+            assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE, None).anchor, [KEY]);
             assert_eq!(index.locate(&[KEY]).anchor, [KEY]);
         }
     });
@@ -68,8 +70,10 @@ fn with_budget(index: Index, bytes: u64) -> Index {
 fn who_comes_by_once_takes_no_place_while_there_is_no_room() {
     let index = with_budget(found_at_open(60), 20 * interval(&[1]).memory_bytes());
     let pass = |key: u8| {
-        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-        index.keep(&[key], &[(stamp, interval(&[key]))], true);
+        let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE, None).sizes[0];
+        if index.is_worth_keeping(stamp, true) {
+            index.keep(&[key], &[(0, stamp, interval(&[key]))]);
+        }
         index.with(&[key], |entry| entry.cached.is_some())
     };
     // There is room.
@@ -97,8 +101,8 @@ fn what_is_lent_is_used_and_given_back() {
     let index = with_budget(index, 20 * size);
     let keep_all = || {
         for key in 0..200 {
-            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE).sizes[0];
-            index.keep(&[key], &[(stamp, interval(&[key]))], false);
+            let (_, stamp, _) = index.place(Some(&[key]), false, Ahead::ONE, None).sizes[0];
+            index.keep(&[key], &[(0, stamp, interval(&[key]))]);
         }
     };
     keep_all();
@@ -113,6 +117,6 @@ fn what_is_lent_is_used_and_given_back() {
     assert!((size..=5 * size).contains(&index.cached_bytes()), "a share stays");
     let none = Index::new(Vec::new(), 0);
     none.allow(1 << 20);
-    none.keep(b"", &[(none.place(None, false, Ahead::ONE).sizes[0].1, interval(b""))], false);
+    none.keep(b"", &[(0, none.place(None, false, Ahead::ONE, None).sizes[0].1, interval(b""))]);
     assert_eq!(none.cached_bytes(), 0);
 }
