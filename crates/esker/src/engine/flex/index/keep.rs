@@ -71,7 +71,7 @@ pub(super) struct Hands {
 }
 
 impl Index {
-    /// Whether an interval that was read is to be kept. `passing`: while there is no room, only one that was missed before just
+    /// Whether an interval that was read is to be kept; it is noted as missed otherwise. `passing`: while there is no room, only one that was missed before just
     /// now; a scan that comes once takes no other's place.
     pub(in crate::engine::flex) fn is_worth_keeping(&self, stamp: u32, passing: bool) -> bool {
         let is_choosy = passing && self.cached_bytes() > self.budget() / 16 * 15;
