@@ -44,7 +44,7 @@ struct Arguments {
     /// Seconds of each phase behind the load.
     #[arg(long, default_value_t = 2.0)]
     seconds: f64,
-    /// Phases: load, get, scan of 50, seek, mix; busy-get: gets beside one client that puts as fast as it can and does not count;
+    /// Phases: load, get, scan of 50, back-scan of 50 in reverse, seek, mix; busy-get: gets beside one client that puts as fast as it can and does not count;
     /// each but the first with zipf- in front; reopen after a crash, or after a stop.
     #[arg(
         long,
@@ -224,13 +224,18 @@ impl Bench {
                     get(number);
                     Did::Something
                 }),
-                what @ ("scan" | "seek") => self.phase(&store, phase, |rng, _| {
+                what @ ("scan" | "back-scan" | "seek") => self.phase(&store, phase, |rng, _| {
                     let from = key(draw(rng, records, zipf), key_size);
-                    let range = (Bound::Included(&*from), Bound::Unbounded);
+                    let (range, direction) = match what {
+                        "back-scan" => {
+                            ((Bound::Unbounded, Bound::Included(&*from)), Direction::Reverse)
+                        }
+                        _ => ((Bound::Included(&*from), Bound::Unbounded), Direction::Forward),
+                    };
                     let mut bytes = 0;
                     let visit = |met: esker::Met<'_>| bytes += met.value.len();
-                    let most = if what == "scan" { 50 } else { 1 };
-                    assert!(store.scan_with(range, Direction::Forward, most, visit).unwrap() > 0);
+                    let most = if what == "seek" { 1 } else { 50 };
+                    assert!(store.scan_with(range, direction, most, visit).unwrap() > 0);
                     Did::Something
                 }),
                 "mix" => self.phase(&store, phase, |rng, _| {

@@ -7,12 +7,15 @@ use crate::flex_whole::{bytes, held, sound};
 use esker::flex::{Space, SpaceFiles};
 use esker::options::Progress;
 use esker::sites::{flex as of_space, flex_db as sites};
-use esker::{Attributes, Durability, EngineKind, ErrorKind, FlexFiles, Options, PutOptions, Store};
+use esker::{
+    Attributes, Direction, Durability, EngineKind, ErrorKind, FlexFiles, Options, PutOptions, Store,
+};
 use esker_base::clock::{Clock, ManualClock, SystemClock};
 use esker_base::rng::Rng;
 use esker_base::{Site, SiteKind};
 use esker_media::BlockDevice;
 use esker_media::sim::{Asking, SimArchive};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -422,4 +425,60 @@ fn the_collector_moves_no_more_at_once_than_its_bound_says() {
     assert!(used < live * 13 / 10, "{used} bytes for {live}");
     assert_eq!(content(&space).unwrap(), model);
     assert_eq!(space.check().unwrap().problems, Vec::<String>::new());
+}
+
+#[test]
+fn a_scan_reads_what_it_needs_at_once_in_both_directions() {
+    const PAIRS: u64 = 20_000;
+    const SCANS: u64 = 100;
+    const LENGTH: u64 = 50;
+    let key = |number: u64| format!("{number:016}").into_bytes();
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    options.flex.scrub_bytes_per_second = 0;
+    let store = Store::open(&options).unwrap();
+    for number in 0..PAIRS {
+        let _version = store.put(&key(number * 7919 % PAIRS), &[1; 100]).unwrap();
+    }
+    // Side by side on the device.
+    store.clean(usize::MAX).unwrap();
+    store.close().unwrap();
+    drop(store);
+    for (cache_bytes, is_asked_for) in [(0, false), (64 << 20, true)] {
+        for direction in [Direction::Forward, Direction::Reverse] {
+            options.flex.cache_size_bytes = cache_bytes;
+            let store = Store::open(&options).unwrap();
+            if !is_asked_for {
+                // Nobody knows how many pairs an interval has that nobody has looked into.
+                assert_eq!(store.check().unwrap().problems.len(), 0);
+            }
+            let mut reads = 0;
+            for scan in 0..SCANS {
+                let number = LENGTH + scan * 2 * LENGTH;
+                let from = key(number);
+                if is_asked_for {
+                    // The first interval is in memory then.
+                    assert!(store.get(&from).unwrap().is_some());
+                }
+                let range = match direction {
+                    Direction::Forward => (Bound::Included(&*from), Bound::Unbounded),
+                    Direction::Reverse => (Bound::Unbounded, Bound::Included(&*from)),
+                };
+                let before = store.stats().device.reads;
+                let found = store.scan(range, direction, LENGTH as usize).unwrap();
+                reads += store.stats().device.reads - before;
+                let wanted = |at| match direction {
+                    Direction::Forward => key(number + at),
+                    Direction::Reverse => key(number - at),
+                };
+                assert!(found.iter().map(|(key, _)| key.clone()).eq((0..LENGTH).map(wanted)));
+            }
+            // Some go over the end of a leaf of the index.
+            let most = SCANS * 23 / 20;
+            assert!(reads <= most, "{reads} reads, {direction:?}, a cache of {cache_bytes} bytes");
+            store.close().unwrap();
+        }
+    }
 }

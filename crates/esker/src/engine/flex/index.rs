@@ -24,7 +24,7 @@ mod leaf;
 mod row;
 mod tails;
 
-pub(super) use find::{Ahead, Cached, Intervals, Located, Neighbours, Seen, USUAL};
+pub(super) use find::{Ahead, Cached, First, Intervals, Located, Neighbours, Seen, USUAL};
 pub(super) use leaf::{Entry, Fresh};
 pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 

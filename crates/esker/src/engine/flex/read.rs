@@ -242,8 +242,8 @@ impl Flex {
         }
     }
 
-    /// Reads the interval that holds `key` (with `before`: the greatest key below it), and those behind it as far `ahead` that
-    /// are not in memory; keeps them, those who come by ([`Index::keep`](super::index::Index::keep)) if they come again.
+    /// Reads the interval that holds `key` (with `before`: the greatest key below it), and those behind or before it as far
+    /// `ahead` that are not in memory; keeps them, those who come by ([`Index::keep`](super::index::Index::keep)) if they come again.
     /// It fails only if the first one cannot be read: what is behind it does not matter to who wants that.
     pub(super) fn load(
         &self,

@@ -9,7 +9,7 @@
 
 use super::Flex;
 use super::cursor::TableCursor;
-use super::index::{Ahead, Cached, Intervals};
+use super::index::{Ahead, Cached, First, Intervals};
 use super::interval::Interval;
 use super::memtable::MemTable;
 use super::read::attributes_of;
@@ -116,6 +116,12 @@ impl Cursor {
             None => index,
         };
         Some(interval.pair(index))
+    }
+
+    /// Pairs that are left in all intervals, those that do not count among them.
+    fn pairs_left(&self) -> usize {
+        let others = self.intervals.as_slice().iter().map(|interval| interval.len());
+        self.left.len() + others.sum::<usize>()
     }
 
     /// Goes past a pair.
@@ -269,18 +275,19 @@ impl Flex {
             Bound::Unbounded => (direction == Direction::Forward).then(Vec::new),
         };
         // A bound that is included going down: the interval that holds the key itself.
-        let mut before = direction == Direction::Reverse && !matches!(start, Bound::Included(_));
+        let reverse = direction == Direction::Reverse;
+        let mut before = reverse && !matches!(start, Bound::Included(_));
         // An interval that is met after the first one may have become larger meanwhile: what comes before `position` in
         // it was met already.
         let mut first = true;
         let mut scan =
             Scan { direction, end, version: at, visit, key: Vec::new(), value: Vec::new() };
-        let mut ahead = Ahead { pairs: limit, intervals: INTERVALS_AHEAD, ..Ahead::ONE };
-        // What the first intervals do not have, because the scan began far behind in the first one or much of what they
-        // have does not count; a scan that goes on and on takes more at once.
-        let mut next = limit / 4;
+        let mut ahead = Ahead { reverse, pairs: limit, intervals: INTERVALS_AHEAD, ..Ahead::ONE };
+        // What is not met yet of what is expected; behind it, because much of that did not count, some more, and a scan that
+        // goes on and on takes more at once.
+        let (mut expected, mut next) = (limit, limit / 4);
         loop {
-            let (run, unread) = match self.run(position.as_deref(), before, direction, ahead) {
+            let (run, unread) = match self.run(position.as_deref(), before, ahead) {
                 Ok(run) => (run, None),
                 Err(error) => (self.unread(position.as_deref(), before, direction), Some(error)),
             };
@@ -291,8 +298,12 @@ impl Flex {
                 _ => start,
             });
             first = false;
-            ahead.pairs = next.max(1);
-            next = next.max(1).saturating_mul(2);
+            expected = expected.saturating_sub(cursor.pairs_left());
+            ahead = Ahead { pairs: expected, first: First::All, ..ahead };
+            if expected == 0 {
+                ahead.pairs = next.max(1);
+                next = ahead.pairs.saturating_mul(2);
+            }
             let in_run = |key: &[u8]| match direction {
                 Direction::Forward => run.end.as_deref().is_none_or(|upper| key < upper),
                 Direction::Reverse => run.end.as_deref().is_none_or(|anchor| key >= anchor),
@@ -307,38 +318,33 @@ impl Flex {
             }
             let ended = match &run.end {
                 None => true,
-                Some(anchor) if direction == Direction::Reverse => anchor.is_empty(),
+                Some(anchor) if reverse => anchor.is_empty(),
                 Some(upper) => !is_inside(upper, end, direction),
             };
             if ended {
                 return Ok(());
             }
             position = run.end;
-            before = direction == Direction::Reverse;
+            before = reverse;
         }
     }
 
     /// Some intervals from the one that holds `key` on.
-    fn run(
-        &self,
-        key: Option<&[u8]>,
-        before: bool,
-        direction: Direction,
-        ahead: Ahead,
-    ) -> Result<Run> {
-        let reverse = direction == Direction::Reverse;
-        let Cached { intervals, end, first } = self.index.cached(key, before, reverse, ahead);
+    fn run(&self, key: Option<&[u8]>, before: bool, ahead: Ahead) -> Result<Run> {
+        let Cached { intervals, end, first } = self.index.cached(key, before, ahead);
         if !intervals.is_empty() {
             return Ok(Run { intervals, end });
         }
         let along = key.and_then(|key| self.index.along(key)).unwrap_or(Ahead::ONE);
-        let ahead = match reverse {
-            true => Ahead::ONE,
-            false => Ahead { size_bytes: along.size_bytes, ..ahead },
-        };
-        let loaded = self.load(key, before, ahead, Some(first))?;
-        let end = if reverse { Some(loaded.anchor) } else { loaded.upper };
-        Ok(Run { intervals: loaded.intervals, end })
+        // To read once more costs more than some pairs that nobody wants.
+        let counts = if ahead.first == First::Half { First::None } else { ahead.first };
+        let ahead = Ahead { size_bytes: along.size_bytes, first: counts, ..ahead };
+        let mut loaded = self.load(key, before, ahead, Some(first))?;
+        if ahead.reverse {
+            loaded.intervals.reverse();
+            return Ok(Run { intervals: loaded.intervals, end: Some(loaded.anchor) });
+        }
+        Ok(Run { intervals: loaded.intervals, end: loaded.upper })
     }
 
     /// In place of the interval that holds `key`, which cannot be read.

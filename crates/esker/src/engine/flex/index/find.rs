@@ -48,34 +48,60 @@ pub(in crate::engine::flex) struct Part {
     pub(in crate::engine::flex) is_known: bool,
 }
 
-/// How far somebody looks: at intervals with about so many pairs, or so many bytes, and at so many intervals at most.
+/// Of how many pairs of the first interval one is sure who looks ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::engine::flex) enum First {
+    /// It begins at the first one.
+    All,
+    /// It begins somewhere, and what lies behind costs little if it is missing.
+    Half,
+    /// It begins somewhere, and what lies behind costs much.
+    None,
+}
+
+/// How far somebody looks, and whether at what is before: at intervals with about so many pairs, or so many bytes, and at so
+/// many intervals at most.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::engine::flex) struct Ahead {
+    pub(in crate::engine::flex) reverse: bool,
     pub(in crate::engine::flex) pairs: usize,
     pub(in crate::engine::flex) size_bytes: u32,
     pub(in crate::engine::flex) intervals: usize,
+    pub(in crate::engine::flex) first: First,
 }
 
 impl Ahead {
     /// One interval.
-    pub(in crate::engine::flex) const ONE: Ahead = Ahead { pairs: 0, size_bytes: 0, intervals: 1 };
+    pub(in crate::engine::flex) const ONE: Ahead =
+        Ahead { reverse: false, pairs: 0, size_bytes: 0, intervals: 1, first: First::Half };
     /// What lies in the same block of the space, if intervals are much smaller.
     pub(in crate::engine::flex) const BLOCK: Ahead =
-        Ahead { pairs: 0, size_bytes: 4096, intervals: usize::MAX };
+        Ahead { size_bytes: 4096, intervals: usize::MAX, ..Ahead::ONE };
 
     /// How many of these intervals that is.
     pub(super) fn of<'e>(self, entries: impl Iterator<Item = &'e Entry>) -> usize {
-        // Who looks begins anywhere in the first one.
-        let (mut pairs, mut bytes) = (0, 0);
-        let mut share = 2;
+        let (mut pairs, mut bytes, mut count) = (0, 0, 0);
         let needed = entries.take(self.intervals.max(1)).take_while(|entry| {
-            let is_needed = share == 2 || pairs < self.pairs || bytes < self.size_bytes;
+            let is_needed = count == 0 || pairs < self.pairs || bytes < self.size_bytes;
+            let own = usize::from(entry.known_pairs());
+            pairs += match self.first {
+                First::Half if count == 0 => own / 2,
+                First::None if count == 0 => 0,
+                _ => own,
+            };
             bytes = bytes.saturating_add(entry.size);
-            pairs += usize::from(entry.known_pairs()) / share;
-            share = 1;
+            count += 1;
             is_needed
         });
         needed.count()
+    }
+
+    /// How many of them are read, from the first one on: all in one go, up to the last that is not in memory. Somebody has
+    /// looked into them, if there are several.
+    fn read_of<'e>(self, entries: impl Iterator<Item = &'e Entry> + Clone) -> usize {
+        let known = entries.clone().take(self.of(entries)).take_while(|entry| !entry.is_coarse());
+        let absent = known.enumerate().skip(1).filter(|(_, entry)| entry.cached.is_none());
+        absent.last().map_or(0, |(number, _)| number) + 1
     }
 }
 
@@ -167,13 +193,12 @@ impl Index {
         look(&leaf.entries[leaf.index_of(key, false)])
     }
 
-    /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind it (before
-    /// it, in `reverse`) in its leaf, as long as they are in memory and as far `ahead`; in that order.
+    /// The interval that holds `key` (`before`: the one that holds the greatest key below it) and those behind or before it in
+    /// its leaf, as long as they are in memory and as far `ahead`; in that order.
     pub(in crate::engine::flex) fn cached(
         &self,
         key: Option<&[u8]>,
         before: bool,
-        reverse: bool,
         ahead: Ahead,
     ) -> Cached {
         let row = self.row();
@@ -186,7 +211,7 @@ impl Index {
         };
         // Each is waited for when it is touched, but for those that began to come before.
         let fetch = |entry: &Entry| entry.cached.as_deref().map(prefetch::value);
-        if reverse {
+        if ahead.reverse {
             let entries = leaf.entries[..=spot.index].iter().rev();
             let most = ahead.of(entries.clone());
             entries.clone().take(most).map_while(fetch).for_each(drop);
@@ -243,7 +268,8 @@ impl Index {
     }
 
     /// Where the interval that holds `key` is (`before`: the greatest key below it), with sizes and stamps of it and of those
-    /// behind it in its leaf, as far `ahead`, the last of which is not in memory. It is looked for first where it was `seen`.
+    /// behind or before it in its leaf, as far `ahead`; none but the first one need be read for what is at the other end. In
+    /// order of keys. It is looked for first where it was `seen`.
     pub(in crate::engine::flex) fn place(
         &self,
         key: Option<&[u8]>,
@@ -256,27 +282,19 @@ impl Index {
         let there =
             seen.and_then(|seen| Some((seen.spot, row.leaf_if_there(seen.spot, seen.stamp)?)));
         let (spot, leaf) = there.unwrap_or_else(|| row.spot(key, before));
-        let offset = self.sums.read().before(spot.leaf) + leaf.size_before(spot.index);
-        let first = &leaf.entries[spot.index];
+        let Spot { leaf: number, index } = spot;
+        let range = if ahead.reverse {
+            index + 1 - ahead.read_of(leaf.entries[..=index].iter().rev())..index + 1
+        } else {
+            index..index + ahead.read_of(leaf.entries[index..].iter())
+        };
         let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
-        let mut sizes: SmallVec<[_; USUAL]> = SmallVec::new();
-        sizes.push(known(first));
-        let mut last = spot;
-        if !first.is_coarse() {
-            let entries = leaf.entries[spot.index..].iter();
-            let behind = entries.clone().take(ahead.of(entries)).skip(1);
-            sizes.extend(behind.take_while(|entry| !entry.is_coarse()).map(known));
-            while sizes.len() > 1 && sizes.last().is_some_and(|(.., cached)| cached.is_some()) {
-                sizes.pop();
-            }
-            last.index += sizes.len() - 1;
-        }
         Placed {
-            offset,
-            sizes,
-            is_coarse: first.is_coarse(),
-            anchor: leaf.anchor(spot.index),
-            upper: upper(&row, &leaf, last),
+            offset: self.sums.read().before(number) + leaf.size_before(range.start),
+            sizes: leaf.entries[range.clone()].iter().map(known).collect(),
+            is_coarse: leaf.entries[index].is_coarse(),
+            anchor: leaf.anchor(range.start),
+            upper: upper(&row, &leaf, Spot { leaf: number, index: range.end - 1 }),
         }
     }
 

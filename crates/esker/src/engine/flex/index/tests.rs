@@ -49,10 +49,10 @@ fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go()
             }
         });
         while !changes.is_finished() {
-            let found = index.cached(Some(&[KEY]), false, false, Ahead::ONE);
+            let found = index.cached(Some(&[KEY]), false, Ahead::ONE);
             assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
             let seen = found.first;
-            let found = index.cached(Some(&[KEY]), false, true, Ahead::ONE);
+            let found = index.cached(Some(&[KEY]), false, Ahead { reverse: true, ..Ahead::ONE });
             assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
             assert_eq!(found.end.as_deref(), Some(&[KEY][..]));
             assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE, Some(seen)).anchor, [KEY]);
@@ -90,8 +90,38 @@ fn who_looks_ahead_takes_what_has_as_many_pairs() {
     let of = |pairs, intervals| Ahead { pairs, intervals, ..Ahead::ONE }.of(entries.iter());
     assert_eq!([0, 20, 21, 32, 33, 44, 45].map(|pairs| of(pairs, 16)), [1, 1, 2, 2, 3, 3, 4]);
     assert_eq!([of(1000, 16), of(1000, 2), of(1000, 0)], [4, 2, 1]);
+    let surely =
+        |first, pairs| Ahead { pairs, intervals: 16, first, ..Ahead::ONE }.of(entries.iter());
+    assert_eq!([1, 12, 13, 24, 25].map(|pairs| surely(First::None, pairs)), [2, 2, 3, 3, 4]);
+    assert_eq!([1, 40, 41, 52, 53].map(|pairs| surely(First::All, pairs)), [1, 1, 2, 2, 3]);
     let in_block = |size_bytes| Ahead { size_bytes, ..Ahead::BLOCK }.of(entries.iter());
     assert_eq!([0, 100, 101, 300, 301, 4096].map(in_block), [1, 1, 2, 3, 4, 4]);
+}
+
+#[test]
+fn what_is_read_of_a_leaf_is_the_same_in_both_directions() {
+    let index = found_at_open(40);
+    let place = |key: u8, ahead| index.place(Some(&[key]), false, ahead, None);
+    for key in [7, 8, 12] {
+        let (_, stamp, _) = place(key, Ahead::ONE).sizes[0];
+        index.keep(&[key], &[(0, stamp, interval(&[key]))]);
+    }
+    for (from, to, reverse, count) in [
+        (9_u8, 13_u8, false, 5_u8),
+        (9, 12, false, 3),
+        (11, 6, true, 6),
+        (11, 7, true, 3),
+        (11, 8, true, 3),
+        (2, 0, true, 3),
+    ] {
+        let intervals = usize::from(from.max(to) - from.min(to)) + 1;
+        let placed = place(from, Ahead { reverse, pairs: 1000, intervals, ..Ahead::ONE });
+        assert_eq!(placed.sizes.len(), usize::from(count), "from {from} to {to}");
+        let first = if reverse { from + 1 - count } else { from };
+        let alone = place(first, Ahead::ONE);
+        assert_eq!((placed.offset, &placed.anchor), (alone.offset, &alone.anchor));
+        assert_eq!(placed.upper, place(first + count - 1, Ahead::ONE).upper);
+    }
 }
 
 #[test]
