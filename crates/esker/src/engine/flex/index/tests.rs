@@ -100,7 +100,10 @@ fn who_looks_ahead_takes_what_has_as_many_pairs() {
 
 #[test]
 fn what_is_read_of_a_leaf_is_the_same_in_both_directions() {
-    let index = found_at_open(40);
+    // Nobody has looked into number 20.
+    let entry = |number| if number == 20 { Entry::coarse(900) } else { Entry::new(40, 1, 0, 1) };
+    let fresh = |number: u8| Fresh::new(vec![number], entry(number));
+    let index = Index::new((0..40).map(fresh).collect(), 1 << 20);
     let place = |key: u8, ahead| index.place(Some(&[key]), false, ahead, None);
     for key in [7, 8, 12] {
         let (_, stamp, _) = place(key, Ahead::ONE).sizes[0];
@@ -113,6 +116,10 @@ fn what_is_read_of_a_leaf_is_the_same_in_both_directions() {
         (11, 7, true, 3),
         (11, 8, true, 3),
         (2, 0, true, 3),
+        (18, 22, false, 2),
+        (22, 18, true, 2),
+        (20, 22, false, 1),
+        (20, 18, true, 1),
     ] {
         let intervals = usize::from(from.max(to) - from.min(to)) + 1;
         let placed = place(from, Ahead { reverse, pairs: 1000, intervals, ..Ahead::ONE });
