@@ -301,23 +301,6 @@ fn clear_leaves_nothing_and_gives_the_memory_back() {
 }
 
 #[test]
-fn memory_follows_the_data() {
-    let directory = Directory::with_capacity(0);
-    assert!(directory.memory_bytes() < 6 << 10, "{} bytes when empty", directory.memory_bytes());
-    let mut rng = Rng::from_seed(9);
-    let (mut sum, mut samples) = (0.0, 0u32);
-    for n in 1..2_000_000u32 {
-        directory.insert(rng.next_u64(), link(u64::from(n)));
-        if n % 1000 == 0 && n > 100_000 {
-            sum += directory.memory_bytes() as f64 / f64::from(n);
-            samples += 1;
-        }
-    }
-    let average = sum / f64::from(samples);
-    assert!(average < 12.0, "{average:.2} bytes per entry on average");
-}
-
-#[test]
 fn a_hint_makes_room_at_once() {
     for entries in [1u64, 1000, 59_000, 61_000, 1_000_000, 3_000_000] {
         let directory = Directory::with_capacity(entries);
