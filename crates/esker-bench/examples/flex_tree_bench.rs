@@ -4,7 +4,7 @@
 //! extents, 1,000,000 by default; then appends, lookups and ranges of 50 extents. The peers' inserts take
 //! minutes at this size, so they are timed at ten sizes on the way, some at each, and summed up; the line
 //! says so. The B+-tree is FlexTree without shifts: the same nodes, and each insert moves everything
-//! behind it.
+//! behind it. Its nodes stand and are filled as after as many inserts at random places, like FlexTree's.
 #![allow(
     clippy::print_stdout,
     clippy::cast_precision_loss,
@@ -40,8 +40,10 @@ fn mixed(offset: u64, length: u64, address: u64) -> u64 {
 }
 
 /// What is compared.
-trait Index {
+trait Index: Sized {
     fn new() -> Self;
+    /// As after `count` inserts at random places, without waiting for them.
+    fn scattered(count: u64, rng: &mut Rng) -> Self;
     fn insert(&mut self, offset: u64, address: u64);
     fn append(&mut self, address: u64);
     fn lookup(&self, offset: u64) -> u64;
@@ -51,6 +53,12 @@ trait Index {
 impl Index for FlexTree {
     fn new() -> Self {
         FlexTree::new(Shape::default())
+    }
+
+    fn scattered(count: u64, rng: &mut Rng) -> Self {
+        let mut index = <FlexTree as Index>::new();
+        insert(&mut index, rng, 0, count);
+        index
     }
 
     fn insert(&mut self, offset: u64, address: u64) {
@@ -88,6 +96,11 @@ struct Sorted(Vec<Plain>);
 impl Index for Sorted {
     fn new() -> Self {
         Sorted(Vec::new())
+    }
+
+    /// There is but one way in which it can stand.
+    fn scattered(count: u64, _rng: &mut Rng) -> Self {
+        grown(count)
     }
 
     fn insert(&mut self, offset: u64, address: u64) {
@@ -220,20 +233,8 @@ impl Full {
         }
     }
 
-    fn before(&self, node: u32, offset: u64) -> usize {
-        let inner = &self.inners[node as usize];
-        inner.pivots[..inner.count - 1].partition_point(|pivot| *pivot < offset)
-    }
-}
-
-impl Index for Full {
-    fn new() -> Self {
-        let leaf = Leaf { entries: [[0; 2]; LEAF], count: 0, next: NONE };
-        Full { leaves: vec![leaf], inners: Vec::new(), root: 0, height: 0, size: 0 }
-    }
-
-    fn insert(&mut self, offset: u64, address: u64) {
-        let append = offset == self.size;
+    /// Adds an extent before what has this offset, which is not moved; returns its leaf and place there.
+    fn place(&mut self, offset: u64, address: u64, append: bool) -> (u32, usize) {
         if self.full(self.root, self.height) {
             let mut above = Inner { pivots: [0; 30], children: [0; 31], count: 1 };
             above.children[0] = self.root;
@@ -251,16 +252,46 @@ impl Index for Full {
             }
             node = self.inners[node as usize].children[x];
         }
-        if self.height > 0 && !append {
-            self.shift_pivots(self.root, self.height, offset, false);
-        }
         let leaf = &mut self.leaves[node as usize];
         let index = leaf.entries[..leaf.count].partition_point(|entry| entry[0] & LOW < offset);
         leaf.entries.copy_within(index..leaf.count, index + 1);
         leaf.entries[index] = [offset | (LENGTH << 48), address];
         leaf.count += 1;
+        self.size += LENGTH;
+        (node, index)
+    }
+
+    fn before(&self, node: u32, offset: u64) -> usize {
+        let inner = &self.inners[node as usize];
+        inner.pivots[..inner.count - 1].partition_point(|pivot| *pivot < offset)
+    }
+}
+
+impl Index for Full {
+    fn new() -> Self {
+        let leaf = Leaf { entries: [[0; 2]; LEAF], count: 0, next: NONE };
+        Full { leaves: vec![leaf], inners: Vec::new(), root: 0, height: 0, size: 0 }
+    }
+
+    /// Where each extent ends up is known beforehand, so nothing has to move: nodes split as they would.
+    fn scattered(count: u64, rng: &mut Rng) -> Self {
+        let mut places: Vec<u64> = (0..count).collect();
+        (1..places.len()).rev().for_each(|last| places.swap(last, rng.index(last + 1)));
+        let mut index = Full::new();
+        for (place, n) in places.into_iter().zip(0..) {
+            index.place(place * LENGTH, n * APART, false);
+        }
+        index
+    }
+
+    fn insert(&mut self, offset: u64, address: u64) {
+        let append = offset == self.size;
+        let (leaf, index) = self.place(offset, address, append);
+        if self.height > 0 && !append {
+            self.shift_pivots(self.root, self.height, offset, false);
+        }
         let mut first = index + 1;
-        let mut next = node;
+        let mut next = leaf;
         while next != NONE {
             let leaf = &mut self.leaves[next as usize];
             for entry in &mut leaf.entries[first..leaf.count] {
@@ -269,7 +300,6 @@ impl Index for Full {
             first = 0;
             next = leaf.next;
         }
-        self.size += LENGTH;
     }
 
     fn append(&mut self, address: u64) {
@@ -307,8 +337,7 @@ fn seconds(work: impl FnOnce()) -> f64 {
     (SystemClock.monotonic() - start).as_secs_f64()
 }
 
-/// An index of `count` extents that were inserted at random places, without waiting for the peers'
-/// inserts: in the order in which they end up.
+/// An index of `count` extents, each appended.
 fn grown<I: Index>(count: u64) -> I {
     let mut index = I::new();
     (0..count).for_each(|n| index.append(n * APART));
@@ -329,7 +358,7 @@ fn sampled<I: Index>(count: u64) -> f64 {
     (0..SAMPLES)
         .map(|sample| {
             let from = sample * step + step / 2;
-            let mut index = grown::<I>(from);
+            let mut index = I::scattered(from, &mut rng);
             let time = seconds(|| insert(&mut index, &mut rng, from, at_each));
             time / at_each as f64 * step as f64
         })
@@ -391,6 +420,12 @@ fn main() {
     assert!(places.iter().take(1000).all(|place| {
         let right = sorted.range(*place);
         Index::range(&flex, *place) == right && full.range(*place) == right
+    }));
+    let mut scattered = Full::scattered(5000, &mut rng);
+    insert(&mut scattered, &mut rng, 5000, 100);
+    assert!((0..5100).map(|n| n * LENGTH).all(|place| {
+        let leaf = scattered.leaf_of(place);
+        leaf.entries[Full::index(leaf, place)][0] & LOW == place
     }));
     println!("lookup at random places");
     best(
