@@ -37,7 +37,7 @@ const RUN_BYTES: u64 = 1 << 10;
 const RUN_BYTES_OF_TIME: u64 = 16 << 10;
 /// Most leaves that are noted.
 const NOTED_MAX: usize = 1024;
-/// Noted leaves for which the thread is woken.
+/// Noted leaves for which the thread is woken, and readers give way to it.
 const NOTED_MUCH: usize = 8;
 /// Most places of which is known that they were told of.
 const TOLD_MAX: usize = 1024;
@@ -54,6 +54,18 @@ pub(super) struct Noted {
 }
 
 impl Noted {
+    /// Notes the leaf of a key, unless there are too many.
+    fn add(&mut self, key: &[u8]) {
+        if self.keys.len() < NOTED_MAX {
+            self.keys.insert(key.to_vec());
+        }
+    }
+
+    /// Whether they are so many that the thread is to begin, and readers give way to it.
+    fn is_much(&self) -> bool {
+        self.keys.len() >= NOTED_MUCH
+    }
+
     /// The next one in order; behind the last one, the first.
     fn take_next(&mut self) -> Option<Vec<u8>> {
         let behind = (Bound::Excluded(&*self.at), Bound::Unbounded);
@@ -225,15 +237,26 @@ impl Flex {
 
     /// Notes that a read met so many runs beside the base runs of intervals in the leaf of `key`. Once reads lost as much as
     /// it costs to bring the leaf together, that is done: so nothing is ever brought together that reads do not pay for.
+    ///
+    /// Who reads gives way while many leaves wait: readers that keep all processors busy leave a scheduler's fair share to the thread
+    /// only in name, and each of them reads in vain what it did not get to.
     pub(super) fn note_places(&self, key: &[u8], runs: u64) {
-        if runs == 0 || !self.index.owe(key, runs * self.loose.run_bytes()) {
+        if runs == 0 {
             return;
         }
+        let is_due = self.index.owe(key, runs * self.loose.run_bytes());
         let Some(mut noted) = self.fragmented.try_lock() else { return };
-        let is_new = noted.keys.len() < NOTED_MAX && noted.keys.insert(key.to_vec());
-        if is_new && noted.keys.len() == NOTED_MUCH {
-            drop(noted);
+        let before = noted.is_much();
+        if is_due {
+            noted.add(key);
+        }
+        let is_much = noted.is_much();
+        drop(noted);
+        if is_much && !before {
             self.background.wake();
+        }
+        if is_much {
+            esker_trt::yield_now();
         }
     }
 
@@ -295,6 +318,24 @@ mod tests {
         assert_eq!(loose.run_bytes(), RUN_BYTES, "bytes count now");
         loose.earn(5000, 1000);
         assert_eq!(loose.left(), 1000, "no more than there is");
+    }
+
+    #[test]
+    fn readers_give_way_while_many_leaves_wait() {
+        let mut noted = Noted::default();
+        let key = |number: usize| number.to_be_bytes();
+        for number in 0..NOTED_MUCH {
+            assert!(!noted.is_much(), "{number}");
+            noted.add(&key(number));
+            noted.add(&key(number));
+        }
+        assert!(noted.is_much());
+        (0..2 * NOTED_MAX).for_each(|number| noted.add(&key(number)));
+        assert_eq!(noted.keys.len(), NOTED_MAX);
+        while noted.keys.len() >= NOTED_MUCH {
+            noted.take_next();
+        }
+        assert!(!noted.is_much());
     }
 
     #[test]
