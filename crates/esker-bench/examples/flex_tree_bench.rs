@@ -392,8 +392,8 @@ fn main() {
     println!("{count} extents; the best of {RUNS} runs that take turns");
     println!("insert at random places (peers: timed at {SAMPLES} sizes, {INSERTS} at each)");
     let flex = || {
-        let mut index = <FlexTree as Index>::new();
-        seconds(|| insert(&mut index, &mut Rng::from_seed(1), 0, count))
+        let mut index = None;
+        seconds(|| index = Some(FlexTree::scattered(count, &mut Rng::from_seed(1))))
     };
     // The peers take seconds for each of their few inserts: one run of them.
     let (full, sorted) = (sampled::<Full>(count), sampled::<Sorted>(count));

@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn readers_give_way_while_many_leaves_wait() {
+    fn leaves_that_wait_are_many_until_the_thread_has_taken_them() {
         let mut noted = Noted::default();
         let key = |number: usize| number.to_be_bytes();
         for number in 0..NOTED_MUCH {
