@@ -12,6 +12,7 @@
 
 pub mod backup;
 pub mod index;
+pub mod key;
 pub mod large;
 pub mod root;
 pub mod run;
@@ -21,13 +22,14 @@ pub mod wal;
 pub use index::{
     INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, INDEX_VERSION, IndexEntry, IndexHead, IndexWriter,
 };
+pub use key::Key;
 pub use large::{LARGE_HEAD_SIZE, LargeHead};
 pub use root::{ROOT_SIZE, Root};
-pub use run::{Content, Pair, Run, RunKind, RunWriter};
+pub use run::{Common, Content, Pair, Pairs, Run, RunKind, RunWriter};
 pub use wal::{BATCH_HEADER_SIZE, Batch, Change, WalWriter};
 
 /// The format that this build writes. Others are refused by number.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 /// Longest value in bytes.
 pub const VALUE_SIZE_MAX_BYTES: u64 = 4 << 30;
 /// Longest key in bytes.

@@ -2,8 +2,10 @@
 //!
 //! An interval begins with a base run, which has the interval's anchor; what was written later was appended to it as further
 //! runs. Of several pairs of one key the one with the highest version counts.
+//!
+//! What all keys of a run begin with, its *stem*, stands in it once; that of a base run is the beginning of its anchor.
 
-use super::{Extra, KEY_SIZE_MAX_BYTES, split, varint};
+use super::{Extra, KEY_SIZE_MAX_BYTES, Key, split, varint};
 use crate::Flaw;
 use esker_base::checksum::crc32c;
 
@@ -31,7 +33,7 @@ pub enum Content<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair<'a> {
     /// The key.
-    pub key: &'a [u8],
+    pub key: Key<'a>,
     /// Of the write.
     pub version: u64,
     /// What was written.
@@ -46,7 +48,7 @@ const LARGE: u64 = 3;
 /// Appends what `content` is after key length and before the key: see the format's page.
 pub(super) fn put_content(
     bytes: &mut Vec<u8>,
-    key: &[u8],
+    key: Key<'_>,
     content: &Content<'_>,
     version: Option<u64>,
 ) {
@@ -66,7 +68,8 @@ pub(super) fn put_content(
     {
         extra.put(bytes);
     }
-    bytes.extend_from_slice(key);
+    bytes.extend_from_slice(key.stem());
+    bytes.extend_from_slice(key.rest());
     match content {
         Content::Put(_, value) => bytes.extend_from_slice(value),
         Content::Delete => {}
@@ -108,7 +111,101 @@ pub(super) fn take_content<'a>(
 /// Bytes of a run before its varints: checksum and kind.
 const HEAD_SIZE: usize = 5;
 
-/// Makes a run.
+/// Kinds of runs on media; 3 is the head of a large value.
+const BASE: u8 = 1;
+const APPENDED: u8 = 2;
+const BASE_WITH_STEM: u8 = 4;
+const APPENDED_WITH_STEM: u8 = 5;
+
+/// Bytes of the stem of a run with these pairs: what the keys begin with, and the anchor.
+fn stem_size<'p>(anchor: Option<&[u8]>, pairs: impl Iterator<Item = Pair<'p>> + Clone) -> usize {
+    let Some(first) = pairs.clone().next() else { return 0 };
+    // In order: what the first and the last one share all do.
+    let Some((index, last)) = pairs.enumerate().last() else { return 0 };
+    let shared = first.key.shared(last.key);
+    match anchor {
+        Some(anchor) => first.key.shared(Key::from(anchor)).min(shared),
+        // It has to be written itself.
+        None if index == 0 => 0,
+        None => shared,
+    }
+}
+
+/// Appends a run of pairs, in order of keys, of one key the newer one first, to `to`: a base run if it gets an anchor.
+/// `first_version` is none above theirs.
+pub fn write<'p>(
+    anchor: Option<&[u8]>,
+    first_version: u64,
+    pairs: impl Iterator<Item = Pair<'p>> + Clone,
+    to: &mut Vec<u8>,
+) {
+    let stem = stem_size(anchor, pairs.clone());
+    let start = to.len();
+    let (mut count, mut first) = (0, Key::default());
+    for pair in pairs {
+        if count == 0 {
+            first = pair.key;
+        }
+        debug_assert!(pair.key.shared(first) >= stem, "in order");
+        let delta = pair.version.saturating_sub(first_version);
+        put_content(to, pair.key.behind(stem), &pair.content, Some(delta));
+        count += 1;
+    }
+    let mut body = Vec::with_capacity(64);
+    varint::put(&mut body, count);
+    varint::put(&mut body, first_version);
+    if let Some(anchor) = anchor {
+        if stem > 0 {
+            varint::put(&mut body, stem as u64);
+        }
+        varint::put(&mut body, anchor.len() as u64);
+        body.extend_from_slice(anchor);
+    } else if stem > 0 {
+        varint::put(&mut body, stem as u64);
+        body.extend(first.stem().iter().chain(first.rest()).take(stem));
+    }
+    let kind = match (anchor.is_some(), stem > 0) {
+        (true, false) => BASE,
+        (false, false) => APPENDED,
+        (true, true) => BASE_WITH_STEM,
+        (false, true) => APPENDED_WITH_STEM,
+    };
+    let mut head = vec![0, 0, 0, 0, kind];
+    varint::put(&mut head, (body.len() + to.len() - start) as u64);
+    to.splice(start..start, head.into_iter().chain(body));
+    let checksum = crc32c(to.get(start + 4..).unwrap_or_default());
+    if let Some(place) = to.get_mut(start..start + 4) {
+        place.copy_from_slice(&checksum.to_le_bytes());
+    }
+}
+
+/// Pairs, encoded, one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Pairs<'a> {
+    bytes: &'a [u8],
+    common: Common<'a>,
+}
+
+impl<'a> Pairs<'a> {
+    /// Those that are left, encoded.
+    #[inline]
+    #[must_use]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+}
+
+impl<'a> Iterator for Pairs<'a> {
+    type Item = Pair<'a>;
+
+    /// The next pair; none if there is no whole one.
+    #[inline(always)]
+    fn next(&mut self) -> Option<Pair<'a>> {
+        take_pair(&mut self.bytes, self.common)
+    }
+}
+
+/// Collects pairs, each with its whole key.
 #[derive(Debug, Default)]
 pub struct RunWriter {
     pairs: Vec<u8>,
@@ -143,42 +240,34 @@ impl RunWriter {
         self.count
     }
 
-    /// Bytes of the pairs so far.
+    /// Bytes of the pairs so far, with whole keys.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
         self.pairs.len()
     }
 
-    /// The pairs so far, encoded, and the version that theirs are relative to.
+    /// The pairs so far.
     #[must_use]
-    pub fn pairs(&self) -> (&[u8], u64) {
-        (&self.pairs, self.first_version)
+    pub fn pairs(&self) -> Pairs<'_> {
+        Pairs {
+            bytes: &self.pairs,
+            common: Common { stem: &[], first_version: self.first_version },
+        }
     }
 
     /// Appends the run to `to`: a base run if it gets an anchor.
     pub fn finish(&self, anchor: Option<&[u8]>, to: &mut Vec<u8>) {
-        let start = to.len();
-        to.extend_from_slice(&[0; 4]);
-        to.push(if anchor.is_some() { 1 } else { 2 });
-        let anchor_size =
-            anchor.map_or(0, |anchor| varint::size(anchor.len() as u64) + anchor.len());
-        let body = varint::size(self.count)
-            + varint::size(self.first_version)
-            + anchor_size
-            + self.pairs.len();
-        varint::put(to, body as u64);
-        varint::put(to, self.count);
-        varint::put(to, self.first_version);
-        if let Some(anchor) = anchor {
-            varint::put(to, anchor.len() as u64);
-            to.extend_from_slice(anchor);
-        }
-        to.extend_from_slice(&self.pairs);
-        let checksum = crc32c(to.get(start + 4..).unwrap_or_default());
-        if let Some(place) = to.get_mut(start..start + 4) {
-            place.copy_from_slice(&checksum.to_le_bytes());
-        }
+        write(anchor, self.first_version, self.pairs(), to);
     }
+}
+
+/// What the pairs of a run have in common.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Common<'a> {
+    /// What their keys begin with, and do not have themselves.
+    pub stem: &'a [u8],
+    /// Version that theirs are relative to.
+    pub first_version: u64,
 }
 
 /// A run that was read.
@@ -190,8 +279,11 @@ pub struct Run<'a> {
     pub anchor: &'a [u8],
     /// Pairs in it.
     pub count: u64,
-    first_version: u64,
+    /// What they have in common. The stem stands right before the pairs, or begins an anchor that does.
+    pub common: Common<'a>,
     pairs: &'a [u8],
+    /// Bytes from where the stem begins to the end of the run.
+    from_stem: usize,
 }
 
 impl<'a> Run<'a> {
@@ -234,11 +326,17 @@ impl<'a> Run<'a> {
     /// `Field` if no run begins here.
     pub fn peek_anchor(bytes: &'a [u8]) -> Result<Option<&'a [u8]>, Flaw> {
         let mut rest = bytes.get(HEAD_SIZE..).ok_or(Flaw::TooShort)?;
-        if bytes.get(4) != Some(&1) {
-            return Err(Flaw::Field("kind"));
-        }
+        let has_stem = match bytes.get(4) {
+            Some(&BASE) => false,
+            Some(&BASE_WITH_STEM) => true,
+            _ => return Err(Flaw::Field("kind")),
+        };
         let mut field = || varint::take(&mut rest).ok_or(Flaw::TooShort);
-        let (_, _, _, length) = (field()?, field()?, field()?, field()?);
+        let (_, _, _) = (field()?, field()?, field()?);
+        if has_stem {
+            field()?;
+        }
+        let length = field()?;
         if length > KEY_SIZE_MAX_BYTES as u64 {
             return Err(Flaw::Field("anchor"));
         }
@@ -249,33 +347,43 @@ impl<'a> Run<'a> {
         let mut rest = body;
         let count = varint::take(&mut rest).ok_or(Flaw::Field("count"))?;
         let first_version = varint::take(&mut rest).ok_or(Flaw::Field("version"))?;
-        let (kind, anchor) = match kind {
-            Some(1) => {
-                let length = varint::take(&mut rest).ok_or(Flaw::Field("anchor"))?;
-                (RunKind::Base, split(&mut rest, length).ok_or(Flaw::Field("anchor"))?)
+        let mut field = |name| varint::take(&mut rest).ok_or(Flaw::Field(name));
+        let (kind, stem, length) = match kind {
+            Some(BASE) => (RunKind::Base, 0, field("anchor")?),
+            Some(BASE_WITH_STEM) => (RunKind::Base, field("stem")?, field("anchor")?),
+            Some(APPENDED) => (RunKind::Appended, 0, 0),
+            Some(APPENDED_WITH_STEM) => {
+                let stem = field("stem")?;
+                (RunKind::Appended, stem, stem)
             }
-            Some(2) => (RunKind::Appended, &[][..]),
             _ => return Err(Flaw::Field("kind")),
         };
-        Ok(Run { kind, anchor, count, first_version, pairs: rest })
+        let from_stem = rest.len();
+        let begins = split(&mut rest, length).ok_or(Flaw::Field("anchor"))?;
+        let stem = usize::try_from(stem).ok().and_then(|stem| begins.get(..stem));
+        let common = Common { stem: stem.ok_or(Flaw::Field("stem"))?, first_version };
+        let anchor = if kind == RunKind::Base { begins } else { &[] };
+        Ok(Run { kind, anchor, count, common, pairs: rest, from_stem })
     }
 
-    /// Version that the versions of its pairs are relative to.
+    /// Bytes from where the stem begins to the end of the run.
     #[must_use]
-    pub fn first_version(&self) -> u64 {
-        self.first_version
+    pub fn from_stem(&self) -> usize {
+        self.from_stem
     }
 
-    /// Its pairs, encoded.
+    /// Its pairs.
+    #[inline]
     #[must_use]
-    pub fn pairs(&self) -> &'a [u8] {
-        self.pairs
+    pub fn pairs(&self) -> Pairs<'a> {
+        Pairs { bytes: self.pairs, common: self.common }
     }
 }
 
 /// Takes a pair of a run off the front of its encoded pairs; `None` if there is no whole one.
 #[inline(always)]
-pub fn take_pair<'a>(bytes: &mut &'a [u8], first_version: u64) -> Option<Pair<'a>> {
-    let (key, delta, content) = take_content(bytes, true)?;
-    Some(Pair { key, version: first_version.checked_add(delta)?, content })
+pub fn take_pair<'a>(bytes: &mut &'a [u8], common: Common<'a>) -> Option<Pair<'a>> {
+    let (rest, delta, content) = take_content(bytes, true)?;
+    let key = Key::new(common.stem, rest);
+    Some(Pair { key, version: common.first_version.checked_add(delta)?, content })
 }

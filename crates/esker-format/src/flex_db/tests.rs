@@ -111,38 +111,126 @@ fn numbers_come_back_in_the_size_that_is_said() {
     assert_eq!(varint::take(&mut &[0xFF; 11][..]), None, "more than 64 bits");
 }
 
+/// The pairs of a run, with keys in one part.
+fn pairs_in(run: &Run<'_>) -> Vec<(Vec<u8>, u64, Vec<u8>)> {
+    let pairs = run.pairs().map(|pair| {
+        let Content::Put(_, value) = pair.content else { unreachable!("{pair:?}") };
+        (pair.key.to_vec(), pair.version, value.to_vec())
+    });
+    pairs.collect()
+}
+
 #[test]
 fn a_run_comes_back_and_every_flipped_bit_is_noticed() {
     let extra = Extra { flags: 7, state: 3, expires_at: 99 };
-    let pairs = [
-        Pair { key: b"a", version: 12, content: Content::Put(Extra::default(), b"") },
-        Pair { key: b"b", version: 900, content: Content::Delete },
-        Pair { key: b"b", version: 10, content: Content::Put(extra, &[5; 300]) },
-        Pair { key: b"c", version: 11, content: Content::Large(extra, 77, 1 << 32) },
-    ];
-    let mut writer = RunWriter::new(10);
-    pairs.iter().for_each(|pair| writer.push(pair));
-    let mut bytes = Vec::new();
-    writer.finish(Some(b"anchor"), &mut bytes);
-    let first = bytes.len();
-    writer.finish(None, &mut bytes);
-    let mut rest = &bytes[..];
-    for kind in [RunKind::Base, RunKind::Appended] {
-        let run = Run::take(&mut rest, never).unwrap();
-        assert_eq!((run.kind, run.count), (kind, 4));
-        assert_eq!(run.anchor, if kind == RunKind::Base { &b"anchor"[..] } else { b"" });
-        let mut encoded = run.pairs();
-        for pair in &pairs {
-            assert_eq!(run::take_pair(&mut encoded, run.first_version()).as_ref(), Some(pair));
+    // With a stem, and without one.
+    for keys in [[b"key/a", b"key/b", b"key/b", b"key/c"], [b"aaaaa", b"baaaa", b"baaaa", b"caaaa"]]
+    {
+        let [a, b, c, d] = keys.map(Key::from);
+        let pairs = [
+            Pair { key: a, version: 12, content: Content::Put(Extra::default(), b"") },
+            Pair { key: b, version: 900, content: Content::Delete },
+            Pair { key: c, version: 10, content: Content::Put(extra, &[5; 300]) },
+            Pair { key: d, version: 11, content: Content::Large(extra, 77, 1 << 32) },
+        ];
+        let stem = if keys[0].starts_with(b"key") { 4 } else { 0 };
+        let anchor = keys[0];
+        let mut writer = RunWriter::new(10);
+        pairs.iter().for_each(|pair| writer.push(pair));
+        let mut bytes = Vec::new();
+        writer.finish(Some(&anchor[..]), &mut bytes);
+        let first = bytes.len();
+        writer.finish(None, &mut bytes);
+        let mut rest = &bytes[..];
+        for kind in [RunKind::Base, RunKind::Appended] {
+            let before = rest;
+            let run = Run::take(&mut rest, never).unwrap();
+            assert_eq!((run.kind, run.count, run.common.stem), (kind, 4, &anchor[..stem]));
+            assert_eq!(run.anchor, if kind == RunKind::Base { &anchor[..] } else { b"" });
+            assert_eq!(run.pairs().collect::<Vec<_>>(), pairs);
+            let at = before.len() - rest.len() - run.from_stem();
+            assert_eq!(before[at..at + stem], anchor[..stem], "where the stem stands");
         }
-        assert!(encoded.is_empty());
+        assert!(rest.is_empty());
+        assert_eq!(Run::peek_anchor(&bytes[..40]), Ok(Some(&anchor[..])));
+        assert_eq!(Run::peek_anchor(&bytes[..12]), Ok(None), "not all of it");
+        assert!(Run::peek_anchor(&bytes[first..]).is_err(), "it has none");
+        for bit in 0..bytes.len() * 8 {
+            let (mut damaged, place) = (bytes.clone(), if bit < first * 8 { 0 } else { first });
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert!(Run::take(&mut &damaged[place..], never).is_err(), "bit {bit}");
+        }
     }
-    assert!(rest.is_empty());
-    assert_eq!(Run::peek_anchor(&bytes[..40]), Ok(Some(&b"anchor"[..])));
-    for bit in 0..first * 8 {
-        let mut damaged = bytes[..first].to_vec();
-        damaged[bit / 8] ^= 1 << (bit % 8);
-        assert!(Run::take(&mut &damaged[..], never).is_err(), "bit {bit}");
+}
+
+#[test]
+fn runs_of_any_keys_come_back_and_what_keys_share_stands_there_once() {
+    let mut rng = Rng::from_seed(31);
+    let mut saved = 0;
+    for round in 0..2000 {
+        let shared = vec![b'x'; rng.index(200)];
+        let mut keys: Vec<Vec<u8>> = (0..1 + rng.index(20))
+            .map(|_| {
+                [&shared[..], &vec![b'a'; rng.index(3)], &[[b'a', b'b', b'c', b'd'][rng.index(4)]]]
+                    .concat()
+            })
+            .collect();
+        keys.sort();
+        keys.dedup();
+        let mut anchor = keys[0].clone();
+        anchor.truncate(rng.index(anchor.len() + 1));
+        let anchor = (round % 2 == 0).then_some(&anchor[..]);
+        let value = vec![7; rng.index(30)];
+        // As they come out of another run: parted anywhere.
+        let pairs: Vec<Pair<'_>> = keys
+            .iter()
+            .map(|key| {
+                let (stem, rest) = key.split_at(rng.index(key.len() + 1));
+                let content = Content::Put(Extra::default(), &value);
+                Pair { key: Key::new(stem, rest), version: 5 + rng.below(9), content }
+            })
+            .collect();
+        let mut bytes = vec![1, 2, 3];
+        run::write(anchor, 5, pairs.iter().copied(), &mut bytes);
+        let (before, mut rest) = bytes.split_at(3);
+        assert_eq!(before, [1, 2, 3]);
+        let run = Run::take(&mut rest, never).unwrap();
+        assert!(rest.is_empty() && (run.anchor == anchor.unwrap_or_default()));
+        let expected: Vec<_> =
+            pairs.iter().map(|pair| (pair.key.to_vec(), pair.version, value.clone())).collect();
+        assert_eq!(pairs_in(&run), expected, "round {round}");
+        let stem = run.common.stem;
+        assert!(keys.iter().all(|key| key.starts_with(stem)));
+        let whole = expected.iter().map(|(key, ..)| key.len() + value.len()).sum::<usize>();
+        saved += (whole + anchor.map_or(0, <[u8]>::len)).saturating_sub(bytes.len());
+        if anchor.is_none() && keys.len() > 1 {
+            assert!(stem.len() >= shared.len(), "round {round}");
+            assert!(bytes.len() < 64 + shared.len() + keys.len() * (value.len() + 12));
+        }
+    }
+    assert!(saved > 500_000, "{saved}");
+}
+
+#[test]
+fn keys_are_compared_by_their_bytes_wherever_they_are_parted() {
+    let mut rng = Rng::from_seed(32);
+    let draw = |rng: &mut Rng| -> Vec<u8> {
+        (0..rng.index(6)).map(|_| u8::try_from(rng.below(2)).unwrap()).collect()
+    };
+    let mut buffer = Vec::new();
+    for _ in 0..20_000 {
+        let (a, b) = (draw(&mut rng), draw(&mut rng));
+        let (at_a, at_b) = (rng.index(a.len() + 1), rng.index(b.len() + 1));
+        let key = Key::new(&a[..at_a], &a[at_a..]);
+        let other = Key::new(&b[..at_b], &b[at_b..]);
+        assert_eq!(key.cmp(&other), a.cmp(&b), "{key:?} {other:?}");
+        assert_eq!(key.partial_cmp(&b[..]), Some(a.cmp(&b)), "{key:?} {b:?}");
+        assert_eq!((key == other, key == b[..]), (a == b, a == b), "{key:?} {other:?}");
+        let shared = a.iter().zip(&b).take_while(|(a, b)| a == b).count();
+        assert_eq!(key.shared(other), shared, "{key:?} {other:?}");
+        let count = rng.index(a.len() + 1);
+        assert_eq!((key.behind(count).to_vec(), key.len()), (a[count..].to_vec(), a.len()));
+        assert_eq!(key.bytes(&mut buffer), &a[..]);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Batches of the write-ahead log: changes that become durable together.
 
 use super::run::{Content, put_content, take_content};
-use super::{split, varint};
+use super::{Key, split, varint};
 use crate::Flaw;
 use esker_base::checksum::Crc32c;
 use zerocopy::little_endian::{U32, U64};
@@ -82,7 +82,7 @@ impl WalWriter {
         match change {
             Change::Set(key, content) => {
                 bytes.push(SET);
-                put_content(bytes, key, content, None);
+                put_content(bytes, Key::from(*key), content, None);
             }
             Change::DeleteRange(from, to) => {
                 bytes.push(if to.is_some() { DELETE_RANGE } else { DELETE_FROM });

@@ -74,6 +74,32 @@ fn a_store_that_is_compacted_takes_little_more_than_what_counts() {
 }
 
 #[test]
+fn what_keys_begin_with_takes_its_place_once_for_several() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(folder.path())).unwrap();
+    const LONG: u32 = 200_000;
+    let key = |number: u32| format!("{number:0200}").into_bytes();
+    let all = || (0..LONG).map(|number| number.wrapping_mul(7919) % LONG);
+    for number in all() {
+        store.put(&key(number), &number.to_be_bytes()).unwrap();
+    }
+    store.clean(usize::MAX).unwrap();
+    store.trim().unwrap();
+    let (user, after) = (u64::from(LONG) * 204, taken(folder.path()));
+    assert!(after < user / 5 + SPARE, "{after} bytes for {user}");
+    let mut next = 0;
+    let shown = store.scan_with(.., esker::Direction::Forward, usize::MAX, |met| {
+        assert_eq!((met.key, met.value), (&*key(next), &next.to_be_bytes()[..]));
+        next += 1;
+    });
+    assert_eq!((shown.unwrap(), next), (LONG as usize, LONG));
+    for number in all() {
+        assert_eq!(store.get(&key(number)).unwrap().unwrap().to_vec(), number.to_be_bytes());
+    }
+    sound(&store);
+}
+
+#[test]
 fn small_pairs_that_came_in_any_order_lie_side_by_side_after_a_rest() {
     const SMALL: u32 = 100_000;
     let folder = tempfile::tempdir().unwrap();

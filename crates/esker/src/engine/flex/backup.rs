@@ -72,6 +72,8 @@ struct Making<'a> {
     parts: HashMap<(u64, u32, u64), BackupEntry>,
     values: HashMap<u64, BackupEntry>,
     run: RunWriter,
+    /// For keys that do not stand side by side.
+    key: Vec<u8>,
     entries: Vec<BackupEntry>,
     report: BackupReport,
 }
@@ -89,7 +91,8 @@ impl Making<'_> {
         }
         self.run.push(pair);
         let size = self.run.size_bytes();
-        let ends = self.flex.hasher.hash(pair.key) & PART_MASK == 0 && size >= PART_BYTES_MIN;
+        let ends = self.flex.hasher.hash(pair.key.bytes(&mut self.key)) & PART_MASK == 0
+            && size >= PART_BYTES_MIN;
         if ends || size >= PART_BYTES_MAX {
             self.end_part()?;
         }
@@ -193,6 +196,7 @@ impl Flex {
             parts: HashMap::new(),
             values: HashMap::new(),
             run: RunWriter::new(0),
+            key: Vec::new(),
             entries: Vec::new(),
             report: BackupReport::default(),
         };

@@ -122,9 +122,9 @@ impl Flex {
         }
         for index in 0..interval.len() {
             let key = interval.pair(index).key;
-            let inside = *located.anchor <= *key
-                && located.upper.as_ref().is_none_or(|upper| *key < **upper)
-                && last.as_ref().is_none_or(|last| **last <= *key);
+            let inside = key >= located.anchor[..]
+                && located.upper.as_ref().is_none_or(|upper| key < upper[..])
+                && last.as_ref().is_none_or(|last| key >= last[..]);
             if !inside {
                 report.problem("a key outside of its interval, or out of order".to_owned());
             }

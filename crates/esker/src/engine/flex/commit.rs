@@ -30,8 +30,7 @@ use crate::store::Direction;
 use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::flex_db::run::take_pair;
-use esker_format::flex_db::{Content, Pair, Root, RunWriter};
+use esker_format::flex_db::{Content, Key, Pair, Root, RunWriter};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::time::Duration;
@@ -242,14 +241,14 @@ impl Flex {
         if self.index.pairs_kept.bytes() == 0 || sites::PAIR_FOLLOWS.disabled() {
             return;
         }
-        let (mut bytes, first_version) = group.pairs();
         let mut last: Option<&[u8]> = None;
-        while let Some(pair) = take_pair(&mut bytes, first_version) {
+        for pair in group.pairs() {
             // Of a key the newest is first.
-            if last != Some(pair.key) {
-                let hash = self.hasher.hash(pair.key);
-                self.index.pairs_kept.replace(pair.key, hash, pair.version, pair.content);
-                last = Some(pair.key);
+            let key = pair.key.rest();
+            if last != Some(key) {
+                let hash = self.hasher.hash(key);
+                self.index.pairs_kept.replace(key, hash, pair.version, pair.content);
+                last = Some(key);
             }
         }
     }
@@ -264,6 +263,7 @@ impl Flex {
         now: u64,
     ) {
         let mut add = |version, content| {
+            let key = Key::from(key);
             let content = add_expiry((key, version, content), now, expiries);
             group.push(&Pair { key, version, content });
         };
@@ -399,8 +399,7 @@ impl Flex {
             return Err(self.too_long());
         }
         let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
-        let (pairs, _) = group.pairs();
-        let known = tail_of_run(size, pairs, &self.hasher);
+        let known = tail_of_run(size, group.pairs(), &self.hasher);
         let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);
         let splice = Splice { offset, remove: 0, data, marks: &[] };
         committer.appended_bytes += u64::from(size);

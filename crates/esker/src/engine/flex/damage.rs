@@ -31,7 +31,6 @@ use super::{Flex, ROOT_BYTES};
 use crate::engine::expiries::Expiries;
 use crate::flex::{Splice, is_unread};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
 use std::ops::Range;
 use std::sync::Arc;
@@ -60,7 +59,7 @@ struct Around {
 fn take_whole<'a>(bytes: &mut &'a [u8]) -> Option<Run<'a>> {
     let run = Run::take(bytes, || false).ok()?;
     let mut pairs = run.pairs();
-    (0..run.count).try_for_each(|_| take_pair(&mut pairs, run.first_version()).map(drop))?;
+    (0..run.count).try_for_each(|_| pairs.next().map(drop))?;
     Some(run)
 }
 
@@ -68,10 +67,7 @@ fn take_whole<'a>(bytes: &mut &'a [u8]) -> Option<Run<'a>> {
 fn pairs_in(mut bytes: &[u8]) -> Vec<Merged<'_>> {
     let mut all = Vec::new();
     while let Some(run) = take_whole(&mut bytes) {
-        let mut pairs = run.pairs();
-        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
-            all.push((pair.key, pair.version, pair.content));
-        }
+        all.extend(run.pairs().map(|pair| (pair.key, pair.version, pair.content)));
     }
     all
 }
@@ -210,13 +206,13 @@ impl Flex {
         for piece in in_runs(&merged) {
             let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
             let mut run = RunWriter::new(first_version);
-            piece.iter().for_each(|(key, version, content)| {
-                run.push(&Pair { key, version: *version, content: *content });
+            piece.iter().for_each(|&(key, version, content)| {
+                run.push(&Pair { key, version, content });
             });
             let start = data.len();
             run.finish(None, data);
             let size = u32::try_from(data.len() - start).unwrap_or(u32::MAX);
-            tails.push(tail_of_run(size, run.pairs().0, &self.hasher));
+            tails.push(tail_of_run(size, run.pairs(), &self.hasher));
         }
         let size = u32::try_from(end + data.len()).map_err(|_| self.too_long())?;
         let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
@@ -307,7 +303,7 @@ impl Flex {
             && let Ok(fresh) = self.fresh_of(part)
         {
             let keys = pairs_in(&around.bytes).into_iter().map(|(key, ..)| key);
-            let last = keys.max().map(<[u8]>::to_vec);
+            let last = keys.max().map(|key| key.to_vec());
             return Ok(Piece { is_refused: false, anchor, fresh, last });
         }
         let size_in_index = u32::try_from(size).unwrap_or(u32::MAX);
@@ -374,7 +370,7 @@ fn in_runs<'m, 'a>(merged: &'m [Merged<'a>]) -> Vec<&'m [Merged<'a>]> {
     while !rest.is_empty() {
         let (mut count, mut bytes) = (0, 0);
         for same in rest.chunk_by(|a, b| a.0 == b.0) {
-            let more: usize = same.iter().map(|pair| size_of(pair) + pair.0.len()).sum();
+            let more: usize = same.iter().map(|pair| size_of(pair) + pair.0.len() * 2).sum();
             if count > 0 && (count + same.len() > PAIRS_OF_A_RUN || bytes + more > BYTES_OF_A_RUN) {
                 break;
             }

@@ -21,7 +21,6 @@ use super::Flex;
 use super::merge::{Merged, size_of};
 use crate::engine::expiries::Expiries;
 use esker_format::Flaw;
-use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Run};
 use std::sync::atomic::Ordering;
 
@@ -109,8 +108,7 @@ pub(super) fn expiries_in(mut bytes: &[u8]) -> Result<Expiries, Flaw> {
     let mut expiries = Expiries::default();
     while !bytes.is_empty() {
         let run = Run::take(&mut bytes, || false)?;
-        let mut pairs = run.pairs();
-        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
+        for pair in run.pairs() {
             if let Some(at) = expiry_of(&pair.content) {
                 expiries.add(at, bytes_of(&(pair.key, pair.version, pair.content)));
             }

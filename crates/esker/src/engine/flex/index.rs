@@ -37,7 +37,7 @@ use keep::{BYTES_OF_A_MISS, Hands, MISSED, Missed, PASSED};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
 use row::Row;
-pub(super) use row::{Sums, head_of};
+pub(super) use row::Sums;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};

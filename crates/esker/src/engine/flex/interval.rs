@@ -15,7 +15,7 @@ use super::spare::{self, Spares};
 use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
 use esker_format::flex_db::run::take_pair;
-use esker_format::flex_db::{Pair, Run, RunKind};
+use esker_format::flex_db::{Common, Key, Pair, Run, RunKind};
 use esker_index::prefetch;
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -42,6 +42,26 @@ struct Place {
     print: u16,
 }
 
+/// What the pairs of a run have in common, as [`Common`]: the stem stands in the interval's bytes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Basis {
+    first_version: u64,
+    stem_at: u32,
+    stem_size: u32,
+}
+
+impl Basis {
+    /// Of a run that ends at `end` of the interval's bytes.
+    fn of(run: &Run<'_>, end: usize) -> Result<Basis, Flaw> {
+        let number = |size: usize| u32::try_from(size).map_err(|_| Flaw::Field("stem"));
+        Ok(Basis {
+            first_version: run.common.first_version,
+            stem_at: number(end - run.from_stem())?,
+            stem_size: number(run.common.stem.len())?,
+        })
+    }
+}
+
 /// A decoded interval, or several one behind the other. See the module's text.
 #[derive(Debug)]
 pub(super) struct Interval {
@@ -49,10 +69,10 @@ pub(super) struct Interval {
     pairs: Vec<Place>,
     /// Whether somebody only passes by, in memory that the thread has for the next one: there are no fingerprints.
     is_passing: bool,
-    /// Version that the pairs of the base run are relative to.
-    first_version: u64,
-    /// As `first_version`, of the runs behind it.
-    more: Box<[u64]>,
+    /// Of the base run.
+    first: Basis,
+    /// Of the runs behind it.
+    more: Box<[Basis]>,
     /// Those of them that were appended.
     appended: usize,
     /// No key has two pairs.
@@ -127,19 +147,18 @@ pub(super) fn pair_in<'a>(
             return Err(Flaw::Field("kind"));
         }
         is_base = false;
-        let mut pairs = run.pairs();
-        while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
-            match pair.key.cmp(key) {
-                Ordering::Less => {}
-                Ordering::Equal if pair.version > at => {}
-                Ordering::Equal => {
+        for pair in run.pairs() {
+            match pair.key.partial_cmp(key) {
+                Some(Ordering::Less) | None => {}
+                Some(Ordering::Equal) if pair.version > at => {}
+                Some(Ordering::Equal) => {
                     // The newest of this run that counts.
                     if found.as_ref().is_none_or(|found| found.version < pair.version) {
                         found = Some(pair);
                     }
                     break;
                 }
-                Ordering::Greater => break,
+                Some(Ordering::Greater) => break,
             }
         }
     }
@@ -149,10 +168,8 @@ pub(super) fn pair_in<'a>(
 /// Gives the keys of the first of these runs to `give`. It was verified.
 pub(super) fn each_key(mut bytes: &[u8], mut give: impl FnMut(&[u8])) {
     let Ok(run) = Run::take(&mut bytes, || true) else { return };
-    let mut pairs = run.pairs();
-    while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
-        give(pair.key);
-    }
+    let mut buffer = Vec::new();
+    run.pairs().for_each(|pair| give(pair.key.bytes(&mut buffer)));
 }
 
 /// Whether two keys are the same. Those that follow each other mostly differ at their ends.
@@ -170,11 +187,11 @@ fn places<'a>(
     hasher: Option<&KeyHasher>,
     mut give: impl FnMut(Place, Pair<'a>),
 ) -> Result<(), Flaw> {
-    let mut rest = run.pairs();
+    let (mut rest, mut buffer) = (run.pairs(), Vec::new());
     for _ in 0..run.count {
-        let at = u32::try_from(end - rest.len()).map_err(|_| Flaw::Field("size"))?;
-        let pair = take_pair(&mut rest, run.first_version()).ok_or(Flaw::Field("pair"))?;
-        let print = hasher.map_or(0, |hasher| print_of(hasher.hash(pair.key)));
+        let at = u32::try_from(end - rest.bytes().len()).map_err(|_| Flaw::Field("size"))?;
+        let pair = rest.next().ok_or(Flaw::Field("pair"))?;
+        let print = hasher.map_or(0, |hasher| print_of(hasher.hash(pair.key.bytes(&mut buffer))));
         give(Place { at, run: number, print }, pair);
     }
     Ok(())
@@ -200,7 +217,7 @@ impl Interval {
         hasher: Option<&KeyHasher>,
         count: usize,
     ) -> Result<Interval, Flaw> {
-        let mut versions: SmallVec<[u64; USUAL]> = SmallVec::new();
+        let mut runs: SmallVec<[Basis; USUAL]> = SmallVec::new();
         let (mut rest, mut bases, mut is_unique) = (&bytes[..], 0, true);
         while !rest.is_empty() {
             let run = Run::take(&mut rest, || false)?;
@@ -209,17 +226,18 @@ impl Interval {
                 return Err(Flaw::Field("kind"));
             }
             let end = bytes.len() - rest.len();
-            if versions.is_empty() {
+            if runs.is_empty() {
                 // What is behind it has pairs of about this size.
                 let pairs_of_run = usize::try_from(run.count).unwrap_or(0).min(bytes.len());
                 let all = pairs_of_run.saturating_mul(bytes.len()) / end.max(1);
                 pairs.reserve_exact(all.min(bytes.len()));
             }
-            let number = u16::try_from(versions.len()).map_err(|_| Flaw::Field("runs"))?;
-            versions.push(run.first_version());
+            let number = u16::try_from(runs.len()).map_err(|_| Flaw::Field("runs"))?;
+            runs.push(Basis::of(&run, end)?);
             let mut last = None;
             places(&run, end, number, hasher, |place, pair| {
-                is_unique &= last.replace(pair.key).is_none_or(|last| !is_same(last, pair.key));
+                let rest = pair.key.rest();
+                is_unique &= last.replace(rest).is_none_or(|last| !is_same(last, rest));
                 pairs.push(place);
             })?;
         }
@@ -227,12 +245,15 @@ impl Interval {
         if bases < count && !bytes.is_empty() {
             return Err(Flaw::TooShort);
         }
-        let appended = versions.len() - bases;
-        let (first_version, more) = versions.split_first().unwrap_or((&0, &[]));
+        let appended = runs.len() - bases;
+        let (first, more) = match runs.split_first() {
+            Some((first, more)) => (*first, more),
+            None => (Basis::default(), &[][..]),
+        };
         let mut interval = Interval {
             pairs: Vec::new(),
             is_passing: hasher.is_none(),
-            first_version: *first_version,
+            first,
             more: more.into(),
             appended,
             is_unique,
@@ -243,7 +264,7 @@ impl Interval {
             // Runs are in order each, which this sort makes use of.
             let mut keyed: Vec<(Pair<'_>, Place)> =
                 pairs.iter().map(|place| (interval.at(*place), *place)).collect();
-            keyed.sort_by(|(a, _), (b, _)| a.key.cmp(b.key).then(b.version.cmp(&a.version)));
+            keyed.sort_by(|(a, _), (b, _)| a.key.cmp(&b.key).then(b.version.cmp(&a.version)));
             pairs.iter_mut().zip(&keyed).for_each(|(place, (_, sorted))| *place = *sorted);
             let is_unique = keyed.windows(2).all(|two| two[0].0.key != two[1].0.key);
             interval.is_unique = is_unique;
@@ -267,7 +288,7 @@ impl Interval {
             // What is before it; of the same key, what is newer.
             while old < self.pairs.len() {
                 let pair = self.pair(old);
-                if pair.key.cmp(new.key).then(new.version.cmp(&pair.version)).is_gt() {
+                if pair.key.cmp(&new.key).then(new.version.cmp(&pair.version)).is_gt() {
                     break;
                 }
                 pairs.push(self.pairs[old]);
@@ -277,8 +298,8 @@ impl Interval {
         })?;
         pairs.extend_from_slice(&self.pairs[old..]);
         let mut interval = Interval {
-            first_version: self.first_version,
-            more: self.more.iter().copied().chain([run.first_version()]).collect(),
+            first: self.first,
+            more: self.more.iter().copied().chain([Basis::of(&run, bytes.len())?]).collect(),
             bytes,
             pairs,
             is_passing: false,
@@ -297,12 +318,14 @@ impl Interval {
     #[inline(always)]
     fn at(&self, place: Place) -> Pair<'_> {
         let mut bytes = &self.bytes[place.at as usize..];
-        let first_version = match place.run {
-            0 => self.first_version,
-            run => self.more[usize::from(run) - 1],
+        let basis = match place.run {
+            0 => &self.first,
+            run => &self.more[usize::from(run) - 1],
         };
-        take_pair(&mut bytes, first_version).unwrap_or(Pair {
-            key: &[],
+        let stem = basis.stem_at as usize..(basis.stem_at + basis.stem_size) as usize;
+        let common = Common { stem: &self.bytes[stem], first_version: basis.first_version };
+        take_pair(&mut bytes, common).unwrap_or(Pair {
+            key: Key::default(),
             version: 0,
             content: esker_format::flex_db::Content::Delete,
         })
@@ -333,7 +356,7 @@ impl Interval {
 
     /// Memory that it takes, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
-        let places = self.pairs.len() * size_of::<Place>() + self.more.len() * 8;
+        let places = self.pairs.len() * size_of::<Place>() + self.more.len() * size_of::<Basis>();
         (self.bytes.len() + places + size_of::<Self>() + 64) as u64
     }
 
@@ -354,7 +377,7 @@ impl Interval {
         for place in &self.pairs {
             if place.print == print || self.is_passing {
                 let pair = self.at(*place);
-                if pair.key == key && pair.version <= at {
+                if pair.key == *key && pair.version <= at {
                     return Some(pair);
                 }
             }
@@ -373,11 +396,8 @@ impl Interval {
     }
 
     /// How many pairs come before the first one for which `is_before` is not so.
-    pub(super) fn partition_point(&self, is_before: impl Fn(&[u8]) -> bool) -> usize {
-        let is_before = |place: &Place| {
-            let mut bytes = &self.bytes[place.at as usize..];
-            is_before(take_pair(&mut bytes, 0).map_or(&[], |pair| pair.key))
-        };
+    pub(super) fn partition_point(&self, is_before: impl Fn(Key<'_>) -> bool) -> usize {
+        let is_before = |place: &Place| is_before(self.at(*place).key);
         // Each look waits for memory, so the first ones are all made at once.
         let step = self.pairs.len().div_ceil(STEPS).max(1);
         let steps = || self.pairs.iter().skip(step).step_by(step);
@@ -390,7 +410,7 @@ impl Interval {
     /// Of each key the pair that counts as of version `at`, in order.
     pub(super) fn visible(&self, at: u64) -> Vec<u32> {
         let mut visible: Vec<u32> = Vec::with_capacity(self.len());
-        let mut last: Option<&[u8]> = None;
+        let mut last: Option<Key<'_>> = None;
         for index in 0..self.len() {
             let pair = self.pair(index);
             if pair.version <= at && last != Some(pair.key) {
@@ -447,12 +467,15 @@ mod tests {
         for key in 0..40_u8 {
             for older in (0..rng.below(5).saturating_sub(2)).rev() {
                 let content = Content::Put(Extra::default(), &[key; 3]);
-                writer.push(&Pair { key: &[key / 7, key], version: *version + older, content });
+                let key = [b"key/", &[key / 7, key][..]].concat();
+                writer.push(&Pair { key: Key::from(&key), version: *version + older, content });
             }
         }
         *version += 3;
         let mut bytes = Vec::new();
-        writer.finish(base.then_some(&[]), &mut bytes);
+        // With a stem of some bytes, or none.
+        let anchor = &b"key"[..rng.index(4)];
+        writer.finish(base.then_some(anchor), &mut bytes);
         bytes
     }
 
@@ -474,8 +497,9 @@ mod tests {
                     assert_eq!(interval.pair(index), read.pair(index), "seed {seed}");
                     let (pair, print) = (read.pair(index), read.pairs[index].print);
                     assert_eq!(print, interval.pairs[index].print);
-                    assert_eq!(interval.get(pair.key, print, pair.version), Some(pair));
-                    let found = pair_in(&bytes, false, pair.key, pair.version);
+                    let key = pair.key.to_vec();
+                    assert_eq!(interval.get(&key, print, pair.version), Some(pair));
+                    let found = pair_in(&bytes, false, &key, pair.version);
                     assert_eq!(found, Ok(Some(pair)), "seed {seed}");
                     let order = index.checked_sub(1).map(|before| read.pair(before));
                     let order = order.map(|before| (before.key, std::cmp::Reverse(before.version)));
@@ -498,10 +522,11 @@ mod tests {
                     for key in (0..20_u8).filter(|_| rng.below(3) > 0) {
                         let key = [u8::try_from(number).unwrap(), key];
                         let content = Content::Put(Extra::default(), &key);
-                        writer.push(&Pair { key: &key, version, content });
+                        writer.push(&Pair { key: Key::from(&key), version, content });
                         version += 1;
                     }
-                    writer.finish(is_base.then_some(&[]), &mut own);
+                    let anchor = [u8::try_from(number).unwrap()];
+                    writer.finish(is_base.then_some(&anchor[..rng.index(2)]), &mut own);
                 }
                 kept.push(Interval::decode(own.clone(), &hasher).unwrap());
                 bytes.extend(own);
@@ -521,8 +546,8 @@ mod tests {
             assert_eq!(passed.appended_runs(), runs);
             for (key, version) in pairs(&passed) {
                 let found = passed.get(&key, 0, version).unwrap();
-                assert_eq!((found.key, found.version), (&key[..], version));
-                let point = passed.partition_point(|other| other < &key[..]);
+                assert_eq!((found.key.to_vec(), found.version), (key.clone(), version));
+                let point = passed.partition_point(|other| other < key[..]);
                 let first = pairs(&passed).iter().position(|(other, _)| *other == key);
                 assert_eq!(Some(point), first);
             }

@@ -285,7 +285,7 @@ impl Flex {
                 State::Here(generation) if generation <= root.committed_generation => {
                     let is_concerned = large.is_doubtful
                         || in_table(key)
-                        || ranges.iter().any(|range| range.covers(key));
+                        || ranges.iter().any(|range| range.covers(&key[..]));
                     if is_concerned {
                         asked.push((large.head.number, key.clone()));
                     }

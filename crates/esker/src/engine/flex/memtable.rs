@@ -17,7 +17,7 @@
 use super::expired::expiry_of;
 use super::kept::Kept;
 use crate::store::Direction;
-use esker_format::flex_db::Content;
+use esker_format::flex_db::{Content, Key};
 use esker_index::{Masstree, Word, prefetch};
 use parking_lot::{Mutex, RwLock};
 use std::ops::{Bound, ControlFlow};
@@ -157,8 +157,9 @@ pub(super) struct RangeDelete {
 }
 
 impl RangeDelete {
-    pub(super) fn covers(&self, key: &[u8]) -> bool {
-        *self.from <= *key && self.to.as_ref().is_none_or(|to| *key < **to)
+    pub(super) fn covers<'k>(&self, key: impl Into<Key<'k>>) -> bool {
+        let key = key.into();
+        key >= self.from[..] && self.to.as_ref().is_none_or(|to| key < to[..])
     }
 }
 

@@ -6,24 +6,24 @@
 
 use super::commit::Committer;
 use super::expired::{Expired, Moment};
-use super::index::{Entry, Fresh, head_of};
+use super::index::{Entry, Fresh};
 use super::interval::Interval;
 use super::memtable::RangeDelete;
 use super::snapshots::needed;
 use super::{Flex, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::Result;
-use esker_format::flex_db::run::take_pair;
-use esker_format::flex_db::{Content, Pair, RunWriter};
+use esker_format::flex_db::{Content, Key, Pair, RunWriter, run};
 use std::sync::Arc;
 
 /// A pair on its way to a new interval.
-pub(super) type Merged<'a> = (&'a [u8], u64, Content<'a>);
+pub(super) type Merged<'a> = (Key<'a>, u64, Content<'a>);
 
 /// The shortest key that is above `last` and not above `first`.
-fn separator<'a>(last: &[u8], first: &'a [u8]) -> &'a [u8] {
-    let shared = last.iter().zip(first).take_while(|(a, b)| a == b).count();
-    first.get(..=shared).unwrap_or(first)
+fn separator(last: Key<'_>, first: Key<'_>) -> Vec<u8> {
+    let mut key = first.to_vec();
+    key.truncate(last.shared(first) + 1);
+    key
 }
 
 /// Pairs of an interval and of what is new.
@@ -40,32 +40,35 @@ pub(super) fn pairs_of<'a>(
     all
 }
 
-/// About the bytes of a pair.
+/// About the bytes of a pair, where it is.
 pub(super) fn size_of((key, _, content): &Merged<'_>) -> usize {
     match content {
-        Content::Put(_, value) => key.len() + value.len() + 8,
-        _ => key.len() + 24,
+        Content::Put(_, value) => key.rest().len() + value.len() + 8,
+        _ => key.rest().len() + 24,
     }
 }
 
 /// Adds the pairs that are new.
 pub(super) fn add_group<'a>(all: &mut Vec<Merged<'a>>, group: Option<&'a RunWriter>) {
-    if let Some((mut bytes, first_version)) = group.map(RunWriter::pairs) {
-        while let Some(pair) = take_pair(&mut bytes, first_version) {
-            all.push((pair.key, pair.version, pair.content));
-        }
-    }
+    let pairs = group.into_iter().flat_map(RunWriter::pairs);
+    all.extend(pairs.map(|pair| (pair.key, pair.version, pair.content)));
+}
+
+/// The first eight bytes of a key, as a number that orders as they do.
+fn head_of(key: Key<'_>) -> u64 {
+    let mut bytes = [0; 8];
+    bytes.iter_mut().zip(key.stem().iter().chain(key.rest())).for_each(|(to, from)| *to = *from);
+    u64::from_be_bytes(bytes)
 }
 
 /// All pairs in order, of a key the newest first. One version may be there twice, after a crash.
 fn in_order(all: &mut Vec<Merged<'_>>) {
     // Keys of neighbours begin alike. Eight bytes behind that nearly always decide, and are moved instead of pairs.
     let Some((first, ..)) = all.first() else { return };
-    let common = |key: &[u8]| first.iter().zip(key).take_while(|(a, b)| a == b).count();
-    let shared = all.iter().map(|(key, ..)| common(key)).min().unwrap_or(0);
+    let shared = all.iter().map(|(key, ..)| key.shared(*first)).min().unwrap_or(0);
     let mut order: Vec<(u64, &Merged<'_>)> =
-        all.iter().map(|pair| (head_of(pair.0, shared), pair)).collect();
-    order.sort_by(|(a, x), (b, y)| a.cmp(b).then_with(|| x.0.cmp(y.0).then(y.1.cmp(&x.1))));
+        all.iter().map(|pair| (head_of(pair.0.behind(shared)), pair)).collect();
+    order.sort_by(|(a, x), (b, y)| a.cmp(b).then_with(|| x.0.cmp(&y.0).then(y.1.cmp(&x.1))));
     order.dedup_by(|(a, x), (b, y)| a == b && (x.0, x.1) == (y.0, y.1));
     *all = order.into_iter().map(|(_, pair)| *pair).collect();
 }
@@ -78,7 +81,7 @@ fn add_needed<'a>(
     snapshots: &[u64],
 ) {
     let Some((key, ..)) = same.first() else { return };
-    let erased = erase.filter(|range| range.covers(key)).map(|range| range.version);
+    let erased = erase.filter(|range| range.covers(*key)).map(|range| range.version);
     if erased.is_none() && (same.len() == 1 || snapshots.is_empty()) {
         // The usual case: the newest one counts.
         merged.extend(same.first());
@@ -86,7 +89,7 @@ fn add_needed<'a>(
     }
     let mut same = same.to_vec();
     if let Some(version) = erased {
-        same.push((key, version, Content::Delete));
+        same.push((*key, version, Content::Delete));
         same.sort_unstable_by_key(|(_, version, _)| std::cmp::Reverse(*version));
     }
     let versions: Vec<u64> = same.iter().map(|(_, version, _)| *version).collect();
@@ -163,7 +166,7 @@ impl Flex {
         let pieces = merged.len().div_ceil(pairs_max).max(total.div_ceil(size_max)).max(1);
         let (pairs_goal, size_goal) = (merged.len().div_ceil(pieces), total.div_ceil(pieces));
         let mut rest = merged;
-        let mut last: Option<&[u8]> = None;
+        let mut last: Option<Key<'_>> = None;
         while !rest.is_empty() {
             turn.give_way(&*self.clock);
             let (mut count, mut size) = (0, 0);
@@ -181,20 +184,17 @@ impl Flex {
             let (piece, more) = rest.split_at(count);
             rest = more;
             let anchor = match (last, piece.first()) {
-                (Some(last), Some((first, ..))) => separator(last, first).to_vec(),
+                (Some(last), Some((first, ..))) => separator(last, *first),
                 _ => anchor.to_vec(),
             };
             last = piece.last().map(|(key, ..)| *key);
             let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
-            let mut run = RunWriter::new(first_version);
             let mut expiries = Expiries::default();
-            for pair in piece {
-                let (key, version, content) = *pair;
-                run.push(&Pair { key, version, content });
-                moment.note(pair, &mut expiries);
-            }
+            piece.iter().for_each(|pair| moment.note(pair, &mut expiries));
+            let pairs = piece.iter();
+            let pairs = pairs.map(|&(key, version, content)| Pair { key, version, content });
             let start = data.len();
-            run.finish(Some(&anchor), data);
+            run::write(Some(&anchor), first_version, pairs, data);
             marks.push(start);
             let bytes = data.get(start..).unwrap_or_default();
             let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
@@ -233,9 +233,9 @@ mod tests {
                 .collect();
             let mut pairs: Vec<Merged<'_>> = Vec::new();
             for key in &keys {
-                pairs.push((key, rng.below(3), Content::Delete));
+                pairs.push((Key::from(key), rng.below(3), Content::Delete));
             }
-            let mut expected: Vec<(&[u8], std::cmp::Reverse<u64>)> =
+            let mut expected: Vec<(Key<'_>, std::cmp::Reverse<u64>)> =
                 pairs.iter().map(|(key, version, _)| (*key, std::cmp::Reverse(*version))).collect();
             expected.sort_unstable();
             expected.dedup();

@@ -10,7 +10,7 @@
 //! Shards, each with a short lock. The hand of a clock goes through all of them ([`Pairs::sweep`]).
 
 use esker_format::flex_db::run::take_pair;
-use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
+use esker_format::flex_db::{Common, Content, Extra, Key, Pair, RunWriter};
 use hashbrown::HashTable;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -40,7 +40,7 @@ impl Kept {
     }
 
     fn pair(&self) -> Option<Pair<'_>> {
-        take_pair(&mut &*self.bytes, 0)
+        take_pair(&mut &*self.bytes, Common::default())
     }
 }
 
@@ -74,7 +74,7 @@ impl Shard {
         let mark = mark_of(hash);
         let is_it = |place: &u32| {
             self.at(*place).is_some_and(|kept| {
-                kept.hash == mark && kept.pair().is_some_and(|pair| pair.key == key)
+                kept.hash == mark && kept.pair().is_some_and(|pair| pair.key == *key)
             })
         };
         self.table.find(spread(mark), is_it).copied()
@@ -95,8 +95,7 @@ impl Shard {
     fn insert(&mut self, hash: u64, pair: &Pair<'_>, uses: u8) -> u64 {
         self.encoder.restart(0);
         self.encoder.push(pair);
-        let (bytes, _) = self.encoder.pairs();
-        let kept = Kept { bytes: bytes.into(), hash: mark_of(hash), uses };
+        let kept = Kept { bytes: self.encoder.pairs().bytes().into(), hash: mark_of(hash), uses };
         let size = kept.size();
         let place = self.free.pop().unwrap_or_else(|| {
             self.places.push(None);
@@ -179,7 +178,7 @@ impl Pairs {
 
     /// Keeps a pair, if it is small.
     pub(super) fn put(&self, key: &[u8], hash: u64, version: u64, extra: Extra, value: &[u8]) {
-        let pair = Pair { key, version, content: Content::Put(extra, value) };
+        let pair = Pair { key: Key::from(key), version, content: Content::Put(extra, value) };
         self.set(hash, &pair, None);
     }
 
@@ -192,7 +191,7 @@ impl Pairs {
             kept.map(|kept| kept.uses)
         };
         if uses.is_some() {
-            self.set(hash, &Pair { key, version, content }, uses);
+            self.set(hash, &Pair { key: Key::from(key), version, content }, uses);
         }
     }
 
@@ -201,7 +200,7 @@ impl Pairs {
         let Some(shard) = self.shard(hash) else { return };
         let (mut less, mut more) = (0, 0);
         let mut shard = shard.lock();
-        if let Some(place) = shard.place_of(hash, pair.key) {
+        if let Some(place) = shard.place_of(hash, pair.key.rest()) {
             less = shard.remove(place);
         }
         if let Content::Put(_, value) = pair.content

@@ -18,7 +18,6 @@ use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::backup::MANIFEST_NAME;
 use esker_format::flex_db::backup::{BACKUP_MAGIC, BackupEntry, BackupForm, FlexBackup};
-use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Content, Pair, Run, RunWriter};
 use esker_media::Archive;
 use std::collections::HashMap;
@@ -161,25 +160,23 @@ impl Flex {
             let mut pairs = run.pairs();
             let mut group = RunWriter::new(0);
             for _ in 0..run.count {
-                let pair = take_pair(&mut pairs, run.first_version());
-                let pair = pair.ok_or_else(|| backup.damaged("a pair is not whole"))?;
-                if *pair.key <= **last {
+                let pair = pairs.next().ok_or_else(|| backup.damaged("a pair is not whole"))?;
+                if pair.key <= last[..] {
                     return Err(backup.damaged("keys are out of order"));
                 }
                 if group.count() >= GROUP_PAIRS_MAX || group.size_bytes() >= GROUP_BYTES_MAX {
                     self.put_group(committer, &group, last)?;
                     group.restart(0);
                 }
-                last.clear();
-                last.extend_from_slice(pair.key);
+                pair.key.copy_to(last);
                 let content = match pair.content {
                     Content::Large(extra, number, length) => {
                         let entry = values
                             .get(&number)
                             .ok_or_else(|| backup.damaged("a large value is missing"))?;
                         let bytes = backup.bytes_of(entry)?;
-                        let mut reserved = self.reserve(Flex::large_size(pair.key, &bytes));
-                        let staged = self.stage(pair.key, &bytes, &mut reserved)?;
+                        let mut reserved = self.reserve(Flex::large_size(last, &bytes));
+                        let staged = self.stage(last, &bytes, &mut reserved)?;
                         let number = staged.number;
                         staged.keep(false);
                         Content::Large(extra, number, length)

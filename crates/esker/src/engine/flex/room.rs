@@ -403,7 +403,7 @@ mod tests {
         let flex = Flex::open(&options).unwrap();
         assert_eq!(flex.next_table_bytes(), TABLE, "nothing is stored");
         let key = |number: u32| format!("key {number:08}").into_bytes();
-        let keys = 40_000;
+        let keys = 50_000;
         for number in 0..keys {
             flex.put(&key(number), &[7; 100], PutOptions::default()).unwrap();
         }

@@ -17,7 +17,7 @@ use crate::engine::{Cursor as WalkCursor, Items};
 use crate::store::{Direction, Met};
 use esker_base::Result;
 use esker_base::ids::Version;
-use esker_format::flex_db::{Content, Pair};
+use esker_format::flex_db::{Content, Key, Pair};
 use smallvec::SmallVec;
 use std::cmp::Ordering;
 use std::ops::Bound;
@@ -43,25 +43,30 @@ impl<V: FnMut(Result<&Pair<'_>>) -> Result<ControlFlow<()>>> Visit for V {}
 
 /// Whether `key` is not behind the end of a range that is walked in `direction`.
 #[inline]
-fn is_inside(key: &[u8], end: Bound<&[u8]>, direction: Direction) -> bool {
+fn is_inside(key: Key<'_>, end: Bound<&[u8]>, direction: Direction) -> bool {
     let (end, included) = match end {
         Bound::Unbounded => return true,
         Bound::Included(end) => (end, true),
         Bound::Excluded(end) => (end, false),
     };
-    match (key.cmp(end), direction) {
-        (Ordering::Equal, _) => included,
-        (Ordering::Less, Direction::Forward) | (Ordering::Greater, Direction::Reverse) => true,
+    match (key.partial_cmp(end), direction) {
+        (Some(Ordering::Equal), _) => included,
+        (Some(Ordering::Less), Direction::Forward) => true,
+        (Some(Ordering::Greater), Direction::Reverse) => true,
         _ => false,
     }
 }
 
 /// Whether `key` comes before another one, if there is one, and is not behind the end of the range.
 #[inline]
-fn is_ahead(key: &[u8], (other, end): (Option<&[u8]>, Bound<&[u8]>), direction: Direction) -> bool {
+fn is_ahead(
+    key: Key<'_>,
+    (other, end): (Option<&[u8]>, Bound<&[u8]>),
+    direction: Direction,
+) -> bool {
     let comes_before = |other: &[u8]| match direction {
-        Direction::Forward => key < other,
-        Direction::Reverse => key > other,
+        Direction::Forward => key < *other,
+        Direction::Reverse => key > *other,
     };
     other.is_none_or(comes_before) && is_inside(key, end, direction)
 }
@@ -198,13 +203,13 @@ impl Cursor {
     fn seek(&mut self, start: Bound<&[u8]>) {
         let Some(interval) = &self.interval else { return };
         if self.visible.is_none() {
-            let is_before = |key: &[u8]| match (start, self.direction) {
+            let is_before = |key: Key<'_>| match (start, self.direction) {
                 (Bound::Unbounded, Direction::Forward) => false,
                 (Bound::Unbounded, Direction::Reverse) => true,
-                (Bound::Included(start), Direction::Forward) => key < start,
-                (Bound::Excluded(start), Direction::Forward) => key <= start,
-                (Bound::Included(start), Direction::Reverse) => key <= start,
-                (Bound::Excluded(start), Direction::Reverse) => key < start,
+                (Bound::Included(start), Direction::Forward) => key < *start,
+                (Bound::Excluded(start), Direction::Forward) => key <= *start,
+                (Bound::Included(start), Direction::Reverse) => key <= *start,
+                (Bound::Excluded(start), Direction::Reverse) => key < *start,
             };
             let point = interval.partition_point(is_before);
             match self.direction {
@@ -251,7 +256,8 @@ impl Flex {
         at: u64,
         show: Show<'_>,
     ) -> Result<()> {
-        self.visit_at(range, direction, limit, at, |pair| self.show(pair?, at, show))
+        let mut key = Vec::new();
+        self.visit_at(range, direction, limit, at, |pair| self.show(pair?, at, &mut key, show))
     }
 
     /// Gives the pairs that count as of version `at`, those included that have expired, to `visit`.
@@ -319,7 +325,7 @@ impl Flex {
             let ended = match &run.end {
                 None => true,
                 Some(anchor) if reverse => anchor.is_empty(),
-                Some(upper) => !is_inside(upper, end, direction),
+                Some(upper) => !is_inside(Key::from(upper), end, direction),
             };
             if ended {
                 return Ok(());
@@ -366,14 +372,15 @@ impl Flex {
         scan: &mut Scan<'_, impl Visit>,
     ) -> Result<ControlFlow<()>> {
         let direction = scan.direction;
-        let comes_before = |a: &[u8], b: &[u8]| match direction {
+        let comes_before = |a: Key<'_>, b: Key<'_>| match direction {
             Direction::Forward => a < b,
             Direction::Reverse => a > b,
         };
         let has_ranges = tables.iter().any(|table| table.has_ranges());
         loop {
             let keys = heads.iter().filter_map(TableCursor::key);
-            let first = keys.reduce(|a, b| if comes_before(b, a) { b } else { a });
+            let first =
+                keys.reduce(|a, b| if comes_before(Key::from(b), Key::from(a)) { b } else { a });
             let first = first.filter(|key| in_run(key));
             if !has_ranges {
                 // Of most keys tables know nothing.
@@ -383,7 +390,7 @@ impl Flex {
                 }
             }
             let here = cursor.pair().map(|pair| pair.key);
-            let next = match (here, first) {
+            let next = match (here, first.map(Key::from)) {
                 (Some(here), Some(first)) if comes_before(here, first) => Some(here),
                 (here, first) => first.or(here),
             };
@@ -391,8 +398,7 @@ impl Flex {
             if !is_inside(key, scan.end, direction) {
                 return Ok(Break(()));
             }
-            scan.key.clear();
-            scan.key.extend_from_slice(key);
+            key.copy_to(&mut scan.key);
             if self.merge_key((tables, heads), cursor, scan)?.is_break() {
                 return Ok(Break(()));
             }
@@ -432,7 +438,7 @@ impl Flex {
             }
             head.next();
         }
-        let here = cursor.pair().filter(|pair| pair.key == key);
+        let here = cursor.pair().filter(|pair| pair.key == *key);
         let is_here = here.is_some();
         let shown = match (found, here) {
             (Some((_, Content::Delete)), _) => Continue(()),
@@ -441,7 +447,7 @@ impl Flex {
                     Content::Put(extra, _) => Content::Put(extra, &scan.value),
                     other => other,
                 };
-                (scan.visit)(Ok(&Pair { key, version, content }))?
+                (scan.visit)(Ok(&Pair { key: Key::from(key), version, content }))?
             }
             (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
                 (scan.visit)(Ok(&pair))?
@@ -460,7 +466,7 @@ impl Flex {
             WalkCursor::Key(key) => Bound::Excluded(&key[..]),
             WalkCursor::Start | WalkCursor::Hash(_) => Bound::Unbounded,
         };
-        let (mut items, mut next) = (Items::new(), None);
+        let (mut items, mut next, mut key) = (Items::new(), None, Vec::new());
         let range = (from, Bound::Unbounded);
         self.visit_at(range, Direction::Forward, WALKED_AT_ONCE, u64::MAX, |pair| {
             let pair = match pair {
@@ -470,7 +476,7 @@ impl Flex {
                     return Ok(Continue(()));
                 }
             };
-            let shown = self.show(pair, u64::MAX, &mut |met| {
+            let shown = self.show(pair, u64::MAX, &mut key, &mut |met| {
                 items.push(Ok((met.key.to_vec(), Some(met.to_value()))));
                 Continue(())
             });
@@ -484,9 +490,16 @@ impl Flex {
         Ok((items, next))
     }
 
-    /// Shows a pair, if it is a value that has not expired.
+    /// Shows a pair, if it is a value that has not expired; its key is brought together in `buffer`.
     #[inline]
-    fn show(&self, pair: &Pair<'_>, at: u64, show: Show<'_>) -> Result<ControlFlow<()>> {
+    fn show(
+        &self,
+        pair: &Pair<'_>,
+        at: u64,
+        buffer: &mut Vec<u8>,
+        show: Show<'_>,
+    ) -> Result<ControlFlow<()>> {
+        let key = pair.key.bytes(buffer);
         match pair.content {
             Content::Put(extra, value) => {
                 let attributes = attributes_of(&extra);
@@ -494,13 +507,13 @@ impl Flex {
                     return Ok(Continue(()));
                 }
                 let version = Version(pair.version);
-                Ok(show(Met { key: pair.key, value, version, attributes }))
+                Ok(show(Met { key, value, version, attributes }))
             }
             Content::Delete => Ok(Continue(())),
             Content::Large(..) => {
                 // One that moved or went is looked up anew.
-                let found = self.get_at(pair.key, at, &mut |_| Ok(()))?;
-                Ok(found.map_or(Continue(()), |value| show(Met::of(pair.key, &value))))
+                let found = self.get_at(key, at, &mut |_| Ok(()))?;
+                Ok(found.map_or(Continue(()), |value| show(Met::of(key, &value))))
             }
         }
     }

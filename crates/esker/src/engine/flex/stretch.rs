@@ -20,7 +20,6 @@ use super::sweep::{OF_REWRITTEN, OF_SAMPLE};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::{Splice, is_unread};
 use esker_base::Result;
-use esker_format::flex_db::run::take_pair;
 use esker_format::flex_db::{Run, RunWriter};
 
 /// Runs that an interval of a leaf has on average when it is rewritten. A get reads one of them; a scan reads all.
@@ -132,7 +131,7 @@ impl Flex {
         // What was in memory stays there.
         let keeps = |piece: &[Merged<'_>]| {
             [piece.first(), piece.last()].into_iter().flatten().any(|(key, ..)| {
-                let after = leaf.anchors.partition_point(|anchor| **anchor <= **key);
+                let after = leaf.anchors.partition_point(|anchor| *key >= anchor[..]);
                 leaf.cached.get(after.saturating_sub(1)).is_some_and(|cached| *cached)
             })
         };
@@ -217,10 +216,7 @@ impl Flex {
             // Verified by `parts`.
             let run = Run::take(&mut bytes, || true);
             let run = run.map_err(|flaw| self.damaged(&flaw.to_string()))?;
-            let mut pairs = run.pairs();
-            while let Some(pair) = take_pair(&mut pairs, run.first_version()) {
-                all.push((pair.key, pair.version, pair.content));
-            }
+            all.extend(run.pairs().map(|pair| (pair.key, pair.version, pair.content)));
         }
         add_group(&mut all, group);
         let before: usize = all.iter().map(size_of).sum();

@@ -18,7 +18,7 @@ pub(super) struct Row {
 
 /// Eight bytes of a key from `start` on, as a number in the same order.
 #[inline]
-pub(in crate::engine::flex) fn head_of(key: &[u8], start: usize) -> u64 {
+fn head_of(key: &[u8], start: usize) -> u64 {
     let mut bytes = [0; 8];
     let rest = key.get(start..).unwrap_or_default();
     bytes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);

@@ -8,8 +8,7 @@
 
 use esker_base::hash::KeyHasher;
 use esker_format::Flaw;
-use esker_format::flex_db::Run;
-use esker_format::flex_db::run::take_pair;
+use esker_format::flex_db::{Pairs, Run};
 use std::ops::Range;
 
 /// The byte of a key's hash that is kept of it.
@@ -47,13 +46,11 @@ fn take<'a>(rest: &mut &'a [u8]) -> Option<(u32, &'a [u8])> {
 /// What is kept of a run of this size with these pairs.
 pub(in crate::engine::flex) fn tail_of_run(
     size: u32,
-    mut pairs: &[u8],
+    pairs: Pairs<'_>,
     hasher: &KeyHasher,
 ) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(16);
-    while let Some(pair) = take_pair(&mut pairs, 0) {
-        bytes.push(byte_of(hasher.hash(pair.key)));
-    }
+    let (mut bytes, mut buffer) = (Vec::with_capacity(16), Vec::new());
+    pairs.for_each(|pair| bytes.push(byte_of(hasher.hash(pair.key.bytes(&mut buffer)))));
     encode(size, &bytes).unwrap_or_default()
 }
 

@@ -2,11 +2,15 @@
 
 use super::*;
 use esker_base::hash::KeyHasher;
-use esker_format::flex_db::{Content, Extra, Pair, RunWriter};
+use esker_format::flex_db::{Content, Extra, Key, Pair, RunWriter};
 
 fn interval(key: &[u8]) -> Arc<Interval> {
     let mut run = RunWriter::new(1);
-    run.push(&Pair { key, version: 1, content: Content::Put(Extra::default(), b"value") });
+    run.push(&Pair {
+        key: Key::from(key),
+        version: 1,
+        content: Content::Put(Extra::default(), b"value"),
+    });
     let mut bytes = Vec::new();
     run.finish(Some(key), &mut bytes);
     Arc::new(Interval::decode(bytes, &KeyHasher::new([1; 16])).unwrap())
@@ -50,10 +54,10 @@ fn who_asks_for_a_key_gets_the_interval_that_holds_it_while_others_come_and_go()
         });
         while !changes.is_finished() {
             let found = index.cached(Some(&[KEY]), false, Ahead::ONE);
-            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
+            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY][..]);
             let seen = found.first;
             let found = index.cached(Some(&[KEY]), false, Ahead { reverse: true, ..Ahead::ONE });
-            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY]);
+            assert!(found.intervals.len() == 1 && found.intervals[0].pair(0).key == [KEY][..]);
             assert_eq!(found.end.as_deref(), Some(&[KEY][..]));
             assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE, Some(seen)).anchor, [KEY]);
             assert_eq!(index.place(Some(&[KEY]), false, Ahead::ONE, None).anchor, [KEY]);
