@@ -26,6 +26,16 @@ pub fn read_kernel(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok()
 }
 
+/// Writes to a file of the kernel, which is there.
+pub(crate) fn tell_kernel(path: &Path, text: &str) -> Outcome<()> {
+    fs::write(path, text).map_err(at(path))
+}
+
+/// Removes a folder that has nothing in it; else it stays.
+pub(crate) fn remove_empty_folder(path: &Path) {
+    let _ = fs::remove_dir(path);
+}
+
 /// Replaces a file as a whole: a reader finds the old text or the new one.
 pub fn write(path: &Path, text: &str) -> Outcome<()> {
     let mut name = path.as_os_str().to_owned();

@@ -22,6 +22,7 @@ pub mod figures;
 pub mod files;
 pub mod load;
 pub mod machine;
+pub mod memory;
 pub mod micro;
 mod numbers;
 pub mod plan;

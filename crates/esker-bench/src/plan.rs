@@ -50,6 +50,8 @@ pub struct Plan {
     pub durability: Option<Vec<Durability>>,
     /// Memory of each system for caches and buffers: a size such as `64MiB`.
     pub cache: Option<String>,
+    /// Memory of each system in all, its part of the page cache included: a size. Needs the right to make a control group.
+    pub memory: Option<String>,
     /// Share of the capacity that live data take, in per cent.
     pub utilization: Option<Vec<f64>>,
     /// Per cent of the operations that write, in place of the workload's own mix.
@@ -83,6 +85,8 @@ pub struct Settings {
     pub operations: Option<u64>,
     pub durability: Durability,
     pub cache_bytes: u64,
+    /// See [`MemoryGroup`](crate::memory::MemoryGroup): for who launches the cell.
+    pub memory_bytes: Option<u64>,
     /// From 0 to 1.
     pub utilization: Option<f64>,
     pub rate: Option<f64>,
@@ -117,6 +121,7 @@ impl Plan {
             operations: None,
             durability: Some(vec![Durability::Sync]),
             cache: Some("64MiB".to_owned()),
+            memory: None,
             utilization: None,
             write_ratio: None,
             distribution: None,
@@ -143,7 +148,7 @@ impl Plan {
     pub fn over(self, lower: Plan) -> Plan {
         over!(self, lower,
             title about workload systems records key_size value_size threads depth seconds warmup
-            operations durability cache utilization write_ratio distribution rate repetitions direct
+            operations durability cache memory utilization write_ratio distribution rate repetitions direct
             data seed trace_timing)
     }
 
@@ -178,9 +183,12 @@ impl Plan {
     /// # Errors
     /// Values without meaning.
     pub fn cells(&self, data: &Path) -> Outcome<Vec<Cell>> {
-        let cache = self.cache.as_deref().unwrap_or("64MiB");
-        let cache_bytes = parse_size_bytes(cache)
-            .ok_or_else(|| Failure::new(format!("cache: {cache:?} is no size")))?;
+        let size = |what: &str, text: &str| {
+            parse_size_bytes(text)
+                .ok_or_else(|| Failure::new(format!("{what}: {text:?} is no size")))
+        };
+        let cache_bytes = size("cache", self.cache.as_deref().unwrap_or("64MiB"))?;
+        let memory_bytes = self.memory.as_deref().map(|text| size("memory", text)).transpose()?;
         let base = Settings {
             records: self.records.unwrap_or(0).max(1),
             threads: 1,
@@ -190,6 +198,7 @@ impl Plan {
             operations: self.operations,
             durability: Durability::Sync,
             cache_bytes,
+            memory_bytes,
             utilization: None,
             rate: None,
             direct: self.direct.unwrap_or(true),

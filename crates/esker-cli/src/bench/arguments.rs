@@ -79,6 +79,9 @@ pub(crate) struct RunArguments {
     /// Memory of each system for caches and buffers
     #[arg(long, value_name = "BYTES")]
     cache: Option<String>,
+    /// Memory of each system in all, page cache included; needs the right to make a control group
+    #[arg(long, value_name = "BYTES", conflicts_with = "one_process")]
+    memory: Option<String>,
     /// Per cent of the capacity that live data take, for systems whose capacity is fixed; several are swept
     #[arg(long, value_name = "PERCENT", value_delimiter = ',')]
     utilization: Option<Vec<f64>>,
@@ -135,6 +138,7 @@ impl RunArguments {
             operations: self.operations,
             durability: self.durability.take(),
             cache: self.cache.take(),
+            memory: self.memory.take(),
             utilization: self.utilization.take(),
             write_ratio: self.write_ratio.take(),
             distribution: self.distribution.take(),

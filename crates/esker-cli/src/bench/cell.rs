@@ -6,6 +6,7 @@
 
 use super::registry;
 use crate::failure::{Done, Failure};
+use esker_bench::memory::MemoryGroup;
 use esker_bench::runner::{self, Cell, Event};
 use esker_bench::{Failure as BenchFailure, Outcome};
 use std::io::{BufRead, BufReader, Write};
@@ -13,12 +14,15 @@ use std::process::{Command, Stdio};
 
 /// Runs a cell in a child.
 pub(crate) fn launch(cell: &Cell, tell: &mut dyn FnMut(Event)) -> Outcome<()> {
+    let group = cell.settings.memory_bytes.map(MemoryGroup::new).transpose()?;
     let mut child = Command::new(std::env::current_exe()?)
         .args(["bench", "cell"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()?;
-    if let Some(mut input) = child.stdin.take() {
+    // It has done nothing yet: it waits for what it is to do.
+    let bounded = group.as_ref().map_or(Ok(()), |group| group.take_in(child.id()));
+    if let (Some(mut input), Ok(())) = (child.stdin.take(), &bounded) {
         input.write_all(serde_json::to_string(cell)?.as_bytes())?;
     }
     let mut said = None;
@@ -33,6 +37,7 @@ pub(crate) fn launch(cell: &Cell, tell: &mut dyn FnMut(Event)) -> Outcome<()> {
         }
     }
     let status = child.wait()?;
+    bounded?;
     if status.success() {
         return Ok(());
     }
