@@ -97,6 +97,15 @@ impl<'a> Key<'a> {
         }
     }
 
+    /// How it and a key that is given by its bytes are ordered.
+    #[inline]
+    #[must_use]
+    pub fn cmp_bytes(&self, other: &[u8]) -> Ordering {
+        let head = other.get(..self.stem.len()).unwrap_or(other);
+        let rest = || self.rest.cmp(other.get(self.stem.len()..).unwrap_or_default());
+        self.stem.cmp(head).then_with(rest)
+    }
+
     /// The first of its parts that has something.
     fn front(&self) -> &'a [u8] {
         if self.stem.is_empty() { self.rest } else { self.stem }
@@ -179,9 +188,6 @@ impl PartialEq<[u8]> for Key<'_> {
 impl PartialOrd<[u8]> for Key<'_> {
     #[inline]
     fn partial_cmp(&self, other: &[u8]) -> Option<Ordering> {
-        let head = other.get(..self.stem.len()).unwrap_or(other);
-        let order = self.stem.cmp(head);
-        let rest = || self.rest.cmp(other.get(self.stem.len()..).unwrap_or_default());
-        Some(order.then_with(rest))
+        Some(self.cmp_bytes(other))
     }
 }

@@ -148,17 +148,17 @@ pub(super) fn pair_in<'a>(
         }
         is_base = false;
         for pair in run.pairs() {
-            match pair.key.partial_cmp(key) {
-                Some(Ordering::Less) | None => {}
-                Some(Ordering::Equal) if pair.version > at => {}
-                Some(Ordering::Equal) => {
+            match pair.key.cmp_bytes(key) {
+                Ordering::Less => {}
+                Ordering::Equal if pair.version > at => {}
+                Ordering::Equal => {
                     // The newest of this run that counts.
                     if found.as_ref().is_none_or(|found| found.version < pair.version) {
                         found = Some(pair);
                     }
                     break;
                 }
-                Some(Ordering::Greater) => break,
+                Ordering::Greater => break,
             }
         }
     }

@@ -49,10 +49,9 @@ fn is_inside(key: Key<'_>, end: Bound<&[u8]>, direction: Direction) -> bool {
         Bound::Included(end) => (end, true),
         Bound::Excluded(end) => (end, false),
     };
-    match (key.partial_cmp(end), direction) {
-        (Some(Ordering::Equal), _) => included,
-        (Some(Ordering::Less), Direction::Forward) => true,
-        (Some(Ordering::Greater), Direction::Reverse) => true,
+    match (key.cmp_bytes(end), direction) {
+        (Ordering::Equal, _) => included,
+        (Ordering::Less, Direction::Forward) | (Ordering::Greater, Direction::Reverse) => true,
         _ => false,
     }
 }
