@@ -101,9 +101,22 @@ impl<'a> Key<'a> {
     #[inline]
     #[must_use]
     pub fn cmp_bytes(&self, other: &[u8]) -> Ordering {
+        if self.stem.is_empty() {
+            return self.rest.cmp(other);
+        }
         let head = other.get(..self.stem.len()).unwrap_or(other);
         let rest = || self.rest.cmp(other.get(self.stem.len()..).unwrap_or_default());
         self.stem.cmp(head).then_with(rest)
+    }
+
+    /// Whether both have the same stem. A stem that is empty, or that of the same run, is compared with nothing: to compare no bytes where there is
+    /// no memory takes a processor that masks its loads 100 ns.
+    #[inline(always)]
+    fn has_stem_of(&self, other: &Key<'_>) -> bool {
+        self.stem.len() == other.stem.len()
+            && (self.stem.is_empty()
+                || std::ptr::eq(self.stem, other.stem)
+                || self.stem == other.stem)
     }
 
     /// The first of its parts that has something.
@@ -153,7 +166,7 @@ impl Ord for Key<'_> {
     #[inline]
     fn cmp(&self, other: &Self) -> Ordering {
         // Two of one run mostly.
-        if self.stem == other.stem {
+        if self.has_stem_of(other) {
             return self.rest.cmp(other.rest);
         }
         self.cmp_apart(other)
@@ -181,7 +194,9 @@ impl PartialEq<[u8]> for Key<'_> {
     fn eq(&self, other: &[u8]) -> bool {
         // Keys of neighbours differ at their ends.
         let parts = other.split_at_checked(self.stem.len());
-        parts.is_some_and(|(head, tail)| tail == self.rest && head == self.stem)
+        parts.is_some_and(|(head, tail)| {
+            tail == self.rest && (self.stem.is_empty() || head == self.stem)
+        })
     }
 }
 
