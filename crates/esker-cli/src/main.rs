@@ -12,6 +12,7 @@ mod dump;
 mod failure;
 mod figures;
 mod memcached;
+mod memory;
 mod progress;
 mod remote;
 mod scan;
@@ -24,11 +25,8 @@ use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
 
-/// Stores keep what one thread allocated until another one drops it: where that takes a lock, they wait for each other.
-#[global_allocator]
-static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
+    memory::set_up();
     match run(Arguments::parse().command) {
         Ok(Done::Yes) => ExitCode::SUCCESS,
         Ok(Done::No) => ExitCode::from(failure::NO),
