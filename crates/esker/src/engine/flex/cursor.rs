@@ -8,8 +8,8 @@ use crate::store::Direction;
 use esker_index::Word;
 use std::ops::{Bound, ControlFlow};
 
-/// Keys that are fetched first; then more and more, up to the most.
-const FETCHED_FIRST: usize = 8;
+/// Keys that are fetched first, as most scans end before the table has one; then more and more, up to the most.
+const FETCHED_FIRST: usize = 2;
 const FETCHED_MOST: usize = 256;
 
 /// So many keys ahead a place begins to come, and what it holds.
@@ -62,11 +62,15 @@ impl<'t> TableCursor<'t> {
             }
         });
         self.ended = found.len() < self.fetch;
+        let is_first = self.fetch == FETCHED_FIRST;
         self.fetch = (self.fetch * 4).min(FETCHED_MOST);
         (self.keys, self.found, self.at, self.start) = (keys, found, 0, 0);
         let words = || self.found.iter().map(|(_, word)| *word);
         words().take(SLOTS_AHEAD).for_each(|word| self.table.prefetch_slot(word));
-        words().take(VALUES_AHEAD).for_each(|word| self.table.prefetch_value(word));
+        // What a place holds can only be asked for when it is there, which the first of them is not yet.
+        if !is_first {
+            words().take(VALUES_AHEAD).for_each(|word| self.table.prefetch_value(word));
+        }
     }
 
     /// What is met soon begins to come, while the caller works on what is met now.
