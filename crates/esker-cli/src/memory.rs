@@ -22,3 +22,20 @@ pub(crate) fn set_up() {
     // SAFETY: S1; no other thread is there yet.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_option_is_the_one_that_is_meant() {
+        if std::env::var_os("MIMALLOC_PURGE_DELAY").is_some() {
+            return;
+        }
+        // SAFETY: S1, and the same of a call that reads it.
+        let delay = || unsafe { libmimalloc_sys::mi_option_get(PURGE_DELAY) };
+        assert_eq!(delay(), 1000, "what is usual of this option, and of no other");
+        set_up();
+        assert_eq!(delay(), PURGE_DELAY_MS);
+    }
+}

@@ -110,7 +110,7 @@ impl<'a> Key<'a> {
     }
 
     /// Whether both have the same stem. A stem that is empty, or that of the same run, is compared with nothing: to compare no bytes where there is
-    /// no memory takes a processor that masks its loads 100 ns.
+    /// no memory takes a processor that masks its loads 80 ns.
     #[inline(always)]
     fn has_stem_of(&self, other: &Key<'_>) -> bool {
         self.stem.len() == other.stem.len()
