@@ -116,7 +116,7 @@ fn mend(data: &Data) -> Result<(), Failure> {
     let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
     if report.damaged_segments > 0 {
         say(format!(
-            "{} segments hold damage that hides what stood there: keys may be gone or show older values",
+            "{} parts hold damage that hides what stood there: keys may be gone or show older values",
             report.damaged_segments
         ))?;
     }

@@ -24,7 +24,7 @@ pub use index::{
 };
 pub use key::Key;
 pub use large::{LARGE_HEAD_SIZE, LargeHead};
-pub use root::{ROOT_SIZE, Root};
+pub use root::{ROOT_SIZE, Root, Unfinished};
 pub use run::{Common, Content, Pair, Pairs, Run, RunKind, RunWriter};
 pub use wal::{BATCH_HEADER_SIZE, Batch, Change, WalWriter};
 

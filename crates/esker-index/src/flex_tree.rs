@@ -38,6 +38,7 @@
 mod arena;
 mod collapse;
 mod insert;
+mod lose;
 mod node;
 mod range;
 mod store;

@@ -3,32 +3,32 @@
 use crate::devices;
 use crate::engine::depot::repair::repair as repair_depot;
 use crate::engine::flat::repair::repair as repair_flat;
+use crate::engine::flex::FlexFiles;
+use crate::engine::flex::repair::repair as repair_flex;
 use crate::options::{EngineKind, Options};
-use esker_base::{Error, ErrorKind, Result};
+use esker_base::Result;
 use esker_media::{BlockDevice, Pmem};
 use std::sync::Arc;
 
 /// Makes a sound store of a damaged one that nobody has open: segments with damage are emptied of what
 /// can be read, and records that cannot be read are forgotten, so that their keys are gone instead of
 /// answering errors. What was whole stays as it was, versions included, but for values of `flat` in chunks whose headers are damaged,
-/// which are written anew. A sound store of `depot` is only read; one of `flat` is opened, and closed cleanly.
+/// which are written anew. A sound store of `depot` is only read; one of `flat` or `flex` is opened, and closed cleanly.
 ///
 /// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
-/// deleted there may show an older value: restore a backup if that matters.
+/// deleted there may show an older value, or be gone: restore a backup if that matters.
 ///
 /// # Errors
-/// `Unsupported` if the store is of engine `flex`, `Corrupted` if neither superblock is whole, `NoSpace` if there is no room to move what is left, `Locked`,
-/// `UnsupportedFormat`, `Io`. What was not repaired yet is as it was.
+/// `Corrupted` if neither superblock (of `flex`, header of its space) is whole, or a file of `flex` is missing, `NoSpace` if there is no
+/// room to move what is left, `InvalidArgument` if a restore did not end, `Locked`, `UnsupportedFormat`, `Io`. What was not repaired yet is as
+/// it was; a store of `flex` may be refused then until it is repaired again.
 pub fn repair(options: &Options) -> Result<RepairReport> {
     let options = Options { create: false, format: false, ..options.clone() };
     match options.engine_there() {
         Some(EngineKind::FlatCceh | EngineKind::FlatMasstree) => {
             repair_flat(&devices::open_memory(&options)?, &options)
         }
-        Some(EngineKind::Flex) => {
-            let words = "a store of flex cannot be repaired, but restored from a backup";
-            Err(Error::new(ErrorKind::Unsupported, "repair store").context(words))
-        }
+        Some(EngineKind::Flex) => repair_flex(None, &options),
         _ => repair_depot(devices::open(&options, None)?, &options),
     }
 }
@@ -43,6 +43,12 @@ pub fn repair_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Repa
 #[doc(hidden)]
 pub fn repair_on_memory(memory: &Arc<dyn Pmem>, options: &Options) -> Result<RepairReport> {
     repair_flat(memory, options)
+}
+
+/// As [`repair`], of a store of `flex` on devices that the caller opened.
+#[doc(hidden)]
+pub fn repair_on_flex(files: FlexFiles, options: &Options) -> Result<RepairReport> {
+    repair_flex(Some(files), options)
 }
 
 /// Result of [`Store::check`](crate::Store::check).
@@ -63,8 +69,8 @@ pub struct CheckReport {
 pub struct RepairReport {
     /// Records that counted and were read.
     pub records: u64,
-    /// Segments with damage in which nobody knows what stood: keys that were written there may show
-    /// an older value, or be gone.
+    /// Segments with damage in which nobody knows what stood, of `flex` intervals, logs, and the root: keys that were written there may
+    /// show an older value, or be gone.
     pub damaged_segments: u64,
     /// Records that are lost. Their keys are gone; no older values come back.
     pub records_lost: u64,

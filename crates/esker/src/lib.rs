@@ -19,7 +19,7 @@ pub use backup::{restore_flex_on, restore_on, restore_on_memory};
 pub use batch::Batch;
 pub use check::{CheckReport, RepairReport, repair};
 #[doc(hidden)]
-pub use check::{repair_on, repair_on_memory};
+pub use check::{repair_on, repair_on_flex, repair_on_memory};
 pub use engine::flat::batching::Batching;
 #[doc(hidden)]
 pub use engine::flex::FlexFiles;

@@ -81,6 +81,15 @@ impl Map {
         (bytes, checksum)
     }
 
+    /// Generation, size in bytes and checksum of the map that begins here, as its header says: nothing is verified. `None` if none
+    /// begins.
+    #[must_use]
+    pub fn peek(bytes: &[u8]) -> Option<(u64, u64, u32)> {
+        let (raw, _) = RawMap::read_from_prefix(bytes).ok()?;
+        let size = size_of_map(raw.segment_count.get(), raw.slot_count.get())?;
+        (raw.magic == MAGIC).then_some((raw.generation.get(), size, raw.checksum.get()))
+    }
+
     /// Reads the map of `generation`. `sound`: as for [`super::Header::decode`].
     ///
     /// # Errors

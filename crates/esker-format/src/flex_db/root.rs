@@ -19,12 +19,26 @@ pub(crate) struct RawRoot {
     pub(crate) store_id: [u8; 16],
     pub(crate) committed_generation: U64,
     pub(crate) last_version: U64,
-    pub(crate) is_restoring: U32,
+    pub(crate) unfinished: U32,
     pub(crate) reserved: [u8; 4],
     pub(crate) capacity_bytes: U64,
 }
 
 const _: () = assert!(size_of::<RawRoot>() == ROOT_SIZE);
+
+/// What makes a store no store until it has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unfinished {
+    /// Nothing.
+    #[default]
+    No,
+    /// A restore.
+    Restore,
+    /// A repair: what is not mended yet cannot be read.
+    Repair,
+    /// A repair that looks for all keys, as it may be of any that something is not mended yet.
+    RepairOfAll,
+}
 
 /// What a store says of itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,8 +49,8 @@ pub struct Root {
     pub committed_generation: u64,
     /// Highest version in the space.
     pub last_version: u64,
-    /// A restore of the store did not end: it is none.
-    pub is_restoring: bool,
+    /// What was done to the store and did not end: it is none until then.
+    pub unfinished: Unfinished,
     /// Bytes that the store may have; 0 in stores that were made before this was kept.
     pub capacity_bytes: u64,
 }
@@ -52,7 +66,13 @@ impl Root {
             store_id: self.store_id,
             committed_generation: self.committed_generation.into(),
             last_version: self.last_version.into(),
-            is_restoring: u32::from(self.is_restoring).into(),
+            unfinished: match self.unfinished {
+                Unfinished::No => 0,
+                Unfinished::Restore => 1,
+                Unfinished::Repair => 2,
+                Unfinished::RepairOfAll => 3,
+            }
+            .into(),
             reserved: [0; 4],
             capacity_bytes: self.capacity_bytes.into(),
         };
@@ -82,7 +102,12 @@ impl Root {
             store_id: raw.store_id,
             committed_generation: raw.committed_generation.get(),
             last_version: raw.last_version.get(),
-            is_restoring: raw.is_restoring.get() != 0,
+            unfinished: match raw.unfinished.get() {
+                0 => Unfinished::No,
+                2 => Unfinished::Repair,
+                3 => Unfinished::RepairOfAll,
+                _ => Unfinished::Restore,
+            },
             capacity_bytes: raw.capacity_bytes.get(),
         })
     }

@@ -319,6 +319,15 @@ impl<'a> Run<'a> {
         size.ok_or(Flaw::Field("body size"))
     }
 
+    /// The run that begins here, of which not all may have been read: nothing is verified, and its pairs end where there is no whole one
+    /// any more. `None` if its head is not there as a whole, or none.
+    #[must_use]
+    pub fn peek(bytes: &'a [u8]) -> Option<Self> {
+        let mut rest = bytes.get(HEAD_SIZE..)?;
+        let body_size = usize::try_from(varint::take(&mut rest)?).ok()?;
+        Run::head(bytes.get(4).copied(), rest.get(..body_size.min(rest.len()))?).ok()
+    }
+
     /// Kind and anchor from the beginning of an interval, of which only `bytes` were read: nothing is verified.
     /// `None` if that is not enough.
     ///

@@ -20,7 +20,7 @@ fn never() -> bool {
 #[test]
 fn the_normative_page_has_the_tables_of_the_code() {
     let root = table!(RawRoot: magic "ESKFLEXD", format_version "u32", checksum "u32",
-        store_id "16 bytes", committed_generation "u64", last_version "u64", is_restoring "u32",
+        store_id "16 bytes", committed_generation "u64", last_version "u64", unfinished "u32",
         reserved "zeros", capacity_bytes "u64");
     let backup = table!(RawBackup: magic "ESKBACKF", format_version "u32", checksum "u32",
         store_id "16 bytes", number "u64", last_version "u64", created_unix_seconds "u64",
@@ -338,7 +338,7 @@ fn a_root_comes_back_and_others_are_refused() {
         store_id: [9; 16],
         committed_generation: 5,
         last_version: 1 << 40,
-        is_restoring: true,
+        unfinished: Unfinished::Repair,
         capacity_bytes: 3 << 33,
     };
     let bytes = root.encode();

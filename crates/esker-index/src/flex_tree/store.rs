@@ -278,7 +278,7 @@ impl FlexTree {
     }
 
     /// The absent node that `missing` stands for, if the place still has it.
-    fn absent_child(&self, missing: &Missing) -> Option<NodeId> {
+    pub(super) fn absent_child(&self, missing: &Missing) -> Option<NodeId> {
         let id = match missing.parent {
             None => self.root,
             Some((node, x)) => self.inners.get(node)?.branches.get(x)?.child,

@@ -479,6 +479,72 @@ fn extents_grow_together_up_to_a_boundary_and_a_length() {
     assert_eq!(tree.extent_count(), 3, "longer than the longest");
 }
 
+/// A hole takes the place of any extent.
+fn with_long_holes() -> Shape {
+    Shape { hole_size_bytes_max: 64, ..small() }
+}
+
+/// The tree of a root, with all nodes but those that `is_lost` names by slot, and what these covered.
+fn without(
+    shelf: &Shelf,
+    root: Root,
+    is_lost: impl Fn(Stored) -> bool,
+) -> (FlexTree, Vec<std::ops::Range<u64>>) {
+    let mut tree = FlexTree::stored(with_long_holes(), root);
+    let mut lost = Vec::new();
+    while let Some((missing, _)) = tree.missing(0, root.size_bytes) {
+        if is_lost(missing.stored) {
+            lost.push(tree.lose(&missing).unwrap());
+            assert_eq!(tree.lose(&missing), None, "it is not missing any more");
+        } else {
+            shelf.load(&mut tree, &missing);
+        }
+    }
+    (tree, lost)
+}
+
+#[test]
+fn what_a_lost_node_covers_maps_to_nothing_and_everything_else_stays() {
+    let mut losses = 0;
+    for seed in 0..4 {
+        // Offsets and shifts of all kinds.
+        let mut pair = Pair::new(seed, with_long_holes());
+        for _ in 0..400 {
+            pair.insert();
+        }
+        let root = pair.shelf.store(&mut pair.tree);
+        let slots: Vec<Stored> = {
+            let (_, lost) = without(&pair.shelf, root, |_| false);
+            assert!(lost.is_empty());
+            let mut slots: Vec<Stored> = pair.shelf.nodes.keys().copied().collect();
+            slots.sort_unstable();
+            slots
+        };
+        let whole = joined(runs_of(&pair.tree, 0, root.size_bytes).into_iter());
+        for slot in slots {
+            let (mut tree, lost) = without(&pair.shelf, root, |stored| stored == slot);
+            let Some(lost) = lost.first() else { continue };
+            let mut model = pair.model.clone();
+            let (first, last) = (model.cut(lost.start), model.cut(lost.end));
+            model.0.splice(first..last, [(lost.end - lost.start, HOLE)]);
+            let expected = joined(model.0.iter().copied());
+            assert_eq!(joined(runs_of(&tree, 0, root.size_bytes).into_iter()), expected);
+            assert!(tree.dirty_count() > 0);
+            losses += usize::from(expected != whole);
+            // It is a tree like others: it changes, and is stored.
+            let at = lost.start + (lost.end - lost.start) / 2;
+            tree.insert(at, 7, 5000).unwrap();
+            model.insert(at, 7, 5000);
+            let mut shelf = Shelf { nodes: pair.shelf.nodes.clone(), next: pair.shelf.next };
+            let root = shelf.store(&mut tree);
+            let (tree, _) = without(&shelf, root, |_| false);
+            let found = joined(runs_of(&tree, 0, root.size_bytes).into_iter());
+            assert_eq!(found, joined(model.0.iter().copied()));
+        }
+    }
+    assert!(losses > 400, "{losses}");
+}
+
 #[test]
 fn nodes_that_do_not_fit_are_refused() {
     let mut pair = Pair::new(9, small());

@@ -70,7 +70,7 @@ impl Inner {
 
     pub(super) fn checkpoint(&self) -> Result<()> {
         let mut writer = self.begin("store tree")?;
-        if writer.records.is_empty() && writer.log.position == 0 {
+        if writer.records.is_empty() && writer.log.position == 0 && !writer.is_mended {
             return Ok(());
         }
         let done = self.commit(&mut writer, true);
@@ -92,6 +92,7 @@ impl Inner {
     /// Makes all operations durable that are done, by a group of the log, or by a checkpoint if the log is
     /// full or `checkpoint` says so. The steps and their order: see the module's text.
     pub(super) fn commit(&self, writer: &mut Writer, checkpoint: bool) -> Result<()> {
+        let checkpoint = checkpoint || writer.is_mended;
         if writer.records.is_empty() && !checkpoint {
             return Ok(());
         }
@@ -106,9 +107,11 @@ impl Inner {
         // Room first: without, nothing happened. A log that finds none begins anew; one that is full does not grow for its last group.
         let log = &*self.files.log;
         let is_full = log_end > self.options.log_size_bytes_max;
-        let fits = writer.records.is_empty()
-            || log_end <= log.geometry().size_bytes
-            || (!is_full && self.has_room_in(log, log_end, LOG_STEP)?);
+        // What was mended is in no log, and the old one is needed until there is a header that says it (M1).
+        let fits = !writer.is_mended
+            && (writer.records.is_empty()
+                || log_end <= log.geometry().size_bytes
+                || (!is_full && self.has_room_in(log, log_end, LOG_STEP)?));
         let checkpoint = checkpoint || is_full || !fits;
         if checkpoint {
             self.reserve_nodes(writer)?;
@@ -231,6 +234,7 @@ impl Inner {
         writer.slots.release();
         writer.map = (map_at, map_slots as u64);
         writer.log = Log { generation, ..Log::default() };
+        writer.is_mended = false;
         let leaves = usize::try_from(self.options.tree_size_bytes_max / 1024).unwrap_or(usize::MAX);
         self.shared.write().tree.evict(leaves);
         Ok(())

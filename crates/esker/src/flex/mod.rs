@@ -37,6 +37,8 @@ mod commit;
 mod files;
 mod filled;
 mod hidden;
+mod lost;
+mod mend;
 mod nodes;
 mod options;
 mod place;
@@ -50,6 +52,7 @@ mod write;
 pub use check::SpaceCheck;
 pub use files::SpaceFiles;
 pub(crate) use files::{DATA_FILE, TREE_FILE, open_device, refuse_without};
+pub use mend::SpaceRepair;
 pub use options::SpaceOptions;
 #[doc(hidden)]
 pub use options::SpaceTesting;
@@ -72,7 +75,8 @@ use slots::Slots;
 use state::Shared;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// Percent of what live bytes should fill of their segments, up to which [`Space::compact`] collects.
@@ -103,6 +107,10 @@ struct Inner {
     expected: OnceLock<Expected>,
     /// Who writes segments that are full.
     behind: Behind,
+    /// See [`Space::expect_no_holes`].
+    has_no_holes: AtomicBool,
+    /// While the space is being mended: what nodes covered that cannot be read.
+    lost_nodes: parking_lot::Mutex<Option<Vec<Range<u64>>>>,
 }
 
 /// See [`Space::on_commit`].
@@ -116,6 +124,8 @@ struct Writer {
     held: bool,
     /// What is rewritten leaves whole segments behind: see [`Space::loosen`].
     loose: bool,
+    /// The space was mended, and the next commit stores all of it: see `mend`.
+    is_mended: bool,
     /// See [`SpaceOptions::data_size_bytes_max`].
     data_size_bytes_max: Option<u64>,
     log: Log,
@@ -360,6 +370,11 @@ impl Space {
                 return Ok(moved);
             }
         }
+    }
+
+    /// Whoever uses the space makes no holes: what maps to nothing is lost, and an error for who reads it.
+    pub(crate) fn expect_no_holes(&self) {
+        self.0.has_no_holes.store(true, Ordering::Relaxed);
     }
 
     /// Most bytes of the data file from now on, in place of [`SpaceOptions::data_size_bytes_max`]. A file that has more stays as

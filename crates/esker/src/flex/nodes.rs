@@ -76,7 +76,18 @@ impl Inner {
         let damaged = |words: String| {
             Error::corrupted(OPERATION, words).device(device.name()).at(offset, size)
         };
-        let node = node.map_err(|flaw| damaged(flaw.to_string()))?;
-        shared.tree.install(missing, content_of(node)).map_err(|words| damaged(words.to_owned()))
+        let found = node
+            .map_err(|flaw| flaw.to_string())
+            .and_then(|node| shared.tree.install(missing, content_of(node)).map_err(str::to_owned));
+        let Err(words) = found else { return Ok(()) };
+        let error = damaged(words);
+        if let Some(lost) = &mut *self.lost_nodes.lock()
+            && let Some(bytes) = shared.tree.lose(missing)
+        {
+            tracing::error!(%error, "what it covers is lost");
+            lost.push(bytes);
+            return Ok(());
+        }
+        Err(error)
     }
 }

@@ -13,6 +13,7 @@ use esker_index::flex_tree::{Extent, Missing};
 use esker_media::IoBuf;
 use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::atomic::Ordering;
 
 /// Blocks between two parts that are read along, rather than with another call.
 const BLOCKS_BETWEEN: u64 = 4;
@@ -63,6 +64,20 @@ pub(crate) fn is_unread(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io)
 }
 
+/// What a read cannot go on without.
+enum Absent {
+    /// A node of the tree, which is to be loaded.
+    Node(Missing),
+    /// Bytes from there on: nobody knows where they stand.
+    Bytes(u64),
+}
+
+impl From<Missing> for Absent {
+    fn from(missing: Missing) -> Self {
+        Absent::Node(missing)
+    }
+}
+
 /// Whether a read has to start over.
 pub(super) enum Outcome {
     Done,
@@ -83,7 +98,7 @@ impl Inner {
                         return Ok(count);
                     }
                 }
-                Err(missing) => self.load(&missing)?,
+                Err(absent) => self.fetch(&absent)?,
             }
         }
     }
@@ -113,7 +128,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(missing) => self.load(&missing)?,
+                Err(absent) => self.fetch(&absent)?,
             }
         }
     }
@@ -139,7 +154,7 @@ impl Inner {
                         return Ok(Some(count));
                     }
                 }
-                Err(missing) => self.load(&missing)?,
+                Err(absent) => self.fetch(&absent)?,
             }
         }
     }
@@ -167,7 +182,7 @@ impl Inner {
             let mut parts = Parts::new();
             let planned = {
                 let shared = self.shared.read();
-                shared.tree.lookup(offset).and_then(|found| {
+                shared.tree.lookup(offset).map_err(Absent::Node).and_then(|found| {
                     let Some(extent) = found else { return Ok(None) };
                     let length = u64::from(extent.length);
                     let most = usize::try_from(length).unwrap_or(usize::MAX).min(buf.len());
@@ -184,7 +199,19 @@ impl Inner {
                         return Ok(found);
                     }
                 }
-                Err(missing) => self.load(&missing)?,
+                Err(absent) => self.fetch(&absent)?,
+            }
+        }
+    }
+
+    /// Brings what a read cannot go on without.
+    #[cold]
+    fn fetch(&self, absent: &Absent) -> Result<()> {
+        match absent {
+            Absent::Node(missing) => self.load(missing),
+            Absent::Bytes(offset) => {
+                let words = format!("nobody knows where byte {offset} of the space stands");
+                Err(Error::corrupted("read space", words).device(self.files.data.name()))
             }
         }
     }
@@ -196,15 +223,17 @@ impl Inner {
         offset: u64,
         buf: &mut [u8],
         parts: &mut Parts,
-    ) -> Result<usize, Missing> {
+    ) -> Result<usize, Absent> {
         let payload = self.shape.segment_payload();
         let mut done = 0;
+        let mut lost = None;
         shared.tree.visit(offset, buf.len() as u64, |extent: Extent| {
             let range = done..done + extent.length as usize;
             done = range.end;
             let Some(to) = buf.get_mut(range.clone()) else { return };
             if extent.is_hole() {
                 to.fill(0);
+                lost = lost.or(Some(extent.offset));
                 return;
             }
             let (segment, position) = (extent.place() / payload, extent.place() % payload);
@@ -215,7 +244,10 @@ impl Inner {
                 parts.push(Part { segment, salt, position, range });
             }
         })?;
-        Ok(done)
+        match lost.filter(|_| self.has_no_holes.load(Ordering::Relaxed)) {
+            Some(offset) => Err(Absent::Bytes(offset)),
+            None => Ok(done),
+        }
     }
 
     /// Reads all parts: neighbours on the device with one request, and all requests at once. The cache gets what was read

@@ -56,13 +56,23 @@ impl Inner {
                 );
             }
         };
-        let inner = Inner::of(files, options, &header, rng)?;
+        let map = read_map(&files, &header)?;
+        if map.segments.len() as u64 > segments_in(&files, &header) {
+            return Err(Error::corrupted(OPERATION, "the data file is shorter than its map")
+                .device(files.data.name()));
+        }
+        let inner = Inner::of(files, options, (&header, map), rng)?;
         inner.replay(&header)?;
         Ok(inner)
     }
 
-    /// The space of a header, without what the log says.
-    fn of(files: SpaceFiles, options: &SpaceOptions, header: &Header, rng: Rng) -> Result<Inner> {
+    /// The space of a header and its map, without what the log says.
+    pub(super) fn of(
+        files: SpaceFiles,
+        options: &SpaceOptions,
+        (header, map): (&Header, Map),
+        rng: Rng,
+    ) -> Result<Inner> {
         // R2: only then may the other header, and what only that one needs, be written over.
         files.tree.flush(sites::RECOVER_FLUSH)?;
         files.log.flush(sites::RECOVER_FLUSH)?;
@@ -75,14 +85,12 @@ impl Inner {
             let words = "the space was made for devices with smaller blocks";
             return Err(Error::new(ErrorKind::Unsupported, OPERATION).context(words));
         }
-        let map = read_map(&files, header)?;
-        let in_file = files.data.geometry().size_bytes / shape.segment_size_bytes;
-        if (map.segments.len() as u64) > in_file {
-            return Err(Error::corrupted(OPERATION, "the data file is shorter than its map")
-                .device(files.data.name()));
-        }
+        let in_file = segments_in(&files, header);
         let mut segments = map.segments;
-        segments.resize(usize::try_from(in_file).unwrap_or(0), SegmentState::default());
+        segments.resize(
+            segments.len().max(usize::try_from(in_file).unwrap_or(0)),
+            SegmentState::default(),
+        );
         let valid_bytes = segments.iter().map(|segment| u64::from(segment.valid_bytes)).sum();
         let slot_size = u64::from(shape.node_size_bytes);
         let slots = Slots::new(SLOTS_OFFSET / slot_size, &map.slots);
@@ -101,6 +109,7 @@ impl Inner {
         let writer = Writer {
             held: false,
             loose: false,
+            is_mended: false,
             data_size_bytes_max: options.data_size_bytes_max,
             log: Log { generation: header.generation, ..Log::default() },
             records: Vec::new(),
@@ -132,6 +141,8 @@ impl Inner {
             is_full: AtomicBool::new(false),
             expected: OnceLock::new(),
             behind: Behind::new(options.testing.filled_max),
+            has_no_holes: AtomicBool::new(false),
+            lost_nodes: parking_lot::Mutex::default(),
         })
     }
 
@@ -149,6 +160,12 @@ impl Inner {
         }
         let lost = self.lost_groups(header, &writer.log)?;
         self.erase(&lost)?;
+        self.find_free(&mut writer);
+        Ok(())
+    }
+
+    /// Notes which segments are free.
+    pub(super) fn find_free(&self, writer: &mut Writer) {
         let mut shared = self.shared.write();
         shared.dying.clear();
         writer.free = (0..)
@@ -157,11 +174,10 @@ impl Inner {
             .map(|(number, _)| number)
             .collect();
         drop(shared);
-        self.note_room(&writer);
-        Ok(())
+        self.note_room(writer);
     }
 
-    fn redo(&self, record: Record) -> Result<()> {
+    pub(super) fn redo(&self, record: Record) -> Result<()> {
         loop {
             let done = self.shared.write().apply(&self.shape, record);
             match done {
@@ -176,7 +192,7 @@ impl Inner {
 
     /// The group that follows, if it counts.
     #[allow(clippy::type_complexity, reason = "a group and what is in it")]
-    fn next_group(&self, log: &Log) -> Result<Option<(Group, u32, Vec<Record>)>> {
+    pub(super) fn next_group(&self, log: &Log) -> Result<Option<(Group, u32, Vec<Record>)>> {
         let Some(found) = self.group_at(log.position)? else { return Ok(None) };
         let group = &found.0;
         if group.generation != log.generation && !sites::LOG_GENERATION.disabled() {
@@ -192,7 +208,7 @@ impl Inner {
 
     /// The group at `position`, if there is a sound one.
     #[allow(clippy::type_complexity, reason = "a group and what is in it")]
-    fn group_at(&self, position: u64) -> Result<Option<(Group, u32, Vec<Record>)>> {
+    pub(super) fn group_at(&self, position: u64) -> Result<Option<(Group, u32, Vec<Record>)>> {
         let device = &*self.files.log;
         let size = device.geometry().size_bytes;
         let block = u64::from(self.shape.log_block_size_bytes);
@@ -215,7 +231,7 @@ impl Inner {
     /// Where groups begin that do not count although nothing newer stands there.
     ///
     /// R3: fails if one of them would not be there if the log ended where it seems to.
-    fn lost_groups(&self, header: &Header, log: &Log) -> Result<Vec<u64>> {
+    pub(super) fn lost_groups(&self, header: &Header, log: &Log) -> Result<Vec<u64>> {
         let device = &*self.files.log;
         let block = u64::from(self.shape.log_block_size_bytes);
         let size = device.geometry().size_bytes / block * block;
@@ -253,7 +269,7 @@ impl Inner {
     }
 
     /// R4: nothing can make these groups whole any more.
-    fn erase(&self, groups: &[u64]) -> Result<()> {
+    pub(super) fn erase(&self, groups: &[u64]) -> Result<()> {
         let device = &*self.files.log;
         let zeros = self.pool.get_zeroed(self.shape.log_block_size_bytes as usize);
         for at in groups {
@@ -267,14 +283,17 @@ impl Inner {
     }
 }
 
-fn tree_of(header: &Header) -> FlexTree {
-    let shape = Shape {
-        leaf_capacity: header.shape.leaf_capacity as usize,
-        children_max: header.shape.children_max as usize,
-        extent_size_bytes_max: header.shape.extent_size_bytes_max,
-        boundary: header.shape.segment_payload(),
+pub(super) fn tree_shape(shape: &SpaceShape) -> Shape {
+    Shape {
+        leaf_capacity: shape.leaf_capacity as usize,
+        children_max: shape.children_max as usize,
+        extent_size_bytes_max: shape.extent_size_bytes_max,
+        boundary: shape.segment_payload(),
         ..Shape::default()
-    };
+    }
+}
+
+fn tree_of(header: &Header) -> FlexTree {
     let root = Root {
         stored: stored(header.root),
         shift: header.root_shift,
@@ -282,7 +301,12 @@ fn tree_of(header: &Header) -> FlexTree {
         size_bytes: header.size_bytes,
         extent_count: header.extent_count,
     };
-    FlexTree::stored(shape, root)
+    FlexTree::stored(tree_shape(&header.shape), root)
+}
+
+/// Segments that the data file has room for.
+pub(super) fn segments_in(files: &SpaceFiles, header: &Header) -> u64 {
+    files.data.geometry().size_bytes / header.shape.segment_size_bytes
 }
 
 /// The header that counts. `None` if there is none, and nothing that says there was one.
@@ -321,7 +345,7 @@ pub(super) fn find_header(device: &dyn BlockDevice) -> Result<Option<Header>> {
     }
 }
 
-fn read_map(files: &SpaceFiles, header: &Header) -> Result<Map> {
+pub(super) fn read_map(files: &SpaceFiles, header: &Header) -> Result<Map> {
     if header.map.slot == 0 {
         return Ok(Map::default());
     }

@@ -74,6 +74,13 @@ impl Slots {
         }
     }
 
+    /// None of the slots from `first` on that are in use is needed by the next generation.
+    pub(super) fn leave_all(&mut self, first: u64) {
+        let first = usize::try_from(first).unwrap_or(usize::MAX);
+        let used = self.used.iter().enumerate().skip(first).filter(|(_, used)| **used);
+        self.leaving = used.map(|(slot, _)| (slot as u64, 1)).collect();
+    }
+
     /// The next header is durable.
     pub(super) fn release(&mut self) {
         for (first, count) in std::mem::take(&mut self.leaving) {

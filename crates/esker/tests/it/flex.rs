@@ -84,7 +84,7 @@ pub(crate) fn bytes_of(rng: &mut Rng, most: u64) -> Vec<u8> {
 }
 
 /// One random operation on both.
-fn step(space: &Space, model: &mut Vec<u8>, rng: &mut Rng) -> Result<()> {
+pub(crate) fn step(space: &Space, model: &mut Vec<u8>, rng: &mut Rng) -> Result<()> {
     let size = model.len() as u64;
     let offset = rng.below(size + 1);
     let at = usize::try_from(offset).unwrap();

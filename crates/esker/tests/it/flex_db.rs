@@ -77,7 +77,7 @@ impl Devices {
     }
 }
 
-fn files_of(devices: &[Arc<SimBlock>]) -> FlexFiles {
+pub(crate) fn files_of(devices: &[Arc<SimBlock>]) -> FlexFiles {
     let device = |index: usize| Arc::clone(&devices[index]) as Arc<dyn BlockDevice>;
     FlexFiles {
         space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },

@@ -32,6 +32,8 @@ mod flex_db;
 mod flex_expiry;
 mod flex_faults;
 mod flex_full;
+mod flex_mend;
+mod flex_repair;
 mod flex_room;
 mod flex_whole;
 mod gather;

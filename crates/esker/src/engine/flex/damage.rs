@@ -29,7 +29,7 @@ use super::memtable::RangeDelete;
 use super::merge::{Merged, add_group, merge_behind, size_of};
 use super::{Flex, ROOT_BYTES};
 use crate::engine::expiries::Expiries;
-use crate::flex::{Splice, is_unread};
+use crate::flex::{Space, Splice, is_unread};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
 use std::ops::Range;
@@ -47,12 +47,12 @@ const RUN_HEAD_MAX: usize = 16;
 
 /// A part of the space, as far as it can be read.
 #[derive(Debug, Default)]
-struct Around {
+pub(super) struct Around {
     bytes: Vec<u8>,
     /// What cannot be, in order.
     holes: Vec<Range<usize>>,
     /// What the device said, if it refused something that may be sound.
-    refused: Option<Error>,
+    pub(super) refused: Option<Error>,
 }
 
 /// Takes a run that is whole, to its last pair, off the front.
@@ -73,6 +73,38 @@ fn pairs_in(mut bytes: &[u8]) -> Vec<Merged<'_>> {
 }
 
 impl Around {
+    /// Reads so many bytes of a space, as far as that is possible.
+    pub(super) fn read(space: &Space, offset: u64, size: usize) -> Result<Around> {
+        let mut around = Around { bytes: vec![0; size], ..Around::default() };
+        around.read_part(space, offset, 0..size)?;
+        Ok(around)
+    }
+
+    /// Reads a part of it; what cannot be read in halves, down to about a block.
+    fn read_part(&mut self, space: &Space, start: u64, range: Range<usize>) -> Result<()> {
+        let part = self.bytes.get_mut(range.clone()).unwrap_or_default();
+        let error = match space.read(start + range.start as u64, part) {
+            Ok(count) if count == range.len() => return Ok(()),
+            Ok(_) => {
+                let words = "an interval is behind the end of the space";
+                return Err(Error::corrupted("read space", words));
+            }
+            Err(error) if is_unread(&error) => error,
+            Err(error) => return Err(error),
+        };
+        if range.len() > space.shape().block_size_bytes as usize {
+            let middle = range.start + range.len() / 2;
+            self.read_part(space, start, range.start..middle)?;
+            return self.read_part(space, start, middle..range.end);
+        }
+        part.fill(0);
+        self.holes.push(range);
+        if error.kind() == ErrorKind::Io {
+            self.refused = Some(error);
+        }
+        Ok(())
+    }
+
     fn has_hole(&self, range: &Range<usize>) -> bool {
         self.holes.iter().any(|hole| hole.start < range.end && range.start < hole.end)
     }
@@ -108,6 +140,25 @@ impl Around {
             at = next;
         }
         end
+    }
+
+    /// All pairs of an interval that can be read: of a run that ends in what cannot be, those before (D2).
+    pub(super) fn pairs(&self) -> Vec<Merged<'_>> {
+        let mut all = Vec::new();
+        let mut at = 0;
+        while at < self.bytes.len() {
+            let hole = self.holes.iter().find(|hole| hole.end > at);
+            let until = hole.map_or(self.bytes.len(), |hole| hole.start);
+            let mut rest = self.bytes.get(at..until).unwrap_or_default();
+            let Ok(size) = Run::size(rest) else { break };
+            let run = if size > rest.len() { Run::peek(rest) } else { take_whole(&mut rest) };
+            let Some(run) = run else { break };
+            let count = usize::try_from(run.count).unwrap_or(usize::MAX);
+            let pairs = run.pairs().take(count);
+            all.extend(pairs.map(|pair| (pair.key, pair.version, pair.content)));
+            at += size;
+        }
+        all
     }
 
     /// The anchor of the interval that begins here.
@@ -179,7 +230,7 @@ impl Flex {
             }
             _ => {}
         }
-        let around = self.read_around(located.offset, entry.size as usize)?;
+        let around = Around::read(&self.space, ROOT_BYTES + located.offset, entry.size as usize)?;
         if let (Some(_), Some(error)) = (erase, &around.refused) {
             // What comes back later must not be what a range delete removed: it has to wait for the device.
             return Err(error.clone());
@@ -290,7 +341,7 @@ impl Flex {
 
     /// Looks at what stands between two marks, as far as it can be read.
     fn look_at(&self, offset: u64, size: usize) -> Result<Piece> {
-        let mut around = self.read_around(offset, size.min(PIECE_BYTES_MAX))?;
+        let mut around = Around::read(&self.space, ROOT_BYTES + offset, size.min(PIECE_BYTES_MAX))?;
         if around.bytes.len() < size {
             around.holes.push(around.bytes.len()..size);
         }
@@ -331,35 +382,6 @@ impl Flex {
             tail: super::index::tail_of(part.bytes, &self.hasher)?,
             expiries: expiries_in(part.bytes)?,
         })
-    }
-
-    /// Reads so many bytes of intervals, as far as that is possible.
-    fn read_around(&self, offset: u64, size: usize) -> Result<Around> {
-        let mut around = Around { bytes: vec![0; size], ..Around::default() };
-        self.read_part(ROOT_BYTES + offset, 0..size, &mut around)?;
-        Ok(around)
-    }
-
-    /// Reads a part of it; what cannot be read in halves, down to about a block.
-    fn read_part(&self, start: u64, range: Range<usize>, around: &mut Around) -> Result<()> {
-        let part = around.bytes.get_mut(range.clone()).unwrap_or_default();
-        let error = match self.space.read(start + range.start as u64, part) {
-            Ok(count) if count == range.len() => return Ok(()),
-            Ok(_) => return Err(self.damaged("an interval is behind the end of the space")),
-            Err(error) if is_unread(&error) => error,
-            Err(error) => return Err(error),
-        };
-        if range.len() > self.space.shape().block_size_bytes as usize {
-            let middle = range.start + range.len() / 2;
-            self.read_part(start, range.start..middle, around)?;
-            return self.read_part(start, middle..range.end, around);
-        }
-        part.fill(0);
-        around.holes.push(range);
-        if error.kind() == ErrorKind::Io {
-            around.refused = Some(error);
-        }
-        Ok(())
     }
 }
 

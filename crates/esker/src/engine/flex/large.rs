@@ -24,8 +24,7 @@
 
 mod directory;
 
-use directory::FoundLarge;
-pub(super) use directory::{Directory, FoundBehind};
+pub(super) use directory::{Directory, FoundBehind, FoundLarge};
 
 use super::expired::expiry_of;
 use super::memtable::MemTable;
@@ -321,6 +320,16 @@ impl Flex {
             }
         }
         gone.into_iter().try_for_each(|number| self.remove_large(number))
+    }
+
+    /// Removes values whose heads cannot be read: nobody knows which they are.
+    pub(super) fn remove_unread(&self) -> Result<()> {
+        let unread: Vec<u64> = {
+            let values = self.large.values.read();
+            let unread = values.all.iter().filter(|large| large.state == State::Unread);
+            unread.map(|large| large.head.number).collect()
+        };
+        unread.into_iter().try_for_each(|number| self.remove_large(number))
     }
 
     /// Takes a value out of the space, from its end, in pieces; its head as a whole (B4).

@@ -14,6 +14,7 @@ use super::memtable::{MemTable, RangeDelete};
 use super::wal::Tail;
 use super::{ROOT_BYTES, sites};
 use crate::flex::{Space, is_unread};
+use crate::options::FlexOptions;
 use esker_base::hash::KeyHasher;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
@@ -70,16 +71,51 @@ pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Roo
 }
 
 /// A log that is read from its start.
-struct Reader<'a> {
+pub(super) struct Reader<'a> {
     device: &'a dyn BlockDevice,
     store_id: &'a [u8; 16],
     block: u64,
     pool: BufferPool,
 }
 
+/// Readers of the two logs of a store.
+pub(super) fn readers<'a>(
+    devices: [&'a dyn BlockDevice; 2],
+    store_id: &'a [u8; 16],
+) -> [Reader<'a>; 2] {
+    let block =
+        devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
+    devices.map(|device| Reader {
+        device,
+        store_id,
+        block: u64::from(block.max(512)),
+        pool: BufferPool::default(),
+    })
+}
+
 impl Reader<'_> {
+    pub(super) fn device(&self) -> &dyn BlockDevice {
+        self.device
+    }
+
+    /// Where each sound batch begins that does not stand in another one, with its generation and sequence.
+    pub(super) fn all_batches(&self) -> Result<Vec<(u64, u64, u64)>> {
+        let mut found = Vec::new();
+        let mut at = 0;
+        while at + self.block <= self.device.geometry().size_bytes {
+            at += match self.batch_at(at)? {
+                Some((batch, ..)) => {
+                    found.push((batch.generation, batch.sequence, at));
+                    u64::from(batch.total_bytes).max(self.block)
+                }
+                None => self.block,
+            };
+        }
+        Ok(found)
+    }
+
     /// The batch at `position`, if there is a sound one, whole.
-    fn batch_at(&self, position: u64) -> Result<Option<(Batch, u32, Vec<u8>)>> {
+    pub(super) fn batch_at(&self, position: u64) -> Result<Option<(Batch, u32, Vec<u8>)>> {
         let size = self.device.geometry().size_bytes;
         if position.saturating_add(self.block) > size {
             return Ok(None);
@@ -196,14 +232,7 @@ pub(super) fn logs(
     hasher: &KeyHasher,
     (memtable_size_bytes, versions_skipped): (u64, u64),
 ) -> Result<FoundTables> {
-    let block =
-        devices.iter().map(|device| device.geometry().block_size_bytes).max().unwrap_or(512);
-    let readers = devices.map(|device| Reader {
-        device,
-        store_id: &root.store_id,
-        block: u64::from(block.max(512)),
-        pool: BufferPool::default(),
-    });
+    let readers = readers(devices, &root.store_id);
     let mut found: Vec<(FoundLog, &Reader<'_>)> = Vec::new();
     let mut lost = Vec::new();
     let mut newest = root.committed_generation;
@@ -268,7 +297,12 @@ pub(super) fn note_versions(space: &Space, root: &mut Root, last_version: u64) -
     }
 }
 
-fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> Result<()> {
+pub(super) fn replay(
+    batch: &Batch,
+    bytes: &[u8],
+    table: &MemTable,
+    hasher: &KeyHasher,
+) -> Result<()> {
     batch
         .changes(bytes, |version, change| {
             match change {
@@ -291,16 +325,41 @@ fn replay(batch: &Batch, bytes: &[u8], table: &MemTable, hasher: &KeyHasher) -> 
 /// Where intervals begin, and their anchors.
 type Anchors = Vec<(u64, Vec<u8>)>;
 
-/// Looks up about one interval in each `step` bytes of the space up to `end`, by several threads: FlexSpace §5.4.
+/// Looks up about one interval in each step of the space up to `end`, by several threads: FlexSpace §5.4.
 pub(super) fn intervals(
     space: &Space,
     end: u64,
-    step: u64,
-    threads: usize,
+    options: &FlexOptions,
     name: &str,
 ) -> Result<Vec<Fresh>> {
+    let found = marks(space, end, options, name)?;
+    let is_whole =
+        end <= ROOT_BYTES || found.first().is_some_and(|(offset, _)| *offset == ROOT_BYTES);
+    if !is_whole {
+        return Err(Error::corrupted(OPERATION, "no interval begins behind the root").device(name));
+    }
+    between(found, end, name)
+}
+
+/// As [`intervals`]; what cannot be read of the beginning is an interval, too.
+pub(super) fn intervals_over_damage(
+    space: &Space,
+    end: u64,
+    options: &FlexOptions,
+    name: &str,
+) -> Result<Vec<Fresh>> {
+    let mut found = marks(space, end, options, name)?;
+    if end > ROOT_BYTES && found.first().is_none_or(|(offset, _)| *offset != ROOT_BYTES) {
+        found.insert(0, (ROOT_BYTES, Vec::new()));
+    }
+    between(found, end, name)
+}
+
+/// About one mark in each step.
+fn marks(space: &Space, end: u64, options: &FlexOptions, name: &str) -> Result<Anchors> {
+    let (step, threads) = (options.rebuild_step_bytes, options.rebuild_threads);
     if end <= ROOT_BYTES {
-        return Ok(Vec::new());
+        return Ok(Anchors::new());
     }
     let threads = (threads.max(1) as u64).min((end - ROOT_BYTES) / step.max(1) + 1);
     let share = (end - ROOT_BYTES).div_ceil(threads);
@@ -323,9 +382,11 @@ pub(super) fn intervals(
     for part in parts {
         found.extend(part?);
     }
-    if found.first().is_none_or(|(offset, _)| *offset != ROOT_BYTES) {
-        return Err(Error::corrupted(OPERATION, "no interval begins behind the root").device(name));
-    }
+    Ok(found)
+}
+
+/// The intervals that begin at these marks, of which nobody knows what is inside.
+fn between(found: Anchors, end: u64, name: &str) -> Result<Vec<Fresh>> {
     // That of the first one does not matter: it holds whatever is before the second.
     let anchors = || found.iter().skip(1).map(|(_, anchor)| anchor);
     if anchors().next().is_some_and(Vec::is_empty) || !anchors().is_sorted_by(|a, b| a < b) {

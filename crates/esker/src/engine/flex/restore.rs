@@ -18,7 +18,7 @@ use esker_base::{Error, Result};
 use esker_format::Flaw;
 use esker_format::backup::MANIFEST_NAME;
 use esker_format::flex_db::backup::{BACKUP_MAGIC, BackupEntry, BackupForm, FlexBackup};
-use esker_format::flex_db::{Content, Pair, Run, RunWriter};
+use esker_format::flex_db::{Content, Pair, Run, RunWriter, Unfinished};
 use esker_media::Archive;
 use std::collections::HashMap;
 
@@ -206,7 +206,7 @@ impl Flex {
             let mut committer = self.committer.lock();
             self.space.sync()?;
             committer.root.last_version = last_version;
-            committer.root.is_restoring = false;
+            committer.root.unfinished = Unfinished::No;
             self.space.write(0, &committer.root.encode())?;
         }
         self.space.checkpoint()

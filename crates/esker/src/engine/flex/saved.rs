@@ -17,7 +17,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{
     INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter,
 };
-use esker_media::{BlockDevice, BufferPool};
+use esker_media::{BlockDevice, BufferPool, IoBuf};
 use std::io::IoSlice;
 
 /// Bytes that are read and written with one call.
@@ -69,26 +69,31 @@ impl Flex {
     }
 }
 
-/// The intervals of the saved index, if it counts for the space as it is, whose intervals end where `ends_at` agrees.
-pub(super) fn load(
-    device: &dyn BlockDevice,
-    space: &Space,
-    store_id: [u8; 16],
-    ends_at: &mut dyn FnMut(u64) -> bool,
-) -> Result<Option<Vec<Fresh>>> {
+/// The identity of the store that an index was saved of, whether or not it counts.
+pub(super) fn identity(device: &dyn BlockDevice) -> Result<Option<[u8; 16]>> {
+    let Some((first, head)) = read_head(device)? else { return Ok(None) };
+    let Some(body) = read_body(device, &head)? else { return Ok(None) };
+    let body = body.get(..usize::try_from(head.body_bytes).unwrap_or(0)).unwrap_or_default();
+    Ok(IndexHead::check(&first, body).is_ok().then_some(head.store_id))
+}
+
+/// The head of what was saved, with its bytes.
+fn read_head(device: &dyn BlockDevice) -> Result<Option<(IoBuf, IndexHead)>> {
     let geometry = device.geometry();
-    let block = geometry.block_size_bytes as usize;
     if geometry.size_bytes < INDEX_BODY_OFFSET {
         return Ok(None);
     }
+    let block = geometry.block_size_bytes as usize;
     let mut first = BufferPool::new(0).get(INDEX_HEAD_SIZE.next_multiple_of(block));
     device.read_at(sites::INDEX_READ, 0, &mut first)?;
-    let Ok(head) = IndexHead::peek(&first) else { return Ok(None) };
-    let as_stored = Some((head.generation, head.map_checksum)) == space.stored_as();
-    if head.store_id != store_id || (!as_stored && !sites::INDEX_GENERATION.disabled()) {
-        return Ok(None);
-    }
-    let whole = head.body_bytes.checked_next_multiple_of(block as u64).unwrap_or(u64::MAX);
+    Ok(IndexHead::peek(&first).ok().map(|head| (first, head)))
+}
+
+/// The entries behind a head, and zeros behind them; `None` if the device is shorter.
+fn read_body(device: &dyn BlockDevice, head: &IndexHead) -> Result<Option<IoBuf>> {
+    let geometry = device.geometry();
+    let block = u64::from(geometry.block_size_bytes);
+    let whole = head.body_bytes.checked_next_multiple_of(block).unwrap_or(u64::MAX);
     if INDEX_BODY_OFFSET.saturating_add(whole) > geometry.size_bytes {
         return Ok(None);
     }
@@ -96,6 +101,22 @@ pub(super) fn load(
     for (part, offset) in body.chunks_mut(STEP).zip((INDEX_BODY_OFFSET..).step_by(STEP)) {
         device.read_at(sites::INDEX_READ, offset, part)?;
     }
+    Ok(Some(body))
+}
+
+/// The intervals of the saved index, if it counts for the space as it is, whose intervals end where `ends_at` agrees.
+pub(super) fn load(
+    device: &dyn BlockDevice,
+    space: &Space,
+    store_id: [u8; 16],
+    ends_at: &mut dyn FnMut(u64) -> bool,
+) -> Result<Option<Vec<Fresh>>> {
+    let Some((first, head)) = read_head(device)? else { return Ok(None) };
+    let as_stored = Some((head.generation, head.map_checksum)) == space.stored_as();
+    if head.store_id != store_id || (!as_stored && !sites::INDEX_GENERATION.disabled()) {
+        return Ok(None);
+    }
+    let Some(body) = read_body(device, &head)? else { return Ok(None) };
     let body = body.get(..usize::try_from(head.body_bytes).unwrap_or(0)).unwrap_or_default();
     let unsound = IndexHead::check(&first, body).is_err();
     if unsound && !sites::INDEX_CHECKSUM.disabled() {

@@ -1,0 +1,151 @@
+//! Pairs in runs that nothing points at any more, because the node of the tree that did is lost. A run tells by itself that it is
+//! whole. It may be older than what was lost, or say what was deleted since: nobody knows.
+
+use super::super::Flex;
+use super::super::commit::Committer;
+use super::super::merge::Merged;
+use esker_base::Result;
+use esker_format::flex_db::{Content, Key, Pair, Run, RunWriter};
+use std::collections::BTreeMap;
+use std::ops::{Bound, Range};
+
+/// Most pairs and bytes that go to one interval at once.
+const GROUP_PAIRS_MAX: u64 = 1024;
+const GROUP_BYTES_MAX: usize = 256 << 10;
+
+/// Keys of which something may be lost: from one on, and below another.
+pub(super) type Keys = (Vec<u8>, Option<Vec<u8>>);
+
+/// What was found: the newest pair of each key.
+#[derive(Default)]
+pub(super) struct Strays {
+    /// Its version, and the pair encoded.
+    pairs: BTreeMap<Vec<u8>, (u64, RunWriter)>,
+    bytes: u64,
+}
+
+impl Strays {
+    /// Those of these keys.
+    pub(super) fn of_keys<'s>(
+        &'s self,
+        from: &[u8],
+        to: Option<&[u8]>,
+    ) -> impl Iterator<Item = Merged<'s>> {
+        let start = Bound::Included(from);
+        let end = to.map_or(Bound::Unbounded, Bound::Excluded);
+        let range = self.pairs.range::<[u8], _>((start, end));
+        range
+            .flat_map(|(_, (_, alone))| alone.pairs())
+            .map(|pair| (pair.key, pair.version, pair.content))
+    }
+
+    /// Notes pairs of keys in these ranges, which are in order.
+    fn note(&mut self, run: &Run<'_>, ranges: &[Keys]) {
+        let count = usize::try_from(run.count).unwrap_or(usize::MAX);
+        for pair in run.pairs().take(count) {
+            let key = pair.key.to_vec();
+            let at = ranges.partition_point(|(from, _)| *from <= key);
+            let range = at.checked_sub(1).and_then(|at| ranges.get(at));
+            let is_concerned = range.is_some_and(|(_, to)| to.as_ref().is_none_or(|to| key < *to));
+            let is_known =
+                self.pairs.get(&key).is_some_and(|(version, _)| *version >= pair.version);
+            if !is_concerned || is_known {
+                continue;
+            }
+            let mut alone = RunWriter::new(pair.version);
+            alone.push(&Pair { key: Key::from(&key[..]), ..pair });
+            self.bytes += (alone.size_bytes() + key.len()) as u64;
+            self.pairs.insert(key, (pair.version, alone));
+        }
+    }
+
+    /// Looks for runs that begin anywhere in a piece.
+    fn search(&mut self, piece: &[u8], ranges: &[Keys]) {
+        let mut at = 0;
+        while at < piece.len() {
+            let mut rest = piece.get(at..).unwrap_or_default();
+            let before = rest.len();
+            // Few bytes look like a kind, and fewer like a size.
+            let is_likely = matches!(rest.get(4), Some(1 | 2 | 4 | 5));
+            match is_likely.then(|| Run::take(&mut rest, || false)) {
+                Some(Ok(run)) => {
+                    self.note(&run, ranges);
+                    at += (before - rest.len()).max(1);
+                }
+                _ => at += 1,
+            }
+        }
+    }
+}
+
+impl Flex {
+    /// Bytes of pairs that are kept in memory: no table is in use.
+    fn strays_max(&self) -> u64 {
+        2 * self.options.memtable_size_bytes
+    }
+
+    /// Pairs of keys in these ranges, which are in order, to which nothing points but what is `unread`; `None` if they are too many.
+    pub(super) fn find_strays(
+        &self,
+        ranges: &[Keys],
+        unread: &[Range<u64>],
+    ) -> Result<Option<Strays>> {
+        let mut strays = Strays::default();
+        let mut is_too_much = false;
+        self.space.visit_stray(unread, &mut |piece| {
+            if !is_too_much {
+                strays.search(piece, ranges);
+                is_too_much = strays.bytes > self.strays_max();
+            }
+            Ok(())
+        })?;
+        Ok((!is_too_much).then_some(strays))
+    }
+
+    /// Brings pairs of keys in these ranges, which are in order, back from where nothing points any more, some at a time; how many.
+    pub(super) fn bring_back(&self, committer: &mut Committer, ranges: &[Keys]) -> Result<u64> {
+        let mut strays = Strays::default();
+        let mut count = 0;
+        self.space.visit_stray(&[], &mut |piece| {
+            strays.search(piece, ranges);
+            if strays.bytes > self.strays_max() {
+                count += self.put_back(committer, &std::mem::take(&mut strays))?;
+            }
+            Ok(())
+        })?;
+        count += self.put_back(committer, &strays)?;
+        Ok(count)
+    }
+
+    /// Merges pairs into their intervals. Versions decide.
+    fn put_back(&self, committer: &mut Committer, strays: &Strays) -> Result<u64> {
+        let mut from: Option<Vec<u8>> = None;
+        let mut count = 0;
+        loop {
+            let start = from.as_ref().map_or(Bound::Unbounded, Bound::Included);
+            let behind = strays.pairs.range::<Vec<u8>, _>((start, Bound::Unbounded));
+            let mut behind = behind.peekable();
+            let Some((first, _)) = behind.peek() else { return Ok(count) };
+            let located = self.locate(first)?;
+            let mut group = RunWriter::new(0);
+            from = None;
+            for (key, (version, alone)) in behind {
+                let is_beyond = located.upper.as_ref().is_some_and(|upper| key >= upper);
+                let much = group.count() >= GROUP_PAIRS_MAX || group.size_bytes() > GROUP_BYTES_MAX;
+                if is_beyond || much {
+                    from = Some(key.clone());
+                    break;
+                }
+                for pair in alone.pairs() {
+                    count += u64::from(pair.content != Content::Delete);
+                    group.push(&Pair { version: *version, ..pair });
+                }
+            }
+            self.admit_as_is(group.size_bytes())?;
+            self.rewrite(committer, &located, Some(&group), None)?;
+            if from.is_none() {
+                return Ok(count);
+            }
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! Repair of a space: whatever block of tree or log is damaged, everything else stays where it is, and the space is sound.
+
+use crate::flex::{Media, assert_sound, content, small, step};
+use esker::ErrorKind;
+use esker::flex::{Space, SpaceFiles, SpaceRepair};
+use esker_base::rng::Rng;
+use esker_media::BlockDevice;
+use esker_media::sim::{Image, SimBlockOptions, SimDevices};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A space that checkpoints, and operations that are in its log only. What it holds, and what it held
+/// before each of these.
+fn history(seed: u64) -> (Vec<Image>, Vec<u8>, Vec<Vec<u8>>) {
+    let media = Media::new(1 << 20);
+    let mut options = small(seed);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut rng = Rng::from_seed(seed);
+    let mut model = Vec::new();
+    for _ in 0..120 {
+        step(&space, &mut model, &mut rng).unwrap();
+    }
+    space.checkpoint().unwrap();
+    let mut before = Vec::new();
+    for _ in 0..6 {
+        for _ in 0..2 {
+            before.push(model.clone());
+            step(&space, &mut model, &mut rng).unwrap();
+        }
+        space.sync().unwrap();
+    }
+    drop(space);
+    (media.images(), model, before)
+}
+
+/// Compares byte by byte what is not lost; what is reads as zeros.
+fn assert_holds(space: &Space, model: &[u8], lost: &[Range<u64>], context: &str) {
+    assert_eq!(space.size_bytes(), model.len() as u64, "{context}");
+    let mut bytes = vec![1; model.len()];
+    assert_eq!(space.read(0, &mut bytes).unwrap(), model.len(), "{context}");
+    let mut expected = model.to_vec();
+    for range in lost {
+        expected[range.start as usize..range.end as usize].fill(0);
+    }
+    assert!(bytes == expected, "{context}: other bytes than before, lost {lost:?}");
+}
+
+/// What nobody can read is damage of a block; everything else agrees.
+fn assert_sound_but_for_blocks(space: &Space, context: &str) {
+    for problem in space.check().unwrap().problems {
+        assert!(problem.contains("block does not have"), "{context}: {problem}");
+    }
+}
+
+#[test]
+fn a_damaged_block_of_tree_or_log_costs_what_it_says_and_nothing_else() {
+    let (mut with_losses, mut older, mut harmless) = (0, 0, 0);
+    for seed in 0..4 {
+        let (images, model, before) = history(seed);
+        let mut options = small(seed + 100);
+        options.create = false;
+        for index in 1..3 {
+            for block in 0..images[index].size_bytes() / 512 {
+                for wipe in [false, true] {
+                    let context = format!("seed {seed}, file {index}, block {block}, {wipe}");
+                    let mut damaged = images.clone();
+                    match wipe {
+                        true => damaged[index].write(block * 512, &[0; 512]),
+                        false => damaged[index].flip(block * 512 + 24 + block % 40, 3),
+                    }
+                    let media = Media::of(&damaged);
+                    let (space, report) = Space::mend_on(media.files(), &options)
+                        .unwrap_or_else(|error| panic!("{context}: {error}"));
+                    let SpaceRepair { lost, is_older, is_mended } = report;
+                    assert!(is_mended || (lost.is_empty() && !is_older), "{context}");
+                    assert_sound_but_for_blocks(&space, &context);
+                    let mut model = model.clone();
+                    if index == 2 && !is_mended {
+                        // Nothing proves that the last group of the log was ever whole.
+                        let found = content(&space).unwrap();
+                        if before.contains(&found) {
+                            model = found;
+                        }
+                    }
+                    if is_older {
+                        older += 1;
+                    } else {
+                        assert_holds(&space, &model, &lost, &context);
+                        for range in &lost {
+                            model[range.start as usize..range.end as usize].fill(0);
+                        }
+                    }
+                    with_losses += usize::from(!lost.is_empty());
+                    harmless += usize::from(!is_mended);
+                    space.close().unwrap();
+                    // Once it is stored, it opens as any other.
+                    options.testing.seed = Some(block);
+                    let space = Space::open_on(Media::of(&media.images()).files(), &options)
+                        .unwrap_or_else(|error| panic!("{context}, again: {error}"));
+                    if is_older {
+                        assert_sound_but_for_blocks(&space, &context);
+                        continue;
+                    }
+                    assert_holds(&space, &model, &[], &context);
+                    let mut rng = Rng::from_seed(block);
+                    for _ in 0..20 {
+                        step(&space, &mut model, &mut rng).unwrap();
+                    }
+                    space.sync().unwrap();
+                    assert_holds(&space, &model, &[], &context);
+                    assert_sound(&space);
+                }
+            }
+        }
+    }
+    assert!(with_losses > 60 && older > 10, "{with_losses} with losses, {older} older");
+    assert!(harmless > 60, "{harmless}");
+}
+
+#[test]
+fn a_data_file_that_is_cut_short_loses_what_stood_behind() {
+    let (mut images, model, _) = history(5);
+    let half = images[0].size_bytes() / 8192 / 2 * 8192;
+    images[0] = Image::from_bytes(&images[0].to_vec()[..usize::try_from(half).unwrap()]);
+    let mut options = small(9);
+    options.create = false;
+    let error = Space::open_on(Media::of(&images).files(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+    let media = Media::of(&images);
+    let (space, report) = Space::mend_on(media.files(), &options).unwrap();
+    assert!(report.is_mended && !report.lost.is_empty() && !report.is_older, "{report:?}");
+    assert_holds(&space, &model, &report.lost, "cut short");
+    assert_sound(&space);
+}
+
+#[test]
+fn a_sound_space_is_left_as_it_is() {
+    let (images, model, _) = history(6);
+    let media = Media::of(&images);
+    let mut options = small(6);
+    options.create = false;
+    let (space, report) = Space::mend_on(media.files(), &options).unwrap();
+    assert_eq!(report, SpaceRepair::default());
+    assert_holds(&space, &model, &[], "sound");
+    drop(space);
+    for (before, behind) in images.iter().zip(media.images()) {
+        assert!(before.to_vec() == behind.to_vec(), "it was written to");
+    }
+    // Where there is nothing, there is nothing to repair.
+    let error = Space::mend_on(Media::new(1 << 20).files(), &options).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
+}
+
+#[test]
+fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
+    let mut states = 0;
+    for seed in 0..6 {
+        let (images, model, _) = history(seed);
+        let mut rng = Rng::from_seed(seed);
+        let mut options = small(seed);
+        options.create = false;
+        // A node that is in use.
+        let (damaged, lost) = loop {
+            let mut damaged = images.clone();
+            let blocks = images[1].size_bytes() / 512;
+            damaged[1].flip((16 + rng.below(blocks - 16)) * 512 + 50, 1);
+            let (_, report) = Space::mend_on(Media::of(&damaged).files(), &options).unwrap();
+            if !report.lost.is_empty() && !report.is_older {
+                break (damaged, report.lost);
+            }
+        };
+        let devices = SimDevices::attach(&damaged, |index| {
+            let size = damaged[index].size_bytes();
+            let mut options = SimBlockOptions::new(size, seed);
+            options.size_bytes_max = 4 << 20;
+            options
+        });
+        let [data, tree, log] = devices.devices() else { panic!() };
+        let dynamic = |device: &Arc<_>| Arc::clone(device) as Arc<dyn BlockDevice>;
+        let files = SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) };
+        let (space, _) = Space::mend_on(files, &options).unwrap();
+        space.append(&[7; 300]).unwrap();
+        space.sync().unwrap();
+        let mended = devices.position();
+        space.append(&[8; 300]).unwrap();
+        space.checkpoint().unwrap();
+        let traces = devices.traces();
+        for position in 0..=devices.position() {
+            for state in 0..4 {
+                let context = format!("seed {seed}, {position}, {state}");
+                let cut = SimDevices::cut(&traces, position, position * 4 + state);
+                let media = Media::of(&cut);
+                let (space, report) = Space::mend_on(media.files(), &options)
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                assert!(!report.is_older, "{context}");
+                let mut expected = model.clone();
+                for range in &lost {
+                    expected[range.start as usize..range.end as usize].fill(0);
+                }
+                let more = usize::try_from(space.size_bytes()).unwrap() - model.len();
+                assert!([0, 300, 600].contains(&more), "{context}: {more}");
+                assert!(position < mended || more >= 300, "{context}: taken back");
+                expected.extend([7; 300].iter().take(more));
+                expected.extend([8; 300].iter().take(more.saturating_sub(300)));
+                assert_holds(&space, &expected, &report.lost, &context);
+                assert_sound(&space);
+                states += 1;
+            }
+        }
+    }
+    assert!(states > 300, "{states}");
+}

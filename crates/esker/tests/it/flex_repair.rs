@@ -1,0 +1,236 @@
+//! Repair of a store of `flex`: whatever is damaged, afterwards the store is sound, holds all that could be read, and goes on.
+
+use crate::flex_db::{Devices, files_of, options};
+use crate::flex_whole::{Map, bytes, sound};
+use esker::{Direction, ErrorKind, Options, RepairReport, Store, repair_on_flex};
+use esker_base::rng::Rng;
+use esker_media::sim::{Image, SimBlockOptions, SimDevices};
+use std::collections::BTreeMap;
+
+/// All values that each key had, the newest last; none: it was deleted.
+type History = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
+
+fn history_options(seed: u64) -> Options {
+    let mut options = options(seed);
+    options.flex.cache_size_bytes = 0;
+    options.flex.rebuild_step_bytes = 3000;
+    options
+}
+
+/// What is on the devices after some work, closed or killed.
+fn worked(seed: u64, is_closed: bool) -> (Vec<Image>, History) {
+    let devices = Devices::new(seed);
+    let store = devices.open(&history_options(seed)).unwrap();
+    let mut rng = Rng::from_seed(seed);
+    let mut history = History::new();
+    for n in 0..500_u64 {
+        let key = format!("key-{:04}", rng.below(150)).into_bytes();
+        let size = match rng.below(40) {
+            0 => 4500,
+            1 => 0,
+            _ => rng.index(250),
+        };
+        let value = rng.chance(5, 6).then(|| bytes(n, size));
+        match &value {
+            Some(value) => drop(store.put(&key, value).unwrap()),
+            None => drop(store.delete(&key).unwrap()),
+        }
+        history.entry(key).or_default().push(value);
+        if n == 300 {
+            store.checkpoint().unwrap();
+        }
+    }
+    if is_closed {
+        store.close().unwrap()
+    } else {
+        store.forget()
+    }
+    ((0..6).map(|index| devices.device(index).image()).collect(), history)
+}
+
+fn newest(history: &History) -> Map {
+    let value = |(key, values): (&Vec<u8>, &Vec<Option<Vec<u8>>>)| {
+        Some((key.clone(), values.last().cloned().flatten()?))
+    };
+    history.iter().filter_map(value).collect()
+}
+
+/// Keys that have not their newest value; each has one that it had, or none.
+fn changed(store: &Store, history: &History, context: &str) -> usize {
+    let mut changed = 0;
+    let items = store.scan(.., Direction::Forward, usize::MAX).unwrap();
+    let found: Map = items.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
+    for key in found.keys() {
+        assert!(history.contains_key(key), "{context}: nobody wrote {key:?}");
+    }
+    for (key, values) in history {
+        let value = store.get(key).unwrap().map(|value| value.to_vec());
+        assert_eq!(value.as_ref(), found.get(key), "{context}: get and scan differ");
+        if value != *values.last().unwrap() {
+            assert!(
+                value.is_none() || values.contains(&value),
+                "{context}: {key:?} never had this"
+            );
+            changed += 1;
+        }
+    }
+    changed
+}
+
+/// Repairs devices with these contents; the store then, and how many keys changed.
+fn repaired(images: Vec<Image>, history: &History, context: &str) -> Option<(RepairReport, usize)> {
+    let devices = Devices::with(images, 5);
+    let options = history_options(8);
+    let report = match repair_on_flex(devices.files(), &options) {
+        Ok(report) => report,
+        Err(error) => {
+            // A version that nobody knows, or neither header.
+            let kinds = [ErrorKind::UnsupportedFormat, ErrorKind::Corrupted];
+            assert!(kinds.contains(&error.kind()), "{context}: {error}");
+            return None;
+        }
+    };
+    let store = devices.again().open(&options);
+    let store = store.unwrap_or_else(|error| panic!("{context}: {report:?}, and then {error}"));
+    sound(&store);
+    let changed = changed(&store, history, context);
+    // It goes on, and is the same after another open.
+    let mut model: Map = store
+        .scan(.., Direction::Forward, usize::MAX)
+        .unwrap()
+        .into_iter()
+        .map(|(key, value)| (key, value.to_vec()))
+        .collect();
+    for n in 0..40_u64 {
+        let key = format!("key-{:04}", n * 5).into_bytes();
+        let value = bytes(n, if n == 7 { 5000 } else { 100 });
+        store.put(&key, &value).unwrap();
+        model.insert(key, value);
+    }
+    store.close().unwrap();
+    // A second repair has nothing to do.
+    let again = repair_on_flex(devices.files(), &options).unwrap();
+    assert_eq!(again.damaged_segments + again.records_lost, 0, "{context}: {again:?}");
+    Some((report, changed))
+}
+
+#[test]
+fn a_sound_store_stays_as_it_is() {
+    for is_closed in [false, true] {
+        let (images, history) = worked(3, is_closed);
+        let (report, changed) = repaired(images, &history, "sound").unwrap();
+        assert_eq!((report.damaged_segments, report.records_lost, changed), (0, 0, 0));
+        assert!(report.records > 50, "{report:?}");
+    }
+}
+
+#[test]
+fn whatever_is_damaged_the_store_is_sound_afterwards_and_nothing_is_lost_without_a_word() {
+    let (mut stores, mut refused, mut all_changed) = (0, 0, 0);
+    for seed in 0..6 {
+        for is_closed in [false, true] {
+            let (images, history) = worked(seed, is_closed);
+            for round in 0..60 {
+                let mut rng = Rng::from_seed(seed * 1000 + round);
+                let mut damaged = images.clone();
+                let mut in_logs = false;
+                let count = 1 + rng.below(3);
+                for _ in 0..count {
+                    // Most in the data; the others are small.
+                    let index = [0, 0, 0, 1, 1, 2, 3, 4, 5][rng.index(9)];
+                    let at = rng.below(damaged[index].size_bytes());
+                    match rng.chance(1, 2) {
+                        true => damaged[index].flip(at, rng.below(8) as u32),
+                        false => damaged[index].write(at / 512 * 512, &[0; 512]),
+                    }
+                    in_logs |= [2, 3, 4].contains(&index);
+                }
+                let context = format!("seed {seed}, {is_closed}, round {round}");
+                stores += 1;
+                let Some((report, changed)) = repaired(damaged, &history, &context) else {
+                    refused += 1;
+                    continue;
+                };
+                all_changed += changed;
+                let is_told = report.damaged_segments + report.records_lost > 0;
+                // Nothing tells that the last batch of a log was ever whole.
+                assert!(
+                    is_told || changed == 0 || in_logs,
+                    "{context}: {changed} keys, {report:?}"
+                );
+            }
+        }
+    }
+    assert!(refused * 50 <= stores, "{refused} of {stores}");
+    assert!(all_changed > 100 && all_changed < 5 * stores, "{all_changed} of {stores}");
+}
+
+#[test]
+fn a_lost_node_of_the_tree_loses_few_pairs() {
+    // All leaves and all others, one by one.
+    let (images, history) = worked(2, true);
+    let newest = newest(&history);
+    let (mut mended, mut gone) = (0, 0);
+    for block in 16..images[1].size_bytes() / 512 {
+        let mut damaged = images.clone();
+        damaged[1].flip(block * 512 + 100, 1);
+        let context = format!("block {block}");
+        let devices = Devices::with(damaged, 5);
+        let options = history_options(8);
+        let report = repair_on_flex(devices.files(), &options).unwrap();
+        if report.damaged_segments == 0 {
+            continue;
+        }
+        mended += 1;
+        let store = devices.open(&options).unwrap();
+        sound(&store);
+        changed(&store, &history, &context);
+        for (key, value) in &newest {
+            let found = store.get(key).unwrap().map(|value| value.to_vec());
+            // Large values are in many pieces, which nothing holds together.
+            gone += usize::from(found.as_ref() != Some(value) && value.len() < 4000);
+        }
+    }
+    // A run that two segments share is not found, nor one of which the node had only a part.
+    assert!(mended > 20 && gone < 2 * mended, "{gone} keys of {mended} stores");
+}
+
+#[test]
+fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
+    let (images, history) = worked(2, true);
+    let options = history_options(8);
+    let (mut states, mut refused, mut worse) = (0, 0, 0);
+    for block in (16..images[1].size_bytes() / 512).step_by(3) {
+        let mut damaged = images.clone();
+        damaged[1].flip(block * 512 + 100, 1);
+        let devices = SimDevices::attach(&damaged, |index| {
+            let mut options = SimBlockOptions::new(damaged[index].size_bytes(), block);
+            options.size_bytes_max = 4 << 20;
+            options
+        });
+        let report = repair_on_flex(files_of(devices.devices()), &options).unwrap();
+        if report.damaged_segments == 0 {
+            continue;
+        }
+        let store = Store::open_flex_on(files_of(devices.devices()), &options).unwrap();
+        let usual = changed(&store, &history, "whole");
+        drop(store);
+        let traces = devices.traces();
+        for position in (0..devices.position()).step_by(5) {
+            let context = format!("block {block}, {position}");
+            let cut = SimDevices::cut(&traces, position, position);
+            let opened = Devices::with(cut.clone(), 6).open(&options);
+            let devices = Devices::with(cut, 6);
+            let is_refused = opened.is_err_and(|error| error.kind() == ErrorKind::InvalidArgument);
+            refused += usize::from(is_refused);
+            repair_on_flex(devices.files(), &options)
+                .unwrap_or_else(|error| panic!("{context}: {error}"));
+            let store = devices.open(&options).unwrap();
+            sound(&store);
+            worse += changed(&store, &history, &context).saturating_sub(usual);
+            states += 1;
+        }
+    }
+    assert!(states > 200 && refused > 20, "{states} states, {refused} refused");
+    assert!(worse < 10, "{worse} keys that a whole repair would have");
+}
