@@ -211,3 +211,54 @@ fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
     }
     assert!(states > 300, "{states}");
 }
+
+#[test]
+fn a_crash_while_a_space_without_a_map_is_mended_makes_it_no_worse() {
+    let mut states = 0;
+    for seed in 0..4 {
+        let (images, _, _) = history(seed);
+        let mut options = small(seed);
+        options.create = false;
+        let blocks = 16..images[1].size_bytes() / 512;
+        let damaged = blocks.map(|block| {
+            let mut damaged = images.clone();
+            damaged[1].flip(block * 512 + 50, 1);
+            damaged
+        });
+        // The map is what makes it older.
+        let damaged: Vec<_> = damaged
+            .filter(|damaged| {
+                let mended = Space::mend_on(Media::of(damaged).files(), &options);
+                mended.unwrap().1.is_older
+            })
+            .collect();
+        assert!(!damaged.is_empty());
+        for damaged in damaged {
+            let devices = SimDevices::attach(&damaged, |index| {
+                let mut options = SimBlockOptions::new(damaged[index].size_bytes(), seed);
+                options.size_bytes_max = 4 << 20;
+                options
+            });
+            let [data, tree, log] = devices.devices() else { panic!() };
+            let dynamic = |device: &Arc<_>| Arc::clone(device) as Arc<dyn BlockDevice>;
+            let files = SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) };
+            let (space, report) = Space::mend_on(files, &options).unwrap();
+            let size = space.size_bytes();
+            space.checkpoint().unwrap();
+            let traces = devices.traces();
+            for position in 0..=devices.position() {
+                for state in 0..4 {
+                    let context = format!("seed {seed}, {position}, {state}");
+                    let cut = SimDevices::cut(&traces, position, position * 4 + state);
+                    let (space, again) = Space::mend_on(Media::of(&cut).files(), &options)
+                        .unwrap_or_else(|error| panic!("{context}: {error}"));
+                    assert_eq!(space.size_bytes(), size, "{context}");
+                    assert!(!again.is_mended || again == report, "{context}: {again:?}");
+                    assert_sound_but_for_blocks(&space, &context);
+                    states += 1;
+                }
+            }
+        }
+    }
+    assert!(states > 100, "{states}");
+}

@@ -1,8 +1,8 @@
 //! Repair of a store of `flex`: whatever is damaged, afterwards the store is sound, holds all that could be read, and goes on.
 
 use crate::flex_db::{Devices, files_of, options};
-use crate::flex_whole::{Map, bytes, sound};
-use esker::{Direction, ErrorKind, Options, RepairReport, Store, repair_on_flex};
+use crate::flex_whole::{Map, bytes, held, sound};
+use esker::{ErrorKind, Options, RepairReport, Store, repair_on_flex};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, SimBlockOptions, SimDevices};
 use std::collections::BTreeMap;
@@ -17,13 +17,17 @@ fn history_options(seed: u64) -> Options {
     options
 }
 
-/// What is on the devices after some work, closed or killed.
+/// What is on the devices after some work, closed or killed; most of that of one that is killed is behind a clean stop, at times.
 fn worked(seed: u64, is_closed: bool) -> (Vec<Image>, History) {
     let devices = Devices::new(seed);
-    let store = devices.open(&history_options(seed)).unwrap();
+    let mut store = devices.open(&history_options(seed)).unwrap();
     let mut rng = Rng::from_seed(seed);
     let mut history = History::new();
     for n in 0..500_u64 {
+        if n == 150 && seed % 2 == 0 {
+            store.close().unwrap();
+            store = devices.open(&history_options(seed)).unwrap();
+        }
         let key = format!("key-{:04}", rng.below(150)).into_bytes();
         let size = match rng.below(40) {
             0 => 4500,
@@ -58,8 +62,7 @@ fn newest(history: &History) -> Map {
 /// Keys that have not their newest value; each has one that it had, or none.
 fn changed(store: &Store, history: &History, context: &str) -> usize {
     let mut changed = 0;
-    let items = store.scan(.., Direction::Forward, usize::MAX).unwrap();
-    let found: Map = items.into_iter().map(|(key, value)| (key, value.to_vec())).collect();
+    let found = held(store);
     for key in found.keys() {
         assert!(history.contains_key(key), "{context}: nobody wrote {key:?}");
     }
@@ -90,23 +93,23 @@ fn repaired(images: Vec<Image>, history: &History, context: &str) -> Option<(Rep
             return None;
         }
     };
-    let store = devices.again().open(&options);
+    let store = devices.open(&options);
     let store = store.unwrap_or_else(|error| panic!("{context}: {report:?}, and then {error}"));
     sound(&store);
     let changed = changed(&store, history, context);
     // It goes on, and is the same after another open.
-    let mut model: Map = store
-        .scan(.., Direction::Forward, usize::MAX)
-        .unwrap()
-        .into_iter()
-        .map(|(key, value)| (key, value.to_vec()))
-        .collect();
+    let mut model = held(&store);
     for n in 0..40_u64 {
         let key = format!("key-{:04}", n * 5).into_bytes();
         let value = bytes(n, if n == 7 { 5000 } else { 100 });
         store.put(&key, &value).unwrap();
         model.insert(key, value);
     }
+    store.close().unwrap();
+    let devices = devices.again();
+    let store = devices.open(&options).unwrap();
+    assert!(held(&store) == model, "{context}: other pairs than were put");
+    sound(&store);
     store.close().unwrap();
     // A second repair has nothing to do.
     let again = repair_on_flex(devices.files(), &options).unwrap();
@@ -196,6 +199,63 @@ fn a_lost_node_of_the_tree_loses_few_pairs() {
 }
 
 #[test]
+fn a_damaged_batch_of_a_log_costs_its_keys_alone() {
+    let devices = Devices::new(1);
+    let options = history_options(1);
+    let store = devices.open(&options).unwrap();
+    let mut history = History::new();
+    for n in 0..20_u8 {
+        for round in 0..2 {
+            let value = bytes(u64::from(n) * 2 + round, 60);
+            store.put(&[n], &value).unwrap();
+            history.entry(vec![n]).or_default().push(Some(value));
+        }
+    }
+    store.forget();
+    let images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let (mut refused, mut all_changed) = (0, 0);
+    for log in [3, 4] {
+        for block in 0..images[log].size_bytes() / 512 {
+            let mut damaged = images.clone();
+            damaged[log].flip(block * 512 + 70, 5);
+            let context = format!("log {log}, block {block}");
+            let is_refused = Devices::with(damaged.clone(), 5).open(&options).is_err();
+            let (report, changed) = repaired(damaged, &history, &context).unwrap();
+            assert_eq!(report.damaged_segments, u64::from(is_refused), "{context}: {report:?}");
+            assert!(changed <= 1, "{context}: {changed} keys");
+            refused += usize::from(is_refused);
+            all_changed += changed;
+        }
+    }
+    assert!(refused > 30 && (15..=refused + 1).contains(&all_changed), "{refused}, {all_changed}");
+}
+
+#[test]
+fn a_root_that_is_lost_is_made_anew_and_of_a_store_that_was_closed_once_nothing_is_missing() {
+    for (seed, is_closed) in [(4, false), (4, true), (5, false), (5, true)] {
+        let (images, history) = worked(seed, is_closed);
+        // Its block is one of few, and nothing else is in that but the first interval.
+        let mut hit = 0;
+        for block in 0..images[0].size_bytes() / 512 {
+            let mut damaged = images.clone();
+            damaged[0].write(block * 512, &[0; 512]);
+            let context = format!("seed {seed}, block {block}, {is_closed}");
+            let opened = Devices::with(damaged.clone(), 5).open(&history_options(8));
+            let is_root = opened.is_err_and(|error| error.to_string().contains("read space"));
+            if is_root {
+                let (report, changed) = repaired(damaged, &history, &context).unwrap();
+                assert!(report.damaged_segments > 0, "{context}: {report:?}");
+                let has_logs = is_closed || seed % 2 == 0;
+                assert!(changed <= if has_logs { 4 } else { 100 }, "{context}: {changed} keys");
+                assert!(has_logs || changed > 4, "{context}: who told the logs' keys?");
+                hit += 1;
+            }
+        }
+        assert!((1..3).contains(&hit), "{is_closed}: {hit}");
+    }
+}
+
+#[test]
 fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
     let (images, history) = worked(2, true);
     let options = history_options(8);
@@ -232,5 +292,6 @@ fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
         }
     }
     assert!(states > 200 && refused > 20, "{states} states, {refused} refused");
-    assert!(worse < 10, "{worse} keys that a whole repair would have");
+    // What is looked for of all keys, as nobody knows of which it is missing, was deleted at times.
+    assert!(worse * 20 < states, "{worse} keys that a whole repair would have, in {states} states");
 }
