@@ -57,13 +57,27 @@ impl Head {
         if version != self.format_version {
             return Err(Flaw::Version(version));
         }
-        let mut crc = Crc32c::new();
-        crc.update(magic);
-        crc.update(&version.to_le_bytes());
-        crc.update(&[0; 4]);
-        crc.update(rest);
-        if crc.finish() == checksum { Ok(()) } else { Err(Flaw::Checksum) }
+        if sum(magic, version, rest) == checksum { Ok(()) } else { Err(Flaw::Checksum) }
     }
+
+    /// Whether `bytes` are one with its checksum, whatever its version: one of another version that is not is most likely damaged.
+    pub(crate) fn is_sealed(self, bytes: &[u8]) -> bool {
+        let (Some(magic), Some(version), Some(checksum), Some(rest)) =
+            (bytes.get(..8), number(bytes, VERSION), number(bytes, CHECKSUM), bytes.get(16..))
+        else {
+            return false;
+        };
+        *magic == self.magic && sum(magic, version, rest) == checksum
+    }
+}
+
+fn sum(magic: &[u8], version: u32, rest: &[u8]) -> u32 {
+    let mut crc = Crc32c::new();
+    crc.update(magic);
+    crc.update(&version.to_le_bytes());
+    crc.update(&[0; 4]);
+    crc.update(rest);
+    crc.finish()
 }
 
 fn number(bytes: &[u8], range: std::ops::Range<usize>) -> Option<u32> {

@@ -57,15 +57,16 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
     Ok(Arc::new(device))
 }
 
-/// The engine whose data are in the folder, if any are. Of the two kinds of `flat` it says one: the store knows.
+/// The engine whose data are in the folder, or one of several, if any are. Of the two kinds of `flat` it says one: the store knows.
 pub(crate) fn engine_there(options: &Options) -> Option<EngineKind> {
-    if !options.devices.is_empty() {
-        return None;
-    }
+    let paths: Vec<&PathBuf> = std::iter::once(&options.path).chain(&options.devices).collect();
     let holds = |name: &str| {
-        locate(&options.path, name, false).is_ok_and(|found| {
-            found.exists && found.path.file_name().is_some_and(|file| file == name)
-        })
+        let is_in = |path: &&PathBuf| {
+            locate(path, name, false).is_ok_and(|found| {
+                found.exists && found.path.file_name().is_some_and(|file| file == name)
+            })
+        };
+        paths.iter().any(is_in)
     };
     let kinds = [
         (DATA_FILE, EngineKind::Depot),

@@ -171,6 +171,12 @@ impl Header {
         HEAD.sealed(raw.as_bytes())
     }
 
+    /// Whether there is a header with its checksum, whatever its version.
+    #[must_use]
+    pub fn is_sealed(bytes: &[u8]) -> bool {
+        bytes.get(..HEADER_SIZE).is_some_and(|bytes| HEAD.is_sealed(bytes))
+    }
+
     /// Reads a header; `sound` says whether its checksum, which does not match, counts all the same: only
     /// a test build says yes.
     ///

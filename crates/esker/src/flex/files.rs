@@ -3,13 +3,14 @@
 //! # Invariants
 //! - A1: the tree file is made first, durably, and has a header only when all files of the folder are there. So a file that is
 //!   missing, or empty, where one that is made later has something, is lost and no longer to be made: that would be a space, or
-//!   a log, without what was acknowledged.
+//!   a log, without what was acknowledged. So are headers, where files have something.
 
-use super::SpaceOptions;
 use super::recover::find_header;
+use super::{SpaceOptions, sites};
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::flex::header::SLOTS_OFFSET;
 use esker_media::folder::locate;
-use esker_media::{BlockDevice, Direct, FileDevice, OpenOptions};
+use esker_media::{BlockDevice, BufferPool, Direct, FileDevice, OpenOptions};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,8 @@ use std::time::Duration;
 /// How often, and after which rest, files that another process has open are tried again.
 const LOCK_TRIES: u32 = 100;
 const LOCK_REST: Duration = Duration::from_millis(20);
+/// Bytes of a file that are looked at before it is taken for blank.
+const REMAINS_BYTES: u64 = 1 << 20;
 /// First size of a new file in bytes.
 const NEW_SIZE: u64 = 64 << 10;
 
@@ -46,6 +49,11 @@ impl SpaceFiles {
         let is_made = is_made(&*tree, options)?;
         let log = open_file(options, LOG_FILE, is_made)?;
         let data = open_file(options, DATA_FILE, is_made)?;
+        if !is_made && !options.format {
+            refuse_remains(&*tree, SLOTS_OFFSET)?;
+            refuse_remains(&*log, 0)?;
+            refuse_remains(&*data, 0)?;
+        }
         Ok(SpaceFiles { data, tree, log })
     }
 
@@ -71,6 +79,20 @@ pub(crate) fn refuse_without(options: &SpaceOptions, name: &str) -> Result<()> {
     }
     Err(Error::corrupted("open space", "this file is missing, or empty, and others are there")
         .device(options.path.join(name).display().to_string()))
+}
+
+/// Refuses to make something new where there was something (A1): only what is blank from `offset` on, as far as that is looked at, was
+/// being made.
+pub(crate) fn refuse_remains(device: &dyn BlockDevice, offset: u64) -> Result<()> {
+    let size = device.geometry().size_bytes;
+    let length = size.saturating_sub(offset).min(REMAINS_BYTES);
+    let mut bytes = BufferPool::new(0).get(usize::try_from(length).unwrap_or(0));
+    device.read_at(sites::OPEN_READ, offset, &mut bytes)?;
+    let Some(first) = bytes.iter().position(|byte| *byte != 0) else { return Ok(()) };
+    let words = "headers are lost, and there are data: restore a backup, or remove the files for a new store";
+    Err(Error::corrupted("open space", words)
+        .device(device.name())
+        .at(offset + first as u64, length - first as u64))
 }
 
 fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<dyn BlockDevice>> {

@@ -51,7 +51,7 @@ mod write;
 
 pub use check::SpaceCheck;
 pub use files::SpaceFiles;
-pub(crate) use files::{DATA_FILE, TREE_FILE, open_device, refuse_without};
+pub(crate) use files::{DATA_FILE, TREE_FILE, open_device, refuse_remains, refuse_without};
 pub use mend::SpaceRepair;
 pub use options::SpaceOptions;
 #[doc(hidden)]

@@ -313,7 +313,7 @@ pub(super) fn segments_in(files: &SpaceFiles, header: &Header) -> u64 {
 pub(super) fn find_header(device: &dyn BlockDevice) -> Result<Option<Header>> {
     let size = device.geometry().size_bytes;
     let mut found: Option<Header> = None;
-    let mut damaged = None;
+    let (mut damaged, mut unknown) = (None, None);
     for offset in HEADER_OFFSETS {
         let block = device.geometry().block_size_bytes as usize;
         let mut bytes = BufferPool::new(0).get(HEADER_SIZE.next_multiple_of(block));
@@ -329,13 +329,19 @@ pub(super) fn find_header(device: &dyn BlockDevice) -> Result<Option<Header>> {
                 }
             }
             Err(Flaw::Version(version)) => {
-                return Err(Error::new(ErrorKind::UnsupportedFormat, OPERATION)
-                    .device(device.name())
-                    .context(format!("format version {version}")));
+                unknown.get_or_insert((version, Header::is_sealed(&bytes)));
             }
             Err(Flaw::Magic | Flaw::TooShort) => {}
             Err(flaw) => damaged = Some((offset, flaw)),
         }
+    }
+    // A version that is not sealed is damage, if the other header can be read.
+    if let Some((version, is_sealed)) = unknown
+        && (is_sealed || found.is_none())
+    {
+        return Err(Error::new(ErrorKind::UnsupportedFormat, OPERATION)
+            .device(device.name())
+            .context(format!("format version {version}")));
     }
     match (found, damaged) {
         (None, Some((offset, flaw))) => Err(Error::corrupted(OPERATION, flaw.to_string())

@@ -33,6 +33,7 @@ mod flex_expiry;
 mod flex_faults;
 mod flex_full;
 mod flex_mend;
+mod flex_new;
 mod flex_repair;
 mod flex_room;
 mod flex_whole;

@@ -1,6 +1,6 @@
 //! The files of a store: those of its space, two logs, and the saved index.
 
-use crate::flex::{SpaceFiles, SpaceOptions, open_device, refuse_without};
+use crate::flex::{SpaceFiles, SpaceOptions, open_device, refuse_remains, refuse_without};
 use esker_base::Result;
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, OpenOptions};
@@ -38,6 +38,10 @@ impl FlexFiles {
             open_device(&found.path, options)
         };
         let [even, odd] = LOGS.map(|name| (name, log_size_bytes));
-        Ok(FlexFiles { space, logs: [file(even)?, file(odd)?], index: file(INDEX)? })
+        let logs = [file(even)?, file(odd)?];
+        if !space.is_made(options)? && !options.format {
+            logs.iter().try_for_each(|log| refuse_remains(&**log, 0))?;
+        }
+        Ok(FlexFiles { space, logs, index: file(INDEX)? })
     }
 }

@@ -244,6 +244,9 @@ impl Flex {
 
 /// Opens the files of the store in the folder of `options`, or makes them.
 pub(super) fn open_files(options: &Options) -> Result<FlexFiles> {
+    if !options.devices.is_empty() {
+        return Err(Error::invalid("open store", "engine flex takes one path"));
+    }
     let space = space_options(options);
     if options.format || options.engine_there().is_none() {
         // Before there is a file that nothing fits in.

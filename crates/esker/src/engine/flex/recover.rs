@@ -56,7 +56,8 @@ pub(super) fn root(space: &Space, fresh: Option<Root>, name: &str) -> Result<Roo
         && let Some(root) = fresh
     {
         space.insert_range(0, &root.encode())?;
-        space.sync()?;
+        // Twice, in a log and in a tree: without it the space is empty, as is one of a store that is only being made.
+        space.checkpoint()?;
         return Ok(root);
     }
     let mut bytes = [0; ROOT_SIZE];
@@ -135,6 +136,20 @@ impl Reader<'_> {
             Ok((batch, checksum)) => Ok(Some((batch, checksum, bytes.to_vec()))),
             Err(_) => Ok(None),
         }
+    }
+
+    /// Fails if a log begins with neither a batch nor zeros: a head has one sector, which is not torn.
+    fn check_start(&self) -> Result<()> {
+        let size = self.device.geometry().size_bytes;
+        let mut head = self.pool.get(usize::try_from(self.block.min(size)).unwrap_or(0));
+        self.device.read_at(sites::WAL_READ, 0, &mut head)?;
+        let head = head.get(..BATCH_HEADER_SIZE).unwrap_or_default();
+        if Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0) {
+            return Ok(());
+        }
+        Err(Error::corrupted(OPERATION, "the log does not begin with a batch")
+            .device(self.device.name())
+            .at(0, BATCH_HEADER_SIZE as u64))
     }
 
     /// Walks over the batches that follow each other from the start.
@@ -239,6 +254,9 @@ pub(super) fn logs(
     for reader in &readers {
         // PERSIST: what is found, which may be in a cache only, before anybody reads it.
         reader.device.flush(sites::WAL_RECOVER_FLUSH)?;
+        if !sites::WAL_DAMAGE.disabled() {
+            reader.check_start()?;
+        }
         let log = reader.walk(|_, _| Ok(()))?;
         lost.push((reader, reader.lost_batches(log.as_ref(), root.committed_generation)?));
         if let Some(log) = log {
@@ -461,5 +479,6 @@ pub(super) fn blank(device: &dyn BlockDevice, same: bool) -> Result<()> {
         device.write_at(sites::WAL_WRITE, at, &[IoSlice::new(&zeros)])?;
         at += length;
     }
-    Ok(())
+    // PERSIST: before there is a root, behind which a log begins with a batch, or with zeros.
+    device.flush(sites::WAL_RECOVER_FLUSH)
 }
