@@ -2,7 +2,7 @@
 
 use crate::engine::flat::batching::Batching;
 use esker_base::clock::{Clock, SystemClock};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -133,19 +133,37 @@ impl FromStr for Batching {
     }
 }
 
-/// Called now and then during a long operation with what is done and what there is.
+/// Called now and then during a long operation with what is done and what there is; may end a backup.
 #[derive(Clone, Default)]
-pub struct Progress(Option<Arc<dyn Fn(u64, u64) + Send + Sync>>);
+pub struct Progress {
+    report: Option<Arc<dyn Fn(u64, u64) + Send + Sync>>,
+    ends: Option<Arc<dyn Fn() -> bool + Send + Sync>>,
+}
 
 impl Progress {
     /// Calls `report` with the parts done and the parts in all.
     pub fn new(report: impl Fn(u64, u64) + Send + Sync + 'static) -> Self {
-        Progress(Some(Arc::new(report)))
+        Progress { report: Some(Arc::new(report)), ends: None }
+    }
+
+    /// A backup fails with `Cancelled` once `ends` says so, which is asked before each piece of a few MiB. Nothing else is
+    /// ended by it.
+    #[must_use]
+    pub fn until(self, ends: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Progress { ends: Some(Arc::new(ends)), ..self }
     }
 
     pub(crate) fn report(&self, done: u64, all: u64) {
-        if let Some(report) = &self.0 {
+        if let Some(report) = &self.report {
             report(done, all);
+        }
+    }
+
+    /// Refuses to go on with `operation` if its caller has ended it.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        match &self.ends {
+            Some(ends) if ends() => Err(Error::new(ErrorKind::Cancelled, operation)),
+            _ => Ok(()),
         }
     }
 }

@@ -542,10 +542,11 @@ impl Store {
         self.backup_with(target, &Progress::default())
     }
 
-    /// As [`Store::backup`]; `progress` is told the segments copied and those to copy.
+    /// As [`Store::backup`]; `progress` is told the segments copied and those to copy, and may end the backup
+    /// ([`Progress::until`]).
     ///
     /// # Errors
-    /// As [`Store::backup`].
+    /// As [`Store::backup`]; `Cancelled` if `progress` ended it.
     pub fn backup_with(&self, target: &Path, progress: &Progress) -> Result<BackupReport> {
         self.backup_to(&FolderArchive::create(target)?, progress)
     }

@@ -1,6 +1,8 @@
 //! Which engine opens what is there.
 
-use esker::{Batch, EngineKind, ErrorKind, Options, Store};
+use esker::{Batch, EngineKind, ErrorKind, Options, Progress, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 fn options(folder: &tempfile::TempDir, engine: Option<EngineKind>) -> Options {
     let mut options = Options::new(folder.path().join("store"));
@@ -60,6 +62,59 @@ fn every_call_on_a_closed_store_says_so() {
                 "{kind}, {call}"
             );
         }
+    }
+}
+
+/// A store has a backup from before `later` was put; another one is ended when it was asked `asked` times. Says whether it was.
+fn backup_ended_after(kind: EngineKind, asked: u32) -> bool {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&options(&folder, Some(kind))).unwrap();
+    store.put(b"early", b"value").unwrap();
+    let target = folder.path().join("backup");
+    store.backup(&target).unwrap();
+    for n in 0..200_u32 {
+        store.put(&n.to_be_bytes(), &[n as u8; 20_000]).unwrap();
+    }
+    // One that stands by itself in every engine.
+    store.put(b"later", &vec![7; 6 << 20]).unwrap();
+    let left = Arc::new(AtomicU32::new(asked));
+    let progress = Progress::default().until(move || {
+        let before =
+            left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        before.is_err()
+    });
+    let restored = |name: &str| {
+        let mut options = options(&folder, None);
+        options.path = folder.path().join(name);
+        options.size_bytes = 0;
+        esker::restore(&target, &options).unwrap();
+        Store::open(&Options { size_bytes: 64 << 20, ..options }).unwrap()
+    };
+    let ended = match store.backup_with(&target, &progress) {
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{kind}, {asked}: {error}");
+            let copy = restored("earlier");
+            assert_eq!(copy.get(b"early").unwrap().as_deref(), Some(&b"value"[..]));
+            assert!(copy.get(b"later").unwrap().is_none(), "{kind}, {asked}: the earlier one");
+            true
+        }
+    };
+    // Nothing of it is in the way of the next one.
+    store.backup(&target).unwrap();
+    let copy = restored("whole");
+    assert!(copy.get(b"later").unwrap().is_some_and(|value| value.len() == 6 << 20));
+    assert!(copy.check().unwrap().is_sound(), "{kind}, {asked}");
+    ended
+}
+
+#[test]
+fn a_backup_that_is_ended_leaves_the_one_before_and_room_for_the_next() {
+    for kind in EngineKind::ALL {
+        for asked in [0, 1, 4] {
+            assert!(backup_ended_after(kind, asked), "{kind}, {asked}");
+        }
+        assert!(!backup_ended_after(kind, u32::MAX), "{kind}");
     }
 }
 

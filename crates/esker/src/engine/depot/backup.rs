@@ -118,7 +118,7 @@ impl Depot {
         let mut bytes = 0;
         for (done, part) in (0..).zip(&missing) {
             progress.report(done, missing.len() as u64);
-            let entry = self.copy_part(archive, &holding, part, number)?;
+            let entry = self.copy_part(archive, &holding, part, number, progress)?;
             bytes += entry.length_bytes;
             entries.push(entry);
         }
@@ -205,6 +205,7 @@ impl Depot {
         holding: &Holding<'_>,
         part: &Part,
         number: u64,
+        progress: &Progress,
     ) -> Result<ManifestEntry> {
         let mut entry = ManifestEntry {
             id: part.id,
@@ -220,7 +221,7 @@ impl Depot {
             checksum: 0,
         };
         let mut writer = archive.create(&entry.file_name())?;
-        let copied = self.copy_bytes(part, holding, &mut |bytes| writer.write(bytes));
+        let copied = self.copy_bytes(part, holding, progress, &mut |bytes| writer.write(bytes));
         let released = holding.release(part.id);
         if !released && holding.is_broken() && !sites::BACKUP_HOLD.disabled() {
             return Err(Error::new(ErrorKind::NoSpace, "back up").context(
@@ -238,6 +239,7 @@ impl Depot {
         &self,
         part: &Part,
         holding: &Holding<'_>,
+        progress: &Progress,
         write: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<(u64, u32)> {
         let source = self.source(sites::BACKUP_READ);
@@ -261,6 +263,7 @@ impl Depot {
             if self.log.is_closed() {
                 return Err(Error::new(ErrorKind::Closed, "back up"));
             }
+            progress.check("back up")?;
             if holding.is_broken() && !sites::BACKUP_HOLD.disabled() {
                 // Told by the caller.
                 return Ok((0, 0));

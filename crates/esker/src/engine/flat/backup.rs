@@ -78,7 +78,7 @@ impl Flat {
         }
         let copied = copied(archive, earlier.as_ref())?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
-        self.verify_records()?;
+        self.verify_records(progress)?;
         let (holding, cut) = self.cut(&copied)?;
         let Cut { next_version, clear_version, missing, mut entries } = cut;
         let reused = entries.len() as u64;
@@ -86,7 +86,7 @@ impl Flat {
         for (done, part) in (0..).zip(&missing) {
             progress.report(done, missing.len() as u64);
             let first = entries.len();
-            self.copy_part(archive, &holding, part, number, &mut entries)?;
+            self.copy_part(archive, &holding, (part, number), progress, &mut entries)?;
             let new = entries.get(first..).unwrap_or_default();
             bytes += new.iter().map(|entry| entry.length_bytes).sum::<u64>();
             chunks += new.len() as u64;
@@ -174,12 +174,13 @@ impl Flat {
         &self,
         archive: &dyn Archive,
         holding: &Holding<'_>,
-        part: &Part,
-        backup: u64,
+        (part, backup): (&Part, u64),
+        progress: &Progress,
         entries: &mut Vec<ManifestEntry>,
     ) -> Result<()> {
         let first = part.header.number;
         for number in first..first + part.chunks {
+            progress.check("back up")?;
             let mut entry = self.entry_of(part, number, backup);
             let mut writer = archive.create(&entry.file_name())?;
             entry.checksum =
@@ -233,9 +234,10 @@ impl Flat {
     }
 
     /// Reads all records that the index knows, each with its entry.
-    fn verify_records(&self) -> Result<()> {
+    fn verify_records(&self, progress: &Progress) -> Result<()> {
         let mut cursor = Cursor::Start;
         loop {
+            progress.check("back up")?;
             // For one part: nothing in it is moved, and what is gone was written anew.
             let _still = self.hold_cleaning();
             self.check_open()?;

@@ -28,6 +28,8 @@ use std::collections::{HashMap, HashSet};
 use std::ops::Bound;
 use std::ops::ControlFlow::Continue;
 
+const BACK_UP: &str = "back up";
+
 /// A part ends behind a key whose hash has no bit of this mask, if it is not too short, and in any case when it is long.
 const PART_MASK: u64 = (1 << 12) - 1;
 const PART_BYTES_MIN: usize = 64 << 10;
@@ -67,6 +69,7 @@ pub(super) fn read_manifest(archive: &dyn Archive) -> Result<Option<FlexBackup>>
 struct Making<'a> {
     flex: &'a Flex,
     archive: &'a dyn Archive,
+    progress: &'a Progress,
     number: u64,
     /// Files of the earlier backup: parts by hash, checksum and length, values by number.
     parts: HashMap<(u64, u32, u64), BackupEntry>,
@@ -151,6 +154,7 @@ impl Making<'_> {
         let mut writer = self.archive.create(&entry.file_name())?;
         let mut checksum = Crc32c::new();
         let found = self.flex.visit_large(number, length, &mut |bytes| {
+            self.progress.check(BACK_UP)?;
             checksum.update(bytes);
             writer.write(bytes)
         })?;
@@ -177,21 +181,21 @@ impl Flex {
         archive: &dyn Archive,
         progress: &Progress,
     ) -> Result<BackupReport> {
-        const OPERATION: &str = "back up";
-        self.begin(OPERATION)?;
+        self.begin(BACK_UP)?;
         self.wal.check()?;
         let Some(_turn) = self.backing_up.try_lock() else {
-            return Err(Error::new(ErrorKind::Locked, OPERATION)
+            return Err(Error::new(ErrorKind::Locked, BACK_UP)
                 .context("another backup of this store is under way"));
         };
         let earlier = read_manifest(archive)?;
         if earlier.as_ref().is_some_and(|earlier| earlier.store_id != self.store_id) {
             let words = "the folder has backups of another store";
-            return Err(Error::invalid(OPERATION, words).device(archive.name()));
+            return Err(Error::invalid(BACK_UP, words).device(archive.name()));
         }
         let mut making = Making {
             flex: self,
             archive,
+            progress,
             number: earlier.as_ref().map_or(1, |earlier| earlier.number + 1),
             parts: HashMap::new(),
             values: HashMap::new(),
@@ -213,7 +217,7 @@ impl Flex {
             }
         }
         let version = self.snapshot()?;
-        let done = self.copy_snapshot(&mut making, version, progress);
+        let done = self.copy_snapshot(&mut making, version);
         self.release(version);
         done?;
         let Making { entries, mut report, number, .. } = making;
@@ -230,19 +234,15 @@ impl Flex {
         Ok(report)
     }
 
-    fn copy_snapshot(
-        &self,
-        making: &mut Making<'_>,
-        version: u64,
-        progress: &Progress,
-    ) -> Result<()> {
+    fn copy_snapshot(&self, making: &mut Making<'_>, version: u64) -> Result<()> {
         // About: what the store has now.
         let all = self.index.size_bytes() + self.large.size_bytes();
         let mut done = 0;
         let range = (Bound::Unbounded, Bound::Unbounded);
         self.visit_at(range, Direction::Forward, usize::MAX, version, |pair| {
             let pair = pair?;
-            self.begin("back up")?;
+            self.begin(BACK_UP)?;
+            making.progress.check(BACK_UP)?;
             if self.is_expired(expiry_of(&pair.content)) {
                 // Its large value may be gone meanwhile.
                 return Ok(Continue(()));
@@ -254,11 +254,11 @@ impl Flex {
                 Content::Delete => 0,
             };
             done += pair.key.len() as u64 + value;
-            progress.report(done.min(all), all);
+            making.progress.report(done.min(all), all);
             Ok(Continue(()))
         })?;
         making.end_part()?;
-        progress.report(all, all);
+        making.progress.report(all, all);
         Ok(())
     }
 }
