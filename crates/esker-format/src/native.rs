@@ -22,7 +22,7 @@ mod request;
 pub use frame::{FRAME_HEADER_SIZE, FrameHeader, begin_frame, end_frame, frame_header};
 pub use hello::{CLIENT_HELLO_SIZE, ClientHello, SERVER_HELLO_SIZE, ServerHello};
 pub use reply::{
-    ITEM_HEAD_SIZE_MAX, Item, ItemHead, Items, MULTI_GET_ENTRY_SIZE, decode_version,
+    BackupReport, ITEM_HEAD_SIZE_MAX, Item, ItemHead, Items, MULTI_GET_ENTRY_SIZE, decode_version,
     encode_version, multi_get_entry,
 };
 pub use request::{
@@ -68,11 +68,13 @@ pub enum Opcode {
     Stats = 9,
     /// Deletes everything.
     Clear = 10,
+    /// Copies the store to the folder that the server has for that.
+    Backup = 11,
 }
 
 impl Opcode {
     /// Every opcode, in the order of their numbers.
-    pub const ALL: [Opcode; 11] = [
+    pub const ALL: [Opcode; 12] = [
         Opcode::Goodbye,
         Opcode::Ping,
         Opcode::Authenticate,
@@ -84,6 +86,7 @@ impl Opcode {
         Opcode::Sync,
         Opcode::Stats,
         Opcode::Clear,
+        Opcode::Backup,
     ];
 
     /// The opcode with that number.

@@ -15,6 +15,7 @@
 
 mod access;
 mod auth;
+mod backups;
 pub mod budget;
 pub mod counters;
 pub mod errors;

@@ -29,6 +29,7 @@ use esker_trt::net::{Listener, Stream};
 use esker_trt::{RemoteJoin, Runtime};
 use parking_lot::Mutex;
 use std::io::ErrorKind as IoErrorKind;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -88,6 +89,9 @@ pub struct ServerConfig {
     pub on_shutdown: Option<ShutdownHook>,
     /// Whether `flush_all` is permitted.
     pub flush_enabled: bool,
+    /// The folder to which clients of the native protocol may have the store backed up, made when it is first needed; refused
+    /// if `None`. Not one inside the store's own.
+    pub backups: Option<PathBuf>,
     /// Limits.
     pub limits: Limits,
     /// Time.
@@ -105,6 +109,7 @@ impl Default for ServerConfig {
             auth: None,
             on_shutdown: None,
             flush_enabled: true,
+            backups: None,
             limits: Limits::default(),
             clock: Arc::new(SystemClock),
         }

@@ -5,6 +5,7 @@
 
 use crate::access::Access;
 use crate::auth::Credentials;
+use crate::backups::Backups;
 use crate::budget::{BodyShare, Budget};
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
@@ -51,6 +52,7 @@ pub(crate) struct Shared {
     /// What `shutdown` does; refused if `None`.
     pub(crate) on_shutdown: Option<ShutdownHook>,
     pub(crate) flush_enabled: bool,
+    pub(crate) backups: Backups,
     pub(crate) tls: Option<Tls>,
     /// Wall time at which a delayed `flush_all` is due.
     flush_at: Mutex<Option<u64>>,
@@ -64,7 +66,8 @@ impl Shared {
         cores: usize,
         addresses: Vec<ListenAddress>,
     ) -> Self {
-        let ServerConfig { limits, clock, auth, on_shutdown, flush_enabled, tls, .. } = config;
+        let ServerConfig { limits, clock, auth, on_shutdown, flush_enabled, backups, tls, .. } =
+            config;
         // Only outsiders must not know it.
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
@@ -83,6 +86,7 @@ impl Shared {
             auth,
             on_shutdown,
             flush_enabled,
+            backups: Backups::new(backups),
             tls,
             flush_at: Mutex::new(None),
             stopping: AtomicBool::new(false),

@@ -6,6 +6,7 @@
 use super::{Attributes, MARK_LOW, Reader};
 use crate::Flaw;
 use esker_base::ids::Version;
+use std::fmt;
 
 /// Largest head of an item in bytes.
 pub const ITEM_HEAD_SIZE_MAX: usize = 1 + 8 + 4 + 8;
@@ -127,4 +128,48 @@ pub fn decode_version(payload: &[u8]) -> Result<Version, Flaw> {
     let mut reader = Reader(payload);
     let version = reader.u64()?;
     if reader.is_empty() { Ok(Version(version)) } else { Err(Flaw::Field("version")) }
+}
+
+/// The reply to a backup: what it did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BackupReport {
+    /// Segments that were copied; of `flex`, parts and large values.
+    pub segments_copied: u64,
+    /// Bytes that were copied.
+    pub bytes_copied: u64,
+    /// Segments that an earlier backup in the folder had already.
+    pub segments_reused: u64,
+    /// The backup holds every write up to this version, and none after it.
+    pub last_version: Version,
+}
+
+impl fmt::Display for BackupReport {
+    /// The payload: a line for each figure, name and value with a blank between.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "segments_copied {}", self.segments_copied)?;
+        writeln!(f, "bytes_copied {}", self.bytes_copied)?;
+        writeln!(f, "segments_reused {}", self.segments_reused)?;
+        writeln!(f, "last_version {}", self.last_version.0)
+    }
+}
+
+impl BackupReport {
+    /// Reads the payload. Lines with other names are of a later server, and left aside.
+    ///
+    /// # Errors
+    /// `Field` for bytes that are no text, and for a figure that is missing or no number.
+    pub fn decode(payload: &[u8]) -> Result<BackupReport, Flaw> {
+        let text = std::str::from_utf8(payload).map_err(|_| Flaw::Field("payload"))?;
+        let figure = |name: &'static str| {
+            let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+            let found = lines.find(|(told, _)| *told == name);
+            found.and_then(|(_, value)| value.parse().ok()).ok_or(Flaw::Field(name))
+        };
+        Ok(BackupReport {
+            segments_copied: figure("segments_copied")?,
+            bytes_copied: figure("bytes_copied")?,
+            segments_reused: figure("segments_reused")?,
+            last_version: Version(figure("last_version")?),
+        })
+    }
 }

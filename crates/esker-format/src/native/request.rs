@@ -57,6 +57,8 @@ pub enum Request<'a> {
     Stats,
     /// Deletes everything.
     Clear,
+    /// Copies the store to the folder that the server has for that.
+    Backup,
 }
 
 /// A value for a key.
@@ -139,6 +141,7 @@ impl<'a> Request<'a> {
             Opcode::Sync => empty(Request::Sync),
             Opcode::Stats => empty(Request::Stats),
             Opcode::Clear => empty(Request::Clear),
+            Opcode::Backup => empty(Request::Backup),
         }
     }
 
@@ -156,6 +159,7 @@ impl<'a> Request<'a> {
             Request::Sync => Opcode::Sync,
             Request::Stats => Opcode::Stats,
             Request::Clear => Opcode::Clear,
+            Request::Backup => Opcode::Backup,
         }
     }
 
@@ -166,7 +170,7 @@ impl<'a> Request<'a> {
     /// condition that a delete does not have. Nothing that was appended then is of use.
     pub fn encode(&self, payload: &mut Vec<u8>) -> Result<(), Flaw> {
         match self {
-            Request::Ping | Request::Sync | Request::Stats | Request::Clear => {}
+            Request::Ping | Request::Sync | Request::Stats | Request::Clear | Request::Backup => {}
             Request::Authenticate { user, password } => {
                 let size = u16::try_from(user.len()).map_err(|_| Flaw::Field("user"))?;
                 payload.extend_from_slice(&size.to_le_bytes());

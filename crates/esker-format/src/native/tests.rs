@@ -94,6 +94,53 @@ fn the_normative_page_has_the_tables_and_the_example_of_the_code() {
 }
 
 #[test]
+fn the_page_has_a_row_for_each_opcode() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/format/native.md");
+    let page = std::fs::read_to_string(path).unwrap();
+    let (_, table) = page.split_once("| opcode | request |").unwrap();
+    let rows = table.lines().skip(2).take_while(|line| !line.is_empty());
+    let told: Vec<String> =
+        rows.map(|row| row.split('|').take(3).collect::<String>().trim().to_owned()).collect();
+    let of_code = |opcode: &Opcode| {
+        let name = format!("{opcode:?}").replace("MultiGet", "multi_get").to_lowercase();
+        format!("{}  {name}", *opcode as u8)
+    };
+    // Goodbye is none of a request.
+    assert_eq!(told, Opcode::ALL[1..].iter().map(of_code).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_a_backup_did_comes_back_and_nothing_of_it_may_be_missing() {
+    let mut rng = Rng::from_seed(5);
+    for _ in 0..100 {
+        let report = BackupReport {
+            segments_copied: rng.next_u64(),
+            bytes_copied: rng.next_u64(),
+            segments_reused: rng.next_u64(),
+            last_version: Version(rng.next_u64()),
+        };
+        let text = report.to_string();
+        assert_eq!(BackupReport::decode(text.as_bytes()), Ok(report));
+        // A later server may tell more.
+        assert_eq!(
+            BackupReport::decode(format!("more 1\n{text}words of it\n").as_bytes()),
+            Ok(report)
+        );
+        for missing in 0..4 {
+            let lines = text.lines().enumerate().filter(|(number, _)| *number != missing);
+            let rest: Vec<&str> = lines.map(|(_, line)| line).collect();
+            assert!(BackupReport::decode(rest.join("\n").as_bytes()).is_err(), "{rest:?}");
+        }
+    }
+    let text = BackupReport::default().to_string();
+    for wrong in
+        [text.replace('0', "-1"), text.replace('0', ""), text.replace('0', "99999999999999999999")]
+    {
+        assert_eq!(BackupReport::decode(wrong.as_bytes()), Err(Flaw::Field("segments_copied")));
+    }
+}
+
+#[test]
 fn numbers_of_opcodes_and_statuses_come_back_and_are_each_their_own() {
     for (number, opcode) in (0_u8..).zip(Opcode::ALL) {
         assert_eq!((opcode as u8, Opcode::from_number(number)), (number, Some(opcode)));
@@ -169,7 +216,7 @@ fn condition(rng: &mut Rng) -> Condition {
 /// Gives any request to `check`.
 fn with_request(rng: &mut Rng, check: impl FnOnce(&Request<'_>, &mut Rng)) {
     let (key, value) = (key(rng), bytes(rng, 300));
-    match rng.below(10) {
+    match rng.below(11) {
         0 => check(&Request::Ping, rng),
         1 => check(&Request::Authenticate { user: &value, password: &key }, rng),
         2 => check(&Request::Get { key: &key }, rng),
@@ -203,7 +250,8 @@ fn with_request(rng: &mut Rng, check: impl FnOnce(&Request<'_>, &mut Rng)) {
         }
         7 => check(&Request::Sync, rng),
         8 => check(&Request::Stats, rng),
-        _ => check(&Request::Clear, rng),
+        9 => check(&Request::Clear, rng),
+        _ => check(&Request::Backup, rng),
     }
 }
 
@@ -267,7 +315,7 @@ fn decoders_take_any_bytes() {
     let mut rng = Rng::from_seed(2);
     for _ in 0..200_000 {
         let noise = bytes(&mut rng, 60);
-        check_decodes(rng.below(14) as u8, &noise);
+        check_decodes(rng.below(15) as u8, &noise);
         if let Ok(item) = Item::decode(&noise) {
             let head = ItemHead::new(item.version, item.attributes);
             assert_eq!([head.bytes(), item.value].concat(), noise);
@@ -275,6 +323,7 @@ fn decoders_take_any_bytes() {
         let items = Items::new(&noise).count();
         assert!(items <= noise.len() / MULTI_GET_ENTRY_SIZE + 1);
         let _ = decode_version(&noise);
+        assert!(BackupReport::decode(&noise).is_err());
         if let Ok(header) = FrameHeader::peek(&noise) {
             assert!(header.verify_frame(&noise).is_err(), "noise has no checksum");
         }
@@ -303,7 +352,7 @@ fn decoders_take_requests_that_were_changed() {
             }
             payload.truncate(rng.index(payload.len() + 1));
             check_decodes(request.opcode() as u8, &payload);
-            check_decodes(rng.below(12) as u8, &payload);
+            check_decodes(rng.below(13) as u8, &payload);
         });
     }
 }

@@ -47,6 +47,8 @@ pub(super) struct Connection<D> {
     /// Requests in flight, and the bytes of values they hold (D2).
     in_flight: Cell<u32>,
     held_bytes: Cell<u64>,
+    /// Those of them that are backups.
+    backups: Cell<u32>,
     /// Something is in flight no more.
     room: Notify,
 }
@@ -73,6 +75,7 @@ impl<D: Duplex> Connection<D> {
             broken: Cell::new(false),
             in_flight: Cell::new(0),
             held_bytes: Cell::new(0),
+            backups: Cell::new(0),
             room: Notify::new(),
         }
     }
@@ -84,6 +87,21 @@ impl<D: Duplex> Connection<D> {
     /// Requests that are not answered yet, or whose replies are not sent.
     pub(super) fn in_flight(&self) -> u32 {
         self.in_flight.get()
+    }
+
+    /// Whether no request in flight holds memory: a backup, which may last, does not (D4).
+    pub(super) fn holds_nothing(&self) -> bool {
+        self.in_flight.get() <= self.backups.get()
+    }
+
+    /// A request of those in flight is a backup.
+    pub(super) fn begin_backup(&self) {
+        self.backups.set(self.backups.get().saturating_add(1));
+    }
+
+    /// Its reply is ready.
+    pub(super) fn end_backup(&self) {
+        self.backups.set(self.backups.get().saturating_sub(1));
     }
 
     /// Bytes of values that requests in flight may hold.

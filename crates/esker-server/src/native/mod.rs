@@ -10,13 +10,14 @@
 //! # Invariants
 //! - D1: requests of one connection on one key take effect in the order in which they were sent. Those
 //!   on different keys may take effect, and are answered, in any order. `sync` covers every write
-//!   that was sent before it; `clear` is between what was sent before and after it, for every key.
+//!   that was sent before it; `clear` is between what was sent before and after it, for every key. `backup` covers
+//!   what was sent before it, and nothing waits for it: its ticket is marked when it begins.
 //! - D2: a request counts as in flight from its admission until its reply is sent or dropped, and at
 //!   most [`IN_FLIGHT_MAX`] of a connection are. Whoever does not take replies is not read from.
 //! - D3: no memory is held because of a number that a client named: buffers grow by what arrived. What
 //!   a request holds, and the value it asks for, are charged to the budget before it runs.
-//! - D4: the session waits for the budget only while none of its requests is in flight: nobody waits
-//!   while he holds what others wait for, but a receive buffer (B2).
+//! - D4: the session waits for the budget only while none of its requests is in flight, but a backup, which holds
+//!   nothing of it: nobody waits while he holds what others wait for, but a receive buffer (B2).
 //! - D5: each admitted request is answered exactly once, also if its task fails; unless the connection
 //!   breaks first.
 //!

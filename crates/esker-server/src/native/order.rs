@@ -1,7 +1,7 @@
 //! Which requests of a connection wait for which: the order of requests on one key (D1).
 //!
-//! Each request gets a [`Ticket`], which its task marks when its effect has taken place, and the
-//! tickets of those it has to wait for. Keys are told apart by their hashes: two keys with one hash
+//! Each request gets a [`Ticket`], which its task marks when its effect has taken place (a backup, when it begins),
+//! and the tickets of those it has to wait for. Keys are told apart by their hashes: two keys with one hash
 //! wait for each other without need, and nothing else comes of it.
 //!
 //! # Invariants

@@ -11,12 +11,15 @@ use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
 use super::multi::Found;
 use super::order::{Ticket, Waits};
+use crate::backups::Turn;
 use crate::budget::Share;
 use crate::counters::Counter;
 use crate::execute::Ground;
-use esker::{Attributes, Batch, Condition, Error, ErrorKind, Outcome, PutOptions, Value};
+use esker::{
+    Attributes, BackupReport, Batch, Condition, Error, ErrorKind, Outcome, PutOptions, Value,
+};
 use esker_base::ids::Version;
-use esker_format::native::{self, ChangeKind, Changes, Put, Request, Status};
+use esker_format::native::{self, ChangeKind, Changes, Opcode, Put, Request, Status};
 use std::rc::Rc;
 
 /// What a request is answered.
@@ -41,6 +44,8 @@ pub(super) struct Job<D: Duplex + 'static> {
     pub(super) _counted: Option<Share>,
     pub(super) ticket: Rc<Ticket>,
     pub(super) waits: Waits,
+    /// Of a backup.
+    pub(super) turn: Option<Turn>,
     pub(super) answered: bool,
 }
 
@@ -64,6 +69,9 @@ impl<D: Duplex + 'static> Job<D> {
     fn answer(&mut self, told: Told) {
         self.answered = true;
         self.ticket.mark();
+        if self.asked.opcode == Opcode::Backup as u8 {
+            self.connection.end_backup();
+        }
         let carries = matches!(told, Told::Item(_) | Told::Items(_));
         let share = self.share.take().filter(|_| carries);
         self.connection.answer(self.asked, told, share);
@@ -97,8 +105,24 @@ impl<D: Duplex + 'static> Job<D> {
                 self.connection.shared.store.clear()?;
                 Ok(Told::Status(Status::Ok))
             }
+            Request::Backup => Ok(self.backup()),
             // The session answers these itself.
             Request::Ping | Request::Authenticate { .. } => Ok(Told::Status(Status::Ok)),
+        }
+    }
+
+    fn backup(&mut self) -> Told {
+        // What it has to wait for has taken effect, and nobody waits for it.
+        self.ticket.mark();
+        // There is one until here, for there is only one execution.
+        let Some(turn) = self.turn.take() else { return Told::Status(Status::TooLarge) };
+        match turn.run() {
+            Ok(report) => Told::Words(words_of(report)),
+            // It has been logged.
+            Err(error) => {
+                self.connection.count(Counter::StoreErrors, 1);
+                Told::Status(Status::Failed(error.kind()))
+            }
         }
     }
 
@@ -202,6 +226,13 @@ impl<D: Duplex + 'static> Drop for Job<D> {
             let _ = esker_trt::spawn(move || connection.send());
         }
     }
+}
+
+fn words_of(report: BackupReport) -> String {
+    let BackupReport { segments_copied, segments_reused, bytes_copied, last_version } = report;
+    let told =
+        native::BackupReport { segments_copied, bytes_copied, segments_reused, last_version };
+    told.to_string()
 }
 
 fn attributes_of(attributes: native::Attributes) -> Attributes {

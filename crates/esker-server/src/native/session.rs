@@ -1,7 +1,7 @@
 //! One native connection: hello, then frames to requests until either side ends it.
 //!
 //! The session never runs what takes time, unless the core has no place for another task; so it keeps
-//! receiving while requests run.
+//! receiving while requests run. A backup it never runs.
 
 use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
@@ -9,6 +9,7 @@ use super::multi::charge;
 use super::order::{Access, KEYS_MAX, Order};
 use super::run::{Job, Told};
 use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
+use crate::backups::Turn;
 use crate::budget::{BodyShare, Share};
 use crate::counters::Counter;
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN, UNIT_WORK};
@@ -262,9 +263,9 @@ impl<D: Duplex + 'static> Session<D> {
         End::Because(Status::TooSlow)
     }
 
-    /// Grows the receive buffer's share, with nothing in flight (D4); says whether that was possible.
+    /// Grows the receive buffer's share, with nothing in flight that holds memory (D4); says whether that was possible.
     fn wait_for_bytes(&mut self, more: u64) -> IoResult<bool> {
-        while self.connection.in_flight() > 0 {
+        while !self.connection.holds_nothing() {
             self.wait_for_room()?;
         }
         let limit = self.shared().limits.wait_timeout();
@@ -311,6 +312,13 @@ impl<D: Duplex + 'static> Session<D> {
         if request == Request::Ping {
             return self.refuse(header, Status::Ok);
         }
+        let turn = match request {
+            Request::Backup => match Turn::take(self.shared()) {
+                Ok(turn) => Some(turn),
+                Err(status) => return self.refuse(header, status),
+            },
+            _ => None,
+        };
         let held_bytes = self.held_bytes(&request);
         // A batch is made of its changes anew.
         let copies = if matches!(request, Request::Batch(_)) { 2 } else { 1 };
@@ -325,6 +333,10 @@ impl<D: Duplex + 'static> Session<D> {
         let (ticket, waits) = self.order.line_up(access);
         self.hashes = hashes;
         self.connection.begin(held_bytes);
+        let lasts = turn.is_some();
+        if lasts {
+            self.connection.begin_backup();
+        }
         let job = Job {
             connection: self.connection.clone(),
             asked: Asked { id: header.id, opcode: header.opcode, held_bytes },
@@ -333,15 +345,17 @@ impl<D: Duplex + 'static> Session<D> {
             _counted: counted,
             ticket,
             waits,
+            turn,
             answered: false,
         };
         match TaskPlace::take(self.shared(), self.connection.core) {
-            // Nobody joins a job: it answers for itself (J1).
-            Some(place) => drop(esker_trt::spawn(move || {
+            None if !lasts => job.run(),
+            // A backup needs no place: there is one at a time, and the session cannot wait for its end. Nobody joins a job:
+            // it answers for itself (J1).
+            place => drop(esker_trt::spawn(move || {
                 let _place = place;
                 job.run();
             })),
-            None => job.run(),
         }
         Ok(())
     }
@@ -378,6 +392,7 @@ impl<D: Duplex + 'static> Session<D> {
     ) -> IoResult<Option<Share>> {
         loop {
             let (in_flight, held) = (self.connection.in_flight(), self.connection.held_bytes());
+            let alone = self.connection.holds_nothing();
             let fits =
                 held == 0 || held_bytes == 0 || held.saturating_add(held_bytes) <= OUTPUT_BYTES_MAX;
             if in_flight < IN_FLIGHT_MAX && fits {
@@ -386,13 +401,13 @@ impl<D: Duplex + 'static> Session<D> {
                     if taken.try_grow(more) {
                         return Ok(share);
                     }
-                    if in_flight == 0 {
+                    if alone {
                         // It holds what others may wait for: it does not wait itself.
                         return Ok(None);
                     }
                 } else if let Some(taken) = self.shared().budget.try_take(more) {
                     return Ok(Some(taken));
-                } else if in_flight == 0 {
+                } else if alone {
                     let limit = self.shared().limits.wait_timeout();
                     return Ok(self.shared().budget.take(more, limit));
                 }
@@ -407,7 +422,7 @@ fn access_of<'k>(request: &Request<'_>, shared: &Shared, hashes: &'k mut Vec<u64
     hashes.clear();
     let hash = |key: &[u8]| shared.access.hash(key);
     let writes = match request {
-        Request::Sync | Request::Stats => return Access::AfterAll,
+        Request::Sync | Request::Stats | Request::Backup => return Access::AfterAll,
         Request::Clear | Request::Ping | Request::Authenticate { .. } => return Access::Between,
         Request::Get { key } => {
             hashes.push(hash(key));

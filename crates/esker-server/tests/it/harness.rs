@@ -1,6 +1,6 @@
 //! A server of its own for each test, and a client that speaks bytes.
 
-use esker::{Durability, Options, Store};
+use esker::{Durability, EngineKind, Options, Store};
 use esker_media::BlockDevice;
 use esker_media::sim::SimBlock;
 use esker_server::{Limits, Server, ServerConfig};
@@ -49,6 +49,25 @@ impl TestServer {
         durability: Durability,
         change: impl FnOnce(&mut ServerConfig),
     ) -> TestServer {
+        TestServer::opened(cores, change, |options| options.durability = durability)
+    }
+
+    /// A server of a store of `engine`.
+    pub(crate) fn on_engine(
+        engine: EngineKind,
+        change: impl FnOnce(&mut ServerConfig),
+    ) -> TestServer {
+        TestServer::opened(2, change, |options| {
+            options.engine = Some(engine);
+            options.pmem_emulate = true;
+        })
+    }
+
+    fn opened(
+        cores: usize,
+        change: impl FnOnce(&mut ServerConfig),
+        open: impl FnOnce(&mut Options),
+    ) -> TestServer {
         let folder = tempfile::tempdir().expect("scratch folder");
         let runtime = Runtime::start(Config { cores, ..Config::default() }).expect("run-time");
         let runtime = Arc::new(runtime);
@@ -58,7 +77,7 @@ impl TestServer {
         let mut options = Options::new(folder.path().join("data"));
         options.size_bytes = 256 << 20;
         options.clock = config.clock.clone();
-        options.durability = durability;
+        open(&mut options);
         let store = Store::open(&options).expect("store");
         TestServer::of(runtime, store, config, folder)
     }

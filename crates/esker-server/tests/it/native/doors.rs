@@ -3,7 +3,7 @@
 use super::{PATIENCE, Raw, get, push_frame, put, start_with, start_with_limits};
 use crate::harness::TestServer;
 use esker_format::native::{ClientHello, Request, ServerHello, Status, VERSION};
-use esker_server::{Credentials, Limits, ListenAddress, Tls};
+use esker_server::{Credentials, Limits, ListenAddress, ServerConfig, Tls};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
@@ -15,18 +15,26 @@ use std::time::Duration;
 #[test]
 fn nothing_is_done_for_a_client_that_has_not_said_who_it_is() {
     let known = Credentials::parse(b"ann:secret\n").expect("valid");
-    let server = start_with(|config| config.auth = Some(known));
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let backups = folder.path().join("backups");
+    let server = start_with(|config| {
+        config.auth = Some(known);
+        config.backups = Some(backups.clone());
+    });
     server.store.put(b"k", b"v").expect("put");
     let mut client = Raw::connect(&server);
     assert!(client.hello.authenticate);
-    for request in [get(b"k"), put(b"k", b"x"), Request::Clear, Request::Stats, Request::Ping] {
+    let alone = [Request::Clear, Request::Stats, Request::Ping, Request::Backup];
+    for request in [get(b"k"), put(b"k", b"x")].into_iter().chain(alone) {
         let reply = client.check_status(&request, Status::Unauthenticated);
         assert!(reply.payload.is_empty());
     }
     let who = |password| Request::Authenticate { user: b"ann", password };
     client.check_status(&who(b"guess"), Status::CredentialsRefused);
     client.check_status(&get(b"k"), Status::Unauthenticated);
+    assert!(!backups.exists());
     client.check_status(&who(b"secret"), Status::Ok);
+    client.check_status(&Request::Backup, Status::Ok);
     assert_eq!(client.ask(&get(b"k")).item().value, b"v");
     // A client need not wait for the answer.
     let mut client = Raw::connect(&server);
@@ -103,14 +111,20 @@ fn a_socket_file_serves_too() {
     assert_eq!(client.ask(&get(b"k")).item().value, b"v");
 }
 
-fn with_tls(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
+pub(super) fn with_tls(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
+    with_tls_and(|config| config.limits = limits)
+}
+
+pub(super) fn with_tls_and(
+    change: impl FnOnce(&mut ServerConfig),
+) -> (TestServer, Arc<ClientConfig>) {
     let names = vec!["localhost".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).expect("certificate");
     let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let tls = Tls::from_pem(chain.as_bytes(), key.as_bytes()).expect("valid");
     let server = start_with(|config| {
         config.tls = Some(tls);
-        config.limits = limits;
+        change(config);
     });
     let mut roots = RootCertStore::empty();
     roots.add(made.cert.der().clone()).expect("root");
@@ -123,7 +137,7 @@ fn with_tls(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
     (server, Arc::new(config))
 }
 
-fn encrypted(
+pub(super) fn encrypted(
     server: &TestServer,
     config: &Arc<ClientConfig>,
 ) -> Raw<StreamOwned<ClientConnection, TcpStream>> {

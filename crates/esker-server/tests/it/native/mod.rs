@@ -1,5 +1,6 @@
 //! The native protocol, frame by frame.
 
+mod backups;
 mod doors;
 mod frames;
 mod operations;

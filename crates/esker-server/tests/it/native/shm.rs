@@ -16,13 +16,13 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// A server that shares memory, and listens at TCP for figures.
-struct Sharing {
-    server: TestServer,
+pub(super) struct Sharing {
+    pub(super) server: TestServer,
     path: PathBuf,
     _folder: TempDir,
 }
 
-fn sharing(change: impl FnOnce(&mut ServerConfig)) -> Sharing {
+pub(super) fn sharing(change: impl FnOnce(&mut ServerConfig)) -> Sharing {
     let folder = tempfile::tempdir().expect("scratch folder");
     let path = folder.path().join("memory.sock");
     let server = start_with(|config| {
@@ -45,7 +45,7 @@ impl Sharing {
         Ok(endpoints.into_iter().map(through).collect())
     }
 
-    fn clients(&self) -> Vec<Raw<Through>> {
+    pub(super) fn clients(&self) -> Vec<Raw<Through>> {
         self.connect().expect("admitted").into_iter().map(Raw::greet).collect()
     }
 
@@ -70,7 +70,7 @@ impl Sharing {
 }
 
 /// The client's side of a stream.
-struct Through {
+pub(super) struct Through {
     reader: esker_shm::Reader,
     writer: esker_shm::Writer,
     bell: UnixStream,
