@@ -18,7 +18,8 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::Version;
 use esker_base::rng::Rng;
 use esker_format::native::{
-    Attributes, Changes, Condition, Item, Keys, Put, Request, Status, decode_version, push_key,
+    Attributes, BackupReport, Changes, Condition, Item, Keys, Put, Request, Status, decode_version,
+    push_key,
 };
 use parking_lot::Mutex;
 use std::fmt;
@@ -176,6 +177,21 @@ impl Client {
         self.submit(&Request::Stats, read)?.wait()
     }
 
+    /// Has the server copy its store to the folder that it has for that, beside everything else; what an earlier backup
+    /// there has is not copied again. The copy has what this client has submitted before.
+    ///
+    /// That may take minutes: the call waits for as long as the server answers a ping every
+    /// [`Options::request_timeout`]. What is submitted meanwhile does not wait, and a backup goes on if its client
+    /// leaves.
+    ///
+    /// # Errors
+    /// `Unsupported` if the server's configuration has no folder for backups, or if it is older than they are;
+    /// `InvalidArgument` with [`Status::TooLarge`] while another backup of the server runs; what the backup failed with; those
+    /// of the connection.
+    pub fn backup(&self) -> Result<BackupReport> {
+        self.submit_backup()?.wait()
+    }
+
     /// As [`Client::get`], to be waited for later.
     ///
     /// # Errors
@@ -272,6 +288,17 @@ impl Client {
     /// Only those after which nothing was sent.
     pub fn submit_sync(&self) -> Result<Pending<()>> {
         self.submit(&Request::Sync, read_nothing)
+    }
+
+    /// As [`Client::backup`], to be waited for later.
+    ///
+    /// # Errors
+    /// Only those after which nothing was sent.
+    pub fn submit_backup(&self) -> Result<Pending<BackupReport>> {
+        self.submit(&Request::Backup, |reply| {
+            check(&reply)?;
+            BackupReport::decode(&reply.payload).map_err(Error::of_flaw)
+        })
     }
 
     /// Whether there is a connection to submit to: else the next call makes one, which may take as long as

@@ -20,7 +20,7 @@ use crate::pending::{Pending, PendingValues};
 use crate::ring::Ring;
 use crate::value::{Outcome, Value};
 use esker_base::ids::Version;
-use esker_format::native::{Attributes, Changes, Condition};
+use esker_format::native::{Attributes, BackupReport, Changes, Condition};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -223,6 +223,31 @@ impl Cluster {
         }
         let client = |owner: usize| self.0.members.get(owner).map(|(_, client)| client.clone());
         Ok(parts.into_iter().filter_map(|(owner, part)| Some((client(owner)?, part))).collect())
+    }
+
+    /// As [`Client::backup`], on all servers at the same time, each to a folder of its own: what comes of each, in the order of
+    /// the members. They are not copied at one moment.
+    #[must_use = "a failure of one server is told with its name"]
+    pub fn backup(&self) -> Vec<(&Member, Result<BackupReport>)> {
+        let mut asked: Vec<(usize, &Member, &Client)> = self
+            .members()
+            .enumerate()
+            .map(|(place, (member, client))| (place, member, client))
+            .collect();
+        connected_first(&mut asked, |(_, _, client)| client);
+        let mut asked: Vec<(usize, &Member, Result<Pending<BackupReport>>)> = asked
+            .into_iter()
+            .map(|(place, member, client)| {
+                let pending = client.submit_backup();
+                client.flush();
+                (place, member, pending)
+            })
+            .collect();
+        asked.sort_by_key(|(place, ..)| *place);
+        asked
+            .into_iter()
+            .map(|(_, member, pending)| (member, pending.and_then(Pending::wait)))
+            .collect()
     }
 
     /// As [`Client::sync`], on all servers at the same time.

@@ -81,6 +81,8 @@ impl Drop for Handle {
 pub(crate) struct Submitted {
     pub(crate) id: u32,
     pub(crate) slot: Arc<Slot>,
+    /// Its reply may take longer than any other: that of a backup.
+    lasts: bool,
 }
 
 impl Connection {
@@ -191,7 +193,7 @@ impl Connection {
         if much {
             self.send();
         }
-        Ok(Submitted { id, slot })
+        Ok(Submitted { id, slot, lasts: matches!(request, Request::Backup) })
     }
 
     /// Sends what is queued, unless somebody does.
@@ -248,8 +250,21 @@ impl Connection {
             self.send();
         }
         let limit = self.options.request_timeout;
-        if let Some(reply) = request.slot.wait(limit) {
-            return reply;
+        loop {
+            if let Some(reply) = request.slot.wait(limit) {
+                return reply;
+            }
+            if !request.lasts {
+                break;
+            }
+            let ping = self.submit(&Request::Ping).and_then(|ping| self.wait(&ping));
+            if ping.is_err_and(|error| error.kind() == ErrorKind::Timeout) && self.is_broken() {
+                // The slot may say that the connection was closed, but not that it was we who did so.
+                let late = request.slot.wait(Duration::ZERO).filter(Result::is_ok);
+                let cause = esker_base::Error::new(ErrorKind::Timeout, "wait for reply");
+                let cause = cause.context("the server is silent");
+                return late.unwrap_or(Err(Error::new(Fate::Unknown, cause)));
+            }
         }
         self.state.lock().table.give_up(request.id);
         self.room.notify_all();
@@ -263,12 +278,12 @@ impl Connection {
         request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
     }
 
-    /// Sends what is queued, and waits until everything that was submitted is answered or given up.
+    /// Sends what is queued, and waits until everything that was submitted is answered or given up, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
         self.send();
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
-        while state.table.len() > 0 {
+        while state.table.is_waited_for() {
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");

@@ -53,7 +53,7 @@ pub use cluster::{Cluster, Member};
 pub use error::{Error, Fate, Result};
 pub use esker_base::ErrorKind;
 pub use esker_base::ids::Version;
-pub use esker_format::native::{Attributes, Condition, Status};
+pub use esker_format::native::{Attributes, BackupReport, Condition, Status};
 pub use options::Options;
 pub use pending::{Pending, PendingValues};
 pub use ring::{POINTS_PER_WEIGHT, Ring};

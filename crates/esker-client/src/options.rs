@@ -9,8 +9,8 @@ use std::time::Duration;
 pub struct Options {
     /// How long connecting, with hello and authentication, may take. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long a call waits for its reply, and a request for being taken by the network. Default
-    /// 10 s.
+    /// How long a call waits for its reply, and a request for being taken by the network. A backup is waited for
+    /// for as long as the server answers a ping in this time. Default 10 s.
     pub request_timeout: Duration,
     /// Rest after the first failure to connect; it doubles with each further one. Default 50 ms.
     pub backoff_min: Duration,

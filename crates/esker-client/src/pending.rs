@@ -28,7 +28,8 @@ impl<T> Pending<T> {
         Pending { handle, submitted, read, waited: false }
     }
 
-    /// Waits for the reply, at most the client's `request_timeout` from now.
+    /// Waits for the reply, at most the client's `request_timeout` from now; for that of a backup longer
+    /// ([`Client::backup`]).
     ///
     /// # Errors
     /// What the server answers that is no success; `Timeout`, after which the outcome is unknown; what

@@ -4,7 +4,7 @@
 //! # Invariants
 //! - S1: requests on one key go to one core, so they take effect in the order in which they were submitted.
 //! - S2: a request that concerns several keys goes to the first core after all that were submitted before it are
-//!   answered, and whatever is submitted after it to another core waits for its answer.
+//!   answered, and whatever is submitted after it to another core waits for its answer; of a backup it does not.
 //!
 //! # Failure
 //! The streams of a server break together: with one of them the others are given up.
@@ -68,7 +68,7 @@ impl Streams {
                 let mut exclusive = self.exclusive.lock();
                 self.send();
                 self.others.iter().try_for_each(|handle| handle.0.wait_until_answered())?;
-                *exclusive = true;
+                *exclusive |= !matches!(request, Request::Backup);
                 return submit(&self.first);
             }
         };

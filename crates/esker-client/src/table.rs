@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Fate, Result};
 use esker_base::clock::{Clock, SystemClock};
-use esker_format::native::Status;
+use esker_format::native::{Opcode, Status};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -70,6 +70,11 @@ pub(crate) struct Table(HashMap<u32, Waiting>);
 impl Table {
     pub(crate) fn len(&self) -> usize {
         self.0.len()
+    }
+
+    /// Whether there is a request that others wait for: nobody waits for a backup.
+    pub(crate) fn is_waited_for(&self) -> bool {
+        self.0.values().any(|waiting| waiting.opcode != Opcode::Backup as u8)
     }
 
     pub(crate) fn insert(&mut self, id: u32, opcode: u8, end: u64) -> Arc<Slot> {

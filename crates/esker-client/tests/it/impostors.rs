@@ -1,6 +1,7 @@
 //! Servers that are none, stop in the middle, or say what they must not.
 
 use crate::harness::{address_of, impatient};
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_client::{Attributes, Client, Condition, ErrorKind, Fate};
 use esker_format::native::{
     CLIENT_HELLO_SIZE, ClientHello, FRAME_HEADER_SIZE, FrameHeader, Opcode, ServerHello, Status,
@@ -28,13 +29,18 @@ fn read_hello(stream: &mut TcpStream) {
 
 /// The id of the next request.
 fn read_request(stream: &mut TcpStream) -> u32 {
+    read_any(stream).0
+}
+
+/// Id and opcode of the next request.
+fn read_any(stream: &mut TcpStream) -> (u32, u8) {
     let mut header = [0; FRAME_HEADER_SIZE];
     stream.read_exact(&mut header).expect("a header");
     let header = FrameHeader::peek(&header).expect("a header");
     let mut payload = vec![0; header.payload_size as usize];
     stream.read_exact(&mut payload).expect("a payload");
     header.verify(&payload).expect("the checksum");
-    header.id
+    (header.id, header.opcode)
 }
 
 fn frame(id: u32, opcode: Opcode, status: Status, payload: &[u8]) -> Vec<u8> {
@@ -265,4 +271,54 @@ fn a_reply_that_comes_too_late_is_nobody_elses() {
             client.ping().expect("the connection goes on");
         },
     );
+}
+
+#[test]
+fn a_backup_is_waited_for_while_the_server_gives_signs_of_life_and_no_longer() {
+    for pings in [0, 3] {
+        with_greeter(
+            |stream| {
+                let (_, opcode) = read_any(stream);
+                assert_eq!(opcode, Opcode::Backup as u8);
+                for _ in 0..pings {
+                    let (id, opcode) = read_any(stream);
+                    assert_eq!(opcode, Opcode::Ping as u8);
+                    stream.write_all(&frame(id, Opcode::Ping, Status::Ok, b"")).expect("send");
+                }
+                wait_for_end(stream);
+            },
+            |client| {
+                let begun = SystemClock.monotonic();
+                let error = client.backup().expect_err("silence");
+                let took = SystemClock.monotonic() - begun;
+                assert_eq!((error.fate(), error.kind()), (Fate::Unknown, ErrorKind::Timeout));
+                let limit = impatient().request_timeout;
+                assert!(took >= (pings + 1) * limit, "{took:?}");
+            },
+        );
+    }
+}
+
+#[test]
+fn an_answer_to_a_backup_that_makes_no_sense_is_told_apart() {
+    for (status, payload, expected) in [
+        (Status::UnknownOperation, &b""[..], (Fate::Refused, ErrorKind::Unsupported)),
+        (Status::Ok, b"segments_copied 1\n", (Fate::Unknown, ErrorKind::Corrupted)),
+        (Status::Ok, b"\xFF\xFE", (Fate::Unknown, ErrorKind::Corrupted)),
+    ] {
+        with_greeter(
+            |stream| {
+                let id = read_request(stream);
+                stream.write_all(&frame(id, Opcode::Backup, status, payload)).expect("send");
+                let id = read_request(stream);
+                stream.write_all(&frame(id, Opcode::Ping, Status::Ok, b"")).expect("send");
+                wait_for_end(stream);
+            },
+            |client| {
+                let error = client.backup().expect_err("no report");
+                assert_eq!((error.fate(), error.kind()), expected, "{error}");
+                client.ping().expect("the connection goes on");
+            },
+        );
+    }
 }

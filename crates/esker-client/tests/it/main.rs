@@ -8,6 +8,7 @@
     reason = "tests and measurements fail by panicking"
 )]
 
+mod backups;
 mod calls;
 mod cluster;
 mod fates;
