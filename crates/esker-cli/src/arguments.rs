@@ -149,13 +149,16 @@ pub(crate) enum Command {
         #[arg(long)]
         trim: bool,
     },
-    /// Copy the store to the folder DIR; what an earlier backup there has is not copied again. No server may have the store open; a program
-    /// that uses the library calls `Store::backup` on its own while it is in use
+    /// Copy the store to the folder DIR, while no server has it open; or have each --server copy its own while it serves, to the folder
+    /// that it has for that (serve --backups). What an earlier backup there has is not copied again
     Backup {
         #[command(flatten)]
         data: Data,
+        #[command(flatten)]
+        servers: Servers,
+        /// Folder for the copy; none with --server
         #[arg(value_name = "DIR")]
-        target: PathBuf,
+        target: Option<PathBuf>,
     },
     /// Make a store from the backup in the folder DIR, where there is none
     Restore {
@@ -217,6 +220,9 @@ pub(crate) struct ServeArguments {
     /// Folder or device with the data, created if missing; repeatable: the store is striped over all
     #[arg(long, value_name = "PATH", env = "ESKER_DATA")]
     pub(crate) data: Vec<String>,
+    /// Folder to which clients may have the store backed up while it is served (esker backup --server), made when it is first needed; not given: they may not
+    #[arg(long, value_name = "DIR", env = "ESKER_BACKUPS")]
+    pub(crate) backups: Option<String>,
     /// Storage engine: depot, flat:cceh, flat:masstree, flex, or auto: the one that is there, else depot
     #[arg(long, value_name = "NAME", env = "ESKER_ENGINE")]
     pub(crate) engine: Option<String>,
@@ -293,6 +299,7 @@ impl ServeArguments {
             ("tls-key", one(&self.tls_key)),
             ("auth-file", one(&self.auth_file)),
             ("data", self.data.clone()),
+            ("backups", one(&self.backups)),
             ("engine", one(&self.engine)),
             ("pmem-emulate", one(&self.pmem_emulate)),
             ("batching", one(&self.batching)),

@@ -1,29 +1,41 @@
-//! `esker backup` and `esker restore`: a store as a folder of files, and back.
+//! `esker backup` and `esker restore`: a store as a folder of files, and back; `remote` has the backups of servers.
 //!
 //! Both say what they did in one line on standard error. Format: `docs/format/backup.md`.
 
-use crate::arguments::{Data, Memory};
+use crate::arguments::{Data, Memory, Servers};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
+use crate::remote;
 use crate::service::say;
 use crate::store::{new_options, open, shown_on, size_of};
 use esker_base::units::format_size_bytes;
 use std::path::Path;
 
 /// `esker backup`.
-pub(crate) fn backup(data: &Data, target: &Path) -> Result<Done, Failure> {
+pub(crate) fn backup(
+    data: &Data,
+    servers: &Servers,
+    target: Option<&Path>,
+) -> Result<Done, Failure> {
+    let target = match (target, servers.urls.is_empty()) {
+        (Some(target), true) => target,
+        (None, false) => return remote::backup(servers),
+        (None, true) => {
+            let words = "backup needs the folder DIR for the copy, or --server URL of a server that has one";
+            return Err(Failure::usage(words));
+        }
+        (Some(_), false) => {
+            let words =
+                "backup takes DIR or --server URL, not both: a server has a folder of its own";
+            return Err(Failure::usage(words));
+        }
+    };
     let store = open(data)?;
     let bar = progress("copying segments", 0);
     let report = store.backup_with(target, &shown_on(&bar));
     bar.finish_and_clear();
     let report = report?;
-    say(&format!(
-        "{} segments copied ({}), {} were there already; holds all writes up to version {}",
-        report.segments_copied,
-        format_size_bytes(report.bytes_copied),
-        report.segments_reused,
-        report.last_version
-    ));
+    say(&report.to_string());
     store.close()?;
     Ok(Done::Yes)
 }

@@ -15,7 +15,7 @@ use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 /// Where data lie unless told otherwise.
@@ -54,6 +54,11 @@ const SETTINGS: &[Setting] = &[
         "data",
         r#""./esker-data""#,
         "folder or device with the data, created if missing; several: striped over them",
+    ),
+    setting(
+        "backups",
+        r#""""#,
+        "folder to which clients may have the store backed up (esker backup --server), made when it is first needed; none: they may not",
     ),
     setting(
         "engine",
@@ -127,6 +132,7 @@ pub(crate) struct Config {
     pub(crate) tls_key: Option<PathBuf>,
     pub(crate) auth_file: Option<PathBuf>,
     pub(crate) data: Vec<PathBuf>,
+    pub(crate) backups: Option<PathBuf>,
     /// None: the one that is there, or `depot`.
     pub(crate) engine: Option<EngineKind>,
     pub(crate) pmem_emulate: bool,
@@ -176,6 +182,16 @@ impl Config {
                 "{address} can be reached from other machines; --allow-remote permits it"
             )));
         }
+        if let Some(backups) = &config.backups
+            && let place = place_of(backups)
+            && let Some(data) = config.data.iter().find(|data| place.starts_with(place_of(data)))
+        {
+            return Err(Failure::usage(format!(
+                "backups: {} lies inside {}, where the data are; a backup has to be elsewhere",
+                backups.display(),
+                data.display()
+            )));
+        }
         Ok(config)
     }
 
@@ -202,6 +218,7 @@ impl Config {
             tls_key: None,
             auth_file: None,
             data: Vec::new(),
+            backups: None,
             engine: None,
             pmem_emulate: false,
             batching: Batching::default(),
@@ -277,6 +294,7 @@ impl Config {
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),
+            "backups" => self.backups = optional_path(text),
             "engine" => self.engine = parse_engine(text)?,
             "pmem-emulate" => self.pmem_emulate = parse_truth(text)?,
             "batching" => self.batching = parse_batching(text)?,
@@ -299,6 +317,22 @@ impl Config {
 /// A path, if there is one.
 fn optional_path(text: &str) -> Option<PathBuf> {
     (!text.is_empty()).then(|| text.into())
+}
+
+/// Where `path` leads, links followed as far as there is something.
+fn place_of(path: &Path) -> PathBuf {
+    let whole = std::path::absolute(path);
+    let mut place = PathBuf::new();
+    for part in whole.as_deref().unwrap_or(path).components() {
+        match part {
+            Component::ParentDir => drop(place.pop()),
+            part => {
+                place.push(part);
+                place = place.canonicalize().unwrap_or(place);
+            }
+        }
+    }
+    place
 }
 
 fn texts(value: &toml::Value) -> Result<Vec<String>, String> {

@@ -14,7 +14,7 @@ pub(crate) const BROKEN: u8 = 3;
 /// What fails when another process has the store.
 const LOCK_OF_STORE: &str = "lock device";
 /// What can be done then.
-pub(crate) const LOCKED_HELP: &str = "stop the server or command that has it open, or ask a server with --server URL (get, put, delete, stat); \
+pub(crate) const LOCKED_HELP: &str = "stop the server or command that has it open, or ask a server with --server URL (get, put, delete, stat, backup); \
 a program that uses the library copies its own store while it is in use (Store::backup)";
 
 /// How a command ended that did not fail.
@@ -49,6 +49,11 @@ impl Failure {
     pub(crate) fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
         let closed_pipe = source.kind() == std::io::ErrorKind::BrokenPipe;
         Failure { code: BROKEN, words: format!("{what}: {source}"), closed_pipe }
+    }
+
+    /// The same, of one of several places.
+    pub(crate) fn at(self, place: &str) -> Self {
+        Failure { words: format!("{place}: {}", self.words), ..self }
     }
 
     /// Whether whoever reads our output has heard enough.

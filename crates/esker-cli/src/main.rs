@@ -51,7 +51,9 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
         Command::Check { data, repair } => commands::check(&data, repair),
         Command::Compact { data, trim } => commands::compact(&data, trim),
-        Command::Backup { data, target } => backup::backup(&data, &target),
+        Command::Backup { data, servers, target } => {
+            backup::backup(&data, &servers, target.as_deref())
+        }
         Command::Restore { data, size, memory, source } => {
             backup::restore(&data, size.as_deref(), &memory, &source)
         }

@@ -5,8 +5,8 @@
 
 use crate::arguments::Servers;
 use crate::failure::{Done, Failure};
-use crate::service::read_file;
-use esker_client::{Address, Cluster, ErrorKind, Member, Options, Tls};
+use crate::service::{read_file, say};
+use esker_client::{Address, BackupReport, Cluster, ErrorKind, Member, Options, Status, Tls};
 use std::io::Write;
 
 impl From<esker_client::Error> for Failure {
@@ -62,6 +62,51 @@ pub(crate) fn put(servers: &Servers, key: &[u8], value: &[u8]) -> Result<Done, F
 pub(crate) fn delete(servers: &Servers, key: &[u8]) -> Result<Done, Failure> {
     let existed = cluster(servers)?.delete(key)?;
     Ok(if existed { Done::Yes } else { Done::No })
+}
+
+/// `esker backup --server`: each server to the folder that it has for that. A server that fails keeps no other from its
+/// backup.
+pub(crate) fn backup(servers: &Servers) -> Result<Done, Failure> {
+    let mut failed: Option<Failure> = None;
+    for (member, told) in cluster(servers)?.backup() {
+        let failure = match told {
+            Ok(report) => {
+                let BackupReport { segments_copied, bytes_copied, segments_reused, last_version } =
+                    report;
+                let report = esker::BackupReport {
+                    segments_copied,
+                    segments_reused,
+                    bytes_copied,
+                    last_version,
+                };
+                say(&format!("{}: {report}", member.name));
+                continue;
+            }
+            Err(error) => not_backed_up(&member.name, error),
+        };
+        match &failed {
+            // The first one is said last, and is the command's.
+            None => failed = Some(failure),
+            Some(_) => say(&failure.to_string()),
+        }
+    }
+    failed.map_or(Ok(Done::Yes), Err)
+}
+
+/// Why there is no backup of a server.
+fn not_backed_up(server: &str, error: esker_client::Error) -> Failure {
+    match error.status() {
+        Some(Status::Forbidden) => Failure::usage(format!(
+            "{server}: the server has no folder for backups; esker serve --backups DIR gives it one"
+        )),
+        Some(Status::UnknownOperation) => {
+            Failure::usage(format!("{server}: the server is older than this command"))
+        }
+        Some(Status::TooLarge) => {
+            Failure::broken(format!("{server}: another backup of the server is under way"))
+        }
+        _ => Failure::from(error).at(server),
+    }
 }
 
 /// `esker stat --server`: what each server tells, under its address.

@@ -49,6 +49,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         listen: config.listen,
         allow_remote: config.allow_remote,
         limits: config.limits,
+        backups: config.backups,
         tls: secrets.tls(),
         auth: secrets.auth(),
         ..ServerConfig::default()

@@ -138,6 +138,7 @@ impl Service {
             ..esker_trt::Config::default()
         })?;
         let runtime = Arc::new(runtime);
+        let backups = self.server.backups.clone();
         let server = Server::start(&runtime, store.clone(), self.server)?;
         let stats = store.stats();
         let unmet = self.asked.unmet(&stats, self.store.size_bytes, &paths.join(", "));
@@ -155,6 +156,9 @@ impl Service {
             store.report()
         ));
         say(&format!("durability {durability}"));
+        if let Some(folder) = backups {
+            say(&format!("backups that clients ask for go to {}", folder.display()));
+        }
         let full =
             if stats.cache { "evicts what was not used lately" } else { "refuses what is new" };
         say(&format!("a full store {full}"));

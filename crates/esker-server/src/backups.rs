@@ -1,8 +1,9 @@
 //! Backups that clients ask for: where they go, and that there is one at a time.
 //!
 //! The folder is the server's: no client names one. A backup runs on a thread of its own, beside the cores, for it reads
-//! and compares whole segments and flushes files, and a core that did so would keep its connections waiting. It takes
-//! nothing of the memory budget: like a cleaner, it holds a segment or two.
+//! and compares whole segments and flushes files, and a core that did so would keep its connections waiting. None of the
+//! run-time's helpers: one in a folder that hangs would keep the run-time from its end. It takes nothing of the memory
+//! budget: like a cleaner, it holds a segment or two.
 //!
 //! # Invariants
 //! - U1: at most one backup runs in a server. Whoever begins one holds the [`Turn`] until its thread has ended.
@@ -14,7 +15,6 @@
 
 use crate::shared::Shared;
 use esker::{BackupReport, Error, ErrorKind, Progress, Result};
-use esker_base::units::format_size_bytes;
 use esker_format::native::Status;
 use esker_trt::sync::channel;
 use std::path::{Path, PathBuf};
@@ -90,13 +90,7 @@ fn copy(shared: &Arc<Shared>, folder: &Path, given_up: Arc<AtomicBool>) -> Resul
     let ends = move || stopping.is_stopping() || given_up.load(Ordering::Acquire);
     let done = shared.store.backup_with(folder, &Progress::default().until(ends));
     match &done {
-        Ok(report) => tracing::info!(
-            "backup to {place} done: {} segments copied ({}), {} were there already; holds all writes up to version {}",
-            report.segments_copied,
-            format_size_bytes(report.bytes_copied),
-            report.segments_reused,
-            report.last_version,
-        ),
+        Ok(report) => tracing::info!("backup to {place} done: {report}"),
         Err(error) => tracing::warn!("backup to {place} failed: {error}"),
     }
     done

@@ -14,9 +14,11 @@ use crate::engine::flat::restore::restore as restore_flat;
 use crate::engine::flex::{FlexFiles, restore as flex};
 use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, Result};
 use esker_format::backup::BackupEngine;
 use esker_media::{Archive, BlockDevice, FolderArchive, Pmem};
+use std::fmt;
 use std::path::Path;
 
 /// What a backup did.
@@ -30,6 +32,20 @@ pub struct BackupReport {
     pub bytes_copied: u64,
     /// The backup holds every write up to this version, and none after it.
     pub last_version: Version,
+}
+
+impl fmt::Display for BackupReport {
+    /// In one line, for people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} segments copied ({}), {} were there already; holds all writes up to version {}",
+            self.segments_copied,
+            format_size_bytes(self.bytes_copied),
+            self.segments_reused,
+            self.last_version
+        )
+    }
 }
 
 /// What a restore did.

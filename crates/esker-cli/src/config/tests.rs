@@ -47,6 +47,45 @@ fn data_may_lie_in_several_places() {
 }
 
 #[test]
+fn backups_lie_elsewhere_than_data_whatever_they_are_called() {
+    let scratch = tempfile::tempdir().expect("scratch folder");
+    let at = |name: &str| scratch.path().join(name).display().to_string();
+    std::fs::create_dir_all(at("data/within")).expect("folder");
+    std::fs::create_dir(at("elsewhere")).expect("folder");
+    std::os::unix::fs::symlink(at("data/within"), at("link")).expect("link");
+    std::os::unix::fs::symlink(at("elsewhere"), at("data/out")).expect("link");
+    let of = |data: &str, backups: &str| {
+        Config::of(&ServeArguments {
+            data: vec![at("other"), at(data)],
+            backups: Some(at(backups)),
+            ..ServeArguments::default()
+        })
+    };
+    for (data, backups) in [
+        ("data", "data"),
+        ("data", "data/within/new/folder"),
+        ("data", "elsewhere/../data/new"),
+        ("data", "new/../data/./new"),
+        ("data", "link"),
+        ("data", "link/../new"),
+        ("new", "new/backups"),
+        ("new", "other"),
+        ("link", "data/within"),
+    ] {
+        let failure = of(data, backups).expect_err(backups).to_string();
+        assert!(failure.contains("where the data are"), "{failure}");
+    }
+    for (data, backups) in
+        [("data", "data2"), ("data", "new"), ("data", "data/out/new"), ("data/within", "data/new")]
+    {
+        let config = of(data, backups).expect(backups);
+        assert_eq!(config.backups, Some(PathBuf::from(at(backups))));
+    }
+    assert_eq!(Config::defaults().expect("valid").backups, None);
+    assert_eq!(read("backups = \"\"\n").expect("valid").backups, None);
+}
+
+#[test]
 fn errors_say_where_and_what() {
     for (text, words) in [
         ("cores = 1\nbogus = 2\n", "esker.toml:2: bogus: no such option"),
@@ -120,6 +159,7 @@ fn every_option_of_the_command_line_is_in_the_table() {
         tls_key: some(),
         auth_file: some(),
         data: vec![String::new()],
+        backups: some(),
         engine: some(),
         pmem_emulate: some(),
         batching: some(),

@@ -99,3 +99,106 @@ fn addresses_of_something_else_are_refused_in_words() {
         assert!(ran.said.contains(url), "{ran:?}");
     }
 }
+
+#[test]
+fn a_running_server_is_backed_up_again_and_again() {
+    for engine in ["depot", "flex"] {
+        let scratch = Scratch::new();
+        std::fs::write(scratch.path("users"), "ann:secret\n").expect("write");
+        let more = ["--engine", engine, "--backups", "deep/copies", "--auth-file", "users"];
+        let serving = Serving::start_at(&scratch, "native", &more);
+        let url = url(&serving);
+        let run = |arguments: &[&str]| {
+            scratch.run(&[arguments, &["--server", &url, "--auth-file", "users"]].concat())
+        };
+        run(&["put", "colour", "blue"]).exits_with(0);
+        let refused = scratch.run(&["backup", "--server", &url]).exits_with(2);
+        assert!(refused.said.contains("has not said who it is"), "{refused:?}");
+        assert!(!scratch.path("deep").exists(), "it is made when it is needed");
+        let first = run(&["backup"]).exits_with(0);
+        assert!(first.said.starts_with(&format!("{url}: ")), "{first:?}");
+        assert!(first.said.contains("segments copied"), "{first:?}");
+        run(&["put", "colour", "green"]).exits_with(0);
+        run(&["backup"]).exits_with(0);
+        scratch.run(&["restore", "deep/copies", "--data", "new"]).exits_with(0);
+        assert_eq!(scratch.run(&["get", "colour", "--data", "new"]).exits_with(0).text(), "green");
+        let said = stop_and_wait(serving, "-TERM");
+        for words in ["backup to deep/copies begins", "backup to deep/copies done: "] {
+            assert_eq!(said.matches(words).count(), 2, "{words:?} in {said}");
+        }
+    }
+}
+
+#[test]
+fn a_backup_goes_to_a_folder_or_a_server_is_asked_for_it() {
+    let scratch = Scratch::new();
+    scratch.run(&["put", "k", "v"]).exits_with(0);
+    for wrong in [&["backup"][..], &["backup", "copy", "--server", "native://127.0.0.1:1"]] {
+        let ran = scratch.run(wrong).exits_with(2);
+        assert!(ran.said.contains("--server") && ran.said.contains("DIR"), "{ran:?}");
+    }
+    assert!(!scratch.path("copy").exists());
+    let serving = Serving::start_at(&scratch, "native", &[]);
+    let url = url(&serving);
+    let ran = scratch.run(&["backup", "--server", &url]).exits_with(2);
+    assert!(ran.said.contains(&url) && ran.said.contains("--backups DIR"), "{ran:?}");
+    // What is refused for the server's sake says how to go about it.
+    let ran = scratch.run(&["backup", "copy"]).exits_with(3);
+    assert!(ran.said.contains("--server URL") && ran.said.contains("backup"), "{ran:?}");
+    stop_and_wait(serving, "-TERM");
+    let ran = scratch.run(&["backup", "--server", &url]).exits_with(3);
+    assert!(ran.said.contains("not sent"), "{ran:?}");
+}
+
+#[test]
+fn each_of_several_servers_is_backed_up_whatever_becomes_of_the_others() {
+    let scratches: Vec<Scratch> = (0..3).map(|_| Scratch::new()).collect();
+    let permitted = ["--backups", "copies"];
+    let servings: Vec<Serving> = [&permitted[..], &[], &permitted]
+        .iter()
+        .zip(&scratches)
+        .map(|(more, scratch)| Serving::start_at(scratch, "native", more))
+        .collect();
+    let urls: Vec<String> = servings.iter().map(url).collect();
+    let all: Vec<&str> = urls.iter().flat_map(|url| ["--server", url]).collect();
+    let ran = scratches[0].run(&[&["backup"], &all[..]].concat()).exits_with(2);
+    let lines: Vec<&str> = ran.said.lines().collect();
+    assert_eq!(lines.len(), 3, "{ran:?}");
+    assert!(lines[0].starts_with(&format!("{}: ", urls[0])), "{ran:?}");
+    assert!(lines[1].starts_with(&format!("{}: ", urls[2])), "{ran:?}");
+    assert!(lines[2].starts_with(&format!("esker: {}: ", urls[1])), "{ran:?}");
+    for (scratch, made) in scratches.iter().zip([true, false, true]) {
+        assert_eq!(scratch.path("copies/MANIFEST").exists(), made);
+    }
+    servings.into_iter().for_each(|serving| drop(stop_and_wait(serving, "-TERM")));
+}
+
+#[test]
+fn a_server_ends_on_sigterm_although_the_folder_of_its_backup_hangs() {
+    let scratch = Scratch::new();
+    let more = ["--backups", "copies"];
+    std::fs::create_dir(scratch.path("copies")).expect("folder");
+    // Whoever opens it to write waits for a reader, who never comes.
+    let pipe = scratch.path("copies/MANIFEST.new");
+    let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, mode, 0).expect("pipe");
+    let serving = Serving::start_at(&scratch, "native", &more);
+    let url = url(&serving);
+    scratch.run(&["put", "k", "v", "--server", &url]).exits_with(0);
+    std::thread::scope(|scope| {
+        let asked = scope.spawn(|| scratch.run(&["backup", "--server", &url]));
+        let segment = |name: &str| name.starts_with("segment-");
+        while !std::fs::read_dir(scratch.path("copies"))
+            .expect("there")
+            .any(|file| file.expect("a file").file_name().to_str().is_some_and(segment))
+        {
+            std::thread::park_timeout(std::time::Duration::from_millis(5));
+        }
+        let said = stop_and_wait(serving, "-TERM");
+        assert!(said.contains("stopped"), "{said}");
+        asked.join().expect("no panic").exits_with(3);
+    });
+    std::fs::remove_file(pipe).expect("remove");
+    assert_eq!(scratch.run(&["get", "k"]).exits_with(0).text(), "v");
+    scratch.run(&["backup", "copies"]).exits_with(0);
+}

@@ -208,6 +208,24 @@ fn the_configuration_comes_from_file_environment_and_command_line() {
 }
 
 #[test]
+fn backups_of_a_store_do_not_lie_in_its_own_folder() {
+    let scratch = Scratch::new();
+    for backups in ["esker-data", "./esker-data/backups", "esker-data/../esker-data/new"] {
+        for check in [&["--check-config"][..], &[]] {
+            let ran = scratch.run(&[&["serve", "--backups", backups], check].concat());
+            let said = &ran.exits_with(2).said;
+            assert!(said.contains(backups) && said.contains("./esker-data,"), "{said}");
+        }
+    }
+    assert!(!scratch.path("esker-data").exists());
+    std::fs::write(scratch.path("esker.toml"), "backups = \"from-file\"\n").expect("write");
+    let serving = Serving::start(&scratch, &["--config", "esker.toml"]);
+    assert!(serving.lines.iter().any(|line| line.ends_with("go to from-file")));
+    stop_and_wait(serving, "-TERM");
+    assert!(!scratch.path("from-file").exists(), "nobody has asked for one");
+}
+
+#[test]
 fn variables_that_are_no_options_are_named() {
     let scratch = Scratch::new();
     let mut program = program(scratch.path("").as_path());
