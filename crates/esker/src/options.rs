@@ -2,6 +2,7 @@
 
 use crate::engine::flat::batching::Batching;
 use esker_base::clock::{Clock, SystemClock};
+use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use std::fmt;
 use std::path::PathBuf;
@@ -240,7 +241,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct FlexOptions {
     /// DRAM for intervals and single pairs that were read, in bytes; 0: none. What tables of writes do not use of theirs at
-    /// the moment is for these, too. Default 256 MiB.
+    /// the moment is for these, too. At most 16 TiB. Default 256 MiB.
     pub cache_size_bytes: u64,
     /// DRAM of a table of writes, in bytes; there are two, and each log takes what its table does on disk, and half of this. At most a
     /// 64th of the store's capacity, or 256 KiB. What the cache does not use of its memory is for tables: while little is
@@ -279,6 +280,30 @@ impl Default for FlexOptions {
             large_value_size_bytes: 1 << 20,
             scrub_bytes_per_second: 1 << 20,
             space: None,
+        }
+    }
+}
+
+/// More memory than a machine has: beyond it a size is a mistake.
+const FLEX_SIZE_MAX_BYTES: u64 = 16 << 40;
+
+impl FlexOptions {
+    /// Whether a store can be opened with them.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a cache or a table of more than 16 TiB.
+    pub fn check(&self) -> Result<()> {
+        let sizes = [("cache", self.cache_size_bytes), ("memtable", self.memtable_size_bytes)];
+        match sizes.into_iter().find(|(_, size)| *size > FLEX_SIZE_MAX_BYTES) {
+            None => Ok(()),
+            Some((name, size)) => {
+                let most = format_size_bytes(FLEX_SIZE_MAX_BYTES);
+                let words = format!(
+                    "the {name} of flex has at most {most}, not {}",
+                    format_size_bytes(size)
+                );
+                Err(Error::invalid("options", words))
+            }
         }
     }
 }

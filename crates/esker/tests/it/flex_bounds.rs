@@ -482,3 +482,28 @@ fn a_scan_reads_what_it_needs_at_once_in_both_directions() {
         }
     }
 }
+
+#[test]
+fn sizes_that_no_machine_has_are_refused_and_less_than_that_is_no_reason_to_end() {
+    const MOST: u64 = 16 << 40;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path().join("store"));
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    for (cache, table) in [(MOST + 1, 1 << 20), (1 << 20, MOST + 1), (u64::MAX, u64::MAX)] {
+        (options.flex.cache_size_bytes, options.flex.memtable_size_bytes) = (cache, table);
+        let refused = Store::open(&options).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        assert!(!options.path.exists(), "before there is a file");
+    }
+    (options.flex.cache_size_bytes, options.flex.memtable_size_bytes) = (MOST, MOST);
+    options.flex.scrub_bytes_per_second = u64::MAX;
+    for round in 0..2_u8 {
+        let store = Store::open(&options).unwrap();
+        for number in 0..300_u32 {
+            store.put(&number.to_be_bytes(), &[round; 1000]).unwrap();
+        }
+        assert_eq!(store.get(&7_u32.to_be_bytes()).unwrap().as_deref(), Some(&[round; 1000][..]));
+        store.close().unwrap();
+    }
+}

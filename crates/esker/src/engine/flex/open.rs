@@ -116,6 +116,7 @@ impl Flex {
         options: &Options,
         restoring: Option<[u8; 16]>,
     ) -> Result<Arc<Flex>> {
+        options.flex.check()?;
         let name = files.space.data.name().to_owned();
         let space = Space::open_on(files.space.clone(), &space_options(options))?;
         space.expect_no_holes();
@@ -247,6 +248,8 @@ pub(super) fn open_files(options: &Options) -> Result<FlexFiles> {
     if !options.devices.is_empty() {
         return Err(Error::invalid("open store", "engine flex takes one path"));
     }
+    // Sizes of files depend on them.
+    options.flex.check()?;
     let space = space_options(options);
     if options.format || options.engine_there().is_none() {
         // Before there is a file that nothing fits in.

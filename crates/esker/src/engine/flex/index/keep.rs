@@ -37,9 +37,16 @@ pub(super) const PASSED: u64 = 4096;
 pub(super) const BYTES_OF_A_MISS: u64 = 128;
 
 impl Missed {
-    /// Remembers about so many. They take memory when they are used.
+    /// Remembers about so many, or as many as the system gives memory for. They take it when they are used.
     pub(super) fn new(count: u64) -> Self {
-        Missed(bytemuck::allocation::zeroed_slice_box(usize::try_from(count).unwrap_or(0)))
+        let mut count = usize::try_from(count).unwrap_or(usize::MAX);
+        loop {
+            match bytemuck::allocation::try_zeroed_slice_box(count) {
+                Ok(places) => return Missed(places),
+                // None needs none.
+                Err(()) => count /= 2,
+            }
+        }
     }
 
     /// Notes a miss; whether there was one lately.
