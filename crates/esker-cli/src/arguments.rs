@@ -247,6 +247,15 @@ pub(crate) struct ServeArguments {
     /// DRAM for records that were read, for devices that are slow to read; 0: none
     #[arg(long, value_name = "BYTES", env = "ESKER_RECORD_CACHE")]
     pub(crate) record_cache: Option<String>,
+    /// DRAM of engine flex for what was read, and for its tables while little is; 0: none
+    #[arg(long, value_name = "BYTES", env = "ESKER_FLEX_CACHE")]
+    pub(crate) flex_cache: Option<String>,
+    /// DRAM of each of the two tables of writes of engine flex, at most a 64th of the capacity; with a cache they grow to twice as much
+    #[arg(long, value_name = "BYTES", env = "ESKER_FLEX_MEMTABLE")]
+    pub(crate) flex_memtable: Option<String>,
+    /// Bytes a second that engine flex reads and verifies while it has nothing else to do; 0: none
+    #[arg(long, value_name = "BYTES", env = "ESKER_FLEX_SCRUB")]
+    pub(crate) flex_scrub: Option<String>,
     /// While nobody writes, free space goes back to the file system or device
     #[arg(long, env = "ESKER_TRIM_IDLE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) trim_idle: Option<String>,
@@ -307,6 +316,9 @@ impl ServeArguments {
             ("size", one(&self.size)),
             ("cache", one(&self.cache)),
             ("record-cache", one(&self.record_cache)),
+            ("flex-cache", one(&self.flex_cache)),
+            ("flex-memtable", one(&self.flex_memtable)),
+            ("flex-scrub", one(&self.flex_scrub)),
             ("trim-idle", one(&self.trim_idle)),
             ("durability", one(&self.durability)),
             ("cores", one(&self.cores)),

@@ -10,7 +10,7 @@
 
 use crate::arguments::ServeArguments;
 use crate::failure::Failure;
-use esker::{Batching, Durability, EngineKind};
+use esker::{Batching, Durability, EngineKind, FlexOptions};
 use esker_base::units::parse_size_bytes;
 use esker_server::{Limits, ListenAddress};
 use esker_trt::Facility;
@@ -22,6 +22,8 @@ use std::time::Duration;
 pub(crate) const DEFAULT_DATA: &str = "./esker-data";
 /// Window of `periodic` without one.
 const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
+/// Smallest table of writes: in less hardly anything comes together, and a unit was forgotten.
+const FLEX_MEMTABLE_MIN: u64 = 64 << 10;
 /// Longest that a core polls before it blocks.
 const SPIN_MAX: Duration = Duration::from_secs(1);
 
@@ -88,6 +90,21 @@ const SETTINGS: &[Setting] = &[
         "DRAM for records that were read, for devices that are slow to read; 0: none",
     ),
     setting(
+        "flex-cache",
+        r#""256MiB""#,
+        "DRAM of engine flex for what was read, and for its tables while little is; 0: none",
+    ),
+    setting(
+        "flex-memtable",
+        r#""64MiB""#,
+        "DRAM of each of the two tables of writes of engine flex, at most a 64th of the capacity; with a cache they grow to twice as much",
+    ),
+    setting(
+        "flex-scrub",
+        r#""1MiB""#,
+        "bytes a second that engine flex reads and verifies while it has nothing else to do; 0: none",
+    ),
+    setting(
         "trim-idle",
         "false",
         "while nobody writes, free space goes back to the file system or device",
@@ -141,6 +158,9 @@ pub(crate) struct Config {
     pub(crate) size_bytes: u64,
     pub(crate) cache: bool,
     pub(crate) record_cache_bytes: u64,
+    pub(crate) flex_cache_bytes: u64,
+    pub(crate) flex_memtable_bytes: u64,
+    pub(crate) flex_scrub_bytes_per_second: u64,
     pub(crate) trim_idle: bool,
     pub(crate) durability: Durability,
     pub(crate) cores: usize,
@@ -172,6 +192,7 @@ impl Config {
                 .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
         }
         config.limits.check().map_err(Failure::usage)?;
+        config.flex().check()?;
         if config.tls_key.is_some() && config.tls_cert.is_none() {
             return Err(Failure::usage("tls-key needs tls-cert"));
         }
@@ -193,6 +214,16 @@ impl Config {
             )));
         }
         Ok(config)
+    }
+
+    /// Options of the engine `flex`.
+    pub(crate) fn flex(&self) -> FlexOptions {
+        FlexOptions {
+            cache_size_bytes: self.flex_cache_bytes,
+            memtable_size_bytes: self.flex_memtable_bytes,
+            scrub_bytes_per_second: self.flex_scrub_bytes_per_second,
+            ..FlexOptions::default()
+        }
     }
 
     /// Those of `names` of environment variables that look like options and are none.
@@ -226,6 +257,9 @@ impl Config {
             size_bytes: 0,
             cache: false,
             record_cache_bytes: 0,
+            flex_cache_bytes: 0,
+            flex_memtable_bytes: 0,
+            flex_scrub_bytes_per_second: 0,
             trim_idle: false,
             durability: Durability::Sync,
             cores: 0,
@@ -291,6 +325,9 @@ impl Config {
             "cache" => self.cache = parse_truth(text)?,
             "trim-idle" => self.trim_idle = parse_truth(text)?,
             "record-cache" => self.record_cache_bytes = parse_size(text)?,
+            "flex-cache" => self.flex_cache_bytes = parse_size(text)?,
+            "flex-memtable" => self.flex_memtable_bytes = parse_table_size(text)?,
+            "flex-scrub" => self.flex_scrub_bytes_per_second = parse_size(text)?,
             "tls-cert" => self.tls_cert = optional_path(text),
             "tls-key" => self.tls_key = optional_path(text),
             "auth-file" => self.auth_file = optional_path(text),
@@ -350,6 +387,14 @@ fn texts(value: &toml::Value) -> Result<Vec<String>, String> {
 /// Reads a size in bytes, for options of other commands, too.
 pub(crate) fn parse_size(text: &str) -> Result<u64, String> {
     parse_size_bytes(text).ok_or_else(|| format!("{text:?} is no size, such as 512MiB or 8GiB"))
+}
+
+/// Reads the size of a table of writes.
+fn parse_table_size(text: &str) -> Result<u64, String> {
+    match parse_size(text)? {
+        size if size < FLEX_MEMTABLE_MIN => Err(format!("{text} is less than 64KiB")),
+        size => Ok(size),
+    }
 }
 
 fn parse_truth(text: &str) -> Result<bool, String> {

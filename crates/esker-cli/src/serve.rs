@@ -43,6 +43,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     }
     store.cache = config.cache;
     store.record_cache_bytes = config.record_cache_bytes;
+    store.flex = config.flex();
     store.trim_idle = config.trim_idle;
     store.durability = config.durability;
     let server = ServerConfig {

@@ -112,6 +112,11 @@ fn errors_say_where_and_what() {
         ),
         ("batching-group = \"many\"", "esker.toml:1: batching-group: \"many\" is no count"),
         ("spin = \"2s\"", "esker.toml:1: spin: 2s is more than a second"),
+        ("flex-memtable = 64", "esker.toml:1: flex-memtable: 64 is less than 64KiB"),
+        (
+            "flex-cache = \"much\"",
+            "esker.toml:1: flex-cache: \"much\" is no size, such as 512MiB or 8GiB",
+        ),
         ("data = { a = 1 }", "esker.toml:1: data: a table has no meaning here"),
         ("size = [1, 2]", "esker.toml:1: size: takes one value"),
     ] {
@@ -137,6 +142,30 @@ fn the_batching_of_flat_is_chosen_by_its_name() {
     for model in esker::Batching::ALL {
         let config = read(&format!("batching = \"{model}\"\nbatching-group = 4")).expect("valid");
         assert_eq!((config.batching, config.batching_group), (model, 4));
+    }
+}
+
+#[test]
+fn the_memory_of_flex_is_what_it_was_told() {
+    // The figures of the table are the library's.
+    let (told, own) = (Config::defaults().expect("valid").flex(), FlexOptions::default());
+    assert_eq!(format!("{told:?}"), format!("{own:?}"));
+    let config = read("flex-cache = \"2GiB\"\nflex-memtable = \"128MiB\"\nflex-scrub = 0\n");
+    let flex = config.expect("valid").flex();
+    assert_eq!((flex.cache_size_bytes, flex.memtable_size_bytes), (2 << 30, 128 << 20));
+    assert_eq!(flex.scrub_bytes_per_second, 0);
+    let of = |cache: &str, memtable: &str| {
+        Config::of(&ServeArguments {
+            flex_cache: Some(cache.into()),
+            flex_memtable: Some(memtable.into()),
+            ..ServeArguments::default()
+        })
+    };
+    assert!(of("0", "64KiB").is_ok() && of("16TiB", "16TiB").is_ok());
+    for (cache, memtable, what) in [("17TiB", "1MiB", "cache"), ("1MiB", "17TiB", "memtable")] {
+        let failure = of(cache, memtable).expect_err(what).to_string();
+        let words = format!("the {what} of flex has at most 16 TiB, not 17 TiB");
+        assert!(failure.contains(&words), "{failure}");
     }
 }
 
@@ -167,6 +196,9 @@ fn every_option_of_the_command_line_is_in_the_table() {
         size: some(),
         cache: some(),
         record_cache: some(),
+        flex_cache: some(),
+        flex_memtable: some(),
+        flex_scrub: some(),
         trim_idle: some(),
         durability: some(),
         cores: some(),

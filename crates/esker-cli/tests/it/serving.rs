@@ -226,6 +226,24 @@ fn backups_of_a_store_do_not_lie_in_its_own_folder() {
 }
 
 #[test]
+fn a_server_of_flex_has_the_tables_that_it_was_told() {
+    let logs_after = |more: &[&str]| {
+        let scratch = Scratch::new();
+        let serving = Serving::start(&scratch, &[&["--engine", "flex"], more].concat());
+        let value = "v".repeat(1000);
+        let puts: String = (0..3000).map(|n| format!("set k{n} 0 0 1000\r\n{value}\r\n")).collect();
+        assert_eq!(serving.talk(&puts), "STORED\r\n".repeat(3000));
+        stop_and_wait(serving, "-TERM");
+        let size = |log: &str| std::fs::metadata(scratch.path(log)).expect("a log").len();
+        size("esker-data/flex.wal.0") + size("esker-data/flex.wal.1")
+    };
+    // A log takes what its table does.
+    assert!(logs_after(&[]) > 3_000_000);
+    let most = logs_after(&["--flex-memtable", "64KiB", "--flex-cache", "0", "--flex-scrub", "0"]);
+    assert!(most < 1_000_000, "{most}");
+}
+
+#[test]
 fn variables_that_are_no_options_are_named() {
     let scratch = Scratch::new();
     let mut program = program(scratch.path("").as_path());
