@@ -105,6 +105,12 @@ fn not_backed_up(server: &str, error: esker_client::Error) -> Failure {
         Some(Status::TooLarge) => {
             Failure::broken(format!("{server}: another backup of the server is under way"))
         }
+        Some(Status::Failed(ErrorKind::Cancelled)) => {
+            Failure::broken(format!("{server}: the server stopped before its backup was whole"))
+        }
+        Some(Status::Failed(ErrorKind::Locked)) => Failure::broken(format!(
+            "{server}: another process uses the server's folder for backups"
+        )),
         _ => Failure::from(error).at(server),
     }
 }

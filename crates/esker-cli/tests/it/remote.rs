@@ -147,7 +147,22 @@ fn a_backup_goes_to_a_folder_or_a_server_is_asked_for_it() {
     assert!(ran.said.contains("--server URL") && ran.said.contains("backup"), "{ran:?}");
     stop_and_wait(serving, "-TERM");
     let ran = scratch.run(&["backup", "--server", &url]).exits_with(3);
-    assert!(ran.said.contains("not sent"), "{ran:?}");
+    assert!(ran.said.contains(&url) && ran.said.contains("not sent"), "{ran:?}");
+    // Two servers, one folder.
+    let serving = Serving::start_at(&scratch, "native", &["--backups", "copies"]);
+    std::fs::create_dir(scratch.path("copies")).expect("folder");
+    let folder = rustix::fs::open(
+        scratch.path("copies"),
+        rustix::fs::OFlags::DIRECTORY,
+        rustix::fs::Mode::empty(),
+    )
+    .expect("open");
+    rustix::fs::flock(&folder, rustix::fs::FlockOperation::LockExclusive).expect("lock");
+    let ran = scratch.run(&["backup", "--server", &self::url(&serving)]).exits_with(3);
+    assert!(ran.said.contains("another process uses"), "{ran:?}");
+    drop(folder);
+    scratch.run(&["backup", "--server", &self::url(&serving)]).exits_with(0);
+    stop_and_wait(serving, "-TERM");
 }
 
 #[test]
