@@ -203,17 +203,24 @@ impl Config {
                 "{address} can be reached from other machines; --allow-remote permits it"
             )));
         }
-        if let Some(backups) = &config.backups
-            && let place = place_of(backups)
-            && let Some(data) = config.data.iter().find(|data| place.starts_with(place_of(data)))
-        {
-            return Err(Failure::usage(format!(
-                "backups: {} lies inside {}, where the data are; a backup has to be elsewhere",
-                backups.display(),
-                data.display()
-            )));
-        }
+        config.check_backups().map_err(Failure::usage)?;
         Ok(config)
+    }
+
+    /// Whether the folder for backups can be one; says in words why not.
+    fn check_backups(&self) -> Result<(), String> {
+        let Some(backups) = &self.backups else { return Ok(()) };
+        let (place, name) = (place_of(backups), backups.display());
+        if let Some(data) = self.data.iter().find(|data| place.starts_with(place_of(data))) {
+            let data = data.display();
+            return Err(format!(
+                "backups: {name} lies inside {data}, where the data are; a backup has to be elsewhere"
+            ));
+        }
+        match std::fs::metadata(backups) {
+            Ok(found) if !found.is_dir() => Err(format!("backups: {name} is no folder")),
+            _ => Ok(()),
+        }
     }
 
     /// Options of the engine `flex`.

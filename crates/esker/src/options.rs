@@ -147,8 +147,8 @@ impl Progress {
         Progress { report: Some(Arc::new(report)), ends: None }
     }
 
-    /// A backup fails with `Cancelled` once `ends` says so, which is asked before each piece of a few MiB. Nothing else is
-    /// ended by it.
+    /// A backup fails with `Cancelled` once `ends` says so, which is asked before each piece of it. Nothing else is ended
+    /// by that.
     #[must_use]
     pub fn until(self, ends: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Progress { ends: Some(Arc::new(ends)), ..self }

@@ -163,6 +163,14 @@ fn a_backup_goes_to_a_folder_or_a_server_is_asked_for_it() {
     drop(folder);
     scratch.run(&["backup", "--server", &self::url(&serving)]).exits_with(0);
     stop_and_wait(serving, "-TERM");
+    // What came to the folder that is no backup.
+    std::fs::create_dir(scratch.path("full")).expect("folder");
+    std::fs::write(scratch.path("full/letter"), b"dear").expect("write");
+    let serving = Serving::start_at(&scratch, "native", &["--backups", "full"]);
+    let ran = scratch.run(&["backup", "--server", &self::url(&serving)]).exits_with(2);
+    assert!(ran.said.contains("whose log says more"), "{ran:?}");
+    let said = stop_and_wait(serving, "-TERM");
+    assert!(said.contains("letter"), "{said}");
 }
 
 #[test]

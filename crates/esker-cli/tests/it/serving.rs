@@ -218,6 +218,9 @@ fn backups_of_a_store_do_not_lie_in_its_own_folder() {
         }
     }
     assert!(!scratch.path("esker-data").exists());
+    std::fs::write(scratch.path("letter"), b"dear").expect("write");
+    let ran = scratch.run(&["serve", "--backups", "letter", "--check-config"]).exits_with(2);
+    assert!(ran.said.contains("letter is no folder"), "{ran:?}");
     std::fs::write(scratch.path("esker.toml"), "backups = \"from-file\"\n").expect("write");
     let serving = Serving::start(&scratch, &["--config", "esker.toml"]);
     assert!(serving.lines.iter().any(|line| line.ends_with("go to from-file")));
@@ -241,6 +244,24 @@ fn a_server_of_flex_has_the_tables_that_it_was_told() {
     assert!(logs_after(&[]) > 3_000_000);
     let most = logs_after(&["--flex-memtable", "64KiB", "--flex-cache", "0", "--flex-scrub", "0"]);
     assert!(most < 1_000_000, "{most}");
+}
+
+#[test]
+fn what_the_environment_says_is_checked_as_well() {
+    let scratch = Scratch::new();
+    for (name, value, words) in [
+        ("ESKER_BACKUPS", "esker-data/backups", "where the data are"),
+        ("ESKER_FLEX_CACHE", "17TiB", "the cache of flex has at most 16 TiB"),
+        ("ESKER_FLEX_MEMTABLE", "64", "64 is less than 64KiB"),
+        ("ESKER_FLEX_SCRUB", "fast", "\"fast\" is no size"),
+    ] {
+        let mut program = program(scratch.path("").as_path());
+        program.args(["serve", "--check-config"]).env(name, value);
+        let done = program.output().expect("run");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(2), "{name}: {said}");
+        assert!(said.contains(words) && !said.contains("warning"), "{name}: {said}");
+    }
 }
 
 #[test]

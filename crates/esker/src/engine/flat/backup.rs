@@ -237,7 +237,6 @@ impl Flat {
     fn verify_records(&self, progress: &Progress) -> Result<()> {
         let mut cursor = Cursor::Start;
         loop {
-            progress.check("back up")?;
             // For one part: nothing in it is moved, and what is gone was written anew.
             let _still = self.hold_cleaning();
             self.check_open()?;
@@ -245,11 +244,14 @@ impl Flat {
             cursor = next;
             match part {
                 IndexPart::Hashes(entries) => {
-                    let mut entries = entries.into_iter();
-                    entries.try_for_each(|(hash, word)| self.verify_record((hash, &[]), word))?;
+                    for (hash, word) in entries {
+                        progress.check("back up")?;
+                        self.verify_record((hash, &[]), word)?;
+                    }
                 }
                 IndexPart::Keys(entries) => {
                     for (key, word) in entries {
+                        progress.check("back up")?;
                         self.verify_record((self.hasher.hash(&key), &key), word)?;
                     }
                 }
