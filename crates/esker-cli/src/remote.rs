@@ -111,6 +111,9 @@ fn not_backed_up(server: &str, error: esker_client::Error) -> Failure {
         Some(Status::Failed(ErrorKind::Locked)) => Failure::broken(format!(
             "{server}: another process uses the server's folder for backups"
         )),
+        Some(Status::Failed(ErrorKind::NoSpace)) => Failure::broken(format!(
+            "{server}, whose log says more: no space left where its backups go, or for what was written meanwhile"
+        )),
         // It has said to its client only of what kind the failure is.
         Some(Status::Failed(_)) => {
             Failure::from(error).at(&format!("{server}, whose log says more"))
