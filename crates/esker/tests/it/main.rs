@@ -29,6 +29,7 @@ mod flex;
 mod flex_bounds;
 mod flex_damage;
 mod flex_db;
+mod flex_emptied;
 mod flex_expiry;
 mod flex_faults;
 mod flex_full;

@@ -52,7 +52,17 @@ pub(super) struct Plan {
     /// With the size that a table has in a store of this capacity.
     pub(super) options: Options,
     pub(super) capacity_bytes: u64,
+    /// What it may take while it is open, which is more for who makes it as it was.
+    pub(super) room_bytes: u64,
     pub(super) hasher: KeyHasher,
+}
+
+/// A store that a restore makes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Restoring {
+    pub(super) store_id: [u8; 16],
+    /// Whether what is restored finds room in any case: as much as the store had.
+    pub(super) fits: bool,
 }
 
 impl Plan {
@@ -62,10 +72,17 @@ impl Plan {
             own => own,
         };
         space.limit_data(Some(capacity_bytes));
+        let room_bytes = capacity_bytes;
         let mut options = options.clone();
         options.flex.memtable_size_bytes = table_size(&options, capacity_bytes);
         let hasher = KeyHasher::new(root.store_id).weakened(options.testing.hash_mask);
-        Plan { options, capacity_bytes, hasher }
+        Plan { options, capacity_bytes, room_bytes, hasher }
+    }
+
+    /// The store may take twice its capacity while it is open: what a full one had is written side by side with what there is.
+    pub(super) fn exceed(&mut self, space: &Space) {
+        self.room_bytes = self.capacity_bytes.saturating_mul(2);
+        space.limit_data(Some(self.room_bytes));
     }
 }
 
@@ -90,7 +107,7 @@ impl Flex {
     pub(super) fn open_to_restore(
         files: Option<FlexFiles>,
         options: &Options,
-        store_id: [u8; 16],
+        restoring: Restoring,
     ) -> Result<Arc<Flex>> {
         let files = match files {
             Some(files) => files,
@@ -108,13 +125,13 @@ impl Flex {
             }
             options.format = true;
         }
-        Flex::open_with(files, &options, Some(store_id))
+        Flex::open_with(files, &options, Some(restoring))
     }
 
     fn open_with(
         files: FlexFiles,
         options: &Options,
-        restoring: Option<[u8; 16]>,
+        restoring: Option<Restoring>,
     ) -> Result<Arc<Flex>> {
         options.flex.check()?;
         let name = files.space.data.name().to_owned();
@@ -135,7 +152,9 @@ impl Flex {
         }
         let made = Root { capacity_bytes: options.size_bytes, ..Root::default() };
         let fresh = match restoring {
-            Some(store_id) => Root { store_id, unfinished: Unfinished::Restore, ..made },
+            Some(Restoring { store_id, .. }) => {
+                Root { store_id, unfinished: Unfinished::Restore, ..made }
+            }
             None => Root { store_id: identity(options)?, ..made },
         };
         let mut root = recover::root(&space, Some(fresh), &name)?;
@@ -151,7 +170,10 @@ impl Flex {
         if !words.is_empty() {
             return Err(Error::invalid("open store", words).device(name));
         }
-        let plan = Plan::of(&root, &space, options);
+        let mut plan = Plan::of(&root, &space, options);
+        if restoring.is_some_and(|restoring| restoring.fits) {
+            plan.exceed(&space);
+        }
         let of_flex = &plan.options.flex;
         let devices = files.logs.each_ref().map(|device| &**device);
         let skipped = if is_new { 0 } else { versions_skipped(&plan.options) };
@@ -173,10 +195,10 @@ impl Flex {
     /// The store of what was found.
     pub(super) fn of(found: Found, plan: Plan) -> Result<Arc<Flex>> {
         let Found { files, space, root, tables: mut found, intervals, values } = found;
-        let Plan { options, capacity_bytes, hasher } = plan;
+        let Plan { options, capacity_bytes, room_bytes, hasher } = plan;
         let options = &options;
         let name = files.space.data.name().to_owned();
-        let bounds = room::Bounds::new(capacity_bytes, space.shape());
+        let bounds = room::Bounds::new(room_bytes, space.shape());
         let size = options.flex.memtable_size_bytes;
         let tail = found.tail;
         let large = large::Directory::new(values, tail.generation - 1, found.next_version, &hasher);

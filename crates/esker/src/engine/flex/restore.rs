@@ -9,12 +9,14 @@
 
 use super::backup::read_manifest;
 use super::commit::Committer;
+use super::open::Restoring;
 use super::{Flex, FlexFiles};
 use crate::backup::RestoreReport;
 use crate::options::Options;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::Version;
-use esker_base::{Error, Result};
+use esker_base::units::format_size_bytes;
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::backup::MANIFEST_NAME;
 use esker_format::flex_db::backup::{BACKUP_MAGIC, BackupEntry, BackupForm, FlexBackup};
@@ -104,12 +106,19 @@ pub(crate) fn restore(
     let mut sized = options.clone();
     sized.create = true;
     sized.testing.background = false;
-    if sized.size_bytes == 0 {
+    let fits = sized.size_bytes == 0;
+    if fits {
         sized.size_bytes = backup.manifest.capacity_bytes;
     }
-    let store_id = backup.manifest.store_id;
-    let flex = Flex::open_to_restore(files, &sized, store_id)?;
-    let report = flex.take_in(&backup, options)?;
+    let restoring = Restoring { store_id: backup.manifest.store_id, fits };
+    let flex = Flex::open_to_restore(files, &sized, restoring)?;
+    let report = flex.take_in(&backup, options).map_err(|error| match error.kind() {
+        ErrorKind::NoSpace if !fits => {
+            let own = format_size_bytes(backup.manifest.capacity_bytes);
+            error.context(format!("the store that was backed up has {own}; a larger size may fit"))
+        }
+        _ => error,
+    })?;
     // PERSIST: everything, before the root says that it is a store.
     flex.end_restore(backup.manifest.last_version)?;
     Ok(report)
@@ -209,6 +218,9 @@ impl Flex {
             committer.root.unfinished = Unfinished::No;
             self.space.write(0, &committer.root.encode())?;
         }
-        self.space.checkpoint()
+        self.space.checkpoint()?;
+        // What was written anew on the way took more than what there is.
+        let is_over = self.space.stat().file_size_bytes > self.capacity_bytes;
+        if is_over { self.space.compact().map(drop) } else { Ok(()) }
     }
 }

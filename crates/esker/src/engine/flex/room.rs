@@ -50,17 +50,41 @@ const AT_ONCE_SHARE: u64 = 256;
 /// How long a writer looks when there is room for it, and when there is none.
 const TIME: Duration = Duration::from_millis(20);
 const TIME_MAX: Duration = Duration::from_millis(500);
-/// How long nobody looks after one found nothing, within the same second.
+/// How long nobody looks after one found nothing, within the same second; and if something was written since.
 const PAUSE: Duration = Duration::from_millis(250);
+const PAUSE_WHILE_WRITING: Duration = Duration::from_millis(20);
 
-/// When somebody looked for room and found none: wall time in seconds, and time.
+/// When somebody looked for room and found none.
+#[derive(Clone, Copy, Debug)]
+struct Looked {
+    /// Wall time.
+    unix_seconds: u64,
+    monotonic: Duration,
+    /// The last version that was given until then.
+    version: u64,
+}
+
+/// See [`Looked`].
 #[derive(Debug, Default)]
-pub(super) struct Fruitless(Mutex<Option<(u64, Duration)>>);
+pub(super) struct Fruitless(Mutex<Option<Looked>>);
 
 impl Fruitless {
     /// Whether that was only now.
     fn is_recent(&self, clock: &dyn Clock, now: u64) -> bool {
-        self.0.lock().is_some_and(|(at, looked)| at == now && clock.monotonic() < looked + PAUSE)
+        let is_recent =
+            |last: Looked| last.unix_seconds == now && clock.monotonic() < last.monotonic + PAUSE;
+        self.0.lock().is_some_and(is_recent)
+    }
+
+    /// Whether something was written since: what was deleted may make room.
+    fn was_written_since(&self, version: u64) -> bool {
+        self.0.lock().is_some_and(|last| last.version < version)
+    }
+
+    /// How long nobody looks although something was written.
+    fn left(&self, clock: &dyn Clock) -> Duration {
+        let until = self.0.lock().map_or(Duration::ZERO, |last| last.monotonic);
+        (until + PAUSE_WHILE_WRITING).saturating_sub(clock.monotonic())
     }
 }
 
@@ -266,21 +290,33 @@ impl Flex {
 
     /// Makes room for so many bytes out of what does not count any more. Whether there is some.
     fn find_room(&self, bytes: u64) -> Result<bool> {
-        let now = self.unix_seconds();
+        let mut now = self.unix_seconds();
+        let version = self.wal.last_version();
         if self.fruitless.is_recent(&*self.clock, now) {
-            return Ok(false);
+            if !self.fruitless.was_written_since(version) {
+                return Ok(false);
+            }
+            esker_trt::sleep(self.fruitless.left(&*self.clock));
+            now = self.unix_seconds();
+            if self.has_room(bytes) {
+                return Ok(true);
+            }
         }
         let mut found = self.look_for_room(bytes, now)?;
-        // What replaces or deletes large values has to be in the space before these go.
-        let replaces_large = self.large.size_bytes() > 0 && self.tables().active.bytes() > 0;
-        if found != Some(true) && (replaces_large || self.has_expired_table(now)) {
+        // What replaces or deletes others has to be in the space before these go, be it on its way there by now.
+        if found != Some(true) && self.table_bytes() > 0 {
             self.commit_all()?;
             found = self.look_for_room(bytes, now)?;
         }
-        if found == Some(false) {
-            *self.fruitless.0.lock() = Some((now, self.clock.monotonic()));
+        // Others may have made some since.
+        if found == Some(true) || self.has_room(bytes) {
+            return Ok(true);
         }
-        Ok(found == Some(true))
+        if found == Some(false) {
+            let monotonic = self.clock.monotonic();
+            *self.fruitless.0.lock() = Some(Looked { unix_seconds: now, monotonic, version });
+        }
+        Ok(false)
     }
 
     /// Whether there is room for so many bytes now, or some could be made; `None` if nobody looked, because a table is on its way,
