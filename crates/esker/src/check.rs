@@ -15,6 +15,9 @@ use std::sync::Arc;
 /// answering errors. What was whole stays as it was, versions included, but for values of `flat` in chunks whose headers are damaged,
 /// which are written anew. A sound store of `depot` is only read; one of `flat` or `flex` is opened, and closed cleanly.
 ///
+/// Of a batch of `depot` that is damaged every record counts that is whole, also of those that were made at once
+/// ([`Store::write`](crate::Store::write)): such a batch may count in part then.
+///
 /// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
 /// deleted there may show an older value, or be gone: restore a backup if that matters.
 ///
@@ -69,7 +72,7 @@ pub struct CheckReport {
 pub struct RepairReport {
     /// Records that counted and were read.
     pub records: u64,
-    /// Segments with damage in which nobody knows what stood, of `flex` intervals, logs, and the root: keys that were written there may
+    /// Segments with damage in which records stood of which nobody knows whose they were, of `flex` intervals, logs, and the root: keys that were written there may
     /// show an older value, or be gone.
     pub damaged_segments: u64,
     /// Records that are lost. Their keys are gone; no older values come back.

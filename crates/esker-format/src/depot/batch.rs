@@ -116,6 +116,23 @@ impl BatchHeader {
         let (raw, _) = Raw::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
         raw.header(block_size_bytes)
     }
+
+    /// Whether these bytes, which are no valid batch, may be a damaged barrier that began this session: all
+    /// that its fields say fits but for one of them at most.
+    #[must_use]
+    pub fn was_barrier(bytes: &[u8], block_size_bytes: u32, session: u64) -> bool {
+        Raw::read_from_prefix(bytes).is_ok_and(|(raw, _)| {
+            let wrong = [
+                raw.magic != MAGIC,
+                raw.kind.get() != BatchKind::Barrier as u32,
+                raw.total_bytes.get() != block_size_bytes,
+                raw.payload_bytes.get() != 0,
+                raw.record_count.get() != 0,
+                raw.session.get() != session,
+            ];
+            wrong.into_iter().filter(|wrong| *wrong).count() <= 1
+        })
+    }
 }
 
 impl Raw {

@@ -385,6 +385,16 @@ impl<'a> Record<'a> {
         Ok(Fields::read(bytes, Version(0))?.size_bytes)
     }
 
+    /// How the record whose first bytes these are tells its version, unchecked.
+    #[must_use]
+    pub fn peek_form(bytes: &[u8]) -> Option<VersionForm> {
+        let (raw, _) = Raw::read_from_prefix(bytes).ok()?;
+        Some(match raw.kind & WHOLE_VERSION {
+            0 => VersionForm::Distance,
+            _ => VersionForm::Whole,
+        })
+    }
+
     /// Reads the record at the start of `bytes`, which lies in a segment whose first version is
     /// `base`, and checks it against `place`, if there is one: inside a checked batch the batch's
     /// checksum has spoken for it.

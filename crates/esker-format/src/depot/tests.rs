@@ -93,6 +93,29 @@ fn every_flipped_bit_of_a_batch_is_noticed() {
 }
 
 #[test]
+fn a_barrier_with_a_flipped_bit_is_known_as_one_and_other_batches_are_not() {
+    let place = Place { salt: 7, offset: 512 };
+    let header = BatchHeader {
+        kind: BatchKind::Barrier,
+        total_bytes: 512,
+        payload_bytes: 0,
+        record_count: 0,
+        first_sequence: Sequence(9),
+        durable_sequence: Sequence(9),
+        session: 5,
+    };
+    let mut barrier = vec![0; 512];
+    encode_batch(&mut barrier, &header, place);
+    for bit in 0..8 * 512 {
+        let mut damaged = barrier.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        assert!(BatchHeader::was_barrier(&damaged, 512, 5), "bit {bit}");
+    }
+    assert!(!BatchHeader::was_barrier(&example(), 512, 5));
+    assert!(!BatchHeader::was_barrier(&[0; 512], 512, 5) && !BatchHeader::was_barrier(&[], 512, 5));
+}
+
+#[test]
 fn every_flipped_bit_of_superblock_and_segment_header_is_noticed() {
     let id = StoreId([3; 16]);
     let header = SegmentHeader {

@@ -179,7 +179,9 @@ impl Depot {
             Ok(one.record().key == self.read_record(other)?.record().key)
         };
         match same() {
-            Err(error) if self.lenient && error.kind() == ErrorKind::Corrupted => Ok(false),
+            Err(error) if self.repair.is_some() && error.kind() == ErrorKind::Corrupted => {
+                Ok(false)
+            }
             same => same,
         }
     }

@@ -341,9 +341,18 @@ impl Depot {
             return Ok(());
         }
         let base = self.layout.segment_offset(id);
-        source.walk_over(id, of, self.lenient, &mut |step| {
-            if let Step::Record(record, offset) = step {
-                visit(noted(record, offset - base, &self.hasher));
+        let over = self.repair.as_ref().map(|known| known.over(id, of.stream));
+        source.walk_over(id, of, over, &mut |step| {
+            match step {
+                Step::Record(record, offset) => visit(noted(record, offset - base, &self.hasher)),
+                Step::Damaged(record, offset) => {
+                    let noted = noted(record, offset - base, &self.hasher);
+                    let known = self.repair.as_ref();
+                    if known.is_some_and(|known| known.confirms(&self.layout, base, &noted)) {
+                        visit(noted);
+                    }
+                }
+                Step::Batch { .. } => {}
             }
             Ok(())
         })?;

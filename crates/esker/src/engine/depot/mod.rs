@@ -52,6 +52,7 @@ mod scan;
 mod segments;
 pub mod sites;
 mod tombstones;
+mod whole;
 mod write;
 
 use crate::engine::background::Background;
@@ -60,7 +61,7 @@ use checkpoint::Taken;
 use clean::Cleaner;
 use esker_base::clock::Clock;
 use esker_base::hash::KeyHasher;
-use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
+use esker_base::ids::{SegmentEpoch, StoreId, Version};
 use esker_base::rng::{self, Rng};
 use esker_base::striped::Striped;
 use esker_base::{Error, ErrorKind, Result};
@@ -77,12 +78,13 @@ use pace::Pace;
 use parking_lot::Mutex;
 use pending::Pending;
 use record_cache::RecordCache;
-use recover::Recovered;
+use recover::{Damage, Recovered};
 use scan::Source;
 use segments::Segments;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use whole::Known;
 
 /// The bits of a key's hash that summaries have room for.
 const HASH_MASK: u64 = (1 << HASH_BITS) - 1;
@@ -142,8 +144,8 @@ pub(crate) struct Depot {
     checkpoint: sync::Mutex<Taken>,
     cleaner: sync::Mutex<Cleaner>,
     pace: Pace,
-    /// Whether this is a repair.
-    lenient: bool,
+    /// What a repair knows beside the log; `None`: this is none.
+    repair: Option<Known>,
     record_cache: Option<RecordCache>,
     /// Whether free space is given back while nobody writes.
     trim_idle: bool,
@@ -177,7 +179,7 @@ impl Depot {
         device: Arc<dyn BlockDevice>,
         options: &Options,
         lenient: bool,
-    ) -> Result<(Arc<Depot>, Vec<SegmentId>)> {
+    ) -> Result<(Arc<Depot>, Vec<Damage>)> {
         let pool = BufferPool::default();
         let seed = match options.testing.seed {
             Some(seed) => seed,
@@ -257,7 +259,7 @@ impl Depot {
                 log.next_sequence(Stream::Cold),
             )),
             pace: Pace::default(),
-            lenient,
+            repair: lenient.then(|| std::mem::take(&mut log.known)),
             record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
             durability: options.durability,

@@ -26,8 +26,9 @@
 use super::checkpoint::load::{self, Covers, Loaded};
 use super::log::LogEnd;
 use super::place::{Tail, link_bytes};
-use super::scan::{SegmentEnd, Source, Step, form_of};
+use super::scan::{SegmentEnd, Source, Step, form_of, noted};
 use super::segments::Incarnation;
+use super::whole::Known;
 use super::{sites, spread};
 use crate::options::Progress;
 use esker_base::hash::KeyHasher;
@@ -78,11 +79,12 @@ pub(super) struct Scanned {
 }
 
 impl Scanned {
-    /// Whether records are missing at the segment's end; `later` segments say what should be there.
-    fn is_cut_short(&self, later: &[Scanned], source: &Source<'_>) -> Result<bool> {
+    /// The number up to which records should be there, if the segment's end is missing: `later` segments say so, or what
+    /// stands behind.
+    fn due(&self, later: &[Scanned], source: &Source<'_>) -> Result<Option<Sequence>> {
         let Scanned { header, end, .. } = self;
         if end.sealed {
-            return Ok(false);
+            return Ok(None);
         }
         // The clients' log goes on over sessions; the cleaner starts new segments in each. An empty
         // segment is one whose first batch never came; the log may have gone on in the one before.
@@ -92,9 +94,11 @@ impl Scanned {
                 && (header.stream == Stream::Fresh
                     || later.header.session_epoch == header.session_epoch)
         };
-        let cut_short = end.batches > 0 && later.iter().any(follows);
+        let next = later.iter().find(|later| follows(later) && end.batches > 0);
+        let next = next.map(|later| later.header.first_sequence.max(end.next));
         let behind = source.durable_behind(header.segment_id, header.salt, end)?;
-        Ok(cut_short || end.durable.max(behind) > end.next)
+        let durable = Some(end.durable.max(behind)).filter(|durable| *durable > end.next);
+        Ok(next.max(durable))
     }
 }
 
@@ -106,7 +110,7 @@ pub(super) struct Recovered {
     /// The checkpoint that is used, if one is: what it covers was not looked for.
     pub(super) checkpoint: Option<Loaded>,
     /// How far the newest one knew the log, be it used or not.
-    known: Covers,
+    pub(super) known: Known,
     /// What each thread found, by hash. A few long vectors: their memory goes back to the system.
     pub(super) found: Vec<Vec<Found>>,
     pub(super) pieces: Pieces,
@@ -114,9 +118,19 @@ pub(super) struct Recovered {
     pub(super) segments: Vec<Scanned>,
     pub(super) blank: Vec<SegmentId>,
     /// Segments whose log is damaged, of which a lenient recovery took what is left.
-    pub(super) damaged: Vec<SegmentId>,
+    pub(super) damaged: Vec<Damage>,
     pub(super) clear_version: Version,
     pub(super) threads: usize,
+}
+
+/// Damage to the log of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Damage {
+    pub(super) segment: SegmentId,
+    /// Records with lower numbers were there.
+    due: Sequence,
+    /// Whether there were records that nothing is known of.
+    pub(super) hides: bool,
 }
 
 /// What was found of large values.
@@ -169,7 +183,11 @@ impl Recovered {
             std::thread::available_parallelism().map_or(1, usize::from).min(THREADS_MAX).min(worth)
         };
         let (headers, blank) = headers(source, superblock, threads)?;
-        let (known, loaded) = load::newest(source, &headers, lenient)?;
+        let (covers, loaded) = load::newest(source, &headers, lenient)?;
+        // A repair has to meet all damage, also that which a checkpoint makes harmless for now.
+        let (loaded, told) = if lenient { (None, loaded) } else { (loaded, None) };
+        let index = told.map(|(loaded, index)| (index, loaded.end.next_version));
+        let known = Known { covers, index };
         let (mut checkpoint, mut index) = loaded.unzip();
         let covers = checkpoint.as_ref().map(|loaded| loaded.covers.clone()).unwrap_or_default();
         let to_read = |header: &&SegmentHeader| {
@@ -231,7 +249,7 @@ impl Recovered {
     }
 
     /// R2 and R3.
-    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<SegmentId>> {
+    fn check_ends(&self, source: &Source<'_>, lenient: bool) -> Result<Vec<Damage>> {
         let mut damaged = Vec::new();
         if sites::COMMITTED_POINT.disabled() {
             return Ok(damaged);
@@ -239,11 +257,10 @@ impl Recovered {
         for (place, segment) in self.segments.iter().enumerate() {
             let Scanned { header, end, .. } = segment;
             let later = self.segments.get(place + 1..).unwrap_or(&[]);
-            if !self.known.is_cut_short(segment) && !segment.is_cut_short(later, source)? {
-                continue;
-            }
+            let covered = self.known.covers.due(segment).filter(|due| *due > end.next);
+            let Some(due) = segment.due(later, source)?.max(covered) else { continue };
             if lenient {
-                damaged.push(header.segment_id);
+                damaged.push(Damage { segment: header.segment_id, due, hides: true });
                 continue;
             }
             let offset = source.layout.segment_offset(header.segment_id) + end.position;
@@ -264,7 +281,9 @@ impl Recovered {
     pub(super) fn log_end(&self) -> LogEnd {
         let last = self.last();
         let highest = self.headers.iter().map(|header| header.epoch.0).max().unwrap_or(0);
-        let is_damaged = |last: &Scanned| self.damaged.contains(&last.header.segment_id);
+        let is_damaged = |last: &Scanned| {
+            self.damaged.iter().any(|damage| damage.segment == last.header.segment_id)
+        };
         let open = last.filter(|last| !last.end.sealed && !is_damaged(last));
         let given = self.headers.iter().map(|header| header.next_version);
         // How many numbers were given to records that nothing is left of, nobody knows.
@@ -280,7 +299,7 @@ impl Recovered {
                 base: last.header.first_sequence,
                 summary: last.summary.len() as u64,
                 barrier_due: true,
-                ends: self.known.is_behind(last),
+                ends: self.known.covers.is_behind(last),
             }),
             summary: open.map(|last| last.summary.clone()).unwrap_or_default(),
             next_epoch: SegmentEpoch(highest + 1),
@@ -323,13 +342,17 @@ impl Scan<'_> {
         Ok(gathered)
     }
 
-    /// Adds the records that damaged segments have behind the damage.
+    /// Adds the records that damaged segments have behind the damage, and the whole ones in it.
     fn take_behind(&self, log: &mut Recovered) -> Result<()> {
         let mut gathered = Gathered::default();
-        let is_damaged = |scanned: &&mut Scanned| log.damaged.contains(&scanned.header.segment_id);
-        for scanned in log.segments.iter_mut().filter(is_damaged) {
-            let (id, of) = (scanned.header.segment_id, Incarnation::from(&scanned.header));
-            let known = scanned.end.position;
+        let Recovered { damaged, segments, known, .. } = &mut *log;
+        for scanned in segments {
+            let id = scanned.header.segment_id;
+            let Some(damage) = damaged.iter_mut().find(|damage| damage.segment == id) else {
+                continue;
+            };
+            let of = Incarnation::from(&scanned.header);
+            let before = scanned.end.position;
             let mut segment = Segment {
                 source: self.source,
                 base: self.source.layout.segment_offset(id),
@@ -338,20 +361,29 @@ impl Scan<'_> {
                 written_bytes: 0,
                 failure: None,
             };
-            let mut is_new = false;
-            scanned.end = self.source.walk_over(id, of, true, &mut |step| {
-                match step {
-                    Step::Batch { blocks, .. } => {
-                        is_new = u64::from(blocks) * self.source.layout.block >= known;
+            let base = segment.base;
+            let mut known_records = 0;
+            let over = Some(known.over(id, of.stream));
+            scanned.end = self.source.walk_over(id, of, over, &mut |step| {
+                let noted = match step {
+                    Step::Batch { .. } => return Ok(()),
+                    Step::Record(record, offset) => noted(record, offset - base, self.hasher),
+                    Step::Damaged(record, offset) => {
+                        let noted = noted(record, offset - base, self.hasher);
+                        if !known.confirms(self.source.layout, base, &noted) {
+                            return Ok(());
+                        }
+                        noted
                     }
-                    Step::Record(record, offset) if is_new => {
-                        let at = offset - segment.base;
-                        segment.record(&super::scan::noted(record, at, self.hasher));
-                    }
-                    Step::Record(..) => {}
+                };
+                known_records += 1;
+                if noted.offset >= before {
+                    segment.record(&noted);
                 }
                 Ok(())
             })?;
+            let due = damage.due.max(scanned.end.next);
+            damage.hides = known_records < due.0.saturating_sub(of.base.0);
             scanned.written_bytes += segment.written_bytes;
             segment.done()?;
         }
@@ -388,10 +420,11 @@ impl Scan<'_> {
                     summarize(&mut summary, form, batch.replace(next));
                 }
                 Step::Record(record, offset) => {
-                    let noted = super::scan::noted(record, offset - segment.base, self.hasher);
+                    let noted = noted(record, offset - segment.base, self.hasher);
                     segment.record(&noted);
                     batch.iter_mut().for_each(|(.., records)| records.push(noted));
                 }
+                Step::Damaged(..) => {}
             }
             Ok(())
         })?;

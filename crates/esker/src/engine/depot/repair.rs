@@ -1,12 +1,13 @@
 //! Repair: a damaged store becomes a sound one that holds all that can still be read.
 //!
-//! Of a segment whose log is damaged, what stands before and behind the damage is taken. Then every
-//! record that counts is read. Those that are damaged go: the note of an eviction takes the place of
-//! each, so that no older value of its key comes back. Segments with damage are emptied by the
-//! cleaner's means, and their headers made invalid.
+//! Of a segment whose log is damaged, what stands before and behind the damage is taken, and the whole
+//! records of damaged batches ([`super::whole`]). Then every record that counts is read. Those that are
+//! damaged go: the note of an eviction takes the place of each, so that no older value of its key comes
+//! back. Segments with damage are emptied by the cleaner's means, and their headers made invalid.
 //!
-//! What stood in a damaged place and in no summary is not known by name. Keys that were written there,
-//! or deleted, may show an older value, or be gone.
+//! A damaged record that stands in no summary, and in no checkpoint under the key that it shows, is not
+//! known by name. The key that was written there, or deleted, may show an older value, or be gone.
+//! Records of an atomic batch count one by one.
 //!
 //! # Concurrency
 //! None: the store is open for the repair alone.
@@ -38,10 +39,11 @@ use std::sync::Arc;
 pub(crate) fn repair(device: Arc<dyn BlockDevice>, options: &Options) -> Result<RepairReport> {
     let options = Options { format: false, create: false, ..options.clone() };
     let (depot, damaged) = Depot::open_as(device, &options, true)?;
-    let mut report = RepairReport { damaged_segments: damaged.len() as u64, ..Default::default() };
+    let hiding = damaged.iter().filter(|damage| damage.hides).count();
+    let mut report = RepairReport { damaged_segments: hiding as u64, ..Default::default() };
     let lost = depot.find_lost(&mut report)?;
     let mut cleaner = depot.cleaner.lock();
-    let mut mended: Vec<SegmentId> = damaged;
+    let mut mended: Vec<SegmentId> = damaged.iter().map(|damage| damage.segment).collect();
     mended.extend(lost.segments.iter().copied());
     mended.sort_unstable();
     mended.dedup();
@@ -102,7 +104,8 @@ impl Depot {
         if end.sealed {
             return Ok(false);
         }
-        let behind = source.walk_over(id, of, true, &mut |_| Ok(()))?;
+        let over = self.repair.as_ref().map(|known| known.over(id, of.stream));
+        let behind = source.walk_over(id, of, over, &mut |_| Ok(()))?;
         Ok(behind.position > end.position || source.summary(id, of, &mut drop)?.is_some())
     }
 

@@ -6,6 +6,7 @@
 
 use super::layout::Layout;
 use super::segments::Incarnation;
+use super::whole::{Hole, Over};
 use super::{Depot, gather, sites, spread};
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
@@ -70,8 +71,10 @@ pub(super) enum Step<'a> {
         blocks: u32,
         header: BatchHeader,
     },
-    /// A record of the last batch, at a device offset.
+    /// A record of the last batch, at a device offset; or, over damage, one that is whole in a batch that is not.
     Record(&'a Record<'a>, u64),
+    /// Over damage: what stands where a record must begin, at a device offset, and does not pass its checks.
+    Damaged(&'a Record<'a>, u64),
 }
 
 /// How records of a stream tell their versions.
@@ -197,20 +200,20 @@ impl Source<'_> {
         of: Incarnation,
         visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
-        self.walk_over(id, of, false, visit)
+        self.walk_over(id, of, None, visit)
     }
 
-    /// As [`Source::walk`]; `lenient` goes on behind what is no batch, as long as there are batches of the
-    /// same session or of later ones.
+    /// As [`Source::walk`]; `over` goes on behind what is no batch, as long as there are batches of the
+    /// same session or of later ones, with the whole records of what stands there.
     pub(super) fn walk_over(
         &self,
         id: SegmentId,
         of: Incarnation,
-        lenient: bool,
+        over: Option<Over>,
         visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
         let mut window = Window::new(*self, self.layout.segment_offset(id));
-        self.walk_window(&mut window, of, lenient, visit)
+        self.walk_window(&mut window, of, over, visit)
     }
 
     /// As [`Source::walk`], through `bytes` that were read from the segment's start on, and no further; returns them, too. A
@@ -225,7 +228,7 @@ impl Source<'_> {
         let mut window = Window::new(*self, self.layout.segment_offset(id));
         window.limit = window.limit.min(bytes.len() as u64);
         window.buffer = bytes;
-        let end = self.walk_window(&mut window, of, false, visit)?;
+        let end = self.walk_window(&mut window, of, None, visit)?;
         Ok((end, window.buffer))
     }
 
@@ -233,7 +236,7 @@ impl Source<'_> {
         &self,
         window: &mut Window<'_>,
         of: Incarnation,
-        lenient: bool,
+        over: Option<Over>,
         visit: &mut dyn FnMut(Step<'_>) -> Result<()>,
     ) -> Result<SegmentEnd> {
         let base = window.base;
@@ -248,6 +251,9 @@ impl Source<'_> {
         let mut position = end.position;
         let grain = usize::try_from(self.layout.grain).unwrap_or(1);
         while position < self.layout.trailer().min(window.limit) && !end.sealed {
+            if position == end.position + self.layout.block && over.is_some() {
+                window.skip_barrier(&mut end, of.salt)?;
+            }
             let behind_hole = position > end.position;
             let batch = match behind_hole && !window.looks_like_batch(position)? {
                 true => None,
@@ -256,13 +262,18 @@ impl Source<'_> {
             let follows =
                 batch.as_ref().is_some_and(|batch| end.goes_on(&batch.header, behind_hole));
             let Some(batch) = batch.filter(|_| follows) else {
-                if lenient {
+                if over.is_some() {
                     position += self.layout.block;
                     continue;
                 }
                 break;
             };
             let header = batch.header;
+            if behind_hole {
+                let bytes = end.position..position;
+                let hole = Hole { bytes, missing: end.next..header.first_sequence };
+                self.walk_hole(of, base, &hole, visit)?;
+            }
             end.position = position;
             end.durable = end.durable.max(header.durable_sequence);
             end.session = header.session;
@@ -285,6 +296,11 @@ impl Source<'_> {
             end.next = Sequence(next);
             end.position += u64::from(header.total_bytes);
             position = end.position;
+        }
+        if let Some(Over { reach, next }) = over.filter(|over| over.reach > end.position) {
+            let bytes = end.position..reach.min(self.layout.trailer());
+            self.walk_hole(of, base, &Hole { bytes, missing: end.next..next }, visit)?;
+            end.next = end.next.max(next);
         }
         Ok(end)
     }
@@ -377,6 +393,28 @@ impl<'a> Window<'a> {
         self.load(position, layout.block, false)?;
         let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
         Ok(BatchHeader::peek(self.bytes(position), block).is_ok())
+    }
+
+    /// A barrier that is damaged right behind `end`, where a batch of its session follows, was there all the same.
+    fn skip_barrier(&mut self, end: &mut SegmentEnd, salt: u64) -> Result<()> {
+        let layout = self.source.layout;
+        let (at, position) = (end.position, end.position + layout.block);
+        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
+        let header = match self.looks_like_batch(position)? {
+            true => self.batch(position, salt)?.map(|batch| batch.header),
+            false => None,
+        };
+        let Some(header) = header
+            .filter(|header| header.session != end.session && header.first_sequence >= end.next)
+        else {
+            return Ok(());
+        };
+        self.load(at, layout.block, false)?;
+        if BatchHeader::was_barrier(self.bytes(at), block, header.session) {
+            (end.position, end.session) = (position, header.session);
+            end.next = header.first_sequence;
+        }
+        Ok(())
     }
 
     /// The batch at `position` of the segment, if it is of this kind.

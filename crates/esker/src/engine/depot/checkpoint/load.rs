@@ -12,8 +12,8 @@ use super::super::recover::Scanned;
 use super::super::scan::Source;
 use super::super::segments::Live;
 use super::super::sites;
-use esker_base::Result;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence};
+use esker_base::{ErrorKind, Result};
 use esker_format::depot::{
     Batch, BatchKind, CheckpointEnd, CheckpointExtents, SegmentHeader, Stream, take_part,
 };
@@ -69,14 +69,24 @@ impl Covers {
             && !sites::CHECKPOINT_STANDS.disabled()
     }
 
-    /// Whether records are missing of such a segment (P3), and not only the mark of a clean end.
-    pub(in super::super) fn is_cut_short(&self, segment: &Scanned) -> bool {
-        let next = match segment.header.stream {
+    /// How far all of a segment that was open was part of its log, and the number that came next there.
+    pub(in super::super) fn reach(&self, id: SegmentId, stream: Stream) -> (u64, Sequence) {
+        let covered = if self.all_of(id) { 0 } else { self.of(id) };
+        (covered, self.next_of(stream))
+    }
+
+    fn next_of(&self, stream: Stream) -> Sequence {
+        match stream {
             Stream::Fresh => self.next[0],
             Stream::Warm => self.next[1],
             Stream::Cold | Stream::Checkpoint => self.next[2],
-        };
-        self.is_behind(segment) && segment.end.next < next
+        }
+    }
+
+    /// The number that came next at the end of what is covered, of a segment whose log ends earlier: if it has fewer records, some
+    /// are missing (P3), else only the mark of a clean end.
+    pub(in super::super) fn due(&self, segment: &Scanned) -> Option<Sequence> {
+        self.is_behind(segment).then(|| self.next_of(segment.header.stream))
     }
 
     /// The segment of a link whose record is covered.
@@ -121,7 +131,7 @@ impl Loaded {
 }
 
 /// What is known of checkpoints: how far the newest one covers the log, be it whole or not, and the newest one that is whole,
-/// with its index. `lenient` takes none: a repair has to meet all damage, also that which a checkpoint makes harmless for now.
+/// with its index. `lenient`: only if that is the newest one.
 ///
 /// # Errors
 /// What a failing device says.
@@ -140,11 +150,12 @@ pub(in super::super) fn newest(
         let Some(end) = read_end(source, &of)? else { continue };
         let covers = Covers::new(source.layout, &end, headers);
         known.get_or_insert_with(|| covers.clone());
-        if lenient {
-            break;
-        }
-        if let Some(loaded) = load(source, &of, end, covers)? {
-            return Ok((known.unwrap_or_default(), Some(loaded)));
+        match load(source, &of, end, covers) {
+            Ok(Some(loaded)) => return Ok((known.unwrap_or_default(), Some(loaded))),
+            Ok(None) if !lenient => {}
+            Err(error) if !lenient || error.kind() != ErrorKind::Io => return Err(error),
+            // A repair does without, if it cannot be read: it knows less of what is lost then.
+            Ok(None) | Err(_) => break,
         }
     }
     Ok((known.unwrap_or_default(), None))
