@@ -29,7 +29,7 @@ pub use entry::{
 pub use image::{ChunkState, IMAGE_HEADER_SIZE, ImageHeader, ImageKind, LogTail};
 pub use record::{RECORD_HEADER_SIZE, Record};
 pub use root::{
-    CLEAR_OFFSETS, CLEAR_SIZE, Clear, IndexKind, SESSION_OFFSET, SUPERBLOCK_OFFSETS,
+    CLEAR_OFFSETS, CLEAR_SIZE, Clear, IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS,
     SUPERBLOCK_SIZE, Session, Superblock,
 };
 

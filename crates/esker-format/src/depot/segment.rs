@@ -82,6 +82,12 @@ pub struct SegmentHeader {
 }
 
 impl SegmentHeader {
+    /// Whether a header begins here, of whatever store, whole or not.
+    #[must_use]
+    pub fn is_one(bytes: &[u8]) -> bool {
+        bytes.starts_with(&MAGIC)
+    }
+
     /// The bytes on media.
     #[must_use]
     pub fn encode(&self, store_id: StoreId) -> [u8; SEGMENT_HEADER_SIZE] {

@@ -19,6 +19,8 @@ pub const CLEAR_OFFSETS: [u64; 2] = [576, 640];
 pub const CLEAR_SIZE: usize = 32;
 
 const MAGIC: [u8; 8] = *b"ESKRFLAT";
+/// What stands in place of a magic while a store is made or restored.
+pub const MAKING: [u8; 8] = *b"ESKMAKES";
 /// Bits of the checksum of a session word.
 const SESSION_CHECK_BITS: u32 = 24;
 /// Largest session number.

@@ -23,6 +23,8 @@ use std::io::IoSlice;
 use std::sync::Arc;
 
 const OPERATION: &str = "open striped device";
+/// Places of a blank member that are looked at.
+const PLACES: u64 = 1024;
 const HOLDS_SOMETHING: &str = "the device holds something that is no member of a striped store";
 
 /// How to make a set where there is none.
@@ -106,6 +108,12 @@ pub(super) fn assemble(members: Members, new: Option<&NewSet>) -> Result<(Member
         }),
     };
     let Some(set) = set else {
+        if !new.is_some_and(|new| new.replace) {
+            let blank = members.iter().zip(&found);
+            for (member, _) in blank.filter(|(_, found)| matches!(found, Found::Blank)) {
+                check_blank(&**member, &pool)?;
+            }
+        }
         let Some(new) = new else {
             let words = "there is no striped store on these devices";
             return Err(Error::invalid(OPERATION, words));
@@ -130,6 +138,24 @@ pub(super) fn assemble(members: Members, new: Option<&NewSet>) -> Result<(Member
         write_members(&ordered, &header, &pool)?;
     }
     Ok((ordered, set.layout))
+}
+
+/// Refuses a member without headers that holds something: it lost them, for what is behind them is written later.
+/// One place of each MiB is looked at, up to [`PLACES`]: the lead begins at one, and units do, but in tests.
+fn check_blank(member: &dyn BlockDevice, pool: &BufferPool) -> Result<()> {
+    let geometry = member.geometry();
+    let block = u64::from(geometry.block_size_bytes);
+    for offset in
+        (1..PLACES).map(|place| place * MIB).take_while(|at| at + block <= geometry.size_bytes)
+    {
+        let mut buffer = pool.get(usize::try_from(block).unwrap_or(0));
+        member.read_at(sites::MEMBER_READ, offset, &mut buffer)?;
+        if buffer.iter().any(|byte| *byte != 0) {
+            let words = "no header of a member is here, but something else: restore a backup over it, or remove it for a new store";
+            return Err(Error::corrupted(OPERATION, words).device(member.name()).at(offset, block));
+        }
+    }
+    Ok(())
 }
 
 fn is_same_set(one: &MemberHeader, other: &MemberHeader) -> bool {

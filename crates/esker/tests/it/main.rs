@@ -39,6 +39,7 @@ mod flex_repair;
 mod flex_room;
 mod flex_whole;
 mod gather;
+mod headers;
 mod large;
 mod log_writer;
 mod many;

@@ -24,6 +24,7 @@ mod atomic;
 mod background;
 mod backup;
 mod batch;
+mod blank;
 mod check;
 mod checkpoint;
 mod clean;
@@ -168,7 +169,7 @@ impl Depot {
     /// Opens the store on `device`, or makes one there if the device is blank.
     ///
     /// # Errors
-    /// `InvalidArgument` if the device holds something else, `UnsupportedFormat`, `Corrupted`, `Io`.
+    /// `InvalidArgument` if the device holds something else, `UnsupportedFormat`, `Corrupted`, also if it lost its superblocks, `Io`.
     pub(crate) fn open(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Arc<Depot>> {
         let (depot, _) = Depot::open_as(device, options, false)?;
         Ok(depot)
@@ -186,7 +187,11 @@ impl Depot {
             None => u64::from_le_bytes(rng::secret()?),
         };
         let mut rng = Rng::from_seed(seed);
-        let superblock = match read_superblock(&*device, &pool, options.format_foreign) {
+        let found = read_superblock(&*device, &pool, options.format_foreign);
+        if !options.format && matches!(found, Ok(None)) {
+            blank::check_blank(&*device, &pool, options)?;
+        }
+        let superblock = match found {
             Ok(Some((found, damaged))) if !options.format => {
                 if damaged {
                     write_superblock(&*device, &pool, &found)?;

@@ -17,6 +17,7 @@
 //! # Failure
 //! A crash or an error leaves a device that is refused by an open, until it is restored again.
 
+use super::blank::find_remains;
 use super::layout::{Layout, SEGMENT_COUNT_MIN};
 use super::sites;
 use crate::backup::RestoreReport;
@@ -103,7 +104,7 @@ impl Target<'_> {
         self.device.flush(sites::RESTORE_FLUSH)
     }
 
-    /// Whether there is anything before the segments, but for the mark of a restore.
+    /// Whether there is anything, but for the mark of a restore and what that wrote.
     fn is_taken(&self) -> Result<bool> {
         let mut is_marked = false;
         let block = self.device.geometry().block_size_bytes as usize;
@@ -118,7 +119,11 @@ impl Target<'_> {
             }
         }
         let end = self.layout.segment_offset(SegmentId(0));
-        Ok(!is_marked && !is_zero(self.device, sites::BACKUP_READ, &self.pool, end)?)
+        if is_marked || !is_zero(self.device, sites::BACKUP_READ, &self.pool, end)? {
+            return Ok(!is_marked);
+        }
+        let segments = (end, self.layout.segment_size, self.layout.segment_count);
+        Ok(find_remains(self.device, &self.pool, sites::BACKUP_READ, segments)?.is_some())
     }
 
     /// Writes what stands at both places of the superblock.

@@ -20,11 +20,15 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::{
     CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkHeader, ChunkKind, Clear,
-    IndexKind, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
+    IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
 };
 use esker_media::Pmem;
 use std::sync::atomic::Ordering;
 
+/// Magics of memory without a store.
+const BLANK: [[u8; 8]; 2] = [[0; 8], MAKING];
+/// Bytes of the root chunk that are written when a store is made: no fewer than those of a chunk's headers.
+const ROOT_SIZE: usize = 1024;
 /// Bits of an epoch below the session's number.
 const EPOCH_BITS: u32 = 32;
 
@@ -52,6 +56,36 @@ pub(super) fn corrupted(memory: &dyn Pmem, words: String, offset: u64, length: u
     Error::corrupted("open store", words).device(memory.name()).at(offset, length)
 }
 
+/// Chunks that are looked at for a header of a store without superblocks: when a store is made each gets one.
+const CHUNKS_LOOKED_AT: u32 = 1024;
+
+/// The first place of a root or chunk that something stands at, if there is any in memory that never held a store.
+fn find_remains(memory: &dyn Pmem, chunk_size: Option<u64>) -> Result<Option<u64>> {
+    let Ok((chunk_size, count)) = Layout::plan(memory.size_bytes(), chunk_size) else {
+        return Ok(None);
+    };
+    for number in 0..count.min(CHUNKS_LOOKED_AT) {
+        let start = u64::from(number) * chunk_size;
+        let mut bytes = [0; ROOT_SIZE];
+        memory.read(start, &mut bytes)?;
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(Some(start));
+        }
+    }
+    Ok(None)
+}
+
+/// Whether the memory holds something, though no superblock: a store that lost both, or anything else; nothing that was being
+/// made or restored.
+pub(super) fn remains(memory: &dyn Pmem, chunk_size: Option<u64>) -> Result<Option<u64>> {
+    for offset in SUPERBLOCK_OFFSETS {
+        if memory.load_u64(offset)? == u64::from_le_bytes(MAKING) {
+            return Ok(None);
+        }
+    }
+    find_remains(memory, chunk_size)
+}
+
 /// Reads the superblock; `None` on blank memory.
 fn read_superblock(memory: &dyn Pmem) -> Result<Option<Superblock>> {
     let mut flaw = None;
@@ -61,7 +95,7 @@ fn read_superblock(memory: &dyn Pmem) -> Result<Option<Superblock>> {
         match Superblock::decode(&bytes) {
             Ok(found) => return Ok(Some(found)),
             // The magic is stored last, in one piece.
-            Err(_) if bytes.first_chunk::<8>() == Some(&[0; 8]) => {}
+            Err(_) if bytes.first_chunk::<8>().is_some_and(|magic| BLANK.contains(magic)) => {}
             Err(found) => flaw = flaw.or(Some(found)),
         }
     }
@@ -100,10 +134,10 @@ fn format(
         index,
         created_unix_seconds: options.clock.unix_seconds(),
     };
-    // PERSIST: first nothing is there any more; then everything but the superblock; then the superblock, whose
-    //          magic comes last, in one piece. A crash before that leaves blank memory.
+    // PERSIST: first nothing is there any more, and what is found from now on was being made; then everything but the
+    //          superblock; then the superblock, whose magic comes last, in one piece. A crash before that leaves no store.
     for offset in SUPERBLOCK_OFFSETS {
-        memory.store_u64(sites::FORMAT_STORE, offset, 0)?;
+        memory.store_u64(sites::FORMAT_STORE, offset, u64::from_le_bytes(MAKING))?;
         memory.flush(sites::FORMAT_FLUSH, offset, 8)?;
     }
     memory.fence(sites::FORMAT_FENCE)?;
@@ -186,6 +220,12 @@ impl Root {
         };
         let superblock = match found {
             Some(found) => found,
+            None if !options.format
+                && let Some(offset) = remains(memory, options.testing.segment_size_bytes)? =>
+            {
+                let words = "no superblock is here, but something else: restore a backup over it, or remove it for a new store";
+                return Err(corrupted(memory, words.into(), offset, ROOT_SIZE as u64));
+            }
             None if !options.create && !options.format => {
                 return Err(Error::invalid("open store", "there is no store here"));
             }

@@ -16,6 +16,7 @@
 //! A crash or an error leaves blank memory: restore again.
 
 use super::layout::Layout;
+use super::recover::remains;
 use super::sites;
 use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
@@ -24,7 +25,7 @@ use esker_base::ids::Version;
 use esker_base::{Error, Result};
 use esker_format::backup::ManifestEntry;
 use esker_format::flat::{
-    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, SESSION_OFFSET,
+    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, MAKING, SESSION_OFFSET,
     SUPERBLOCK_OFFSETS, Session, Superblock,
 };
 use esker_media::{BufferPool, Pmem};
@@ -75,8 +76,13 @@ struct Target<'a> {
 
 impl Target<'_> {
     fn is_taken(&self) -> Result<bool> {
-        let magics = SUPERBLOCK_OFFSETS.map(|offset| self.memory.load_u64(offset));
-        magics.into_iter().try_fold(false, |taken, magic| Ok(taken || magic? != 0))
+        for offset in SUPERBLOCK_OFFSETS {
+            let magic = self.memory.load_u64(offset)?;
+            if magic != 0 && magic != u64::from_le_bytes(MAKING) {
+                return Ok(true);
+            }
+        }
+        Ok(remains(self.memory, Some(self.layout.chunk_size))?.is_some())
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -153,7 +159,7 @@ pub(crate) fn restore(
         backup.verify(&target.pool)?;
     }
     // PERSIST: Z1. Crash before: what was here; after: nothing.
-    target.write_magic(0)?;
+    target.write_magic(u64::from_le_bytes(MAKING))?;
     let entries = &backup.manifest.segments;
     let mut named = entries.iter().peekable();
     let mut report = RestoreReport {
