@@ -51,6 +51,21 @@ pub fn locate(path: &Path, file_name: &str, create: bool) -> Result<Located> {
     }
 }
 
+/// Takes a data file away that was made for nothing; if an empty one `was_there` before, it is empty again.
+///
+/// # Errors
+/// `Io`.
+pub fn take_away(path: &Path, was_there: bool) -> Result<()> {
+    let done = match was_there {
+        true => rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
+            .and_then(|file| rustix::fs::ftruncate(file, 0)),
+        false => rustix::fs::unlink(path),
+    };
+    done.map_err(|source| {
+        Error::io("take file away", source.into()).device(path.display().to_string())
+    })
+}
+
 /// Makes a folder and the missing ones above it, and makes each durable in the one above.
 pub(crate) fn make_folders(path: &Path) -> Result<()> {
     let failed = |source: rustix::io::Errno| {

@@ -11,7 +11,7 @@ use crate::options::{EngineKind, Options};
 use esker_base::rng::{self, Rng};
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::folder::{Located, locate};
+use esker_media::folder::{Located, locate, take_away};
 use esker_media::{
     BlockDevice, BlockGeometry, FileDevice, NewSet, OpenOptions, Pmem, PmemFile, PmemOptions,
     StripedDevice,
@@ -116,7 +116,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
     let found = paths.iter().map(|path| locate(path, DATA_FILE, options.create));
     let found: Vec<Located> = found.collect::<Result<_>>()?;
     // Those that are there first: if they are members, a missing file is a lost one.
-    let mut members: Vec<Option<FileDevice>> = Vec::with_capacity(found.len());
+    let mut members: Vec<Option<Arc<FileDevice>>> = Vec::with_capacity(found.len());
     let mut member_of = None;
     for located in &found {
         let member =
@@ -124,7 +124,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
         if let Some(member) = &member {
             member_of = member_of.or(StripedDevice::membership(member)?);
         }
-        members.push(member);
+        members.push(member.map(Arc::new));
     }
     let missing = found.iter().find(|located| !located.exists);
     if let (Some(missing), Some((_, count)), false) = (missing, member_of, options.format) {
@@ -146,11 +146,20 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
         (set.lead_size_bytes, set.unit_size_bytes) = shape_for(options.size_bytes)?;
     }
     let each = set.member_size_bytes(options.size_bytes, count, u64::from(BLOCK_SIZE));
-    let members = members.into_iter().zip(&found).map(|(member, located)| match member {
-        Some(member) => Ok(member),
-        None => open_file(located, each, options.size_bytes),
-    });
-    let members: Vec<FileDevice> = members.collect::<Result<_>>()?;
+    let mut new_files = NewFiles::default();
+    let mut opened = Vec::with_capacity(members.len());
+    for (member, located) in members.into_iter().zip(&found) {
+        opened.push(match member {
+            Some(member) => member,
+            None => {
+                let was_there = located.path.symlink_metadata().is_ok();
+                let member = Arc::new(open_file(located, each, options.size_bytes)?);
+                new_files.0.push((located.path.clone(), was_there, Arc::clone(&member)));
+                member
+            }
+        });
+    }
+    let members = opened;
     if missing.is_none() && (options.create || options.format) {
         let smallest = members.iter().map(|member| member.geometry().size_bytes).min();
         // Too small a device says so when a set is to be made of it.
@@ -158,9 +167,26 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
             (set.lead_size_bytes, set.unit_size_bytes) = shape;
         }
     }
-    let members = members.into_iter().map(|member| Arc::new(member) as Arc<dyn BlockDevice>);
+    let members = members.into_iter().map(|member| member as Arc<dyn BlockDevice>);
     let new = (options.create || options.format).then_some(&set);
-    Ok(Arc::new(StripedDevice::open(members.collect(), new)?))
+    let device = StripedDevice::open(members.collect(), new)?;
+    new_files.0.clear();
+    Ok(Arc::new(device))
+}
+
+/// Files that were made for a set, and whether they were there, empty, before: those of a set that could not be made take no
+/// room. They are open, and so locked, until they are gone.
+#[derive(Default)]
+struct NewFiles(Vec<(PathBuf, bool, Arc<FileDevice>)>);
+
+impl Drop for NewFiles {
+    fn drop(&mut self) {
+        for (path, was_there, _open) in &self.0 {
+            if let Err(error) = take_away(path, *was_there) {
+                tracing::warn!(%error, "{} was made for a store that was not, and stays", path.display());
+            }
+        }
+    }
 }
 
 /// Where segments would start, and how long one would be, in a new file of this size.

@@ -239,6 +239,31 @@ fn files_are_opened_in_any_order_and_refused_when_one_is_missing() {
 }
 
 #[test]
+fn a_set_that_could_not_be_made_takes_no_room() {
+    let scratch = tempfile::tempdir().unwrap();
+    let options = file_options(&scratch, &["a", "b", "c"]);
+    let file = |name: &str| scratch.path().join(name).join("depot.esker");
+    for name in ["a", "b"] {
+        std::fs::create_dir(scratch.path().join(name)).unwrap();
+    }
+    // One is there, empty; of one the file cannot be made.
+    std::fs::write(file("a"), b"").unwrap();
+    std::os::unix::fs::symlink(scratch.path().join("nowhere/file"), file("b")).unwrap();
+    Store::open(&options).map(drop).unwrap_err();
+    assert_eq!(std::fs::metadata(file("a")).unwrap().len(), 0);
+    std::fs::remove_file(file("b")).unwrap();
+    std::fs::remove_file(file("a")).unwrap();
+    std::os::unix::fs::symlink(scratch.path().join("nowhere/file"), file("b")).unwrap();
+    Store::open(&options).map(drop).unwrap_err();
+    assert!(!file("a").exists() && !file("c").exists());
+    // So that a smaller one can be made, and is smaller.
+    std::fs::remove_file(file("b")).unwrap();
+    let smaller = Options { size_bytes: 24 << 20, ..options };
+    drop(Store::open(&smaller).unwrap());
+    assert!(std::fs::metadata(file("a")).unwrap().len() < 16 << 20);
+}
+
+#[test]
 fn threads_on_a_striped_store_share_flushes_and_lose_nothing() {
     let scratch = tempfile::tempdir().unwrap();
     let options = file_options(&scratch, &["a", "b"]);
