@@ -7,7 +7,8 @@
 //!
 //! # Failure
 //! An address that others on the network can reach is refused unless allowed by name: no protocol
-//! asks for a password by itself. A socket file is replaced only if nobody answers on it.
+//! asks for a password by itself. A socket file is replaced only if nobody answers on it. An address in use is
+//! tried again for two seconds.
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode};
@@ -17,9 +18,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
+/// How often, and after which rest, an address that is in use is tried again: a server that was killed has its sockets until the
+/// kernel is done with it, and that may be after who started it has heard of its end.
+const BIND_TRIES: u32 = 100;
+const BIND_REST: Duration = Duration::from_millis(20);
 /// Port of memcache.
 pub const PORT: u16 = 11211;
 /// Port of the native protocol.
@@ -199,13 +205,21 @@ impl ListenAddress {
             };
             error.with_kind(kind).context(self.to_string())
         };
-        let socket = match self {
+        let listen = || match self {
             ListenAddress::Tcp(address) | ListenAddress::NativeTcp(address) => listen_tcp(*address),
             ListenAddress::Unix(path)
             | ListenAddress::NativeUnix(path)
             | ListenAddress::Shared(path) => listen_unix(path, unix_mode),
+        };
+        let mut socket = listen();
+        for _ in 0..BIND_TRIES {
+            if !socket.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse) {
+                break;
+            }
+            esker_trt::sleep(BIND_REST);
+            socket = listen();
         }
-        .map_err(failed)?;
+        let socket = socket.map_err(failed)?;
         // The port may have been the system's to choose; a socket file is where it was asked for.
         let address = socket.local_addr().map_err(failed)?.as_socket();
         let bound = address.filter(|_| self.tcp().is_some());
@@ -248,6 +262,7 @@ fn listen_unix(path: &Path, mode: u32) -> std::io::Result<Socket> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use esker_base::clock::{Clock, SystemClock};
 
     #[test]
     fn addresses_are_read_as_they_are_shown() {
@@ -292,6 +307,23 @@ mod tests {
         let error = open.bind(false, 0o700).expect_err("refused");
         assert!(error.to_string().contains("--allow-remote"), "{error}");
         assert!(open.bind(true, 0o700).is_ok());
+    }
+
+    #[test]
+    fn an_address_that_is_in_use_for_a_moment_is_waited_for_and_no_longer() {
+        let any: ListenAddress = "memcache://127.0.0.1:0".parse().expect("address");
+        let (held, address) = any.bind(false, 0o700).expect("bind");
+        let started = SystemClock.monotonic();
+        let error = address.bind(false, 0o700).expect_err("in use").to_string();
+        assert!(error.contains("in use") && error.contains(&address.to_string()), "{error}");
+        assert!(SystemClock.monotonic() - started >= Duration::from_secs(1));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                esker_trt::sleep(Duration::from_millis(300));
+                drop(held);
+            });
+            address.bind(false, 0o700).expect("free after a moment");
+        });
     }
 
     #[test]
