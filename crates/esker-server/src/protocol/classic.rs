@@ -17,27 +17,32 @@ pub(super) fn parse_store(input: &[u8], verb: StoreVerb, arguments: &Arguments) 
     let noreply = arguments.noreply(input);
     let plain = if verb == StoreVerb::Cas { 5 } else { 4 };
     let key = arguments.get(0);
+    // A number more than there should be is what a key with a blank looks like: it may be the length.
+    let extra = arguments.get(plain).of(input);
+    let is_open = extra.first().is_some_and(|byte| byte.is_ascii_digit() || b"+-".contains(byte));
+    let length = parse_unsigned(arguments.get(3).of(input), DATA_BYTES_MAX);
+    let Some(length) = length.filter(|_| !is_open) else {
+        return refuse_unless(noreply, line::BAD_FORMAT, Then::Close);
+    };
     let cas = match verb {
         StoreVerb::Cas => parse_unsigned(arguments.get(4).of(input), u64::MAX),
         _ => Some(0),
     };
-    let numbers = (
-        parse_unsigned(arguments.get(1).of(input), u64::from(u32::MAX)).map(u32::try_from),
-        parse_signed(arguments.get(2).of(input)),
-        parse_unsigned(arguments.get(3).of(input), DATA_BYTES_MAX),
-        cas,
-    );
-    let (Some(Ok(flags)), Some(exptime), Some(length), Some(cas)) = numbers else {
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Close);
+    let flags = parse_unsigned(arguments.get(1).of(input), u64::from(u32::MAX));
+    let numbers = (flags.map(u32::try_from), parse_signed(arguments.get(2).of(input)), cas);
+    let (Some(Ok(flags)), Some(exptime), Some(cas)) = numbers else {
+        return refuse_block(noreply, length);
     };
-    if arguments.count > plain && !noreply {
-        return refuse(line::BAD_FORMAT, Then::Close);
-    }
     if key.len() > KEY_BYTES_MAX {
-        let block = length.saturating_add(CRLF.len() as u64);
-        return refuse_unless(noreply, line::BAD_FORMAT, Then::Swallow(block));
+        return refuse_block(noreply, length);
     }
     Request::Store(StoreRequest { verb, key, flags, exptime, length, cas, noreply, meta: None })
+}
+
+/// Refuses a line of which it is known how long its data block is.
+fn refuse_block(noreply: bool, length: u64) -> Request {
+    let block = length.saturating_add(CRLF.len() as u64);
+    refuse_unless(noreply, line::BAD_FORMAT, Then::Swallow(block))
 }
 
 pub(super) fn parse_delete(input: &[u8], arguments: &Arguments) -> Request {

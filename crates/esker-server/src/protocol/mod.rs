@@ -12,9 +12,9 @@
 //!
 //! | line | memcached 1.6 | here |
 //! |---|---|---|
-//! | storage command, key over 250 bytes, rest in order | error, payload parsed as commands | error, payload swallowed |
-//! | storage command, other malformed argument or wrong count of arguments | error, payload parsed as commands | error, then the connection is closed |
-//! | fifth argument of `set` (sixth of `cas`) other than `noreply` | ignored | `CLIENT_ERROR`, then closed |
+//! | storage command, key over 250 bytes or malformed argument, its length in order | error, payload parsed as commands | error, payload swallowed |
+//! | storage command, malformed length or wrong count of arguments | error, payload parsed as commands | error, then the connection is closed |
+//! | a number as fifth argument of `set` (sixth of `cas`), as behind a key with a blank | ignored, payload parsed as commands | `CLIENT_ERROR`, then closed |
 //! | numbers with a sign (`+5`) or past their type (length 2^32+1) | accepted, wrapped | `CLIENT_ERROR` |
 //! | line over 2,048 bytes, not a `get` | closed, or not, as its bytes happen to arrive | `CLIENT_ERROR line too long`, then closed |
 //! | `get` line without end | read without bound | as above, past 1 MiB |

@@ -104,8 +104,8 @@ fn lines_that_leave_the_length_open_end_the_connection() {
         ("set my key 0 0 9", bad),
         ("set a key with blanks 0 0 9", "ERROR\r\n"),
         ("set 0 0 9", "ERROR\r\n"),
-        ("set k 0 0 9 loud", bad),
-        ("cas k 0 0 9 x", bad),
+        ("set my 1 0 0 9", bad),
+        ("cas my 1 0 0 9 7", bad),
     ] {
         server.store.put(b"victim", b"1").expect("put");
         server.client().check_last_words(format!("{line}\r\ndelete victim\r\n").as_bytes(), words);
@@ -114,6 +114,20 @@ fn lines_that_leave_the_length_open_end_the_connection() {
             "a payload ran as a command: {line}"
         );
     }
+}
+
+#[test]
+fn lines_with_other_mistakes_are_told_and_their_blocks_swallowed() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for line in ["set a -1 0 13", "set a 4294967296 0 13", "set a 0 1e5 13", "cas a 0 0 13 x"] {
+        server.store.put(b"victim", b"1").expect("put");
+        let bytes = format!("{line}\r\ndelete victim\r\nmn\r\n");
+        client.check_chat(bytes.as_bytes(), "CLIENT_ERROR bad command line format\r\nMN\r\n");
+        assert!(server.store.get(b"victim").expect("get").is_some(), "{line}");
+    }
+    client
+        .check_chat(b"set a 0 0 1 loud\r\nx\r\nget a\r\n", "STORED\r\nVALUE a 0 1\r\nx\r\nEND\r\n");
 }
 
 #[test]
