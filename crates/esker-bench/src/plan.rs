@@ -189,8 +189,11 @@ impl Plan {
         };
         let cache_bytes = size("cache", self.cache.as_deref().unwrap_or("64MiB"))?;
         let memory_bytes = self.memory.as_deref().map(|text| size("memory", text)).transpose()?;
+        if self.records == Some(0) {
+            return Err(Failure::new("records: 1 at least"));
+        }
         let base = Settings {
-            records: self.records.unwrap_or(0).max(1),
+            records: self.records.unwrap_or(1),
             threads: 1,
             depth: 1,
             seconds: positive("seconds", self.seconds.unwrap_or(1.0))?,

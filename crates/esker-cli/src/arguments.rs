@@ -145,7 +145,7 @@ pub(crate) enum Command {
     Compact {
         #[command(flatten)]
         data: Data,
-        /// Give the free space back to the file system or device
+        /// Give the free space back to the file system or device; a store of flat keeps its memory
         #[arg(long)]
         trim: bool,
     },

@@ -4,12 +4,15 @@ use crate::arguments::{Data, New, Servers};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::remote;
-use crate::store::{open, open_as_made, options_at, options_of};
-use esker::ErrorKind;
+use crate::store::{open, open_or_make, options_at, options_of};
+use esker::{EngineKind, ErrorKind};
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
 use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+
+/// Longest key of a store, in bytes.
+const KEY_BYTES_MAX: usize = 64 << 10;
 
 pub(crate) fn output_failed(source: std::io::Error) -> Failure {
     Failure::io("standard output", &source)
@@ -42,6 +45,10 @@ pub(crate) fn put(
     key: &OsStr,
     value: Option<OsString>,
 ) -> Result<Done, Failure> {
+    // Before anything is made.
+    if key.is_empty() || key.len() > KEY_BYTES_MAX {
+        return Err(Failure::usage(format!("a key has 1 to {KEY_BYTES_MAX} bytes")));
+    }
     let value = match value {
         Some(value) => value.into_vec(),
         None => {
@@ -56,7 +63,7 @@ pub(crate) fn put(
     if !servers.urls.is_empty() {
         return remote::put(servers, key.as_bytes(), &value);
     }
-    let store = open_as_made(options_of(data, new)?)?;
+    let store = open_or_make(options_of(data, new)?, new)?;
     store.put(key.as_bytes(), &value)?;
     store.close()?;
     Ok(Done::Yes)
@@ -138,7 +145,10 @@ pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
         "{cleaned} segments cleaned, {} of {} free, {} tombstones kept",
         stats.free_segments, stats.segments, stats.tombstones
     ))?;
-    if trim {
+    let is_flat = matches!(store.engine(), EngineKind::FlatCceh | EngineKind::FlatMasstree);
+    if trim && is_flat {
+        say("nothing given back: a store of flat keeps its memory".to_owned())?;
+    } else if trim {
         say(format!("{} given back", format_size_bytes(trimmed)))?;
     }
     store.close()?;

@@ -22,7 +22,7 @@
 use crate::arguments::{Data, New};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
-use crate::store::{open, open_as_made, options_of};
+use crate::store::{open, open_or_make, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
@@ -236,7 +236,7 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
     options.durability = Durability::None;
     let mut reader = DumpReader { input, line: 0, items: 0 };
     reader.header().map_err(|words| Failure::broken(format!("{name}:{}: {words}", reader.line)))?;
-    let store = open_as_made(options)?;
+    let store = open_or_make(options, new)?;
     let bar = progress("loading", 0);
     loop {
         let item = match reader.item() {

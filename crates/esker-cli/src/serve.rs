@@ -24,10 +24,6 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     let key = config.tls_key.as_ref().or(config.tls_cert.as_ref());
     let secrets =
         Secrets::read(config.auth_file.clone(), config.tls_cert.clone().zip(key.cloned()))?;
-    if arguments.check_config {
-        eprintln!("the configuration is valid");
-        return Ok(Done::Yes);
-    }
     if arguments.size.is_some() || config.size_bytes != Config::defaults()?.size_bytes {
         fits(&config.data, config.size_bytes)?;
     }
@@ -46,6 +42,11 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     store.flex = config.flex();
     store.trim_idle = config.trim_idle;
     store.durability = config.durability;
+    store.check()?;
+    if arguments.check_config {
+        eprintln!("the configuration is valid");
+        return Ok(Done::Yes);
+    }
     let server = ServerConfig {
         listen: config.listen,
         allow_remote: config.allow_remote,

@@ -59,7 +59,7 @@ pub(crate) struct AskedOfNew {
 
 impl AskedOfNew {
     /// What is not as it was asked for, of the store at `place` that was there: a line for each option.
-    fn unmet(&self, stats: &Stats, size_bytes: u64, place: &str) -> Vec<String> {
+    pub(crate) fn unmet(&self, stats: &Stats, size_bytes: u64, place: &str) -> Vec<String> {
         let capacity = stats.capacity_bytes;
         // What stands before the first segment, and a rest behind the last one, do not count.
         let fits = capacity <= size_bytes && capacity >= size_bytes - size_bytes / 8;

@@ -4,7 +4,7 @@ use crate::arguments::{Data, Memory, New};
 use crate::config::{DEFAULT_DATA, parse_engine, parse_size};
 use crate::failure::Failure;
 use crate::progress::{LINE_FIRST, LINE_REST, progress, told};
-use crate::service::say;
+use crate::service::{AskedOfNew, say};
 use esker::options::Progress;
 use esker::{ErrorKind, Options, Store};
 use esker_base::units::format_size_bytes;
@@ -83,6 +83,22 @@ pub(crate) fn options_of(data: &Data, new: &New) -> Result<Options, Failure> {
             parse_engine(text).map_err(|words| Failure::usage(format!("--engine: {words}")))?;
     }
     Ok(options)
+}
+
+/// Opens the store that a command writes to, or makes it; of one that is there, it is said that it keeps its size.
+pub(crate) fn open_or_make(options: Options, new: &New) -> Result<Store, Failure> {
+    let paths = std::iter::once(&options.path).chain(&options.devices);
+    let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
+    let (size_bytes, was_there) = (options.size_bytes, options.engine_there().is_some());
+    let store = open_as_made(options)?;
+    if was_there {
+        let size = new.size.as_ref().map(|size| format!("--size {size}"));
+        let asked = AskedOfNew { size, no_cache: None };
+        for line in asked.unmet(&store.stats(), size_bytes, &paths.join(", ")) {
+            say(&line);
+        }
+    }
+    Ok(store)
 }
 
 /// The bytes that `--size` says.

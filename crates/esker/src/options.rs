@@ -339,6 +339,38 @@ impl Options {
         crate::devices::engine_there(self)
     }
 
+    /// Refuses what no store can be, without looking into one: an open would refuse it, too.
+    ///
+    /// # Errors
+    /// `Unsupported` for a cache of an engine that is none, `InvalidArgument` for several paths with an engine that takes one, or
+    /// a path that is named twice.
+    pub fn check(&self) -> Result<()> {
+        self.check_for(self.engine.or(self.engine_there()).unwrap_or_default())
+    }
+
+    /// As [`Options::check`], of a store with this engine.
+    pub(crate) fn check_for(&self, kind: EngineKind) -> Result<()> {
+        if self.cache && kind != EngineKind::Depot {
+            let words = format!("engine {kind} keeps what it is given: it is no cache");
+            return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
+        }
+        if !self.devices.is_empty() && kind != EngineKind::Depot {
+            return Err(Error::invalid("open store", format!("engine {kind} takes one path")));
+        }
+        // Two names of one place, as far as there is something there.
+        let place = |path: &PathBuf| path.canonicalize().unwrap_or_else(|_| path.clone());
+        let mut places: Vec<PathBuf> = Vec::with_capacity(self.devices.len() + 1);
+        for path in std::iter::once(&self.path).chain(&self.devices) {
+            let place = place(path);
+            if places.contains(&place) {
+                let words = "this path is named twice: each device of a store is another one";
+                return Err(Error::invalid("open store", words).device(path.display().to_string()));
+            }
+            places.push(place);
+        }
+        Ok(())
+    }
+
     /// Defaults for a store at `path`: 8 GiB, durability `sync`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {

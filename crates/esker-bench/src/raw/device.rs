@@ -95,6 +95,11 @@ impl Target {
             let device = Arc::new(FileDevice::open(path, options)?);
             return Ok(Target { path: path.to_owned(), is_scratch: false, device });
         }
+        // A device or mount whose name is mistaken would be a folder on another one, and that be measured.
+        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty());
+        if let Some(parent) = parent.filter(|parent| !parent.is_dir()) {
+            return Err(Failure::new(format!("{}: there is no such folder", parent.display())));
+        }
         files::create_folder(path)?;
         let path = path.join("raw.scratch");
         files::remove_file(&path)?;

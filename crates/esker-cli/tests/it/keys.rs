@@ -251,3 +251,45 @@ fn the_version_is_told() {
     let ran = Scratch::new().run(&["--version"]).exits_with(0);
     assert_eq!(ran.text(), format!("esker {}\n", env!("CARGO_PKG_VERSION")));
 }
+
+#[test]
+fn what_cannot_be_is_refused_before_anything_is_made() {
+    let scratch = Scratch::new();
+    let long = "k".repeat((64 << 10) + 1);
+    for key in ["", &long] {
+        let ran = scratch.run(&["put", key, "v", "--data", "d", "--size", "64MiB"]).exits_with(2);
+        assert!(ran.said.contains("a key has"), "{}", ran.said);
+        assert!(!scratch.path("d").exists());
+    }
+    for (two, words) in [
+        (&["--data", "d", "--data", "d"][..], "named twice"),
+        (&["--data", "d", "--data", "e", "--engine", "flex"], "takes one path"),
+    ] {
+        let put = [&["put", "k", "v", "--size", "64MiB"], two].concat();
+        let serve = [&["serve", "--check-config"], two].concat();
+        for command in [put, serve] {
+            let ran = scratch.run(&command).exits_with(2);
+            assert!(ran.said.contains(words), "{command:?}: {}", ran.said);
+        }
+        assert!(!scratch.path("d").exists());
+    }
+    let cache = ["serve", "--check-config", "--cache", "--engine", "flex"];
+    let ran = scratch.run(&cache);
+    assert!(ran.code != Some(0) && ran.said.contains("no cache"), "{ran:?}");
+    scratch.run(&["bench", "run", "--records", "0", "--systems", "hashmap"]).exits_with(2);
+    let ran = scratch.run(&["bench", "raw", "--data", "no/such", "--size", "1MiB"]);
+    assert!(ran.code != Some(0) && ran.said.contains("no such folder"), "{ran:?}");
+    assert!(!scratch.path("no").exists());
+}
+
+#[test]
+fn a_store_that_is_there_keeps_its_size_and_says_so() {
+    let scratch = Scratch::new();
+    let put = |size| scratch.run(&["put", "k", "v", "--data", "d", "--size", size]).exits_with(0);
+    assert_eq!(put("64MiB").said, "");
+    assert_eq!(put("64MiB").said, "");
+    assert!(put("128MiB").said.contains("--size 128MiB has no effect"));
+    let dump = scratch.run(&["dump", "--data", "d"]).exits_with(0).output;
+    let load = ["load", "--data", "d", "--size", "128MiB"];
+    assert!(scratch.run_with(&load, &dump).exits_with(0).said.contains("has no effect"));
+}

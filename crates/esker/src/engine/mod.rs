@@ -46,10 +46,7 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
         return Err(Error::invalid("open store", words).device(options.path.display().to_string()));
     }
     let kind = options.engine.or(there).unwrap_or_default();
-    if options.cache && kind != EngineKind::Depot {
-        let words = format!("engine {kind} keeps what it is given: it is no cache");
-        return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
-    }
+    options.check_for(kind)?;
     match kind {
         EngineKind::Depot => {
             Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
