@@ -4,8 +4,7 @@ use crate::flex_db::{Devices, options};
 use crate::flex_whole::bytes;
 use esker::{EngineKind, ErrorKind, Options, Store};
 use esker_media::sim::Image;
-use std::fs::{self, OpenOptions};
-use std::os::unix::fs::FileExt;
+use std::fs;
 use std::path::Path;
 
 #[test]
@@ -76,9 +75,11 @@ fn file_options(folder: &Path) -> Options {
     options
 }
 
-fn wipe(folder: &Path, file: &str, offset: u64, length: usize) {
-    let file = OpenOptions::new().write(true).open(folder.join(file)).unwrap();
-    file.write_all_at(&vec![0; length], offset).unwrap();
+fn wipe(folder: &Path, file: &str, range: std::ops::Range<usize>) {
+    let path = folder.join(file);
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[range].fill(0);
+    fs::write(&path, bytes).unwrap();
 }
 
 #[test]
@@ -96,7 +97,7 @@ fn files_that_lost_their_headers_are_no_place_for_a_new_store() {
         } else {
             store.forget();
         }
-        wipe(folder.path(), "space.tree", 0, 8192);
+        wipe(folder.path(), "space.tree", 0..8192);
         for create in [false, true] {
             let error = Store::open(&Options { create, ..options.clone() }).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Corrupted, "{is_closed}, {create}: {error}");

@@ -24,7 +24,7 @@ fn worked(seed: u64, is_closed: bool) -> (Vec<Image>, History) {
     let mut rng = Rng::from_seed(seed);
     let mut history = History::new();
     for n in 0..500_u64 {
-        if n == 150 && seed % 2 == 0 {
+        if n == 150 && seed.is_multiple_of(2) {
             store.close().unwrap();
             store = devices.open(&history_options(seed)).unwrap();
         }
@@ -245,7 +245,7 @@ fn a_root_that_is_lost_is_made_anew_and_of_a_store_that_was_closed_once_nothing_
             if is_root {
                 let (report, changed) = repaired(damaged, &history, &context).unwrap();
                 assert!(report.damaged_segments > 0, "{context}: {report:?}");
-                let has_logs = is_closed || seed % 2 == 0;
+                let has_logs = is_closed || seed.is_multiple_of(2);
                 assert!(changed <= if has_logs { 4 } else { 100 }, "{context}: {changed} keys");
                 assert!(has_logs || changed > 4, "{context}: who told the logs' keys?");
                 hit += 1;
