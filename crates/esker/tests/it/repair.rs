@@ -175,7 +175,36 @@ fn a_damaged_barrier_costs_nothing() {
     assert!(barriers > 0);
 }
 
-/// Where the mark of the end stands that closing a store leaves: the barrier with the highest number.
+#[test]
+fn a_damaged_barrier_of_a_session_that_was_killed_costs_nothing() {
+    let device = device(13);
+    let mut history = History::new();
+    for session in 0..2_u8 {
+        let store = open(&device, &options(13 + u64::from(session))).unwrap();
+        for n in 0..4_u8 {
+            let key = if session == 0 { n % 2 } else { n };
+            store.put(&[key], &[session, n]).unwrap();
+            history.entry(vec![key]).or_default().push(Some(vec![session, n]));
+        }
+        match session {
+            0 => store.close().unwrap(),
+            // Nothing marks the end.
+            _ => std::mem::forget(store),
+        }
+    }
+    let image = device.image();
+    let last = usize::try_from(end_mark(&image)).unwrap();
+    let behind = BatchHeader::peek(&image.to_vec()[last + 512..], 512).unwrap();
+    assert_eq!(behind.kind, BatchKind::Records, "the second session's");
+    for offset in last..last + 48 {
+        let mut damaged = image.clone();
+        damaged.flip(offset as u64, 3);
+        let (report, lacking) = mended(&damaged, &history, &format!("offset {offset}"));
+        assert_eq!((lacking, report.damaged_segments), (0, 0), "offset {offset}: {report:?}");
+    }
+}
+
+/// Where the last barrier stands, the one with the highest number: the mark of the end that closing a store leaves.
 fn end_mark(image: &Image) -> u64 {
     let bytes = image.to_vec();
     let barriers = (8192..bytes.len()).step_by(512).filter_map(|at| {
