@@ -143,11 +143,26 @@ fn a_size_that_is_too_small_leaves_nothing_behind() {
 }
 
 #[test]
-fn what_cannot_be_repaired_says_so() {
+fn check_repairs_a_store_of_flex() {
     let scratch = Scratch::new();
-    scratch.run(&["put", "k", "v", "--engine", "flex"]).exits_with(0);
-    let errors = scratch.run(&["check", "--repair"]).exits_with(2).said;
-    assert!(errors.contains("flex") && errors.contains("backup"), "{errors}");
+    scratch.run(&["put", "whole", "w", "--engine", "flex", "--size", "64MiB"]).exits_with(0);
+    // Several blocks: what is damaged stands in another one than the other key, and the root.
+    let long = "0123456789".repeat(2000);
+    scratch.run(&["put", "worse", &long]).exits_with(0);
+    let path = scratch.path("esker-data/space.data");
+    let mut bytes = std::fs::read(&path).expect("data file");
+    let place = bytes.windows(10).position(|piece| piece == b"0123456789").expect("the value");
+    bytes[place + 6000] = b'x';
+    std::fs::write(&path, bytes).expect("damage it");
+    scratch.run(&["get", "worse"]).exits_with(3);
+    let found = scratch.run(&["check"]).exits_with(1).text();
+    assert!(found.contains("problem"), "{found}");
+    let text = scratch.run(&["check", "--repair"]).exits_with(0).text();
+    assert!(text.contains("1 parts hold damage") && text.contains("sound"), "{text}");
+    assert_eq!(scratch.run(&["get", "whole"]).exits_with(0).text(), "w");
+    scratch.run(&["get", "worse"]).exits_with(1);
+    scratch.run(&["put", "worse", "w"]).exits_with(0);
+    scratch.run(&["check"]).exits_with(0);
 }
 
 #[test]
