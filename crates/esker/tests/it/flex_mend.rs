@@ -152,6 +152,19 @@ fn a_sound_space_is_left_as_it_is() {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
 }
 
+/// Devices on one power supply that hold these images, and the files of a space on them.
+fn attached(images: &[Image], seed: u64) -> (SimDevices, SpaceFiles) {
+    let devices = SimDevices::attach(images, |index| {
+        let mut options = SimBlockOptions::new(images[index].size_bytes(), seed);
+        options.size_bytes_max = 4 << 20;
+        options
+    });
+    let [data, tree, log] = devices.devices() else { panic!() };
+    let dynamic = |device: &Arc<_>| Arc::clone(device) as Arc<dyn BlockDevice>;
+    let files = SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) };
+    (devices, files)
+}
+
 #[test]
 fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
     let mut states = 0;
@@ -170,15 +183,7 @@ fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
                 break (damaged, report.lost);
             }
         };
-        let devices = SimDevices::attach(&damaged, |index| {
-            let size = damaged[index].size_bytes();
-            let mut options = SimBlockOptions::new(size, seed);
-            options.size_bytes_max = 4 << 20;
-            options
-        });
-        let [data, tree, log] = devices.devices() else { panic!() };
-        let dynamic = |device: &Arc<_>| Arc::clone(device) as Arc<dyn BlockDevice>;
-        let files = SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) };
+        let (devices, files) = attached(&damaged, seed);
         let (space, _) = Space::mend_on(files, &options).unwrap();
         space.append(&[7; 300]).unwrap();
         space.sync().unwrap();
@@ -234,14 +239,7 @@ fn a_crash_while_a_space_without_a_map_is_mended_makes_it_no_worse() {
             .collect();
         assert!(!damaged.is_empty());
         for damaged in damaged {
-            let devices = SimDevices::attach(&damaged, |index| {
-                let mut options = SimBlockOptions::new(damaged[index].size_bytes(), seed);
-                options.size_bytes_max = 4 << 20;
-                options
-            });
-            let [data, tree, log] = devices.devices() else { panic!() };
-            let dynamic = |device: &Arc<_>| Arc::clone(device) as Arc<dyn BlockDevice>;
-            let files = SpaceFiles { data: dynamic(data), tree: dynamic(tree), log: dynamic(log) };
+            let (devices, files) = attached(&damaged, seed);
             let (space, report) = Space::mend_on(files, &options).unwrap();
             let size = space.size_bytes();
             space.checkpoint().unwrap();
