@@ -165,6 +165,19 @@ fn attached(images: &[Image], seed: u64) -> (SimDevices, SpaceFiles) {
     (devices, files)
 }
 
+/// Calls `look` with what four power cuts each leave at every moment; how many they were.
+fn each_cut(devices: &SimDevices, seed: u64, mut look: impl FnMut(u64, &Media, &str)) -> u32 {
+    let (traces, mut states) = (devices.traces(), 0);
+    for position in 0..=devices.position() {
+        for state in 0..4 {
+            let cut = SimDevices::cut(&traces, position, position * 4 + state);
+            look(position, &Media::of(&cut), &format!("seed {seed}, {position}, {state}"));
+            states += 1;
+        }
+    }
+    states
+}
+
 #[test]
 fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
     let mut states = 0;
@@ -190,29 +203,22 @@ fn a_crash_while_it_is_mended_leaves_what_can_be_mended() {
         let mended = devices.position();
         space.append(&[8; 300]).unwrap();
         space.checkpoint().unwrap();
-        let traces = devices.traces();
-        for position in 0..=devices.position() {
-            for state in 0..4 {
-                let context = format!("seed {seed}, {position}, {state}");
-                let cut = SimDevices::cut(&traces, position, position * 4 + state);
-                let media = Media::of(&cut);
-                let (space, report) = Space::mend_on(media.files(), &options)
-                    .unwrap_or_else(|error| panic!("{context}: {error}"));
-                assert!(!report.is_older, "{context}");
-                let mut expected = model.clone();
-                for range in &lost {
-                    expected[range.start as usize..range.end as usize].fill(0);
-                }
-                let more = usize::try_from(space.size_bytes()).unwrap() - model.len();
-                assert!([0, 300, 600].contains(&more), "{context}: {more}");
-                assert!(position < mended || more >= 300, "{context}: taken back");
-                expected.extend([7; 300].iter().take(more));
-                expected.extend([8; 300].iter().take(more.saturating_sub(300)));
-                assert_holds(&space, &expected, &report.lost, &context);
-                assert_sound(&space);
-                states += 1;
+        states += each_cut(&devices, seed, |position, media, context| {
+            let (space, report) = Space::mend_on(media.files(), &options)
+                .unwrap_or_else(|error| panic!("{context}: {error}"));
+            assert!(!report.is_older, "{context}");
+            let mut expected = model.clone();
+            for range in &lost {
+                expected[range.start as usize..range.end as usize].fill(0);
             }
-        }
+            let more = usize::try_from(space.size_bytes()).unwrap() - model.len();
+            assert!([0, 300, 600].contains(&more), "{context}: {more}");
+            assert!(position < mended || more >= 300, "{context}: taken back");
+            expected.extend([7; 300].iter().take(more));
+            expected.extend([8; 300].iter().take(more.saturating_sub(300)));
+            assert_holds(&space, &expected, &report.lost, context);
+            assert_sound(&space);
+        });
     }
     assert!(states > 300, "{states}");
 }
@@ -243,19 +249,13 @@ fn a_crash_while_a_space_without_a_map_is_mended_makes_it_no_worse() {
             let (space, report) = Space::mend_on(files, &options).unwrap();
             let size = space.size_bytes();
             space.checkpoint().unwrap();
-            let traces = devices.traces();
-            for position in 0..=devices.position() {
-                for state in 0..4 {
-                    let context = format!("seed {seed}, {position}, {state}");
-                    let cut = SimDevices::cut(&traces, position, position * 4 + state);
-                    let (space, again) = Space::mend_on(Media::of(&cut).files(), &options)
-                        .unwrap_or_else(|error| panic!("{context}: {error}"));
-                    assert_eq!(space.size_bytes(), size, "{context}");
-                    assert!(!again.is_mended || again == report, "{context}: {again:?}");
-                    assert_sound_but_for_blocks(&space, &context);
-                    states += 1;
-                }
-            }
+            states += each_cut(&devices, seed, |_, media, context| {
+                let (space, again) = Space::mend_on(media.files(), &options)
+                    .unwrap_or_else(|error| panic!("{context}: {error}"));
+                assert_eq!(space.size_bytes(), size, "{context}");
+                assert!(!again.is_mended || again == report, "{context}: {again:?}");
+                assert_sound_but_for_blocks(&space, context);
+            });
         }
     }
     assert!(states > 100, "{states}");

@@ -36,8 +36,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Most pairs and bytes that go to one interval at once; more are cut, so that no change of the space is large.
-const GROUP_PAIRS_MAX: u64 = 1024;
-const GROUP_BYTES_MAX: usize = 256 << 10;
+pub(super) const GROUP_PAIRS_MAX: u64 = 1024;
+pub(super) const GROUP_BYTES_MAX: usize = 256 << 10;
 /// What an interval that things are appended to may have: so many times as many appended pairs, and bytes, as one that is
 /// new; and runs. Before it has so many, it is usually brought together with its neighbours.
 const PAIRS_GROWN: u64 = 8;

@@ -36,7 +36,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Most bytes that are read of what stands between two marks: no interval is that long.
-const PIECE_BYTES_MAX: usize = 16 << 20;
+pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
 /// Unread intervals beyond this size are only appended to.
 const MERGED_BYTES_MAX: u32 = 4 << 20;
 /// Most pairs and bytes of a run behind an unread one: what is known of it in memory has no more room.

@@ -22,7 +22,7 @@ mod logs;
 mod stray;
 
 use super::commit::Committer;
-use super::damage::Around;
+use super::damage::{Around, PIECE_BYTES_MAX};
 use super::expired::Expired;
 use super::index::Located;
 use super::merge::merge;
@@ -36,11 +36,8 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Content, Root, Unfinished};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 use stray::{Keys, Strays};
 
-/// Most bytes that are read of what stands between two marks.
-const PIECE_BYTES_MAX: usize = 16 << 20;
 /// What is lost in one place is made no longer than this: no run is.
 const LOST_BYTES_MAX: u64 = 4 << 20;
 
@@ -295,7 +292,7 @@ impl Flex {
     }
 
     /// Makes the store one that opens.
-    fn end_repair(self: &Arc<Self>) -> Result<()> {
+    fn end_repair(&self) -> Result<()> {
         let mut committer = self.committer.lock();
         // PERSIST: everything, before the root says that it is a store.
         self.space.sync()?;

@@ -8,7 +8,7 @@
 //! A crash or an error leaves a store that is refused by an open, until it is restored again.
 
 use super::backup::read_manifest;
-use super::commit::Committer;
+use super::commit::{Committer, GROUP_BYTES_MAX, GROUP_PAIRS_MAX};
 use super::open::Restoring;
 use super::{Flex, FlexFiles};
 use crate::backup::RestoreReport;
@@ -26,9 +26,6 @@ use std::collections::HashMap;
 
 /// Bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
-/// Most pairs and bytes that are put into the space at once.
-const GROUP_PAIRS_MAX: u64 = 1024;
-const GROUP_BYTES_MAX: usize = 256 << 10;
 
 /// Whether the backup in an archive is one of a store of `flex`.
 pub(crate) fn is_flex(archive: &dyn Archive) -> Result<bool> {

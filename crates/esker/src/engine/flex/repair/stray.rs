@@ -2,16 +2,12 @@
 //! whole. It may be older than what was lost, or say what was deleted since: nobody knows.
 
 use super::super::Flex;
-use super::super::commit::Committer;
+use super::super::commit::{Committer, GROUP_BYTES_MAX, GROUP_PAIRS_MAX};
 use super::super::merge::Merged;
 use esker_base::Result;
 use esker_format::flex_db::{Content, Key, Pair, Run, RunWriter};
 use std::collections::BTreeMap;
 use std::ops::{Bound, Range};
-
-/// Most pairs and bytes that go to one interval at once.
-const GROUP_PAIRS_MAX: u64 = 1024;
-const GROUP_BYTES_MAX: usize = 256 << 10;
 
 /// Keys of which something may be lost: from one on, and below another.
 pub(super) type Keys = (Vec<u8>, Option<Vec<u8>>);
