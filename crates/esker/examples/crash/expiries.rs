@@ -1,8 +1,9 @@
 //! Scenarios of what expires: a tombstone in its place does what the record did, no more and no less.
 
+use super::operation::NOW;
 use super::scenarios::{Verdict, cut, device, expect, open, put, words};
 use super::stories::each_crash;
-use super::subject::{NOW, options};
+use super::subject::options;
 use esker::{Attributes, Durability, Options, PutOptions, Store};
 use esker_base::clock::ManualClock;
 use esker_media::sim::Initial;

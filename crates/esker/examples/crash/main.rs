@@ -14,6 +14,7 @@ mod checkpoints;
 mod evictions;
 mod expiries;
 mod members;
+mod operation;
 mod scenarios;
 mod stories;
 mod subject;

@@ -1,15 +1,14 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
+use crate::operation::{NOW, apply, check, items};
 use esker::options::Progress;
-use esker::{
-    Attributes, Batch, Condition, Options, Outcome, PutOptions, Result, Store, restore_on,
-};
+use esker::{Options, Result, Store, restore_on};
+use esker_base::ErrorKind;
 use esker_base::clock::Clock;
-use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_media::sim::{SimArchive, SimBlock, SimBlockOptions};
 use esker_testkit::explore::{Block, Config, Subject};
-use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
+use esker_testkit::generator::{Limits, Op, Weights};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,8 +16,6 @@ use std::time::Duration;
 
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
 pub(crate) const SEGMENT_SIZE: u64 = 8192;
-/// Wall time of the simulations, in seconds.
-pub(crate) const NOW: u64 = 1_800_000_000;
 
 /// A `depot` with a hash of some bits.
 #[derive(Clone, Debug)]
@@ -74,20 +71,6 @@ pub(crate) fn config(cache: bool) -> Config {
     }
 }
 
-fn attributes(entry: &Entry) -> Attributes {
-    let expires_at = (entry.expires_at != 0).then_some(NOW + entry.expires_at);
-    Attributes { flags: entry.flags, expires_at, state: 0 }
-}
-
-fn entry(value: &esker::Value) -> Entry {
-    let attributes = value.attributes();
-    Entry {
-        bytes: value.to_vec(),
-        flags: attributes.flags,
-        expires_at: attributes.expires_at.map_or(0, |at| at - NOW),
-    }
-}
-
 impl Subject for Depot {
     type Medium = Block;
     type Store = Store;
@@ -100,7 +83,10 @@ impl Subject for Depot {
     }
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
-        match self.try_apply(store, op) {
+        if matches!(op, Op::Check) {
+            backup_beside(store, self.hash_mask)?;
+        }
+        match apply(store, op, 1) {
             // The store could not read what the key holds: it promises that nothing was written.
             Err(error) if error.kind() == ErrorKind::Io => Ok(Reply::Refused),
             reply => reply,
@@ -108,7 +94,7 @@ impl Subject for Depot {
     }
 
     fn dump(&self, store: &Store) -> Result<Map> {
-        store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
+        items(store)
     }
 
     fn close(&self, store: Store) -> Result<()> {
@@ -129,73 +115,5 @@ fn backup_beside(store: &Store, hash_mask: u64) -> Result<()> {
     let target = Arc::new(SimBlock::new(of));
     restore_on(&archive, &*target, &options(hash_mask, false))?;
     let restored = Store::open_on(target, &options(hash_mask, false))?;
-    let report = restored.check()?;
-    match report.problems.first() {
-        None => Ok(()),
-        Some(problem) => {
-            Err(Error::new(ErrorKind::Corrupted, "check restored").context(problem.clone()))
-        }
-    }
-}
-
-impl Depot {
-    fn try_apply(&self, store: &Store, op: &Op) -> Result<Reply> {
-        Ok(match op {
-            Op::Put(key, value) => {
-                let attributes = attributes(value);
-                let options = PutOptions { attributes, condition: Condition::Always };
-                store.put_with(key, &value.bytes, options)?;
-                Reply::Done
-            }
-            Op::PutIf(key, value, when) => {
-                let condition = match when {
-                    When::Absent => Condition::Absent,
-                    When::Present => Condition::Present,
-                };
-                let options = PutOptions { attributes: attributes(value), condition };
-                let outcome = store.put_with(key, &value.bytes, options)?;
-                Reply::Was(matches!(outcome, Outcome::Stored(_)))
-            }
-            Op::Get(key) => Reply::Found(store.get(key)?.as_ref().map(entry)),
-            Op::Delete(key) => Reply::Was(store.delete(key)?),
-            Op::Clear => {
-                store.clear()?;
-                Reply::Done
-            }
-            Op::Sync => {
-                store.sync()?;
-                // Nothing is left to make durable: a checkpoint takes its odds.
-                store.checkpoint()?;
-                Reply::Done
-            }
-            Op::Iterate => Reply::All(Subject::dump(self, store)?),
-            Op::Check => {
-                backup_beside(store, self.hash_mask)?;
-                let report = store.check()?;
-                match report.problems.first() {
-                    None => Reply::Done,
-                    Some(problem) => {
-                        return Err(Error::new(ErrorKind::Corrupted, "check store")
-                            .context(problem.clone()));
-                    }
-                }
-            }
-            Op::Clean => {
-                store.clean(1)?;
-                Reply::Done
-            }
-            Op::Batch(writes) => {
-                let mut batch = Batch::new();
-                for (key, write) in writes {
-                    match write {
-                        Some(value) => batch.put_with(key, &value.bytes, attributes(value)),
-                        None => batch.delete(key),
-                    };
-                }
-                store.write(&batch)?;
-                Reply::Done
-            }
-            Op::Reopen => Reply::Refused,
-        })
-    }
+    check(&restored, "check restored")
 }

@@ -11,6 +11,8 @@
 
 mod backups;
 mod checkpoints;
+#[path = "../crash/operation.rs"]
+mod operation;
 mod races;
 mod rooms;
 mod scenarios;

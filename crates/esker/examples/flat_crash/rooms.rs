@@ -5,6 +5,7 @@ use super::scenarios::{
     Verdict, cut, each_state, expect, find, flip, memory, memory_of, open, put, words,
 };
 use super::subject::CHUNK_SIZE;
+use crate::operation::NOW;
 use esker::{Attributes, Condition, Options, PutOptions, Store};
 use esker_base::clock::ManualClock;
 use esker_media::sim::{Initial, SimPm};
@@ -103,7 +104,6 @@ fn timed(now: u64) -> Options {
 
 /// A value has expired and is cleaned, while the one before it is still on media.
 pub(super) fn what_has_expired_leaves_nothing_older() -> Verdict {
-    const NOW: u64 = 1_800_000_000;
     let memory = memory(Initial::Zeros);
     let long = "long".repeat(75);
     let store = open(&memory, &timed(NOW))?;

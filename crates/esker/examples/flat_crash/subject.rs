@@ -1,20 +1,17 @@
 //! `flat` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use esker::{
-    Attributes, Batch, Condition, EngineKind, Options, Outcome, PutOptions, Result, Store,
-};
+use crate::operation::{NOW, apply, items};
+use esker::{EngineKind, Options, Result, Store};
+use esker_base::ErrorKind;
 use esker_base::clock::ManualClock;
-use esker_base::{Error, ErrorKind};
 use esker_media::Pmem;
 use esker_testkit::explore::{Config, Memory, Subject};
-use esker_testkit::generator::{Entry, Limits, Op, Weights, When};
+use esker_testkit::generator::{Limits, Op, Weights};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
 
 /// Size of a chunk in bytes: a log is full after some ten writes.
 pub(crate) const CHUNK_SIZE: u64 = 2048;
-/// Wall time of the simulations, in seconds.
-const NOW: u64 = 1_800_000_000;
 
 /// Kinds of hashes: all bits; few enough that keys share a hash; none.
 const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
@@ -105,24 +102,6 @@ pub(crate) fn subject(piece: u64) -> (Flat, Config) {
     (Flat { engine, hash_mask, chunk_size }, config)
 }
 
-fn attributes(entry: &Entry) -> Attributes {
-    let expires_at = (entry.expires_at != 0).then_some(NOW + entry.expires_at);
-    Attributes { flags: entry.flags, expires_at, state: 0 }
-}
-
-fn entry(value: &esker::Value) -> Entry {
-    let attributes = value.attributes();
-    Entry {
-        bytes: value.to_vec(),
-        flags: attributes.flags,
-        expires_at: attributes.expires_at.map_or(0, |at| at - NOW),
-    }
-}
-
-fn items(store: &Store) -> Result<Map> {
-    store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
-}
-
 /// A store that the power cut ends: dropped, it writes no image.
 pub(crate) struct Open(Store);
 
@@ -143,7 +122,7 @@ impl Subject for Flat {
     }
 
     fn apply(&self, Open(store): &Open, op: &Op) -> Result<Reply> {
-        match self.try_apply(store, op) {
+        match apply(store, op, 2) {
             // The store could not read what the key holds: it promises that nothing was written.
             Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) => {
                 Ok(Reply::Refused)
@@ -158,66 +137,5 @@ impl Subject for Flat {
 
     fn close(&self, store: Open) -> Result<()> {
         store.0.close()
-    }
-}
-
-impl Flat {
-    fn try_apply(&self, store: &Store, op: &Op) -> Result<Reply> {
-        Ok(match op {
-            Op::Put(key, value) => {
-                let attributes = attributes(value);
-                let options = PutOptions { attributes, condition: Condition::Always };
-                store.put_with(key, &value.bytes, options)?;
-                Reply::Done
-            }
-            Op::PutIf(key, value, when) => {
-                let condition = match when {
-                    When::Absent => Condition::Absent,
-                    When::Present => Condition::Present,
-                };
-                let options = PutOptions { attributes: attributes(value), condition };
-                let outcome = store.put_with(key, &value.bytes, options)?;
-                Reply::Was(matches!(outcome, Outcome::Stored(_)))
-            }
-            Op::Get(key) => Reply::Found(store.get(key)?.as_ref().map(entry)),
-            Op::Delete(key) => Reply::Was(store.delete(key)?),
-            Op::Clear => {
-                store.clear()?;
-                Reply::Done
-            }
-            Op::Sync => {
-                // Nothing is left to make durable: a checkpoint takes its odds.
-                store.sync()?;
-                store.checkpoint()?;
-                Reply::Done
-            }
-            Op::Iterate => Reply::All(items(store)?),
-            Op::Check => {
-                let report = store.check()?;
-                match report.problems.first() {
-                    None => Reply::Done,
-                    Some(problem) => {
-                        return Err(Error::new(ErrorKind::Corrupted, "check store")
-                            .context(problem.clone()));
-                    }
-                }
-            }
-            Op::Clean => {
-                store.clean(2)?;
-                Reply::Done
-            }
-            Op::Batch(writes) => {
-                let mut batch = Batch::new();
-                for (key, write) in writes {
-                    match write {
-                        Some(value) => batch.put_with(key, &value.bytes, attributes(value)),
-                        None => batch.delete(key),
-                    };
-                }
-                store.write(&batch)?;
-                Reply::Done
-            }
-            Op::Reopen => Reply::Refused,
-        })
     }
 }
