@@ -20,7 +20,7 @@ pub mod states;
 pub mod trace;
 
 pub use archive::SimArchive;
-pub use asking::Asking;
+pub use asking::{Act, Asking, AskingMemory, Call, MemoryCall};
 pub use block::{SimBlock, SimBlockOptions};
 pub use devices::SimDevices;
 pub use faults::{Fault, FaultKind, FaultPlan, Trigger};

@@ -289,8 +289,8 @@ fn deleted_stays_gone_beside_equal_hashes() -> Verdict {
 pub(super) fn slow_at(site: Site) -> (Arc<Asking>, Arc<AtomicBool>) {
     let armed = Arc::new(AtomicBool::new(false));
     let is_due = Arc::clone(&armed);
-    let device = Asking::new(device(Initial::Zeros), move |at| {
-        if at == site && is_due.swap(false, Ordering::SeqCst) {
+    let device = Asking::new(device(Initial::Zeros), move |call| {
+        if call.site == site && is_due.swap(false, Ordering::SeqCst) {
             esker_trt::sleep(Duration::from_secs(10));
         }
         Ok(())

@@ -5,7 +5,6 @@ use super::scenarios::{Verdict, cut, expect, find, flip, memory, open, put, usua
 use super::subject::CHUNK_SIZE;
 use esker_media::Pmem;
 use esker_media::sim::Initial;
-use std::sync::atomic::Ordering;
 
 /// A checkpoint is found after a power cut: what it covers of the logs, some of it damaged, is not read.
 pub(super) fn a_checkpoint_survives() -> Verdict {
@@ -78,8 +77,7 @@ pub(super) fn a_checkpoint_waits_for_writes_under_way() -> Verdict {
     let slow = Slow::new(&memory, None);
     let store = slow.open(&one_core())?;
     put(&store, "slow0000", &[5; 300])?;
-    slow.read_bytes_min.store(96, Ordering::SeqCst);
-    slow.armed.store(true, Ordering::SeqCst);
+    slow.arm_read(96);
     let shared = store.clone();
     let task = esker_trt::spawn(move || put(&shared, "slow0000", &[6; 300]));
     slow.wait()?;

@@ -3,94 +3,70 @@
 use super::scenarios::{Verdict, cut, expect, find, memory, open, put, usual, words};
 use super::subject::CHUNK_SIZE;
 use esker::{Batch, Options, Store};
-use esker_base::{Result, Site};
-use esker_media::sim::{Initial, SimPm};
-use esker_media::{Pmem, PmemCounters};
+use esker_base::Site;
+use esker_media::Pmem;
+use esker_media::sim::{AskingMemory, Initial, MemoryCall, SimPm};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Memory of which one call takes long: a read of so many bytes, or a fence at a site.
-#[derive(Debug)]
+/// Memory of which one call takes long, once it is armed: a read of so many bytes, or a fence at a site.
 pub(super) struct Slow {
-    inner: Arc<SimPm>,
-    pub(super) read_bytes_min: AtomicUsize,
-    fence: Option<Site>,
-    pub(super) armed: AtomicBool,
+    memory: Arc<AskingMemory>,
+    call: Arc<SlowCall>,
+}
+
+struct SlowCall {
+    read_bytes_min: AtomicU64,
+    armed: AtomicBool,
 }
 
 impl Slow {
-    pub(super) fn new(inner: &Arc<SimPm>, fence: Option<Site>) -> Arc<Slow> {
-        Arc::new(Slow {
-            inner: Arc::clone(inner),
-            read_bytes_min: AtomicUsize::new(usize::MAX),
-            fence,
+    pub(super) fn new(inner: &Arc<SimPm>, fence: Option<Site>) -> Slow {
+        let call = Arc::new(SlowCall {
+            read_bytes_min: AtomicU64::new(u64::MAX),
             armed: AtomicBool::new(false),
-        })
+        });
+        let shared = Arc::clone(&call);
+        let memory = AskingMemory::new(Arc::clone(inner), move |call| {
+            let is_slow = match call {
+                MemoryCall::Read(bytes) => {
+                    bytes.end - bytes.start >= shared.read_bytes_min.load(Ordering::SeqCst)
+                }
+                MemoryCall::Fenced(site) => fence == Some(*site),
+            };
+            if is_slow && shared.armed.swap(false, Ordering::SeqCst) {
+                esker_trt::sleep(Duration::from_secs(10));
+            }
+            Ok(())
+        });
+        Slow { memory, call }
     }
 
-    fn rest(&self) {
-        if self.armed.swap(false, Ordering::SeqCst) {
-            esker_trt::sleep(Duration::from_secs(10));
-        }
+    /// The next such call takes long.
+    pub(super) fn arm(&self) {
+        self.call.armed.store(true, Ordering::SeqCst);
     }
 
-    pub(super) fn open(self: &Arc<Self>, options: &Options) -> std::result::Result<Store, String> {
-        Store::open_on_memory(Arc::clone(self) as Arc<dyn Pmem>, options).map_err(words)
+    /// The next read of so many bytes takes long.
+    pub(super) fn arm_read(&self, bytes_min: u64) {
+        self.call.read_bytes_min.store(bytes_min, Ordering::SeqCst);
+        self.arm();
+    }
+
+    pub(super) fn open(&self, options: &Options) -> std::result::Result<Store, String> {
+        Store::open_on_memory(Arc::clone(&self.memory) as Arc<dyn Pmem>, options).map_err(words)
     }
 
     /// Lets the task that was spawned go on until it rests.
     pub(super) fn wait(&self) -> Verdict {
         for _ in 0..10_000 {
-            if !self.armed.load(Ordering::SeqCst) {
+            if !self.call.armed.load(Ordering::SeqCst) {
                 return Ok(());
             }
             esker_trt::yield_now();
         }
         Err("the slow call was never made".to_owned())
-    }
-}
-
-impl Pmem for Slow {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> PmemCounters {
-        self.inner.counters()
-    }
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        if buf.len() >= self.read_bytes_min.load(Ordering::SeqCst) {
-            self.rest();
-        }
-        self.inner.read(offset, buf)
-    }
-    fn load_u64(&self, offset: u64) -> Result<u64> {
-        self.inner.load_u64(offset)
-    }
-    fn store(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.inner.store(site, offset, bytes)
-    }
-    fn store_u64(&self, site: Site, offset: u64, value: u64) -> Result<()> {
-        self.inner.store_u64(site, offset, value)
-    }
-    fn ntstore(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.inner.ntstore(site, offset, bytes)
-    }
-    fn flush(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.flush(site, offset, length)
-    }
-    fn fence(&self, site: Site) -> Result<()> {
-        self.inner.fence(site)?;
-        if self.fence == Some(site) {
-            self.rest();
-        }
-        Ok(())
     }
 }
 
@@ -130,8 +106,7 @@ pub(super) fn a_slow_read_survives_reuse() -> Verdict {
     let slow = Slow::new(&memory, None);
     let store = slow.open(&one_core())?;
     put(&store, "a0000000", b"old value of a")?;
-    slow.read_bytes_min.store(96, Ordering::SeqCst);
-    slow.armed.store(true, Ordering::SeqCst);
+    slow.arm_read(96);
     let shared = store.clone();
     let task = esker_trt::spawn(move || shared.get(b"a0000000").map_err(words));
     slow.wait()?;
@@ -141,8 +116,7 @@ pub(super) fn a_slow_read_survives_reuse() -> Verdict {
         return Err(format!("the slow read of an entry found {found:?}"));
     }
     put(&store, "a0000000", &[1; 1000])?;
-    slow.read_bytes_min.store(1000, Ordering::SeqCst);
-    slow.armed.store(true, Ordering::SeqCst);
+    slow.arm_read(1000);
     let shared = store.clone();
     let task = esker_trt::spawn(move || shared.get(b"a0000000").map_err(words));
     slow.wait()?;
@@ -187,7 +161,7 @@ pub(super) fn a_slow_write_survives_reuse() -> Verdict {
     batch.put(b"first", &[4; 30]);
     batch.put(b"slow0000", &[5; 300]);
     store.write(&batch).map_err(words)?;
-    slow.armed.store(true, Ordering::SeqCst);
+    slow.arm();
     let shared = store.clone();
     let task =
         esker_trt::spawn(move || shared.put_if_present(b"slow0000", &[6; 300]).map_err(words));
@@ -212,7 +186,7 @@ pub(super) fn a_tombstone_under_way_is_seen() -> Verdict {
     }
     // In the next chunk, so that the cleaner gains something in the first.
     put(&store, "kept0", &[2; 200])?;
-    slow.armed.store(true, Ordering::SeqCst);
+    slow.arm();
     let shared = store.clone();
     let task = esker_trt::spawn(move || shared.delete(b"gone").map(drop).map_err(words));
     slow.wait()?;

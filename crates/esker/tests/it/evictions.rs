@@ -34,8 +34,8 @@ fn a_segment_that_died_while_it_was_evicted_is_not_blanked_in_its_next_life() {
         let armed: Arc<Mutex<Option<Store>>> = Arc::default();
         let shared = Arc::clone(&armed);
         let inner = Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 3)));
-        let asking = Asking::new(Arc::clone(&inner), move |site| {
-            if site == esker::sites::depot::MOVE_FLUSH
+        let asking = Asking::new(Arc::clone(&inner), move |call| {
+            if call.site == esker::sites::depot::MOVE_FLUSH
                 && let Some(store) = shared.lock().take()
             {
                 for number in 0..6_u8 {

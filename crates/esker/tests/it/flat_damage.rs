@@ -8,11 +8,10 @@ use esker::{
 };
 use esker_base::rng::Rng;
 use esker_base::{Error, Site, SiteKind};
-use esker_media::sim::{Image, Initial, SimArchive, SimPm, SimPmOptions};
-use esker_media::{Pmem, PmemCounters};
+use esker_media::Pmem;
+use esker_media::sim::{AskingMemory, Image, Initial, MemoryCall, SimArchive, SimPm, SimPmOptions};
 use rustix::fs::{Mode, OFlags};
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -194,62 +193,25 @@ fn what_is_damaged_can_be_written_and_deleted_and_harms_no_other_key() {
     }
 }
 
-/// Memory that has lost some bytes: to read them fails.
-#[derive(Debug)]
-struct Lost {
-    inner: Arc<SimPm>,
-    from: AtomicU64,
-}
-
 /// Bytes that are lost together.
 const LOST: u64 = 256;
 
-impl Lost {
-    fn look(&self, bytes: Range<u64>) -> esker::Result<()> {
-        let from = self.from.load(Ordering::SeqCst);
-        match bytes.start < from.saturating_add(LOST) && from < bytes.end {
-            true => Err(Error::corrupted("read memory", "the medium lost it").at(from, LOST)),
-            false => Ok(()),
+/// Memory that has lost some bytes, from here on: to read them fails.
+fn losing(inner: SimPm) -> (Arc<AskingMemory>, Arc<AtomicU64>) {
+    let from = Arc::new(AtomicU64::new(u64::MAX));
+    let lost = Arc::clone(&from);
+    let memory = AskingMemory::new(Arc::new(inner), move |call| {
+        let from = lost.load(Ordering::SeqCst);
+        match call {
+            MemoryCall::Read(bytes)
+                if bytes.start < from.saturating_add(LOST) && from < bytes.end =>
+            {
+                Err(Error::corrupted("read memory", "the medium lost it").at(from, LOST))
+            }
+            _ => Ok(()),
         }
-    }
-}
-
-impl Pmem for Lost {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> PmemCounters {
-        self.inner.counters()
-    }
-    fn read(&self, offset: u64, buf: &mut [u8]) -> esker::Result<()> {
-        self.look(offset..offset + buf.len() as u64)?;
-        self.inner.read(offset, buf)
-    }
-    fn load_u64(&self, offset: u64) -> esker::Result<u64> {
-        self.look(offset..offset + 8)?;
-        self.inner.load_u64(offset)
-    }
-    fn store(&self, site: Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
-        self.inner.store(site, offset, bytes)
-    }
-    fn store_u64(&self, site: Site, offset: u64, value: u64) -> esker::Result<()> {
-        self.inner.store_u64(site, offset, value)
-    }
-    fn ntstore(&self, site: Site, offset: u64, bytes: &[u8]) -> esker::Result<()> {
-        self.inner.ntstore(site, offset, bytes)
-    }
-    fn flush(&self, site: Site, offset: u64, length: u64) -> esker::Result<()> {
-        self.inner.flush(site, offset, length)
-    }
-    fn fence(&self, site: Site) -> esker::Result<()> {
-        self.inner.fence(site)
-    }
+    });
+    (memory, from)
 }
 
 #[test]
@@ -266,11 +228,9 @@ fn a_place_that_cannot_be_read_stops_no_cleaning_and_no_other_key() {
             let mut memory =
                 SimPmOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
             memory.record = false;
-            let inner = Arc::new(SimPm::new(memory));
-            let memory = Arc::new(Lost { inner, from: AtomicU64::new(u64::MAX) });
-            let store =
-                Store::open_on_memory(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
-            memory.from.store(from, Ordering::SeqCst);
+            let (memory, lost) = losing(SimPm::new(memory));
+            let store = Store::open_on_memory(memory, &options).unwrap();
+            lost.store(from, Ordering::SeqCst);
             for round in 0..12_u8 {
                 for key in model.keys() {
                     store.put(key, &vec![round; if round % 3 == 0 { 300 } else { 30 }]).unwrap();

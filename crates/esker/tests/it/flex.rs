@@ -433,8 +433,8 @@ fn a_read_finds_bytes_that_move_while_it_waits_and_whose_segment_is_given_back()
     let space = Arc::new(OnceLock::<Space>::new());
     let (moving, armed) = (Arc::clone(&space), Arc::new(AtomicBool::new(false)));
     let moves = Arc::clone(&armed);
-    let data = Asking::new(Arc::clone(&media.0[0]), move |site| {
-        if site.name() == "flex.data.read" && moves.swap(false, Ordering::Relaxed) {
+    let data = Asking::new(Arc::clone(&media.0[0]), move |call| {
+        if call.site.name() == "flex.data.read" && moves.swap(false, Ordering::Relaxed) {
             let space = moving.get().unwrap();
             space.write(0, &[2; BYTES])?;
             assert!(space.trim()? > BYTES as u64 / 2, "nothing is given back");

@@ -14,7 +14,7 @@ use esker_base::clock::{Clock, ManualClock, SystemClock};
 use esker_base::rng::Rng;
 use esker_base::{Site, SiteKind};
 use esker_media::BlockDevice;
-use esker_media::sim::{Asking, SimArchive};
+use esker_media::sim::{Asking, Call, SimArchive};
 use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::Barrier;
@@ -78,8 +78,8 @@ fn asking(
 ) -> FlexFiles {
     let device = |index: usize| {
         let before = before.clone();
-        let asks = move |site| {
-            before(index, site);
+        let asks = move |call: &Call| {
+            before(index, call.site);
             Ok(())
         };
         Asking::new(devices.shared(index), asks) as Arc<dyn BlockDevice>
@@ -367,8 +367,8 @@ fn the_collector_moves_no_more_at_once_than_its_bound_says() {
     let (most, last) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let data = Arc::clone(&media.0[0]);
     let (noted, before) = (Arc::clone(&most), Arc::clone(&last));
-    let log = Asking::new(Arc::clone(&media.0[2]), move |site| {
-        if site == of_space::LOG_WRITE {
+    let log = Asking::new(Arc::clone(&media.0[2]), move |call| {
+        if call.site == of_space::LOG_WRITE {
             let written = data.counters().write_bytes;
             noted.fetch_max(written - before.swap(written, Ordering::SeqCst), Ordering::SeqCst);
         }

@@ -1,77 +1,42 @@
 //! `flex` and its space where something cannot be read: it is an error, and everything else goes on, whatever is written, after a clean
 //! stop and after a killed process.
 
+use crate::client::Map;
 use crate::flex::{Media, assert_sound, bytes_of, content, small};
 use crate::flex_db::{Devices, options};
-use crate::flex_whole::{Map, bytes};
+use crate::flex_whole::bytes;
 use esker::flex::{Space, SpaceFiles};
-use esker::{Direction, ErrorKind, FlexFiles, Result, Store};
+use esker::{Direction, ErrorKind, FlexFiles, Store};
+use esker_base::Error;
 use esker_base::rng::Rng;
-use esker_base::{Error, Site};
-use esker_media::sim::{Asking, Image, SimBlock};
-use esker_media::{BlockDevice, BlockGeometry, Counters};
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, Image, SimBlock};
 use parking_lot::Mutex;
-use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Bytes that a device refuses to read.
+type Refused = Arc<Mutex<Range<u64>>>;
+
 /// A device that refuses to read some bytes, until something is written there.
-#[derive(Debug)]
-struct Refusing {
-    inner: Arc<SimBlock>,
-    refused: Mutex<Range<u64>>,
-}
-
-impl Refusing {
-    fn new(inner: Arc<SimBlock>, refused: Range<u64>) -> Arc<Self> {
-        Arc::new(Refusing { inner, refused: Mutex::new(refused) })
-    }
-}
-
-impl BlockDevice for Refusing {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn geometry(&self) -> BlockGeometry {
-        self.inner.geometry()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> Counters {
-        self.inner.counters()
-    }
-    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        let refused = self.refused.lock().clone();
-        if offset < refused.end && refused.start < offset + buf.len() as u64 {
-            return Err(Error::new(ErrorKind::Io, "read").at(refused.start, refused.end));
+fn refusing(inner: &Arc<SimBlock>, refused: Range<u64>) -> (Arc<Asking>, Refused) {
+    let refused = Arc::new(Mutex::new(refused));
+    let shared = Arc::clone(&refused);
+    let device = Asking::new(Arc::clone(inner), move |call| {
+        let mut refused = shared.lock();
+        let meet = call.range.start < refused.end && refused.start < call.range.end;
+        match call.act {
+            Act::Read if meet => {
+                Err(Error::new(ErrorKind::Io, "read").at(refused.start, refused.end))
+            }
+            Act::Write if meet => {
+                *refused = 0..0;
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        self.inner.read_at(site, offset, buf)
-    }
-    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        let end = offset + bufs.iter().map(|buf| buf.len() as u64).sum::<u64>();
-        let mut refused = self.refused.lock();
-        if offset < refused.end && refused.start < end {
-            *refused = 0..0;
-        }
-        drop(refused);
-        self.inner.write_at(site, offset, bufs)
-    }
-    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.inner.write_durable_at(site, offset, bufs)
-    }
-    fn flush(&self, site: Site) -> Result<()> {
-        self.inner.flush(site)
-    }
-    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.discard(site, offset, length)
-    }
-    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.prepare(site, offset, length)
-    }
-    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.reserve(site, offset, length)
-    }
+    });
+    (device, refused)
 }
 
 /// How the store was left whose device is damaged then.
@@ -125,29 +90,21 @@ fn harm_options() -> esker::Options {
 }
 
 /// Devices with these contents, of which a block of the first one cannot be read.
-fn harmed(
-    devices: &Devices,
-    block: u64,
-    harm: Harm,
-) -> (Vec<Arc<SimBlock>>, FlexFiles, Arc<Refusing>) {
+fn harmed(devices: &Devices, block: u64, harm: Harm) -> (Vec<Arc<SimBlock>>, FlexFiles, Refused) {
     let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
     if harm == Harm::Flip {
         images[0].flip(block * 512 + 100, 1);
     }
     let devices = Devices::with(images, 77).into_devices();
     let refused = if harm == Harm::Refusal { block * 512..(block + 1) * 512 } else { 0..0 };
-    let data = Refusing::new(Arc::clone(&devices[0]), refused);
+    let (data, refused) = refusing(&devices[0], refused);
     let device = |index: usize| Arc::clone(&devices[index]) as Arc<dyn BlockDevice>;
     let files = FlexFiles {
-        space: SpaceFiles {
-            data: Arc::clone(&data) as Arc<dyn BlockDevice>,
-            tree: device(1),
-            log: device(2),
-        },
+        space: SpaceFiles { data, tree: device(1), log: device(2) },
         logs: [device(3), device(4)],
         index: device(5),
     };
-    (devices, files, data)
+    (devices, files, refused)
 }
 
 /// Compares what can be read with what was acknowledged; how many keys cannot be.
@@ -174,7 +131,7 @@ fn writes_go_on(left: Left, harm: Harm) {
     let mut hit = 0;
     for block in (8..90).step_by(3) {
         let context = format!("{left:?}, {harm:?} of block {block}");
-        let (media, files, data) = harmed(&devices, block, harm);
+        let (media, files, unreadable) = harmed(&devices, block, harm);
         let mut options = harm_options();
         options.testing.seed = Some(block);
         let store = Store::open_flex_on(files, &options)
@@ -205,7 +162,7 @@ fn writes_go_on(left: Left, harm: Harm) {
         }
         if let Some((key, value)) = refused {
             store.forget();
-            *data.refused.lock() = 0..0;
+            *unreadable.lock() = 0..0;
             let images = media.iter().map(|device| device.image()).collect();
             let again = Devices::with(images, 78).open(&options);
             let again = again.unwrap_or_else(|error| panic!("{context}, again: {error}"));
@@ -243,7 +200,7 @@ fn writes_go_on(left: Left, harm: Harm) {
             store.forget();
         }
         let images = media.iter().map(|device| device.image()).collect();
-        *data.refused.lock() = 0..0;
+        *unreadable.lock() = 0..0;
         let again = Devices::with(images, 78).open(&options);
         let again = again.unwrap_or_else(|error| panic!("{context}, again: {error}"));
         let lost = unread(&again, &model, &format!("{context}, again"));
@@ -404,7 +361,7 @@ fn segments_that_cannot_be_emptied_are_left_out_and_others_are_collected() {
         options.format = false;
         options.data_size_bytes_max = Some(64 * 8192);
         let refused = if harm == Harm::Refusal { 0..6 * 8192 } else { 0..0 };
-        let data = Refusing::new(Arc::clone(&media.0[0]), refused);
+        let (data, _) = refusing(&media.0[0], refused);
         let space = Space::open_on(SpaceFiles { data, ..media.files() }, &options).unwrap();
         let mut rng = Rng::from_seed(22);
         let start = 6 * 508;
@@ -537,8 +494,8 @@ fn what_a_device_says_of_an_argument_is_a_failed_write() {
         let armed = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let refusing = |index: usize| {
             let armed = Arc::clone(&armed);
-            Asking::new(Arc::clone(&media.0[index]), move |site| {
-                let fires = site.name() == wanted
+            Asking::new(Arc::clone(&media.0[index]), move |call| {
+                let fires = call.site.name() == wanted
                     && armed.swap(false, std::sync::atomic::Ordering::Relaxed);
                 if fires { Err(Error::invalid("write", "said the device")) } else { Ok(()) }
             })

@@ -1,18 +1,19 @@
 //! `flex`: a file system that is full before the store is. Puts are refused, in time; everything else goes on, and gives room back.
 
+use crate::client::Map;
 use crate::flex_db::options;
-use crate::flex_whole::{Map, bytes, held, sound};
+use crate::flex_whole::{bytes, held, sound};
 use crate::support::START;
 use esker::flex::SpaceFiles;
 use esker::{ErrorKind, FlexFiles, Options, Result, Store};
+use esker_base::Error;
 use esker_base::clock::{Clock, ManualClock};
 use esker_base::rng::Rng;
-use esker_base::{Error, Site};
-use esker_media::sim::{SimBlock, SimBlockOptions};
-use esker_media::{BlockDevice, BlockGeometry, Counters};
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, SimBlock, SimBlockOptions};
 use parking_lot::Mutex;
 use std::collections::HashSet;
-use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -40,94 +41,39 @@ impl FileSystem {
     }
 }
 
-/// A file in it.
-#[derive(Debug)]
-struct File {
-    device: SimBlock,
-    allocated: Mutex<HashSet<u64>>,
-    system: Arc<FileSystem>,
-}
-
-impl File {
-    fn new(system: &Arc<FileSystem>, size: u64) -> Arc<File> {
-        let mut options = SimBlockOptions::new(size, 1);
-        options.size_bytes_max = 64 << 20;
-        let allocated = Mutex::new((0..size / BLOCK).collect());
-        Arc::new(File { device: SimBlock::new(options), allocated, system: Arc::clone(system) })
-    }
-
-    /// Allocates what is not of a range.
-    fn allocate(&self, offset: u64, length: u64) -> Result<()> {
-        let mut allocated = self.allocated.lock();
-        let range = offset / BLOCK..(offset + length).div_ceil(BLOCK);
-        let missing: Vec<u64> = range.filter(|block| !allocated.contains(block)).collect();
-        if !self.system.take(missing.len()) {
-            return Err(Error::new(ErrorKind::NoSpace, "allocate").at(offset, length));
+/// A file in it: blocks are taken with the first write there, and given back by discards.
+fn file(system: &Arc<FileSystem>, size: u64) -> Arc<Asking> {
+    let mut options = SimBlockOptions::new(size, 1);
+    options.size_bytes_max = 64 << 20;
+    let allocated: Mutex<HashSet<u64>> = Mutex::new((0..size / BLOCK).collect());
+    let system = Arc::clone(system);
+    Asking::new(Arc::new(SimBlock::new(options)), move |call| {
+        let Range { start, end } = call.range;
+        let mut allocated = allocated.lock();
+        match call.act {
+            Act::Write | Act::Reserve => {
+                let blocks = start / BLOCK..end.div_ceil(BLOCK);
+                let missing: Vec<u64> = blocks.filter(|block| !allocated.contains(block)).collect();
+                if !system.take(missing.len()) {
+                    return Err(Error::new(ErrorKind::NoSpace, "allocate").at(start, end - start));
+                }
+                allocated.extend(missing);
+            }
+            Act::Discard => {
+                let before = allocated.len();
+                allocated.retain(|block| !(start / BLOCK..end / BLOCK).contains(block));
+                system.give(before - allocated.len());
+            }
+            Act::Read | Act::Flush | Act::Prepare => {}
         }
-        allocated.extend(missing);
         Ok(())
-    }
-}
-
-impl BlockDevice for File {
-    fn name(&self) -> &str {
-        self.device.name()
-    }
-
-    fn geometry(&self) -> BlockGeometry {
-        self.device.geometry()
-    }
-
-    fn report(&self) -> String {
-        self.device.report()
-    }
-
-    fn counters(&self) -> Counters {
-        self.device.counters()
-    }
-
-    fn read_at(&self, site: Site, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.device.read_at(site, offset, buf)
-    }
-
-    fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.allocate(offset, bufs.iter().map(|buf| buf.len() as u64).sum())?;
-        self.device.write_at(site, offset, bufs)
-    }
-
-    fn write_durable_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
-        self.allocate(offset, bufs.iter().map(|buf| buf.len() as u64).sum())?;
-        self.device.write_durable_at(site, offset, bufs)
-    }
-
-    fn flush(&self, site: Site) -> Result<()> {
-        self.device.flush(site)
-    }
-
-    fn discard(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        let mut allocated = self.allocated.lock();
-        let before = allocated.len();
-        (offset / BLOCK..(offset + length) / BLOCK).for_each(|block| {
-            allocated.remove(&block);
-        });
-        self.system.give(before - allocated.len());
-        self.device.discard(site, offset, length)
-    }
-
-    fn prepare(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.device.prepare(site, offset, length)
-    }
-
-    fn reserve(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.allocate(offset, length)?;
-        self.device.reserve(site, offset, length)
-    }
+    })
 }
 
 /// Six files of a file system with so many blocks.
-fn files(blocks: usize) -> (Arc<FileSystem>, Vec<Arc<File>>) {
+fn files(blocks: usize) -> (Arc<FileSystem>, Vec<Arc<Asking>>) {
     let system = Arc::new(FileSystem { left: AtomicUsize::new(blocks) });
-    let files = FIRST_SIZES.iter().map(|size| File::new(&system, *size)).collect();
+    let files = FIRST_SIZES.iter().map(|size| file(&system, *size)).collect();
     (system, files)
 }
 
@@ -146,7 +92,7 @@ fn wide(seed: u64) -> (Options, Arc<ManualClock>) {
     (options, clock)
 }
 
-fn open(files: &[Arc<File>], options: &Options) -> Result<Store> {
+fn open(files: &[Arc<Asking>], options: &Options) -> Result<Store> {
     let file = |index: usize| Arc::clone(&files[index]) as Arc<dyn BlockDevice>;
     let files = FlexFiles {
         space: SpaceFiles { data: file(0), tree: file(1), log: file(2) },

@@ -1,7 +1,8 @@
 //! Repair of a store of `flex`: whatever is damaged, afterwards the store is sound, holds all that could be read, and goes on.
 
+use crate::client::Map;
 use crate::flex_db::{Devices, files_of, options};
-use crate::flex_whole::{Map, bytes, held, sound};
+use crate::flex_whole::{bytes, held, sound};
 use esker::{ErrorKind, Options, RepairReport, Store, repair_on_flex};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, SimBlockOptions, SimDevices};

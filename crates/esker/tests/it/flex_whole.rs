@@ -1,16 +1,14 @@
 //! `flex`: large values, backups, batches, failing devices.
 
+use crate::client::{Client, Map, cut};
 use crate::flex_db::{Devices, options};
 use crate::support::End;
 use esker::options::Progress;
 use esker::{Batch, Direction, Durability, ErrorKind, Result, Store, restore_flex_on};
 use esker_base::rng::Rng;
 use esker_media::Archive;
-use esker_media::sim::{FaultKind, FaultPlan, Image, SimArchive, SimBlock, Trigger};
-use std::collections::BTreeMap;
+use esker_media::sim::{FaultKind, FaultPlan, Image, SimArchive, Trigger};
 use std::ops::Bound;
-
-pub(crate) type Map = BTreeMap<Vec<u8>, Vec<u8>>;
 
 pub(crate) fn bytes(seed: u64, size: usize) -> Vec<u8> {
     let mut bytes = vec![0; size];
@@ -361,67 +359,6 @@ fn a_walk_goes_on_behind_an_interval_that_cannot_be_read() {
     assert!(unread > 10, "{unread} intervals");
 }
 
-/// What a client knows: what was acknowledged, and what failed and may or may not be there.
-#[derive(Default)]
-struct Client {
-    acknowledged: Map,
-    unknown: Vec<(Vec<u8>, Option<Vec<u8>>)>,
-    errors: Vec<ErrorKind>,
-}
-
-impl Client {
-    fn note(&mut self, key: &[u8], value: Option<&[u8]>, result: &Result<()>) {
-        match (result, value) {
-            (Ok(()), Some(value)) => drop(self.acknowledged.insert(key.into(), value.into())),
-            (Ok(()), None) => drop(self.acknowledged.remove(key)),
-            (Err(error), _) => {
-                self.errors.push(error.kind());
-                // Refused before anything happened, or unknown.
-                if !matches!(error.kind(), ErrorKind::ReadOnly | ErrorKind::NoSpace) {
-                    self.unknown.push((key.into(), value.map(<[u8]>::to_vec)));
-                }
-            }
-        }
-    }
-
-    /// Writes, overwrites and deletes over several tables.
-    fn work(&mut self, store: &Store) {
-        for n in 0..150_u32 {
-            let key = format!("key{}", n % 23).into_bytes();
-            if n % 11 == 10 {
-                let result = store.delete(&key).map(drop);
-                self.note(&key, None, &result);
-            } else {
-                let size = if n % 29 == 7 { 5000 } else { 50 + usize::try_from(n).unwrap() * 3 };
-                let value = bytes(u64::from(n), size);
-                let result = store.put(&key, &value).map(drop);
-                self.note(&key, Some(&value), &result);
-            }
-        }
-    }
-
-    fn check(&self, store: &Store, context: &str) {
-        let found = held(store);
-        for key in self.acknowledged.keys().chain(found.keys()) {
-            let state = found.get(key);
-            let acknowledged = state == self.acknowledged.get(key);
-            let unknown = self.unknown.iter().any(|(k, v)| k == key && v.as_ref() == state);
-            assert!(acknowledged || unknown, "{context}: key {}", String::from_utf8_lossy(key));
-        }
-    }
-}
-
-/// Power fails now; nothing survives that need not, or everything does.
-fn cut(device: &SimBlock, keep: bool) -> Image {
-    if keep {
-        return device.image();
-    }
-    let trace = device.trace();
-    let mut replay = trace.replay();
-    replay.advance_to(u64::MAX);
-    replay.states(1, 0).next().map_or_else(|| device.image(), |state| state.image())
-}
-
 /// Fails the n-th call of one device for every n, once or for ever.
 fn sweep(device: usize, kind: FaultKind, for_ever: bool, expected: &[ErrorKind]) -> u32 {
     let mut failed = 0;
@@ -432,7 +369,11 @@ fn sweep(device: usize, kind: FaultKind, for_ever: bool, expected: &[ErrorKind])
         let trigger = if for_ever { Trigger::FromNth(n) } else { Trigger::Nth(n) };
         devices.device(device).set_faults(FaultPlan::none().with(kind, trigger));
         let mut client = Client::default();
-        client.work(&store);
+        // Over several tables, some values by themselves.
+        client.work(&store, 150, 23, |n| {
+            let size = if n % 29 == 7 { 5000 } else { 50 + usize::try_from(n).unwrap() * 3 };
+            bytes(u64::from(n), size)
+        });
         devices.fault_all(&FaultPlan::none());
         for error in &client.errors {
             assert!(expected.contains(error), "{context}: {error:?}");
@@ -441,17 +382,7 @@ fn sweep(device: usize, kind: FaultKind, for_ever: bool, expected: &[ErrorKind])
             assert!(store.stats().read_only.is_some(), "{context}: says why");
         }
         // Reads go on.
-        for (key, value) in &client.acknowledged {
-            let found = store.get(key).expect(&context).map(|value| value.to_vec());
-            let unknown = client.unknown.iter().any(|(k, v)| k == key && *v == found);
-            let same = found.as_ref().map(|found| (found.len(), value.len()));
-            let key = String::from_utf8_lossy(key);
-            let (errors, known) = (&client.errors, client.unknown.len());
-            assert!(
-                found.as_ref() == Some(value) || unknown,
-                "{context}: {key} {same:?} {errors:?} {known}"
-            );
-        }
+        client.reads(&store, &context);
         for keep in [false, true] {
             let images = (0..6).map(|index| cut(devices.device(index), keep)).collect();
             let store = Devices::with(images, 6).open(&options(6)).expect(&context);
@@ -530,7 +461,11 @@ fn a_full_device_refuses_puts_and_nothing_else() {
             .device(device)
             .set_faults(FaultPlan::none().with(FaultKind::NoSpace, Trigger::FromNth(1)));
         let mut client = Client::default();
-        client.work(&store);
+        // Over several tables, some values by themselves.
+        client.work(&store, 150, 23, |n| {
+            let size = if n % 29 == 7 { 5000 } else { 50 + usize::try_from(n).unwrap() * 3 };
+            bytes(u64::from(n), size)
+        });
         for (key, value) in &client.acknowledged {
             let found = store.get(key).unwrap().map(|value| value.to_vec());
             let (errors, key) = (&client.errors, String::from_utf8_lossy(key));

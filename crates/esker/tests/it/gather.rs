@@ -33,8 +33,8 @@ fn slow(seed: u64, failing: u32) -> (Arc<Asking>, Store) {
     let mut inner = SimBlockOptions::new(SIZE, seed);
     (inner.record, inner.latency_max) = (false, Duration::from_micros(1));
     let count = AtomicU32::new(0);
-    let device = Asking::new(Arc::new(SimBlock::new(inner)), move |site| {
-        if site == esker::sites::depot::COMMIT_WRITE {
+    let device = Asking::new(Arc::new(SimBlock::new(inner)), move |call| {
+        if call.site == esker::sites::depot::COMMIT_WRITE {
             esker_trt::sleep(WRITE);
             if count.fetch_add(1, Ordering::SeqCst) + 1 == failing {
                 return Err(Error::new(ErrorKind::Io, "write device").context("planned fault"));

@@ -101,8 +101,8 @@ impl Drop for Release<'_> {
 fn held_up(seed: u64) -> (Arc<Asking>, Store, Arc<Latch>) {
     let latch = Arc::new(Latch::default());
     let seen = Arc::clone(&latch);
-    let device = Asking::new(blank(WIDE, seed), move |site| {
-        if site == esker::sites::depot::COMMIT_PLAIN_WRITE {
+    let device = Asking::new(blank(WIDE, seed), move |call| {
+        if call.site == esker::sites::depot::COMMIT_PLAIN_WRITE {
             seen.is_reached.store(true, Ordering::SeqCst);
             seen.passed.wait();
         }
@@ -194,8 +194,8 @@ fn writers_go_on_while_the_logs_writer_is_held_up_until_its_queue_is_full() {
 fn a_failure_in_the_logs_writer_refuses_all_that_comes_after() {
     for failing in 1..8 {
         let seen = AtomicU32::new(0);
-        let device = Asking::new(blank(WIDE, 2), move |site| {
-            let is_piece = site == esker::sites::depot::COMMIT_PLAIN_WRITE;
+        let device = Asking::new(blank(WIDE, 2), move |call| {
+            let is_piece = call.site == esker::sites::depot::COMMIT_PLAIN_WRITE;
             if is_piece && seen.fetch_add(1, Ordering::SeqCst) + 1 == failing {
                 return Err(Error::new(ErrorKind::Io, "write device").context("planned fault"));
             }

@@ -13,6 +13,7 @@ mod basics;
 mod cache;
 mod check;
 mod checkpoint;
+mod client;
 mod damage;
 mod depot_room;
 mod engines;

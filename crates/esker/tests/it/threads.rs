@@ -210,8 +210,8 @@ fn a_get_whose_record_dies_while_it_waits_and_whose_segment_is_given_back_finds_
         let (dying, armed) = (Arc::clone(&store), Arc::new(AtomicBool::new(false)));
         let dies = Arc::clone(&armed);
         let media = Arc::new(SimBlock::new(SimBlockOptions::new(1 << 20, seed)));
-        let device = Asking::new(media, move |site| {
-            if site.name() == "depot.record.read" && dies.swap(false, Ordering::Relaxed) {
+        let device = Asking::new(media, move |call| {
+            if call.site.name() == "depot.record.read" && dies.swap(false, Ordering::Relaxed) {
                 let store = dying.get().unwrap();
                 // They fill more than a segment, and to delete them takes little of one: none is taken anew.
                 let mut batch = Batch::new();

@@ -20,9 +20,9 @@ fn a_walk_ends_though_a_segment_is_reused_at_each_of_its_reads() {
     let writer: Arc<Mutex<Option<Store>>> = Arc::default();
     let reads = Arc::new(AtomicU32::new(0));
     let (shared, counted, busy) = (Arc::clone(&writer), Arc::clone(&reads), AtomicBool::new(false));
-    let device = Asking::new(Arc::new(SimBlock::new(inner)), move |site| {
+    let device = Asking::new(Arc::new(SimBlock::new(inner)), move |call| {
         // What it writes reads, too.
-        if site == esker::sites::depot::RECORD_READ && !busy.swap(true, Ordering::SeqCst) {
+        if call.site == esker::sites::depot::RECORD_READ && !busy.swap(true, Ordering::SeqCst) {
             let store = shared.lock().clone();
             if let Some(store) = store
                 && counted.fetch_add(1, Ordering::SeqCst) < READS_MAX

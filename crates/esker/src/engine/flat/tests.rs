@@ -11,8 +11,8 @@ use crate::options::{EngineKind, Options};
 use crate::value::Attributes;
 use esker_base::clock::ManualClock;
 use esker_base::{Result, Site};
-use esker_media::sim::{SimPm, SimPmOptions};
-use esker_media::{Pmem, PmemCounters};
+use esker_media::Pmem;
+use esker_media::sim::{AskingMemory, MemoryCall, SimPm, SimPmOptions};
 use std::sync::Arc;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,69 +77,33 @@ fn groups_are_as_large_as_the_options_say() {
     assert_eq!(size_of(&options), 3);
 }
 
-/// Memory in which who has made something durable, such as copies of a cleaner, waits for others at a barrier, and again to go on.
+/// Who has made something durable at a site, such as copies of a cleaner, waits for others at a barrier, and again to go on: once, when
+/// this is armed.
 #[derive(Debug)]
-struct Waiting {
-    inner: SimPm,
-    /// The fence behind which one waits.
-    site: Site,
+struct Stop {
     armed: AtomicBool,
     barrier: Barrier,
 }
 
-impl Pmem for Waiting {
-    fn name(&self) -> &str {
-        self.inner.name()
-    }
-    fn size_bytes(&self) -> u64 {
-        self.inner.size_bytes()
-    }
-    fn report(&self) -> String {
-        self.inner.report()
-    }
-    fn counters(&self) -> PmemCounters {
-        self.inner.counters()
-    }
-    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<()> {
-        self.inner.read(offset, buf)
-    }
-    fn load_u64(&self, offset: u64) -> Result<u64> {
-        self.inner.load_u64(offset)
-    }
-    fn store(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.inner.store(site, offset, bytes)
-    }
-    fn store_u64(&self, site: Site, offset: u64, value: u64) -> Result<()> {
-        self.inner.store_u64(site, offset, value)
-    }
-    fn ntstore(&self, site: Site, offset: u64, bytes: &[u8]) -> Result<()> {
-        self.inner.ntstore(site, offset, bytes)
-    }
-    fn flush(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.inner.flush(site, offset, length)
-    }
-    fn fence(&self, site: Site) -> Result<()> {
-        self.inner.fence(site)?;
-        if site == self.site && self.armed.swap(false, Ordering::SeqCst) {
-            self.barrier.wait();
-            self.barrier.wait();
+/// A store of two groups, its memory, and the stop behind the fences at `site`.
+fn two_groups(site: Site, chunk_size: u64) -> (Arc<Flat>, Arc<SimPm>, Arc<Stop>) {
+    let inner = Arc::new(SimPm::new(SimPmOptions::new(40 * chunk_size, 1)));
+    let stop = Arc::new(Stop { armed: AtomicBool::new(false), barrier: Barrier::new(2) });
+    let shared = Arc::clone(&stop);
+    let memory = AskingMemory::new(Arc::clone(&inner), move |call| {
+        if *call == MemoryCall::Fenced(site) && shared.armed.swap(false, Ordering::SeqCst) {
+            shared.barrier.wait();
+            shared.barrier.wait();
         }
         Ok(())
-    }
-}
-
-/// A store of two groups, and its memory.
-fn two_groups(site: Site, chunk_size: u64) -> (Arc<Flat>, Arc<Waiting>) {
-    let inner = SimPm::new(SimPmOptions::new(40 * chunk_size, 1));
-    let (armed, barrier) = (AtomicBool::new(false), Barrier::new(2));
-    let memory = Arc::new(Waiting { inner, site, armed, barrier });
+    });
     let mut options = options(EngineKind::FlatCceh);
     options.testing.segment_size_bytes = Some(chunk_size);
     options.batching_group = 1;
     options.testing.background = false;
-    let store = Flat::open(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
+    let store = Flat::open(memory, &options).unwrap();
     assert_eq!(store.cleaners.count(), 2);
-    (store, memory)
+    (store, inner, stop)
 }
 
 /// Puts a key into the log of a core, whatever its hash says.
@@ -171,20 +135,20 @@ fn fill(store: &Flat, core: usize) {
 
 #[test]
 fn a_group_is_cleaned_while_the_cleaner_of_another_one_is_at_work() {
-    let (store, memory) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
+    let (store, _, stop) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
     for core in 0..2 {
         put_on(&store, core, b"key");
         fill(&store, core);
         put_on(&store, core, b"key");
     }
-    memory.armed.store(true, Ordering::SeqCst);
+    stop.armed.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let first = scope.spawn(|| store.clean_now(1).unwrap());
-        memory.barrier.wait();
+        stop.barrier.wait();
         let free = store.chunks.free_count();
         assert_eq!(store.clean_now(1).unwrap(), 1, "that of the other group");
         assert_eq!(store.chunks.free_count(), free, "one came free, one is for the copies");
-        memory.barrier.wait();
+        stop.barrier.wait();
         assert_eq!(first.join().unwrap(), 1);
     });
     assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
@@ -197,7 +161,7 @@ fn a_group_is_cleaned_while_the_cleaner_of_another_one_is_at_work() {
 
 #[test]
 fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past_the_look() {
-    let (store, memory) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
+    let (store, _, stop) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
     let (key, hash) = (b"the key", store.hasher.hash(b"the key"));
     // The chunk with the entry is the last one, so that its copy comes to one that is looked at before.
     let last = store.layout.chunk_count - 1;
@@ -207,13 +171,13 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
     put_on(&store, 0, key);
     assert_eq!(open_chunk(&store, 0), last);
     fill(&store, 0);
-    memory.armed.store(true, Ordering::SeqCst);
+    stop.armed.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let other = scope.spawn(|| {
             let mut cleaner = store.cleaner_of_log(last);
             store.clean_chunk(&mut cleaner, last).unwrap();
         });
-        memory.barrier.wait();
+        stop.barrier.wait();
         let prepared = store.prepare_delete(1, key).unwrap();
         let lock = store.keys.lock(hash);
         let deleted = store.commit(1, lock.last(), &prepared.entry, || ()).unwrap();
@@ -225,7 +189,7 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
             if looks == last
                 && let Some(other) = other.take()
             {
-                memory.barrier.wait();
+                stop.barrier.wait();
                 other.join().unwrap();
             }
         });

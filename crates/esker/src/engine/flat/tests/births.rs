@@ -73,7 +73,7 @@ fn entries_that_carry_their_versions_are_no_older_than_a_chunk_that_is_begun_for
 /// The batch waits for the log while others append to it, and then finds no room in its chunk.
 #[test]
 fn what_a_waiting_batch_put_stays_deleted() {
-    let (store, memory) = two_groups(sites::COMMIT_FENCE, CHUNK_SIZE);
+    let (store, memory, stop) = two_groups(sites::COMMIT_FENCE, CHUNK_SIZE);
     let key = of_batch(0);
     let hash = store.hasher.hash(&key);
     // The first in order chooses the log.
@@ -85,17 +85,17 @@ fn what_a_waiting_batch_put_stays_deleted() {
     while room(&store) > 1500 {
         put_on(&store, wide_core, b"begin");
     }
-    memory.armed.store(true, Ordering::SeqCst);
+    stop.armed.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let store = &store;
         scope.spawn(move || put_on(store, wide_core, b"first"));
-        memory.barrier.wait();
+        stop.barrier.wait();
         let pause = || esker_trt::sleep(Duration::from_millis(100));
         scope.spawn(move || put_on(store, wide_core, b"second"));
         pause();
         scope.spawn(|| store.write_atomic(&batch()).unwrap());
         pause();
-        memory.barrier.wait();
+        stop.barrier.wait();
     });
     let found = store.find(hash, &key).unwrap();
     let prepared = store.prepare_delete(other, &key).unwrap();
@@ -112,7 +112,7 @@ fn what_a_waiting_batch_put_stays_deleted() {
     store.state.store(super::super::CLOSED, Ordering::Release);
     let mut options = options(EngineKind::FlatCceh);
     options.testing.segment_size_bytes = Some(CHUNK_SIZE);
-    let reopened = Flat::open(Arc::clone(&memory) as Arc<dyn Pmem>, &options).unwrap();
+    let reopened = Flat::open(memory, &options).unwrap();
     assert!(reopened.get_value(&key, &mut |_| Ok(())).unwrap().is_none());
     let kept = reopened.get_value(&of_batch(1), &mut |_| Ok(())).unwrap();
     assert_eq!(kept.map(|value| value.to_vec()), Some(b"1".to_vec()));
