@@ -72,6 +72,23 @@ pub(super) enum Use {
     Bad = 7,
 }
 
+impl Use {
+    fn found(kind: ChunkKind) -> Use {
+        match kind {
+            ChunkKind::Free => Use::Free,
+            ChunkKind::Log => Use::Log,
+            ChunkKind::Blocks => Use::Blocks,
+            ChunkKind::Large => Use::Large,
+            ChunkKind::Image => Use::Other,
+        }
+    }
+
+    /// A log is open from the start: one that is not, and has nothing that counts, is the cleaner's to free.
+    fn begun(kind: ChunkKind) -> Use {
+        if kind == ChunkKind::Log { Use::OpenLog } else { Use::found(kind) }
+    }
+}
+
 /// A chunk. On a line of its own.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -258,8 +275,12 @@ impl Chunk {
         self.tail.store(tail, Ordering::Relaxed);
     }
 
-    /// Takes over what a header says.
+    /// Takes over what a header says that was found: nothing is appended to a log.
     pub(super) fn adopt(&self, header: &ChunkHeader, layout: &Layout) {
+        self.adopt_as(header, layout, Use::found(header.kind));
+    }
+
+    fn adopt_as(&self, header: &ChunkHeader, layout: &Layout, usage: Use) {
         self.born.store(header.born, Ordering::Relaxed);
         self.salt.store(header.salt(&layout.store_id), Ordering::Relaxed);
         self.owner.store(u32::from(header.owner), Ordering::Relaxed);
@@ -268,13 +289,7 @@ impl Chunk {
         self.set_counts(0, 0, 0);
         self.learn(0, Expiries::default());
         self.live.store(0, Ordering::Relaxed);
-        self.set_usage(match header.kind {
-            ChunkKind::Free => Use::Free,
-            ChunkKind::Log => Use::Log,
-            ChunkKind::Blocks => Use::Blocks,
-            ChunkKind::Large => Use::Large,
-            ChunkKind::Image => Use::Other,
-        });
+        self.set_usage(usage);
     }
 }
 
@@ -501,7 +516,7 @@ impl Chunks {
         header.epoch = self.next_epoch();
         self.write_header(memory, &header)?;
         if let Some(chunk) = self.get(header.number) {
-            chunk.adopt(&header, &self.layout);
+            chunk.adopt_as(&header, &self.layout, Use::begun(header.kind));
         }
         if header.kind == ChunkKind::Large {
             for number in header.number + 1..header.number.saturating_add(header.chunks) {

@@ -115,7 +115,11 @@ impl Flat {
     /// Makes room until so many chunks are free for somebody of this core; false if that cannot be.
     pub(super) fn make_room(&self, core: usize, count: usize, whom: For) -> Result<bool> {
         // A checkpoint is worth less than any write, and so is a backup.
-        let cleaned = self.clean_for(core, count, whom)?;
+        let cleaned = match self.clean_for(core, count, whom) {
+            // The cleaner itself found no room.
+            Err(error) if error.kind() == ErrorKind::NoSpace => false,
+            cleaned => cleaned?,
+        };
         Ok(cleaned || self.drop_checkpoint()? || self.break_hold())
     }
 
@@ -393,8 +397,8 @@ impl Flat {
         Ok(())
     }
 
-    /// Frees the chunks that records are left for, so that nobody has to know of these any more (C4); false if one stays. The caller has
-    /// the locks of all keys.
+    /// Frees the chunks that records are left for, so that nobody has to know of these any more (C4); false if one stays: for good, or,
+    /// unless the caller has the locks of all keys, because somebody who overtook an entry has not counted it yet.
     pub(super) fn clean_left(&self, still: &mut Still<'_>) -> Result<bool> {
         for cleaner in &mut still.cleaners {
             self.clean_left_of(cleaner)?;

@@ -26,9 +26,12 @@ use super::{Apart, Flat};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 /// A store has one cleaner for so many chunks at most: each has a chunk open, and another one is kept for it.
 const CHUNKS_EACH: u32 = 8;
+/// How long the writer of a checkpoint waits for a cleaner before it looks whether the store is closed.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// All of them.
 #[derive(Debug)]
@@ -115,6 +118,23 @@ impl Flat {
         let groups = 0..self.cleaners.count();
         let cleaners = groups.map(|group| self.cleaners.of_group(group).lock()).collect();
         Still { _packer, cleaners }
+    }
+
+    /// As [`hold_cleaning`](Flat::hold_cleaning), for the writer of a checkpoint; `None` if the store is closed meanwhile: who closes it has
+    /// these locks, and waits for the checkpoint.
+    pub(super) fn hold_cleaning_while_open(&self) -> Option<Still<'_>> {
+        fn lock<'a, T>(flat: &Flat, mutex: &'a Mutex<T>) -> Option<MutexGuard<'a, T>> {
+            loop {
+                if let Some(guard) = mutex.try_lock_for(PATIENCE) {
+                    return Some(guard);
+                }
+                flat.refuse().ok()?;
+            }
+        }
+        let _packer = lock(self, &self.cleaners.packer)?;
+        let groups = 0..self.cleaners.count();
+        let cleaners = groups.map(|group| lock(self, self.cleaners.of_group(group)));
+        Some(Still { cleaners: cleaners.collect::<Option<_>>()?, _packer })
     }
 
     /// The logs of the cores of a group.

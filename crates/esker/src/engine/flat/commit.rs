@@ -403,9 +403,6 @@ impl Flat {
             next_version: self.versions.next(),
         };
         self.chunks.begin(&*self.memory, header)?;
-        if let Some(state) = self.chunks.get(chunk) {
-            state.set_usage(Use::OpenLog);
-        }
         Ok(CHUNK_START)
     }
 

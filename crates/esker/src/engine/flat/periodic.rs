@@ -13,10 +13,13 @@
 //!   only once nothing older is left.
 //! - T2: an image vouches for itself: its parts have checksums and a number in common that no other image has. So a
 //!   checkpoint of any age is right, and none is needed.
+//! - T3: when an image counts, no record is left for a chunk of a log (C4 of [`clean`](super::clean)), neither from before the tails nor
+//!   from a move meanwhile: the image may have the copy's place, behind the tails, and then recovery would not find the
+//!   original before them, nor know that its record is left.
 //!
 //! # Concurrency
 //! The tails are taken with the locks of all keys and of all cleaners; nothing is held while the index is copied but the
-//! checkpoint's own lock. Whoever finds no room drops the checkpoint.
+//! checkpoint's own lock, and the cleaners' again for the last part. Whoever finds no room drops the checkpoint.
 //!
 //! # Failure
 //! A crash leaves the checkpoint before, or this one, or none. Of one that is damaged nothing is used.
@@ -85,7 +88,7 @@ impl Flat {
         let locks = settled.then(|| self.keys.lock_all());
         let mut still = settled.then(|| self.hold_cleaning());
         self.refuse()?;
-        // Recovery would not find such an entry before the tails, and not know that its record is left.
+        // T3.
         if let Some(still) = &mut still
             && !self.clean_left(still)?
         {
@@ -132,7 +135,18 @@ impl Flat {
             writer.payload.extend_from_slice(&tail.encode());
             writer.count += 1;
         }
-        if !(self.add_entries(writer)? && writer.finish()?) {
+        if !self.add_entries(writer)? {
+            return Ok(false);
+        }
+        // T3: until it counts, nothing moves.
+        let mut still = None;
+        if !sites::CHECKPOINT_SETTLED.disabled() {
+            let Some(held) = self.hold_cleaning_while_open() else { return Ok(false) };
+            if !self.clean_left(still.insert(held))? {
+                return Ok(false);
+            }
+        }
+        if !writer.finish()? {
             return Ok(false);
         }
         // PERSIST: this one, before the last one goes.

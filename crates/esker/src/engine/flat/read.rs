@@ -179,19 +179,25 @@ impl Flat {
     /// The key's word, by reading the entries of candidates if their hash does not tell.
     #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
+        let found = self.find_known(hash, key)?;
+        if found.is_none() && self.lost.has(hash) && !self.index.is_exact(key) {
+            return Err(self.corrupted(Flaw::Checksum, 0, 0));
+        }
+        Ok(found)
+    }
+
+    /// As [`find`](Flat::find), for who knows that no lost entry is the key's: it has been written since.
+    #[inline]
+    pub(super) fn find_known(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
         let mut since = self.chunks.now();
-        let found = self.index.find(hash, key, &mut |word| {
+        self.index.find(hash, key, &mut |word| {
             let same = self.is_entry_of(word, key, since)?;
             if same.is_none() {
                 // The index looks again.
                 since = self.chunks.now();
             }
             Ok(same)
-        })?;
-        if found.is_none() && self.lost.has(hash) && !self.index.is_exact(key) {
-            return Err(self.corrupted(Flaw::Checksum, 0, 0));
-        }
-        Ok(found)
+        })
     }
 
     pub(super) fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {

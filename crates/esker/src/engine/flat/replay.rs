@@ -47,6 +47,8 @@ pub(super) struct Scan<'a> {
     newest: AtomicU64,
     /// Records of entries besides which the index has another one of the same version, with the chunks of the entries.
     twins: Mutex<Vec<(u32, u64)>>,
+    /// Held by who enters what it has collected while others collect.
+    entering: Mutex<()>,
 }
 
 /// How old an entry is, compared to another of its key.
@@ -164,7 +166,13 @@ impl<'r> FoundIn<'r> {
 }
 
 /// Where entries are collected.
-type Collect<'r> = (&'r mut Runs, &'r Parts);
+struct Collect<'r> {
+    runs: &'r mut Runs,
+    parts: &'r Parts,
+    tree: &'r Masstree,
+    /// Most bytes that a chunk's take there before they are entered: a log may have any number of entries of long keys.
+    most: u64,
+}
 
 impl Scan<'_> {
     /// Reads a chunk of a log; what it has is entered, or added to `runs`. Returns the bytes that were added.
@@ -246,8 +254,12 @@ impl Scan<'_> {
                 }
                 continue;
             };
-            if let Some((runs, parts)) = &mut found.runs {
-                found.held += runs.add(parts, &key, place.word(), version);
+            if let Some(collect) = &mut found.runs {
+                found.held += collect.runs.add(collect.parts, &key, place.word(), version);
+                if found.held as u64 > collect.most {
+                    self.enter_collected(collect)?;
+                    found.held = 0;
+                }
                 continue;
             }
             let (hash, record) = (flat.hasher.hash(&key), record_of_action(entry.action));
@@ -256,6 +268,18 @@ impl Scan<'_> {
                 self.enter(found.chunk, group)?;
             }
         }
+        Ok(())
+    }
+
+    /// Enters what one thread has collected, while others collect.
+    fn enter_collected(&self, collect: &mut Collect<'_>) -> Result<()> {
+        // One at a time, so that a key has one.
+        let _entering = self.entering.lock();
+        let mut enter = Enter::new(self, collect.tree);
+        let runs = std::slice::from_ref(&*collect.runs);
+        (0..collect.parts.count()).try_for_each(|part| enter.part(part, runs))?;
+        enter.end(self.learned);
+        *collect.runs = Runs::new(collect.parts);
         Ok(())
     }
 
@@ -387,6 +411,7 @@ impl Scan<'_> {
         let parts = Parts::new(flat.sample_of_keys(logs, self.clear));
         let turns = Turns::new(logs, &options.progress);
         let most = options.testing.collect_bytes.unwrap_or_else(|| collect_max(&flat.layout));
+        let share = most / flat.threads.max(1) as u64;
         while turns.left() > 0 {
             let (all, held) = (Mutex::new(Vec::new()), AtomicU64::new(0));
             let read = || {
@@ -394,7 +419,8 @@ impl Scan<'_> {
                 while held.load(Ordering::Relaxed) <= most
                     && let Some(number) = turns.take()
                 {
-                    let added = self.chunk(number, &mut buffer, Some((&mut runs, &parts)))?;
+                    let collect = Collect { runs: &mut runs, parts: &parts, tree, most: share };
+                    let added = self.chunk(number, &mut buffer, Some(collect))?;
                     held.fetch_add(added as u64, Ordering::Relaxed);
                 }
                 all.lock().push(runs);
@@ -441,6 +467,7 @@ impl Flat {
             locks: (0..LOCKS).map(|_| Mutex::default()).collect(),
             newest: AtomicU64::new(root.clear.version.max(tails.newest)),
             twins: Mutex::default(),
+            entering: Mutex::default(),
         };
         match self.index.ordered() {
             Some(tree) => scan.enter_sorted(&logs, tree, options)?,

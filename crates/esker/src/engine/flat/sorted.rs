@@ -23,7 +23,8 @@ const SAMPLED: usize = 8;
 /// Keys that are entered together.
 const GROUP: usize = 64;
 
-/// DRAM that entries may take before they are entered, in bytes: a quarter of the store, at most 512 MiB.
+/// DRAM that entries may take before they are entered, in bytes: a quarter of the store, at most 512 MiB; and all threads together as much
+/// again, each for the chunk that it reads.
 pub(super) fn collect_max(layout: &Layout) -> u64 {
     (u64::from(layout.chunk_count) * layout.chunk_size / 4).min(512 * MIB)
 }
@@ -100,7 +101,7 @@ struct Item {
     slice: u64,
     word: Word,
     version: u64,
-    /// Where its key is.
+    /// Where its key is: less than [`collect_max`] is collected.
     start: u32,
     length: u32,
 }
@@ -136,7 +137,22 @@ impl Runs {
         };
         run.items.push(item);
         run.keys.extend_from_slice(key);
+        #[cfg(test)]
+        COLLECTED_MOST.set(COLLECTED_MOST.get().max(self.bytes()));
         size_of::<Item>() + key.len()
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Most bytes that this thread had collected at once.
+    pub(super) static COLLECTED_MOST: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[cfg(test)]
+impl Runs {
+    fn bytes(&self) -> usize {
+        self.0.iter().map(|run| size_of_val(&*run.items) + run.keys.len()).sum()
     }
 }
 

@@ -10,12 +10,13 @@ use super::{Flat, sites};
 use crate::options::{EngineKind, Options};
 use crate::value::Attributes;
 use esker_base::clock::ManualClock;
-use esker_base::{Result, Site};
+use esker_base::{ErrorKind, Result, Site};
+use esker_format::flat::{ChunkHeader, ChunkKind};
 use esker_media::Pmem;
 use esker_media::sim::{AskingMemory, MemoryCall, SimPm, SimPmOptions};
-use std::sync::Arc;
-use std::sync::Barrier;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Barrier, OnceLock};
+use std::time::Duration;
 
 const CHUNK_SIZE: u64 = 2048;
 
@@ -195,6 +196,88 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
         });
         assert!(needed <= deleted.version.0, "{needed} {}", deleted.version.0);
     });
+}
+
+/// The cleaner looks for what it may free at any moment, also between a log's beginning and the first entry.
+#[test]
+fn a_log_that_was_just_begun_is_nobodys_to_free() {
+    let (store, ..) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
+    for core in 0..2 {
+        let number = store.chunks.take(1, For::Puts).unwrap();
+        let header = ChunkHeader {
+            epoch: 0,
+            born: store.versions.now(core),
+            kind: ChunkKind::Log,
+            owner: u16::try_from(core).unwrap(),
+            number,
+            lines: 0,
+            chunks: 0,
+            next_version: store.versions.next(),
+        };
+        store.chunks.begin(&*store.memory, header).unwrap();
+        assert_eq!(store.clean_now(8).unwrap(), 0);
+        assert!(store.chunks.get(number).unwrap().is_log(), "it was freed");
+    }
+}
+
+/// The index was copied in part, and then a cleaner leaves a record for a chunk of a log.
+#[test]
+fn no_record_is_left_for_a_chunk_when_a_checkpoint_counts() {
+    let shared: Arc<OnceLock<Arc<Flat>>> = Arc::default();
+    let leaves = Arc::new(AtomicU32::new(0));
+    let (of_store, leave) = (Arc::clone(&shared), Arc::clone(&leaves));
+    let inner = Arc::new(SimPm::new(SimPmOptions::new(60 * CHUNK_SIZE, 1)));
+    let memory = AskingMemory::new(inner, move |call| {
+        let Some(store) = of_store.get() else { return Ok(()) };
+        // That of the image's first part.
+        if *call == MemoryCall::Fenced(sites::CHUNK_COPY_FENCE) {
+            let number = leave.swap(0, Ordering::SeqCst);
+            if number > 0 {
+                let record = store.prepare_put(0, b"gone", &[3; 1000], Attributes::default());
+                store.cleaner_of_log(number).leave(number, record?.record);
+            }
+        }
+        Ok(())
+    });
+    let mut options = options(EngineKind::FlatCceh);
+    options.testing.background = false;
+    let store = shared.get_or_init(|| Flat::open(memory, &options).unwrap());
+    put_on(store, 0, b"key");
+    let first = open_chunk(store, 0);
+    fill(store, 0);
+    for number in 0..250_u8 {
+        let value = crate::value::Condition::Always;
+        store.put_value(&[b'k', number], b"1", Attributes::default(), value).unwrap();
+    }
+    let generation = store.chunks.get(first).unwrap().generation();
+    leaves.store(first, Ordering::SeqCst);
+    assert!(store.write_checkpoint().unwrap());
+    assert_eq!(leaves.load(Ordering::SeqCst), 0, "the image has one part");
+    let chunk = store.chunks.get(first).unwrap();
+    assert!(!chunk.is_log() || chunk.generation() != generation, "its record is left");
+    assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+}
+
+/// `clear` has looked whether the store is open, and then waits behind a stop that writes the image of everything.
+#[test]
+fn a_clear_that_comes_behind_a_stop_is_refused() {
+    let (store, memory, _) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
+    put_on(&store, 0, b"key");
+    let slow = store.keys.lock(store.hasher.hash(b"key"));
+    std::thread::scope(|scope| {
+        let pause = || esker_trt::sleep(Duration::from_millis(100));
+        let stop = scope.spawn(|| store.close_store());
+        pause();
+        let clear = scope.spawn(|| store.clear_all());
+        pause();
+        drop(slow);
+        stop.join().unwrap().unwrap();
+        assert_eq!(clear.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    });
+    let mut options = options(EngineKind::FlatCceh);
+    options.testing.segment_size_bytes = Some(CHUNK_SIZE);
+    let reopened = Flat::open(memory, &options).unwrap();
+    assert!(reopened.get_value(b"key", &mut |_| Ok(())).unwrap().is_some());
 }
 
 #[test]

@@ -293,7 +293,7 @@ impl Flat {
                 break;
             }
             // The cleaner moved it, or dropped a tombstone.
-            found = self.find(hash, key).map_err(|error| self.poison(&error))?;
+            found = self.find_known(hash, key).map_err(|error| self.poison(&error))?;
         }
         self.count_published(new);
         Ok(())
@@ -368,6 +368,8 @@ impl Flat {
         let _locks = self.keys.lock_all();
         // Nobody moves what is about to go.
         let _still = self.hold_cleaning();
+        // Who closed the store meanwhile has written an image, in which everything is still there.
+        self.refuse()?;
         let mut cleared = self.cleared.lock();
         let next = Clear { generation: cleared.generation + 1, version: self.versions.meet() };
         // So that a checkpoint from now on comes after it.

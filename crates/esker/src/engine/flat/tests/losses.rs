@@ -139,3 +139,30 @@ fn a_chunk_with_a_key_that_cannot_be_told_is_left_until_that_is_written_anew() {
         crash(store);
     }
 }
+
+/// A key under whose hash something was lost is deleted, and the cleaner drops the tombstone while the next put is under way.
+#[test]
+fn a_put_finds_no_tombstone_any_more_under_a_hash_of_which_something_was_lost() {
+    let memory = blank();
+    let store = opened(&memory, EngineKind::FlatCceh).unwrap();
+    let key = b"a key of more bytes than a word";
+    let hash = store.hasher.hash(key);
+    put(&store, key);
+    let word = store.find(hash, key).unwrap().unwrap();
+    flip(&*memory, super::super::layout::Place::of(word).offset + 9);
+    assert_eq!(store.find(hash, key).unwrap_err().kind(), ErrorKind::Corrupted);
+    put(&store, key);
+    store.delete_key(key, Condition::Always).unwrap();
+    let tombstone = store.find(hash, key).unwrap().unwrap();
+    let prepared = store.prepare_put(0, key, b"new", Attributes::default()).unwrap();
+    let lock = store.keys.lock(hash);
+    let placed = store.commit(0, lock.last(), &prepared.entry, || ()).unwrap();
+    lock.follow(placed.version);
+    assert!(store.index.remove(hash, key, tombstone));
+    store.let_go(tombstone, None);
+    store.publish(hash, key, Some(tombstone), placed.word).unwrap();
+    drop(lock);
+    assert!(store.failure.lock().is_none());
+    assert_eq!(&*store.get_value(key, &mut |_| Ok(())).unwrap().unwrap(), b"new");
+    crash(store);
+}

@@ -102,3 +102,29 @@ fn a_checkpoint_is_worth_its_while_once_so_much_was_written_on_all_cores() {
         assert!(store.is_checkpoint_worth(), "{engine}: much later");
     }
 }
+
+/// A chunk of a log may have any number of entries of one key, each with its whole key.
+#[test]
+fn recovery_keeps_to_its_memory_however_long_keys_are() {
+    const CHUNK: u64 = 64 << 10;
+    const MOST: u64 = 100_000;
+    let memory = memory(16, CHUNK);
+    let store = open(&memory, EngineKind::FlatMasstree, CHUNK);
+    let keys = [[b'a'; 3000], [b'b'; 3000]];
+    for number in 0..400_usize {
+        put_value(&store, &keys[number % 2], 1 + number % 9).unwrap();
+    }
+    store.state.store(super::super::CLOSED, Ordering::Release);
+    drop(store);
+    let mut options = options(EngineKind::FlatMasstree);
+    options.testing.segment_size_bytes = Some(CHUNK);
+    options.testing.collect_bytes = Some(MOST);
+    super::super::sorted::COLLECTED_MOST.set(0);
+    let store = Flat::open(memory, &options).unwrap();
+    let most = super::super::sorted::COLLECTED_MOST.get() as u64;
+    assert!((MOST / 2..=MOST + 4000).contains(&most), "{most} bytes");
+    for (key, size) in keys.iter().zip([1 + 398 % 9, 1 + 399 % 9]) {
+        assert_eq!(store.get_value(key, &mut |_| Ok(())).unwrap().unwrap().len(), size);
+    }
+    assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+}
