@@ -78,7 +78,7 @@ impl ErrorKind {
             ErrorKind::Io => "input/output error",
             ErrorKind::ReadOnly => "store is read-only after a failure",
             ErrorKind::DurabilityUnknown => "outcome unknown: a write or flush failed",
-            ErrorKind::Locked => "store is open in another process",
+            ErrorKind::Locked => "store is open already, here or in another process",
             ErrorKind::UnsupportedFormat => "unsupported format version",
             ErrorKind::Timeout => "timed out",
             ErrorKind::OutOfMemory => "out of memory",

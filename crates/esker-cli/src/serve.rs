@@ -63,7 +63,6 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
         spin: config.spin,
         io: config.io,
         log: "info",
-        ends_on_usr1: false,
         secrets,
         asked: AskedOfNew {
             size: arguments.size.as_ref().map(|size| format!("--size {size}")),

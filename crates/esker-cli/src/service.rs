@@ -5,7 +5,7 @@
 //! wait for `ready` and read the address behind `listening on`.
 //!
 //! # Failure
-//! The first SIGTERM or SIGINT stops accepting, finishes what was received, closes the store and
+//! The first SIGTERM, SIGINT or SIGUSR1 stops accepting, finishes what was received, closes the store and
 //! exits with 0. A second one ends the process at once, which the store survives as it survives a
 //! crash. SIGHUP has the files with credentials and certificates read again, as memcached does; if one
 //! is wrong, that is said, and what was read before stays.
@@ -44,8 +44,6 @@ pub(crate) struct Service {
     pub(crate) io: Vec<Facility>,
     /// Least level of the log, unless `ESKER_LOG` says otherwise.
     pub(crate) log: &'static str,
-    /// Whether SIGUSR1 is a wish to end, too, as for memcached.
-    pub(crate) ends_on_usr1: bool,
     pub(crate) secrets: Secrets,
     pub(crate) asked: AskedOfNew,
 }
@@ -124,12 +122,16 @@ impl Service {
         ready: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         start_log(self.log);
-        let mut signals = catch_signals(self.ends_on_usr1)?;
+        let mut signals = catch_signals()?;
         raise_descriptors(u64::from(self.server.limits.connections_max))?;
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
         let was_there = self.store.engine_there().is_some();
+        if !was_there {
+            // Before there is a store that nobody can serve from.
+            self.server.check_addresses()?;
+        }
         let store = open_served(&mut self.store)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
@@ -232,11 +234,12 @@ fn start_log(level: &str) {
 }
 
 /// From here on the first signal is told by the iterator, and the second ends the process.
-fn catch_signals(usr1: bool) -> Result<Signals, Failure> {
+fn catch_signals() -> Result<Signals, Failure> {
     let failed = |source: std::io::Error| Failure::io("catch signals", &source);
     let again = Arc::new(AtomicBool::new(false));
-    let ending = if usr1 { &[SIGTERM, SIGINT, SIGUSR1][..] } else { &[SIGTERM, SIGINT] };
-    for signal in ending {
+    // The last one is memcached's wish for an end that loses nothing.
+    let ending = [SIGTERM, SIGINT, SIGUSR1];
+    for signal in &ending {
         // In this order: the first signal finds the flag down, and raises it.
         signal_hook::flag::register_conditional_shutdown(*signal, 128 + signal, again.clone())
             .map_err(failed)?;

@@ -98,6 +98,20 @@ pub struct ServerConfig {
     pub clock: Arc<dyn Clock>,
 }
 
+impl ServerConfig {
+    /// Finds out whether the server could listen now where it is to: at network addresses, not at socket files.
+    ///
+    /// # Errors
+    /// As those of [`Server::start`] for an address.
+    pub fn check_addresses(&self) -> Result<()> {
+        let of_network = |address: &&ListenAddress| address.tcp().is_some();
+        for address in self.listen.iter().chain(&self.listen_plain).filter(of_network) {
+            address.bind(self.allow_remote, self.unix_mode)?;
+        }
+        Ok(())
+    }
+}
+
 impl Default for ServerConfig {
     fn default() -> Self {
         ServerConfig {

@@ -225,7 +225,7 @@ pub struct Options {
     /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3), and have one cleaner
     /// in all of them (§3.4). Default 0: those of a socket.
     pub batching_group: usize,
-    /// Number of items that the index has room for from the start; it grows in any case. Default: as
+    /// Number of items that the index has room for from the start, no more than the store can hold; it grows in any case. Default: as
     /// many as are there.
     pub index_entries: Option<u64>,
     /// Told how far recovery is.
@@ -332,7 +332,15 @@ pub struct Testing {
     pub first_version: u64,
 }
 
+/// Bytes that an item takes at least, with its entry in a log.
+const ITEM_BYTES_MIN: u64 = 16;
+
 impl Options {
+    /// Items that the index of a store of `size_bytes` has room for from the start.
+    pub(crate) fn index_entries_within(&self, size_bytes: u64) -> u64 {
+        self.index_entries.unwrap_or(0).min(size_bytes / ITEM_BYTES_MIN)
+    }
+
     /// The engine of the store that is at `path`, if there is one; of the two kinds of `flat` it says one. Striped stores are `depot`'s.
     #[must_use]
     pub fn engine_there(&self) -> Option<EngineKind> {

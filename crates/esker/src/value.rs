@@ -9,7 +9,8 @@ use std::ops::{Deref, Range};
 pub struct Attributes {
     /// Opaque number of the client, as memcache's `flags`.
     pub flags: u32,
-    /// Wall time in seconds since 1970 from which the record is gone; `None`: never.
+    /// Wall time in seconds since 1970 from which the record is gone; `None`: never. The last two seconds of 64 bits may come back as
+    /// `None`, or as one another.
     pub expires_at: Option<u64>,
     /// Four bits for the layer above, 0 to 15; higher bits are not kept. The memcache server notes
     /// here that an item is stale.

@@ -155,7 +155,6 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         spin: Duration::ZERO,
         io: Vec::new(),
         log,
-        ends_on_usr1: true,
         secrets,
         asked: AskedOfNew {
             size: plan.size_given.map(|size| format!("-m {size}")),

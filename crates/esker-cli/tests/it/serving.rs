@@ -2,7 +2,7 @@
 
 use crate::program::{Scratch, program};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::process::{Child, Command};
 use std::time::Duration;
 
@@ -115,6 +115,24 @@ fn it_says_what_runs_where_and_stops_cleanly() {
     let serving = Serving::start(&scratch, &[]);
     assert_eq!(serving.talk("get k\r\n"), "VALUE k 5 5\r\nhello\r\nEND\r\n");
     stop_and_wait(serving, "-INT");
+    let serving = Serving::start(&scratch, &["--durability", "none"]);
+    assert_eq!(serving.talk("set k 5 0 4\r\nlast\r\n"), "STORED\r\n");
+    stop_and_wait(serving, "-USR1");
+    assert_eq!(scratch.run(&["get", "k"]).exits_with(0).output, b"last");
+}
+
+#[test]
+fn a_server_that_cannot_listen_makes_no_store() {
+    let scratch = Scratch::new();
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("bind");
+    let port = taken.local_addr().expect("bound").port();
+    let [taken, remote] =
+        [format!("memcache://127.0.0.1:{port}"), "memcache://0.0.0.0:0".to_owned()];
+    for (listen, code) in [(&taken, 3), (&remote, 2)] {
+        let ran = scratch.run(&["serve", "--listen", listen]).exits_with(code);
+        assert!(ran.said.contains(listen.as_str()), "{ran:?}");
+        assert!(!scratch.path("esker-data").exists(), "{listen}: a store was made");
+    }
 }
 
 #[test]

@@ -130,7 +130,7 @@ fn lock(fd: &OwnedFd, shared: bool) -> Result<()> {
     };
     match rustix::fs::flock(fd, operation) {
         Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(locked("another process has it open")),
+        Err(Errno::WOULDBLOCK) => Err(locked("another process, or this one, has it open")),
         Err(errno) => Err(failed("lock device")(errno)),
     }
 }
@@ -140,10 +140,14 @@ fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: boo
     if size_bytes == 0 {
         return Err(Error::invalid("create file", "a size of 0 bytes"));
     }
+    // Before anything is taken: in main memory others would be without until the last page is refused.
+    let room =
+        rustix::fs::fstatvfs(fd).map_or(u64::MAX, |of| of.f_bavail.saturating_mul(of.f_frsize));
+    let fits = if size_bytes > room { Err(Errno::NOSPC) } else { Ok(()) };
     let huge = mapped && durability::file_system_name(fd) == "tmpfs";
-    let huge = if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
+    let huge = |()| if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
     let all = |()| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes);
-    match huge.and_then(all) {
+    match fits.and_then(huge).and_then(all) {
         Ok(()) => {}
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes)?,
         Err(errno) => {

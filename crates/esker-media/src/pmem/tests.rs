@@ -118,6 +118,23 @@ fn main_memory_passes_for_persistent_only_when_asked_for_by_name() {
     assert!(memory.report().contains("NOTHING HERE SURVIVES A POWER CUT"));
 }
 
+/// A tmpfs gives page after page until there is none: others would be without meanwhile.
+#[test]
+fn memory_that_there_is_not_is_refused_before_any_is_taken() {
+    let Ok(folder) = tempfile::tempdir_in(Path::new("/dev/shm")) else {
+        eprintln!("skipped: no tmpfs at /dev/shm");
+        return;
+    };
+    let of = rustix::fs::statvfs(folder.path()).unwrap();
+    // A page more than an empty one has.
+    let size = of.f_blocks * of.f_frsize + 4096;
+    let path = folder.path().join("memory");
+    let with = PmemOptions { create_size_bytes: Some(size), emulate: true };
+    let error = PmemFile::open(&path, with).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    assert!(!path.exists(), "nothing is left behind");
+}
+
 #[test]
 fn a_file_in_main_memory_is_allocated_and_zero_whatever_its_pages() {
     let Ok(folder) = tempfile::tempdir_in(Path::new("/dev/shm")) else {

@@ -241,6 +241,16 @@ impl Ground<'_> {
         }))
     }
 
+    /// Puts an item. As in memcached, one that is set and finds no room leaves no older value behind.
+    fn put_or_forget(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
+        let is_set = options.condition == Condition::Always;
+        let outcome = self.store.put_with(key, value, options);
+        if is_set && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
+            self.store.delete(key)?;
+        }
+        outcome
+    }
+
     /// Puts an item; with `cas`, that is its CAS id.
     fn put_item(
         &self,
@@ -253,7 +263,7 @@ impl Ground<'_> {
         let state = attributes.state & !EXPLICIT_CAS;
         let Some(cas) = cas else {
             let attributes = Attributes { state, ..attributes };
-            return self.store.put_with(key, value, PutOptions { attributes, condition });
+            return self.put_or_forget(key, value, PutOptions { attributes, condition });
         };
         let length = value.len().saturating_add(CAS_BYTES);
         let room = self.budget.try_take(length as u64);
@@ -262,7 +272,7 @@ impl Ground<'_> {
         longer.extend_from_slice(value);
         longer.extend_from_slice(&cas.to_be_bytes());
         let attributes = Attributes { state: state | EXPLICIT_CAS, ..attributes };
-        self.store.put_with(key, &longer, PutOptions { attributes, condition })
+        self.put_or_forget(key, &longer, PutOptions { attributes, condition })
     }
 
     /// An item was stored that has nothing to do with the one before.

@@ -18,7 +18,7 @@ pub fn parse_unsigned(text: &[u8], max: u64) -> Option<u64> {
 #[must_use]
 pub fn parse_signed(text: &[u8]) -> Option<i64> {
     match text.strip_prefix(b"-") {
-        Some(digits) => i64::try_from(parse_unsigned(digits, i64::MAX as u64)?).ok()?.checked_neg(),
+        Some(digits) => 0_i64.checked_sub_unsigned(parse_unsigned(digits, u64::MAX)?),
         None => i64::try_from(parse_unsigned(text, i64::MAX as u64)?).ok(),
     }
 }

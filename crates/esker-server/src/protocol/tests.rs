@@ -302,6 +302,8 @@ fn numbers_have_no_sign_and_no_overflow() {
     assert_eq!(parse_signed(b"-5"), Some(-5));
     assert_eq!(parse_signed(b"--5"), None);
     assert_eq!(parse_signed(b"9223372036854775808"), None);
+    assert_eq!(parse_signed(b"-9223372036854775808"), Some(i64::MIN));
+    assert_eq!(parse_signed(b"-9223372036854775809"), None);
     for (value, number) in [
         (&b"12"[..], Some(12)),
         (b" 12", Some(12)),

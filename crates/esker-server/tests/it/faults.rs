@@ -168,6 +168,23 @@ fn a_full_store_refuses_items_and_still_reads_and_deletes() {
     assert!(stored.len() > 1000, "{} items fit", stored.len());
     check_stored(&server, &stored);
     let mut client = server.client();
+    // As in memcached: what is set anew, and finds no room, is not what it was.
+    let mut stored = stored;
+    let large = "x".repeat(15_000);
+    for (verb, kept) in [("set", false), ("replace", true), ("append", true), ("ms", false)] {
+        let key = stored.keys().next().expect("some").clone();
+        let size = large.len();
+        let request = match verb {
+            "ms" => format!("ms {key} {size}\r\n{large}\r\n"),
+            _ => format!("{verb} {key} 0 0 {size}\r\n{large}\r\n"),
+        };
+        client.check_chat(request.as_bytes(), &format!("{full}\r\n"));
+        if !kept {
+            stored.remove(&key);
+            client.check_chat(format!("get {key}\r\n").as_bytes(), "END\r\n");
+        }
+    }
+    check_stored(&server, &stored);
     // The oldest first, and many at once: what they free is more than their tombstones take.
     let mut keys: Vec<&String> = stored.keys().collect();
     keys.sort_by_key(|key| key.split_once('-').and_then(|(_, n)| n.parse::<u64>().ok()));

@@ -38,6 +38,8 @@ pub struct SpaceFiles {
 pub(crate) const TREE_FILE: &str = "space.tree";
 const LOG_FILE: &str = "space.log";
 pub(crate) const DATA_FILE: &str = "space.data";
+/// Names of the logs of a store that has its data in a space, beside it: even generations go to the first one.
+pub(crate) const STORE_LOGS: [&str; 2] = ["flex.wal.0", "flex.wal.1"];
 
 impl SpaceFiles {
     /// Opens or creates the files in the folder of `options`.
@@ -70,6 +72,15 @@ fn is_made(tree: &dyn BlockDevice, options: &SpaceOptions) -> Result<bool> {
 /// Whether the folder has the file, with something in it.
 fn has(options: &SpaceOptions, name: &str) -> bool {
     locate(&options.path, name, false).is_ok_and(|found| found.exists)
+}
+
+/// Refuses a space that is a store's: what is written there without the store is damage to it.
+pub(super) fn refuse_store(options: &SpaceOptions) -> Result<()> {
+    if !STORE_LOGS.iter().any(|name| has(options, name)) {
+        return Ok(());
+    }
+    let words = "a store of flex has its data in this space: open that, as a store";
+    Err(Error::invalid("open space", words).device(options.path.display().to_string()))
 }
 
 /// Refuses to go on without a file that was there (A1).

@@ -22,7 +22,7 @@ use super::lost::Lost;
 use super::recover::{find_header, read_map, segments_in, tree_shape};
 use super::slots::Slots;
 use super::state::Shared;
-use super::{Inner, Space, SpaceFiles, SpaceOptions, Writer, sites};
+use super::{Inner, Space, SpaceFiles, SpaceOptions, Writer, refuse_store, sites};
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
@@ -61,10 +61,11 @@ impl Space {
     /// blocks of data stay as they are, and are errors for who reads them ([`Space::check`] names them).
     ///
     /// # Errors
-    /// `Corrupted` if neither header is whole, `InvalidArgument` if there is no space, `NoSpace` if there is no room for a new
+    /// `Corrupted` if neither header is whole, `InvalidArgument` if there is no space, or if it is a store's, `NoSpace` if there is no room for a new
     /// tree, `Locked`, `UnsupportedFormat`, `Io`. The space is as it was then.
     pub fn repair(options: &SpaceOptions) -> Result<SpaceRepair> {
         let options = SpaceOptions { create: false, format: false, ..options.clone() };
+        refuse_store(&options)?;
         let (space, report) = Space::mend_on(SpaceFiles::open(&options)?, &options)?;
         space.close()?;
         Ok(report)
@@ -107,7 +108,7 @@ impl Inner {
             None => Rng::from_seed(u64::from_le_bytes(rng::secret()?)),
         };
         let header = find_header(&*files.tree)?.ok_or_else(|| {
-            Error::invalid(OPERATION, "there is no space here").device(files.tree.name())
+            Error::invalid(OPERATION, "there is no FlexSpace here").device(files.tree.name())
         })?;
         let (map, has_map) = match read_map(&files, &header) {
             Ok(map) => (map, true),

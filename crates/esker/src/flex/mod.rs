@@ -51,7 +51,10 @@ mod write;
 
 pub use check::SpaceCheck;
 pub use files::SpaceFiles;
-pub(crate) use files::{DATA_FILE, TREE_FILE, open_device, refuse_remains, refuse_without};
+use files::refuse_store;
+pub(crate) use files::{
+    DATA_FILE, STORE_LOGS, TREE_FILE, open_device, refuse_remains, refuse_without,
+};
 pub use mend::SpaceRepair;
 pub use options::SpaceOptions;
 #[doc(hidden)]
@@ -191,8 +194,11 @@ impl Space {
     ///
     /// # Errors
     /// `Locked` if another process has it, `UnsupportedFormat`, `Corrupted` if what is there is damaged,
-    /// `InvalidArgument` if there is nothing and `create` is false, `NoSpace`, `Io`.
+    /// `InvalidArgument` if there is nothing and `create` is false, if the space is that of a store, or an option is out of its
+    /// range, `NoSpace`, `Io`.
     pub fn open(options: &SpaceOptions) -> Result<Space> {
+        options.check()?;
+        refuse_store(options)?;
         Space::open_on(SpaceFiles::open(options)?, options)
     }
 

@@ -1,6 +1,7 @@
 //! How a space is opened.
 
-use esker_base::units::{GIB, KIB, MIB};
+use esker_base::units::{GIB, KIB, MIB, format_size_bytes};
+use esker_base::{Error, Result};
 use esker_format::flex::SpaceShape;
 use std::path::PathBuf;
 
@@ -21,7 +22,7 @@ pub struct SpaceOptions {
     pub fill_percent_min: u32,
     /// Bytes of the log after which the tree is stored and the log begins anew. Default 32 MiB.
     pub log_size_bytes_max: u64,
-    /// Memory for blocks of data that were read, in bytes; 0: none. Default 64 MiB.
+    /// Memory for blocks of data that were read, in bytes, 16 TiB at most; 0: none. A 32nd of it is taken at once. Default 64 MiB.
     pub cache_size_bytes: u64,
     /// Memory for leaves of the tree, in bytes: more are dropped after a checkpoint, if nobody used them.
     /// Default 1 GiB.
@@ -62,7 +63,19 @@ const SHAPE: SpaceShape = SpaceShape {
     log_block_size_bytes: 512,
 };
 
+/// Most bytes of a cache.
+const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
+
 impl SpaceOptions {
+    /// Whether sizes are within their ranges.
+    pub(super) fn check(&self) -> Result<()> {
+        if self.cache_size_bytes <= CACHE_SIZE_MAX_BYTES {
+            return Ok(());
+        }
+        let most = format_size_bytes(CACHE_SIZE_MAX_BYTES);
+        Err(Error::invalid("open space", format!("the cache of blocks has at most {most}")))
+    }
+
     /// Defaults for a space at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {

@@ -51,9 +51,8 @@ impl Inner {
             Some(header) => header,
             None if options.create || options.format => make(&files, options, &mut rng)?,
             None => {
-                return Err(
-                    Error::invalid(OPERATION, "there is no space here").device(files.tree.name())
-                );
+                return Err(Error::invalid(OPERATION, "there is no FlexSpace here")
+                    .device(files.tree.name()));
             }
         };
         let map = read_map(&files, &header)?;

@@ -3,7 +3,7 @@
 use super::{Direction, Store};
 use crate::engine::Cursor;
 use crate::value::Value;
-use esker_base::Result;
+use esker_base::{ErrorKind, Result};
 use std::collections::VecDeque;
 use std::ops::RangeBounds;
 
@@ -64,7 +64,13 @@ impl Iterator for Iter {
                     Ok(Some(value)) => return Some(Ok((key, value))),
                     // Deleted meanwhile.
                     Ok(None) => continue,
-                    Err(error) => return Some(Err(error)),
+                    Err(error) => {
+                        if error.kind() == ErrorKind::Closed {
+                            self.items.clear();
+                            self.next = None;
+                        }
+                        return Some(Err(error));
+                    }
                 },
                 Some(Err(error)) => return Some(Err(error)),
                 None => {}

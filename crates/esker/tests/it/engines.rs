@@ -227,3 +227,31 @@ fn a_store_without_one_of_its_files_is_damaged_and_no_place_for_a_new_one() {
     let store = Store::open(&options(&folder, None)).unwrap();
     assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
 }
+
+#[test]
+fn an_index_has_room_from_the_start_for_no_more_than_the_store_can_hold() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(&folder, Some(kind));
+        options.index_entries = Some(u64::MAX);
+        let store = Store::open(&options).unwrap();
+        store.put(b"key", b"value").unwrap();
+        assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]), "{kind}");
+    }
+}
+
+#[test]
+fn a_walk_ends_where_the_store_is_closed() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        for number in 0..2000_u32 {
+            store.put(&number.to_be_bytes(), &[7; 600]).unwrap();
+        }
+        let mut walk = store.iter();
+        walk.next().unwrap().unwrap();
+        store.close().unwrap();
+        let errors: Vec<_> = walk.filter_map(Result::err).map(|error| error.kind()).collect();
+        assert_eq!(errors, [ErrorKind::Closed], "{kind}");
+    }
+}

@@ -2,6 +2,7 @@
 
 use crate::flex_db::{Devices, options};
 use crate::flex_whole::bytes;
+use esker::flex::{Space, SpaceOptions};
 use esker::{EngineKind, ErrorKind, Options, Store};
 use esker_media::sim::Image;
 use std::fs;
@@ -156,5 +157,35 @@ fn flex_takes_one_path_and_what_it_has_there_is_no_place_for_others() {
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{engine:?}: {error}");
             assert_eq!(fs::read_dir(two.path()).unwrap().count(), 0, "{engine:?}");
         }
+    }
+}
+
+#[test]
+fn the_space_of_a_store_is_opened_by_nobody_else() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    let store = Store::open(&options).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.close().unwrap();
+    drop(store);
+    for format in [false, true] {
+        let mut of_space = SpaceOptions::new(folder.path());
+        of_space.format = format;
+        assert_eq!(Space::open(&of_space).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        assert_eq!(Space::repair(&of_space).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    }
+    let store = Store::open(&options).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+}
+
+#[test]
+fn a_cache_of_blocks_that_no_machine_has_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = SpaceOptions::new(folder.path());
+    for size in [u64::MAX, 1 << 46] {
+        options.cache_size_bytes = size;
+        assert_eq!(Space::open(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
 }

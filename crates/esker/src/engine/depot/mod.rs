@@ -237,7 +237,8 @@ impl Depot {
         // PERSIST: a new superblock; and what recovery found, which may still be in a cache if only
         //          the process ended and not the machine: nobody may read it before it is durable.
         device.flush(sites::RECOVER_FLUSH)?;
-        let entries = options.index_entries.unwrap_or(0).max(log.records() / 8 * 5);
+        let entries =
+            options.index_entries_within(device.geometry().size_bytes).max(log.records() / 8 * 5);
         let end = log.log_end();
         let new = end.next_version == Version(1);
         let depot = Arc::new(Depot {

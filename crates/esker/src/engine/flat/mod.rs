@@ -215,7 +215,7 @@ impl Flat {
         };
         let index: Box<dyn KeyIndex> = match superblock.index {
             IndexKind::Cceh => Box::new(HashIndex {
-                table: Cceh::with_capacity(options.index_entries.unwrap_or(0)),
+                table: Cceh::with_capacity(options.index_entries_within(superblock.size_bytes)),
                 exact: superblock.hash_mask == u64::MAX,
             }),
             IndexKind::Masstree => Box::new(Masstree::new()),

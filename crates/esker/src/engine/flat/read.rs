@@ -8,7 +8,7 @@
 //! A get waits for memory two times or three. In a task it asks for what comes next and lets others run meanwhile, so that a core
 //! waits for several gets at once, and writers need not wait until no reader is left.
 
-use super::chunks::Since;
+use super::chunks::{Chunk, Since};
 use super::layout::{Kind, Place};
 use super::{Flat, sites};
 use crate::engine::Admit;
@@ -365,6 +365,8 @@ impl Flat {
         if place.kind == Kind::Value {
             admit(ENTRY_SIZE_MAX as u64)?;
         }
+        let chunk = self.chunks.get(self.layout.chunk_of(place.offset));
+        let generation = chunk.map(Chunk::generation);
         let seen = self.with_entry(place, since, |entry, version| {
             let attributes = attributes_of(entry);
             match entry.action {
@@ -381,7 +383,11 @@ impl Flat {
             Some(Seen::Record(line, version, attributes)) => {
                 let read = self.read_record(key, line, version, attributes, admit)?;
                 // The place was free for others once the key was written anew, or moved and written anew.
-                let current = self.index.holds(hash, key, word) || sites::READ_CURRENT.disabled();
+                // In the same place of a chunk that was used anew meanwhile it is another entry.
+                fence(Ordering::Acquire);
+                let same = chunk.map(Chunk::generation) == generation;
+                let current =
+                    same && self.index.holds(hash, key, word) || sites::READ_CURRENT.disabled();
                 match (current, read) {
                     (false, _) => Ok(None),
                     (true, Some(value)) => Ok(Some(Some(value))),

@@ -1,13 +1,13 @@
 //! The files of a store: those of its space, two logs, and the saved index.
 
-use crate::flex::{SpaceFiles, SpaceOptions, open_device, refuse_remains, refuse_without};
+use crate::flex::{
+    STORE_LOGS, SpaceFiles, SpaceOptions, open_device, refuse_remains, refuse_without,
+};
 use esker_base::Result;
 use esker_media::folder::locate;
 use esker_media::{BlockDevice, OpenOptions};
 use std::sync::Arc;
 
-/// Names of the logs: even generations go to the first one.
-const LOGS: [&str; 2] = ["flex.wal.0", "flex.wal.1"];
 /// Name and first size of the saved index.
 const INDEX: (&str, u64) = ("flex.index", 4096);
 
@@ -28,7 +28,7 @@ impl FlexFiles {
     pub(super) fn open(options: &SpaceOptions, log_size_bytes: u64) -> Result<FlexFiles> {
         let space = SpaceFiles::open(options)?;
         if space.is_made(options)? {
-            LOGS.iter().try_for_each(|name| refuse_without(options, name))?;
+            STORE_LOGS.iter().try_for_each(|name| refuse_without(options, name))?;
         }
         let file = |(name, size_bytes)| -> Result<Arc<dyn BlockDevice>> {
             let found = locate(&options.path, name, true)?;
@@ -37,7 +37,7 @@ impl FlexFiles {
             let options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
             open_device(&found.path, options)
         };
-        let [even, odd] = LOGS.map(|name| (name, log_size_bytes));
+        let [even, odd] = STORE_LOGS.map(|name| (name, log_size_bytes));
         let logs = [file(even)?, file(odd)?];
         if !space.is_made(options)? && !options.format {
             logs.iter().try_for_each(|log| refuse_remains(&**log, 0))?;

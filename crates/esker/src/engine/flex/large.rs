@@ -237,8 +237,9 @@ impl Flex {
     pub(super) fn verify_piece(&self, reading: &mut Reading, most: u64) -> Result<Option<u64>> {
         let Some((number, length)) = self.large.next(reading.number) else { return Ok(None) };
         let behind = Reading { number: number + 1, ..Reading::default() };
-        let Reading { number: last, at, mut found } = std::mem::replace(reading, behind);
-        let at = if last == number { at } else { 0 };
+        let Reading { number: last, at, found } = std::mem::replace(reading, behind);
+        // That which was begun may have gone: the next one begins at its first byte.
+        let (at, mut found) = if last == number { (at, found) } else { (0, Crc32c::new()) };
         let Some((_, head_size, checksum)) = self.large.place(number) else { return Ok(Some(0)) };
         let size = most.clamp(PIECE_BYTES_MIN, READ_BYTES as u64).min(length.saturating_sub(at));
         let mut bytes = Vec::new();
@@ -429,4 +430,36 @@ pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
         values.push(FoundLarge { head, size_bytes: next.unwrap_or(end) - mark });
     }
     Ok(FoundBehind { intervals_end, unread, values })
+}
+
+#[cfg(all(test, not(any(loom, shuttle))))]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::options::{EngineKind, Options};
+    use crate::value::PutOptions;
+
+    #[test]
+    fn a_value_that_goes_while_it_is_verified_is_no_damage_of_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 64 << 20;
+        options.testing.background = false;
+        options.flex.large_value_size_bytes = 1000;
+        let flex = Flex::open(&options).unwrap();
+        for number in 0..3_u8 {
+            let value = vec![number; 300_000];
+            flex.put(&[number], &value, PutOptions::default()).unwrap();
+        }
+        let mut reading = Reading::default();
+        let read = flex.verify_piece(&mut reading, 1).unwrap();
+        assert_eq!((read, reading.at), (Some(PIECE_BYTES_MIN), PIECE_BYTES_MIN));
+        flex.remove_large(reading.number).unwrap();
+        let mut verified = 0;
+        while let Some(read) = flex.verify_piece(&mut reading, 1).unwrap() {
+            verified += read;
+        }
+        assert_eq!(verified, 600_000);
+    }
 }
