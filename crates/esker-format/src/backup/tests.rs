@@ -36,6 +36,7 @@ fn manifest() -> Manifest {
         block_size_bytes: 512,
         grain_size_bytes: 1,
         cache: false,
+        in_doubt: false,
         generation: 1,
         created_unix_seconds: 0,
     };

@@ -70,6 +70,9 @@ pub struct Superblock {
     /// The store is a cache: when it is full it evicts. Records of a cache say whether they replace others,
     /// those of other stores do not, so a store is one or the other.
     pub cache: bool,
+    /// A cache that is open without each write being durable, or was and did not stop: after a crash keys may have older values, which
+    /// nobody can tell, so whoever opens it forgets all.
+    pub in_doubt: bool,
     /// Records start at multiples of this many bytes (uDepot's grain, here independent of the block), of which
     /// the index counts 2^40: a power of two up to [`GRAIN_SIZE_MAX`].
     pub grain_size_bytes: u32,
@@ -90,7 +93,7 @@ impl Superblock {
             block_size_bytes: self.block_size_bytes.into(),
             generation: self.generation.into(),
             created_unix_seconds: self.created_unix_seconds.into(),
-            mode: u32::from(self.cache).into(),
+            mode: (u32::from(self.cache) + u32::from(self.cache && self.in_doubt)).into(),
             grain_size_bytes: self.grain_size_bytes.into(),
             ..Raw::new_zeroed()
         };
@@ -105,6 +108,9 @@ impl Superblock {
         let (bytes, _) = bytes.split_at_checked(SUPERBLOCK_SIZE).ok_or(Flaw::TooShort)?;
         HEAD.check(bytes)?;
         let raw = Raw::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
+        if raw.mode.get() > 2 {
+            return Err(Flaw::Field("mode"));
+        }
         let superblock = Superblock {
             store_id: StoreId(raw.store_id),
             hash_key: raw.hash_key,
@@ -116,11 +122,8 @@ impl Superblock {
             block_size_bytes: raw.block_size_bytes.get(),
             generation: raw.generation.get(),
             created_unix_seconds: raw.created_unix_seconds.get(),
-            cache: match raw.mode.get() {
-                0 => false,
-                1 => true,
-                _ => return Err(Flaw::Field("mode")),
-            },
+            cache: raw.mode.get() > 0,
+            in_doubt: raw.mode.get() > 1,
             grain_size_bytes: raw.grain_size_bytes.get(),
         };
         superblock.check()?;

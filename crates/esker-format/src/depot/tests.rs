@@ -157,6 +157,7 @@ fn superblock() -> Superblock {
         generation: 1,
         created_unix_seconds: 0,
         cache: false,
+        in_doubt: false,
         grain_size_bytes: 1,
     }
 }

@@ -11,6 +11,7 @@ mod backup;
 mod backup_room;
 mod basics;
 mod cache;
+mod cache_crash;
 mod check;
 mod checkpoint;
 mod client;

@@ -151,6 +151,8 @@ pub(crate) struct Depot {
     /// Whether free space is given back while nobody writes.
     trim_idle: bool,
     durability: Durability,
+    /// The superblock on media says so, and a clean end takes it back.
+    is_in_doubt: bool,
     /// A batch leaves one of so many records to the next one, at most.
     leave_share: usize,
     pool: BufferPool,
@@ -191,7 +193,7 @@ impl Depot {
         if !options.format && matches!(found, Ok(None)) {
             blank::check_blank(&*device, &pool, options)?;
         }
-        let superblock = match found {
+        let mut superblock = match found {
             Ok(Some((found, damaged))) if !options.format => {
                 if damaged {
                     write_superblock(&*device, &pool, &found)?;
@@ -227,6 +229,13 @@ impl Depot {
         if options.cache && !superblock.cache {
             let words = "the store was made to keep what it is given; a cache is made as one";
             return Err(Error::invalid("open store", words).device(device.name()));
+        }
+        // A repair leaves it as it is.
+        let was_in_doubt = std::mem::take(&mut superblock.in_doubt) && !lenient;
+        let is_in_doubt = superblock.cache && options.durability != Durability::Sync && !lenient;
+        if is_in_doubt && !was_in_doubt {
+            // Durable with what recovery flushes.
+            write_superblock(&*device, &pool, &Superblock { in_doubt: true, ..superblock })?;
         }
         let layout = Layout::of(&superblock);
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
@@ -269,6 +278,7 @@ impl Depot {
             record_cache: RecordCache::new(options.record_cache_bytes, !device.reads_bytes()),
             trim_idle: options.trim_idle,
             durability: options.durability,
+            is_in_doubt,
             leave_share: options.testing.leave_share,
             pool,
             clock: Arc::clone(&options.clock),
@@ -282,6 +292,9 @@ impl Depot {
         depot.adopt(&mut log)?;
         let damaged = std::mem::take(&mut log.damaged);
         drop(log);
+        if was_in_doubt {
+            depot.forget_after_crash()?;
+        }
         if options.testing.background && !lenient {
             depot.index.allow_helper();
             depot.start_background(new)?;
@@ -346,7 +359,26 @@ impl Depot {
     /// Makes durable what closing wrote.
     fn end_close(&self) -> Result<()> {
         // PERSIST: the mark of a clean end.
-        self.device.flush(sites::CLOSE_FLUSH).map_err(|error| self.poison(&error))
+        self.device.flush(sites::CLOSE_FLUSH).map_err(|error| self.poison(&error))?;
+        if self.is_in_doubt { self.end_doubt() } else { Ok(()) }
+    }
+
+    /// Says that the cache is what its clients were told. Everything that they were is durable.
+    fn end_doubt(&self) -> Result<()> {
+        // PERSIST: last.
+        let written = write_superblock(&*self.device, &self.pool, &self.superblock);
+        let durable = written.and_then(|()| self.device.flush(sites::CLOSE_FLUSH));
+        durable.map_err(|error| self.poison(&error))
+    }
+
+    /// A cache lost what was not durable in a crash: keys may have older values, and nobody knows which.
+    fn forget_after_crash(&self) -> Result<()> {
+        tracing::warn!(
+            "the cache was not stopped, and not every write was durable: it begins empty"
+        );
+        self.clear_records()?;
+        self.flush_published()?;
+        if self.is_in_doubt { Ok(()) } else { self.end_doubt() }
     }
 
     /// Nobody writes items meanwhile.
@@ -466,6 +498,7 @@ fn format(
         generation: old.map_or(1, |old| old.generation.saturating_add(1)),
         created_unix_seconds: options.clock.unix_seconds(),
         cache: options.cache,
+        in_doubt: false,
         grain_size_bytes: grain,
     };
     write_superblock(device, pool, &superblock)?;

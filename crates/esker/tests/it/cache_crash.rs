@@ -1,0 +1,83 @@
+//! Caches whose writes are not all durable: after a crash they have nothing, rather than what clients had replaced.
+
+use crate::client::cut;
+use crate::support::{DEVICE_SIZE, get, open, options};
+use esker::{Durability, Options, Store};
+use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+const PERIODIC: Durability = Durability::Periodic(Duration::from_secs(1));
+
+fn cache_options(seed: u64, durability: Durability) -> Options {
+    let mut options = options(seed);
+    options.cache = true;
+    options.durability = durability;
+    options
+}
+
+fn device(image: Option<Image>) -> Arc<SimBlock> {
+    let initial = image.map_or(Initial::Zeros, Initial::Recycled);
+    Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 5).initial(initial)))
+}
+
+/// A cache with an old value that is durable and a new one that nobody made so, and its device.
+fn with_two_values(durability: Durability) -> (Arc<SimBlock>, Store) {
+    let device = device(None);
+    let store = open(&device, &cache_options(1, durability)).unwrap();
+    store.put(b"key", b"old").unwrap();
+    store.sync().unwrap();
+    store.put(b"key", b"new").unwrap();
+    store.delete(b"other").unwrap();
+    (device, store)
+}
+
+#[test]
+fn a_crash_shows_no_older_value() {
+    for durability in [Durability::None, PERIODIC, Durability::Sync] {
+        for keep in [false, true] {
+            let (device, store) = with_two_values(durability);
+            let mut image = cut(&device, keep);
+            store.forget();
+            // Whoever opens it, and again after a crash right behind that.
+            for (seed, next) in [(2, durability), (3, Durability::Sync), (4, Durability::None)] {
+                let device = self::device(Some(image));
+                let store = open(&device, &cache_options(seed, next)).unwrap();
+                let kept = durability == Durability::Sync;
+                let expected = kept.then(|| b"new".to_vec());
+                assert_eq!(get(&store, "key"), expected, "{durability:?}, {keep}, {seed}");
+                image = cut(&device, false);
+                store.forget();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_clean_stop_keeps_what_there_is() {
+    for durability in [Durability::None, PERIODIC, Durability::Sync] {
+        let (mut device, store) = with_two_values(durability);
+        store.close().unwrap();
+        drop(store);
+        // Also one that follows a crash.
+        for (seed, next) in [(2, durability), (3, Durability::Sync), (4, Durability::None)] {
+            device = self::device(Some(cut(&device, false)));
+            let store = open(&device, &cache_options(seed, next)).unwrap();
+            assert_eq!(get(&store, "key"), Some(b"new".to_vec()), "{durability:?}, {seed}");
+            store.close().unwrap();
+        }
+        device = self::device(Some(cut(&device, false)));
+        let store = open(&device, &cache_options(5, Durability::None)).unwrap();
+        store.put(b"key", b"newer").unwrap();
+        let image = cut(&device, false);
+        store.forget();
+        let device = self::device(Some(image));
+        let store = open(&device, &cache_options(6, Durability::Sync)).unwrap();
+        assert_eq!(get(&store, "key"), None);
+        store.put(b"key", b"after").unwrap();
+        let image = cut(&device, false);
+        store.forget();
+        let store = open(&self::device(Some(image)), &cache_options(7, Durability::None)).unwrap();
+        assert_eq!(get(&store, "key"), Some(b"after".to_vec()), "it was durable");
+    }
+}
