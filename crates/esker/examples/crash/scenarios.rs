@@ -22,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 35] = [
+    let scenarios: [Scenario; 36] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -42,6 +42,10 @@ pub(crate) fn all() -> Verdict {
         ),
         ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
+        (
+            "each header goes after what made it free",
+            stories::each_header_goes_after_what_made_it_free,
+        ),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
         ("an evicted key has no older value", evictions::an_evicted_key_has_no_older_value),
         ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),

@@ -5,9 +5,11 @@ use super::scenarios::{
 };
 use super::subject::options;
 use esker::Store;
-use esker_media::sim::{Initial, SimBlock};
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, Initial, SimBlock};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Most states of one crash point.
 const STATES: usize = 64;
@@ -138,6 +140,45 @@ pub(super) fn space_goes_after_what_made_it_free() -> Verdict {
     let (device, store, from) = overwritten()?;
     store.trim().map_err(words)?;
     each_crash(&device, from, old_or_new)
+}
+
+/// Two segments go free one after the other while nothing is durable of what made them so: the second one, while that of the first
+/// is being flushed.
+pub(super) fn each_header_goes_after_what_made_it_free() -> Verdict {
+    let armed = Arc::new(AtomicBool::new(false));
+    let is_due = Arc::clone(&armed);
+    let device = Asking::new(device(Initial::Zeros), move |call| {
+        if call.act == Act::Flush && is_due.swap(false, Ordering::SeqCst) {
+            esker_trt::sleep(Duration::from_secs(10));
+        }
+        Ok(())
+    });
+    let shared = Arc::clone(&device) as Arc<dyn BlockDevice>;
+    let store = Store::open_on(shared, &without_flushes()).map_err(words)?;
+    let fill = |rounds: u32| (0..rounds).try_for_each(|_| put(&store, "filler", &[1; 900]));
+    put(&store, "a", b"old")?;
+    fill(12)?;
+    put(&store, "b", b"old")?;
+    fill(24)?;
+    store.sync().map_err(words)?;
+    put(&store, "a", b"new")?;
+    armed.store(true, Ordering::SeqCst);
+    let trimming = store.clone();
+    let task = esker_trt::spawn(move || trimming.trim().map_err(words));
+    while armed.load(Ordering::SeqCst) {
+        esker_trt::yield_now();
+    }
+    put(&store, "b", b"new")?;
+    task.join().map_err(|error| error.to_string())??;
+    let survived = super::scenarios::device(Initial::Recycled(cut(device.inner())));
+    let store = open(&survived, &options(u64::MAX, false))?;
+    for key in [b"a", b"b"] {
+        match store.get(key).map_err(words)?.as_deref() {
+            Some(b"old" | b"new") => {}
+            other => return Err(format!("{key:?} holds {:?} bytes", other.map(<[u8]>::len))),
+        }
+    }
+    Ok(())
 }
 
 /// The cleaner copied a record and waits for its flush; meanwhile the segment is reused, and a newer

@@ -196,12 +196,11 @@ impl Depot {
         let mut blanked = Vec::new();
         let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
         let mut written = Ok(());
-        let mut flushed = false;
         while let Some(free) = self.segments.take_stale() {
-            if written.is_ok() && !flushed && free.after >= self.log.durable() {
-                // PERSIST: what made the segment free must be durable before its header goes.
-                written = self.write_out().and_then(|()| self.device.flush(sites::BLANK_FLUSH));
-                flushed = true;
+            if written.is_ok() && free.after >= self.log.durable() {
+                // PERSIST: what made the segment free must be durable before its header goes. Asked of each one: some go free
+                //          while this is under way.
+                written = self.flush_published();
             }
             let base = self.layout.segment_offset(free.id);
             for at in [base, base + self.layout.header_copy()] {
