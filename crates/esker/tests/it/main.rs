@@ -15,6 +15,7 @@ mod cache_crash;
 mod check;
 mod checkpoint;
 mod client;
+mod closing;
 mod damage;
 mod depot_room;
 mod engines;

@@ -143,6 +143,8 @@ impl Depot {
     pub(super) fn write_checkpoint(&self) -> Result<bool> {
         self.log.refuse()?;
         let Some(mut taken) = self.checkpoint.try_lock() else { return Ok(false) };
+        // Nothing is written behind the last checkpoint, nor after the store was closed.
+        self.log.refuse()?;
         if taken.is_some_and(|(version, _)| version == self.log.next_version()) {
             return Ok(false);
         }

@@ -33,6 +33,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{RecordKind, Stream, SummaryRecord};
 use esker_index::Link;
 use std::time::Duration;
+use esker_trt::sync::MutexGuard;
 
 /// Free segments, beyond those that puts leave alone, below which the cleaner works: their number
 /// and their share of the store. What is kept free does not dilute the garbage, so it is little.
@@ -157,12 +158,21 @@ impl Depot {
 
     /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
     pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
-        self.log.refuse()?;
-        let mut cleaner = self.cleaner.lock();
+        let mut cleaner = self.lock_cleaner()?;
         let mut cleaned = 0;
         if self.superblock.cache {
             // A cache moves nothing.
             self.purge_tombstones(&mut cleaner)?;
+    /// The cleaner, for who wants something done with it; the error of a write now, if the store takes none.
+    pub(super) fn lock_cleaner(&self) -> Result<MutexGuard<'_, Cleaner>> {
+        // Who is refused need not wait.
+        self.log.refuse()?;
+        let cleaner = self.cleaner.lock();
+        // Whoever closes the store has covered all that was moved, once it had the lock: nothing may come behind that.
+        self.log.refuse()?;
+        Ok(cleaner)
+    }
+
             return Ok(0);
         }
         // Every segment is worth it once; what the moves fill up is full.

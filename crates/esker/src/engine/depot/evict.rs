@@ -75,8 +75,7 @@ impl Depot {
                 Error::new(ErrorKind::Unsupported, "evict").context("the store is no cache")
             );
         }
-        self.log.refuse()?;
-        let mut cleaner = self.cleaner.lock();
+        let mut cleaner = self.lock_cleaner()?;
         let limit = limit.min(self.segments.sealed().count());
         let mut evicted = 0;
         while evicted < limit && self.evict_one(&mut cleaner)?.is_some() {

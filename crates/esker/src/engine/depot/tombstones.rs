@@ -155,8 +155,7 @@ impl Depot {
     /// Tells the device of up to `most` segments that they are free, but not of the first `kept` of those
     /// that it was not told of; returns their bytes. A file gives the space back to its file system.
     pub(super) fn trim_free(&self, kept: usize, most: usize) -> Result<u64> {
-        self.log.refuse()?;
-        let _cleaner = self.cleaner.lock();
+        let _cleaner = self.lock_cleaner()?;
         // A discarded segment may lose any part of its content at once: nobody may look for records
         // there, and whatever made them dead must be durable.
         self.blank_stale()?;
