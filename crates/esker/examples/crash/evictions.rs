@@ -3,6 +3,8 @@
 use super::scenarios::{Verdict, cut, device, expect, open, put, words};
 use super::subject::options;
 use esker::{Durability, Store};
+use esker_base::hash::KeyHasher;
+use esker_format::depot::Superblock;
 use esker_media::sim::{Initial, SimBlock};
 use std::sync::Arc;
 
@@ -74,6 +76,62 @@ pub(super) fn what_was_overtaken_in_memory_has_no_older_value() -> Verdict {
             return Ok(());
         }
     }
+}
+
+/// The note of `a` is replaced by another key with its hash, which then stands for the old value of `a` alone, and is overwritten.
+/// So the next value of `a` is one that replaces, and its eviction leaves a note again.
+pub(super) fn an_evicted_key_has_no_older_value_beside_equal_hashes() -> Verdict {
+    const FOUR_BITS: u64 = 15;
+    let device = device(Initial::Zeros);
+    let mut options = options(FOUR_BITS, false);
+    options.cache = true;
+    let store = open(&device, &options)?;
+    let superblock = Superblock::decode(&device.image().to_vec()).map_err(|f| f.to_string())?;
+    let hasher = KeyHasher::new(superblock.hash_key).weakened(FOUR_BITS);
+    let (mut alike, mut others): (Vec<_>, Vec<_>) = (0..400)
+        .map(|number| format!("key{number}"))
+        .partition(|name| hasher.hash(name.as_bytes()) == 0);
+    let [Some(a), Some(b)] = [alike.pop(), alike.pop()] else {
+        return Err("too few keys have hash 0".to_owned());
+    };
+    let hot = others.pop().unwrap_or_default();
+    let mut churn = others.iter().cycle();
+    let mut fill = |puts: usize, used: &[(&str, &[u8])]| {
+        churn.by_ref().take(puts).try_for_each(|key| {
+            used.iter().try_for_each(|(key, value)| expect(&store, key, Some(value)))?;
+            // Its eviction leaves a note, so that segments of notes come and go.
+            put(&store, key, &[1; 400])?;
+            put(&store, key, &[2; 400])
+        })
+    };
+    put(&store, &a, b"old")?;
+    put(&store, &hot, b"hot")?;
+    fill(24, &[])?;
+    put(&store, &a, b"new")?;
+    for _ in 0..400 {
+        fill(1, &[(&hot, b"hot")])?;
+        if store.read_size_bytes(a.as_bytes()) == 0 {
+            break;
+        }
+    }
+    expect(&store, &a, None)?;
+    put(&store, &b, b"1")?;
+    fill(12, &[(&hot, b"hot")])?;
+    put(&store, &a, b"newer")?;
+    fill(12, &[(&hot, b"hot")])?;
+    put(&store, &b, b"2")?;
+    let mut is_gone = false;
+    for _ in 0..80 {
+        fill(8, &[(&hot, b"hot"), (&b, b"2")])?;
+        // Nobody looks for it in the store itself: it would be in use.
+        let survived = super::scenarios::device(Initial::Recycled(cut(&device)));
+        match open(&survived, &options)?.get(a.as_bytes()).map_err(words)?.as_deref() {
+            Some(b"newer") if !is_gone => {}
+            None => is_gone = true,
+            other => return Err(format!("a holds {other:?}, evicted: {is_gone}")),
+        }
+    }
+    if is_gone { Ok(()) } else { Err("nothing was evicted".to_owned()) }
 }
 
 /// Nobody finds a key any more that replaced nothing: nor does anybody after a crash.

@@ -22,7 +22,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 36] = [
+    let scenarios: [Scenario; 37] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -48,6 +48,10 @@ pub(crate) fn all() -> Verdict {
         ),
         ("a move follows no later record", stories::a_move_follows_no_later_record),
         ("an evicted key has no older value", evictions::an_evicted_key_has_no_older_value),
+        (
+            "an evicted key has no older value beside equal hashes",
+            evictions::an_evicted_key_has_no_older_value_beside_equal_hashes,
+        ),
         ("an evicted key stays gone", evictions::an_evicted_key_stays_gone),
         (
             "what was overtaken in memory only",

@@ -190,7 +190,8 @@ impl Depot {
         let collides = resolved.collides || others;
         // A note of its own hash alone goes as its own tombstone would; one that other keys share stays.
         let replaced = published.or(if collides { None } else { note });
-        let replaces = self.superblock.cache && (replaced.is_some() || note.is_some());
+        // What another key with the hash has may be all that stands for an older record of this one: it took the place of a note.
+        let replaces = self.superblock.cache && (replaced.is_some() || note.is_some() || collides);
         Start { published: replaced, known, collides, replaces }
     }
 
