@@ -1,10 +1,12 @@
 //! Caches: a full one evicts, and never has an older value than it had.
 
-use crate::support::{device, open, options};
+use crate::support::{SEGMENT_SIZE, device, open, options};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::clock::Clock;
 use esker_base::rng::Rng;
-use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
+use esker_media::BlockDevice;
+use esker_media::sim::{Asking, Initial, SimBlock, SimBlockOptions};
+use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -255,4 +257,30 @@ fn a_large_value_that_lost_its_extents_stays_gone() {
         options.testing.seed = Some(seed);
         store = open(&device, &options).unwrap();
     }
+}
+
+/// While a value is written whose extents fill half of the cache, all that is small is used: so what is there of the value is what was not used for the
+/// longest time, and has to stay.
+#[test]
+fn a_large_value_finds_room_while_all_else_is_in_use() {
+    const COUNT: u64 = 64;
+    let reading: Arc<Mutex<Option<Store>>> = Arc::default();
+    let shared = Arc::clone(&reading);
+    let inner = roomy(8, 8192 + COUNT * SEGMENT_SIZE);
+    let asking = Asking::new(inner, move |call| {
+        let written = call.site == esker::sites::depot::COMMIT_WRITE;
+        if written && let Some(store) = &*shared.lock() {
+            (0..400_u16).for_each(|key| drop(store.get(&key.to_be_bytes()).unwrap()));
+        }
+        Ok(())
+    });
+    let store = Store::open_on(asking as Arc<dyn BlockDevice>, &cache_options(8)).unwrap();
+    for key in 0..400_u16 {
+        store.put(&key.to_be_bytes(), &[1; 900]).unwrap();
+    }
+    *reading.lock() = Some(store.clone());
+    let large = vec![7; 15 * SEGMENT_SIZE as usize];
+    store.put(b"large", &large).unwrap();
+    *reading.lock() = None;
+    assert_eq!(store.get(b"large").unwrap().as_deref(), Some(&large[..]));
 }

@@ -55,4 +55,5 @@ mod small;
 mod striped;
 mod support;
 mod threads;
+mod unreadable;
 mod walks;

@@ -19,21 +19,22 @@
 //! stripe.
 //!
 //! # Failure
-//! A crash leaves originals, copies or both. A record that cannot be read stays where it is, and its
-//! segment is not cleaned again. A failed write or flush makes the store read-only.
+//! A crash leaves originals, copies or both. A damaged record stays where it is, and its segment is not cleaned again; one that
+//! the device fails to read is tried again later ([`super::unread`]). A failed write or flush makes the store read-only.
 
 use super::moves::{Move, Mover};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
 use super::place::{GIVE_WAY, link_bytes};
 use super::scan::{Source, Step, noted};
 use super::segments::{Incarnation, Urgency};
+use super::unread::{FAILURES_MAX, Unread};
 use super::{Depot, sites, spread};
-use esker_base::ids::{SegmentId, Sequence, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{RecordKind, Stream, SummaryRecord};
 use esker_index::Link;
-use std::time::Duration;
 use esker_trt::sync::MutexGuard;
+use std::time::Duration;
 
 /// Free segments, beyond those that puts leave alone, below which the cleaner works: their number
 /// and their share of the store. What is kept free does not dilute the garbage, so it is little.
@@ -53,6 +54,7 @@ pub(super) struct Cleaner {
     rested: Duration,
     /// Tombstones there were after the last purge.
     pub(super) tombstones_kept: u64,
+    pub(super) unread: Unread,
     /// What the segments were like when a purge found nothing to drop: their generation, and how many were free.
     pub(super) purged_in_vain: Option<(u64, usize)>,
 }
@@ -73,6 +75,7 @@ impl Cleaner {
             rate: 64e6,
             rested: Duration::ZERO,
             tombstones_kept: 0,
+            unread: Unread::default(),
             purged_in_vain: None,
         }
     }
@@ -115,6 +118,7 @@ impl Depot {
         // Others may be faster to take what came free: that is no lack of room.
         let (mut tries, mut seen) = (0, self.log.next_version());
         let mut looks = self.looks_of_a_writer();
+        cleaner.unread.begin_round();
         while tries < limit {
             if self.has_room(kept) {
                 return Ok(());
@@ -140,8 +144,12 @@ impl Depot {
         if self.has_room(kept) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::NoSpace, "write store")
-            .context(format!("all {} segments hold live records", self.layout.segment_count)))
+        let full = Error::new(ErrorKind::NoSpace, "write store");
+        Err(match cleaner.unread.error() {
+            Some(error) => full.source(error.clone()),
+            None => full
+                .context(format!("all {} segments hold live records", self.layout.segment_count)),
+        })
     }
 
     /// Whether a write that leaves so many free segments alone may take one.
@@ -156,13 +164,6 @@ impl Depot {
             && self.segments.is_crowded(self.now())
     }
 
-    /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
-    pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
-        let mut cleaner = self.lock_cleaner()?;
-        let mut cleaned = 0;
-        if self.superblock.cache {
-            // A cache moves nothing.
-            self.purge_tombstones(&mut cleaner)?;
     /// The cleaner, for who wants something done with it; the error of a write now, if the store takes none.
     pub(super) fn lock_cleaner(&self) -> Result<MutexGuard<'_, Cleaner>> {
         // Who is refused need not wait.
@@ -173,19 +174,30 @@ impl Depot {
         Ok(cleaner)
     }
 
+    /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
+    pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
+        let mut cleaner = self.lock_cleaner()?;
+        let mut cleaned = 0;
+        if self.superblock.cache {
+            // A cache moves nothing.
+            self.purge_tombstones(&mut cleaner)?;
             return Ok(0);
         }
         // Every segment is worth it once; what the moves fill up is full.
         let limit = limit.min(self.segments.sealed().count());
+        cleaner.unread.begin_round();
+        let mut again = true;
         while cleaned < limit {
             match self.clean_one(&mut cleaner, Urgency::Full)? {
                 Some(_) => cleaned += 1,
                 None if self.look_further(&mut cleaner)? => {}
+                // Somebody asked: what is passed over is tried, too.
+                None if std::mem::take(&mut again) && cleaner.unread.retry() => {}
                 None => break,
             }
         }
         self.purge_tombstones(&mut cleaner)?;
-        Ok(cleaned)
+        cleaner.unread.end_round(cleaned)
     }
 
     /// Number of free segments below which the cleaner works ahead of clients.
@@ -241,22 +253,46 @@ impl Depot {
         }
     }
 
-    /// Cleans the best victim; says how many bytes that gained, `None` if there is no victim.
+    /// Cleans the best victim that can be read; says how many bytes that gained, `None` if there is no victim.
     fn clean_one(&self, cleaner: &mut Cleaner, urgency: Urgency) -> Result<Option<u64>> {
-        let victim = self.segments.victim(self.log.next_epoch(), self.now(), urgency);
-        let Some(victim) = victim else { return Ok(None) };
-        let epoch = self.segments.epoch(victim);
-        match self.clean_segment(cleaner, victim, urgency == Urgency::Ahead) {
-            Ok(moved) => Ok(Some(self.layout.segment_size.saturating_sub(moved))),
-            // The reserve is for this; if it is used up, what is free now must do.
-            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(None),
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
-                tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
-                self.segments.set_aside(victim, epoch);
-                Ok(Some(0))
+        for _ in 0..FAILURES_MAX {
+            let passed = self.passed_over(cleaner);
+            let next = self.log.next_epoch();
+            let Some(victim) = self.segments.victim(next, self.now(), urgency, &passed) else {
+                break;
+            };
+            let epoch = self.segments.epoch(victim);
+            match self.clean_segment(cleaner, victim, urgency == Urgency::Ahead) {
+                Ok(moved) => return Ok(Some(self.layout.segment_size.saturating_sub(moved))),
+                // The reserve is for this; if it is used up, what is free now must do.
+                Err(error) if error.kind() == ErrorKind::NoSpace => break,
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::warn!(%error, segment = victim.0, "a segment cannot be cleaned");
+                    self.segments.set_aside(victim, epoch);
+                    return Ok(Some(0));
+                }
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    self.pass_over(cleaner, (victim, epoch), error);
+                }
+                Err(error) => return Err(error),
             }
-            Err(error) => Err(error),
         }
+        Ok(None)
+    }
+
+    /// Segments that the cleaner leaves alone for now, as they could not be read.
+    pub(super) fn passed_over(&self, cleaner: &Cleaner) -> Vec<SegmentId> {
+        cleaner.unread.passed(self.clock.monotonic(), &self.segments)
+    }
+
+    /// A segment could not be read; true if it has been so for long.
+    pub(super) fn pass_over(
+        &self,
+        cleaner: &mut Cleaner,
+        failed: (SegmentId, SegmentEpoch),
+        error: Error,
+    ) -> bool {
+        cleaner.unread.note(failed, self.clock.monotonic(), error, &self.segments)
     }
 
     /// Returns how many bytes were moved.

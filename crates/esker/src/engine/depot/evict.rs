@@ -22,13 +22,14 @@
 //! Under the cleaner's lock. Entries go one by one, each under its key's stripe.
 //!
 //! # Failure
-//! A crash leaves the segment as it was, or without what was evicted. A segment that cannot be read is
-//! set aside.
+//! A crash leaves the segment as it was, or without what was evicted. A damaged segment is set aside; one that the device fails to
+//! read is tried again later.
 
 use super::clean::Cleaner;
 use super::moves::Move;
 use super::place::link_bytes;
 use super::segments::Incarnation;
+use super::unread::FAILURES_MAX;
 use super::{Depot, gather, sites, spread};
 use esker_base::ids::{SegmentId, Version};
 use esker_base::{Error, ErrorKind, Result};
@@ -48,22 +49,35 @@ struct Evicted {
     heads: HashMap<Link, (SegmentId, Incarnation)>,
 }
 
-/// How many segments are tried in a row that hold parts of values on their way.
-const TRIES: usize = 16;
-
 impl Depot {
     /// Evicts what was not used for the longest time; `None` if there is nothing to evict.
     pub(super) fn evict_one(&self, cleaner: &mut Cleaner) -> Result<Option<u64>> {
-        // Notes are cleaned as any store's records: the garbage among them.
-        let moved = self.segments.moved_victim();
-        // What has expired is of no use to anybody, however lately it was written. Once: it may have to stay.
-        let mut dear = moved.or_else(|| self.segments.expired(self.now()));
-        for _ in 0..TRIES {
-            let least_used = || self.segments.least_used();
-            let Some(victim) = moved.or_else(|| dear.take()).or_else(least_used) else { break };
-            if self.try_evict(cleaner, victim)? {
-                return Ok(Some(self.layout.segment_size));
+        let mut passed = self.passed_over(cleaner);
+        let mut failures = 0;
+        while failures < FAILURES_MAX {
+            // Notes are cleaned as any store's records: the garbage among them. And what has expired is of no use to anybody,
+            // however lately it was written.
+            let moved = self.segments.moved_victim(&passed);
+            let expired = || self.segments.expired(self.now(), &passed);
+            let least_used = || self.segments.least_used(&passed);
+            let Some(victim) = moved.or_else(expired).or_else(least_used) else { break };
+            let epoch = self.segments.epoch(victim);
+            match self.evict_segment(cleaner, victim) {
+                Ok(true) => return Ok(Some(self.layout.segment_size)),
+                Ok(false) => {}
+                Err(error) if error.kind() == ErrorKind::NoSpace => {}
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::warn!(%error, segment = victim.0, "a segment cannot be evicted");
+                    self.segments.set_aside(victim, epoch);
+                }
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    self.pass_over(cleaner, (victim, epoch), error);
+                    failures += 1;
+                }
+                Err(error) => return Err(error),
             }
+            // It has to stay, as parts of a value that is being written do, of which there may be any number.
+            passed.push(victim);
         }
         Ok(None)
     }
@@ -77,27 +91,20 @@ impl Depot {
         }
         let mut cleaner = self.lock_cleaner()?;
         let limit = limit.min(self.segments.sealed().count());
-        let mut evicted = 0;
-        while evicted < limit && self.evict_one(&mut cleaner)?.is_some() {
-            evicted += 1;
+        cleaner.unread.begin_round();
+        let (mut evicted, mut again) = (0, true);
+        while evicted < limit {
+            match self.evict_one(&mut cleaner)? {
+                Some(_) => evicted += 1,
+                // Somebody asked: what is passed over is tried, too.
+                None if std::mem::take(&mut again) && cleaner.unread.retry() => {}
+                None => break,
+            }
         }
-        Ok(evicted)
+        cleaner.unread.end_round(evicted)
     }
 
     /// Evicts a segment; false if it cannot be evicted now.
-    fn try_evict(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
-        let epoch = self.segments.epoch(victim);
-        match self.evict_segment(cleaner, victim) {
-            Err(error) if error.kind() == ErrorKind::NoSpace => Ok(false),
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
-                tracing::warn!(%error, segment = victim.0, "a segment cannot be evicted");
-                self.segments.set_aside(victim, epoch);
-                Ok(false)
-            }
-            result => result,
-        }
-    }
-
     fn evict_segment(&self, cleaner: &mut Cleaner, victim: SegmentId) -> Result<bool> {
         // V4.
         if !self.segments.pin(victim) {

@@ -18,13 +18,14 @@
 //! Looking and releasing happen under the cleaner's lock.
 //!
 //! # Failure
-//! What is known is in memory only. A segment that cannot be read is not looked at again.
+//! What is known is in memory only. A damaged segment is not looked at again, nor one that could not be read for long.
 
 use super::batch::Batch;
 use super::clean::Cleaner;
 use super::moves::{Move, tombstone_of};
 use super::place::{GIVE_WAY, Plan, link_bytes};
 use super::segments::Incarnation;
+use super::unread::FAILURES_MAX;
 use super::{Depot, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::ids::{SegmentId, Version};
@@ -67,19 +68,30 @@ impl Depot {
     }
 
     /// Looks at a segment of which nobody knows yet when its records expire; false if there is none.
-    pub(super) fn look_further(&self, _cleaner: &mut Cleaner) -> Result<bool> {
-        let unknown = if self.superblock.cache { None } else { self.segments.unknown() };
-        let Some(id) = unknown else { return Ok(false) };
-        let of = self.segments.incarnation(id);
-        match self.look_at(id, of) {
-            Ok(()) => {}
-            Err(error) if matches!(error.kind(), ErrorKind::Corrupted | ErrorKind::Io) => {
-                tracing::warn!(%error, segment = id.0, "a segment cannot be looked at");
-                self.segments.know(id, of.epoch, &Expiries::default());
-            }
-            Err(error) => return Err(error),
+    pub(super) fn look_further(&self, cleaner: &mut Cleaner) -> Result<bool> {
+        if self.superblock.cache {
+            return Ok(false);
         }
-        Ok(true)
+        for _ in 0..FAILURES_MAX {
+            let Some(id) = self.segments.unknown(&self.passed_over(cleaner)) else { break };
+            let of = self.segments.incarnation(id);
+            let forget = || self.segments.know(id, of.epoch, &Expiries::default());
+            match self.look_at(id, of) {
+                Ok(()) => return Ok(true),
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::warn!(%error, segment = id.0, "a segment cannot be looked at");
+                    forget();
+                    return Ok(true);
+                }
+                Err(error) if error.kind() == ErrorKind::Io => {
+                    if self.pass_over(cleaner, (id, of.epoch), error) {
+                        forget();
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 
     fn look_at(&self, id: SegmentId, of: Incarnation) -> Result<()> {
@@ -186,7 +198,7 @@ impl Depot {
         if live + more <= room {
             return live;
         }
-        match self.segments.unknown() {
+        match self.segments.unknown(&[]) {
             Some(_) => 0,
             None => self.segments.unexpired_bytes(self.now()),
         }

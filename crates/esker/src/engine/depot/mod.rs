@@ -53,6 +53,7 @@ mod scan;
 mod segments;
 pub mod sites;
 mod tombstones;
+mod unread;
 mod whole;
 mod write;
 

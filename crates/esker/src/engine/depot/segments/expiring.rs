@@ -84,9 +84,9 @@ impl Segments {
 
     /// A full segment of which it is not known when its records expire: the one that was taken into use first, whose records are
     /// the likeliest to have expired.
-    pub(in super::super) fn unknown(&self) -> Option<SegmentId> {
+    pub(in super::super) fn unknown(&self, passed: &[SegmentId]) -> Option<SegmentId> {
         let is_known = |segment: &Segment| segment.expiring.known.load(Ordering::Relaxed);
-        let unknown = self.cleanable().filter(|(_, segment)| !is_known(segment));
+        let unknown = self.cleanable(passed).filter(|(_, segment)| !is_known(segment));
         unknown.map(|(id, _)| id).min_by_key(|id| self.epoch(*id))
     }
 

@@ -11,7 +11,8 @@ fn incarnation(epoch: u64) -> Incarnation {
 }
 
 fn victims(segments: &Segments) -> [Option<SegmentId>; 2] {
-    [Urgency::Full, Urgency::Ahead].map(|urgency| segments.victim(SegmentEpoch(50), 0, urgency))
+    [Urgency::Full, Urgency::Ahead]
+        .map(|urgency| segments.victim(SegmentEpoch(50), 0, urgency, &[]))
 }
 
 /// A writer of the log in memory may stand still between its append and the entry, while others
@@ -72,14 +73,14 @@ fn what_has_expired_is_worth_cleaning_and_never_more_than_what_is_live() {
     (0..80).for_each(|_| segments.add(ID, 100));
     segments.expire(ID, [(10, 1000), (20, 3000), (30, 4000)]);
     segments.seal(ID);
-    let victims_at = |now| segments.victim(SegmentEpoch(50), now, Urgency::Full);
+    let victims_at = |now| segments.victim(SegmentEpoch(50), now, Urgency::Full, &[]);
     assert_eq!((victims_at(9), victims_at(10)), (None, Some(ID)));
     let live_at = |now| segments.unexpired_bytes(now);
     assert_eq!([9, 10, 20, 30].map(live_at), [8000, 7000, 4000, 0]);
     // Of what expires, as much was superseded as of all.
     (0..40).for_each(|_| segments.remove(ID, 100, Version(1)));
     assert_eq!([9, 10, 20, 30].map(live_at), [4000, 3500, 2000, 0]);
-    assert_eq!((segments.expired(29), segments.expired(30)), (None, Some(ID)));
+    assert_eq!((segments.expired(29, &[]), segments.expired(30, &[])), (None, Some(ID)));
     // What is live now was twice as much when it was written.
     segments.expire_live(ID, 9, 500);
     assert_eq!([8, 9, 10, 20, 30].map(live_at), [4000, 3500, 3000, 1500, 0]);
@@ -95,18 +96,18 @@ fn a_segment_is_looked_at_once_in_each_life_that_recovery_found() {
         segments.restore(id, Use::Sealed, incarnation(epoch));
         segments.add(id, 100);
     }
-    assert_eq!(segments.unknown(), Some(ID), "the older one");
+    assert_eq!(segments.unknown(&[]), Some(ID), "the older one");
     let mut found = Expiries::default();
     found.add(10, segments.as_written(ID, 60));
     // Of a life that is over.
     segments.know(ID, SegmentEpoch(6), &found);
-    assert_eq!((segments.unknown(), segments.unexpired_bytes(10)), (Some(ID), 200));
+    assert_eq!((segments.unknown(&[]), segments.unexpired_bytes(10)), (Some(ID), 200));
     segments.expire_live(ID, 10, 20);
     segments.know(ID, SegmentEpoch(7), &found);
-    assert_eq!((segments.unknown(), segments.unexpired_bytes(10)), (Some(SegmentId(1)), 140));
+    assert_eq!((segments.unknown(&[]), segments.unexpired_bytes(10)), (Some(SegmentId(1)), 140));
     segments.know(SegmentId(1), SegmentEpoch(9), &Expiries::default());
     segments.open(SegmentId(3), incarnation(10));
     segments.add(SegmentId(3), 100);
     segments.seal(SegmentId(3));
-    assert_eq!(segments.unknown(), None);
+    assert_eq!(segments.unknown(&[]), None);
 }

@@ -62,37 +62,43 @@ impl Segments {
         })
     }
 
-    pub(super) fn cleanable(&self) -> impl Iterator<Item = (SegmentId, &Segment)> {
+    /// Segments that may be cleaned, but for those that are passed over.
+    pub(super) fn cleanable(
+        &self,
+        passed: &[SegmentId],
+    ) -> impl Iterator<Item = (SegmentId, &Segment)> {
         // Cleaning a segment that is held frees nothing, and evicting it would change its bytes.
         let held = self.hold.lock();
-        self.all().filter(move |(id, _)| self.is_cleanable(*id) && !held.holds(*id))
+        self.all().filter(move |(id, _)| {
+            self.is_cleanable(*id) && !held.holds(*id) && !passed.contains(id)
+        })
     }
 
     /// A segment of moved records of which most is garbage.
-    pub(in super::super) fn moved_victim(&self) -> Option<SegmentId> {
+    pub(in super::super) fn moved_victim(&self, passed: &[SegmentId]) -> Option<SegmentId> {
         let mostly_dead = |(id, segment): &(SegmentId, &Segment)| {
             let [live, written] =
                 [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
             self.incarnation(*id).stream != Stream::Fresh
                 && live * 2 < written.max(self.size_bytes / 4 * 3)
         };
-        self.cleanable().find(mostly_dead).map(|(id, _)| id)
+        self.cleanable(passed).find(mostly_dead).map(|(id, _)| id)
     }
 
     /// The segment with clients' records that was not used for the longest time.
-    pub(in super::super) fn least_used(&self) -> Option<SegmentId> {
+    pub(in super::super) fn least_used(&self, passed: &[SegmentId]) -> Option<SegmentId> {
         let fresh =
-            self.cleanable().filter(|(id, _)| self.incarnation(*id).stream == Stream::Fresh);
+            self.cleanable(passed).filter(|(id, _)| self.incarnation(*id).stream == Stream::Fresh);
         fresh.map(|(id, _)| id).min_by_key(|id| (self.used_at(*id), self.epoch(*id)))
     }
 
     /// A segment with clients' records of which all that is live has expired by `now`, in Unix seconds.
-    pub(in super::super) fn expired(&self, now: u64) -> Option<SegmentId> {
+    pub(in super::super) fn expired(&self, now: u64, passed: &[SegmentId]) -> Option<SegmentId> {
         let all_expired = |(id, segment): &(SegmentId, &Segment)| {
             let live = segment.live_bytes.load(Ordering::Relaxed);
             self.incarnation(*id).stream == Stream::Fresh && segment.expired_bytes(now) >= live
         };
-        self.cleanable().find(all_expired).map(|(id, _)| id)
+        self.cleanable(passed).find(all_expired).map(|(id, _)| id)
     }
 
     /// The segment that is best cleaned: the benefit of its free space, and of how long the rest has
@@ -103,6 +109,7 @@ impl Segments {
         next: SegmentEpoch,
         now: u64,
         urgency: Urgency,
+        passed: &[SegmentId],
     ) -> Option<SegmentId> {
         let share = if urgency == Urgency::Stuck { GAIN_LEAST_SHARE } else { GAIN_MIN_SHARE };
         let score = |segment: &Segment| {
@@ -119,7 +126,7 @@ impl Segments {
             let benefit = u128::from(dead) * u128::from(age.isqrt()) * 1024;
             Some(benefit / u128::from(written - dead + 1))
         };
-        let scored = self.cleanable().filter_map(|(id, segment)| Some((score(segment)?, id)));
+        let scored = self.cleanable(passed).filter_map(|(id, segment)| Some((score(segment)?, id)));
         scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
     }
 
