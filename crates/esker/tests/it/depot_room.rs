@@ -1,10 +1,15 @@
 //! A full `depot`: what frees room always works, whatever copies take, and the room comes back.
 
 use crate::support::{open, options};
-use esker::{Durability, ErrorKind, Options, Store};
+use esker::{Durability, ErrorKind, Options, Result, Store};
+use esker_base::Error;
 use esker_base::rng::Rng;
-use esker_media::sim::{SimBlock, SimBlockOptions};
+use esker_media::BlockDevice;
+use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
+use esker_trt::{sim, spawn, yield_now};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// With segments of 128 KiB there are 63 of them.
 const SIZE: u64 = 8 << 20;
@@ -125,4 +130,56 @@ fn is_written_over(percent: u64, value_size: usize) {
 fn small_records_are_written_over_again_and_again() {
     is_written_over(75, 50);
     is_written_over(80, 100);
+}
+
+/// A batch was promised a segment while it formed. When its turn comes, the headers of the free ones are being made invalid, for far
+/// longer than it takes to give up.
+#[test]
+fn a_batch_finds_the_segment_that_it_was_promised_while_free_ones_lose_their_headers() {
+    (0..10).for_each(|puts| {
+        let outcome = sim::run(puts, move || beside_a_slow_trim(puts)).outcome;
+        outcome.unwrap().unwrap_or_else(|error| panic!("after {puts} puts: {error}"));
+    });
+}
+
+fn beside_a_slow_trim(puts: u64) -> Result<()> {
+    let slow: [Arc<AtomicBool>; 2] = Default::default();
+    let is_slow = slow.clone();
+    let inner = Arc::new(SimBlock::new(SimBlockOptions::new(128 << 10, puts)));
+    let asking = Asking::new(inner, move |call| {
+        let sites = [esker::sites::depot::COMMIT_WRITE, esker::sites::depot::BLANK_FLUSH];
+        for ((site, seconds), is_slow) in sites.into_iter().zip([2, 30]).zip(&is_slow) {
+            if call.site == site && is_slow.swap(false, Ordering::SeqCst) {
+                esker_trt::sleep(Duration::from_secs(seconds));
+            }
+        }
+        Ok(())
+    });
+    let store = Store::open_on(asking as Arc<dyn BlockDevice>, &options(puts))?;
+    // All segments were in use once, so that all that are free have headers.
+    for number in 0..120 + puts {
+        store.put(&[number.to_le_bytes()[0] % 2], &[1; 900])?;
+    }
+    slow.iter().for_each(|is_slow| is_slow.store(true, Ordering::SeqCst));
+    let [commit, blank] = slow;
+    let task = |body: fn(&Store) -> Result<()>| {
+        let store = store.clone();
+        spawn(move || body(&store))
+    };
+    let mut tasks = vec![task(|store| store.put(b"first", &[2; 900]).map(drop))];
+    while commit.load(Ordering::SeqCst) {
+        yield_now();
+    }
+    // They form a batch that is too long for what is left of the segment, sooner or later.
+    tasks.push(task(|store| store.put(b"second", &[3; 900]).map(drop)));
+    tasks.push(task(|store| store.put(b"third", &[4; 900]).map(drop)));
+    (0..10).for_each(|_| yield_now());
+    tasks.push(task(|store| store.trim().map(drop)));
+    while blank.load(Ordering::SeqCst) {
+        yield_now();
+    }
+    for task in tasks {
+        task.join().map_err(|_| Error::new(ErrorKind::Corrupted, "a task panicked"))??;
+    }
+    store.put(b"fourth", b"").map(drop)
 }

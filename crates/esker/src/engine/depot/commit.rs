@@ -43,7 +43,7 @@ const GATHER_MAX: Duration = Duration::from_millis(2);
 /// In so many steps, at most; sleeping if it is to be so long, else giving way.
 const GATHER_STEPS: u32 = 64;
 const GATHER_SLEEP_MIN: Duration = Duration::from_micros(400);
-/// How often, and after what time each, a batch is tried again that found no segment.
+/// How often, and after what time each, a batch is tried again that found no segment and no borrowed one.
 const ROOM_TRIES: u32 = 1000;
 const ROOM_PERIOD: Duration = Duration::from_millis(1);
 /// Batches that nobody waits for after one that was waited for in vain.
@@ -267,10 +267,13 @@ impl Depot {
     /// Places a batch for which there was no segment: others may have taken the last ones for a moment, to give them back. Its
     /// versions are given, so nothing can follow where it has no place.
     fn place_later(&self, mut error: Error, filling: &Filling) -> Result<Plan> {
-        for _ in 0..ROOM_TRIES {
+        let mut tries = 0;
+        while tries < ROOM_TRIES {
             if error.kind() != ErrorKind::NoSpace {
                 return Err(error);
             }
+            // Who borrowed some gives them back, however long a device takes.
+            tries += u32::from(!self.segments.are_borrowed());
             esker_trt::sleep(ROOM_PERIOD);
             let mut state = self.log.state.lock();
             match self.place(Stream::Fresh, &mut state.tail, &filling.batch) {

@@ -19,6 +19,7 @@
 
 use super::clean::Cleaner;
 use super::scan::form_of;
+use super::segments::Free;
 use super::{Depot, sites, spread};
 use esker_base::Result;
 use esker_base::ids::{SegmentId, Version};
@@ -167,7 +168,7 @@ impl Depot {
             let done = self.device.discard(sites::TRIM, self.layout.segment_offset(free.id), size);
             let trimmed = done.is_ok();
             let prepared = free.prepared && !trimmed;
-            self.segments.put_back(super::segments::Free { trimmed, prepared, ..free });
+            self.segments.put_back(Free { trimmed, prepared, ..free });
             done?;
             bytes += size;
         }
@@ -190,32 +191,38 @@ impl Depot {
         Ok(())
     }
 
-    /// Takes the validity from the headers of free segments, so that recovery does not read them.
+    /// Takes the validity from the headers of free segments, so that recovery does not read them. Half of what is free stays on the
+    /// list for who writes meanwhile.
     pub(super) fn blank_stale(&self) -> Result<()> {
-        let mut blanked = Vec::new();
+        loop {
+            let most = (self.segments.free_count() / 2).max(1);
+            let stale: Vec<Free> = (0..most).map_while(|_| self.segments.take_stale()).collect();
+            if stale.is_empty() {
+                return Ok(());
+            }
+            let blanked = self.blank_headers(&stale);
+            for free in stale {
+                self.segments.put_back(Free { stale: blanked.is_err(), ..free });
+            }
+            blanked.map_err(|error| self.poison(&error))?;
+        }
+    }
+
+    /// Takes the validity from the headers of free segments that are on no list, durably.
+    fn blank_headers(&self, stale: &[Free]) -> Result<()> {
         let block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
-        let mut written = Ok(());
-        while let Some(free) = self.segments.take_stale() {
-            if written.is_ok() && free.after >= self.log.durable() {
-                // PERSIST: what made the segment free must be durable before its header goes. Asked of each one: some go free
-                //          while this is under way.
-                written = self.flush_published();
+        for free in stale {
+            if free.after >= self.log.durable() {
+                // PERSIST: what made the segment free must be durable before its header goes. Asked of each one: some went free
+                //          after what made others so was flushed.
+                self.flush_published()?;
             }
             let base = self.layout.segment_offset(free.id);
             for at in [base, base + self.layout.header_copy()] {
-                written = written.and_then(|()| {
-                    self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)])
-                });
+                self.device.write_at(sites::BLANK_WRITE, at, &[IoSlice::new(&block)])?;
             }
-            blanked.push(free);
         }
-        if !blanked.is_empty() && written.is_ok() {
-            // PERSIST: T1. Crash before: the tombstones are still there.
-            written = self.device.flush(sites::BLANK_FLUSH);
-        }
-        for free in blanked {
-            self.segments.put_back(super::segments::Free { stale: written.is_err(), ..free });
-        }
-        written.map_err(|error| self.poison(&error))
+        // PERSIST: T1. Crash before: the tombstones are still there.
+        self.device.flush(sites::BLANK_FLUSH)
     }
 }

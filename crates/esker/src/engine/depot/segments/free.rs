@@ -35,6 +35,8 @@ impl Free {
 pub(super) struct FreeList {
     list: VecDeque<Free>,
     checkpoint: VecDeque<Free>,
+    /// How many were taken to be put back.
+    borrowed: usize,
     /// Taken from here while their headers were valid, and not known to have a new one: a crash brings back what they held.
     renewed: Vec<SegmentId>,
 }
@@ -72,10 +74,17 @@ impl Segments {
 
     /// Puts a segment back on the free list: a ready one behind the other ready ones at its head.
     pub(in super::super) fn put_back(&self, back: Free) {
-        let list = &mut self.free.lock().list;
+        let all = &mut *self.free.lock();
+        all.borrowed = all.borrowed.saturating_sub(1);
+        let list = &mut all.list;
         let ready = list.iter().take_while(|free| free.prepared).count();
         let place = if back.prepared { ready } else { list.len() };
         list.insert(place, back);
+    }
+
+    /// Whether segments were taken that are about to be put back.
+    pub(in super::super) fn are_borrowed(&self) -> bool {
+        self.free.lock().borrowed > 0
     }
 
     /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
@@ -125,26 +134,29 @@ impl Segments {
 
     /// Takes a segment off the free list to prepare it; refuses when the log may need it now.
     pub(in super::super) fn take_unprepared(&self, id: SegmentId) -> bool {
-        let list = &mut self.free.lock().list;
-        let before = list.len();
+        let all = &mut *self.free.lock();
+        let before = all.list.len();
         if before <= self.reserve_of_puts() + 1 {
             return false;
         }
-        list.retain(|free| free.id != id);
-        list.len() < before
+        all.list.retain(|free| free.id != id);
+        all.borrowed += before - all.list.len();
+        all.list.len() < before
     }
 
     /// Takes a free segment off the list whose header is still valid on media, and its records with it.
     pub(in super::super) fn take_stale(&self) -> Option<Free> {
-        let list = &mut self.free.lock().list;
-        let place = list.iter().position(|free| free.stale)?;
-        list.remove(place)
+        let all = &mut *self.free.lock();
+        let place = all.list.iter().position(|free| free.stale)?;
+        all.borrowed += 1;
+        all.list.remove(place)
     }
 
     /// Takes the last free segment off the list that the device was not told of, and whose header is valid no more, if there
     /// are more than `kept`.
     pub(in super::super) fn take_untrimmed(&self, kept: usize) -> Option<Free> {
-        let list = &mut self.free.lock().list;
+        let all = &mut *self.free.lock();
+        let list = &mut all.list;
         let is_it = |free: &Free| !free.trimmed && !free.stale;
         let mut untrimmed = (0..list.len()).rev().filter(|n| list.get(*n).is_some_and(is_it));
         let place = untrimmed.next()?;
@@ -153,7 +165,8 @@ impl Segments {
         }
         // S2: before the caller gives it back.
         self.generation.fetch_add(1, Ordering::SeqCst);
-        list.remove(place)
+        all.borrowed += 1;
+        all.list.remove(place)
     }
 
     /// Free segments that the device was not told of, but for those of the checkpoint.
