@@ -57,7 +57,10 @@ pub(crate) fn all() -> Verdict {
             "what was overtaken in memory only",
             evictions::what_was_overtaken_in_memory_has_no_older_value,
         ),
-        ("a newer value outlives an expired one", expiries::a_newer_value_outlives_an_expired_one),
+        (
+            "an expired value goes after what was written before it",
+            expiries::an_expired_value_goes_after_what_was_written_before_it,
+        ),
         ("an expired value leaves no older one", expiries::an_expired_value_leaves_no_older_one),
         ("a checkpoint survives", checkpoints::a_checkpoint_survives),
         ("a checkpoint counts for what stands", checkpoints::a_checkpoint_counts_for_what_stands),

@@ -56,4 +56,5 @@ mod striped;
 mod support;
 mod threads;
 mod unreadable;
+mod versions;
 mod walks;

@@ -280,7 +280,7 @@ impl Batch {
 }
 
 /// What a batch needs of a segment, in bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Need {
     pub(super) used: u64,
     pub(super) summary: u64,

@@ -369,7 +369,7 @@ impl Depot {
             // The summary vouches for the last batch as well as a barrier does.
             let summary = self.log.take_summary();
             self.log.lock().tail = None;
-            let completed = self.complete(&tail, &summary, next);
+            let completed = self.complete(&tail, &summary, next, next);
             return completed.map_err(|error| self.poison(&error));
         }
         let offset = self.layout.segment_offset(tail.segment) + tail.position;

@@ -12,7 +12,7 @@
 //! # Invariants
 //! - X1: nothing is taken for expired before its time by the store's clock, which never goes back while it is open.
 //! - X2: a tombstone in place of a head, or the note of its eviction, is written after the head is durable, wherever that stands: or a crash could
-//!   leave a tombstone that newer records of its key have no higher version than.
+//!   leave what the head did to its key without what was written before it.
 //!
 //! # Concurrency
 //! Looking and releasing happen under the cleaner's lock.

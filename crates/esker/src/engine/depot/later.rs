@@ -14,6 +14,9 @@
 //! - W3: at most [`QUEUE_MAX`] full pieces wait: memory is bounded, and who fills the next one
 //!   writes.
 //!
+//! - W4: no version that anybody has seen is given again after a crash: before a record is visible, a header is durable that tells
+//!   a higher version. Each header tells one that is not reached before the next one is durable, and a session begins with one.
+//!
 //! # Concurrency
 //! Lock order: stripes, the log's state, the list of pieces, a piece. The writer's lock is held
 //! across I/O, and taken before the log's state.
@@ -21,13 +24,13 @@
 //! # Failure
 //! A failed write makes the store read-only. What was not written stays readable until it is closed.
 
-use super::Depot;
 use super::batch::{Batch, Entry};
 use super::commit::Item;
 use super::log::State;
 use super::place::{Plan, link_bytes};
 use super::read::{Bytes, Fetched};
 use super::segments::Segments;
+use super::{Depot, sites};
 use crate::options::Durability;
 use esker_base::ids::{SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
@@ -42,6 +45,9 @@ use std::sync::Arc;
 const QUEUE_MAX: usize = 4;
 /// A piece takes no more records once it is this long, in bytes.
 const PIECE_SIZE_SOFT_MAX: u64 = 1 << 20;
+
+/// Fewest bytes that a record takes, with its part of the summary.
+const RECORD_SIZE_MIN: u64 = 16;
 
 /// A piece of the log in memory.
 #[derive(Debug)]
@@ -118,6 +124,38 @@ impl Depot {
     /// Whether writes go to memory first.
     pub(super) fn writes_later(&self) -> bool {
         self.durability != Durability::Sync
+    }
+
+    /// How many versions may be given in memory before the next header of the clients' log is durable (W4): as many as there are
+    /// records in what is left of the open segment, in the pieces that wait, and in those that form and are written.
+    pub(super) fn given_ahead(&self) -> u64 {
+        if !self.writes_later() {
+            return 0;
+        }
+        (QUEUE_MAX as u64 + 3) * self.layout.segment_size / RECORD_SIZE_MIN
+    }
+
+    /// Makes durable that versions will be given from here on (W4): in the header of the segment in which the log goes on, or, if it
+    /// begins a new one, in that of that one.
+    pub(super) fn reserve_versions(&self) -> Result<()> {
+        if !self.writes_later() {
+            return Ok(());
+        }
+        let tail = self.log.lock().tail;
+        if let Some(tail) = tail {
+            let incarnation = self.segments.incarnation(tail.segment);
+            self.write_header(tail.segment, incarnation, self.session_epoch)?;
+            // PERSIST: W4. Crash before: the header is what it was, but for that number.
+            return self.device.flush(sites::ROLL_FLUSH);
+        }
+        if self.segments.free_count() == 0 {
+            // Who makes room for the first record takes a segment with a header of its own.
+            return Ok(());
+        }
+        let first = Sequence(self.log.next_version().0);
+        let begun = self.begin_log(first)?;
+        self.log.lock().tail = Some(begun);
+        Ok(())
     }
 
     /// Appends records to the piece that forms and enters them in the index; `published` has the

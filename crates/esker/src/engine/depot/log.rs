@@ -115,6 +115,9 @@ pub(super) struct LogEnd {
     pub(super) summary: Vec<u8>,
     pub(super) next_epoch: SegmentEpoch,
     pub(super) next_version: Version,
+    /// What is there ends below. From here to the next version were numbers that a crash took back: no batch may say that they were
+    /// durable, or they would be missed.
+    pub(super) durable: Version,
     pub(super) clear_version: Version,
 }
 
@@ -147,8 +150,8 @@ impl Log {
                 tail: end.tail,
                 next_version: end.next_version,
                 clear_version: end.clear_version,
-                published: end.next_version,
-                durable: end.next_version,
+                published: end.durable,
+                durable: end.durable,
                 expected: 0,
                 hurry: 0,
                 write_time: Duration::ZERO,

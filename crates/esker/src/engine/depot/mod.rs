@@ -265,9 +265,11 @@ impl Depot {
             evictions: Evictions::default(),
             pending: Pending::new(),
             clearing: Clearing::default(),
-            checkpoint: sync::Mutex::new(
-                log.checkpoint.as_ref().map(|known| (known.end.next_version, end.next_epoch)),
-            ),
+            checkpoint: sync::Mutex::new(log.checkpoint.as_ref().map(|known| {
+                // Numbers that nobody got are nothing to write down.
+                let covered = known.end.next_version;
+                (if end.durable <= covered { end.next_version } else { covered }, end.next_epoch)
+            })),
             session_epoch: end.next_epoch,
             log: Log::new(&pool, &layout, end),
             cleaner: sync::Mutex::new(Cleaner::new(
@@ -292,6 +294,9 @@ impl Depot {
         });
         depot.adopt(&mut log)?;
         let damaged = std::mem::take(&mut log.damaged);
+        if !lenient {
+            depot.reserve_versions()?;
+        }
         drop(log);
         if was_in_doubt {
             depot.forget_after_crash()?;

@@ -151,6 +151,16 @@ impl Depot {
         Ok(Plan { seal, reuse: Some((free, epoch)), barrier: false, tail: here, total: 0 })
     }
 
+    /// Takes a segment into use in which the clients' log begins, or goes on behind a complete one.
+    pub(super) fn begin_log(&self, first: Sequence) -> Result<Tail> {
+        let nothing = Need::default();
+        let plan = self.begin_place(Stream::Fresh, &mut None, nothing, first)?;
+        if let Some((free, epoch)) = plan.reuse {
+            self.roll(Stream::Fresh, &plan, (free, epoch), &[], first, first)?;
+        }
+        Ok(plan.tail)
+    }
+
     /// The batch will not grow any more: the next one goes behind it.
     pub(super) fn end_place(&self, plan: &mut Plan, tail: &mut Option<Tail>, batch: &Batch) {
         plan.total = self.layout.blocks(batch.used as u64);
@@ -293,7 +303,9 @@ impl Depot {
                 // PERSIST: a summary vouches for its records, so they are durable before it is.
                 self.device.flush(sites::SUMMARY_FLUSH)?;
             }
-            self.complete(old, summary, first)?;
+            // Of a log that goes on elsewhere after an open: it ends before the numbers that a crash took back.
+            let durable = if old.barrier_due { durable.min(first) } else { first };
+            self.complete(old, summary, first, durable)?;
         }
         if free.after >= self.log.durable() {
             // PERSIST: what made the segment free must be durable before its header goes. It stands
@@ -333,7 +345,7 @@ impl Depot {
             salt: incarnation.salt,
             first_sequence: incarnation.base,
             clear_version: self.log.clear_version(),
-            next_version: self.log.next_version(),
+            next_version: Version(self.log.next_version().0 + self.given_ahead()),
             session_epoch,
         };
         let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(4096));
@@ -348,15 +360,21 @@ impl Depot {
         Ok(())
     }
 
-    /// Writes the summary of a segment, and the trailer that says where it is.
-    pub(super) fn complete(&self, old: &Tail, summary: &[u8], next: Sequence) -> Result<()> {
+    /// Writes the summary of a segment, and the trailer that says where it is. All records below `durable` are.
+    pub(super) fn complete(
+        &self,
+        old: &Tail,
+        summary: &[u8],
+        next: Sequence,
+        durable: Sequence,
+    ) -> Result<()> {
         let base = self.layout.segment_offset(old.segment);
         let offset = base + old.position;
-        let list = self.marker(BatchKind::Summary, old, offset, summary, next, next);
+        let list = self.marker(BatchKind::Summary, old, offset, summary, next, durable);
         self.device.write_at(sites::ROLL_WRITE, offset, &[IoSlice::new(&list)])?;
         let at = base + self.layout.trailer();
         let position = encode_trailer(old.position);
-        let trailer = self.marker(BatchKind::Trailer, old, at, &position, next, next);
+        let trailer = self.marker(BatchKind::Trailer, old, at, &position, next, durable);
         self.device.write_at(sites::ROLL_WRITE, at, &[IoSlice::new(&trailer)])
     }
 

@@ -290,6 +290,9 @@ impl Recovered {
         let lost = if self.damaged.is_empty() { 0 } else { LOST_MAX };
         let of_checkpoint = self.checkpoint.as_ref().map(|loaded| loaded.end.next_version);
         let given = given.chain(of_checkpoint).max();
+        let written = last.map_or(Version(1), |last| Version(last.end.next.0));
+        let next_version =
+            Version(written.0 + lost).max(self.clear_version).max(given.unwrap_or_default());
         LogEnd {
             tail: open.map(|last| Tail {
                 segment: last.header.segment_id,
@@ -303,9 +306,13 @@ impl Recovered {
             }),
             summary: open.map(|last| last.summary.clone()).unwrap_or_default(),
             next_epoch: SegmentEpoch(highest + 1),
-            next_version: Version(last.map_or(1, |last| last.end.next.0) + lost)
-                .max(self.clear_version)
-                .max(given.unwrap_or_default()),
+            next_version,
+            // Where the log goes on behind what is there, no more than that was.
+            durable: if open.is_some() {
+                written
+            } else {
+                written.max(of_checkpoint.unwrap_or_default())
+            },
             clear_version: self.clear_version,
         }
     }
