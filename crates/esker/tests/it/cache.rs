@@ -284,3 +284,25 @@ fn a_large_value_finds_room_while_all_else_is_in_use() {
     *reading.lock() = None;
     assert_eq!(store.get(b"large").unwrap().as_deref(), Some(&large[..]));
 }
+
+/// Tombstones and notes are evicted as well, and are no items.
+#[test]
+fn evictions_are_items_that_went() {
+    let store = open(&device(9), &cache_options(9)).unwrap();
+    let mut evicted = 0;
+    for round in 0..20_u8 {
+        for number in 0..30_u8 {
+            store.put(&[number], &[round; 400]).unwrap();
+            store.put(&[number], &[round; 300]).unwrap();
+            if number % 3 == 0 {
+                store.delete(&[number]).unwrap();
+            }
+        }
+        let before = store.stats();
+        store.evict(4).unwrap();
+        let after = store.stats();
+        evicted += before.items - after.items;
+        assert_eq!(after.evictions - before.evictions, before.items - after.items, "{round}");
+    }
+    assert!(evicted > 50, "{evicted}");
+}

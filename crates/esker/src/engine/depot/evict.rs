@@ -144,15 +144,16 @@ impl Depot {
             let (segment, of) = evicted.heads.get(&moved.old).copied().unwrap_or((victim, of));
             if !gone || !self.follow(segment, of, &moved) {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+            } else if !moved.old.is_tombstone() {
+                self.evictions.add(1);
             }
         }
         blanked?;
-        let before = self.items();
         for (hash, link) in &evicted.dropped {
-            self.forget(victim, of, *hash, *link);
+            if self.forget(victim, of, *hash, *link) {
+                self.evictions.add(1);
+            }
         }
-        let noted = evicted.noted.len() as u64;
-        self.evictions.add(noted + before.saturating_sub(self.items()));
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
         Ok(true)
@@ -223,8 +224,8 @@ impl Depot {
             .map_err(|error: Error| self.poison(&error))
     }
 
-    /// The index forgets a record of the victim, if it still points there.
-    fn forget(&self, victim: SegmentId, of: Incarnation, hash: u64, link: Link) {
+    /// The index forgets a record of the victim, which is an item; false if it points elsewhere by now.
+    fn forget(&self, victim: SegmentId, of: Incarnation, hash: u64, link: Link) -> bool {
         let forgotten = self.pending.relocate(hash, link, None, || {
             self.segments.epoch(victim) == of.epoch && self.index.remove(hash, link)
         });
@@ -233,5 +234,6 @@ impl Depot {
             self.let_go(link, Version(0));
             self.count_gone(link);
         }
+        forgotten
     }
 }
