@@ -5,6 +5,7 @@
 //! kind `CheckpointExtents`, and one of kind `CheckpointEnd` with what is described here. What of it still stands shows when the
 //! segments are compared with it.
 
+use super::number;
 use crate::Flaw;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 
@@ -117,10 +118,11 @@ impl CheckpointEnd {
     /// # Errors
     /// The first [`Flaw`] found.
     pub fn decode(mut rest: &[u8]) -> Result<Self, Flaw> {
-        let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
-        let [batches, entries] = [number()?, number()?];
-        let [next, clear] = [number()?, number()?];
-        let moved = [Sequence(number()?), Sequence(number()?)];
+        let mut field = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
+        let [batches, entries] = [field()?, field()?];
+        let next = number("next_version", field()?)?;
+        let clear = number("clear_version", field()?)?;
+        let moved = [number("warm", field()?)?, number("cold", field()?)?].map(Sequence);
         let mut segments = Vec::with_capacity(rest.len() / SEGMENT_SIZE);
         while !rest.is_empty() {
             let id = SegmentId(u32::from_le_bytes(take(&mut rest)?));

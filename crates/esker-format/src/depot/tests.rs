@@ -144,6 +144,63 @@ fn every_flipped_bit_of_superblock_and_segment_header_is_noticed() {
     }
 }
 
+/// With a checksum that fits: whoever counts on from there must not come to an end.
+#[test]
+fn numbers_without_end_are_refused() {
+    let id = StoreId([3; 16]);
+    let header = |of: [u64; 5]| SegmentHeader {
+        segment_id: SegmentId(5),
+        stream: Stream::Fresh,
+        epoch: SegmentEpoch(of[0]),
+        salt: u64::MAX,
+        first_sequence: Sequence(of[1]),
+        next_version: Version(of[2]),
+        session_epoch: SegmentEpoch(of[3]),
+        clear_version: Version(of[4]),
+    };
+    let end = |of: [u64; 4]| CheckpointEnd {
+        next_version: Version(of[0]),
+        clear_version: Version(of[1]),
+        moved: [Sequence(of[2]), Sequence(of[3])],
+        ..CheckpointEnd::default()
+    };
+    let batch = |of: [u64; 2]| {
+        let header = BatchHeader {
+            kind: BatchKind::Barrier,
+            total_bytes: 512,
+            payload_bytes: 0,
+            record_count: 0,
+            first_sequence: Sequence(of[0]),
+            durable_sequence: Sequence(of[1]),
+            session: u64::MAX,
+        };
+        let mut bytes = vec![0; 512];
+        encode_batch(&mut bytes, &header, PLACE);
+        Batch::decode(&bytes, 512, PLACE, true).map(|batch| batch.header)
+    };
+    let read = |header: SegmentHeader| SegmentHeader::decode(&header.encode(id), id, SegmentId(5));
+    let most = NUMBER_END - 1;
+    assert_eq!(read(header([most; 5])), Ok(header([most; 5])));
+    assert_eq!(CheckpointEnd::decode(&end([most; 4]).encode()), Ok(end([most; 4])));
+    assert!(batch([most; 2]).is_ok());
+    for past in [NUMBER_END, u64::MAX] {
+        let one = |place: usize, other: usize| if place == other { past } else { 7 };
+        for place in 0..5 {
+            let header = header(std::array::from_fn(|other| one(place, other)));
+            assert!(matches!(read(header), Err(Flaw::Field(_))), "{place}");
+        }
+        for place in 0..4 {
+            let end = end(std::array::from_fn(|other| one(place, other)));
+            let read = CheckpointEnd::decode(&end.encode());
+            assert!(matches!(read, Err(Flaw::Field(_))), "{place}");
+        }
+        for place in 0..2 {
+            let read = batch(std::array::from_fn(|other| one(place, other)));
+            assert!(matches!(read, Err(Flaw::Field(_))), "{place}");
+        }
+    }
+}
+
 fn superblock() -> Superblock {
     Superblock {
         store_id: StoreId([1; 16]),

@@ -35,8 +35,8 @@ use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
 use esker_format::depot::{
-    LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize, Superblock,
-    VersionForm, push_batch, push_record,
+    LargeRef, NUMBER_END, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize,
+    Superblock, VersionForm, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -500,19 +500,18 @@ struct Segment<'a> {
 
 impl Segment<'_> {
     fn record(&mut self, record: &SummaryRecord) {
+        if record.version.0 >= NUMBER_END {
+            self.fail("a record has a version that none is given", record);
+            return;
+        }
         if record.kind == RecordKind::Clear {
-            let after = Version(record.version.0.saturating_add(1));
+            let after = Version(record.version.0 + 1);
             self.gathered.clear_version = self.gathered.clear_version.max(after);
             return;
         }
         let offset = self.base + record.offset;
         let Some(link) = self.source.layout.link(record.kind, offset, record.size_bytes) else {
-            let words = "a record lies beyond what an index can address";
-            self.failure = Some(
-                Error::corrupted("recover store", words)
-                    .device(self.source.device.name())
-                    .at(offset, record.size_bytes),
-            );
+            self.fail("a record lies beyond what an index can address", record);
             return;
         };
         self.written_bytes += link_bytes(link);
@@ -534,6 +533,14 @@ impl Segment<'_> {
             order: record.version.0 << 1 | u64::from(collides),
             link,
         });
+    }
+
+    fn fail(&mut self, words: &'static str, record: &SummaryRecord) {
+        self.failure = Some(
+            Error::corrupted("recover store", words)
+                .device(self.source.device.name())
+                .at(self.base + record.offset, record.size_bytes),
+        );
     }
 
     fn done(self) -> Result<()> {
