@@ -285,7 +285,7 @@ impl Default for FlexOptions {
 }
 
 /// More memory than a machine has: beyond it a size is a mistake.
-const FLEX_SIZE_MAX_BYTES: u64 = 16 << 40;
+const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
 
 impl FlexOptions {
     /// Whether a store can be opened with them.
@@ -294,10 +294,10 @@ impl FlexOptions {
     /// `InvalidArgument` for a cache or a table of more than 16 TiB.
     pub fn check(&self) -> Result<()> {
         let sizes = [("cache", self.cache_size_bytes), ("memtable", self.memtable_size_bytes)];
-        match sizes.into_iter().find(|(_, size)| *size > FLEX_SIZE_MAX_BYTES) {
+        match sizes.into_iter().find(|(_, size)| *size > CACHE_SIZE_MAX_BYTES) {
             None => Ok(()),
             Some((name, size)) => {
-                let most = format_size_bytes(FLEX_SIZE_MAX_BYTES);
+                let most = format_size_bytes(CACHE_SIZE_MAX_BYTES);
                 let words = format!(
                     "the {name} of flex has at most {most}, not {}",
                     format_size_bytes(size)
@@ -350,14 +350,15 @@ impl Options {
     /// Refuses what no store can be, without looking into one: an open would refuse it, too.
     ///
     /// # Errors
-    /// `Unsupported` for a cache of an engine that is none, `InvalidArgument` for several paths with an engine that takes one, or
-    /// a path that is named twice.
+    /// `Unsupported` for a cache of an engine that is none, `InvalidArgument` for several paths with an engine that takes one,
+    /// a path that is named twice, a record cache of more than 16 TiB, or `periodic` without a window.
     pub fn check(&self) -> Result<()> {
         self.check_for(self.engine.or(self.engine_there()).unwrap_or_default())
     }
 
     /// As [`Options::check`], of a store with this engine.
     pub(crate) fn check_for(&self, kind: EngineKind) -> Result<()> {
+        self.check_values()?;
         if self.cache && kind != EngineKind::Depot {
             let words = format!("engine {kind} keeps what it is given: it is no cache");
             return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
@@ -375,6 +376,21 @@ impl Options {
                 return Err(Error::invalid("open store", words).device(path.display().to_string()));
             }
             places.push(place);
+        }
+        Ok(())
+    }
+
+    /// As [`Options::check`], of a store on devices that are open, whatever engine it has.
+    pub(crate) fn check_values(&self) -> Result<()> {
+        if self.record_cache_bytes > CACHE_SIZE_MAX_BYTES {
+            let [most, size] =
+                [CACHE_SIZE_MAX_BYTES, self.record_cache_bytes].map(format_size_bytes);
+            let words = format!("the record cache has at most {most}, not {size}");
+            return Err(Error::invalid("options", words));
+        }
+        if self.durability == Durability::Periodic(Duration::ZERO) {
+            let words = "the window of periodic must be longer than zero";
+            return Err(Error::invalid("options", words));
         }
         Ok(())
     }

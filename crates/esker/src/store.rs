@@ -169,6 +169,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
+        options.check_values()?;
         Ok(Store::of(Depot::open(device, options)?))
     }
 
@@ -178,12 +179,14 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
+        options.check_values()?;
         Ok(Store::of(Flat::open(memory, options)?))
     }
 
     /// Opens a store of `flex` on devices that the caller opened.
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
+        options.check_values()?;
         Ok(Store::of(Flex::open_on(files, options)?))
     }
 

@@ -133,7 +133,7 @@ impl Superblock {
     /// Whether the geometry makes sense: no field is used before this passed.
     fn check(&self) -> Result<(), Flaw> {
         let block = u64::from(self.block_size_bytes);
-        if !block.is_power_of_two() || !(512..=65_536).contains(&block) {
+        if !block.is_power_of_two() || !(512..=SUPERBLOCK_COPY_OFFSET).contains(&block) {
             return Err(Flaw::Field("block_size_bytes"));
         }
         if !self.grain_size_bytes.is_power_of_two() || self.grain_size_bytes > GRAIN_SIZE_MAX {

@@ -83,6 +83,15 @@ pub(super) fn assemble(members: Members, new: Option<&NewSet>) -> Result<(Member
     let pool = BufferPool::new(0);
     let mut found = Vec::with_capacity(members.len());
     for member in &members {
+        let block = member.geometry().block_size_bytes;
+        if u64::from(block) > MEMBER_COPY_OFFSET {
+            let words = format!(
+                "the device writes blocks of {block} bytes: a member has at most {MEMBER_COPY_OFFSET}"
+            );
+            return Err(Error::new(ErrorKind::Unsupported, OPERATION)
+                .context(words)
+                .device(member.name()));
+        }
         found.push(match read_member(&**member, &pool) {
             // It will be overwritten, whatever it is.
             Err(error) if error.kind() != ErrorKind::Io && new.is_some_and(|new| new.replace) => {

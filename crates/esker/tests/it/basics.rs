@@ -273,3 +273,22 @@ fn what_is_no_store_is_replaced_only_if_that_is_said_and_a_store_never() {
     flip_on(&foreign, 0);
     assert_eq!(open(&foreign, &over).unwrap_err().kind(), ErrorKind::Corrupted);
 }
+
+/// The copy of a superblock stands at 4096.
+#[test]
+fn a_device_with_blocks_over_4_kib_is_refused_with_its_number() {
+    for block_size_bytes in [4096, 8192, 16_384] {
+        let size = 64 * u64::from(block_size_bytes) * 16;
+        let inner = SimBlockOptions { block_size_bytes, ..SimBlockOptions::new(size, 1) };
+        let mut options = options(1);
+        options.testing.segment_size_bytes = Some(16 * u64::from(block_size_bytes));
+        let opened = open(&Arc::new(SimBlock::new(inner)), &options);
+        if block_size_bytes == 4096 {
+            opened.unwrap().put(b"k", b"v").unwrap();
+            continue;
+        }
+        let refused = opened.unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        assert!(refused.to_string().contains(&block_size_bytes.to_string()), "{refused}");
+    }
+}

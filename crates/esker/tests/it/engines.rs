@@ -1,8 +1,9 @@
 //! Which engine opens what is there.
 
-use esker::{Batch, EngineKind, ErrorKind, Options, Progress, Store};
+use esker::{Batch, Durability, EngineKind, ErrorKind, Options, Progress, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 fn options(folder: &tempfile::TempDir, engine: Option<EngineKind>) -> Options {
     let mut options = Options::new(folder.path().join("store"));
@@ -253,5 +254,21 @@ fn a_walk_ends_where_the_store_is_closed() {
         store.close().unwrap();
         let errors: Vec<_> = walk.filter_map(Result::err).map(|error| error.kind()).collect();
         assert_eq!(errors, [ErrorKind::Closed], "{kind}");
+    }
+}
+
+#[test]
+fn a_window_of_zero_and_a_record_cache_beyond_any_memory_are_refused() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let good = options(&folder, Some(kind));
+        let window = Options { durability: Durability::Periodic(Duration::ZERO), ..good.clone() };
+        let cache = Options { record_cache_bytes: 1 << 60, ..good.clone() };
+        for wrong in [window, cache] {
+            assert_eq!(wrong.check().unwrap_err().kind(), ErrorKind::InvalidArgument, "{kind}");
+            let refused = Store::open(&wrong).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{kind}: {refused}");
+        }
+        assert!(!good.path.exists(), "{kind}: nothing was made");
     }
 }

@@ -1,9 +1,11 @@
 //! Records in DRAM: fewer device reads, the same answers, one budget.
 
 use crate::support::{open, options};
+use esker::{Durability, ErrorKind};
 use esker_base::rng::Rng;
 use esker_media::sim::{SimBlock, SimBlockOptions};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device that reads bytes, from memory as it were, or blocks.
 fn sim(seed: u64, reads_bytes: bool) -> Arc<SimBlock> {
@@ -126,4 +128,20 @@ fn the_budget_is_obeyed_and_long_records_are_not_kept() {
         store.get(b"long").unwrap();
         assert_eq!(store.stats().device.reads, before + 1);
     }
+}
+
+#[test]
+fn the_largest_budget_there_is_takes_what_it_needs_by_and_by() {
+    let mut options = options(4);
+    options.durability = Durability::Periodic(Duration::ZERO);
+    let refused = open(&sim(4, false), &options).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "on an open device, too");
+    options.durability = Durability::Sync;
+    options.record_cache_bytes = (16 << 40) + 1;
+    let refused = open(&sim(4, false), &options).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+    options.record_cache_bytes = 16 << 40;
+    let store = open(&sim(4, false), &options).unwrap();
+    store.put(b"k", b"v").unwrap();
+    assert_eq!(store.get(b"k").unwrap().as_deref(), Some(&b"v"[..]));
 }

@@ -292,3 +292,17 @@ fn threads_on_a_striped_store_share_flushes_and_lose_nothing() {
     let restored = Store::open(&target).unwrap();
     assert_eq!(held(&restored), held(&store));
 }
+
+#[test]
+fn a_member_with_blocks_over_4_kib_is_refused() {
+    let inner = SimBlockOptions { block_size_bytes: 16_384, ..SimBlockOptions::new(1 << 20, 1) };
+    let member = Arc::new(SimBlock::new(inner)) as Arc<dyn BlockDevice>;
+    let new = NewSet {
+        lead_size_bytes: 16_384,
+        unit_size_bytes: 65_536,
+        set_id: [5; 16],
+        replace: false,
+    };
+    let refused = StripedDevice::open(vec![member], Some(&new)).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+}

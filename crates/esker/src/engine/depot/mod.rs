@@ -184,6 +184,7 @@ impl Depot {
         options: &Options,
         lenient: bool,
     ) -> Result<(Arc<Depot>, Vec<Damage>)> {
+        check_blocks(&*device)?;
         let pool = BufferPool::default();
         let seed = match options.testing.seed {
             Some(seed) => seed,
@@ -293,10 +294,10 @@ impl Depot {
             device,
         });
         depot.adopt(&mut log)?;
-        let damaged = std::mem::take(&mut log.damaged);
         if !lenient {
             depot.reserve_versions()?;
         }
+        let damaged = std::mem::take(&mut log.damaged);
         drop(log);
         if was_in_doubt {
             depot.forget_after_crash()?;
@@ -451,6 +452,18 @@ fn read_superblock(
         Some(flaw) => Error::corrupted("open store", flaw.to_string()).at(0, 512),
     };
     Err(error.device(device.name()))
+}
+
+/// Refuses a device that cannot write the copy of the superblock where it stands.
+pub(super) fn check_blocks(device: &dyn BlockDevice) -> Result<()> {
+    let block = device.geometry().block_size_bytes;
+    if u64::from(block) <= SUPERBLOCK_COPY_OFFSET {
+        return Ok(());
+    }
+    let words = format!(
+        "the device writes blocks of {block} bytes: a store has at most {SUPERBLOCK_COPY_OFFSET}"
+    );
+    Err(Error::new(ErrorKind::Unsupported, "open store").context(words).device(device.name()))
 }
 
 /// Writes both copies of the superblock.

@@ -31,6 +31,9 @@ const ENTRY_BYTES: u64 = 160;
 const RECORD_SHARE: u64 = 64;
 /// Bytes of a usual entry, for the first size of the table and the number of marks.
 const USUAL_BYTES: u64 = 256;
+/// Most marks, which are there from the start, and most entries that the table has room for then.
+const MARKS_MAX: usize = 1 << 26;
+const FIRST_ENTRIES_MAX: usize = 1 << 22;
 /// An odd number with its bits well mixed.
 const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
@@ -96,10 +99,11 @@ impl RecordCache {
     /// `None` for a budget of 0. `eager`: while there is room, keep what is read once.
     pub(super) fn new(budget_bytes: u64, eager: bool) -> Option<RecordCache> {
         let estimated = usize::try_from(budget_bytes / USUAL_BYTES).unwrap_or(usize::MAX);
-        let marks: Box<[AtomicU16]> = (0..estimated).map(|_| AtomicU16::new(0)).collect();
+        let marks: Box<[AtomicU16]> =
+            (0..estimated.min(MARKS_MAX)).map(|_| AtomicU16::new(0)).collect();
         let capacity = budget_bytes.saturating_sub(size_of_val(&*marks) as u64);
         let options = OptionsBuilder::new()
-            .estimated_items_capacity(estimated)
+            .estimated_items_capacity(estimated.min(FIRST_ENTRIES_MAX))
             .weight_capacity(capacity)
             .build()
             .ok()
