@@ -19,6 +19,7 @@ mod scenarios;
 mod stories;
 mod subject;
 
+use esker::Durability;
 use esker_base::Site;
 use esker_media::sim::FaultKind;
 use esker_testkit::command::{self, Effort, Exploration};
@@ -27,8 +28,8 @@ use std::ops::Range;
 use std::process::ExitCode;
 use subject::{Depot, config};
 
-/// Kinds of hashes: all bits; few enough that keys share a hash; none.
-const HASH_MASKS: [u64; 3] = [u64::MAX, 0x0300_0000_0000_0001, 0];
+/// Kinds of hashes: all bits; none; few enough that some keys share a hash.
+const HASH_MASKS: [u64; 4] = [u64::MAX, 0, u64::MAX, 15];
 /// Calls that report an error.
 const KINDS: [FaultKind; 6] = [
     FaultKind::AnyError,
@@ -51,13 +52,11 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     if piece % 4 == 3 {
         config.block_size_bytes = 512;
     }
-    let hash_mask = if piece.is_multiple_of(2) {
-        u64::MAX
-    } else {
-        HASH_MASKS[usize::try_from(piece / 2 % 3).unwrap_or(0)]
-    };
+    // Each of them with caches and without.
+    let hash_mask = HASH_MASKS[usize::try_from(piece / 3 % 4).unwrap_or(0)];
+    let durability = if piece % 8 < 6 { Durability::Sync } else { Durability::None };
     let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
-    Explorer::new(Depot { hash_mask, cache, grain }, config)
+    Explorer::new(Depot { hash_mask, cache, grain, durability }, config)
 }
 
 struct OfDepot;

@@ -2,7 +2,7 @@
 
 use crate::operation::{NOW, apply, check, items};
 use esker::options::Progress;
-use esker::{Options, Result, Store, restore_on};
+use esker::{Durability, Options, Result, Store, restore_on};
 use esker_base::ErrorKind;
 use esker_base::clock::Clock;
 use esker_media::BlockDevice;
@@ -23,6 +23,8 @@ pub(crate) struct Depot {
     pub(crate) hash_mask: u64,
     pub(crate) cache: bool,
     pub(crate) grain: u32,
+    /// Where it is not `Sync`, an operation is over once all that was written before is durable: what it read as well.
+    pub(crate) durability: Durability,
 }
 
 /// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
@@ -79,6 +81,7 @@ impl Subject for Depot {
         let mut options = options(self.hash_mask, fresh);
         options.cache = self.cache && fresh;
         options.testing.grain_size_bytes = Some(self.grain);
+        options.durability = self.durability;
         Store::open_on(device, &options)
     }
 
@@ -86,11 +89,18 @@ impl Subject for Depot {
         if matches!(op, Op::Check) {
             backup_beside(store, self.hash_mask)?;
         }
-        match apply(store, op, 1) {
-            // The store could not read what the key holds: it promises that nothing was written.
-            Err(error) if error.kind() == ErrorKind::Io => Ok(Reply::Refused),
-            reply => reply,
+        if matches!(op, Op::Clean) && esker_trt::sim::random(3) == Some(0) {
+            store.trim()?;
         }
+        let reply = match apply(store, op, 1) {
+            // The store could not read what the key holds: it promises that nothing was written.
+            Err(error) if error.kind() == ErrorKind::Io => Reply::Refused,
+            reply => reply?,
+        };
+        if self.durability != Durability::Sync && store.sync().is_err() {
+            return Ok(Reply::Unknown);
+        }
+        Ok(reply)
     }
 
     fn dump(&self, store: &Store) -> Result<Map> {
