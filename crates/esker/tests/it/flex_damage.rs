@@ -16,10 +16,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that a device refuses to read.
-type Refused = Arc<Mutex<Range<u64>>>;
+pub(crate) type Refused = Arc<Mutex<Range<u64>>>;
 
 /// A device that refuses to read some bytes, until something is written there.
-fn refusing(inner: &Arc<SimBlock>, refused: Range<u64>) -> (Arc<Asking>, Refused) {
+pub(crate) fn refusing(inner: &Arc<SimBlock>, refused: Range<u64>) -> (Arc<Asking>, Refused) {
     let refused = Arc::new(Mutex::new(refused));
     let shared = Arc::clone(&refused);
     let device = Asking::new(Arc::clone(inner), move |call| {
@@ -41,25 +41,25 @@ fn refusing(inner: &Arc<SimBlock>, refused: Range<u64>) -> (Arc<Asking>, Refused
 
 /// How the store was left whose device is damaged then.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Left {
+pub(crate) enum Left {
     Closed,
     Killed,
 }
 
 /// How a block of it cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Harm {
+pub(crate) enum Harm {
     Flip,
     Refusal,
 }
 
 /// What is there before, as a client knows it: pairs, and some large values.
-fn filled(left: Left) -> (Devices, Map) {
+pub(crate) fn filled(left: Left) -> (Devices, Map) {
     filled_with(left, 200, |n| if n % 50 == 7 { 3000 } else { 200 })
 }
 
 /// As [`filled`], with so many pairs, whose values are as long as `size` says.
-fn filled_with(left: Left, pairs: u8, size: impl Fn(u8) -> usize) -> (Devices, Map) {
+pub(crate) fn filled_with(left: Left, pairs: u8, size: impl Fn(u8) -> usize) -> (Devices, Map) {
     let devices = Devices::new(4);
     let options = harm_options();
     let store = devices.open(&options).unwrap();
@@ -80,7 +80,7 @@ fn filled_with(left: Left, pairs: u8, size: impl Fn(u8) -> usize) -> (Devices, M
     (devices, model)
 }
 
-fn harm_options() -> esker::Options {
+pub(crate) fn harm_options() -> esker::Options {
     let mut options = options(4);
     options.flex.cache_size_bytes = 0;
     // Leaves find room in what is spare; parts of a found store have many intervals each.
@@ -90,7 +90,11 @@ fn harm_options() -> esker::Options {
 }
 
 /// Devices with these contents, of which a block of the first one cannot be read.
-fn harmed(devices: &Devices, block: u64, harm: Harm) -> (Vec<Arc<SimBlock>>, FlexFiles, Refused) {
+pub(crate) fn harmed(
+    devices: &Devices,
+    block: u64,
+    harm: Harm,
+) -> (Vec<Arc<SimBlock>>, FlexFiles, Refused) {
     let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
     if harm == Harm::Flip {
         images[0].flip(block * 512 + 100, 1);
@@ -108,7 +112,7 @@ fn harmed(devices: &Devices, block: u64, harm: Harm) -> (Vec<Arc<SimBlock>>, Fle
 }
 
 /// Compares what can be read with what was acknowledged; how many keys cannot be.
-fn unread(store: &Store, model: &Map, context: &str) -> usize {
+pub(crate) fn unread(store: &Store, model: &Map, context: &str) -> usize {
     let mut unread = 0;
     for (key, value) in model {
         match store.get(key) {

@@ -11,8 +11,8 @@
 //! - D2: bytes are believed as far as the space verified them. Where a run ends that cannot be read is known from its head, if that
 //!   can be, or from the index; else nobody knows where the next one begins, and all up to the next mark is unread.
 //! - D3: an interval whose anchor cannot be read holds what is behind the last key of the one before it; if that cannot be read
-//!   either, they are one. If that is because the device refuses them, they may be two again once it does not, and nobody knows to which
-//!   of them a key belongs: they take nothing until then, and the commit fails.
+//!   either, they are one. If that is because the device refuses them, there are two with their own anchors again once it does not, and
+//!   nobody knows to which of them a key belongs: they take nothing until then, and the commit fails.
 //!
 //! # Concurrency
 //! Under the committer's lock.
@@ -220,12 +220,9 @@ impl Flex {
         let entry = &located.entry;
         match (group, erase) {
             (None, None) => return Ok(()),
-            _ if entry.runs == 0 => {
-                return Err(Error::new(ErrorKind::Io, "commit table")
-                    .device(self.name.clone())
-                    .context("the device refuses to read where an interval begins"));
-            }
-            (Some(group), None) if entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX => {
+            (Some(group), None)
+                if entry.runs > 0 && (entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX) =>
+            {
                 return self.append_run(committer, located, group);
             }
             _ => {}
@@ -236,10 +233,21 @@ impl Flex {
             return Err(error.clone());
         }
         let end = around.unread_end(&self.index.run_starts(located.spot));
-        if end == 0 {
-            // It is back.
-            let interval = self.decode(around.bytes)?;
+        let count = match entry.runs {
+            // Of two that were taken for one, both have to be.
+            0 => parts(&around.bytes).map_or(0, |parts| parts.len()),
+            _ => usize::from(end == 0),
+        };
+        if count > 0 {
+            // It is back, and from now on it has the anchor that the index says.
+            let interval = Interval::pass(around.bytes, count);
+            let interval = interval.map_err(|flaw| self.damaged(&flaw.to_string()))?;
             return self.rewrite_read(committer, located, &interval, group, erase);
+        }
+        if entry.runs == 0 {
+            return Err(Error::new(ErrorKind::Io, "commit table")
+                .device(self.name.clone())
+                .context("the device refuses to read where an interval begins"));
         }
         let behind = around.bytes.get(end..).unwrap_or_default();
         let mut all = pairs_in(behind);
@@ -303,7 +311,11 @@ impl Flex {
         let mut cut: Vec<Fresh> = Vec::new();
         let (mut last, mut is_refused): (Option<Vec<u8>>, bool) = (None, false);
         for (from, to) in marks.into_iter().zip(ends) {
-            let piece = self.look_at(from, usize::try_from(to - from).unwrap_or(usize::MAX))?;
+            let mut piece = self.look_at(from, usize::try_from(to - from).unwrap_or(usize::MAX))?;
+            if piece.is_refused && piece.anchor.is_none() && from > start {
+                // What is taken for its anchor is not the one that it has once the device reads it (D3).
+                piece.fresh.entry.runs = 0;
+            }
             let anchor = match cut.last() {
                 None => Some(located.anchor.clone()),
                 Some(before) => {

@@ -4,6 +4,8 @@
 //! # Invariants
 //! - I1: it counts only for the very state of the space that it was made of: that of a checkpoint, by its generation and
 //!   the checksum of its map, with nothing in the space's log.
+//! - I2: its anchors are those that intervals have on the device, but for what is damaged there: none is saved while an anchor is a
+//!   guess because the device refuses it (D3 of `damage`).
 //!
 //! # Failure
 //! Nobody depends on it: without it, or with one that does not count, an open looks intervals up (FlexSpace §5.4). One that
@@ -28,6 +30,7 @@ impl Flex {
     pub(super) fn save_index(&self) -> Result<()> {
         let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
         let mut writer = IndexWriter::default();
+        let mut is_guessed = false;
         self.index.visit(|anchor, entry, tail, expiries| {
             let size = u64::from(entry.size);
             let known = IndexEntry {
@@ -38,12 +41,17 @@ impl Flex {
                 tail,
                 expiries: expiries.moments(),
             };
+            // Such an interval has another anchor once the device reads it: the next open has to see that.
+            is_guessed |= entry.is_unread() && entry.runs == 0;
             // Into what cannot be read the next open looks again.
             let is_known = !entry.is_coarse() && !entry.is_unread();
             let unknown =
                 IndexEntry { size, expiries: expiries.moments(), ..IndexEntry::default() };
             writer.push(anchor, if is_known { &known } else { &unknown });
         });
+        if is_guessed {
+            return Ok(());
+        }
         let of =
             IndexHead { store_id: self.store_id, generation, map_checksum, ..IndexHead::default() };
         let (head, body) = writer.finish(&of);

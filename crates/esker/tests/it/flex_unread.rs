@@ -1,0 +1,96 @@
+//! `flex` beside what cannot be read: the rest of the store goes on, and what was acknowledged meanwhile is there once a device reads
+//! again what it refused.
+
+use crate::client::Map;
+use crate::flex_damage::{Harm, harm_options, harmed, unread};
+use crate::flex_db::Devices;
+use crate::flex_whole::bytes;
+use esker::Store;
+
+/// A killed store with every other key, all of it in the space.
+fn with_even_keys() -> (Devices, Map) {
+    let devices = Devices::new(4);
+    let store = devices.open(&harm_options()).unwrap();
+    let mut model = Map::new();
+    for n in 0..200_u16 {
+        let (key, value) = ((2 * n).to_be_bytes(), bytes(u64::from(n), 100));
+        store.put(&key, &value).unwrap();
+        model.insert(key.to_vec(), value);
+    }
+    store.check().unwrap();
+    store.forget();
+    (devices, model)
+}
+
+/// When the device reads again what it refused.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Back {
+    /// Before anything is written.
+    Soon,
+    /// When the store was closed, which nobody had written to.
+    Closed,
+    /// When the store was killed, which was written to.
+    Killed,
+}
+
+#[test]
+fn keys_beside_an_interval_whose_beginning_a_device_refuses_are_there_once_it_reads_it() {
+    let (devices, even) = with_even_keys();
+    let options = harm_options();
+    let (mut hit, mut waited) = (0, 0);
+    for block in 8..70 {
+        for back in [Back::Soon, Back::Closed, Back::Killed] {
+            let context = format!("block {block}, back: {back:?}");
+            let (media, files, refused) = harmed(&devices, block, Harm::Refusal);
+            let again = |seed| {
+                let images = media.iter().map(|device| device.image()).collect();
+                Devices::with(images, seed)
+            };
+            let Ok(mut store) = Store::open_flex_on(files, &options) else {
+                // The root is in it.
+                continue;
+            };
+            hit += u32::from(unread(&store, &even, &context) > 0);
+            let mut closed = None;
+            if back != Back::Killed {
+                *refused.lock() = 0..0;
+            }
+            if back == Back::Closed {
+                store.close().unwrap();
+                let devices = closed.insert(again(79));
+                store = devices.open(&options).unwrap();
+            }
+            let mut model = even.clone();
+            let mut unknown = None;
+            for n in 0..200_u16 {
+                let (key, value) = ((2 * n + 1).to_be_bytes(), bytes(1000 + u64::from(n), 60));
+                if let Err(error) = store.put(&key, &value) {
+                    assert_eq!(back, Back::Killed, "{context}, key {key:?}: {error}");
+                    unknown = Some((key, value));
+                    break;
+                }
+                model.insert(key.to_vec(), value);
+            }
+            let checked = store.check();
+            assert!(back == Back::Killed || checked.is_ok(), "{context}: {checked:?}");
+            waited += u32::from(checked.is_err());
+            store.forget();
+            *refused.lock() = 0..0;
+            let again = match &closed {
+                Some(devices) => devices.again(),
+                None => again(78),
+            };
+            let again = again.open(&options).unwrap();
+            if let Some((key, value)) = unknown
+                && again.get(&key).unwrap().is_some_and(|found| found.to_vec() == value)
+            {
+                model.insert(key.to_vec(), value);
+            }
+            assert_eq!(unread(&again, &model, &context), 0, "{context}: the device reads it again");
+            let items = again.iter().flatten().map(|(key, value)| (key, value.to_vec()));
+            assert!(items.collect::<Map>() == model, "{context}: others are there");
+            assert_eq!(again.check().unwrap().problems, Vec::<String>::new(), "{context}");
+        }
+    }
+    assert!(hit > 20 && waited > 5, "{hit} of the blocks had something, {waited} were waited for");
+}
