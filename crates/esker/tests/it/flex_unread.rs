@@ -2,7 +2,7 @@
 //! again what it refused.
 
 use crate::client::Map;
-use crate::flex_damage::{Harm, harm_options, harmed, unread};
+use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
 use esker::Store;
@@ -93,4 +93,32 @@ fn keys_beside_an_interval_whose_beginning_a_device_refuses_are_there_once_it_re
         }
     }
     assert!(hit > 20 && waited > 5, "{hit} of the blocks had something, {waited} were waited for");
+}
+
+#[test]
+fn large_values_give_their_room_back_beside_one_whose_pair_cannot_be_read() {
+    let (devices, _) = filled(Left::Killed);
+    let options = harm_options();
+    let mut hit = 0;
+    for harm in [Harm::Flip, Harm::Refusal] {
+        for block in 8..90 {
+            let context = format!("{harm:?} of block {block}");
+            let (_media, files, _) = harmed(&devices, block, harm);
+            let store = Store::open_flex_on(files, &options).unwrap();
+            let large = [7_u8, 57, 107, 157];
+            let Some(sound) = large.iter().find(|n| store.get(&[**n]).is_ok()) else { continue };
+            if large.iter().all(|n| store.get(&[*n]).is_ok()) {
+                continue;
+            }
+            hit += 1;
+            let before = store.stats().live_bytes;
+            for round in 0..40 {
+                store.put(&[*sound], &bytes(round, 3000)).unwrap();
+                store.clean(0).unwrap();
+            }
+            let after = store.stats().live_bytes;
+            assert!(after < before + 4 * 3000, "{context}: {before} bytes, {after} later");
+        }
+    }
+    assert!(hit > 8, "{hit} of the blocks had something");
 }

@@ -46,6 +46,16 @@ const READ_BYTES: usize = 1 << 20;
 /// Least bytes that are read at once of a value that is read by and by.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
 
+/// Who needs a large value; by default nobody.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Needs {
+    /// The pair that counts names it, and whether that has expired.
+    is_named: bool,
+    is_expired: bool,
+    /// It has to be asked again: a snapshot sees it, or nobody knows.
+    is_doubtful: bool,
+}
+
 /// Where somebody is who verifies all values by and by: the value that is next, how many of its bytes were read, and their checksum.
 #[derive(Default)]
 pub(super) struct Reading {
@@ -294,33 +304,50 @@ impl Flex {
             }
         }
         for (number, key) in asked {
-            // B2: what counts in the space, durably, and what snapshots see. Who asks has the committer's lock, and finds nothing coarse.
-            self.locate(&key)?;
-            let hash = self.hasher.hash(&key);
-            // Whether a pair that names it has expired.
-            let names = |_, content: Content<'_>| match content {
-                Content::Large(_, named, _) if named == number => {
-                    Some(self.is_expired(expiry_of(&content)))
+            let needs = match self.needs_large(root, number, &key) {
+                // As long as nobody can read whether it is named, it stays, and is asked about again; others do not wait for it.
+                Err(error) if is_unread(&error) => {
+                    self.note_unread(&error);
+                    Needs { is_doubtful: true, ..Needs::default() }
                 }
-                _ => None,
+                needs => needs?,
             };
-            let current = self.find(&key, hash, root.last_version, names)?;
-            let mut is_seen = current.is_some();
-            for version in self.snapshots.all() {
-                is_seen |= self.find(&key, hash, version, names)?.is_some();
-            }
-            if is_seen {
-                // That of the table, which is about to go, may be left out of the space already: then somebody asks again.
-                let is_doubted = current == Some(true) && in_table(&key);
-                if let Some(large) = self.large.values.write().get_mut(number) {
-                    large.is_doubtful = current.is_none() || is_doubted;
-                }
-                self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
-            } else {
+            if needs == Needs::default() {
                 gone.push(number);
+                continue;
             }
+            // That of the table, which is about to go, may be left out of the space already: then somebody asks again.
+            let is_doubted = needs.is_expired && in_table(&key);
+            if let Some(large) = self.large.values.write().get_mut(number) {
+                large.is_doubtful = needs.is_doubtful || is_doubted;
+            }
+            self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
         }
         gone.into_iter().try_for_each(|number| self.remove_large(number))
+    }
+
+    /// Who needs a value of `key`: what counts in the space, durably, and what snapshots see (B2). The committer's lock is held.
+    fn needs_large(&self, root: &Root, number: u64, key: &[u8]) -> Result<Needs> {
+        // Who asks finds nothing coarse.
+        self.locate(key)?;
+        let hash = self.hasher.hash(key);
+        // Whether a pair that names it has expired.
+        let names = |_, content: Content<'_>| match content {
+            Content::Large(_, named, _) if named == number => {
+                Some(self.is_expired(expiry_of(&content)))
+            }
+            _ => None,
+        };
+        let current = self.find(key, hash, root.last_version, names)?;
+        let mut is_seen = false;
+        for version in self.snapshots.all() {
+            is_seen |= self.find(key, hash, version, names)?.is_some();
+        }
+        Ok(Needs {
+            is_named: current.is_some(),
+            is_expired: current == Some(true),
+            is_doubtful: is_seen && current.is_none(),
+        })
     }
 
     /// Removes values whose heads cannot be read: nobody knows which they are.
