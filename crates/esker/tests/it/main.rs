@@ -40,6 +40,7 @@ mod flex_mend;
 mod flex_new;
 mod flex_repair;
 mod flex_room;
+mod flex_tables;
 mod flex_unread;
 mod flex_whole;
 mod gather;

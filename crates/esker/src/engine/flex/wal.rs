@@ -84,6 +84,12 @@ impl State {
     fn check_open(&self) -> Result<()> {
         if self.is_closed { Err(Error::new(ErrorKind::Closed, "write")) } else { Ok(()) }
     }
+
+    /// Whether nothing has a place in this generation yet. What comes first gets one whatever its size: another table, as empty, would
+    /// have no more room for it.
+    fn is_empty(&self) -> bool {
+        self.next_version == self.table.first_version
+    }
 }
 
 /// The log. See the module's text.
@@ -261,7 +267,7 @@ impl Wal {
         // Versions that were written over take bytes of a late log, too.
         let versions = state.next_version + count - state.table.first_version;
         let claimed = claimed + versions * PASSED_BYTES + 2 * self.block as u64;
-        if claimed > self.capacity_of(&state.table) {
+        if claimed > self.capacity_of(&state.table) && !state.is_empty() {
             return Ok(Appended::Full(state.tail.generation));
         }
         self.claimed.store(claimed, Ordering::Relaxed);
@@ -353,14 +359,14 @@ impl Wal {
                 + (state.forming.size_bytes() + size_bytes + BATCH_HEADER_SIZE) as u64
                 + 2 * self.block as u64;
             let capacity = self.capacity_of(&state.table);
-            if claimed > capacity {
+            if claimed > capacity && !state.is_empty() {
                 return Ok(Appended::Full(state.tail.generation));
             }
             if claimed > state.reserved {
                 let generation = state.tail.generation;
                 let is_new = state.tail.position == 0 && state.forming.is_empty();
                 drop(state);
-                match self.grow(generation, claimed, capacity) {
+                match self.grow(generation, claimed, capacity.max(claimed)) {
                     // The other file has what it had: a table that goes to the space early makes room.
                     Err(error) if error.kind() == ErrorKind::NoSpace && !is_new => {
                         return Ok(Appended::Full(generation));

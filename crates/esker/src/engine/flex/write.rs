@@ -236,6 +236,10 @@ impl Flex {
         if self.is_closed() {
             return Err(Error::new(ErrorKind::Closed, "delete range"));
         }
+        if from.len().max(to.map_or(0, <[u8]>::len)) > KEY_SIZE_MAX_BYTES {
+            let words = format!("an end of a range has up to {KEY_SIZE_MAX_BYTES} bytes");
+            return Err(Error::invalid("delete range", words));
+        }
         if to.is_some_and(|to| to <= from) {
             return Ok(());
         }
