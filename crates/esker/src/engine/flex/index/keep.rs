@@ -3,6 +3,7 @@
 //! # Invariants
 //! - K1: intervals and single pairs stay within what they are allowed, which is the budget but for what tables of writes lend or take;
 //!   a reader that goes beyond makes room.
+//! - K2: what is kept is counted before anybody can take it out: the sum never falls below zero.
 //! - X3 of the index: what is kept was read as it is.
 //!
 //! # Concurrency
@@ -91,7 +92,6 @@ impl Index {
         if self.budget_bytes == 0 {
             return;
         }
-        let mut more = 0;
         {
             let row = self.row();
             let mut leaf = row.leaf(row.leaf_of(key)).write();
@@ -99,12 +99,12 @@ impl Index {
             for (behind, stamp, interval) in read {
                 let Some(entry) = leaf.entries.get_mut(index + behind) else { break };
                 if entry.stamp == *stamp && entry.cached.is_none() {
-                    more += interval.memory_bytes();
+                    // Under the leaf's lock: whoever takes it out subtracts it.
+                    self.cached_bytes.fetch_add(interval.memory_bytes(), Ordering::Relaxed);
                     entry.cached = Some(Arc::clone(interval));
                 }
             }
         }
-        self.cached_bytes.fetch_add(more, Ordering::Relaxed);
         self.make_room();
     }
 
