@@ -6,6 +6,9 @@
 //!
 //! # Concurrency
 //! Two threads a store, or three. While they wait they hold no reference to the store, so a dropped store ends them.
+//!
+//! # Failure
+//! Nobody waits for a thread that has ended, be it by a panic: whoever does brings the table to the space itself, or hears why nobody may.
 
 use super::Flex;
 use super::memtable::MemTable;
@@ -13,7 +16,7 @@ use super::sweep::Rest;
 use super::tend::Scrub;
 use crate::options::Durability;
 use esker_base::clock::{Clock, SystemClock};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -61,7 +64,9 @@ impl Flex {
         let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
         let mut told = Told::default();
         let mut scrubbed_at = self.clock.monotonic();
+        let ends = Ends(Weak::clone(&store));
         self.background.start("esker-flex", PERIOD, move || {
+            let _panics = Panics(&ends.0);
             let again = work(&store, &mut leaf, &mut told)?;
             let mut wait = PERIOD;
             if !again {
@@ -78,6 +83,33 @@ impl Flex {
             }
             Some(if again { Duration::ZERO } else { wait })
         })
+    }
+}
+
+/// Lets those go on who wait for the thread to bring a table to the space, when it has ended.
+struct Ends(Weak<Flex>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // By now it is not taken for running any more: nobody begins to wait.
+        if let Some(flex) = self.0.upgrade()
+            && let Some((_, gate)) = &flex.tables().sealed
+        {
+            gate.open();
+        }
+    }
+}
+
+/// Refuses writes behind a panic of the thread: nobody knows what it left half done.
+struct Panics<'w>(&'w Weak<Flex>);
+
+impl Drop for Panics<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(flex) = self.0.upgrade()
+        {
+            flex.wal.fail(&Error::new(ErrorKind::Panicked, "bring tables to the space"));
+        }
     }
 }
 
@@ -143,7 +175,10 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
-    use esker_base::ErrorKind;
+    use crate::engine::Engine;
+    use crate::options::{EngineKind, Options};
+    use crate::value::PutOptions;
+    use std::sync::mpsc;
 
     #[test]
     fn a_failure_is_told_once_until_it_is_another_one_or_was_over() {
@@ -156,5 +191,59 @@ mod tests {
         assert_eq!(told.tell("one", Ok(1)), Some(1));
         assert!(told.is_news("one", &error("b")));
         assert_eq!(told.tell::<()>("one", Err(error("b"))), None);
+    }
+
+    /// What somebody hears who waits for a table to get to the space, while the thread ends as `end` says.
+    fn heard(end: fn() -> Option<Duration>) -> Result<()> {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 32 << 20;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        flex.put(b"a", b"1", PutOptions::default()).unwrap();
+        // The table is sealed, and nobody has brought it to the space.
+        let generation = flex.tables().active.generation;
+        flex.change_table(generation).unwrap();
+        flex.put(b"b", b"2", PutOptions::default()).unwrap();
+        let (ended, wait) = mpsc::channel::<()>();
+        let ends = Ends(Arc::downgrade(&flex));
+        let round = move || {
+            let _panics = Panics(&ends.0);
+            wait.recv().ok();
+            end()
+        };
+        flex.background.start("test", Duration::ZERO, round).unwrap();
+        let (tell, hear) = mpsc::channel();
+        let heard = std::thread::scope(|scope| {
+            let flex = &flex;
+            scope.spawn(move || {
+                let generation = flex.tables().active.generation;
+                tell.send(flex.change_table(generation)).unwrap();
+            });
+            // It waits for the thread.
+            assert!(hear.recv_timeout(Duration::from_millis(200)).is_err());
+            drop(ended);
+            let heard = hear.recv_timeout(Duration::from_secs(30));
+            if heard.is_err()
+                && let Some((_, gate)) = &flex.tables().sealed
+            {
+                gate.open();
+            }
+            heard.expect("nobody waits for ever")
+        });
+        assert_eq!(flex.get(b"a", &mut |_| Ok(())).unwrap().unwrap().as_ref(), b"1");
+        heard
+    }
+
+    #[test]
+    fn who_waits_for_the_thread_goes_on_without_it() {
+        heard(|| None).unwrap();
+    }
+
+    #[test]
+    fn who_waits_for_the_thread_hears_of_its_panic() {
+        let error = heard(|| panic!("it is said so")).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ReadOnly, "{error}");
     }
 }
