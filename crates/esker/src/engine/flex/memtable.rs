@@ -104,7 +104,7 @@ impl Versions {
         one.map_or(0, |(_, kept)| kept.size_bytes()) + several.sum::<u64>()
     }
 
-    /// Adds what a key has from now on; what it had before stays if `keep` says so. How many bytes more and less.
+    /// Adds what a key has from a version on; what it had before that counts stays if `keep` says so. How many bytes more and less.
     fn push(
         &mut self,
         version: u64,
@@ -127,15 +127,17 @@ impl Versions {
                     Versions::One(version, kept) => vec![Item { version, kept, gate: None }],
                     Versions::Several(all) => all.map_or_else(Vec::new, |all| *all),
                 };
-                // One that comes late has its order among the older ones.
                 let at = all.partition_point(|item| item.version > version);
-                // Until a batch counts, what was there before does.
-                let waits = gate.is_some();
-                if at == 0 && all.first().is_some_and(|last| !waits && !keep(last.version)) {
-                    all.remove(0);
-                }
                 all.insert(at, Item { version, kept: Kept::new(content), gate });
-                *self = match all.pop_if(|item| item.gate.is_none() && at == 0) {
+                // Until a batch counts, what was there before does; what is behind that, only for snapshots.
+                if let Some(first) = all.iter().position(Item::counts) {
+                    let mut index = 0;
+                    all.retain(|item| {
+                        index += 1;
+                        index <= first + 1 || keep(item.version)
+                    });
+                }
+                *self = match all.pop_if(|item| item.counts()) {
                     Some(only) if all.is_empty() => Versions::One(only.version, only.kept),
                     last => {
                         all.extend(last);
@@ -520,6 +522,31 @@ mod tests {
     }
 
     #[test]
+    fn a_key_of_every_batch_has_no_more_than_what_counts_and_what_is_about_to() {
+        let table = MemTable::new(1, 1, 1 << 20, false);
+        let put = |(key, hash): (&[u8], u64), version, gate: &BatchGate| {
+            let content = Content::Put(Extra::default(), &[7; 100]);
+            table.insert((key, hash), (version, content), gate.clone(), |_| false);
+        };
+        let versions = |key: &[u8]| {
+            let slot = table.slots.get(table.tree.get(key).unwrap()).unwrap();
+            slot.lock().iter().count()
+        };
+        for number in 0..20_000_u64 {
+            let gate = Arc::new(AtomicBool::new(false));
+            let other = number.to_be_bytes();
+            put((&other, number), 2 * number + 2, &Some(Arc::clone(&gate)));
+            let before = table.bytes();
+            put((b"hot", 7), 2 * number + 1, &Some(Arc::clone(&gate)));
+            assert_eq!(versions(b"hot"), usize::from(number > 0) + 1);
+            assert!(number < 2 || table.bytes() == before, "it takes no more");
+            gate.store(true, Ordering::Release);
+        }
+        put((b"hot", 7), 50_000, &None);
+        assert_eq!(versions(b"hot"), 1);
+    }
+
+    #[test]
     fn versions_agree_with_a_list() {
         let mut rng = esker_base::rng::Rng::from_seed(8);
         for _ in 0..2000 {
@@ -534,16 +561,18 @@ mod tests {
                 }
                 let value = u8::try_from(number).unwrap();
                 let keeps = rng.chance(1, 2);
-                let gate = rng.chance(1, 3).then(|| Arc::new(AtomicBool::new(true)));
+                let gate = rng.chance(1, 3).then(|| Arc::new(AtomicBool::new(false)));
                 let waits = gate.is_some();
                 let content = Content::Put(Extra::default(), &[value]);
-                let (more, less) = versions.push(version, &content, gate, |_| keeps);
+                let (more, less) = versions.push(version, &content, gate.clone(), |_| keeps);
                 bytes = bytes + more - less;
                 let at = model.partition_point(|(other, _)| *other > version);
-                if at == 0 && !model.is_empty() && !waits && !keeps {
-                    model.remove(0);
-                }
                 model.insert(at, (version, value));
+                // One that is behind what counts is there only if somebody else needs it.
+                let first = usize::from(waits && at == 0);
+                if !keeps {
+                    model.truncate(first + 1);
+                }
                 let all: Vec<(u64, u8)> = versions
                     .iter()
                     .map(|(version, content)| match content {
@@ -554,6 +583,10 @@ mod tests {
                 assert_eq!(all, model);
                 assert_eq!(bytes, versions.size_bytes());
                 assert_eq!(versions.only().is_some(), model.len() == 1);
+                let found = versions.at(u64::MAX).map(|(version, _)| version);
+                assert_eq!(found, model.get(first).map(|found| found.0));
+                // A writer of the key has its turn when the one before has ended.
+                gate.into_iter().for_each(|gate| gate.store(true, Ordering::Release));
                 let at = rng.below(50);
                 let expected = model.iter().find(|(version, _)| *version <= at);
                 assert_eq!(versions.at(at).map(|(version, _)| version), expected.map(|x| x.0));
