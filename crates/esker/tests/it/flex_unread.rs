@@ -6,6 +6,10 @@ use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
 use esker::Store;
+use esker_base::clock::SystemClock;
+use esker_media::sim::Image;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// A killed store with every other key, all of it in the space.
 fn with_even_keys() -> (Devices, Map) {
@@ -121,4 +125,28 @@ fn large_values_give_their_room_back_beside_one_whose_pair_cannot_be_read() {
         }
     }
     assert!(hit > 8, "{hit} of the blocks had something");
+}
+
+#[test]
+fn what_is_behind_a_refused_place_is_verified_too() {
+    let (devices, _) = filled(Left::Closed);
+    let mut options = harm_options();
+    options.clock = Arc::new(SystemClock);
+    options.testing.background = true;
+    options.flex.scrub_bytes_per_second = 100 << 20;
+    let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    (60..70).for_each(|block| images[0].flip(block * 512 + 100, 1));
+    let (_media, files, _refused) = harmed(&Devices::with(images, 77), 10, Harm::Refusal);
+    let store = Store::open_flex_on(files, &options).unwrap();
+    // What is refused is told once, and what is damaged whenever somebody comes by.
+    let damaged = || -> u64 {
+        let report = store.report();
+        let (before, _) = report.split_once(" places damaged").unwrap();
+        before.rsplit_once(' ').unwrap().1.parse().unwrap()
+    };
+    let is_told = (0..200).any(|_| {
+        esker_trt::sleep(Duration::from_millis(50));
+        damaged() > 20
+    });
+    assert!(is_told, "{}", store.report());
 }

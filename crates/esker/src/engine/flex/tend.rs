@@ -16,6 +16,7 @@ use super::index::Ahead;
 use super::interval::parts;
 use super::large::Reading;
 use super::{Flex, ROOT_BYTES};
+use crate::flex::is_unread;
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashSet};
@@ -215,7 +216,7 @@ impl Flex {
             &mut bytes,
         );
         let Some(place) = placed else { return Ok((0, None)) };
-        let size = bytes.len() as u64;
+        let size = place.sizes.first().map_or(0, |(size, ..)| u64::from(*size));
         let verified = read.and_then(|_| match place.is_coarse {
             true => parts(&bytes).map(drop).map_err(|flaw| self.damaged(&flaw.to_string())),
             false => self.decode(bytes).map(drop),
@@ -229,6 +230,11 @@ impl Flex {
             Err(error) if error.kind() == ErrorKind::Corrupted => {
                 self.scrubbed.damaged.fetch_add(1, Ordering::Relaxed);
                 tracing::error!(%error, "found by reading everything");
+                Ok(())
+            }
+            // The device refuses it, and maybe gives what is behind it.
+            Err(error) if is_unread(&error) => {
+                self.note_unread(&error);
                 Ok(())
             }
             done => done,
