@@ -2,7 +2,7 @@
 //! again what it refused.
 
 use crate::client::Map;
-use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, unread};
+use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, refusing, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
 use esker::Store;
@@ -149,4 +149,21 @@ fn what_is_behind_a_refused_place_is_verified_too() {
         damaged() > 20
     });
     assert!(is_told, "{}", store.report());
+}
+
+#[test]
+fn a_saved_index_that_a_device_refuses_to_read_is_as_if_there_were_none() {
+    let (devices, model) = filled(Left::Closed);
+    for refused in [0..1, 4096..4097, 0..u64::MAX] {
+        let devices = devices.again();
+        let mut files = devices.files();
+        let (index, _refused) = refusing(&devices.shared(5), refused.clone());
+        files.index = index;
+        let store = Store::open_flex_on(files, &harm_options()).unwrap();
+        assert_eq!(unread(&store, &model, &format!("{refused:?}")), 0);
+        store.put(b"key", b"value").unwrap();
+        store.close().unwrap();
+        let store = devices.again().open(&harm_options()).unwrap();
+        assert_eq!(unread(&store, &model, &format!("{refused:?}, again")), 0);
+    }
 }

@@ -8,13 +8,13 @@
 //!   guess because the device refuses it (D3 of `damage`).
 //!
 //! # Failure
-//! Nobody depends on it: without it, or with one that does not count, an open looks intervals up (FlexSpace §5.4). One that
-//! counts and does not fit the space is damage, and told.
+//! Nobody depends on it: without it, or with one that does not count or that the device refuses to read, an open looks intervals up
+//! (FlexSpace §5.4). One that counts and does not fit the space is damage, and told.
 
 use super::index::{Entry, Fresh, is_tail_of};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
-use crate::flex::Space;
+use crate::flex::{Space, is_unread};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{
     INDEX_BODY_OFFSET, INDEX_HEAD_SIZE, IndexEntry, IndexHead, IndexWriter,
@@ -77,12 +77,24 @@ impl Flex {
     }
 }
 
-/// The identity of the store that an index was saved of, whether or not it counts.
+/// The identity of the store that an index was saved of, whether or not it counts. An error if the device refuses to read it: logs of
+/// another store than the one that is made anew would be given up, and may count once it reads.
 pub(super) fn identity(device: &dyn BlockDevice) -> Result<Option<[u8; 16]>> {
     let Some((first, head)) = read_head(device)? else { return Ok(None) };
     let Some(body) = read_body(device, &head)? else { return Ok(None) };
     let body = body.get(..usize::try_from(head.body_bytes).unwrap_or(0)).unwrap_or_default();
     Ok(IndexHead::check(&first, body).is_ok().then_some(head.store_id))
+}
+
+/// What was read of the index; one that the device refuses to read is as if there were none.
+fn if_read<T>(read: Result<Option<T>>) -> Result<Option<T>> {
+    match read {
+        Err(error) if is_unread(&error) => {
+            tracing::warn!(%error, "the saved index cannot be read");
+            Ok(None)
+        }
+        read => read,
+    }
 }
 
 /// The head of what was saved, with its bytes.
@@ -119,12 +131,12 @@ pub(super) fn load(
     store_id: [u8; 16],
     ends_at: &mut dyn FnMut(u64) -> bool,
 ) -> Result<Option<Vec<Fresh>>> {
-    let Some((first, head)) = read_head(device)? else { return Ok(None) };
+    let Some((first, head)) = if_read(read_head(device))? else { return Ok(None) };
     let as_stored = Some((head.generation, head.map_checksum)) == space.stored_as();
     if head.store_id != store_id || (!as_stored && !sites::INDEX_GENERATION.disabled()) {
         return Ok(None);
     }
-    let Some(body) = read_body(device, &head)? else { return Ok(None) };
+    let Some(body) = if_read(read_body(device, &head))? else { return Ok(None) };
     let body = body.get(..usize::try_from(head.body_bytes).unwrap_or(0)).unwrap_or_default();
     let unsound = IndexHead::check(&first, body).is_err();
     if unsound && !sites::INDEX_CHECKSUM.disabled() {
