@@ -5,7 +5,7 @@ use crate::client::Map;
 use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, refusing, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
-use esker::Store;
+use esker::{Direction, Result, Store};
 use esker_base::clock::SystemClock;
 use esker_media::sim::Image;
 use std::sync::Arc;
@@ -166,4 +166,32 @@ fn a_saved_index_that_a_device_refuses_to_read_is_as_if_there_were_none() {
         let store = devices.again().open(&harm_options()).unwrap();
         assert_eq!(unread(&store, &model, &format!("{refused:?}, again")), 0);
     }
+}
+
+#[test]
+fn a_scan_down_to_where_an_interval_begins_reads_nothing_before_it() {
+    let (devices, _) = filled(Left::Closed);
+    let (mut hit, mut asked) = (0, 0);
+    for block in 8..90 {
+        let (_media, files, _) = harmed(&devices, block, Harm::Flip);
+        let store = Store::open_flex_on(files, &harm_options()).unwrap();
+        let is_read: Vec<bool> = (0..200_u8).map(|n| store.get(&[n]).is_ok()).collect();
+        hit += u32::from(is_read.contains(&false));
+        for first in (1..200_u8).filter(|n| !is_read[usize::from(*n) - 1]) {
+            for last in [first, first + 1] {
+                let scan = |direction| {
+                    let found = store.scan(&[first][..]..=&[last][..], direction, usize::MAX)?;
+                    Ok(found.into_iter().map(|(key, value)| (key, value.to_vec())).collect())
+                };
+                let forward: Result<Vec<(Vec<u8>, Vec<u8>)>> = scan(Direction::Forward);
+                // What is damaged may be in it.
+                let Ok(mut known) = forward else { continue };
+                known.reverse();
+                let found = scan(Direction::Reverse);
+                assert_eq!(found.ok(), Some(known), "block {block}, down to {first}");
+                asked += 1;
+            }
+        }
+    }
+    assert!(hit > 20 && asked > 20, "{hit} of the blocks had something, {asked} scans");
 }

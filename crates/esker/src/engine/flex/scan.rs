@@ -323,7 +323,11 @@ impl Flex {
             }
             let ended = match &run.end {
                 None => true,
-                Some(anchor) if reverse => anchor.is_empty(),
+                // What is before the anchor is below it.
+                Some(anchor) if reverse => match end {
+                    Bound::Included(end) | Bound::Excluded(end) => **anchor <= *end,
+                    Bound::Unbounded => anchor.is_empty(),
+                },
                 Some(upper) => !is_inside(Key::from(upper), end, direction),
             };
             if ended {
