@@ -430,6 +430,11 @@ impl MemTable {
         self.has_ranges.load(Ordering::Acquire)
     }
 
+    /// How many ranges were deleted.
+    pub(super) fn range_count(&self) -> usize {
+        if self.has_ranges() { self.ranges.read().len() } else { 0 }
+    }
+
     /// Version of the last deletion of a range that covers `key`, as of version `at`; 0 if none does.
     #[inline]
     pub(super) fn covered(&self, key: &[u8], at: u64) -> u64 {

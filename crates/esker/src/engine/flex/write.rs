@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Most bytes of a change beside key and value.
 const CHANGE_OVERHEAD: usize = 48;
 
+/// Range deletes of a table, but for those of several threads at once: the next one goes to another table.
+const RANGES_MAX: usize = 256;
+
 /// After so many changes, or one of so many bytes, memory is shared anew.
 const SHARED_CHANGES: u64 = 32;
 const SHARED_BYTES: usize = 4096;
@@ -243,6 +246,14 @@ impl Flex {
         if to.is_some_and(|to| to <= from) {
             return Ok(());
         }
+        // Every get looks at all of them.
+        let (generation, ranges) = {
+            let tables = self.tables();
+            (tables.active.generation, tables.active.range_count())
+        };
+        if ranges >= RANGES_MAX {
+            self.change_table(generation)?;
+        }
         // Everybody's turn: conditions that are being decided see all of it or nothing.
         let _turns: Vec<_> = self.stripes.iter().map(|stripe| stripe.lock()).collect();
         let size = from.len() + to.map_or(0, <[u8]>::len) + CHANGE_OVERHEAD;
@@ -369,5 +380,36 @@ impl Flex {
                 *self.tables_mut() = Tables { active: Arc::clone(new), sealed };
             },
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::Engine;
+    use crate::options::{EngineKind, Options};
+    use crate::value::PutOptions;
+
+    #[test]
+    fn a_table_has_no_more_range_deletes_than_a_get_can_look_at() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 64 << 20;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        let key = |number: u32| number.to_be_bytes();
+        for number in 0..3000 {
+            flex.put(&key(number), b"value", PutOptions::default()).unwrap();
+            if number % 3 == 2 {
+                flex.delete_range(&key(number - 2), Some(&key(number))).unwrap();
+            }
+            let ranges = flex.tables().all().map(|table| table.ranges().len()).max();
+            assert!(ranges <= Some(RANGES_MAX), "{ranges:?}");
+        }
+        for number in 0..3000 {
+            let found = flex.get(&key(number), &mut |_| Ok(())).unwrap();
+            assert_eq!(found.is_some(), number % 3 == 2, "{number}");
+        }
     }
 }
