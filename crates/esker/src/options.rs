@@ -254,7 +254,7 @@ pub struct FlexOptions {
     /// See `interval_pairs_max`.
     pub interval_size_bytes_max: u32,
     /// Bytes of the space for which one interval is looked up when a store is opened; they are split when somebody
-    /// comes there first (FlexSpace §5.4). Default 256 KiB.
+    /// comes there first (FlexSpace §5.4). At most 1 GiB. Default 256 KiB.
     pub rebuild_step_bytes: u64,
     /// Threads that look. Default 4.
     pub rebuild_threads: usize,
@@ -286,20 +286,26 @@ impl Default for FlexOptions {
 
 /// More memory than a machine has: beyond it a size is a mistake.
 const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
+/// What is between two intervals that an open looks up is read at once, and has less than 4 GiB.
+const FLEX_STEP_MAX_BYTES: u64 = 1 << 30;
 
 impl FlexOptions {
     /// Whether a store can be opened with them.
     ///
     /// # Errors
-    /// `InvalidArgument` for a cache or a table of more than 16 TiB.
+    /// `InvalidArgument` for a cache or a table of more than 16 TiB, or a step of more than 1 GiB.
     pub fn check(&self) -> Result<()> {
-        let sizes = [("cache", self.cache_size_bytes), ("memtable", self.memtable_size_bytes)];
-        match sizes.into_iter().find(|(_, size)| *size > CACHE_SIZE_MAX_BYTES) {
+        let sizes = [
+            ("cache", self.cache_size_bytes, CACHE_SIZE_MAX_BYTES),
+            ("memtable", self.memtable_size_bytes, CACHE_SIZE_MAX_BYTES),
+            ("rebuild step", self.rebuild_step_bytes, FLEX_STEP_MAX_BYTES),
+        ];
+        match sizes.into_iter().find(|(_, size, most)| size > most) {
             None => Ok(()),
-            Some((name, size)) => {
-                let most = format_size_bytes(CACHE_SIZE_MAX_BYTES);
+            Some((name, size, most)) => {
                 let words = format!(
-                    "the {name} of flex has at most {most}, not {}",
+                    "the {name} of flex has at most {}, not {}",
+                    format_size_bytes(most),
                     format_size_bytes(size)
                 );
                 Err(Error::invalid("options", words))

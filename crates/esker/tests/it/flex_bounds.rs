@@ -497,6 +497,13 @@ fn sizes_that_no_machine_has_are_refused_and_less_than_that_is_no_reason_to_end(
         assert!(!options.path.exists(), "before there is a file");
     }
     (options.flex.cache_size_bytes, options.flex.memtable_size_bytes) = (MOST, MOST);
+    for step in [(1 << 30) + 1, u64::MAX] {
+        options.flex.rebuild_step_bytes = step;
+        let refused = Store::open(&options).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        assert!(!options.path.exists(), "before there is a file");
+    }
+    options.flex.rebuild_step_bytes = 1 << 30;
     options.flex.scrub_bytes_per_second = u64::MAX;
     for round in 0..2_u8 {
         let store = Store::open(&options).unwrap();

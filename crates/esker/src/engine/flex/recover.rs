@@ -434,7 +434,7 @@ fn anchors(space: &Space, start: u64, end: u64, step: u64, name: &str) -> Result
         at = match anchor {
             Ok(anchor) => {
                 found.push((mark, anchor));
-                mark + step.max(1)
+                mark.saturating_add(step.max(1))
             }
             // It is a part of what is before it until somebody looks inside.
             Err(error) if is_unread(&error) => {
