@@ -169,8 +169,11 @@ impl Flex {
         length: u64,
         admit: Admit<'_>,
     ) -> Result<Option<Vec<u8>>> {
-        if self.large.place(number).is_none() {
-            return Ok(None);
+        if !self.large.has(number, length) {
+            return match self.large.place(number) {
+                None => Ok(None),
+                Some(_) => Err(self.damaged("a large value is not as long as its pair says")),
+            };
         }
         admit(length)?;
         let mut bytes = vec![0; usize::try_from(length).unwrap_or(0)];
@@ -459,22 +462,28 @@ pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
     Ok(FoundBehind { intervals_end, unread, values })
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::engine::Engine;
     use crate::options::{EngineKind, Options};
     use crate::value::PutOptions;
+    use esker_base::ErrorKind;
+    use std::sync::Arc;
 
-    #[test]
-    fn a_value_that_goes_while_it_is_verified_is_no_damage_of_the_next() {
-        let folder = tempfile::tempdir().unwrap();
+    fn opened(folder: &tempfile::TempDir) -> Arc<Flex> {
         let mut options = Options::new(folder.path());
         options.engine = Some(EngineKind::Flex);
         options.size_bytes = 64 << 20;
         options.testing.background = false;
         options.flex.large_value_size_bytes = 1000;
-        let flex = Flex::open(&options).unwrap();
+        Flex::open(&options).unwrap()
+    }
+
+    #[test]
+    fn a_value_that_goes_while_it_is_verified_is_no_damage_of_the_next() {
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened(&folder);
         for number in 0..3_u8 {
             let value = vec![number; 300_000];
             flex.put(&[number], &value, PutOptions::default()).unwrap();
@@ -488,5 +497,20 @@ mod tests {
             verified += read;
         }
         assert_eq!(verified, 600_000);
+    }
+
+    #[test]
+    fn a_pair_that_says_another_length_is_damage_before_there_is_memory_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened(&folder);
+        let value = vec![7; 2 << 20];
+        flex.put(b"key", &value, PutOptions::default()).unwrap();
+        let (number, length) = flex.large.next(0).unwrap();
+        let read = |number, length| flex.read_large(number, length, &mut |_| Ok(()));
+        assert_eq!(read(number, length).unwrap(), Some(value));
+        for other in [length - 1, length + 1, 1 << 62, u64::MAX] {
+            assert_eq!(read(number, other).unwrap_err().kind(), ErrorKind::Corrupted, "{other}");
+        }
+        assert_eq!(read(number + 1, 1 << 62).unwrap(), None);
     }
 }
