@@ -240,7 +240,7 @@ impl Space {
     /// if `offset` is behind its end. Durable after [`Space::sync`].
     ///
     /// # Errors
-    /// `InvalidArgument` if the space would reach 2^62 bytes, `NoSpace`, `ReadOnly` after a failure, `Io`,
+    /// `InvalidArgument` if the space would reach 2^48 bytes, twice what a data file has at most, `NoSpace`, `ReadOnly` after a failure, `Io`,
     /// `Corrupted` if the tree is damaged.
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<()> {
         self.0.write(offset, data)

@@ -13,6 +13,9 @@ use esker_index::flex_tree::{Extent, MARK, Missing};
 use esker_media::IoBuf;
 use std::sync::Arc;
 
+/// No space reaches this many bytes: twice as many as have an address, so that holes, each of which has up to 4 GiB, stay few.
+pub(super) const SIZE_END: u64 = 1 << 48;
+
 /// The segment that is being filled, whole in memory (FlexSpace §4.1).
 #[derive(Debug)]
 pub(super) struct OpenSegment {
@@ -148,7 +151,7 @@ impl Shared {
         let size = self.tree.size_bytes();
         match record {
             Record::Insert { offset, length, address } => {
-                if offset > size || length == 0 || size.saturating_add(length) >= 1 << 62 {
+                if offset > size || length == 0 || size.saturating_add(length) >= SIZE_END {
                     return Err(Unfit::Wrong("an insertion behind the end"));
                 }
                 self.check_address(shape, address, length)?;

@@ -6,7 +6,7 @@
 
 use super::place::Piece;
 use super::{Inner, Writer, sites};
-use crate::flex::state::Unfit;
+use crate::flex::state::{SIZE_END, Unfit};
 use esker_base::{Error, Result};
 use esker_format::flex::{HOLE, Record};
 use esker_index::flex_tree::MARK;
@@ -23,9 +23,6 @@ pub struct Splice<'a> {
     /// Places in `data`, ascending, that are marked ([`Space::next_mark`](super::Space::next_mark)).
     pub marks: &'a [usize],
 }
-
-/// No space reaches this many bytes.
-const SIZE_END: u64 = 1 << 62;
 
 impl Inner {
     fn check_size(operation: &'static str, end: Option<u64>) -> Result<()> {

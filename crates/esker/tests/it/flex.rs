@@ -516,7 +516,9 @@ fn what_is_not_allowed_is_refused_and_changes_nothing() {
         space.insert_range(11, &[1]),
         space.collapse_range(5, 6),
         space.collapse_range(u64::MAX, 2),
+        space.insert_hole(0, 1 << 48),
         space.insert_hole(0, 1 << 62),
+        space.write((1 << 48) - 1, &[1]),
         space.write(u64::MAX, &[1]),
         space.write((1 << 62) - 1, &[1]),
     ];
