@@ -91,7 +91,7 @@ impl FlexTree {
                 self.leaves.add(leaf)
             }
             (NodeContent::Inner(branches), 1..) => {
-                let inner = self.inner_of(&branches, missing.stored)?;
+                let inner = self.inner_of(&branches, missing)?;
                 self.clean += 1;
                 self.inners.add(inner)
             }
@@ -137,13 +137,41 @@ impl FlexTree {
         let fits_left =
             x.checked_sub(1).is_none_or(|left| above.pivots.get(left) == Some(&at(start)));
         let fits_right = above.pivots.get(x).is_none_or(|pivot| *pivot == at(next));
-        if fits_left && fits_right { Ok(leaf) } else { Err("extents do not fit the pivots above") }
+        if !fits_left || !fits_right {
+            return Err("extents do not fit the pivots above");
+        }
+        // Above the first leaf of all and the last one are no pivots that say where they begin and end.
+        let is_at = |base: Option<i64>, offset: u64, wanted: u64| {
+            base.is_none_or(|base| at(offset).wrapping_add(base) == super::signed(wanted))
+        };
+        let is_first = x == 0;
+        let is_last = x + 1 == above.branches.len();
+        let begins = !is_first || is_at(self.base_at_edge(node, true), start, 0);
+        let ends = !is_last || is_at(self.base_at_edge(node, false), next, self.size_bytes);
+        if begins && ends { Ok(leaf) } else { Err("extents do not cover the space") }
+    }
+
+    /// What is added to everything below an inner node, if that is the first or the last one of its level.
+    fn base_at_edge(&self, wanted: NodeId, first: bool) -> Option<i64> {
+        let (mut base, mut node) = (self.root_shift, self.root);
+        for _ in 0..self.height {
+            if node == wanted {
+                return Some(base);
+            }
+            let branches = &self.inners.get(node)?.branches;
+            let branch = if first { branches.first() } else { branches.last() }?;
+            (base, node) = (base.wrapping_add(branch.shift), branch.child);
+            if is_absent(node) {
+                return None;
+            }
+        }
+        None
     }
 
     fn inner_of(
         &mut self,
         branches: &[BranchContent],
-        stored: Stored,
+        missing: &Missing,
     ) -> Result<Inner, &'static str> {
         if branches.is_empty() || branches.len() > self.shape.children_max {
             return Err("number of children");
@@ -152,8 +180,21 @@ impl FlexTree {
         if !pivots.clone().is_sorted() || branches.iter().any(|branch| branch.child.slot == 0) {
             return Err("pivots are out of order");
         }
+        if let Some((node, x)) = missing.parent {
+            let above = &self.inners[node];
+            let shift = above.branches.get(x).map_or(0, |branch| branch.shift);
+            let begin = x.checked_sub(1).and_then(|left| above.pivots.get(left));
+            let end = above.pivots.get(x);
+            let is_inside = |pivot: i64| {
+                let at = pivot.wrapping_add(shift);
+                begin.is_none_or(|begin| *begin < at) && end.is_none_or(|end| at < *end)
+            };
+            if !pivots.clone().all(is_inside) {
+                return Err("pivots do not fit those above");
+            }
+        }
         let mut inner = Inner::empty();
-        inner.home = Some(stored);
+        inner.home = Some(missing.stored);
         pivots.for_each(|pivot| inner.pivots.push(pivot));
         for branch in branches {
             let child = self.add_absent(branch.child);

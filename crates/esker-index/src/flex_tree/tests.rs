@@ -573,3 +573,60 @@ fn nodes_that_do_not_fit_are_refused() {
     assert!(tree.install(&missing, NodeContent::Inner(Vec::new())).is_err());
     assert_eq!(tree.install(&missing, NodeContent::Leaf(right)), Ok(()));
 }
+
+#[test]
+fn a_tree_that_is_not_as_long_as_its_space_is_refused() {
+    let mut pair = Pair::new(10, small());
+    for _ in 0..300 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    assert!(root.height > 1);
+    let end = root.size_bytes;
+    for (size_bytes, shift, at) in
+        [(end, 0, 0), (end, 0, end - 1), (end + 9, 0, end + 8), (end - 1, 0, end - 2), (end, 5, 0)]
+    {
+        let is_right = size_bytes == end && shift == 0;
+        let shift = root.shift + shift;
+        let mut tree = FlexTree::stored(small(), Root { size_bytes, shift, ..root });
+        let refused = loop {
+            let Err(missing) = tree.collapse(at, 1, |_| ()) else { break false };
+            let content = pair.shelf.nodes[&missing.stored].clone();
+            if tree.install(&missing, content).is_err() {
+                break true;
+            }
+        };
+        assert_eq!(refused, !is_right, "{size_bytes} bytes, a change at {at}");
+    }
+}
+
+#[test]
+fn an_inner_node_beyond_the_pivots_above_it_is_refused() {
+    let mut pair = Pair::new(10, small());
+    for _ in 0..300 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut tree = FlexTree::stored(small(), root);
+    let mut refused = 0;
+    while let Some((missing, _)) = tree.missing(0, root.size_bytes) {
+        // One between others.
+        if let NodeContent::Inner(right) = &pair.shelf.nodes[&missing.stored]
+            && let Some((node, x)) = missing.parent
+            && (1..tree.inners[node].pivots.len()).contains(&x)
+        {
+            for by in [-(1 << 40), 1 << 40] {
+                let mut wrong = right.clone();
+                wrong.iter_mut().skip(1).for_each(|branch| branch.pivot += by);
+                let is_refused = tree.is_missing(&missing)
+                    && wrong.len() > 1
+                    && tree.install(&missing, NodeContent::Inner(wrong)).is_err();
+                refused += u32::from(is_refused);
+            }
+        }
+        if tree.is_missing(&missing) {
+            pair.shelf.load(&mut tree, &missing);
+        }
+    }
+    assert!(refused > 3, "{refused}");
+}
