@@ -47,6 +47,7 @@ fn every_call_on_a_closed_store_says_so() {
             ("checkpoint", other.checkpoint().map(drop)),
             ("delete", other.delete(b"key").map(drop)),
             ("write", other.write(Batch::new().put(b"key", b"other")).map(drop)),
+            ("write nothing", other.write(&Batch::new()).map(drop)),
             ("modify", other.modify(b"key", |_| None).map(drop)),
             ("iter", other.iter().next().expect("an answer").map(drop)),
             ("sync", other.sync()),

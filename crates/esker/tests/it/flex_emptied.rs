@@ -1,7 +1,7 @@
 //! `flex`: what is deleted or overwritten in a full store makes room for the next put at once, and a full store is restored as it was.
 
 use crate::flex_whole::{bytes, held, sound};
-use esker::{Durability, EngineKind, Error, ErrorKind, Options, Store, restore};
+use esker::{Batch, Durability, EngineKind, Error, ErrorKind, Options, Store, restore};
 use esker_base::rng::Rng;
 use std::path::Path;
 use std::thread;
@@ -61,6 +61,30 @@ fn a_full_store_that_is_emptied_takes_the_next_put_at_once() {
         }
         sound(&store);
         store.close().unwrap();
+    }
+}
+
+#[test]
+fn batches_that_only_delete_are_taken_by_a_full_store() {
+    for (size, together) in [(1500, 100), (300, 1)] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(folder.path(), 24, Durability::Sync)).unwrap();
+        let keys = fill(&store, size);
+        assert_eq!(store.put(b"more", &[1; 1500]).unwrap_err().kind(), ErrorKind::NoSpace);
+        let mut mixed = Batch::new();
+        mixed.delete(&keys[0]).put(b"more", &[1; 1500]);
+        assert_eq!(store.write(&mixed).unwrap_err().kind(), ErrorKind::NoSpace);
+        for keys in keys.chunks(together).take(300) {
+            let mut batch = Batch::new();
+            for key in keys {
+                batch.delete(key);
+            }
+            store.write(&batch).unwrap_or_else(|error| panic!("{together}: {error}"));
+        }
+        let left = keys.len() - (300 * together).min(keys.len());
+        assert_eq!(held(&store).len(), left);
+        store.put(b"more", &[1; 1500]).unwrap();
+        sound(&store);
     }
 }
 

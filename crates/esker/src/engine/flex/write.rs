@@ -190,9 +190,15 @@ impl Flex {
             return Err(Error::invalid("write batch", words));
         }
         if writes.is_empty() {
+            self.begin("write batch")?;
             return Ok(Version(self.wal.last_version()));
         }
-        self.admit(size)?;
+        // A full store still deletes.
+        let puts = writes.iter().filter(|write| !matches!(write.content, Content::Delete));
+        match puts.map(Write::size_bytes).sum() {
+            0 => self.wal.check()?,
+            size => self.admit(size)?,
+        }
         self.pace();
         let mask = self.stripes.len() - 1;
         let mut stripes: Vec<usize> =
