@@ -305,4 +305,5 @@ fn a_member_with_blocks_over_4_kib_is_refused() {
     };
     let refused = StripedDevice::open(vec![member], Some(&new)).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+    assert!(refused.to_string().contains("at most 4096"), "{refused}");
 }
