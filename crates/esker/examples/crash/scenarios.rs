@@ -7,8 +7,9 @@ use super::subject::{SEGMENT_SIZE, options};
 use super::{backups, checkpoints, evictions, expiries, members, stories};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
+use esker_base::ids::{SegmentId, Version};
 use esker_base::{Result, Site, SiteKind};
-use esker_format::depot::Superblock;
+use esker_format::depot::{SUPERBLOCK_SIZE, SegmentHeader, Superblock};
 use esker_media::BlockDevice;
 use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use std::io::IoSlice;
@@ -170,6 +171,26 @@ fn recovery_makes_durable_what_it_shows() -> Verdict {
     expect(&open(&survived, &options(u64::MAX, false))?, "a", Some(b"1"))
 }
 
+/// Headers of this segment that tell no version that was given in it, as if its session had told none ahead.
+fn tell_no_version(image: &mut Image, base: u64) -> Verdict {
+    let mut bytes = [0; SUPERBLOCK_SIZE];
+    image.read(0, &mut bytes);
+    let superblock = Superblock::decode(&bytes).map_err(|flaw| flaw.to_string())?;
+    let number = (base - superblock.data_offset) / SEGMENT_SIZE;
+    let id = SegmentId(u32::try_from(number).map_err(|error| error.to_string())?);
+    let mut patched = 0;
+    for offset in (base..base + SEGMENT_SIZE).step_by(512) {
+        image.read(offset, &mut bytes);
+        if let Ok(header) = SegmentHeader::decode(&bytes, superblock.store_id, id) {
+            let next_version = Version(header.first_sequence.0);
+            let header = SegmentHeader { next_version, ..header };
+            image.write(offset, &header.encode(superblock.store_id));
+            patched += 1;
+        }
+    }
+    if patched == 2 { Ok(()) } else { Err(format!("{patched} headers")) }
+}
+
 /// A session without flushes loses its first batch and keeps the second; the next session's first
 /// batch, with its barrier, ends exactly where the lost session's second one begins.
 fn a_lost_session_cannot_come_back() -> Verdict {
@@ -188,6 +209,7 @@ fn a_lost_session_cannot_come_back() -> Verdict {
     let mut old = [0; 1024];
     before.read(lost, &mut old);
     survived.write(lost, &old);
+    tell_no_version(&mut survived, lost / SEGMENT_SIZE * SEGMENT_SIZE)?;
     let device = self::device(Initial::Recycled(survived));
     let store = open(&device, &options(u64::MAX, false))?;
     expect(&store, "stale", None)?;
