@@ -54,7 +54,8 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     }
     // Each of them with caches and without.
     let hash_mask = HASH_MASKS[usize::try_from(piece / 3 % 4).unwrap_or(0)];
-    let durability = if piece % 8 < 6 { Durability::Sync } else { Durability::None };
+    // A cache without `sync` has nothing after a crash, also one in an open: there is nothing to explore.
+    let durability = if cache || piece % 8 < 6 { Durability::Sync } else { Durability::None };
     let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
     Explorer::new(Depot { hash_mask, cache, grain, durability }, config)
 }
