@@ -285,7 +285,7 @@ impl Default for FlexOptions {
 }
 
 /// More memory than a machine has: beyond it a size is a mistake.
-const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
+pub(crate) const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
 /// What is between two intervals that an open looks up is read at once, and has less than 4 GiB.
 const FLEX_STEP_MAX_BYTES: u64 = 1 << 30;
 

@@ -1,5 +1,6 @@
 //! How a space is opened.
 
+use crate::options::CACHE_SIZE_MAX_BYTES;
 use esker_base::units::{GIB, KIB, MIB, format_size_bytes};
 use esker_base::{Error, Result};
 use esker_format::flex::SpaceShape;
@@ -62,9 +63,6 @@ const SHAPE: SpaceShape = SpaceShape {
     extent_size_bytes_max: 128 << 10,
     log_block_size_bytes: 512,
 };
-
-/// Most bytes of a cache.
-const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
 
 impl SpaceOptions {
     /// Whether sizes are within their ranges.

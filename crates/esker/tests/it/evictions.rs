@@ -1,5 +1,6 @@
 //! Evictions of a cache beside what clients write meanwhile.
 
+use crate::client::cut;
 use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
 use esker::{Durability, Options, Store};
 use esker_media::BlockDevice;
@@ -68,14 +69,6 @@ fn a_segment_that_died_while_it_was_evicted_is_not_blanked_in_its_next_life() {
     assert!(reached > 50, "{reached}");
 }
 
-/// What survives of a device if nothing does that was not flushed.
-fn cut(device: &SimBlock) -> Image {
-    let trace = device.trace();
-    let mut replay = trace.replay();
-    replay.advance_to(u64::MAX);
-    replay.states(4, 0).next().map(|state| state.image()).unwrap()
-}
-
 /// Extents of a large value are evicted while the record of its key is in memory only. If the note of it came to media before
 /// the record, it would be newer than what is written after a crash.
 #[test]
@@ -101,13 +94,13 @@ fn is_not_hidden(size: usize) {
     store.evict(100).unwrap();
     let evicted = !store.contains(b"large").unwrap();
     assert!(evicted || size < 2 * SEGMENT_SIZE as usize, "{size}");
-    let image = cut(&device);
+    let image = cut(&device, false);
     store.forget();
     // A cache that is left so again would have nothing.
     options.durability = Durability::Sync;
     let (store, device) = reopened(image, &options);
     store.put(b"large", b"written after a crash").unwrap();
-    let image = cut(&device);
+    let image = cut(&device, false);
     store.forget();
     let (store, _) = reopened(image, &options);
     let found = store.get(b"large").unwrap();

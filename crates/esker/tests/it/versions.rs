@@ -1,22 +1,15 @@
 //! Versions of a `depot`: none is given twice, whatever a crash takes back.
 
+use crate::client::cut;
 use crate::support::{DEVICE_SIZE, open, options};
 use esker::{Condition, Durability, Outcome, PutOptions};
-use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
+use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 fn device(initial: Initial) -> Arc<SimBlock> {
     Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 4).initial(initial)))
-}
-
-/// What survives of a device if nothing does that was not flushed.
-fn cut(device: &SimBlock) -> Image {
-    let trace = device.trace();
-    let mut replay = trace.replay();
-    replay.advance_to(u64::MAX);
-    replay.states(4, 0).next().map(|state| state.image()).unwrap()
 }
 
 #[test]
@@ -50,7 +43,7 @@ fn a_version_that_somebody_saw_is_never_given_again() {
                 store.close().unwrap();
                 Initial::Recycled(device.image())
             } else {
-                Initial::Recycled(cut(&device))
+                Initial::Recycled(cut(&device, false))
             };
             store.forget();
         }
@@ -73,7 +66,7 @@ fn the_first_batch_behind_lost_versions_may_be_torn() {
         }
         store.sync().unwrap();
         store.put(b"lost", b"").unwrap();
-        let kept = cut(&first);
+        let kept = cut(&first, false);
         store.forget();
         let second = device(Initial::Recycled(kept));
         options.durability = Durability::Sync;

@@ -176,7 +176,7 @@ fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option
 mod tests {
     use super::*;
     use crate::engine::Engine;
-    use crate::options::{EngineKind, Options};
+    use crate::engine::flex::opened_in;
     use crate::value::PutOptions;
     use std::sync::mpsc;
 
@@ -196,11 +196,7 @@ mod tests {
     /// What somebody hears who waits for a table to get to the space, while the thread ends as `end` says.
     fn heard(end: fn() -> Option<Duration>) -> Result<()> {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = Options::new(folder.path());
-        options.engine = Some(EngineKind::Flex);
-        options.size_bytes = 32 << 20;
-        options.testing.background = false;
-        let flex = Flex::open(&options).unwrap();
+        let flex = opened_in(&folder);
         flex.put(b"a", b"1", PutOptions::default()).unwrap();
         // The table is sealed, and nobody has brought it to the space.
         let generation = flex.tables().active.generation;

@@ -466,24 +466,14 @@ pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
 mod tests {
     use super::*;
     use crate::engine::Engine;
-    use crate::options::{EngineKind, Options};
+    use crate::engine::flex::opened_in;
     use crate::value::PutOptions;
     use esker_base::ErrorKind;
-    use std::sync::Arc;
-
-    fn opened(folder: &tempfile::TempDir) -> Arc<Flex> {
-        let mut options = Options::new(folder.path());
-        options.engine = Some(EngineKind::Flex);
-        options.size_bytes = 64 << 20;
-        options.testing.background = false;
-        options.flex.large_value_size_bytes = 1000;
-        Flex::open(&options).unwrap()
-    }
 
     #[test]
     fn a_value_that_goes_while_it_is_verified_is_no_damage_of_the_next() {
         let folder = tempfile::tempdir().unwrap();
-        let flex = opened(&folder);
+        let flex = opened_in(&folder);
         for number in 0..3_u8 {
             let value = vec![number; 300_000];
             flex.put(&[number], &value, PutOptions::default()).unwrap();
@@ -502,7 +492,7 @@ mod tests {
     #[test]
     fn a_pair_that_says_another_length_is_damage_before_there_is_memory_for_it() {
         let folder = tempfile::tempdir().unwrap();
-        let flex = opened(&folder);
+        let flex = opened_in(&folder);
         let value = vec![7; 2 << 20];
         flex.put(b"key", &value, PutOptions::default()).unwrap();
         let (number, length) = flex.large.next(0).unwrap();

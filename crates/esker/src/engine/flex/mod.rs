@@ -67,6 +67,8 @@ pub use files::FlexFiles;
 use crate::engine::background::Background;
 use crate::flex::Space;
 use crate::options::{Durability, FlexOptions};
+#[cfg(test)]
+use crate::options::{EngineKind, Options};
 use crate::store::Direction;
 use crate::value::Value;
 use commit::Committer;
@@ -225,6 +227,17 @@ impl Flex {
     fn begin(&self, operation: &'static str) -> Result<()> {
         if self.is_closed() { Err(Error::new(ErrorKind::Closed, operation)) } else { Ok(()) }
     }
+}
+
+/// A store in a folder, without its threads, in which values over 1000 bytes are large: for tests of what only the inside shows.
+#[cfg(test)]
+fn opened_in(folder: &tempfile::TempDir) -> Arc<Flex> {
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 64 << 20;
+    options.testing.background = false;
+    options.flex.large_value_size_bytes = 1000;
+    Flex::open(&options).unwrap()
 }
 
 impl Drop for Flex {

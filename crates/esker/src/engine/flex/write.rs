@@ -393,17 +393,13 @@ impl Flex {
 mod tests {
     use super::*;
     use crate::engine::Engine;
-    use crate::options::{EngineKind, Options};
+    use crate::engine::flex::opened_in;
     use crate::value::PutOptions;
 
     #[test]
     fn a_table_has_no_more_range_deletes_than_a_get_can_look_at() {
         let folder = tempfile::tempdir().unwrap();
-        let mut options = Options::new(folder.path());
-        options.engine = Some(EngineKind::Flex);
-        options.size_bytes = 64 << 20;
-        options.testing.background = false;
-        let flex = Flex::open(&options).unwrap();
+        let flex = opened_in(&folder);
         let key = |number: u32| number.to_be_bytes();
         for number in 0..3000 {
             flex.put(&key(number), b"value", PutOptions::default()).unwrap();
