@@ -1,6 +1,7 @@
 //! `flex`: what is deleted or overwritten in a full store makes room for the next put at once, and a full store is restored as it was.
 
 use crate::flex_whole::{bytes, held, sound};
+use crate::support::folder_in_memory;
 use esker::{Batch, Durability, EngineKind, Error, ErrorKind, Options, Store, restore};
 use esker_base::rng::Rng;
 use std::path::Path;
@@ -41,7 +42,7 @@ fn a_full_store_that_is_emptied_takes_the_next_put_at_once() {
     for (size_mib, size, durability) in
         [(20, 4000, Durability::Sync), (32, 1 << 20, Durability::Sync), (32, 300, Durability::None)]
     {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let store = Store::open(&options(folder.path(), size_mib, durability)).unwrap();
         for round in 0..2 {
             let context = format!("{size_mib} MiB, values of {size}, round {round}");
@@ -67,7 +68,7 @@ fn a_full_store_that_is_emptied_takes_the_next_put_at_once() {
 #[test]
 fn batches_that_only_delete_are_taken_by_a_full_store() {
     for (size, together) in [(1500, 100), (300, 1)] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let store = Store::open(&options(folder.path(), 24, Durability::Sync)).unwrap();
         let keys = fill(&store, size);
         assert_eq!(store.put(b"more", &[1; 1500]).unwrap_err().kind(), ErrorKind::NoSpace);
@@ -91,7 +92,7 @@ fn batches_that_only_delete_are_taken_by_a_full_store() {
 #[test]
 fn few_keys_that_are_written_over_by_several_threads_fill_no_store() {
     for durability in [Durability::None, Durability::Sync] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let store = Store::open(&options(folder.path(), 32, durability)).unwrap();
         // Of 200 KB many are large values, of which the old one goes with the next table.
         let work = |thread: u64| -> Result<(), Error> {
@@ -116,7 +117,7 @@ fn few_keys_that_are_written_over_by_several_threads_fill_no_store() {
 #[test]
 fn a_full_store_is_restored_with_the_capacity_that_it_had() {
     for size in [300, 4000] {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let place = |name: &str| folder.path().join(name);
         let store = Store::open(&options(&place("full"), 32, Durability::Sync)).unwrap();
         fill(&store, size);

@@ -2,7 +2,7 @@
 
 use crate::flex_db::{self, Devices};
 use crate::flex_whole::{bytes, sound};
-use crate::support::START;
+use crate::support::{START, folder_in_memory};
 use esker::{Attributes, Direction, Durability, EngineKind, ErrorKind, Options, PutOptions, Store};
 use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
@@ -23,7 +23,7 @@ struct Bed {
 
 impl Bed {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        let folder = folder_in_memory();
         let clock = Arc::new(ManualClock::new(START));
         let mut options = Options::new(folder.path());
         options.engine = Some(EngineKind::Flex);

@@ -1,6 +1,7 @@
 //! Small stores: what counts fills them, and not what they are made of.
 
 use crate::flex_whole::{bytes, sound};
+use crate::support::folder_in_memory;
 use esker::{Durability, EngineKind, Options, Store};
 use esker_base::rng::Rng;
 
@@ -15,7 +16,7 @@ fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
 /// Fills so many percent of a store, and writes over so many percent of that, at random.
 #[track_caller]
 fn is_overwritten(engine: EngineKind, size: usize, percent: usize, value_size: usize, over: u32) {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder_in_memory();
     let mut options = Options::new(folder.path());
     options.engine = Some(engine);
     options.pmem_emulate = true;

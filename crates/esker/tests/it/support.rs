@@ -6,6 +6,7 @@ use esker_base::{Site, SiteKind};
 use esker_media::sim::{SimBlock, SimBlockOptions, SimPm, SimPmOptions};
 use esker_media::{BlockDevice, Pmem};
 use std::io::IoSlice;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -45,6 +46,16 @@ pub(crate) fn device(seed: u64) -> Arc<SimBlock> {
 /// Opens the store on `device`.
 pub(crate) fn open(device: &Arc<SimBlock>, options: &Options) -> Result<Store> {
     Store::open_on(Arc::clone(device) as Arc<dyn BlockDevice>, options)
+}
+
+/// A folder in memory for tests that do hundreds of thousands of operations, or on disk where
+/// memory has no room for them: they ask what a store does, and a disk only makes them wait.
+pub(crate) fn folder_in_memory() -> tempfile::TempDir {
+    const ROOM_BYTES: u64 = 2 << 30;
+    let memory = Path::new("/dev/shm");
+    let free = rustix::fs::statvfs(memory).map_or(0, |of| of.f_bavail.saturating_mul(of.f_frsize));
+    let folder = if free >= ROOM_BYTES { memory } else { &std::env::temp_dir() };
+    tempfile::tempdir_in(folder).unwrap()
 }
 
 /// Flips a bit on a device in use.
