@@ -43,16 +43,6 @@ pub use superblock::{
     Superblock,
 };
 
-use crate::Flaw;
-
-/// Versions, sequence numbers and epochs are lower: whoever reads one can count on from there.
-pub const NUMBER_END: u64 = 1 << 63;
-
-/// A version, sequence number or epoch that was read.
-fn number(name: &'static str, number: u64) -> Result<u64, Flaw> {
-    if number < NUMBER_END { Ok(number) } else { Err(Flaw::Field(name)) }
-}
-
 /// Place of a record or batch: what its checksum binds it to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {

@@ -18,6 +18,14 @@ mod head;
 pub mod native;
 pub mod stripe;
 
+/// Versions, sequence numbers, epochs and generations are lower: whoever reads one can count on from there.
+pub const NUMBER_END: u64 = 3 << 62;
+
+/// A version, sequence number, epoch or generation that was read.
+fn bounded(name: &'static str, number: u64) -> Result<u64, Flaw> {
+    if number < NUMBER_END { Ok(number) } else { Err(Flaw::Field(name)) }
+}
+
 /// Why bytes are not what they should be. The reader adds device and offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {

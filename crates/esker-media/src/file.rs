@@ -367,8 +367,12 @@ impl FileDevice {
                 None
             }
             Err(error) => {
-                // Its sync part may be what failed, and that is reported once.
-                if error.kind() != ErrorKind::NoSpace {
+                // Its sync part may be what failed, and that is reported once, for whatever the page cache holds. A write that
+                // finds no room where a plain one does tells the same.
+                let no_room = error.kind() == ErrorKind::NoSpace
+                    && (self.is_direct()
+                        || self.write_any(offset, bufs, WriteMode::Plain).is_err());
+                if !no_room {
                     self.failed.store(true, Ordering::Release);
                 }
                 Some(Err(error))
@@ -475,7 +479,7 @@ impl BlockDevice for FileDevice {
             return Ok(());
         }
         for (offset, buf) in &*reads {
-            self.check("read device", *offset, buf.len() as u64)?;
+            self.read_geometry().check("read device", *offset, buf.len() as u64)?;
         }
         let mut done: Vec<usize> = vec![0; reads.len()];
         io::read_many_at(self.fd.as_fd(), reads, |number, result| {

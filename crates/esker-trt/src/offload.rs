@@ -72,7 +72,6 @@ impl HelperPool {
             return;
         }
         queue.threads += 1;
-        let first = queue.threads == 1;
         drop(queue);
         let pool = Arc::clone(self);
         let started =
@@ -80,10 +79,16 @@ impl HelperPool {
         if started.is_err() {
             self.queue.lock().threads -= 1;
             // With no helper at all the poster has to do the work itself, late but surely.
-            if first && let Some(job) = self.queue.lock().jobs.pop_front() {
+            while let Some(job) = self.left_over() {
                 job.run();
             }
         }
+    }
+
+    /// What nobody else would do: there is no helper.
+    fn left_over(&self) -> Option<Job> {
+        let mut queue = self.queue.lock();
+        if queue.threads == 0 { queue.jobs.pop_front() } else { None }
     }
 
     fn run(&self) {

@@ -90,8 +90,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     let previous = SIGNALS.iter().position(|known| *known == signal);
     let previous = previous.and_then(|index| PREVIOUS.get()?.get(index));
     match previous {
-        Some(action) if action.sa_sigaction == libc::SIG_IGN => {}
-        Some(action) if action.sa_sigaction != libc::SIG_DFL => {
+        // Who ignored it would repeat the fault for ever.
+        Some(action) if ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction) => {
             type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
             // SAFETY: a handler address that `sigaction` returned; handlers without SA_SIGINFO
             // take only the first argument, which the C calling convention permits.

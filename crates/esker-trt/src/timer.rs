@@ -6,13 +6,15 @@
 //!
 //! # Invariants
 //! - I1: a task with a deadline has an entry at or before it (`Task::armed_ns`); entries that do
-//!   not match `armed_ns` are dead and dropped when they come up.
+//!   not match `armed_ns` are dead and dropped when they come up, or when they may be half of all.
 
 use crate::task::Task;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::rc::{Rc, Weak};
 
+/// So many entries are no matter, dead or not.
+const CLEAN_UP_MIN: usize = 64;
 /// No deadline.
 pub(crate) const NEVER: u64 = u64::MAX;
 
@@ -43,6 +45,8 @@ impl Ord for Entry {
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<Entry>>,
     sequence: u64,
+    /// Entries that were left after the last clean-up.
+    left: usize,
 }
 
 impl Timers {
@@ -59,6 +63,14 @@ impl Timers {
         self.sequence += 1;
         let entry = Entry { at_ns, sequence: self.sequence, task: Rc::downgrade(task) };
         self.heap.push(Reverse(entry));
+        if self.heap.len() > (2 * self.left).max(CLEAN_UP_MIN) {
+            // Dead entries of far deadlines would stay until then.
+            let lives = |entry: &Entry| {
+                entry.task.upgrade().is_some_and(|task| task.armed_ns.get() == entry.at_ns)
+            };
+            self.heap.retain(|Reverse(entry)| lives(entry));
+            self.left = self.heap.len();
+        }
     }
 
     /// The earliest real deadline, after dropping and pushing back what stands before it.

@@ -12,6 +12,7 @@ use crate::engine::backup::{Backup, engine_of};
 use crate::engine::depot::restore::restore as restore_depot;
 use crate::engine::flat::restore::restore as restore_flat;
 use crate::engine::flex::{FlexFiles, restore as flex};
+use crate::engine::refuse_others;
 use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
@@ -68,7 +69,8 @@ pub struct RestoreReport {
 /// was found sound. `options.progress` is told the segments done and in all.
 ///
 /// # Errors
-/// `InvalidArgument` if there is no backup, if there is something at the path, or if it is too small;
+/// `InvalidArgument` if there is no backup, if there is something at the path (of another engine: also with `options.format`), or
+/// if it is too small;
 /// `Corrupted` naming the file of the backup that is damaged or missing; `UnsupportedFormat`;
 /// `Locked`; `NoSpace`; `Io`.
 pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
@@ -100,13 +102,15 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
     restore_depot(&backup, &*device, options.format, &options.progress)
 }
 
-/// Refuses a backup of a store of `kinds` if that of another engine is wanted.
+/// Refuses a backup of a store of `kinds` if that of another engine is wanted, or is there.
 fn check_engine(options: &Options, kinds: &[EngineKind]) -> Result<()> {
+    const OPERATION: &str = "restore store";
     match (options.engine, kinds) {
         (Some(wanted), [kind, ..]) if !kinds.contains(&wanted) => {
-            Err(Error::invalid("restore store", format!("this is a backup of a store of {kind}")))
+            Err(Error::invalid(OPERATION, format!("this is a backup of a store of {kind}")))
         }
-        _ => Ok(()),
+        (_, [kind, ..]) => refuse_others(options, *kind, OPERATION),
+        (_, []) => Ok(()),
     }
 }
 

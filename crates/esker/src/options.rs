@@ -210,8 +210,8 @@ pub struct Options {
     pub trim_idle: bool,
     /// Whether to make a store where there is none. Default true.
     pub create: bool,
-    /// Whether to make a new store in place of what is there. Everything there is lost. Default
-    /// false.
+    /// Whether to make a new store in place of what is there. Everything there is lost. A store of another engine
+    /// is not replaced. Default false.
     pub format: bool,
     /// Engine `depot` on one device: whether to make a store where there is none also over what else is there. A store that is
     /// there is opened, also a damaged one or a member of several is not overwritten. Default false.

@@ -9,8 +9,8 @@
 //! earlier session that happens to lie at the right place cannot follow it; a **summary** lists the
 //! segment's records and ends it; a **trailer** stands at a fixed place and says where the summary is.
 
-use super::{Place, number};
-use crate::Flaw;
+use super::Place;
+use crate::{Flaw, bounded};
 use esker_base::ids::Sequence;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -155,8 +155,8 @@ impl Raw {
             total_bytes: self.total_bytes.get(),
             payload_bytes: self.payload_bytes.get(),
             record_count: self.record_count.get(),
-            first_sequence: Sequence(number("first_sequence", self.first_sequence.get())?),
-            durable_sequence: Sequence(number("durable_sequence", self.durable_sequence.get())?),
+            first_sequence: Sequence(bounded("first_sequence", self.first_sequence.get())?),
+            durable_sequence: Sequence(bounded("durable_sequence", self.durable_sequence.get())?),
             session: self.session.get(),
         };
         let used = u64::from(header.payload_bytes) + BATCH_HEADER_SIZE as u64;

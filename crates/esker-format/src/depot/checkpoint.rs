@@ -5,8 +5,7 @@
 //! kind `CheckpointExtents`, and one of kind `CheckpointEnd` with what is described here. What of it still stands shows when the
 //! segments are compared with it.
 
-use super::number;
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 
 /// What a checkpoint says of a segment.
@@ -120,9 +119,9 @@ impl CheckpointEnd {
     pub fn decode(mut rest: &[u8]) -> Result<Self, Flaw> {
         let mut field = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
         let [batches, entries] = [field()?, field()?];
-        let next = number("next_version", field()?)?;
-        let clear = number("clear_version", field()?)?;
-        let moved = [number("warm", field()?)?, number("cold", field()?)?].map(Sequence);
+        let next = bounded("next_version", field()?)?;
+        let clear = bounded("clear_version", field()?)?;
+        let moved = [bounded("warm", field()?)?, bounded("cold", field()?)?].map(Sequence);
         let mut segments = Vec::with_capacity(rest.len() / SEGMENT_SIZE);
         while !rest.is_empty() {
             let id = SegmentId(u32::from_le_bytes(take(&mut rest)?));

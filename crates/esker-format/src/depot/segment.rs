@@ -3,8 +3,7 @@
 //! Written when the segment is taken into use, together with its first batch; it gives the segment
 //! a new epoch and a new salt, so that nothing that stood there before validates any more.
 
-use super::number;
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::crc32c;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use zerocopy::little_endian::{U32, U64};
@@ -133,12 +132,12 @@ impl SegmentHeader {
         Ok(SegmentHeader {
             segment_id,
             stream,
-            epoch: SegmentEpoch(number("epoch", raw.epoch.get())?),
+            epoch: SegmentEpoch(bounded("epoch", raw.epoch.get())?),
             salt: raw.salt.get(),
-            first_sequence: Sequence(number("first_sequence", raw.first_sequence.get())?),
-            next_version: Version(number("next_version", raw.next_version.get())?),
-            session_epoch: SegmentEpoch(number("session_epoch", raw.session_epoch.get())?),
-            clear_version: Version(number("clear_version", raw.clear_version.get())?),
+            first_sequence: Sequence(bounded("first_sequence", raw.first_sequence.get())?),
+            next_version: Version(bounded("next_version", raw.next_version.get())?),
+            session_epoch: SegmentEpoch(bounded("session_epoch", raw.session_epoch.get())?),
+            clear_version: Version(bounded("clear_version", raw.clear_version.get())?),
         })
     }
 }

@@ -1,8 +1,8 @@
 //! The structures against their documentation, their limits, and damage.
 
 use super::*;
-use crate::Flaw;
 use crate::tests::table;
+use crate::{Flaw, NUMBER_END};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, StoreId, Version};
 use esker_base::rng::Rng;
 use std::fmt::Write as _;

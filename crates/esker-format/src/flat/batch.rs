@@ -6,7 +6,7 @@
 //! unless they carry one of their own.
 
 use super::{LINE, mix};
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -98,7 +98,8 @@ impl BatchHeader {
         if (payload_bytes == 0) != (kind == BatchKind::Seal) {
             return Err(Flaw::Field("shape"));
         }
-        Ok(BatchHeader { kind, payload_bytes, base_version: raw.base_version.get() })
+        let base_version = bounded("base_version", raw.base_version.get())?;
+        Ok(BatchHeader { kind, payload_bytes, base_version })
     }
 
     /// Checks the batch at the start of `bytes`, which stands at `offset`, and gives its header and

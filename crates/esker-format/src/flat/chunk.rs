@@ -2,7 +2,7 @@
 //! other: so a crash leaves at least one of them whole, and damage to one is no loss.
 
 use super::{bound, mix};
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::ids::StoreId;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -126,13 +126,13 @@ impl ChunkHeader {
         }
         Ok(ChunkHeader {
             epoch: raw.epoch.get(),
-            born: raw.born.get(),
+            born: bounded("born", raw.born.get())?,
             kind,
             owner: raw.owner.get(),
             number,
             lines: raw.lines.get(),
             chunks: raw.chunks.get(),
-            next_version: raw.next_version.get(),
+            next_version: bounded("next_version", raw.next_version.get())?,
         })
     }
 

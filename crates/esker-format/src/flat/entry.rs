@@ -16,7 +16,7 @@
 //! stamp, its head and its version. An entry is *bound* to its version once that is known, when its batch is sealed.
 
 use super::{INLINE_KEY_MAX, INLINE_VALUE_MAX};
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::crc32c;
 
 const KIND: u8 = 0b11;
@@ -286,7 +286,7 @@ impl Stamp {
         Ok(match head >> STAMP_SHIFT & 0b11 {
             0 => Stamp::Place,
             1 => Stamp::Delta(u16::from_le_bytes(take_array(bytes)?)),
-            WHOLE => Stamp::Whole(u64::from_le_bytes(take_array(bytes)?)),
+            WHOLE => Stamp::Whole(bounded("stamp", u64::from_le_bytes(take_array(bytes)?))?),
             _ => return Err(Flaw::Field("stamp")),
         })
     }

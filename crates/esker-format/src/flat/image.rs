@@ -6,7 +6,7 @@
 //! are still there.
 
 use super::bound;
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::ids::StoreId;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -135,7 +135,7 @@ impl ImageHeader {
             },
             count: raw.count.get(),
             payload_bytes: raw.payload_bytes.get(),
-            next_version: raw.next_version.get(),
+            next_version: bounded("next_version", raw.next_version.get())?,
             tombstones: raw.tombstones.get(),
         })
     }

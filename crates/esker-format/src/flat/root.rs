@@ -1,7 +1,7 @@
-//! The root chunk: superblock twice, the session word, and two slots that say what was cleared.
+//! The root chunk: superblock twice, the session word, and twice what was cleared.
 
 use super::{FORMAT_VERSION, bound, fold, mix};
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::crc32c;
 use esker_base::ids::StoreId;
 use zerocopy::little_endian::{U32, U64};
@@ -13,7 +13,7 @@ pub const SUPERBLOCK_SIZE: usize = 256;
 pub const SUPERBLOCK_OFFSETS: [u64; 2] = [0, 256];
 /// Where the session word stands, in bytes: alone in its line.
 pub const SESSION_OFFSET: u64 = 512;
-/// Where the slots of clears stand, in bytes: each alone in its line. Generation `g` goes to slot `g mod 2`.
+/// Where the two slots of what was cleared stand, in bytes: each alone in its line. Both say the same, but for a crash between them.
 pub const CLEAR_OFFSETS: [u64; 2] = [576, 640];
 /// Size of a slot of a clear in bytes.
 pub const CLEAR_SIZE: usize = 32;
@@ -216,7 +216,7 @@ impl Clear {
     /// Reads a slot.
     ///
     /// # Errors
-    /// `TooShort`, `Checksum`.
+    /// `TooShort`, `Checksum`, `Field`.
     pub fn decode(bytes: &[u8], store_id: &StoreId) -> Result<Self, Flaw> {
         let (mut raw, _) = RawClear::read_from_prefix(bytes).map_err(|_| Flaw::TooShort)?;
         let checksum = raw.checksum.get();
@@ -224,6 +224,9 @@ impl Clear {
         if bound(&store_id.0, 0, raw.as_bytes()) != checksum {
             return Err(Flaw::Checksum);
         }
-        Ok(Clear { generation: raw.generation.get(), version: raw.version.get() })
+        Ok(Clear {
+            generation: bounded("generation", raw.generation.get())?,
+            version: bounded("version", raw.version.get())?,
+        })
     }
 }

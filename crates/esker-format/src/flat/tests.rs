@@ -7,8 +7,8 @@ use super::image::{RawChunkState, RawImage, RawLogTail};
 use super::record::RawRecord;
 use super::root::{RawClear, RawSuperblock};
 use super::*;
-use crate::Flaw;
 use crate::tests::table;
+use crate::{Flaw, NUMBER_END};
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
 
@@ -47,6 +47,48 @@ fn the_normative_page_has_the_tables_of_the_code() {
     );
 }
 
+/// From any number that is read somebody counts on.
+#[test]
+fn numbers_without_end_are_refused() {
+    let clear = |[generation, version]: [u64; 2]| {
+        Clear::decode(&Clear { generation, version }.encode(&ID), &ID).map(drop)
+    };
+    let chunk = |[born, next_version]: [u64; 2]| {
+        let (kind, owner, number) = (ChunkKind::Log, 0, 3);
+        let header =
+            ChunkHeader { epoch: 1, born, kind, owner, number, lines: 0, chunks: 0, next_version };
+        ChunkHeader::decode(&header.encode(&ID), &ID, 3, || false).map(drop)
+    };
+    let batch = |base_version| {
+        let mut bytes = [0; LINE];
+        let header = BatchHeader { kind: BatchKind::Entries, payload_bytes: 4, base_version };
+        seal_batch(&mut bytes, &header, 5, 64);
+        BatchHeader::decode(&mut bytes, 5, 64, || false).map(drop)
+    };
+    let stamp = |version| {
+        let mut bytes = Vec::new();
+        let key = EntryKey::Here(b"k");
+        let entry = EncodeEntry { key, action: Action::Delete(None), attributes: None };
+        entry.encode(Stamp::Whole(version), &mut bytes);
+        bind_entry(&mut bytes, version, 0);
+        Entry::decode(&bytes).map(drop)
+    };
+    let most = NUMBER_END - 1;
+    let results = [clear([most; 2]), chunk([most; 2]), batch(most), stamp(most)];
+    assert_eq!(results, [Ok(()); 4]);
+    for past in [NUMBER_END, u64::MAX] {
+        let results = [
+            clear([past, 1]),
+            clear([1, past]),
+            chunk([past, 1]),
+            chunk([1, past]),
+            batch(past),
+            stamp(past),
+        ];
+        assert!(results.iter().all(|it| matches!(it, Err(Flaw::Field(_)))), "{results:?}");
+    }
+}
+
 fn entry(rng: &mut Rng, bytes: &mut Vec<u8>) {
     let mut key = vec![0; 1 + rng.index(INLINE_KEY_MAX)];
     if rng.chance(1, 3) {
@@ -71,7 +113,7 @@ fn entry(rng: &mut Rng, bytes: &mut Vec<u8>) {
     let stamp = match rng.below(3) {
         0 => Stamp::Place,
         1 => Stamp::Delta(77),
-        _ => Stamp::Whole(rng.next_u64()),
+        _ => Stamp::Whole(rng.next_u64() >> 1),
     };
     let written = EncodeEntry { key, action, attributes };
     let start = bytes.len();

@@ -1,8 +1,8 @@
 //! The header of a tree file: two slots, written in turn, of which the newer valid one counts.
 
 use super::FORMAT_VERSION;
-use crate::Flaw;
 use crate::head::Head;
+use crate::{Flaw, bounded};
 use zerocopy::little_endian::{I64, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -191,7 +191,7 @@ impl Header {
         let raw = Raw::read_from_bytes(bytes).map_err(|_| Flaw::TooShort)?;
         let header = Header {
             space_id: raw.space_id,
-            generation: raw.generation.get(),
+            generation: bounded("generation", raw.generation.get())?,
             shape: SpaceShape {
                 segment_size_bytes: raw.segment_size_bytes.get(),
                 block_size_bytes: raw.block_size_bytes.get(),

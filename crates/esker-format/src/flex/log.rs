@@ -1,7 +1,7 @@
 //! The logical log: groups of records that become durable together (FlexSpace §4.2).
 
 use super::bound;
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -171,7 +171,7 @@ impl Group {
             return Err(Flaw::Magic);
         }
         let group = Group {
-            generation: raw.generation.get(),
+            generation: bounded("generation", raw.generation.get())?,
             sequence: raw.sequence.get(),
             position: raw.position.get(),
             total_bytes: raw.total_bytes.get(),

@@ -7,8 +7,8 @@
 //! - K1: the checksum of the manifest covers every byte of it, and each entry has the checksum of its file.
 //! - K2: a file that a manifest names is never written again: its name has the number of the backup that wrote it.
 
-use crate::Flaw;
 use crate::head::Head;
+use crate::{Flaw, bounded};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -182,7 +182,7 @@ impl FlexBackup {
         Ok(FlexBackup {
             store_id: raw.store_id,
             number: raw.number.get(),
-            last_version: raw.last_version.get(),
+            last_version: bounded("last_version", raw.last_version.get())?,
             created_unix_seconds: raw.created_unix_seconds.get(),
             capacity_bytes: raw.capacity_bytes.get(),
             entries: rest.chunks_exact(BACKUP_ENTRY_SIZE).map(entry).collect::<Result<_, _>>()?,

@@ -1,7 +1,7 @@
 //! The root: the first bytes of the space of a store.
 
 use super::FORMAT_VERSION;
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -100,8 +100,8 @@ impl Root {
         }
         Ok(Root {
             store_id: raw.store_id,
-            committed_generation: raw.committed_generation.get(),
-            last_version: raw.last_version.get(),
+            committed_generation: bounded("committed_generation", raw.committed_generation.get())?,
+            last_version: bounded("last_version", raw.last_version.get())?,
             unfinished: match raw.unfinished.get() {
                 0 => Unfinished::No,
                 2 => Unfinished::Repair,

@@ -8,8 +8,8 @@ use super::large::RawLarge;
 use super::root::RawRoot;
 use super::wal::RawBatch;
 use super::*;
-use crate::Flaw;
 use crate::tests::table;
+use crate::{Flaw, NUMBER_END};
 use esker_base::rng::Rng;
 
 fn never() -> bool {
@@ -46,6 +46,28 @@ fn the_normative_page_has_the_tables_of_the_code() {
             ("table backup entry", entry),
         ],
     );
+}
+
+/// From any number that is read somebody counts on.
+#[test]
+fn numbers_without_end_are_refused() {
+    let root = |[committed_generation, last_version]: [u64; 2]| {
+        let root = Root { committed_generation, last_version, ..Root::default() };
+        Root::decode(&root.encode(), never).map(drop)
+    };
+    let batch = |[generation, first_version]: [u64; 2]| {
+        let mut writer = WalWriter::default();
+        writer.push(&Change::DeleteRange(b"a", None));
+        let batch = Batch { generation, first_version, ..Batch::default() };
+        let (bytes, _) = writer.finish(batch, &[1; 16], 512);
+        Batch::decode(bytes, &[1; 16], 0, never).map(drop)
+    };
+    let most = [NUMBER_END - 1; 2];
+    assert_eq!([root(most), batch(most)], [Ok(()); 2]);
+    for past in [NUMBER_END, u64::MAX] {
+        let results = [root([past, 1]), root([1, past]), batch([past, 1]), batch([1, past])];
+        assert!(results.iter().all(|it| matches!(it, Err(Flaw::Field(_)))), "{results:?}");
+    }
 }
 
 #[test]

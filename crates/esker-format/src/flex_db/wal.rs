@@ -2,7 +2,7 @@
 
 use super::run::{Content, put_content, take_content};
 use super::{Key, split, varint};
-use crate::Flaw;
+use crate::{Flaw, bounded};
 use esker_base::checksum::Crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
@@ -172,10 +172,10 @@ impl Batch {
             return Err(Flaw::Magic);
         }
         let batch = Batch {
-            generation: raw.generation.get(),
+            generation: bounded("generation", raw.generation.get())?,
             sequence: raw.sequence.get(),
             position: raw.position.get(),
-            first_version: raw.first_version.get(),
+            first_version: bounded("first_version", raw.first_version.get())?,
             total_bytes: raw.total_bytes.get(),
             body_bytes: raw.body_bytes.get(),
             change_count: raw.change_count.get(),

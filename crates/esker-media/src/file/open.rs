@@ -3,10 +3,10 @@
 //! # Invariants
 //! - I1: a new file is complete (allocated, its entry durable) or absent when `open` returns; a
 //!   crash in between leaves an empty or partly allocated file, which holds nothing.
-//! - I2: the lock is taken before the file is changed in any way.
+//! - I2: the lock is taken before the file is changed in any way, or taken away again; who has it has the file of that name.
 //!
 //! # Failure
-//! Every error names the step. A file that this call created is removed again.
+//! Every error names the step. A file that this call created and locked is removed again.
 
 use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
@@ -16,7 +16,7 @@ use crate::pmem::huge;
 use esker_base::units::round_down;
 use esker_base::{Error, ErrorKind, Result};
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, StatxFlags,
+    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags,
 };
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::IoSliceMut;
@@ -60,9 +60,16 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
         }
         None => (open_file(path, options, OFlags::CREATE | OFlags::EXCL)?, true),
     };
+    #[cfg(test)]
+    tests::before_lock();
+    if options.lock {
+        // Who is refused leaves the file: it may be the store of whoever was faster.
+        lock(&fd, options.read_only)?;
+        check_place(&fd, path)?;
+    }
     let result = examine(&fd, path, options, created);
     if result.is_err() && created {
-        // Nobody else has it: this call created it, under its own lock.
+        // Nobody else has it: this call created it, and locked it.
         let _ = rustix::fs::unlink(path);
     }
     let (geometry, memory_alignment, backing) = result?;
@@ -87,9 +94,6 @@ fn locked(context: &'static str) -> Error {
 type Examined = (BlockGeometry, Option<usize>, Backing);
 
 fn examine(fd: &OwnedFd, path: &Path, options: &OpenOptions, created: bool) -> Result<Examined> {
-    if options.lock {
-        lock(fd, options.read_only)?;
-    }
     let stat = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
     let is_raw_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let mut size_bytes = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
@@ -135,6 +139,17 @@ fn lock(fd: &OwnedFd, shared: bool) -> Result<()> {
     }
 }
 
+/// Refuses a file that has not its name any more: whoever made it failed, and took it away before it was locked here.
+fn check_place(fd: &OwnedFd, path: &Path) -> Result<()> {
+    let opened = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
+    let same = |named: &Stat| (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino);
+    match rustix::fs::stat(path) {
+        Ok(named) if same(&named) => Ok(()),
+        Ok(_) | Err(Errno::NOENT) => Err(locked("another process has just taken it away")),
+        Err(errno) => Err(failed("examine device")(errno)),
+    }
+}
+
 /// Allocates the whole file and makes its existence durable (I1).
 fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: bool) -> Result<()> {
     if size_bytes == 0 {
@@ -147,17 +162,16 @@ fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: boo
     let huge = mapped && durability::file_system_name(fd) == "tmpfs";
     let huge = |()| if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
     let all = |()| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes);
-    match fits.and_then(huge).and_then(all) {
-        Ok(()) => {}
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes)?,
-        Err(errno) => {
-            if !created {
-                // It was empty before: leave it so.
-                let _ = rustix::fs::ftruncate(fd, 0);
-            }
-            return Err(failed("allocate file")(errno));
-        }
+    let allocated = match fits.and_then(huge).and_then(all) {
+        Ok(()) => Ok(()),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes),
+        Err(errno) => Err(failed("allocate file")(errno)),
+    };
+    if allocated.is_err() && !created {
+        // It was empty before: leave it so.
+        let _ = rustix::fs::ftruncate(fd, 0);
     }
+    allocated?;
     rustix::fs::fsync(fd).map_err(failed("flush new file"))?;
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -286,3 +300,6 @@ fn times_slept() -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
     line.trim().parse().ok()
 }
+
+#[cfg(test)]
+mod tests;

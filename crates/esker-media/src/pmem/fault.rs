@@ -7,6 +7,7 @@
 //! # Invariants
 //! - I1: a page once marked stays marked until the mapping ends.
 //! - I2: a signal for an address outside our mappings goes to whoever handled it before.
+//! - I3: a page is marked before the spare one is there: an access without a fault finds the mark, too.
 //!
 //! # Safety invariants
 //! - S1: the handler calls nothing but `mmap`, `sigaction` and atomics, and keeps `errno`.
@@ -19,7 +20,7 @@
 use esker_base::{Error, ErrorKind, Result};
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Pages are marked in this size; media errors come in smaller pieces.
 pub(super) const PAGE_SIZE_BYTES: usize = 4096;
@@ -55,8 +56,8 @@ impl Damage {
     /// thread that made it.
     #[inline]
     pub(super) fn find(&self, offset: usize, length: usize) -> Option<usize> {
-        // The handler ran on this thread: the compiler must not look before the access.
-        compiler_fence(Ordering::SeqCst);
+        // Not before the access: the handler ran on this thread, or on another one, which marks before it puts the spare page there.
+        fence(Ordering::Acquire);
         if self.count.load(Ordering::Acquire) == 0 || length == 0 {
             return None;
         }
@@ -199,6 +200,12 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     let found = ENTRIES.iter().find_map(|entry| entry.covering(address));
     let Some((start, damage)) = found else { return pass_on(signal, info, context) };
     let page = (address - start) / PAGE_SIZE_BYTES;
+    // SAFETY: the list lives as long as its entry (S2).
+    let damage = unsafe { &*damage };
+    // First: whoever meets the spare page without a fault of its own finds it marked (I3).
+    damage.mark(page);
+    #[cfg(test)]
+    tests::between_mark_and_page();
     // SAFETY: errno's address is valid on every thread.
     let errno_place = unsafe { libc::__errno_location() };
     // SAFETY: as above.
@@ -211,11 +218,8 @@ extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *
     // SAFETY: as above.
     unsafe { *errno_place = errno };
     if spare == libc::MAP_FAILED {
-        return pass_on(signal, info, context);
+        pass_on(signal, info, context);
     }
-    // SAFETY: the list lives as long as its entry (S2).
-    let damage = unsafe { &*damage };
-    damage.mark(page);
 }
 
 /// Hands the signal to the earlier handler, or lets the fault happen again without one.
@@ -241,3 +245,6 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
         handler(signal);
     }
 }
+
+#[cfg(test)]
+mod tests;

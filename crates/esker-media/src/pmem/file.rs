@@ -281,7 +281,8 @@ impl Pmem for PmemFile {
     }
 
     fn flush(&self, site: Site, offset: u64, length: u64) -> Result<()> {
-        self.check("flush persistent memory", offset, length, 1)?;
+        const OPERATION: &str = "flush persistent memory";
+        self.check(OPERATION, offset, length, 1)?;
         if site.disabled() || length == 0 {
             return Ok(());
         }
@@ -296,7 +297,8 @@ impl Pmem for PmemFile {
                 self.mapping.write_back(self.instruction, index(offset), index(length));
             }
         }
-        Ok(())
+        // Of a page that was lost since the store nothing was written back but what stands in its place.
+        self.check_damage(OPERATION, offset, length)
     }
 
     fn fence(&self, site: Site) -> Result<()> {

@@ -142,6 +142,12 @@ pub(super) fn assemble(members: Members, new: Option<&NewSet>) -> Result<(Member
     let ordered = order(members, &headers, &set)?;
     let unfinished = headers.iter().flatten().any(|header| header.state != StripeState::Complete);
     let repair = found.iter().any(|found| matches!(found, Found::Header(_, true)));
+    if complete.is_none() {
+        // Its making was cut off, perhaps before this.
+        if let Some(first) = ordered.first() {
+            clear_lead(&**first, &set.layout, &pool)?;
+        }
+    }
     if unfinished || repair {
         let header = MemberHeader { state: StripeState::Complete, ..set };
         write_members(&ordered, &header, &pool)?;
@@ -272,15 +278,25 @@ fn make(
     let header = MemberHeader { set_id: new.set_id, member_index: 0, state, generation, layout };
     // PERSIST: all members say that they are being made, before one says that it is complete (M2).
     write_members(members, &header, pool)?;
-    if let Some(first) = members.first().filter(|_| new.lead_size_bytes > 0) {
-        let zeros = pool.get_zeroed(usize::try_from(new.lead_size_bytes).unwrap_or(0));
-        // PERSIST: what an earlier store has there is not found on the new set.
-        first.write_at(sites::MEMBER_WRITE, lead_offset, &[IoSlice::new(&zeros)])?;
-        first.flush(sites::MEMBER_FLUSH)?;
+    if let Some(first) = members.first() {
+        clear_lead(&**first, &layout, pool)?;
     }
     let state = StripeState::Complete;
     write_members(members, &MemberHeader { state, ..header }, pool)?;
     Ok(layout)
+}
+
+/// Zeros in place of the lead, on the first member: what an earlier store has there is not found on the new set.
+fn clear_lead(first: &dyn BlockDevice, layout: &StripeLayout, pool: &BufferPool) -> Result<()> {
+    let end = layout.lead_offset.saturating_add(layout.lead_size_bytes);
+    let mut at = layout.lead_offset;
+    while at < end {
+        let zeros = pool.get_zeroed(usize::try_from((end - at).min(MIB)).unwrap_or(0));
+        first.write_at(sites::MEMBER_WRITE, at, &[IoSlice::new(&zeros)])?;
+        at += zeros.len() as u64;
+    }
+    // PERSIST: before a header says that the set is complete.
+    first.flush(sites::MEMBER_FLUSH)
 }
 
 /// Writes the headers of all members, durably.

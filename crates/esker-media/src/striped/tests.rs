@@ -233,7 +233,9 @@ fn an_error_names_the_member_and_the_place_there() {
 #[test]
 fn a_crash_while_a_set_is_made_leaves_one_that_opens_or_can_be_made() {
     let (mut opened, mut made) = (0, 0);
-    for earlier in [Initial::Zeros, Initial::Recycled(images(&formed())[0].clone())] {
+    let mut recycled = images(&formed())[0].clone();
+    (8192..8192 + 1024).for_each(|offset| recycled.flip(offset, 3));
+    for earlier in [Initial::Zeros, Initial::Recycled(recycled)] {
         let sims = SimDevices::new(3, |index| {
             SimBlockOptions::new(MEMBER, index as u64).initial(earlier.clone())
         });
@@ -246,7 +248,12 @@ fn a_crash_while_a_set_is_made_leaves_one_that_opens_or_can_be_made() {
             for seed in 0..40 {
                 let survived = attach(&SimDevices::cut(&traces, position, seed * 1000 + position));
                 match StripedDevice::open(members(survived.devices()), None) {
-                    Ok(_) => opened += 1,
+                    Ok(device) => {
+                        let mut lead = [1; 1024];
+                        device.read_at(SITE, 0, &mut lead).unwrap();
+                        assert_eq!(lead, [0; 1024], "position {position}: an earlier store's");
+                        opened += 1;
+                    }
                     Err(error) => {
                         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
                         assert!(position < sims.position(), "made, and not there: {error}");

@@ -56,13 +56,20 @@ impl Epoll {
             | epoll::EventFlags::RDHUP
             | epoll::EventFlags::ET;
         let data = epoll::EventData::new_u64(pack(TAG_SOCKET, key));
-        epoll::add(&self.epoll, super::uring::borrow(&fd), data, flags)?;
+        let fd = super::uring::borrow(&fd);
+        match epoll::add(&self.epoll, fd, data, flags) {
+            // A stream that was here before: what is watched is known by file and number, and this core got a duplicate with
+            // another number to stop watching it.
+            Err(rustix::io::Errno::EXIST) => epoll::modify(&self.epoll, fd, data, flags)?,
+            added => added?,
+        }
         self.watched += 1;
         Ok(())
     }
 
     pub(crate) fn disarm(&mut self, fd: RawFd) {
-        // Cannot fail for a descriptor that was added and is still open.
+        // Fails for a duplicate, of a stream that went to another core: see `arm`. What it announces until then has a key
+        // that nobody has any more.
         let _ = epoll::delete(&self.epoll, super::uring::borrow(&fd));
         self.watched = self.watched.saturating_sub(1);
     }

@@ -262,11 +262,13 @@ impl Uring {
                 if let Some(at_ns) = at_ns {
                     self.arm_timer(at_ns);
                 }
-                if self.in_flight >= YIELD_IN_FLIGHT_MIN {
+                // To arm it may have taken room in a full queue, and with that what was done meanwhile.
+                let waits = self.early.is_empty();
+                if waits && self.in_flight >= YIELD_IN_FLIGHT_MIN {
                     self.enter(0)?;
                     std::thread::yield_now();
                 }
-                self.enter(1)?;
+                self.enter(u32::from(waits))?;
             }
             _ => {
                 let must_enter = self.unsubmitted > 0 || {

@@ -1,13 +1,17 @@
 //! Disk calls in tasks, on every facility, and on threads.
 
+use crate::config::{Config, Facility};
 use crate::io::{WriteMode, read_at, read_vectored_at, sync_data, write_vectored_at};
+use crate::runtime::Runtime;
 use crate::runtime::tests::each_facility;
 use crate::spawn;
-use rustix::fs::{MemfdFlags, memfd_create};
+use esker_base::clock::{Clock, SystemClock};
+use rustix::fs::{MemfdFlags, Mode, OFlags, memfd_create};
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn file() -> OwnedFd {
     memfd_create("esker-test", MemfdFlags::CLOEXEC).unwrap()
@@ -133,4 +137,31 @@ fn a_task_that_makes_its_calls_itself_gives_way() {
     });
     let reads = reads.join().unwrap();
     assert!((2..1000).contains(&reads), "the other task ran after {reads} reads");
+}
+
+/// To arm the timer takes the only place of the queue, and meets what was done.
+#[test]
+fn what_was_done_while_a_timer_was_armed_does_not_wait_for_it() {
+    const SLEEP: Duration = Duration::from_secs(3);
+    let facilities = vec![Facility::Uring];
+    let spin = Duration::ZERO;
+    let config = Config { cores: 1, queue_depth: 1, facilities, spin, ..Config::default() };
+    let runtime = Runtime::start(config).unwrap();
+    let took = runtime.spawn(|| {
+        // In the page cache of a file system that answers without waiting.
+        let file = std::env::current_exe().unwrap();
+        let file = rustix::fs::open(file, OFlags::RDONLY, Mode::empty()).unwrap();
+        assert_eq!(read_at(file.as_fd(), &mut [0; 64], 0).unwrap(), 64);
+        let start = SystemClock.monotonic();
+        let sleeps = spawn(|| crate::sleep(SLEEP));
+        let reads = spawn(move || {
+            assert_eq!(read_at(file.as_fd(), &mut [0; 64], 0).unwrap(), 64);
+            SystemClock.monotonic()
+        });
+        let took = reads.join().unwrap() - start;
+        sleeps.join().unwrap();
+        took
+    });
+    let took = took.join().unwrap();
+    assert!(took < SLEEP / 3, "{took:?}");
 }

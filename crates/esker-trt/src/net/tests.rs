@@ -267,6 +267,12 @@ fn a_stream_moves_to_another_core_after_its_first_use() {
         b.write_all(b"hello").unwrap();
         let (count, a) = reader.join().unwrap();
         assert_eq!(count, 5);
+        // And back.
+        let reader = runtime.spawn_on(CoreId(0), move || (a.read(&mut [0; 8]).unwrap(), a));
+        std::thread::park_timeout(Duration::from_millis(10));
+        b.write_all(b"again").unwrap();
+        let (count, a) = reader.join().unwrap();
+        assert_eq!(count, 5);
         // And to a thread, which also closes it.
         b.write_all(b"bye").unwrap();
         assert_eq!(a.read(&mut [0; 8]).unwrap(), 3);

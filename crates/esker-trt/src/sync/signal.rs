@@ -30,22 +30,28 @@ impl Signal {
     /// Rings: ends the wait under way, or the next one. What the caller did before is visible to whom it
     /// wakes.
     pub fn set(&self) {
-        let rung = self.state.compare_exchange(SILENT, SET, Ordering::AcqRel, Ordering::Acquire);
-        if rung != Err(WAITED_FOR) {
-            return;
-        }
-        let waiter = {
-            let mut waiter = self.waiter.lock();
-            if self.state.load(Ordering::Acquire) != WAITED_FOR {
-                // Another ring came first, and whoever waited may have gone since: ring again.
-                drop(waiter);
-                return self.set();
+        let exchange =
+            |from, to| self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire);
+        loop {
+            match exchange(SILENT, SET) {
+                // Two rings are one, but what came before each is to be seen: written once more.
+                Err(SET) if exchange(SET, SET).is_err() => {}
+                Ok(_) | Err(SET) => return,
+                Err(_) => {
+                    let mut waiter = self.waiter.lock();
+                    if self.state.load(Ordering::Acquire) != WAITED_FOR {
+                        // Another ring came first, and whoever waited may have gone since: ring again.
+                        continue;
+                    }
+                    self.state.store(SET, Ordering::Release);
+                    let woken = waiter.take();
+                    drop(waiter);
+                    if let Some(woken) = woken {
+                        woken.wake();
+                    }
+                    return;
+                }
             }
-            self.state.store(SET, Ordering::Release);
-            waiter.take()
-        };
-        if let Some(waiter) = waiter {
-            waiter.wake();
         }
     }
 
@@ -79,7 +85,7 @@ impl Signal {
         if !waits {
             // It can only have rung.
             *waiter = None;
-            self.state.store(SILENT, Ordering::Release);
+            self.state.swap(SILENT, Ordering::AcqRel);
         }
         waits
     }

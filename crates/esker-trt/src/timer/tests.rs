@@ -47,3 +47,16 @@ fn an_earlier_deadline_counts_and_a_cleared_one_does_not() {
     drop(task);
     assert_eq!(timers.next_ns(), None);
 }
+
+#[test]
+fn an_earlier_deadline_that_passes_leaves_no_entry_of_the_later_one() {
+    let (mut timers, task) = (Timers::default(), task(0));
+    for now in 0..10_000 {
+        timers.set(&task, 1_000_000);
+        timers.set(&task, now);
+        assert!(timers.take_due(now).is_some());
+    }
+    assert!(timers.heap.len() < 200, "{}", timers.heap.len());
+    timers.set(&task, 1_000_000);
+    assert_eq!(timers.next_ns(), Some(1_000_000));
+}

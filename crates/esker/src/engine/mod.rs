@@ -38,14 +38,8 @@ pub(crate) enum Cursor {
 
 /// Opens the store that `options` name with the engine that keeps its data.
 pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
-    let there = if options.format { None } else { devices::engine_there(options) };
-    if let (Some(there), Some(wanted)) = (there, options.engine)
-        && !there.has_files_of(wanted)
-    {
-        let words = format!("the store here is one of {}, not of {wanted}", there.name_of_files());
-        return Err(Error::invalid("open store", words).device(options.path.display().to_string()));
-    }
-    let kind = options.engine.or(there).unwrap_or_default();
+    let kind = options.engine.or(devices::engine_there(options)).unwrap_or_default();
+    refuse_others(options, kind, "open store")?;
     options.check_for(kind)?;
     match kind {
         EngineKind::Depot => {
@@ -55,6 +49,28 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
             Ok(flat::Flat::open(devices::open_memory(options)?, options)? as Arc<dyn Engine>)
         }
         EngineKind::Flex => Ok(flex::Flex::open(options)? as Arc<dyn Engine>),
+    }
+}
+
+/// Refuses the place of another engine's store, also for a new one: both would be there, and opens find one.
+pub(crate) fn refuse_others(
+    options: &Options,
+    wanted: EngineKind,
+    operation: &'static str,
+) -> Result<()> {
+    match devices::engine_there(options) {
+        Some(there) if !there.has_files_of(wanted) => {
+            let there = there.name_of_files();
+            let words = if options.format {
+                format!(
+                    "a store of {there} is here: one of {wanted} takes its place once it is removed"
+                )
+            } else {
+                format!("the store here is one of {there}, not of {wanted}")
+            };
+            Err(Error::invalid(operation, words).device(options.path.display().to_string()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which engine opens what is there.
 
-use esker::{Batch, Durability, EngineKind, ErrorKind, Options, Progress, Store};
+use esker::{Batch, Durability, EngineKind, ErrorKind, Options, Progress, Store, restore};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -28,6 +28,45 @@ fn a_store_is_opened_with_its_engine_and_no_other() {
         let store = Store::open(&options(&folder, None)).unwrap();
         assert_eq!(store.engine(), made);
         assert_eq!(store.get(b"who").unwrap().as_deref(), Some(made.name().as_bytes()));
+    }
+}
+
+/// Two would be there then, and the next open finds one of them: perhaps not the one that was made last.
+#[test]
+fn no_store_is_made_or_restored_beside_that_of_another_engine() {
+    let others = |made: EngineKind| {
+        let files = |kind: EngineKind| kind.name().split(':').next().unwrap().to_owned();
+        EngineKind::ALL.into_iter().filter(move |other| files(*other) != files(made))
+    };
+    for made in EngineKind::ALL {
+        let [folder, source] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let store = Store::open(&options(&folder, Some(made))).unwrap();
+        store.put(b"who", made.name().as_bytes()).unwrap();
+        store.backup(source.path()).unwrap();
+        store.close().unwrap();
+        drop(store);
+        for there in others(made) {
+            let folder = tempfile::tempdir().unwrap();
+            let store = Store::open(&options(&folder, Some(there))).unwrap();
+            store.put(b"who", there.name().as_bytes()).unwrap();
+            store.close().unwrap();
+            drop(store);
+            for (format, engine) in [(false, None), (true, None), (true, Some(made))] {
+                let options = Options { format, ..options(&folder, engine) };
+                let refused = restore(source.path(), &options).unwrap_err();
+                assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+            }
+            let options_of_new = Options { format: true, ..options(&folder, Some(made)) };
+            let refused = Store::open(&options_of_new).unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+            assert!(refused.to_string().contains("removed"), "{refused}");
+            let store = Store::open(&options(&folder, None)).unwrap();
+            assert_eq!(store.get(b"who").unwrap().as_deref(), Some(there.name().as_bytes()));
+        }
+        // In place of itself it is made, also unnamed.
+        let anew = Options { format: true, ..options(&folder, None) };
+        let store = Store::open(&anew).unwrap();
+        assert!(store.get(b"who").unwrap().is_none(), "{made}");
     }
 }
 

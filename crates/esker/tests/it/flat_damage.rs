@@ -8,6 +8,7 @@ use esker::{
 };
 use esker_base::rng::Rng;
 use esker_base::{Error, Site, SiteKind};
+use esker_format::flat::{CLEAR_OFFSETS, CLEAR_SIZE};
 use esker_media::Pmem;
 use esker_media::sim::{AskingMemory, Image, Initial, MemoryCall, SimArchive, SimPm, SimPmOptions};
 use rustix::fs::{Mode, OFlags};
@@ -302,6 +303,43 @@ fn damage_between_a_clean_stop_and_an_open_is_found() {
             }
         }
         assert!(refused.1 > 100, "{engine}: {refused:?} refused");
+    }
+}
+
+/// As after a crash: no image tells what the index had.
+#[test]
+fn what_was_cleared_stays_gone_whatever_bit_of_that_is_damaged() {
+    for engine in KINDS {
+        let bed = Bed::new(engine, 6);
+        let options = bed.options(6);
+        let store = bed.open(&options).unwrap();
+        let Bed::Memory(memory, _) = &bed else { unreachable!() };
+        let is_empty = |image: &Image| {
+            let store = reopened(image, &options)?;
+            let is_empty = store.iter().next().is_none();
+            assert_eq!(store.check().unwrap().problems, Vec::<String>::new(), "it is mended");
+            Ok::<_, Error>(is_empty)
+        };
+        for _ in 0..2 {
+            populate(&store, &mut Rng::from_seed(12));
+            store.clear().unwrap();
+            let image = memory.image();
+            let slots = CLEAR_OFFSETS.map(|offset| offset..offset + CLEAR_SIZE as u64);
+            for offset in slots.clone().into_iter().flatten() {
+                for bit in 0..8 {
+                    let mut damaged = image.clone();
+                    damaged.flip(offset, bit);
+                    assert!(is_empty(&damaged).unwrap(), "{engine}, offset {offset}, bit {bit}");
+                }
+            }
+            let mut damaged = image.clone();
+            slots.into_iter().for_each(|slot| damaged.flip(slot.start, 1));
+            let error = is_empty(&damaged).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+        }
+        memory.store(DAMAGE, CLEAR_OFFSETS[1], &[9]).unwrap();
+        let problems = store.check().unwrap().problems;
+        assert!(problems.iter().any(|it| it.contains("what was cleared")), "{problems:?}");
     }
 }
 

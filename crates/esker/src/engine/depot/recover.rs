@@ -34,9 +34,10 @@ use crate::options::Progress;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::{Error, Result};
+use esker_format::NUMBER_END;
 use esker_format::depot::{
-    LargeRef, NUMBER_END, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize,
-    Superblock, VersionForm, push_batch, push_record,
+    LargeRef, RecordKind, SegmentHeader, Stream, SummaryRecord, SummarySize, Superblock,
+    VersionForm, push_batch, push_record,
 };
 use esker_index::{Directory, Link};
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -10,7 +10,9 @@ use crate::check::CheckReport;
 use crate::engine::Cursor;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
-use esker_format::flat::{Action, CHUNK_START, ChunkKind, LINE, Stamp};
+use esker_format::flat::{
+    Action, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkKind, Clear, LINE, Stamp,
+};
 use esker_index::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -40,6 +42,7 @@ impl Flat {
         // Nothing is moved meanwhile; writers go on.
         let _still = self.hold_cleaning();
         let mut report = CheckReport::default();
+        self.check_clear(&mut report)?;
         for (number, chunk) in self.chunks.iter() {
             let kind = match chunk.usage() {
                 Use::OpenLog | Use::Log => ChunkKind::Log,
@@ -70,6 +73,21 @@ impl Flat {
         }
         self.check_index(&mut report)?;
         Ok(report)
+    }
+
+    /// Both slots say what was cleared.
+    fn check_clear(&self, report: &mut CheckReport) -> Result<()> {
+        // Nobody clears meanwhile.
+        let cleared = self.cleared.lock();
+        for offset in CLEAR_OFFSETS {
+            let mut bytes = [0; CLEAR_SIZE];
+            let read = self.memory.read(offset, &mut bytes);
+            let says = |cleared| Clear::decode(&bytes, &self.layout.store_id) == Ok(cleared);
+            if told(read, report)?.is_some() && !says(*cleared) {
+                report.problem(format!("the slot at {offset} does not say what was cleared"));
+            }
+        }
+        Ok(())
     }
 
     fn check_log(&self, number: u32, report: &mut CheckReport) -> Result<()> {

@@ -37,6 +37,8 @@ pub(super) struct Root {
     pub(super) superblock: Superblock,
     pub(super) session: Session,
     pub(super) clear: Clear,
+    /// Slots of what was cleared that do not say so.
+    stale_clears: Vec<u64>,
     pub(super) headers: Vec<ChunkHeader>,
     /// Copies of headers that do not say what counts: offset, and what counts.
     stale: Vec<(u64, ChunkHeader)>,
@@ -250,17 +252,38 @@ impl Root {
         // A damaged word costs the image: the headers know the latest session that wrote.
         let session = Session::decode(word, &layout.store_id)
             .unwrap_or(Session { number: newest, clean: false });
-        let mut clear = Clear::default();
+        let (clear, stale_clears) = Root::read_clear(memory, &layout, repairs)?;
+        Ok(Root { superblock, session, clear, stale_clears, headers, stale, headless })
+    }
+
+    /// What was cleared, and where that does not stand. A crash tears one slot at most, so that two tell of damage: what
+    /// would come back is not known, and only a repair goes on with it.
+    fn read_clear(memory: &dyn Pmem, layout: &Layout, repairs: bool) -> Result<(Clear, Vec<u64>)> {
+        let mut found = Vec::new();
         for offset in CLEAR_OFFSETS {
             let mut bytes = [0; CLEAR_SIZE];
-            memory.read(offset, &mut bytes)?;
-            if let Ok(slot) = Clear::decode(&bytes, &layout.store_id)
-                && slot.generation > clear.generation
-            {
-                clear = slot;
+            let read = memory.read(offset, &mut bytes);
+            match read {
+                Err(error) if error.kind() == ErrorKind::Corrupted => {}
+                read => read?,
             }
+            found.extend(Clear::decode(&bytes, &layout.store_id).ok().map(|slot| (offset, slot)));
         }
-        Ok(Root { superblock, session, clear, headers, stale, headless })
+        let newest = found.iter().map(|(_, slot)| *slot).max_by_key(|slot| slot.generation);
+        let clear = match newest {
+            Some(clear) => clear,
+            None if repairs => {
+                tracing::warn!("what was cleared is not known: some of it may be back");
+                Clear::default()
+            }
+            None => {
+                let [offset, _] = CLEAR_OFFSETS;
+                let words = "neither slot of what was cleared is whole".to_owned();
+                return Err(corrupted(memory, words, offset, CLEAR_SIZE as u64));
+            }
+        };
+        let stale = |offset: &u64| !found.contains(&(*offset, clear));
+        Ok((clear, CLEAR_OFFSETS.into_iter().filter(stale).collect()))
     }
 
     fn read_headers(memory: &dyn Pmem, layout: &Layout, repairs: bool) -> Result<Headers> {
@@ -383,15 +406,22 @@ impl Flat {
         Ok(())
     }
 
-    /// Makes both copies of each header whole: the next change of a header may tear the first.
+    /// Makes both copies of each header whole, and both slots of what was cleared: the next change may tear the first.
     fn mend_headers(&self, root: &Root) -> Result<()> {
+        for offset in &root.stale_clears {
+            let bytes = root.clear.encode(&self.layout.store_id);
+            // PERSIST: the other slot stays as it is.
+            self.memory.store(sites::CLEAR_STORE, *offset, &bytes)?;
+            self.memory.flush(sites::MEND_FLUSH, *offset, bytes.len() as u64)?;
+        }
         for (offset, header) in &root.stale {
             let bytes = header.encode(&self.layout.store_id);
             // PERSIST: the other copy stays as it is.
             self.memory.store(sites::CHUNK_STORE, *offset, &bytes)?;
             self.memory.flush(sites::MEND_FLUSH, *offset, bytes.len() as u64)?;
         }
-        if root.stale.is_empty() { Ok(()) } else { self.memory.fence(sites::MEND_FENCE) }
+        let is_whole = root.stale.is_empty() && root.stale_clears.is_empty();
+        if is_whole { Ok(()) } else { self.memory.fence(sites::MEND_FENCE) }
     }
 
     /// Frees what nothing that counts is in.

@@ -11,6 +11,7 @@ use crate::options::{EngineKind, Options};
 use crate::value::Attributes;
 use esker_base::clock::ManualClock;
 use esker_base::{ErrorKind, Result, Site};
+use esker_format::NUMBER_END;
 use esker_format::flat::{ChunkHeader, ChunkKind};
 use esker_media::Pmem;
 use esker_media::sim::{AskingMemory, MemoryCall, SimPm, SimPmOptions};
@@ -284,7 +285,7 @@ fn a_clear_that_comes_behind_a_stop_is_refused() {
 fn the_newest_entry_counts_wherever_versions_stand() {
     // Where the two bytes of a stamp, the half of a version that a check folds, and its sign go over, and near the end.
     let firsts =
-        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 63, u64::MAX - (1 << 20)];
+        [1 << 16, 1 << 17, 1 << 31, 1 << 32, 1 << 33, 1 << 48, 1 << 63, NUMBER_END - (1 << 20)];
     for (engine, first) in [EngineKind::FlatCceh, EngineKind::FlatMasstree]
         .into_iter()
         .flat_map(|engine| firsts.map(|first| (engine, first)))

@@ -362,7 +362,7 @@ impl Flat {
         }
     }
 
-    /// Deletes everything: one durable slot says that older entries are gone (`flush_all` of memcache).
+    /// Deletes everything: two durable slots say that older entries are gone (`flush_all` of memcache).
     pub(super) fn clear_all(&self) -> Result<()> {
         self.refuse()?;
         let _locks = self.keys.lock_all();
@@ -375,13 +375,15 @@ impl Flat {
         // So that a checkpoint from now on comes after it.
         self.versions.raise(next.version + 1);
         let written = || {
-            let [even, odd] = CLEAR_OFFSETS;
-            let offset = if next.generation.is_multiple_of(2) { even } else { odd };
             let bytes = next.encode(&self.layout.store_id);
-            // PERSIST: the other slot stays: torn, this one does not count.
-            self.memory.store(sites::CLEAR_STORE, offset, &bytes)?;
-            self.memory.flush(sites::CLEAR_FLUSH, offset, bytes.len() as u64)?;
-            self.memory.fence(sites::CLEAR_FENCE)
+            for offset in CLEAR_OFFSETS {
+                // PERSIST: one after the other: torn, one does not count, and the other says what was so before, or is so
+                //          now. Nobody hears of it before there are two: damage to one then brings nothing back.
+                self.memory.store(sites::CLEAR_STORE, offset, &bytes)?;
+                self.memory.flush(sites::CLEAR_FLUSH, offset, bytes.len() as u64)?;
+                self.memory.fence(sites::CLEAR_FENCE)?;
+            }
+            Ok(())
         };
         written().map_err(|error| self.poison(&error))?;
         *cleared = next;

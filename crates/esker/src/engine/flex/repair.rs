@@ -33,6 +33,7 @@ use crate::engine::Engine;
 use crate::flex::{Space, Splice};
 use crate::options::Options;
 use esker_base::{Error, ErrorKind, Result};
+use esker_format::NUMBER_END;
 use esker_format::flex_db::{Content, Root, Unfinished};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -150,7 +151,7 @@ fn highest_version(space: &Space) -> Result<u64> {
         let around = Around::read(space, mark, size)?;
         highest = around.pairs().iter().map(|pair| pair.1).fold(highest, u64::max);
     }
-    Ok(highest)
+    Ok(highest.min(NUMBER_END - 1))
 }
 
 /// Makes what is lost no longer than it need be: an interval ends below 4 GiB.

@@ -1,0 +1,69 @@
+//! A thread that stands still in the handler, and others beside it.
+
+use crate::Pmem;
+use crate::pmem::{PmemFile, PmemOptions};
+use esker_base::{ErrorKind, Site, SiteKind};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const TEST: Site = Site::new("test.fault", SiteKind::Write);
+const PAGE: u64 = 4096;
+
+thread_local! {
+    /// Whether the handler is to stand still on this thread.
+    static HOLDS: Cell<bool> = const { Cell::new(false) };
+}
+static HELD: AtomicBool = AtomicBool::new(false);
+static GOES_ON: AtomicBool = AtomicBool::new(false);
+
+/// Called by the handler: nothing but atomics.
+pub(super) fn between_mark_and_page() {
+    if HOLDS.replace(false) {
+        HELD.store(true, Ordering::SeqCst);
+        while !GOES_ON.load(Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+#[test]
+fn nobody_takes_the_spare_page_for_the_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true };
+    let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
+    memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
+    rustix::fs::ftruncate(&memory.fd, 4 * PAGE).unwrap();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            HOLDS.set(true);
+            memory.read(8 * PAGE, &mut [0; 8]).map_err(|error| error.kind())
+        });
+        while !HELD.load(Ordering::SeqCst) {
+            std::hint::spin_loop();
+        }
+        let others = [
+            memory.read(8 * PAGE + 512, &mut [0; 8]),
+            memory.store(TEST, 8 * PAGE + 512, &[1; 8]),
+            memory.flush(TEST, 8 * PAGE + 512, 8),
+        ];
+        GOES_ON.store(true, Ordering::SeqCst);
+        let kinds = others.map(|it| it.map_err(|error| error.kind()));
+        assert_eq!(kinds, [Err(ErrorKind::Corrupted); 3]);
+        assert_eq!(first.join().unwrap(), Err(ErrorKind::Corrupted));
+    });
+    let before = memory.read(3 * PAGE, &mut [0; 8]);
+    assert_eq!(before.map_err(|error| error.kind()), Ok(()), "what is there is read");
+}
+
+/// It was stored in the real page, and what is written back is the spare one.
+#[test]
+fn what_was_stored_in_a_page_that_was_lost_since_is_not_durable() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true };
+    let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
+    memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
+    rustix::fs::ftruncate(&memory.fd, 4 * PAGE).unwrap();
+    assert!(memory.read(8 * PAGE + 512, &mut [0; 8]).is_err());
+    let error = memory.flush(TEST, 8 * PAGE, 64).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+}
