@@ -211,25 +211,34 @@ impl Cceh {
     /// Makes room for about as many entries at once if there are none yet and there is room for fewer: before a
     /// load in the order of hashes, which the rule against collisions takes for an attack (C4).
     pub fn expect(&self, entries: u64) {
-        let _turn = self.grow.lock();
-        let Some(now) = self.roots.now() else { return };
+        while self.is_empty() && !self.expect_now(entries) {}
+    }
+
+    /// False if the directory changed meanwhile.
+    fn expect_now(&self, entries: u64) -> bool {
+        let Some(now) = self.roots.now() else { return true };
         let first_hash = |place: usize| (place as u64).checked_shl(64 - now.bits).unwrap_or(0);
-        let places = now.places.iter().enumerate();
+        let all: Vec<Located> = now.places.iter().map(Place::load).collect();
         let mut found: Vec<(Located, u64)> =
-            places.map(|(place, located)| (located.load(), first_hash(place))).collect();
+            all.iter().enumerate().map(|(place, located)| (*located, first_hash(place))).collect();
         found.dedup_by_key(|(located, _)| *located);
         let segment = |located: Located| located.segment(&self.base.arena);
-        // C2: whoever locks a home from now on finds another root.
+        // C2: whoever locks a home from now on finds another root. Locks of segments come before that, as in `make_room`.
         let _locks: Vec<_> = found.iter().map(|(located, _)| segment(*located).lock()).collect();
+        let _turn = self.grow.lock();
+        if !self.roots.is_now(now) || !now.places.iter().map(Place::load).eq(all) {
+            return false;
+        }
         let count =
             |(located, hash): &(Located, u64)| segment(*located).count(*hash, located.depth());
         if self.base.stash.len() > 0 || found.iter().any(|found| count(found) > 0) {
-            return;
+            return true;
         }
         let root = Root::new(entries, &self.base.arena);
         if root.bits > now.bits {
             self.roots.add(root);
         }
+        true
     }
 
     /// Number of entries. Exact while nothing changes.

@@ -334,6 +334,7 @@ impl Directory {
         let pin = pin();
         let _turn = self.grow.lock();
         self.root.store(root, &pin);
+        self.pool.keep_nothing();
     }
 }
 

@@ -137,6 +137,8 @@ pub struct Missing {
     /// Levels below it: 0 for a leaf.
     pub level: u8,
     parent: Option<(NodeId, usize)>,
+    /// A byte that it covered when it was needed.
+    at: u64,
 }
 
 /// Deepest path: fuller trees than any medium can hold.
@@ -245,7 +247,7 @@ impl FlexTree {
     #[cold]
     fn missing_at(&self, offset: u64) -> Missing {
         let found = Range::leaves(self, offset, 1).find_map(Result::err);
-        found.unwrap_or(Missing { stored: Stored::default(), level: 0, parent: None })
+        found.unwrap_or(Missing { stored: Stored::default(), level: 0, parent: None, at: offset })
     }
 
     /// Calls `visit` with the extents that [`FlexTree::range`] gives: faster than to ask for one after the
@@ -288,11 +290,12 @@ impl FlexTree {
         node: NodeId,
         level: u8,
         parent: Option<(NodeId, u32)>,
+        at: u64,
     ) -> Result<(), Missing> {
         if is_absent(node) {
             let parent = parent.map(|(node, x)| (node, x as usize));
             let stored = self.absent.get(absent(node)).copied().unwrap_or_default();
-            return Err(Missing { stored, level, parent });
+            return Err(Missing { stored, level, parent, at });
         }
         Ok(())
     }

@@ -79,7 +79,9 @@ impl Overflow {
 
     pub(crate) fn insert(&self, known: Known, link: Link) {
         if let Some(shard) = self.shard(known.hash) {
-            shard.lock().push(known, link);
+            let mut shard = shard.lock();
+            shard.push(known, link);
+            // Before anybody can take it out again.
             self.entries.fetch_add(1, Ordering::Relaxed);
         }
     }

@@ -91,6 +91,14 @@ impl Pool {
         let _ = (spares, lengths);
     }
 
+    /// Gives back what the helper keeps ready: there are no tables that would take it.
+    pub(crate) fn keep_nothing(&self) {
+        #[cfg(not(any(loom, shuttle)))]
+        for slots in self.desk.keep_nothing() {
+            self.uncount(slots.len() * size_of::<u64>());
+        }
+    }
+
     /// Ends the helper and waits for it.
     pub(crate) fn stop(&self) {
         #[cfg(not(any(loom, shuttle)))]

@@ -213,6 +213,9 @@ impl Header {
         if header.size_bytes >= 1 << 62 || (header.root.slot == 0) != (header.size_bytes == 0) {
             return Err(Flaw::Field("size_bytes"));
         }
+        if header.extent_count > header.size_bytes {
+            return Err(Flaw::Field("extent_count"));
+        }
         if header.root_height > 20 {
             return Err(Flaw::Field("root_height"));
         }

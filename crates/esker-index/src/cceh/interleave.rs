@@ -176,6 +176,23 @@ fn interleave_cceh_changes_beside_splits_lose_nothing() {
     explore(changes_beside_splits);
 }
 
+/// Somebody who makes room for many, beside somebody who needs some.
+fn expectations_beside_splits() {
+    let index = Arc::new(Cceh::default());
+    let other = {
+        let index = Arc::clone(&index);
+        thread::spawn(move || index.expect(10 * FULL))
+    };
+    (0..FULL + 3).for_each(|n| index.insert(hash(n), word(n)));
+    other.join().unwrap();
+    (0..FULL + 3).for_each(|n| assert_eq!(found(&index, n), [n]));
+}
+
+#[test]
+fn interleave_cceh_expectations_beside_splits_end() {
+    explore(expectations_beside_splits);
+}
+
 #[test]
 fn interleave_cceh_splits_beside_splits_lose_nothing() {
     explore(splits_beside_splits);

@@ -6,8 +6,10 @@ mod grown;
 mod parts;
 
 use super::*;
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// Tables of 64 homes in two regions.
 const TINY: Geometry = Geometry { home_bits: 6, region_bits: 5 };
@@ -298,6 +300,25 @@ fn clear_leaves_nothing_and_gives_the_memory_back() {
     }
     directory.insert(1, link(1));
     assert_eq!(found(&directory, 1), [link(1)]);
+}
+
+#[test]
+fn a_helper_keeps_nothing_ready_for_a_directory_that_was_cleared() {
+    let directory = Directory::with_geometry(SMALL, 0);
+    directory.allow_helper();
+    let mut rng = Rng::from_seed(8);
+    for n in 0..200_000 {
+        directory.insert(rng.next_u64(), link(n));
+    }
+    directory.clear();
+    let start = SystemClock.monotonic();
+    while directory.memory_bytes() > 8 << 10 {
+        // Tables go once nobody reads them.
+        crate::reclaim::collect();
+        std::thread::yield_now();
+        let took = SystemClock.monotonic() - start;
+        assert!(took < Duration::from_secs(20), "{} bytes", directory.memory_bytes());
+    }
 }
 
 #[test]

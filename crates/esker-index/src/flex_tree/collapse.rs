@@ -62,7 +62,8 @@ impl FlexTree {
         let target = signed(offset).wrapping_sub(base).cast_unsigned();
         let done = leaf.collapse(target, length, base, removed);
         let after = leaf.entries.len();
-        self.extent_count = self.extent_count + after as u64 - before as u64;
+        // It comes from media, and is only a count.
+        self.extent_count = (self.extent_count + after as u64).saturating_sub(before as u64);
         self.size_bytes -= done;
         for (above, x) in &path.steps[..path.depth] {
             self.dirty_inner(*above).shift_after(*x, -signed(done));

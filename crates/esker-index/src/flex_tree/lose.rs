@@ -5,9 +5,17 @@ use super::{FlexTree, Missing, signed};
 use std::ops::Range;
 
 /// Where an absent node hangs: what is added to the offsets of its parent, and the bytes that it covers.
-struct Place {
-    base: i64,
-    bytes: Range<u64>,
+pub(super) struct Place {
+    pub(super) base: i64,
+    pub(super) bytes: Range<u64>,
+}
+
+/// What the `x`th child of a node covers, which covers `bytes` itself.
+fn bytes_of(inner: &Inner, x: usize, base: i64, bytes: &Range<u64>) -> Range<u64> {
+    let border = |x: usize| inner.pivots.get(x).map(|at| at.wrapping_add(base));
+    let start = x.checked_sub(1).and_then(border).and_then(|at| u64::try_from(at).ok());
+    let end = border(x).and_then(|at| u64::try_from(at).ok());
+    start.unwrap_or(bytes.start)..end.unwrap_or(bytes.end)
 }
 
 impl FlexTree {
@@ -35,27 +43,42 @@ impl FlexTree {
         Some(place.bytes)
     }
 
-    /// Looks for the place of an absent node among all that are in memory.
-    fn place_of(&self, missing: &Missing) -> Option<Place> {
-        let Some((parent, child)) = missing.parent else {
+    /// The place of an absent node: on the way to the byte that needed it, else among all that are in memory.
+    pub(super) fn place_of(&self, missing: &Missing) -> Option<Place> {
+        let Some(wanted) = missing.parent else {
             return Some(Place { base: 0, bytes: 0..self.size_bytes });
         };
+        let (mut base, mut node, mut bytes) = (self.root_shift, self.root, 0..self.size_bytes);
+        for _ in 0..self.height {
+            if is_absent(node) {
+                break;
+            }
+            let inner = &self.inners[node];
+            let x = inner.branch_of(signed(missing.at).wrapping_sub(base));
+            bytes = bytes_of(inner, x, base, &bytes);
+            if (node, x) == wanted {
+                return (!bytes.is_empty()).then_some(Place { base, bytes });
+            }
+            let branch = inner.branches.at(x);
+            (base, node) = (base.wrapping_add(branch.shift), branch.child);
+        }
+        self.place_among_all(wanted)
+    }
+
+    /// Something before it grew or shrank since it was needed.
+    fn place_among_all(&self, wanted: (NodeId, usize)) -> Option<Place> {
         let mut below = vec![(self.root, self.height, self.root_shift, 0..self.size_bytes)];
         while let Some((node, level, base, bytes)) = below.pop() {
             if level == 0 || is_absent(node) {
                 continue;
             }
             let inner = &self.inners[node];
-            let border = |x: usize| inner.pivots.get(x).map(|at| at.wrapping_add(base));
             for (x, branch) in inner.branches.iter().enumerate() {
-                let start = x.checked_sub(1).and_then(border).and_then(|at| u64::try_from(at).ok());
-                let end = border(x).and_then(|at| u64::try_from(at).ok());
-                let (start, end) = (start.unwrap_or(bytes.start), end.unwrap_or(bytes.end));
-                if (node, x) == (parent, child) {
-                    return (start < end).then_some(Place { base, bytes: start..end });
+                let bytes = bytes_of(inner, x, base, &bytes);
+                if (node, x) == wanted {
+                    return (!bytes.is_empty()).then_some(Place { base, bytes });
                 }
-                let base = base.wrapping_add(branch.shift);
-                below.push((branch.child, level - 1, base, start..end));
+                below.push((branch.child, level - 1, base.wrapping_add(branch.shift), bytes));
             }
         }
         None

@@ -51,7 +51,7 @@ impl<'t> Range<'t> {
         let mut node = tree.root;
         let mut parent = None;
         for depth in 0..usize::from(tree.height) {
-            tree.check_present(node, tree.height - level(depth), parent)?;
+            tree.check_present(node, tree.height - level(depth), parent, self.offset)?;
             let inner = &tree.inners[node];
             let x = inner.branch_of(signed(self.offset).wrapping_sub(base));
             let branch = inner.branches.at(x);
@@ -72,7 +72,7 @@ impl<'t> Range<'t> {
     }
 
     fn enter(&mut self, node: NodeId, parent: Option<(NodeId, u32)>) -> Result<(), Missing> {
-        self.tree.check_present(node, 0, parent)?;
+        self.tree.check_present(node, 0, parent, self.offset)?;
         let leaf = &self.tree.leaves[node];
         leaf.fetch();
         leaf.touch();
@@ -102,7 +102,7 @@ impl<'t> Range<'t> {
             if depth == usize::from(tree.height) {
                 return self.enter(child, Some((node, x)));
             }
-            tree.check_present(child, tree.height - level(depth), Some((node, x)))?;
+            tree.check_present(child, tree.height - level(depth), Some((node, x)), self.offset)?;
             self.steps[depth] = (child, 0);
         }
     }
@@ -123,7 +123,7 @@ impl<'t> Range<'t> {
             if self.leaves_only {
                 let rest = leaf.end() - entry.offset();
                 self.index = leaf.entries.len();
-                self.offset += rest;
+                self.offset = self.offset.saturating_add(rest);
             } else {
                 self.index += 1;
                 self.offset = whole.end();

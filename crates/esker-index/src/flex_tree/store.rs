@@ -6,6 +6,7 @@
 use super::node::Stored;
 use super::node::{Branch, Entry, Inner, Leaf, NodeId, absent, absent_id, is_absent};
 use super::{FlexTree, Missing, Shape};
+use std::ops::Range;
 
 /// A pointer of a stored inner node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -126,46 +127,21 @@ impl FlexTree {
         if next > self.shape.partial_offset_end {
             return Err("partial offsets are too large");
         }
-        let Some((node, x)) = missing.parent else {
-            let whole = super::signed(start).wrapping_add(self.root_shift) == 0
-                && next - start == self.size_bytes;
-            return if whole { Ok(leaf) } else { Err("extents do not cover the space") };
-        };
-        let above = &self.inners[node];
-        let shift = above.branches.get(x).map_or(0, |branch| branch.shift);
-        let at = |offset: u64| super::signed(offset).wrapping_add(shift);
-        let fits_left =
-            x.checked_sub(1).is_none_or(|left| above.pivots.get(left) == Some(&at(start)));
-        let fits_right = above.pivots.get(x).is_none_or(|pivot| *pivot == at(next));
-        if !fits_left || !fits_right {
-            return Err("extents do not fit the pivots above");
-        }
-        // Above the first leaf of all and the last one are no pivots that say where they begin and end.
-        let is_at = |base: Option<i64>, offset: u64, wanted: u64| {
-            base.is_none_or(|base| at(offset).wrapping_add(base) == super::signed(wanted))
-        };
-        let is_first = x == 0;
-        let is_last = x + 1 == above.branches.len();
-        let begins = !is_first || is_at(self.base_at_edge(node, true), start, 0);
-        let ends = !is_last || is_at(self.base_at_edge(node, false), next, self.size_bytes);
-        if begins && ends { Ok(leaf) } else { Err("extents do not cover the space") }
+        let (place, base) = self.place_and_base(missing)?;
+        let at = |offset: u64| super::signed(offset).wrapping_add(base);
+        let begins = at(start) == super::signed(place.start);
+        let ends = at(next) == super::signed(place.end);
+        if begins && ends { Ok(leaf) } else { Err("extents do not cover what is said above") }
     }
 
-    /// What is added to everything below an inner node, if that is the first or the last one of its level.
-    fn base_at_edge(&self, wanted: NodeId, first: bool) -> Option<i64> {
-        let (mut base, mut node) = (self.root_shift, self.root);
-        for _ in 0..self.height {
-            if node == wanted {
-                return Some(base);
-            }
-            let branches = &self.inners.get(node)?.branches;
-            let branch = if first { branches.first() } else { branches.last() }?;
-            (base, node) = (base.wrapping_add(branch.shift), branch.child);
-            if is_absent(node) {
-                return None;
-            }
-        }
-        None
+    /// What a missing node covers, and what is added to the offsets in it.
+    fn place_and_base(&self, missing: &Missing) -> Result<(Range<u64>, i64), &'static str> {
+        let Some((node, x)) = missing.parent else {
+            return Ok((0..self.size_bytes, self.root_shift));
+        };
+        let place = self.place_of(missing).ok_or("it covers nothing")?;
+        let shift = self.inners[node].branches.get(x).map_or(0, |branch| branch.shift);
+        Ok((place.bytes, place.base.wrapping_add(shift)))
     }
 
     fn inner_of(
@@ -180,18 +156,13 @@ impl FlexTree {
         if !pivots.clone().is_sorted() || branches.iter().any(|branch| branch.child.slot == 0) {
             return Err("pivots are out of order");
         }
-        if let Some((node, x)) = missing.parent {
-            let above = &self.inners[node];
-            let shift = above.branches.get(x).map_or(0, |branch| branch.shift);
-            let begin = x.checked_sub(1).and_then(|left| above.pivots.get(left));
-            let end = above.pivots.get(x);
-            let is_inside = |pivot: i64| {
-                let at = pivot.wrapping_add(shift);
-                begin.is_none_or(|begin| *begin < at) && end.is_none_or(|end| at < *end)
-            };
-            if !pivots.clone().all(is_inside) {
-                return Err("pivots do not fit those above");
-            }
+        let (place, base) = self.place_and_base(missing)?;
+        let is_inside = |pivot: i64| {
+            let at = pivot.wrapping_add(base);
+            super::signed(place.start) < at && at < super::signed(place.end)
+        };
+        if !pivots.clone().all(is_inside) {
+            return Err("pivots do not fit those above");
         }
         let mut inner = Inner::empty();
         inner.home = Some(missing.stored);

@@ -574,6 +574,81 @@ fn nodes_that_do_not_fit_are_refused() {
     assert_eq!(tree.install(&missing, NodeContent::Leaf(right)), Ok(()));
 }
 
+/// Nodes in the middle, whose borders stand in pivots far above: the first and the last child of an inner node.
+#[test]
+fn nodes_that_end_before_the_pivots_above_their_parents_are_refused() {
+    let mut pair = Pair::new(9, small());
+    for _ in 0..400 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    assert!(root.height > 1);
+    let mut tree = FlexTree::stored(small(), root);
+    let mut refused = [0; 2];
+    while let Some((missing, _)) = tree.missing(0, root.size_bytes) {
+        let right = pair.shelf.nodes[&missing.stored].clone();
+        if let (NodeContent::Leaf(entries), Some((node, x))) = (&right, missing.parent)
+            && entries.len() > 1
+        {
+            let last = tree.inners[node].branches.len() - 1;
+            for (place, wrong) in [(0, &entries[1..]), (last, &entries[..entries.len() - 1])] {
+                if x == place {
+                    let wrong = NodeContent::Leaf(wrong.to_vec());
+                    assert!(tree.install(&missing, wrong).is_err(), "{missing:?}");
+                    refused[usize::from(place > 0)] += 1;
+                }
+            }
+        }
+        assert_eq!(tree.install(&missing, right), Ok(()));
+    }
+    assert!(refused.iter().all(|count| *count > 5), "{refused:?}");
+}
+
+/// A reader that was told of a node comes back when what is before it has grown, and the offset leads elsewhere.
+#[test]
+fn a_node_that_moved_since_it_was_needed_is_taken() {
+    let mut pair = Pair::new(9, small());
+    for _ in 0..400 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut taken = 0;
+    for part in 1..20 {
+        let mut tree = FlexTree::stored(small(), root);
+        let load_up_to = |tree: &mut FlexTree, end: u64| {
+            while let Some((missing, _)) = tree.missing(0, end) {
+                pair.shelf.load(tree, &missing);
+            }
+        };
+        load_up_to(&mut tree, root.size_bytes * part / 20);
+        // The walk comes to its first byte.
+        let Some((missing, _)) = tree.missing(0, root.size_bytes) else { continue };
+        tree.insert(0, 1, HOLE).unwrap();
+        let is_missing = tree.is_missing(&missing);
+        let content = pair.shelf.nodes[&missing.stored].clone();
+        assert_eq!(tree.install(&missing, content), Ok(()));
+        taken += u32::from(is_missing && !tree.is_missing(&missing));
+        load_up_to(&mut tree, root.size_bytes + 1);
+        assert_eq!(tree.size_bytes(), root.size_bytes + 1);
+    }
+    assert!(taken > 5, "{taken}");
+}
+
+#[test]
+fn a_count_of_extents_that_is_wrong_is_a_count_only() {
+    let mut pair = Pair::new(10, small());
+    for _ in 0..100 {
+        pair.insert();
+    }
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut tree = FlexTree::stored(small(), Root { extent_count: 0, ..root });
+    while let Some((missing, _)) = tree.missing(0, root.size_bytes) {
+        pair.shelf.load(&mut tree, &missing);
+    }
+    tree.collapse(0, root.size_bytes, |_| ()).unwrap();
+    assert_eq!(tree.size_bytes(), 0);
+}
+
 #[test]
 fn a_tree_that_is_not_as_long_as_its_space_is_refused() {
     let mut pair = Pair::new(10, small());

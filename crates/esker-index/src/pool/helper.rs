@@ -38,6 +38,12 @@ impl State {
             && self.spares.iter().filter(|slots| slots.len() == length).count() < self.wanted
     }
 
+    /// Takes free slots, which may be wanted no more.
+    fn keep(&mut self, slots: Slots) {
+        let keeps = self.lengths.contains(&slots.len());
+        if keeps { self.spares.push(slots) } else { self.retired.push(slots) }
+    }
+
     /// A length of which there are too few.
     fn missing(&self) -> Option<usize> {
         self.lengths.into_iter().find(|length| self.lacks(*length))
@@ -82,6 +88,13 @@ impl Desk {
         self.work.notify_one();
     }
 
+    /// Nothing is to be kept ready from now on; what was.
+    pub(super) fn keep_nothing(&self) -> Vec<Slots> {
+        let mut state = self.state.lock();
+        (state.wanted, state.lengths) = (0, [0; 2]);
+        std::mem::take(&mut state.spares)
+    }
+
     pub(super) fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
@@ -109,7 +122,7 @@ impl Pool {
                 let bytes = slots.len() * size_of::<u64>();
                 if reuse {
                     slots.iter().for_each(|slot| slot.store(FREE, Ordering::Relaxed));
-                    self.desk.state.lock().spares.push(slots);
+                    self.desk.state.lock().keep(slots);
                 } else {
                     drop(slots);
                     self.uncount(bytes);
@@ -125,7 +138,7 @@ impl Pool {
                     .step_by(PAGE_SLOTS)
                     .for_each(|slot| slot.store(FREE, Ordering::Relaxed));
                 state = self.desk.state.lock();
-                state.spares.push(slots);
+                state.keep(slots);
             } else {
                 self.desk.work.wait(&mut state);
             }
