@@ -190,6 +190,16 @@ pub fn is_active() -> bool {
     with_sim(|_| ()).is_some()
 }
 
+/// The number of the calling task, which no other task of the simulation has at the same time; `None` outside of one.
+#[must_use]
+pub fn task_number() -> Option<u64> {
+    with_sim(|_| ())?;
+    context::with_task(|core, task| {
+        let task = u64::from(task.id.index) << 32 | u64::from(task.id.generation);
+        task.wrapping_add(u64::from(core.mailbox().core.0) << 56)
+    })
+}
+
 /// Adds an event to the trace hash. Outside a simulation it does nothing.
 pub fn trace(event: &[u8]) {
     with_sim(|sim| sim.mix_bytes(event));

@@ -5,8 +5,8 @@
 //! [`Replay`](super::Replay) enumerates what a power cut leaves (reliability T2, F5).
 //!
 //! # Invariants
-//! - I1: reads see, between the begin and the end of a write, its old or its new bytes; after its
-//!   end the new ones (or those of an overlapping write that was under way at the same time).
+//! - I1: reads see, between the begin and the end of a write, its old or its new bytes, each tearing unit by itself; after
+//!   its end the new ones (or those of an overlapping write that was under way at the same time).
 //! - I2: a flush covers the writes that returned before it began, no others (B1).
 //! - I3: after a failed flush or durable write no later one succeeds (F12).
 //! - I4: the same seed and the same order of calls give the same content, faults and recording.
@@ -99,9 +99,19 @@ impl SimBlockOptions {
     }
 }
 
+/// A write under way: the image has what was there before, or already what comes.
+#[derive(Debug)]
+struct UnderWay {
+    id: CallId,
+    offset: u64,
+    /// What the image has not.
+    other: Vec<u8>,
+}
+
 #[derive(Debug)]
 struct State {
     image: Image,
+    under_way: Vec<UnderWay>,
     events: Vec<Event>,
     rng: Rng,
     faults: FaultPlan,
@@ -162,6 +172,7 @@ impl SimBlock {
             base: image.clone(),
             state: Mutex::new(State {
                 image,
+                under_way: Vec::new(),
                 events: Vec::new(),
                 rng,
                 faults: options.faults,
@@ -257,6 +268,31 @@ impl SimBlock {
         if state.rng.chance(1, 2) { up } else { down }
     }
 
+    /// Lets a read that meets writes under way have some units as they were, and others as they will be.
+    fn mix(&self, state: &mut State, offset: u64, buf: &mut [u8]) {
+        let unit = u64::from(self.tear_size_bytes);
+        let end = offset + buf.len() as u64;
+        let State { under_way, rng, .. } = state;
+        for write in under_way {
+            let write_end = write.offset + write.other.len() as u64;
+            let mut at = offset.max(write.offset);
+            while at < end.min(write_end) {
+                let to = (at / unit * unit + unit).min(end).min(write_end);
+                let part = |start: u64| {
+                    let index = |at: u64| usize::try_from(at - start).unwrap_or(0);
+                    index(at)..index(to)
+                };
+                let other = write.other.get(part(write.offset));
+                if rng.chance(1, 2)
+                    && let (Some(there), Some(other)) = (buf.get_mut(part(offset)), other)
+                {
+                    there.copy_from_slice(other);
+                }
+                at = to;
+            }
+        }
+    }
+
     fn write(
         &self,
         site: Site,
@@ -305,9 +341,12 @@ impl SimBlock {
         state.next_id += 1;
         let data: Arc<[u8]> = data.into();
         let applied = state.rng.chance(1, 2);
+        let mut other = data.to_vec();
         if applied {
+            state.image.read(at, &mut other);
             state.image.write(at, &data);
         }
+        state.under_way.push(UnderWay { id, offset: at, other });
         let copy = Arc::clone(&data);
         self.push(&mut state, EventKind::WriteBegin { id, site, offset: at, data: copy, applied });
         if fault == Some(FaultKind::Stuck) {
@@ -321,6 +360,7 @@ impl SimBlock {
         pause(latency);
 
         let mut state = self.state.lock();
+        state.under_way.retain(|write| write.id != id);
         if !applied {
             state.image.write(at, &data);
         }
@@ -381,6 +421,7 @@ impl BlockDevice for SimBlock {
             self.push(&mut state, EventKind::Flip { offset: flip, bit });
         }
         state.image.read(offset, buf);
+        self.mix(&mut state, offset, buf);
         let error = |kind, context| Err(self.error(kind, OPERATION, context).at(offset, length));
         match fault {
             Some(FaultKind::ReadError | FaultKind::AnyError) => {

@@ -7,7 +7,7 @@
 //! # Invariants
 //! - I1: reads see every store at once.
 //! - I2: a fence covers the flushes and non-temporal stores of its own thread, as the processor
-//!   does it (P1, P4).
+//!   does it (P1, P4); in a simulation of its own task, which may have a core for itself.
 //! - I3: after a failed fence no later one succeeds (F12).
 //! - I4: the same seed and the same order of calls give the same content, faults and recording.
 //!
@@ -81,6 +81,20 @@ impl SimPmOptions {
     }
 }
 
+/// Whose flushes a fence covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Thread(ThreadId),
+    Task(u64),
+}
+
+impl Owner {
+    fn caller() -> Owner {
+        let task = esker_trt::sim::task_number();
+        task.map_or_else(|| Owner::Thread(thread::current().id()), Owner::Task)
+    }
+}
+
 /// A word and its new value.
 pub(super) type WordStore = (u32, u64);
 
@@ -89,10 +103,10 @@ pub(super) enum PmEventKind {
     /// Cached stores of words, in the order in which the processor makes them.
     Store(Arc<[WordStore]>),
     /// Stores past the caches, in no order.
-    NtStore(Arc<[WordStore]>, ThreadId),
+    NtStore(Arc<[WordStore]>, Owner),
     /// Lines by number: first and count.
-    Flush(u32, u32, ThreadId),
-    Fence(ThreadId),
+    Flush(u32, u32, Owner),
+    Fence(Owner),
     /// A bit turned over on media.
     Flip(u64, u32),
 }
@@ -295,8 +309,8 @@ impl SimPm {
             .collect()
     }
 
-    /// A store; `thread` for one past the caches.
-    fn put(&self, site: Site, offset: u64, bytes: &[u8], thread: Option<ThreadId>) -> Result<()> {
+    /// A store; `owner` for one past the caches.
+    fn put(&self, site: Site, offset: u64, bytes: &[u8], owner: Option<Owner>) -> Result<()> {
         const OPERATION: &str = "store to persistent memory";
         let length = bytes.len() as u64;
         let mut state = self.state.lock();
@@ -323,12 +337,12 @@ impl SimPm {
         }
         let mut words = SimPm::words(&state.image, offset, length);
         // The words of one call are stored in any order (P2).
-        if thread.is_none() && words.len() > 1 && state.rng.chance(1, 2) {
+        if owner.is_none() && words.len() > 1 && state.rng.chance(1, 2) {
             words.reverse();
         }
-        let kind = match thread {
+        let kind = match owner {
             None => PmEventKind::Store(words.into()),
-            Some(thread) => PmEventKind::NtStore(words.into(), thread),
+            Some(owner) => PmEventKind::NtStore(words.into(), owner),
         };
         self.push(&mut state, Some(site), kind);
         Ok(())
@@ -412,7 +426,7 @@ impl Pmem for SimPm {
         let length = bytes.len() as u64;
         self.check("store to persistent memory", offset, length, 8)?;
         self.counters.ntstore(offset, length);
-        self.put(site, offset, bytes, Some(thread::current().id()))
+        self.put(site, offset, bytes, Some(Owner::caller()))
     }
 
     fn flush(&self, site: Site, offset: u64, length: u64) -> Result<()> {
@@ -427,7 +441,7 @@ impl Pmem for SimPm {
         let touched = lines(offset, length);
         let first = u32::try_from(touched.start).unwrap_or(u32::MAX);
         let count = u32::try_from(touched.end - touched.start).unwrap_or(u32::MAX);
-        let kind = PmEventKind::Flush(first, count, thread::current().id());
+        let kind = PmEventKind::Flush(first, count, Owner::caller());
         self.push(&mut state, Some(site), kind);
         Ok(())
     }
@@ -450,7 +464,7 @@ impl Pmem for SimPm {
                 .device(&self.name)
                 .context("an earlier sync failed; open the file again"));
         }
-        self.push(&mut state, Some(site), PmEventKind::Fence(thread::current().id()));
+        self.push(&mut state, Some(site), PmEventKind::Fence(Owner::caller()));
         Ok(())
     }
 }

@@ -11,13 +11,12 @@
 //! A replay belongs to one thread; any number of replays may read one trace.
 
 use super::image::{Image, place_hash};
-use super::pm::{PmEventKind, PmTrace, WORD_SIZE_BYTES, WordStore};
+use super::pm::{Owner, PmEventKind, PmTrace, WORD_SIZE_BYTES, WordStore};
 use super::states::EXHAUSTIVE_STATES_MAX;
 use crate::pmem::LINE_SIZE_BYTES;
 use esker_base::Site;
 use esker_base::rng::Rng;
 use std::collections::{BTreeMap, HashMap};
-use std::thread::ThreadId;
 
 /// [`LINE_SIZE_BYTES`] in words.
 const WORDS_PER_LINE: u32 = 8;
@@ -34,8 +33,8 @@ struct PendingWord {
 #[derive(Clone, Debug, Default)]
 struct Line {
     stores: Vec<PendingWord>,
-    /// Length of `stores` at the latest flush by each thread.
-    marks: Vec<(ThreadId, usize)>,
+    /// Length of `stores` at the latest flush by each owner.
+    marks: Vec<(Owner, usize)>,
 }
 
 /// A crash point on the way through a trace.
@@ -46,7 +45,7 @@ pub struct PmReplay<'t> {
     durable: Image,
     hash: u128,
     lines: BTreeMap<u32, Line>,
-    nt: Vec<(PendingWord, ThreadId)>,
+    nt: Vec<(PendingWord, Owner)>,
     /// Order of the store that is durable in a word, for words stored in both ways.
     durable_order: HashMap<u32, u64>,
     next_order: u64,
@@ -132,14 +131,14 @@ impl<'t> PmReplay<'t> {
                     line.stores.push(pending);
                 }
             }
-            PmEventKind::NtStore(words, thread) => {
+            PmEventKind::NtStore(words, owner) => {
                 for store in words.iter() {
                     let pending = self.pend(*store);
-                    self.nt.push((pending, *thread));
+                    self.nt.push((pending, *owner));
                 }
             }
-            PmEventKind::Flush(first, count, thread) => self.mark(*first, *count, *thread),
-            PmEventKind::Fence(thread) => self.fence(*thread),
+            PmEventKind::Flush(first, count, owner) => self.mark(*first, *count, *owner),
+            PmEventKind::Fence(owner) => self.fence(*owner),
             PmEventKind::Flip(offset, bit) => {
                 let word = u32::try_from(offset / WORD_SIZE_BYTES as u64).unwrap_or(u32::MAX);
                 let before = read_word(&self.durable, word);
@@ -183,26 +182,26 @@ impl<'t> PmReplay<'t> {
         PendingWord { word, value, order: self.next_order }
     }
 
-    fn mark(&mut self, first: u32, count: u32, thread: ThreadId) {
+    fn mark(&mut self, first: u32, count: u32, owner: Owner) {
         for (_, line) in self.lines.range_mut(first..first.saturating_add(count)) {
             let length = line.stores.len();
-            match line.marks.iter_mut().find(|mark| mark.0 == thread) {
+            match line.marks.iter_mut().find(|mark| mark.0 == owner) {
                 Some(mark) => mark.1 = length,
-                None => line.marks.push((thread, length)),
+                None => line.marks.push((owner, length)),
             }
         }
     }
 
-    fn fence(&mut self, thread: ThreadId) {
+    fn fence(&mut self, owner: Owner) {
         let mut settled = Vec::new();
-        self.nt.retain(|(pending, owner)| {
-            if *owner == thread {
+        self.nt.retain(|(pending, its)| {
+            if *its == owner {
                 settled.push(*pending);
             }
-            *owner != thread
+            *its != owner
         });
         for line in self.lines.values_mut() {
-            let Some(mark) = line.marks.iter().position(|mark| mark.0 == thread) else { continue };
+            let Some(mark) = line.marks.iter().position(|mark| mark.0 == owner) else { continue };
             let (_, length) = line.marks.swap_remove(mark);
             settled.extend(line.stores.drain(..length));
             for mark in &mut line.marks {

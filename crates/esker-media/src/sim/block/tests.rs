@@ -181,3 +181,27 @@ fn calls_of_tasks_overlap_and_complete_out_of_order() {
     }
     assert!(orders.len() >= 4, "{orders:?}");
 }
+
+#[test]
+fn a_read_beside_a_write_meets_each_unit_as_it_was_or_as_it_will_be() {
+    let (mut mixed, mut seen) = (0, [0; 2]);
+    for seed in 0..60 {
+        let outcome = esker_trt::sim::run(seed, move || {
+            let device = Arc::new(SimBlock::new(SimBlockOptions::new(64 << 10, seed)));
+            put(&device, 0, 1, 2048).unwrap();
+            let writer = Arc::clone(&device);
+            let write = esker_trt::spawn(move || put(&writer, 0, 2, 2048).unwrap());
+            let mut buf = [0; 2048];
+            device.read_at(READ, 0, &mut buf).unwrap();
+            write.join().unwrap();
+            let (units, _) = buf.as_chunks::<512>();
+            assert!(units.iter().all(|unit| unit.iter().all(|byte| *byte == unit[0])));
+            assert_eq!(get(&device, 512).unwrap(), 2, "it has ended");
+            units.iter().map(|unit| usize::from(unit[0]) - 1).collect::<Vec<_>>()
+        });
+        let units = outcome.outcome.unwrap();
+        mixed += u32::from(units.iter().any(|unit| *unit != units[0]));
+        units.into_iter().for_each(|unit| seen[unit] += 1);
+    }
+    assert!(mixed > 10 && seen.iter().all(|count| *count > 20), "{mixed}, {seen:?}");
+}

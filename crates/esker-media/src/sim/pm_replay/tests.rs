@@ -114,3 +114,24 @@ fn many_lines_are_sampled_without_doubling() {
     let hashes: HashSet<u128> = states.map(|state| state.hash()).collect();
     assert!(hashes.len() > 480, "{}", hashes.len());
 }
+
+/// Each task may have a core for itself.
+#[test]
+fn a_fence_covers_no_flush_of_another_task() {
+    for same in [false, true] {
+        let memory = std::sync::Arc::new(memory());
+        let within = std::sync::Arc::clone(&memory);
+        let run = esker_trt::sim::run(1, move || {
+            within.store_u64(STORE, 0, 1).unwrap();
+            within.flush(FLUSH, 0, 8).unwrap();
+            if same {
+                within.fence(FENCE).unwrap();
+            } else {
+                esker_trt::spawn(move || within.fence(FENCE).unwrap()).join().unwrap();
+            }
+        });
+        run.outcome.unwrap();
+        let expected = if same { BTreeSet::from([[1]]) } else { BTreeSet::from([[0], [1]]) };
+        assert_eq!(outcomes(&memory, [0]), expected);
+    }
+}
