@@ -182,8 +182,9 @@ impl Arithmetic {
 
 /// A number as a value. As in memcached, the value never gets shorter: blanks fill it up.
 pub(super) fn number_text(number: u64, old: &[u8]) -> Vec<u8> {
-    let width = old.len();
-    format!("{number:<width$}").into_bytes()
+    let mut text = number.to_string().into_bytes();
+    text.resize(old.len().max(text.len()), b' ');
+    text
 }
 
 /// What a number keeps of its item: one that grows is a new item, which is not stale.

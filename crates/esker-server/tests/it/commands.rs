@@ -66,6 +66,21 @@ fn numbers_go_up_and_wrap_and_go_down_and_stop() {
 }
 
 #[test]
+fn a_number_with_very_many_blanks_behind_it_is_one_like_any_other() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for length in [65_535, 65_536, 1 << 20] {
+        let blanks = " ".repeat(length - 1);
+        let set = format!("set n 0 0 {length}\r\n1{blanks}\r\n");
+        client.check_chat(set.as_bytes(), "STORED\r\n");
+        client.check_chat(b"incr n 1\r\nma n v\r\n", "2\r\nVA 1\r\n3\r\n");
+        let reply = format!("VALUE n 0 {length}\r\n3{blanks}\r\nEND\r\n");
+        client.check_chat(b"get n\r\n", &reply);
+    }
+    assert!(server.server.stop(Duration::from_secs(5)), "everything is answered");
+}
+
+#[test]
 fn clients_that_want_no_reply_get_none_not_even_of_errors() {
     let server = TestServer::start();
     let mut client = server.client();
