@@ -32,6 +32,8 @@ const LIMIT_MIB_MAX: u64 = 1_000_000_000;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
+    /// Whether the store is a cache.
+    cache: bool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) budget: Budget,
@@ -72,6 +74,7 @@ impl Shared {
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
         Shared {
+            cache: store.stats().cache,
             store,
             budget: Budget::new(limits.memory_max_bytes),
             bodies: Budget::new(limits.bodies_max_bytes()),
@@ -100,6 +103,7 @@ impl Shared {
         let now = self.clock.unix_seconds();
         Ground {
             store: &self.store,
+            cache: self.cache,
             access: &self.access,
             budget: &self.budget,
             counters: self.counters.shard(core),

@@ -114,7 +114,7 @@ impl Ground<'_> {
                 ));
             }
         };
-        let outcome = self.put_or_forget(key, value, PutOptions { attributes, condition })?;
+        let outcome = self.store.put_with(key, value, PutOptions { attributes, condition })?;
         Ok(Answer::Line(match outcome {
             Outcome::Stored(_) => {
                 self.stored(key);

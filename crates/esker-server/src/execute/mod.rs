@@ -14,7 +14,8 @@
 //! Any number of units, on any core. May suspend in the store; no lock is held.
 //!
 //! # Failure
-//! [`Answer::Failed`]: nothing happened, unless its kind says that the outcome is unknown.
+//! [`Answer::Failed`]: nothing happened, unless its kind says that the outcome is unknown, or the store is a cache
+//! ([`Ground::forget_older`]).
 
 mod classic;
 mod meta;
@@ -179,6 +180,8 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ground<'a> {
     pub(crate) store: &'a Store,
+    /// Whether the store is a cache.
+    pub(crate) cache: bool,
     pub(crate) counters: &'a Shard,
     pub(crate) access: &'a Access,
     pub(crate) budget: &'a Budget,
@@ -217,8 +220,25 @@ impl Ground<'_> {
         };
         answer.unwrap_or_else(|error| {
             self.report(&error);
+            if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::OutOfMemory) {
+                self.forget_older(key, &unit.action);
+            }
             Answer::Failed(error)
         })
+    }
+
+    /// Called when `action` is refused: for want of room or memory, or because the item is too large. In a cache, as in memcached,
+    /// a `set` leaves no older value then, and no `ms` does: whoever sent it has a newer one. In a store a write
+    /// that is refused changes nothing.
+    pub(crate) fn forget_older(&self, key: &[u8], action: &Action) {
+        use StoreVerb::Set;
+        let replaces = matches!(action, Action::Put { verb: Set, .. } | Action::MetaPut { .. });
+        if self.cache
+            && replaces
+            && let Err(error) = self.store.delete(key)
+        {
+            self.report(&error);
+        }
     }
 
     /// The item of `key`, unless it has expired by our clock. If it has grown since `share` was
@@ -241,16 +261,6 @@ impl Ground<'_> {
         }))
     }
 
-    /// Puts an item. As in memcached, one that is set and finds no room leaves no older value behind.
-    fn put_or_forget(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
-        let is_set = options.condition == Condition::Always;
-        let outcome = self.store.put_with(key, value, options);
-        if is_set && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
-            self.store.delete(key)?;
-        }
-        outcome
-    }
-
     /// Puts an item; with `cas`, that is its CAS id.
     fn put_item(
         &self,
@@ -263,7 +273,7 @@ impl Ground<'_> {
         let state = attributes.state & !EXPLICIT_CAS;
         let Some(cas) = cas else {
             let attributes = Attributes { state, ..attributes };
-            return self.put_or_forget(key, value, PutOptions { attributes, condition });
+            return self.store.put_with(key, value, PutOptions { attributes, condition });
         };
         let length = value.len().saturating_add(CAS_BYTES);
         let room = self.budget.try_take(length as u64);
@@ -272,7 +282,7 @@ impl Ground<'_> {
         longer.extend_from_slice(value);
         longer.extend_from_slice(&cas.to_be_bytes());
         let attributes = Attributes { state: state | EXPLICIT_CAS, ..attributes };
-        self.put_or_forget(key, &longer, PutOptions { attributes, condition })
+        self.store.put_with(key, &longer, PutOptions { attributes, condition })
     }
 
     /// An item was stored that has nothing to do with the one before.

@@ -247,11 +247,19 @@ impl<T: Transport> Session<T> {
             return;
         }
         self.count(Counter::StoreNoMemory, 1);
+        self.forget_older(&unit);
         let line = no_memory_line(&unit.action);
         if !unit.noreply && self.broken != Some(unit.request) {
             self.output.push(line);
         }
         self.broken = Some(unit.request);
+    }
+
+    /// What a cache forgets of `unit`, which is refused before it runs.
+    pub(super) fn forget_older(&self, unit: &Unit) {
+        let mut decoded = None;
+        let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
+        self.ground().forget_older(key, &unit.action);
     }
 
     /// The most memory that `unit` may hold besides its body: what the index says that it reads, and

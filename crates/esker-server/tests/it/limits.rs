@@ -26,7 +26,7 @@ fn an_item_at_the_limit_is_stored_and_one_byte_more_is_swallowed() {
     client.check_chat(b"get nope\r\n", "END\r\n");
     assert!(server.store.get(b"k").expect("get").is_some(), "add leaves what is there");
     client.check_chat(
-        format!("set k 0 0 100001\r\n{large}\r\nget k\r\n").as_bytes(),
+        format!("set n 0 0 100001\r\n{large}\r\nget n\r\n").as_bytes(),
         &format!("{refused}END\r\n"),
     );
     client.check_chat(format!("set k 0 0 100001 noreply\r\n{large}\r\n").as_bytes(), "");
