@@ -306,7 +306,7 @@ impl Ground<'_> {
     ) -> Result<Modified> {
         let changed = self.modify(key, share, |old| {
             let mut attributes = attributes;
-            // Nothing ever has the CAS id 0.
+            // 0 compares with no item, not even with one that was given it (`E0`).
             if cas == 0 || cas != old.cas() {
                 if !invalidate || cas == 0 || cas > old.cas() {
                     return None;
@@ -345,16 +345,14 @@ impl Ground<'_> {
             let (mut differs, mut length) = (false, 0);
             let changed = self.modify(key, share, |old| {
                 differs = asked.is_some_and(|cas| cas != old.cas());
-                let new = match verb {
-                    _ if differs => return None,
-                    StoreVerb::Prepend => [value, old].concat(),
-                    _ => [old, value].concat(),
-                };
+                if differs {
+                    return None;
+                }
+                let new = joined(verb, old, value, self.item_size_max_bytes)?;
                 length = new.len() as u64;
                 let mut attributes = old.record().attributes();
                 attributes.state &= BINARY_KEY;
-                let fits = length <= self.item_size_max_bytes;
-                fits.then_some((New::Made(new), attributes, explicit))
+                Some((New::Made(new), attributes, explicit))
             })?;
             let vivify = flags.and_then(|flags| Some((flags, flags.vivify?)));
             return Ok(match (changed, vivify) {
@@ -443,6 +441,13 @@ enum Written {
     Exists,
 }
 
+/// What `append` or `prepend` makes of a value, if that has `most` bytes at most; nothing is made of what is longer.
+fn joined(verb: StoreVerb, old: &[u8], value: &[u8], most: u64) -> Option<Vec<u8>> {
+    let parts = if verb == StoreVerb::Prepend { [value, old] } else { [old, value] };
+    let length = old.len().saturating_add(value.len()) as u64;
+    (length <= most).then(|| parts.concat())
+}
+
 impl Body {
     fn bytes<'b>(&'b self, buffer: &'b [u8]) -> &'b [u8] {
         match self {
@@ -465,4 +470,17 @@ pub(crate) fn unit_key<'k>(
     // The parser has refused what is no base64.
     *decoded = decode(key.of(buffer));
     decoded.as_ref().map_or(&[], Decoded::bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_joined_up_to_the_longest_that_may_be() {
+        let join = |verb, most| joined(verb, b"old", b"new", most);
+        assert_eq!(join(StoreVerb::Append, 6).as_deref(), Some(&b"oldnew"[..]));
+        assert_eq!(join(StoreVerb::Prepend, 6).as_deref(), Some(&b"newold"[..]));
+        assert_eq!((join(StoreVerb::Append, 5), join(StoreVerb::Prepend, 0)), (None, None));
+    }
 }
