@@ -36,18 +36,16 @@ impl Ground<'_> {
         with_cas: bool,
         share: &mut Option<Share>,
     ) -> Result<Answer> {
+        // As in memcached: no `get` is counted.
         self.counters.add(Counter::CmdTouch, 1);
-        self.counters.add(Counter::CmdGet, 1);
         Ok(match self.rewrite_expiry(key, exptime, share)? {
             Modified::Written(item, cas) => {
                 self.counters.add(Counter::TouchHits, 1);
-                self.counters.add(Counter::GetHits, 1);
                 self.access.note(key, self.uptime, true);
                 Answer::Value { item, cas: with_cas.then_some(cas) }
             }
             Modified::Missing | Modified::Refused => {
                 self.counters.add(Counter::TouchMisses, 1);
-                self.counters.add(Counter::GetMisses, 1);
                 Answer::Miss
             }
         })

@@ -136,7 +136,10 @@ impl<T: Transport> Session<T> {
                 let base64 = MetaFlags::read(self.received.all(), flags).base64;
                 Action::MetaPut { verb, flags, base64, body }
             }
-            (None, _) => Action::Say(line::BAD_CHUNK),
+            (None, _) => {
+                self.count(Counter::CmdSet, 1);
+                Action::Say(line::BAD_CHUNK)
+            }
         };
         Unit { key, action, noreply, request: self.requests, ends: false, share: None, hash: None }
     }
