@@ -122,6 +122,7 @@ impl<T: Transport> Session<T> {
                 return self.refuse_memory(store, 0);
             }
         }
+        self.shared.flush_if_due(self.core);
         let (unit, answer) = self.run_here(unit);
         self.reply(unit, answer);
         drop(share);

@@ -177,6 +177,29 @@ fn a_delayed_flush_takes_place_when_its_time_has_come() {
 }
 
 #[test]
+fn what_is_stored_from_the_moment_on_at_which_a_flush_is_due_stays() {
+    let clock = Arc::new(ManualClock::new(1_000_000_000));
+    let server = TestServer::with(|config| config.clock = clock.clone());
+    let mut client = server.client();
+    let large = "v".repeat(100_000);
+    let set = format!("set c 0 0 {}\r\n{large}\r\n", large.len());
+    for _ in 0..3 {
+        client.check_chat(b"set a 0 0 1\r\n1\r\nflush_all 10\r\n", "STORED\r\nOK\r\n");
+        clock.advance(Duration::from_secs(10));
+        client.check_chat(b"get a\r\nset b 0 0 1\r\n1\r\n", "END\r\nSTORED\r\n");
+        client.check_chat(b"flush_all 10\r\n", "OK\r\n");
+        clock.advance(Duration::from_secs(10));
+        // Its data block does not come with its command.
+        client.check_chat(set.as_bytes(), "STORED\r\n");
+        client.check_chat(b"get b\r\nset b 0 0 1\r\n2\r\n", "END\r\nSTORED\r\n");
+        esker_trt::sleep(Duration::from_millis(500));
+        client.check_chat(b"get b\r\n", "VALUE b 0 1\r\n2\r\nEND\r\n");
+        let reply = format!("VALUE c 0 {}\r\n{large}\r\nEND\r\n", large.len());
+        client.check_chat(b"get c\r\n", &reply);
+    }
+}
+
+#[test]
 fn a_value_is_gone_once_its_time_is_over() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
     let server = TestServer::with(|config| config.clock = clock.clone());
