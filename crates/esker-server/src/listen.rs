@@ -7,13 +7,14 @@
 //!
 //! # Failure
 //! An address that others on the network can reach is refused unless allowed by name: no protocol
-//! asks for a password by itself. A socket file is replaced only if nobody answers on it. An address in use is
+//! asks for a password by itself. A socket file is replaced only if it is known that nobody answers on it. An address in use is
 //! tried again for two seconds.
 
 use esker::{Error, ErrorKind, Result};
 use rustix::fs::{FileType, Mode};
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::fmt;
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, Result as IoResult};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -213,7 +214,7 @@ impl ListenAddress {
         };
         let mut socket = listen();
         for _ in 0..BIND_TRIES {
-            if !socket.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::AddrInUse) {
+            if !socket.as_ref().is_err_and(|error| error.kind() == IoErrorKind::AddrInUse) {
                 break;
             }
             esker_trt::sleep(BIND_REST);
@@ -229,7 +230,7 @@ impl ListenAddress {
     }
 }
 
-fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
+fn listen_tcp(address: SocketAddr) -> IoResult<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     if address.is_ipv6() {
@@ -241,22 +242,34 @@ fn listen_tcp(address: SocketAddr) -> std::io::Result<Socket> {
     Ok(socket)
 }
 
-fn listen_unix(path: &Path, mode: u32) -> std::io::Result<Socket> {
+fn listen_unix(path: &Path, mode: u32) -> IoResult<Socket> {
     let address = SockAddr::unix(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     let is_socket =
         |stat: rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
     if rustix::fs::lstat(path).is_ok_and(is_socket) {
-        let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
-        if probe.connect(&address).is_ok() {
-            return Err(std::io::ErrorKind::AddrInUse.into());
-        }
-        rustix::fs::unlink(path)?;
+        clear_away(path, &address)?;
     }
     socket.bind(&address)?;
     rustix::fs::chmod(path, Mode::from_raw_mode(mode))?;
     socket.listen(BACKLOG)?;
     Ok(socket)
+}
+
+/// Removes a socket file on which nobody answers. Only a refusal tells that: a socket of another kind, or another user's, may be alive.
+fn clear_away(path: &Path, address: &SockAddr) -> IoResult<()> {
+    let probe = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    // Whoever is too busy to be connected to is alive, and not waited for.
+    probe.set_nonblocking(true)?;
+    match probe.connect(address).map_err(|error| (error.kind(), error)) {
+        Ok(()) | Err((IoErrorKind::WouldBlock, _)) => Err(IoErrorKind::AddrInUse.into()),
+        Err((IoErrorKind::ConnectionRefused, _)) => Ok(rustix::fs::unlink(path)?),
+        // Somebody else has removed it.
+        Err((IoErrorKind::NotFound, _)) => Ok(()),
+        Err((kind, error)) => {
+            Err(IoError::new(kind, format!("the socket that is there may be in use: {error}")))
+        }
+    }
 }
 
 #[cfg(test)]
@@ -333,6 +346,34 @@ mod tests {
         let first = address.bind(false, 0o700).expect("bind");
         assert!(address.bind(false, 0o700).is_err(), "somebody listens");
         drop(first);
+        assert!(address.bind(false, 0o700).is_ok());
+    }
+
+    #[test]
+    fn a_socket_that_is_not_known_to_be_dead_stays() {
+        use std::os::unix::net::{UnixDatagram, UnixListener};
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let path = folder.path().join("socket");
+        let address = ListenAddress::Shared(path.clone());
+        let other = UnixDatagram::bind(&path).expect("a socket of another kind");
+        let error = address.bind(false, 0o700).expect_err("it lives").to_string();
+        assert!(error.contains("socket") && error.contains("Protocol wrong type"), "{error}");
+        let sender = UnixDatagram::unbound().expect("socket");
+        sender.send_to(b"still there", &path).expect("the file is that of the living socket");
+        drop(other);
+        rustix::fs::unlink(&path).expect("remove");
+        // One that is so busy that nobody can connect is alive, and not waited for.
+        let busy = UnixListener::bind(&path).expect("bind");
+        let waiting: Vec<Socket> = std::iter::from_fn(|| {
+            let socket = Socket::new(Domain::UNIX, Type::STREAM, None).expect("socket");
+            socket.set_nonblocking(true).expect("flag");
+            socket.connect(&SockAddr::unix(&path).expect("address")).is_ok().then_some(socket)
+        })
+        .take(10_000)
+        .collect();
+        let error = address.bind(false, 0o700).expect_err("it lives").to_string();
+        assert!(error.contains("in use"), "{error}");
+        drop((waiting, busy));
         assert!(address.bind(false, 0o700).is_ok());
     }
 }

@@ -178,7 +178,7 @@ impl Server {
         let flusher = shared.clone();
         tasks.push(runtime.spawn_on(CoreId(0), move || {
             while !flusher.is_stopping() && esker_trt::sleep_cancellable(FLUSH_SLICE).is_ok() {
-                flusher.flush_if_due();
+                flusher.flush_if_due(0);
             }
         }));
         Ok(Server { shared, tasks: Mutex::new(tasks) })

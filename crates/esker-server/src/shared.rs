@@ -18,20 +18,24 @@ use crate::tls::Tls;
 use esker::Store;
 use esker_base::clock::Clock;
 use esker_base::units::MIB;
-use parking_lot::Mutex;
+use esker_trt::sync::Mutex;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What `cache_memlimit` takes for a number of mebibytes, as in memcached.
 const LIMIT_MIB_MIN: u64 = 8;
 const LIMIT_MIB_MAX: u64 = 1_000_000_000;
+/// Time of a `flush_all` that nobody has asked for.
+const NEVER: u64 = u64::MAX;
 
 /// Store, limits, counters and state of a server.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Store,
+    /// Whether the store is a cache.
+    cache: bool,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) budget: Budget,
@@ -54,8 +58,10 @@ pub(crate) struct Shared {
     pub(crate) flush_enabled: bool,
     pub(crate) backups: Backups,
     pub(crate) tls: Option<Tls>,
-    /// Wall time at which a delayed `flush_all` is due.
-    flush_at: Mutex<Option<u64>>,
+    /// Wall time at which a delayed `flush_all` is due, or [`NEVER`].
+    flush_at: AtomicU64,
+    /// Who runs it has this; others wait for its end.
+    flushing: Mutex<()>,
     stopping: AtomicBool,
 }
 
@@ -72,6 +78,7 @@ impl Shared {
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
         Shared {
+            cache: store.stats().cache,
             store,
             budget: Budget::new(limits.memory_max_bytes),
             bodies: Budget::new(limits.bodies_max_bytes()),
@@ -88,7 +95,8 @@ impl Shared {
             flush_enabled,
             backups: Backups::new(backups),
             tls,
-            flush_at: Mutex::new(None),
+            flush_at: AtomicU64::new(NEVER),
+            flushing: Mutex::new(()),
             stopping: AtomicBool::new(false),
             clock,
             limits,
@@ -100,6 +108,7 @@ impl Shared {
         let now = self.clock.unix_seconds();
         Ground {
             store: &self.store,
+            cache: self.cache,
             access: &self.access,
             budget: &self.budget,
             counters: self.counters.shard(core),
@@ -136,7 +145,7 @@ impl Shared {
             return line::FLUSH_DISABLED;
         }
         let due = expires_at(delay, now).filter(|due| *due > now);
-        *self.flush_at.lock() = due;
+        self.flush_at.store(due.unwrap_or(NEVER), Ordering::Release);
         if due.is_some() {
             return line::OK;
         }
@@ -160,13 +169,31 @@ impl Shared {
         }
     }
 
-    /// Runs a delayed `flush_all` whose time has come.
-    pub(crate) fn flush_if_due(&self) {
-        let now = self.clock.unix_seconds();
-        if self.flush_at.lock().take_if(|due| *due <= now).is_some() {
-            // A failure has been counted and logged; nobody waits for the answer.
-            let _ = self.clear(0);
+    /// Runs a delayed `flush_all` whose time has come. Asked before requests run, so that none sees what is over, and nothing
+    /// goes that was stored behind it.
+    pub(crate) fn flush_if_due(&self, core: usize) {
+        // Acquire: whoever sees that a flush is over comes after it.
+        if self.flush_at.load(Ordering::Acquire) != NEVER {
+            self.flush_when_due(core);
         }
+    }
+
+    #[cold]
+    fn flush_when_due(&self, core: usize) {
+        let due = || {
+            let at = self.flush_at.load(Ordering::Acquire);
+            (at <= self.clock.unix_seconds()).then_some(at)
+        };
+        if due().is_none() {
+            return;
+        }
+        let _turn = self.flushing.lock();
+        let Some(at) = due() else { return };
+        // A failure has been counted and logged; nobody waits for the answer.
+        let _ = self.clear(core);
+        // One that was asked for meanwhile stays. Release: what was cleared was cleared before.
+        let (success, failure) = (Ordering::Release, Ordering::Relaxed);
+        let _ = self.flush_at.compare_exchange(at, NEVER, success, failure);
     }
 
     fn clear(&self, core: usize) -> Result<(), esker::ErrorKind> {

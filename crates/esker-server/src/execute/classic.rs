@@ -36,18 +36,16 @@ impl Ground<'_> {
         with_cas: bool,
         share: &mut Option<Share>,
     ) -> Result<Answer> {
+        // As in memcached: no `get` is counted.
         self.counters.add(Counter::CmdTouch, 1);
-        self.counters.add(Counter::CmdGet, 1);
         Ok(match self.rewrite_expiry(key, exptime, share)? {
             Modified::Written(item, cas) => {
                 self.counters.add(Counter::TouchHits, 1);
-                self.counters.add(Counter::GetHits, 1);
                 self.access.note(key, self.uptime, true);
                 Answer::Value { item, cas: with_cas.then_some(cas) }
             }
             Modified::Missing | Modified::Refused => {
                 self.counters.add(Counter::TouchMisses, 1);
-                self.counters.add(Counter::GetMisses, 1);
                 Answer::Miss
             }
         })
@@ -114,7 +112,7 @@ impl Ground<'_> {
                 ));
             }
         };
-        let outcome = self.put_or_forget(key, value, PutOptions { attributes, condition })?;
+        let outcome = self.store.put_with(key, value, PutOptions { attributes, condition })?;
         Ok(Answer::Line(match outcome {
             Outcome::Stored(_) => {
                 self.stored(key);
@@ -182,8 +180,9 @@ impl Arithmetic {
 
 /// A number as a value. As in memcached, the value never gets shorter: blanks fill it up.
 pub(super) fn number_text(number: u64, old: &[u8]) -> Vec<u8> {
-    let width = old.len();
-    format!("{number:<width$}").into_bytes()
+    let mut text = number.to_string().into_bytes();
+    text.resize(old.len().max(text.len()), b' ');
+    text
 }
 
 /// What a number keeps of its item: one that grows is a new item, which is not stale.

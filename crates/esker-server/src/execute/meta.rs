@@ -190,7 +190,7 @@ impl Ground<'_> {
             answer.size = Some(item.len() as u64);
             answer.client_flags = Some(attributes.flags);
             answer.seen = Some(self.seen(key));
-            answer.binary = item.has(BINARY_KEY) || !is_plain(key);
+            answer.binary = item.has(BINARY_KEY) || (flags.base64 && !is_plain(key));
             answer.stale = item.has(STALE);
             answer.sent = sent;
             if !flags.no_update {
@@ -205,12 +205,12 @@ impl Ground<'_> {
         Err(Error::new(ErrorKind::Timeout, "read item").context("others kept writing the key"))
     }
 
+    /// As memcached does: a miss is one of `get`.
     fn count_get(&self, touches: bool, hit: bool) {
         let (command, counter) = match (touches, hit) {
             (true, true) => (Counter::CmdTouch, Counter::TouchHits),
-            (true, false) => (Counter::CmdTouch, Counter::TouchMisses),
             (false, true) => (Counter::CmdGet, Counter::GetHits),
-            (false, false) => (Counter::CmdGet, Counter::GetMisses),
+            (_, false) => (Counter::CmdGet, Counter::GetMisses),
         };
         self.counters.add(command, 1);
         self.counters.add(counter, 1);
@@ -450,7 +450,11 @@ impl Ground<'_> {
                 (attributes.expires_at, shown) = (decided.expires_at, decided.shown);
                 Some((New::Made(number_text(number, old)), attributes, flags.explicit_cas))
             })?;
-            self.count_step(direction, &changed);
+            let makes = flags.vivify.is_some() && matches!(changed, Modified::Missing);
+            if !makes {
+                // An item that is made is no miss.
+                self.count_step(direction, &changed);
+            }
             let mut answer = MetaAnswer::of(Status::Done, flags);
             match changed {
                 Modified::Written(_, cas) => {

@@ -14,7 +14,8 @@
 //! Any number of units, on any core. May suspend in the store; no lock is held.
 //!
 //! # Failure
-//! [`Answer::Failed`]: nothing happened, unless its kind says that the outcome is unknown.
+//! [`Answer::Failed`]: nothing happened, unless its kind says that the outcome is unknown, or the store is a cache
+//! ([`Ground::forget_older`]).
 
 mod classic;
 mod meta;
@@ -179,6 +180,8 @@ pub(crate) enum Answer {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ground<'a> {
     pub(crate) store: &'a Store,
+    /// Whether the store is a cache.
+    pub(crate) cache: bool,
     pub(crate) counters: &'a Shard,
     pub(crate) access: &'a Access,
     pub(crate) budget: &'a Budget,
@@ -217,8 +220,25 @@ impl Ground<'_> {
         };
         answer.unwrap_or_else(|error| {
             self.report(&error);
+            if matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::OutOfMemory) {
+                self.forget_older(key, &unit.action);
+            }
             Answer::Failed(error)
         })
+    }
+
+    /// Called when `action` is refused: for want of room or memory, or because the item is too large. In a cache, as in memcached,
+    /// a `set` leaves no older value then, and no `ms` does: whoever sent it has a newer one. In a store a write
+    /// that is refused changes nothing.
+    pub(crate) fn forget_older(&self, key: &[u8], action: &Action) {
+        use StoreVerb::Set;
+        let replaces = matches!(action, Action::Put { verb: Set, .. } | Action::MetaPut { .. });
+        if self.cache
+            && replaces
+            && let Err(error) = self.store.delete(key)
+        {
+            self.report(&error);
+        }
     }
 
     /// The item of `key`, unless it has expired by our clock. If it has grown since `share` was
@@ -241,16 +261,6 @@ impl Ground<'_> {
         }))
     }
 
-    /// Puts an item. As in memcached, one that is set and finds no room leaves no older value behind.
-    fn put_or_forget(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
-        let is_set = options.condition == Condition::Always;
-        let outcome = self.store.put_with(key, value, options);
-        if is_set && outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::NoSpace) {
-            self.store.delete(key)?;
-        }
-        outcome
-    }
-
     /// Puts an item; with `cas`, that is its CAS id.
     fn put_item(
         &self,
@@ -263,7 +273,7 @@ impl Ground<'_> {
         let state = attributes.state & !EXPLICIT_CAS;
         let Some(cas) = cas else {
             let attributes = Attributes { state, ..attributes };
-            return self.put_or_forget(key, value, PutOptions { attributes, condition });
+            return self.store.put_with(key, value, PutOptions { attributes, condition });
         };
         let length = value.len().saturating_add(CAS_BYTES);
         let room = self.budget.try_take(length as u64);
@@ -272,7 +282,7 @@ impl Ground<'_> {
         longer.extend_from_slice(value);
         longer.extend_from_slice(&cas.to_be_bytes());
         let attributes = Attributes { state: state | EXPLICIT_CAS, ..attributes };
-        self.put_or_forget(key, &longer, PutOptions { attributes, condition })
+        self.store.put_with(key, &longer, PutOptions { attributes, condition })
     }
 
     /// An item was stored that has nothing to do with the one before.
@@ -296,7 +306,7 @@ impl Ground<'_> {
     ) -> Result<Modified> {
         let changed = self.modify(key, share, |old| {
             let mut attributes = attributes;
-            // Nothing ever has the CAS id 0.
+            // 0 compares with no item, not even with one that was given it (`E0`).
             if cas == 0 || cas != old.cas() {
                 if !invalidate || cas == 0 || cas > old.cas() {
                     return None;
@@ -335,16 +345,14 @@ impl Ground<'_> {
             let (mut differs, mut length) = (false, 0);
             let changed = self.modify(key, share, |old| {
                 differs = asked.is_some_and(|cas| cas != old.cas());
-                let new = match verb {
-                    _ if differs => return None,
-                    StoreVerb::Prepend => [value, old].concat(),
-                    _ => [old, value].concat(),
-                };
+                if differs {
+                    return None;
+                }
+                let new = joined(verb, old, value, self.item_size_max_bytes)?;
                 length = new.len() as u64;
                 let mut attributes = old.record().attributes();
                 attributes.state &= BINARY_KEY;
-                let fits = length <= self.item_size_max_bytes;
-                fits.then_some((New::Made(new), attributes, explicit))
+                Some((New::Made(new), attributes, explicit))
             })?;
             let vivify = flags.and_then(|flags| Some((flags, flags.vivify?)));
             return Ok(match (changed, vivify) {
@@ -433,6 +441,13 @@ enum Written {
     Exists,
 }
 
+/// What `append` or `prepend` makes of a value, if that has `most` bytes at most; nothing is made of what is longer.
+fn joined(verb: StoreVerb, old: &[u8], value: &[u8], most: u64) -> Option<Vec<u8>> {
+    let parts = if verb == StoreVerb::Prepend { [value, old] } else { [old, value] };
+    let length = old.len().saturating_add(value.len()) as u64;
+    (length <= most).then(|| parts.concat())
+}
+
 impl Body {
     fn bytes<'b>(&'b self, buffer: &'b [u8]) -> &'b [u8] {
         match self {
@@ -455,4 +470,17 @@ pub(crate) fn unit_key<'k>(
     // The parser has refused what is no base64.
     *decoded = decode(key.of(buffer));
     decoded.as_ref().map_or(&[], Decoded::bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_joined_up_to_the_longest_that_may_be() {
+        let join = |verb, most| joined(verb, b"old", b"new", most);
+        assert_eq!(join(StoreVerb::Append, 6).as_deref(), Some(&b"oldnew"[..]));
+        assert_eq!(join(StoreVerb::Prepend, 6).as_deref(), Some(&b"newold"[..]));
+        assert_eq!((join(StoreVerb::Append, 5), join(StoreVerb::Prepend, 0)), (None, None));
+    }
 }

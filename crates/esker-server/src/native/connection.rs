@@ -11,6 +11,7 @@
 
 use super::duplex::Duplex;
 use super::multi::{Found, FoundValue};
+use super::order::Order;
 use super::run::Told;
 use crate::budget::Share;
 use crate::counters::Counter;
@@ -49,6 +50,8 @@ pub(super) struct Connection<D> {
     held_bytes: Cell<u64>,
     /// Those of them that are backups.
     backups: Cell<u32>,
+    /// Which requests wait for which.
+    pub(super) order: RefCell<Order>,
     /// Something is in flight no more.
     room: Notify,
 }
@@ -76,6 +79,7 @@ impl<D: Duplex> Connection<D> {
             in_flight: Cell::new(0),
             held_bytes: Cell::new(0),
             backups: Cell::new(0),
+            order: RefCell::new(Order::new()),
             room: Notify::new(),
         }
     }
@@ -123,6 +127,7 @@ impl<D: Duplex> Connection<D> {
         self.in_flight.set(left);
         self.held_bytes.set(self.held_bytes.get().saturating_sub(held_bytes));
         if left == 0 && requests > 0 {
+            self.order.borrow_mut().all_done();
             self.shared.counters.shard(self.core).leave();
         }
         self.room.notify_one();

@@ -15,7 +15,8 @@
 //! - D2: a request counts as in flight from its admission until its reply is sent or dropped, and at
 //!   most [`IN_FLIGHT_MAX`] of a connection are. Whoever does not take replies is not read from.
 //! - D3: no memory is held because of a number that a client named: buffers grow by what arrived. What
-//!   a request holds, and the value it asks for, are charged to the budget before it runs.
+//!   a request holds, the value it asks for, and the places of a batch's changes are charged to the budget before it runs;
+//!   one that asks for more than there is at all is refused at once.
 //! - D4: the session waits for the budget only while none of its requests is in flight, but a backup, which holds
 //!   nothing of it: nobody waits while he holds what others wait for, but a receive buffer (B2).
 //! - D5: each admitted request is answered exactly once, also if its task fails; unless the connection

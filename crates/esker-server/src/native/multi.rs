@@ -19,15 +19,20 @@ use crate::place::TaskPlace;
 use crate::shared::Shared;
 use esker::{Error, Value};
 use esker_base::units::KIB;
-use esker_format::native::{ItemHead, Keys};
+use esker_format::native::{ITEM_HEAD_SIZE_MAX, ItemHead, Keys, MULTI_GET_ENTRY_SIZE};
 use esker_trt::JoinHandle;
 use std::sync::Arc;
 
 /// What one read comes to, with the memory that its value took beyond what was foreseen.
 type Read = Result<(Option<Value>, Option<Share>), Error>;
 
-/// What is charged for a key besides its value: places in lists.
-const KEY_BYTES: u64 = KIB / 8;
+/// What is charged for a key besides its value.
+const KEY_BYTES: u64 = KIB / 4;
+const _: () = {
+    // Its place among the items and those of its pieces in the reply, and what stands before its value there, in text that grows.
+    let places = size_of::<Option<Found>>() + 3 * size_of::<&[u8]>();
+    assert!((places + 2 * (MULTI_GET_ENTRY_SIZE + ITEM_HEAD_SIZE_MAX)) as u64 <= KEY_BYTES);
+};
 
 /// What a key holds.
 pub(super) struct Found {
@@ -92,7 +97,9 @@ fn read_bytes(shared: &Shared, key: &[u8]) -> u64 {
 impl<D: Duplex + 'static> Job<D> {
     pub(super) fn multi_get(&mut self, keys: Keys<'_>) -> Result<Told, Error> {
         let charged = self.asked.held_bytes;
-        let mut items: Vec<Option<Found>> = Vec::new();
+        // A list that grows would take up to three times what its items do.
+        let most = usize::try_from(charged / KEY_BYTES).unwrap_or(usize::MAX).saturating_add(1);
+        let mut items: Vec<Option<Found>> = Vec::with_capacity(keys.iter().count().min(most));
         let mut kept_bytes = 0_u64;
         let mut keys = keys.iter().peekable();
         loop {

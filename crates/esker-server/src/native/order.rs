@@ -8,8 +8,9 @@
 //! - K1: a request waits only for requests that were admitted before it, so that nobody waits in a
 //!   circle.
 //! - K2: what is remembered is bounded by the requests in flight and their keys: marked tickets are
-//!   thrown out each time that their number may have doubled. A request with more than [`KEYS_MAX`]
-//!   keys waits for all, and all that come later for it, instead of being remembered by its keys.
+//!   thrown out each time that their number may have doubled. Room for many goes with them, and when nothing is in
+//!   flight. A request with more than [`KEYS_MAX`] keys waits for all, and all that come later for it, instead of being
+//!   remembered by its keys.
 
 use esker_base::{Error, ErrorKind, Result};
 use esker_trt::local::Notify;
@@ -22,6 +23,8 @@ use std::rc::Rc;
 pub(super) const KEYS_MAX: usize = 1024;
 /// Marked tickets are looked for when there are so many entries.
 const PRUNE_MIN: usize = 1024;
+/// Room for so many entries is kept.
+const ROOM_MIN: usize = 4 * PRUNE_MIN;
 
 /// Whether a request has taken effect.
 #[derive(Debug, Default)]
@@ -136,6 +139,7 @@ impl Order {
             // Whoever comes later waits for this one, which waits for all before.
             self.barrier = Some(ticket.clone());
             self.keys.clear();
+            self.give_room_back();
         }
         self.all.push(ticket.clone());
         (ticket, waits)
@@ -157,18 +161,38 @@ impl Order {
         state.write = Some(ticket.clone());
     }
 
+    /// Nothing is in flight: nobody waits for anything, and nothing that takes much memory is kept.
+    pub(super) fn all_done(&mut self) {
+        if self.keys.capacity().max(self.all.capacity()) > ROOM_MIN {
+            *self = Order::new();
+        }
+    }
+
     /// Throws out what nobody waits for any more (K2).
     fn prune(&mut self) {
-        if self.all.len() >= self.prune_all_at {
+        let many = self.all.len() >= self.prune_all_at;
+        if many {
             self.all.retain(|ticket| !ticket.done.get());
             self.prune_all_at = PRUNE_MIN.max(self.all.len().saturating_mul(2));
+            if self.all.capacity() > ROOM_MIN.max(self.all.len().saturating_mul(4)) {
+                self.all.shrink_to(self.all.len().saturating_mul(2));
+            }
         }
-        if self.keys.len() >= self.prune_keys_at {
+        // After so many requests most keys may be done, however many they are.
+        if many || self.keys.len() >= self.prune_keys_at {
             self.keys.retain(|_, state| {
                 state.reads.retain(|read| !read.done.get());
                 !state.reads.is_empty() || state.write.as_ref().is_some_and(|w| !w.done.get())
             });
             self.prune_keys_at = PRUNE_MIN.max(self.keys.len().saturating_mul(2));
+            self.give_room_back();
+        }
+    }
+
+    /// A map keeps the room of all that it ever had.
+    fn give_room_back(&mut self) {
+        if self.keys.capacity() > ROOM_MIN.max(self.keys.len().saturating_mul(4)) {
+            self.keys.shrink_to(self.keys.len().saturating_mul(2));
         }
     }
 }
@@ -248,5 +272,28 @@ mod tests {
         assert!(reads <= PRUNE_MIN, "{reads}");
         let (_, waits) = order.line_up(Access::Read(&[u64::MAX]));
         assert!(waits_for(&waits, &[&kept]));
+    }
+
+    #[test]
+    fn room_for_many_keys_is_given_back_once_they_are_done() {
+        let mut order = Order::new();
+        let hashes: Vec<u64> = (0..256 * KEYS_MAX as u64).collect();
+        let lines = hashes.chunks(KEYS_MAX).map(|keys| order.line_up(Access::Write(keys)).0);
+        let tickets: Vec<_> = lines.collect();
+        assert!(order.keys.capacity() >= hashes.len());
+        tickets.iter().for_each(|ticket| ticket.mark());
+        for key in 0..3 * PRUNE_MIN as u64 {
+            order.line_up(Access::Write(&[u64::MAX - key])).0.mark();
+        }
+        assert!(order.keys.capacity() <= 8 * PRUNE_MIN, "{}", order.keys.capacity());
+        assert!(order.all.capacity() <= 8 * PRUNE_MIN, "{}", order.all.capacity());
+        let (between, waits) = order.line_up(Access::Between);
+        assert!(waits.is_empty());
+        between.mark();
+        let lines = hashes.chunks(KEYS_MAX).map(|keys| order.line_up(Access::Read(keys)).0);
+        lines.collect::<Vec<_>>().iter().for_each(|ticket| ticket.mark());
+        order.all_done();
+        assert_eq!(order.keys.capacity(), 0);
+        assert!(order.line_up(Access::Write(&[1])).1.is_empty());
     }
 }

@@ -81,6 +81,7 @@ impl<D: Duplex + 'static> Job<D> {
         for earlier in std::mem::take(&mut self.waits) {
             earlier.wait()?;
         }
+        self.connection.shared.flush_if_due(self.connection.core);
         let payload = std::mem::take(&mut self.payload);
         let Ok(request) = Request::decode(self.asked.opcode, &payload) else {
             // It was one when it was admitted.

@@ -6,7 +6,7 @@
 use super::connection::{Asked, Connection};
 use super::duplex::Duplex;
 use super::multi::charge;
-use super::order::{Access, KEYS_MAX, Order};
+use super::order::{Access, KEYS_MAX};
 use super::run::{Job, Told};
 use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
 use crate::backups::Turn;
@@ -32,6 +32,9 @@ use std::time::Duration;
 
 /// Longest payload of a client that has not said who it is: credentials are no longer.
 const UNADMITTED_BYTES_MAX: usize = 1 << 10;
+/// What a change of a batch takes besides its bytes: places in the batch, and in the lists of the engine that makes it, which are
+/// 220 to 650 bytes at the most.
+const CHANGE_BYTES: u64 = KIB / 2;
 /// What `stats` may take.
 const STATS_BYTES: u64 = 8 * KIB;
 
@@ -49,7 +52,6 @@ pub(crate) struct Session<D: Duplex + 'static> {
     pub(super) connection: Rc<Connection<D>>,
     pub(super) received: Received,
     share: Share,
-    order: Order,
     hashes: Vec<u64>,
     pub(super) partial_since: Option<Duration>,
     /// Whether the client may give commands.
@@ -64,7 +66,6 @@ impl<D: Duplex + 'static> Session<D> {
             connection: Rc::new(Connection::new(shared, core, duplex)),
             received: Received::new(),
             share,
-            order: Order::new(),
             hashes: Vec::new(),
             partial_since: None,
             admitted,
@@ -320,9 +321,7 @@ impl<D: Duplex + 'static> Session<D> {
             _ => None,
         };
         let held_bytes = self.held_bytes(&request);
-        // A batch is made of its changes anew.
-        let copies = if matches!(request, Request::Batch(_)) { 2 } else { 1 };
-        let bytes = held_bytes.saturating_add((payload.len() as u64).saturating_mul(copies));
+        let bytes = held_bytes.saturating_add(needed_bytes(&request, payload.len() as u64));
         let (share, counted) = body.map(BodyShare::into_parts).unzip();
         let Some(share) = self.admit(held_bytes, bytes, share)? else {
             self.connection.count(Counter::StoreNoMemory, 1);
@@ -330,7 +329,7 @@ impl<D: Duplex + 'static> Session<D> {
         };
         let mut hashes = std::mem::take(&mut self.hashes);
         let access = access_of(&request, self.shared(), &mut hashes);
-        let (ticket, waits) = self.order.line_up(access);
+        let (ticket, waits) = self.connection.order.borrow_mut().line_up(access);
         self.hashes = hashes;
         self.connection.begin(held_bytes);
         let lasts = turn.is_some();
@@ -390,6 +389,10 @@ impl<D: Duplex + 'static> Session<D> {
         bytes: u64,
         mut share: Option<Share>,
     ) -> IoResult<Option<Share>> {
+        if bytes.saturating_add(self.share.bytes()) > self.shared().budget.total_bytes() {
+            // It would be waited for in vain.
+            return Ok(None);
+        }
         loop {
             let (in_flight, held) = (self.connection.in_flight(), self.connection.held_bytes());
             let alone = self.connection.holds_nothing();
@@ -415,6 +418,14 @@ impl<D: Duplex + 'static> Session<D> {
             self.wait_for_room()?;
         }
     }
+}
+
+/// Bytes that a request of `payload_bytes` takes besides what it reads.
+fn needed_bytes(request: &Request<'_>, payload_bytes: u64) -> u64 {
+    let Request::Batch(changes) = request else { return payload_bytes };
+    // A batch is made of its changes anew.
+    let places = (changes.iter().count() as u64).saturating_mul(CHANGE_BYTES);
+    payload_bytes.saturating_mul(2).saturating_add(places)
 }
 
 /// What a request touches. `hashes` is room for those of its keys.

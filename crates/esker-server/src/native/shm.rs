@@ -255,9 +255,11 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         return esker_shm::refuse(fd, status.number().into()).map(|()| None);
     };
     let endpoints = esker_shm::offer(fd, count, CAPACITY)?;
-    let mut bells = Vec::new();
-    for endpoint in &endpoints {
-        bells.push(endpoint.bell.as_fd().try_clone_to_owned().map_err(failed)?);
+    // All that may fail comes before the first session: no client is served by half.
+    let (mut bells, mut sides) = (Vec::new(), Vec::new());
+    for Endpoint { reader, writer, bell } in endpoints {
+        bells.push(bell.as_fd().try_clone_to_owned().map_err(failed)?);
+        sides.push((reader, writer, Stream::from_fd(bell).map_err(failed)?));
     }
     let core = CoreId(u16::try_from(core).unwrap_or(0));
     let agent = Arc::new(Agent {
@@ -268,8 +270,7 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         sessions: AtomicUsize::new(count),
     });
     let held = Arc::new(Held { _place: place, _memory: memory });
-    for (stream, Endpoint { reader, writer, bell }) in endpoints.into_iter().enumerate() {
-        let bell = Stream::from_fd(bell).map_err(failed)?;
+    for (stream, (reader, writer, bell)) in sides.into_iter().enumerate() {
         let ended = Cell::new(false);
         let agent = Arc::clone(&agent);
         let clock = Arc::clone(&shared.clock);

@@ -2,10 +2,10 @@
 
 use super::{CRLF_BYTES, Session};
 use crate::counters::Counter;
-use crate::execute::{Body, unit_key};
+use crate::execute::Body;
 use crate::limits::{ALONE_WORK, BODY_STEP_BYTES};
 use crate::patience::{Progress, patiently};
-use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, StoreVerb, Then, line};
+use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, Then, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 
@@ -16,7 +16,8 @@ impl<T: Transport> Session<T> {
         self.work();
         match request {
             Request::Store(store) if store.length > self.shared.limits.item_size_max_bytes => {
-                self.refuse_large(&store)?;
+                let whole = store.length.saturating_add(CRLF_BYTES as u64);
+                self.refuse(&store, Counter::StoreTooLarge, line::TOO_LARGE, whole)?;
             }
             Request::Store(store) => self.store_large(&store)?,
             Request::Stats { section } => {
@@ -52,22 +53,21 @@ impl<T: Transport> Session<T> {
         Ok(true)
     }
 
-    /// An item above the limit. As in memcached, a `set` leaves no older value behind, and
-    /// no `ms` does.
-    fn refuse_large(&mut self, store: &StoreRequest) -> IoResult<()> {
-        self.count(Counter::StoreTooLarge, 1);
-        if store.verb == StoreVerb::Set || store.meta.is_some() {
-            let unit = self.store_unit(store, Some(Body::Owned(Vec::new())));
-            let mut decoded = None;
-            let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
-            if let Err(error) = self.shared.store.delete(key) {
-                self.ground().report(&error);
-            }
-        }
+    /// A storage command that is not done, with `rest` bytes of its data block still in the stream.
+    fn refuse(
+        &mut self,
+        store: &StoreRequest,
+        counter: Counter,
+        line: &'static [u8],
+        rest: u64,
+    ) -> IoResult<()> {
+        self.count(counter, 1);
+        let unit = self.store_unit(store, Some(Body::Owned(Vec::new())));
+        self.forget_older(&unit);
         if !store.noreply {
-            self.output.push(line::TOO_LARGE);
+            self.output.push(line);
         }
-        self.swallow(store.length.saturating_add(CRLF_BYTES as u64))
+        self.swallow(rest)
     }
 
     /// A data block that did not come whole with its command: it is received into a buffer of its
@@ -122,6 +122,7 @@ impl<T: Transport> Session<T> {
                 return self.refuse_memory(store, 0);
             }
         }
+        self.shared.flush_if_due(self.core);
         let (unit, answer) = self.run_here(unit);
         self.reply(unit, answer);
         drop(share);
@@ -129,11 +130,7 @@ impl<T: Transport> Session<T> {
     }
 
     fn refuse_memory(&mut self, store: &StoreRequest, rest: usize) -> IoResult<()> {
-        self.count(Counter::StoreNoMemory, 1);
-        if !store.noreply {
-            self.output.push(line::NO_MEMORY);
-        }
-        self.swallow(rest as u64)
+        self.refuse(store, Counter::StoreNoMemory, line::NO_MEMORY, rest as u64)
     }
 
     /// `shutdown`; says whether the connection goes on.

@@ -33,18 +33,21 @@ mod reply;
 mod transfer;
 mod wave;
 
+#[cfg(test)]
+mod tests;
+
 use crate::budget::Share;
 use crate::counters::{Counter, Shard};
 use crate::execute::{Ground, Unit};
 use crate::limits::{FLUSH_BYTES, UNCHARGED_BYTES_MAX};
 use crate::output::Output;
+use crate::patience::Progress;
 use crate::protocol::{CRLF, Parser, Request, Span};
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::{LINGER, Transport};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Length of the end of line behind a data block.
 const CRLF_BYTES: usize = CRLF.len();
@@ -53,6 +56,8 @@ const CRLF_BYTES: usize = CRLF.len();
 enum End {
     Client,
     Server,
+    /// The server, after a silence between two requests.
+    Silence,
 }
 
 /// A `get` line whose keys are not all units yet.
@@ -98,7 +103,10 @@ pub(crate) struct Session<T> {
     /// Memory for values that is kept between requests, and how much that may be.
     pocket: Option<Share>,
     pocket_bytes: u64,
-    partial_since: Option<Duration>,
+    /// Of the request that came in part.
+    partial: Option<Progress>,
+    /// Whether the receive buffer is full of it, without memory to grow.
+    crowded: bool,
     busy: bool,
     /// Whether the client may give commands.
     admitted: bool,
@@ -125,7 +133,8 @@ impl<T: Transport> Session<T> {
             broken: None,
             wave_bytes: 0,
             share,
-            partial_since: None,
+            partial: None,
+            crowded: false,
             busy: false,
             admitted,
         }
@@ -138,10 +147,12 @@ impl<T: Transport> Session<T> {
         match ended {
             Ok(End::Client) => {}
             Ok(End::Server) => self.connection.linger(LINGER),
+            Ok(End::Silence) => {
+                self.count(Counter::IdleKicks, 1);
+            }
             Err(error) => {
                 if error.kind() == IoErrorKind::TimedOut {
-                    let idle = self.received.pending().is_empty() && self.output.is_empty();
-                    self.count(if idle { Counter::IdleKicks } else { Counter::RequestTimeouts }, 1);
+                    self.count(Counter::RequestTimeouts, 1);
                 }
                 tracing::debug!("connection ended: {error}");
             }
@@ -194,12 +205,14 @@ impl<T: Transport> Session<T> {
         self.shared.ground(self.core)
     }
 
-    fn shard(&self) -> &Shard {
-        self.shared.counters.shard(self.core)
-    }
-
     fn count(&self, counter: Counter, step: u64) {
         self.shard().add(counter, step);
+    }
+}
+
+impl<T> Session<T> {
+    fn shard(&self) -> &Shard {
+        self.shared.counters.shard(self.core)
     }
 
     fn work(&mut self) {
@@ -214,5 +227,12 @@ impl<T: Transport> Session<T> {
             self.busy = false;
             self.shard().leave();
         }
+    }
+}
+
+/// A session that panics keeps no stop of the server waiting.
+impl<T> Drop for Session<T> {
+    fn drop(&mut self) {
+        self.rest();
     }
 }

@@ -22,9 +22,13 @@ impl<T: Transport> Session<T> {
             if self.wave.len() >= PIPELINE_DEPTH {
                 return Pause::Run;
             }
-            let unit = if let Some(unit) = self.held.take() {
+            // Of a request whose reply has ended in an error nothing more is done.
+            let ended = self.broken;
+            let held = self.held.take().filter(|unit| ended != Some(unit.request));
+            let listing = self.listing.take_if(|_| held.is_none());
+            let unit = if let Some(unit) = held {
                 unit
-            } else if let Some(listing) = self.listing.take() {
+            } else if let Some(listing) = listing.filter(|listing| ended != Some(listing.request)) {
                 self.next_of(listing)
             } else {
                 match self.parser.next(self.received.pending()) {
@@ -94,7 +98,7 @@ impl<T: Transport> Session<T> {
 
     /// Numbers the request that begins here: the client made progress.
     pub(super) fn begin_request(&mut self) -> u64 {
-        self.partial_since = None;
+        (self.partial, self.crowded) = (None, false);
         self.requests = self.requests.wrapping_add(1);
         self.requests
     }
@@ -109,7 +113,7 @@ impl<T: Transport> Session<T> {
         let complete = block.len() >= length.saturating_add(CRLF_BYTES);
         let ends_well = block.get(length..).is_some_and(|rest| rest.starts_with(CRLF));
         let fits = store.length <= self.shared.limits.item_size_max_bytes;
-        if fits && !complete && length <= INLINE_BODY_BYTES_MAX {
+        if fits && !complete && length <= INLINE_BODY_BYTES_MAX && !self.crowded {
             return Err(Pause::Receive);
         }
         self.begin_request();
@@ -132,7 +136,10 @@ impl<T: Transport> Session<T> {
                 let base64 = MetaFlags::read(self.received.all(), flags).base64;
                 Action::MetaPut { verb, flags, base64, body }
             }
-            (None, _) => Action::Say(line::BAD_CHUNK),
+            (None, _) => {
+                self.count(Counter::CmdSet, 1);
+                Action::Say(line::BAD_CHUNK)
+            }
         };
         Unit { key, action, noreply, request: self.requests, ends: false, share: None, hash: None }
     }
@@ -243,11 +250,19 @@ impl<T: Transport> Session<T> {
             return;
         }
         self.count(Counter::StoreNoMemory, 1);
+        self.forget_older(&unit);
         let line = no_memory_line(&unit.action);
         if !unit.noreply && self.broken != Some(unit.request) {
             self.output.push(line);
         }
         self.broken = Some(unit.request);
+    }
+
+    /// What a cache forgets of `unit`, which is refused before it runs.
+    pub(super) fn forget_older(&self, unit: &Unit) {
+        let mut decoded = None;
+        let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
+        self.ground().forget_older(key, &unit.action);
     }
 
     /// The most memory that `unit` may hold besides its body: what the index says that it reads, and

@@ -12,12 +12,12 @@ impl<T: Transport> Session<T> {
     /// Receives something, or says who ended the connection.
     pub(super) fn receive(&mut self) -> IoResult<Option<End>> {
         if self.received.pending().is_empty() {
-            self.partial_since = None;
+            self.partial = None;
             if self.received.shrink() {
                 self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
             }
-        } else if self.partial_since.is_none() {
-            self.partial_since = Some(self.shared.clock.monotonic());
+        } else if self.partial.is_none() {
+            self.partial = Some(Progress::receiving(&self.shared));
         }
         let mut capacity = self.received.capacity();
         if let Some(wanted) = self.received.wanted_capacity() {
@@ -25,6 +25,10 @@ impl<T: Transport> Session<T> {
             let full = self.received.pending().len() == capacity;
             if self.share.try_grow(wanted.saturating_sub(capacity) as u64) {
                 capacity = wanted;
+            } else if full && !self.crowded {
+                // A data block may go on in a buffer of its own, or be refused there.
+                self.crowded = true;
+                return Ok(None);
             } else if full {
                 self.output.push(line::NO_MEMORY_GET);
                 self.flush()?;
@@ -33,11 +37,19 @@ impl<T: Transport> Session<T> {
         }
         let room = self.received.make_room(capacity);
         let connection = &mut self.connection;
-        let count = if let Some(since) = self.partial_since {
-            patiently(&self.shared, since, |limit| connection.read(room, Some(limit)))?
+        let count = if let Some(partial) = &mut self.partial {
+            let read = |limit| connection.read(room, Some(limit));
+            let count = patiently(&self.shared, partial.since(), read)?;
+            partial.add(&self.shared, count);
+            count
         } else {
             let idle = self.shared.limits.idle_timeout;
-            connection.read(room, (!idle.is_zero()).then_some(idle))?
+            match connection.read(room, (!idle.is_zero()).then_some(idle)) {
+                Err(error) if error.kind() == IoErrorKind::TimedOut => {
+                    return Ok(Some(End::Silence));
+                }
+                read => read?,
+            }
         };
         self.received.filled(count);
         self.count(Counter::BytesRead, count as u64);

@@ -66,6 +66,21 @@ fn numbers_go_up_and_wrap_and_go_down_and_stop() {
 }
 
 #[test]
+fn a_number_with_very_many_blanks_behind_it_is_one_like_any_other() {
+    let server = TestServer::start();
+    let mut client = server.client();
+    for length in [65_535, 65_536, 1 << 20] {
+        let blanks = " ".repeat(length - 1);
+        let set = format!("set n 0 0 {length}\r\n1{blanks}\r\n");
+        client.check_chat(set.as_bytes(), "STORED\r\n");
+        client.check_chat(b"incr n 1\r\nma n v\r\n", "2\r\nVA 1\r\n3\r\n");
+        let reply = format!("VALUE n 0 {length}\r\n3{blanks}\r\nEND\r\n");
+        client.check_chat(b"get n\r\n", &reply);
+    }
+    assert!(server.server.stop(Duration::from_secs(5)), "everything is answered");
+}
+
+#[test]
 fn clients_that_want_no_reply_get_none_not_even_of_errors() {
     let server = TestServer::start();
     let mut client = server.client();
@@ -159,6 +174,29 @@ fn a_delayed_flush_takes_place_when_its_time_has_come() {
         esker_trt::sleep(Duration::from_millis(10));
     }
     panic!("the value is still there");
+}
+
+#[test]
+fn what_is_stored_from_the_moment_on_at_which_a_flush_is_due_stays() {
+    let clock = Arc::new(ManualClock::new(1_000_000_000));
+    let server = TestServer::with(|config| config.clock = clock.clone());
+    let mut client = server.client();
+    let large = "v".repeat(100_000);
+    let set = format!("set c 0 0 {}\r\n{large}\r\n", large.len());
+    for _ in 0..3 {
+        client.check_chat(b"set a 0 0 1\r\n1\r\nflush_all 10\r\n", "STORED\r\nOK\r\n");
+        clock.advance(Duration::from_secs(10));
+        client.check_chat(b"get a\r\nset b 0 0 1\r\n1\r\n", "END\r\nSTORED\r\n");
+        client.check_chat(b"flush_all 10\r\n", "OK\r\n");
+        clock.advance(Duration::from_secs(10));
+        // Its data block does not come with its command.
+        client.check_chat(set.as_bytes(), "STORED\r\n");
+        client.check_chat(b"get b\r\nset b 0 0 1\r\n2\r\n", "END\r\nSTORED\r\n");
+        esker_trt::sleep(Duration::from_millis(500));
+        client.check_chat(b"get b\r\n", "VALUE b 0 1\r\n2\r\nEND\r\n");
+        let reply = format!("VALUE c 0 {}\r\n{large}\r\nEND\r\n", large.len());
+        client.check_chat(b"get c\r\n", &reply);
+    }
 }
 
 #[test]

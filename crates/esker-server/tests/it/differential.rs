@@ -185,7 +185,8 @@ fn compare(memcached: &mut Side, esker: &mut Side, stream: &[u8], what: &str) {
 #[test]
 fn edge_cases_answer_as_memcached_does() {
     let Some(memcached) = Memcached::start() else { return };
-    let server = TestServer::start();
+    // Where a `set` that is refused leaves nothing older, as there.
+    let server = TestServer::of_cache(|_| {});
     let key = "k".repeat(250);
     let long = "k".repeat(251);
     let large = format!("{}\r\n", "x".repeat(1_048_577));
@@ -285,7 +286,7 @@ fn random_commands_answer_as_memcached_does() {
 #[test]
 fn meta_edge_cases_answer_as_memcached_does() {
     let Some(memcached) = Memcached::start() else { return };
-    let server = TestServer::start();
+    let server = TestServer::of_cache(|_| {});
     let key = "k".repeat(250);
     let long = "k".repeat(251);
     let many = " k".repeat(18);
@@ -317,6 +318,7 @@ fn meta_edge_cases_answer_as_memcached_does() {
         "shutdown\r\nshutdown graceful\r\nshutdown x\r\ncache_memlimit\r\ncache_memlimit x\r\ncache_memlimit 7\r\ncache_memlimit 4294967295\r\ncache_memlimit 7 noreply\r\ncache_memlimit 1 2 3\r\n",
         "ms k 1 MR T1000\r\na\r\ntouch k 50\r\nmg k t h\r\ngat 1000 k\r\nmg k t h u\r\nmg k h\r\n",
         "ms u 1\r\na\r\nmg u u h\r\nmg u u h\r\nmg u h\r\nmg u h\r\nms u 1\r\nb\r\nmg u h\r\n",
+        "set \u{1}a 0 0 1\r\n1\r\nmg \u{1}a k v\r\nme \u{1}a\r\nma \u{1}a k v\r\nmg \u{1}\u{7f} k N30\r\nmg \u{1}\u{7f} k\r\nms AWE= 1 b k\r\nx\r\nmg \u{1}a k v\r\nme \u{1}a\r\n",
     ]
     .map(str::to_owned)
     .to_vec();
@@ -338,6 +340,112 @@ fn meta_edge_cases_answer_as_memcached_does() {
     for case in &cases {
         compare(&mut sides.0, &mut sides.1, case.as_bytes(), "meta edge case");
     }
+}
+
+#[test]
+fn commands_are_counted_as_memcached_counts_them() {
+    let Some(memcached) = Memcached::start() else { return };
+    let server = TestServer::of_cache(|_| {});
+    let mut sides = [Client::connect(memcached.address), server.client()];
+    let large = "x".repeat(1_048_577);
+    let too_large = format!("set a 0 0 1048577\r\n{large}\r\n");
+    for stream in [
+        "set a 0 0 1\r\n1\r\n",
+        "add a 0 0 1\r\n1\r\n",
+        "replace b 0 0 1\r\n1\r\n",
+        "append a 0 0 1\r\n1\r\n",
+        "cas a 0 0 1 1\r\n1\r\n",
+        "cas b 0 0 1 1\r\n1\r\n",
+        "set a 0 0 1\r\n12\r\n",
+        "set a 0 0 1\r\n1\r\n",
+        "get a b\r\n",
+        "gets a b\r\n",
+        "gat 100 a\r\n",
+        "gat 100 b\r\n",
+        "gats 100 a b\r\n",
+        "touch a 100\r\n",
+        "touch b 100\r\n",
+        "mg a\r\n",
+        "mg b\r\n",
+        "mg b q\r\n",
+        "mg a T30\r\n",
+        "mg b T30\r\n",
+        "mg c N30\r\n",
+        "mg d N30 T30\r\n",
+        "mg d N30 T30\r\n",
+        "incr b 1\r\n",
+        "decr b 1\r\n",
+        "decr a 0\r\n",
+        "ma b\r\n",
+        "ma b MD\r\n",
+        "ma n N0\r\n",
+        "ma n N0\r\n",
+        "ma m MD N0\r\n",
+        "ma a C12345\r\n",
+        "set t 0 0 1\r\nx\r\n",
+        "incr t 1\r\n",
+        "ma t\r\n",
+        "md a I\r\n",
+        "md b I\r\n",
+        "md a C12345\r\n",
+        "md a\r\n",
+        "md a\r\n",
+        "delete t\r\n",
+        "delete t\r\n",
+        "ms a 1\r\n1\r\n",
+        "ms a 1 ME\r\n1\r\n",
+        "ms a 1 MA\r\n1\r\n",
+        "ms a 1 C12345\r\n1\r\n",
+        "ms b 1 C1\r\n1\r\n",
+        "ms a 1\r\n12\r\n",
+        "me a\r\n",
+        "me b\r\n",
+        "flush_all\r\n",
+        &too_large,
+    ] {
+        let [expected, seen] = sides.each_mut().map(|client| counted(client, stream));
+        assert_eq!(seen, expected, "{:.40}", stream);
+    }
+}
+
+/// What a server has counted of `stream`, and how much of it.
+fn counted(client: &mut Client, stream: &str) -> BTreeMap<&'static str, u64> {
+    const COUNTERS: [&str; 21] = [
+        "cmd_get",
+        "cmd_set",
+        "cmd_flush",
+        "cmd_touch",
+        "cmd_meta",
+        "get_hits",
+        "get_misses",
+        "delete_misses",
+        "delete_hits",
+        "incr_misses",
+        "incr_hits",
+        "decr_misses",
+        "decr_hits",
+        "cas_misses",
+        "cas_hits",
+        "cas_badval",
+        "touch_hits",
+        "touch_misses",
+        "store_too_large",
+        "store_no_memory",
+        "total_items",
+    ];
+    let figures = |client: &mut Client| {
+        let stats = client.stats();
+        COUNTERS.map(|name| {
+            let line = stats.lines().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
+            line.expect(name).parse::<u64>().expect("a number")
+        })
+    };
+    let before = figures(client);
+    client.send(stream.as_bytes());
+    client.send(b"mn\r\n");
+    while client.line() != "MN" {}
+    let grown = figures(client).into_iter().zip(before).map(|(after, before)| after - before);
+    COUNTERS.into_iter().zip(grown).filter(|(_, grown)| *grown > 0).collect()
 }
 
 #[test]

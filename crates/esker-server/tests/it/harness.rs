@@ -52,6 +52,13 @@ impl TestServer {
         TestServer::opened(cores, change, |options| options.durability = durability)
     }
 
+    /// A server of a cache.
+    pub(crate) fn of_cache(change: impl FnOnce(&mut ServerConfig)) -> TestServer {
+        TestServer::opened(2, change, |options| {
+            (options.cache, options.durability) = (true, Durability::None);
+        })
+    }
+
     /// A server of a store of `engine`.
     pub(crate) fn on_engine(
         engine: EngineKind,

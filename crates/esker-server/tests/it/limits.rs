@@ -26,7 +26,7 @@ fn an_item_at_the_limit_is_stored_and_one_byte_more_is_swallowed() {
     client.check_chat(b"get nope\r\n", "END\r\n");
     assert!(server.store.get(b"k").expect("get").is_some(), "add leaves what is there");
     client.check_chat(
-        format!("set k 0 0 100001\r\n{large}\r\nget k\r\n").as_bytes(),
+        format!("set n 0 0 100001\r\n{large}\r\nget n\r\n").as_bytes(),
         &format!("{refused}END\r\n"),
     );
     client.check_chat(format!("set k 0 0 100001 noreply\r\n{large}\r\n").as_bytes(), "");
@@ -63,6 +63,8 @@ fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
         client.0.read_to_end(&mut rest).expect("closed in time");
         assert!(server.store.get(b"k").expect("get").is_none());
     }
+    let mut client = server.client();
+    assert_eq!((stat(&mut client, "request_timeouts"), stat(&mut client, "idle_kicks")), (4, 0));
     // One byte at a time is no progress.
     let mut slow = server.client();
     std::thread::scope(|scope| {
@@ -100,6 +102,19 @@ fn a_client_that_is_busy_for_longer_than_a_request_may_take_is_not_cut_off() {
 }
 
 #[test]
+fn a_long_line_that_gets_on_is_not_cut_off() {
+    let limits = Limits { request_timeout: Duration::from_millis(500), ..Limits::default() };
+    let server = TestServer::with_limits(limits);
+    let mut client = server.client();
+    let line = format!("get {}\r\n", format!("{} ", "k".repeat(249)).repeat(3200));
+    for piece in line.as_bytes().chunks(80_000) {
+        client.send(piece);
+        esker_trt::sleep(Duration::from_millis(100));
+    }
+    client.check_chat(b"", "END\r\n");
+}
+
+#[test]
 fn silent_connections_stay_unless_an_idle_timeout_is_set() {
     let idle = Limits { idle_timeout: Duration::from_millis(200), ..Limits::default() };
     let server = TestServer::with_limits(idle);
@@ -108,6 +123,8 @@ fn silent_connections_stay_unless_an_idle_timeout_is_set() {
     let mut rest = Vec::new();
     client.0.read_to_end(&mut rest).expect("closed in time");
     assert!(rest.is_empty());
+    let mut client = server.client();
+    assert_eq!((stat(&mut client, "request_timeouts"), stat(&mut client, "idle_kicks")), (0, 1));
 }
 
 #[test]
@@ -232,7 +249,7 @@ fn uploads_that_stand_still_leave_half_of_the_memory_to_others() {
     }
 }
 
-fn stat(client: &mut Client, name: &str) -> u64 {
+pub(crate) fn stat(client: &mut Client, name: &str) -> u64 {
     let stats = client.stats();
     let line = stats.lines().find_map(|line| line.strip_prefix(&format!("STAT {name} ")));
     line.expect("a figure").parse().expect("a number")

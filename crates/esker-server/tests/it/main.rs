@@ -19,4 +19,5 @@ mod limits;
 mod meta;
 mod native;
 mod pipelining;
+mod refusals;
 mod shutdown;

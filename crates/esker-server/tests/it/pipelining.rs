@@ -28,7 +28,7 @@ fn conversation() -> (Vec<u8>, Vec<u8>) {
     add(b"set a 0 0 9999999\r\n", b"SERVER_ERROR object too large for cache\r\n");
     add(&b"get a\r\n".repeat(1_428_571)[..9_999_997], b"");
     add(b"xx\r\n", b"");
-    add(b"get a\r\n", b"END\r\n");
+    add(b"get a\r\n", b"VALUE a 1 2\r\n\r\n\r\nEND\r\n");
     (requests, replies)
 }
 

@@ -87,7 +87,7 @@ impl Gate {
     /// `Timeout`.
     pub fn wait_for(&self, limit: Duration) -> Result<()> {
         let Some(waiter) = self.enlist() else { return Ok(()) };
-        let end = crate::time::now() + limit;
+        let end = crate::time::now().saturating_add(limit);
         while !self.is_open() {
             let left = end.saturating_sub(crate::time::now());
             if left.is_zero() {

@@ -53,6 +53,24 @@ fn waiting_for_a_gate_can_be_limited_and_cancelled() {
 }
 
 #[test]
+fn a_gate_can_be_waited_for_beyond_the_end_of_all_times() {
+    each_facility(|runtime| {
+        for limit in [Duration::from_secs(u64::MAX), Duration::MAX] {
+            let gate = Arc::new(Gate::new());
+            let other = Arc::clone(&gate);
+            let task = runtime.spawn(move || other.wait_for(limit).is_ok());
+            std::thread::scope(|scope| {
+                let thread = scope.spawn(|| gate.wait_for(limit).is_ok());
+                std::thread::park_timeout(Duration::from_millis(5));
+                gate.open();
+                assert!(thread.join().unwrap());
+            });
+            assert!(task.join().unwrap());
+        }
+    });
+}
+
+#[test]
 fn no_ring_of_a_signal_is_lost() {
     const ROUNDS: usize = 3000;
     each_facility(|runtime| {

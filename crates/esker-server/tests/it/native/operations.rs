@@ -1,6 +1,7 @@
 //! What each operation does and answers.
 
 use super::{Raw, get, put, start, start_with, start_with_limits};
+use esker_base::ErrorKind;
 use esker_base::ids::Version;
 use esker_format::native::{
     Attributes, Change, ChangeKind, Changes, Condition, Items, Keys, Put, Request, Status,
@@ -103,6 +104,26 @@ fn a_batch_is_made_at_once_and_answered_with_its_version() {
     assert_eq!(client.ask(&get(b"a")).item().value, b"1");
     assert_eq!(client.ask(&get(b"b")).item().value, b"");
     client.check_status(&get(b"gone"), Status::KeyMissing);
+}
+
+#[test]
+fn a_batch_of_very_many_changes_is_refused_where_there_is_no_memory_for_them() {
+    let key: &[u8] = b"k";
+    let many = changes_of(&vec![(key, None); 100_000]);
+    let many = Request::Batch(Changes::decode(&many).expect("changes"));
+    let large = vec![b'v'; 1 << 20];
+    let few = changes_of(&[(key, Some(&large))]);
+    let few = Request::Batch(Changes::decode(&few).expect("changes"));
+    // The least that there may be, and what there is by itself.
+    let least =
+        Limits { connections_max: 8, memory_max_bytes: (4 << 20) + 8 * 4096, ..Limits::default() };
+    let no_memory = Status::Failed(ErrorKind::OutOfMemory);
+    for (limits, expected) in [(least, no_memory), (Limits::default(), Status::Ok)] {
+        let server = start_with_limits(limits);
+        let mut client = Raw::connect(&server);
+        client.check_status(&many, expected);
+        client.check_status(&few, Status::Ok);
+    }
 }
 
 #[test]

@@ -1,0 +1,124 @@
+//! One session over a stream that stands in memory.
+
+use super::Session;
+use crate::counters::Counter;
+use crate::limits::{Limits, RECEIVE_BYTES_MIN};
+use crate::server::ServerConfig;
+use crate::shared::Shared;
+use crate::transport::Transport;
+use esker::{Durability, Options, Store};
+use esker_base::clock::{Clock, SystemClock};
+use std::cell::RefCell;
+use std::io::{IoSlice, Result as IoResult};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A client that sends `input` as fast as it is read, and notes what it is told.
+struct Stream {
+    input: Vec<u8>,
+    read: usize,
+    told: Rc<RefCell<Vec<u8>>>,
+    /// Whether the first reply is more than the machine can take.
+    breaks: bool,
+}
+
+impl Transport for Stream {
+    fn read(&mut self, into: &mut [u8], _timeout: Option<Duration>) -> IoResult<usize> {
+        let count = into.len().min(self.input.len() - self.read);
+        into[..count].copy_from_slice(&self.input[self.read..][..count]);
+        self.read += count;
+        Ok(count)
+    }
+
+    fn write_vectored(
+        &mut self,
+        slices: &[IoSlice<'_>],
+        _timeout: Option<Duration>,
+    ) -> IoResult<usize> {
+        assert!(!self.breaks, "the stream breaks");
+        let mut told = self.told.borrow_mut();
+        slices.iter().for_each(|slice| told.extend_from_slice(slice));
+        Ok(slices.iter().map(|slice| slice.len()).sum())
+    }
+
+    fn holds_back(&self) -> bool {
+        false
+    }
+
+    fn flush(&mut self, _timeout: Duration) -> IoResult<()> {
+        Ok(())
+    }
+
+    fn linger(&mut self, _limit: Duration) {}
+}
+
+/// A store and what sessions share; requests wait for memory 100 ms at most.
+fn shared() -> (Arc<Shared>, TempDir) {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let mut options = Options::new(folder.path().join("data"));
+    (options.size_bytes, options.durability) = (64 << 20, Durability::None);
+    let store = Store::open(&options).expect("store");
+    let limits = Limits { request_timeout: Duration::from_millis(100), ..Limits::default() };
+    let config = ServerConfig { limits, ..ServerConfig::default() };
+    (Arc::new(Shared::new(store, config, 1, Vec::new())), folder)
+}
+
+/// What a client is told that sends `input` and then closes.
+fn told(shared: &Arc<Shared>, input: &[u8]) -> String {
+    let told = Rc::default();
+    let stream = Stream { input: input.to_vec(), read: 0, told: Rc::clone(&told), breaks: false };
+    Session::new(Arc::clone(shared), 0, stream, shared.budget.nothing()).run();
+    String::from_utf8_lossy(&told.borrow()).into_owned()
+}
+
+#[test]
+fn a_session_that_panics_counts_as_one_that_has_answered_everything() {
+    let (shared, _folder) = shared();
+    let stream =
+        Stream { input: b"get k\r\n".to_vec(), read: 0, told: Rc::default(), breaks: true };
+    let session = Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing());
+    assert!(catch_unwind(AssertUnwindSafe(|| session.run())).is_err());
+    assert_eq!(shared.counters.busy(), 0);
+    assert_eq!(told(&shared, b"get k\r\n"), "END\r\n");
+    assert_eq!(shared.counters.busy(), 0);
+}
+
+#[test]
+fn keys_behind_one_for_which_there_was_no_memory_are_not_waited_for() {
+    let (shared, _folder) = shared();
+    let keys: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
+    for key in &keys {
+        shared.store.put(key.as_bytes(), &[b'v'; 1000]).expect("put");
+    }
+    let _all = shared.budget.try_take(shared.budget.free_bytes()).expect("free");
+    let start = SystemClock.monotonic();
+    let line = format!("get {}\r\nget k1\r\nmn\r\n", keys.join(" "));
+    let refused = "SERVER_ERROR out of memory writing get response\r\n";
+    assert_eq!(told(&shared, line.as_bytes()), format!("{refused}{refused}MN\r\n"));
+    let passed = SystemClock.monotonic() - start;
+    assert!(passed < Duration::from_secs(2), "{passed:?}");
+}
+
+#[test]
+fn a_set_for_which_the_receive_buffer_cannot_grow_is_refused_and_passed_over() {
+    let (shared, _folder) = shared();
+    let _all = shared.budget.try_take(shared.budget.free_bytes()).expect("free");
+    let block = "delete k\r\n".repeat(1000);
+    let refused = "SERVER_ERROR out of memory storing object\r\n";
+    for (line, reply) in [
+        (format!("set k 0 0 {}", block.len()), refused),
+        (format!("set k 0 0 {} noreply", block.len()), ""),
+        (format!("ms k {}", block.len()), refused),
+    ] {
+        let input = format!("{line}\r\n{block}\r\nmn\r\n");
+        assert_eq!(told(&shared, input.as_bytes()), format!("{reply}MN\r\n"), "{line}");
+    }
+    assert_eq!(shared.counters.total(Counter::StoreNoMemory), 3);
+    // A line for which there is no room has no end that could be found.
+    let line = format!("get {}\r\n", "k ".repeat(RECEIVE_BYTES_MIN));
+    let refused = "SERVER_ERROR out of memory writing get response\r\n";
+    assert_eq!(told(&shared, line.as_bytes()), refused);
+}
