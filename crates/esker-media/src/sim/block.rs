@@ -252,7 +252,20 @@ impl SimBlock {
         Duration::from_nanos(state.rng.below(most))
     }
 
-    /// Some bytes of a write that failed: a beginning of whole tearing units, often nothing.
+    /// Lets a write that failed have put any of its units, often none, perhaps all.
+    fn leave_parts(&self, state: &mut State, offset: u64, data: &mut [u8]) {
+        let mut before = vec![0; data.len()];
+        state.image.read(offset, &mut before);
+        let unit = self.tear_size_bytes as usize;
+        let done = [0, 0, 1, 2][state.rng.index(4)];
+        for (unit, before) in data.chunks_mut(unit).zip(before.chunks(unit)) {
+            if !state.rng.chance(done, 2) {
+                unit.copy_from_slice(before);
+            }
+        }
+    }
+
+    /// Some bytes of a write that was cut short: a beginning of whole tearing units, often nothing.
     fn part_of(&self, state: &mut State, length: usize) -> usize {
         let unit = self.tear_size_bytes as usize;
         if state.rng.chance(1, 2) { 0 } else { state.rng.index(length / unit) * unit }
@@ -324,7 +337,7 @@ impl SimBlock {
             }
             Some(FaultKind::MisdirectedWrite) => at = self.misdirect(&mut state, offset, length),
             Some(FaultKind::WriteError | FaultKind::AnyError) => {
-                data.truncate(self.part_of(&mut state, data.len()));
+                self.leave_parts(&mut state, offset, &mut data);
                 result = Err(self.error(ErrorKind::Io, OPERATION, "planned fault"));
             }
             Some(FaultKind::ShortWrite) => {
@@ -340,7 +353,8 @@ impl SimBlock {
         let id = state.next_id;
         state.next_id += 1;
         let data: Arc<[u8]> = data.into();
-        let applied = state.rng.chance(1, 2);
+        // What a failed one left as it was must not come back over what others write meanwhile.
+        let applied = state.rng.chance(1, 2) || result.is_err();
         let mut other = data.to_vec();
         if applied {
             state.image.read(at, &mut other);

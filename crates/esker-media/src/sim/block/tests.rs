@@ -205,3 +205,16 @@ fn a_read_beside_a_write_meets_each_unit_as_it_was_or_as_it_will_be() {
     }
     assert!(mixed > 10 && seen.iter().all(|count| *count > 20), "{mixed}, {seen:?}");
 }
+
+#[test]
+fn a_write_that_failed_leaves_any_of_its_units() {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..200 {
+        let faults = FaultPlan::none().with(FaultKind::WriteError, Trigger::Nth(2));
+        let device = SimBlock::new(SimBlockOptions::new(64 << 10, seed).faults(faults));
+        put(&device, 0, 1, 1536).unwrap();
+        put(&device, 0, 2, 1536).unwrap_err();
+        seen.insert([0, 512, 1024].map(|at| get(&device, at).unwrap()));
+    }
+    assert_eq!(seen.len(), 8, "{seen:?}");
+}
