@@ -156,6 +156,7 @@ impl Connection {
         }
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
+        let before = state.queued;
         loop {
             if let Some(cause) = &state.broken {
                 return Err(Error::not_sent(cause.clone()));
@@ -174,8 +175,15 @@ impl Connection {
             }
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {
+                // Of backups alone silence says nothing.
+                let is_owed = state.table.is_waited_for(before);
+                drop(state);
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
-                return Err(Error::not_sent(cause.context("too many requests are in flight")));
+                let cause = cause.context("too many requests are in flight");
+                if is_owed {
+                    self.break_if_silent(&cause);
+                }
+                return Err(Error::not_sent(cause));
             }
             self.room.wait_for(&mut state, left);
         }
@@ -269,25 +277,35 @@ impl Connection {
         self.state.lock().table.give_up(request.id);
         self.room.notify_all();
         let cause = esker_base::Error::new(ErrorKind::Timeout, "wait for reply");
-        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
-        if u128::from(silent) >= limit.as_nanos() {
-            // Not only this request: the server says nothing at all any more.
-            self.break_off(cause.clone().context("the server is silent"));
-        }
+        self.break_if_silent(&cause);
         // It may have come between the two looks.
         request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
     }
 
-    /// Sends what is queued, and waits until everything that was submitted is answered or given up, but for backups.
+    /// Breaks the connection if a server that owes a reply for as long as is allowed has said nothing else either. Whoever
+    /// waited for anything looks: nobody may wait for the reply itself.
+    fn break_if_silent(&self, cause: &esker_base::Error) {
+        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
+        if u128::from(silent) >= self.options.request_timeout.as_nanos() {
+            self.break_off(cause.clone().context("the server is silent"));
+        }
+    }
+
+    /// Sends what is queued, and waits until everything that was submitted before is answered or given up, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
         self.send();
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
-        while state.table.is_waited_for() {
+        // Not for what others submit meanwhile, which may never end.
+        let before = state.queued;
+        while state.table.is_waited_for(before) {
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {
+                drop(state);
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
-                return Err(Error::not_sent(cause.context("requests before it are not answered")));
+                let cause = cause.context("requests before it are not answered");
+                self.break_if_silent(&cause);
+                return Err(Error::not_sent(cause));
             }
             self.room.wait_for(&mut state, left);
         }
@@ -344,34 +362,24 @@ impl Connection {
         }
     }
 
-    /// Hands out the whole replies at the start of `bytes`; returns how much they were.
+    /// Hands out the whole replies at the start of `bytes`; returns how much they were. Those before something that
+    /// ends the connection were done all the same.
     fn take_frames(&self, bytes: &[u8]) -> esker_base::Result<usize> {
-        let wrong = |words: &str| esker_base::Error::corrupted("read reply", words);
         let mut replies = Vec::new();
         let mut used = 0_usize;
-        while let Some(rest) = bytes.get(used..)
-            && rest.len() >= FRAME_HEADER_SIZE
-        {
-            let header = FrameHeader::peek(rest).map_err(|flaw| wrong("a frame").source(flaw))?;
-            if header.payload_size > self.hello.reply_size_max {
-                return Err(wrong("a reply over the server's own limit"));
+        let mut ended = Ok(());
+        loop {
+            match self.first_frame(bytes.get(used..).unwrap_or_default()) {
+                Ok(Some((size, id, reply))) => {
+                    used = used.saturating_add(size);
+                    replies.push((id, reply));
+                }
+                Ok(None) => break,
+                Err(cause) => {
+                    ended = Err(cause);
+                    break;
+                }
             }
-            let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
-            let Some(frame) = rest.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
-                break;
-            };
-            header.verify_frame(frame).map_err(|flaw| wrong("a frame").source(flaw))?;
-            used = used.saturating_add(frame.len());
-            let Some(status) = Status::from_number(header.status) else {
-                return Err(wrong("a status that has no meaning"));
-            };
-            if header.id == NO_REQUEST {
-                let said = Error::of_status(status);
-                let cause = esker_base::Error::new(said.kind(), "read reply");
-                return Err(cause.context(format!("the server says goodbye: {}", status.words())));
-            }
-            let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
-            replies.push((header.id, Reply { opcode: header.opcode, status, payload }));
         }
         let mut filled = Vec::with_capacity(replies.len());
         let mut state = self.state.lock();
@@ -380,7 +388,10 @@ impl Connection {
                 Ok(Some(slot)) => filled.push((slot, reply)),
                 // Its caller has given up.
                 Ok(None) => {}
-                Err(_) => return Err(wrong("a reply to something else")),
+                Err(_) => {
+                    ended = Err(no_sense("a reply to something else"));
+                    break;
+                }
             }
         }
         drop(state);
@@ -388,8 +399,40 @@ impl Connection {
         for (slot, reply) in filled {
             slot.fill(Ok(reply));
         }
-        Ok(used)
+        ended.map(|()| used)
     }
+
+    /// The reply at the start of `bytes`, with the size of its frame and its id; none if it is not whole.
+    fn first_frame(&self, bytes: &[u8]) -> esker_base::Result<Option<(usize, u32, Reply)>> {
+        if bytes.len() < FRAME_HEADER_SIZE {
+            return Ok(None);
+        }
+        let damaged = |flaw| no_sense("a frame").source(flaw);
+        let header = FrameHeader::peek(bytes).map_err(damaged)?;
+        if header.payload_size > self.hello.reply_size_max {
+            return Err(no_sense("a reply over the server's own limit"));
+        }
+        let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+        let Some(frame) = bytes.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
+            return Ok(None);
+        };
+        header.verify_frame(frame).map_err(damaged)?;
+        let Some(status) = Status::from_number(header.status) else {
+            return Err(no_sense("a status that has no meaning"));
+        };
+        if header.id == NO_REQUEST {
+            let said = Error::of_status(status);
+            let cause = esker_base::Error::new(said.kind(), "read reply");
+            return Err(cause.context(format!("the server says goodbye: {}", status.words())));
+        }
+        let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
+        Ok(Some((frame.len(), header.id, Reply { opcode: header.opcode, status, payload })))
+    }
+}
+
+/// What a server says that breaks the protocol.
+fn no_sense(words: &str) -> esker_base::Error {
+    esker_base::Error::corrupted("read reply", words)
 }
 
 fn now_ns() -> u64 {

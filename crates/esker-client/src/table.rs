@@ -72,9 +72,11 @@ impl Table {
         self.0.len()
     }
 
-    /// Whether there is a request that others wait for: nobody waits for a backup.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.0.values().any(|waiting| waiting.opcode != Opcode::Backup as u8)
+    /// Whether there is a request that others wait for among those whose frames end by `before`: nobody waits for a backup.
+    pub(crate) fn is_waited_for(&self, before: u64) -> bool {
+        let is_waited_for =
+            |waiting: &Waiting| waiting.end <= before && waiting.opcode != Opcode::Backup as u8;
+        self.0.values().any(is_waited_for)
     }
 
     pub(crate) fn insert(&mut self, id: u32, opcode: u8, end: u64) -> Arc<Slot> {
