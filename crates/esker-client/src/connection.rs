@@ -14,15 +14,17 @@
 //! One lock, held for a few instructions: never while the socket is read or written.
 
 use crate::address::Address;
+use crate::deadline::Deadline;
 use crate::error::{Error, Fate, Result};
+use crate::greeting::{greet, greeting_failed};
 use crate::options::Options;
 use crate::socket::Socket;
 use crate::table::{Reply, Slot, Table};
 use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_format::native::{
-    ClientHello, FRAME_HEADER_SIZE, FrameHeader, NO_REQUEST, Opcode, Request, SERVER_HELLO_SIZE,
-    ServerHello, Status, VERSION, begin_frame, end_frame,
+    FRAME_HEADER_SIZE, FrameHeader, NO_REQUEST, Request, ServerHello, Status, begin_frame,
+    end_frame,
 };
 use parking_lot::{Condvar, Mutex};
 use std::io::ErrorKind as IoErrorKind;
@@ -45,7 +47,6 @@ struct State {
     queue: Vec<u8>,
     /// Bytes of the connection up to the end of the queue.
     queued: u64,
-    next_id: u32,
     sending: bool,
     broken: Option<esker_base::Error>,
 }
@@ -89,32 +90,29 @@ impl Connection {
     /// Connects, exchanges hellos and says who the client is, if it is asked; once, or with each core of the server: the
     /// first one and the others.
     pub(crate) fn open(address: &Address, options: &Options) -> Result<(Handle, Vec<Handle>)> {
-        let sockets = Socket::connect(address, options).map_err(Error::not_sent)?;
+        let (sockets, deadline) = Socket::connect(address, options).map_err(Error::not_sent)?;
         let mut handles = Vec::with_capacity(sockets.len());
         for socket in sockets {
-            handles.push(Self::over(socket, address, options)?);
+            handles.push(Self::over(socket, address, options, deadline)?);
         }
         let mut handles = handles.into_iter();
         let none = || greeting_failed(address, IoErrorKind::UnexpectedEof.into());
         Ok((handles.next().ok_or_else(none)?, handles.collect()))
     }
 
-    fn over(socket: Socket, address: &Address, options: &Options) -> Result<Handle> {
-        let limit = options.connect_timeout;
-        socket
-            .set_timeouts(Some(limit), limit)
-            .map_err(|source| greeting_failed(address, source))?;
-        let hello = greet(&socket, options).map_err(|error| match error {
-            Greeting::Io(source) => greeting_failed(address, source),
-            Greeting::Refused(error) => error,
-        })?;
+    fn over(
+        socket: Socket,
+        address: &Address,
+        options: &Options,
+        deadline: Deadline,
+    ) -> Result<Handle> {
+        let hello = greet(&socket, options, deadline).map_err(|greeting| greeting.told(address))?;
         let write = options.request_timeout;
         socket.set_timeouts(None, write).map_err(|source| greeting_failed(address, source))?;
         let state = State {
             table: Table::default(),
             queue: Vec::new(),
             queued: 0,
-            next_id: NO_REQUEST.wrapping_add(1),
             sending: false,
             broken: None,
         };
@@ -187,8 +185,7 @@ impl Connection {
             }
             self.room.wait_for(&mut state, left);
         }
-        let id = state.next_id;
-        state.next_id = id.checked_add(1).unwrap_or(NO_REQUEST.wrapping_add(1));
+        let id = state.table.next_id();
         // The id is part of the checksum, so the frame ends here.
         end_frame(&mut frame, start, id, opcode, Status::Ok)
             .map_err(|flaw| Error::invalid(flaw.to_string()))?;
@@ -437,94 +434,4 @@ fn no_sense(words: &str) -> esker_base::Error {
 
 fn now_ns() -> u64 {
     u64::try_from(SystemClock.monotonic().as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn greeting_failed(address: &Address, source: std::io::Error) -> Error {
-    let kind = match source.kind() {
-        IoErrorKind::WouldBlock | IoErrorKind::TimedOut => ErrorKind::Timeout,
-        _ => ErrorKind::Io,
-    };
-    Error::not_sent(
-        esker_base::Error::io("greet server", source).with_kind(kind).context(address.to_string()),
-    )
-}
-
-/// Why a connection did not come about.
-enum Greeting {
-    Io(std::io::Error),
-    Refused(Error),
-}
-
-impl From<std::io::Error> for Greeting {
-    fn from(source: std::io::Error) -> Self {
-        Greeting::Io(source)
-    }
-}
-
-/// Exchanges hellos, and authenticates if the server asks for it. Nothing else is sent before.
-fn greet(socket: &Socket, options: &Options) -> std::result::Result<ServerHello, Greeting> {
-    // Whatever a server answers here, no request was sent.
-    let refused = |status: Status| {
-        let said = Error::of_status(status);
-        let cause = esker_base::Error::new(said.kind(), "greet server").context(status.words());
-        Greeting::Refused(Error::not_sent(cause))
-    };
-    let wrong = |_| {
-        let cause = esker_base::Error::new(ErrorKind::Unsupported, "greet server");
-        let words = "what answers does not speak the native protocol";
-        Greeting::Refused(Error::not_sent(cause.context(words)))
-    };
-    write_whole(socket, &ClientHello { version: VERSION }.encode())?;
-    let mut hello = [0; SERVER_HELLO_SIZE];
-    read_whole(socket, &mut hello)?;
-    let hello = ServerHello::decode(&hello).map_err(wrong)?;
-    if hello.status != Status::Ok {
-        return Err(refused(hello.status));
-    }
-    if hello.version != VERSION {
-        return Err(refused(Status::UnsupportedVersion));
-    }
-    if !hello.authenticate {
-        return Ok(hello);
-    }
-    let Some((user, password)) = &options.credentials else {
-        return Err(refused(Status::Unauthenticated));
-    };
-    let request = Request::Authenticate { user: user.as_bytes(), password: password.as_bytes() };
-    let mut frame = Vec::new();
-    let start = begin_frame(&mut frame);
-    let encoded = request
-        .encode(&mut frame)
-        .and_then(|()| end_frame(&mut frame, start, 1, Opcode::Authenticate as u8, Status::Ok));
-    encoded.map_err(|flaw| Greeting::Refused(Error::invalid(flaw.to_string())))?;
-    write_whole(socket, &frame)?;
-    let mut reply = [0; FRAME_HEADER_SIZE];
-    read_whole(socket, &mut reply)?;
-    let header = FrameHeader::peek(&reply).map_err(wrong)?;
-    header.verify_frame(&reply).map_err(wrong)?;
-    match Status::from_number(header.status) {
-        Some(Status::Ok) => Ok(hello),
-        Some(status) => Err(refused(status)),
-        None => Err(refused(Status::BadFrame)),
-    }
-}
-
-fn write_whole(socket: &Socket, mut rest: &[u8]) -> std::io::Result<()> {
-    while !rest.is_empty() {
-        match socket.write(rest)? {
-            0 => return Err(IoErrorKind::WriteZero.into()),
-            count => rest = rest.get(count..).unwrap_or_default(),
-        }
-    }
-    Ok(())
-}
-
-fn read_whole(socket: &Socket, mut rest: &mut [u8]) -> std::io::Result<()> {
-    while !rest.is_empty() {
-        match socket.read(rest)? {
-            0 => return Err(IoErrorKind::UnexpectedEof.into()),
-            count => rest = rest.get_mut(count..).unwrap_or_default(),
-        }
-    }
-    Ok(())
 }

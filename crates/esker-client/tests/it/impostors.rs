@@ -9,6 +9,8 @@ use esker_format::native::{
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
 pub(crate) const HELLO: ServerHello = ServerHello {
     version: VERSION,
@@ -129,6 +131,80 @@ fn a_server_that_never_greets_is_not_waited_for_longer_than_allowed() {
 }
 
 #[test]
+fn a_server_that_greets_byte_by_byte_has_no_more_time_for_that() {
+    let connect_timeout = Duration::from_millis(500);
+    with_impostor_of(
+        Options { connect_timeout, ..impatient() },
+        |mut stream| {
+            read_hello(&mut stream);
+            for byte in HELLO.encode() {
+                esker_trt::sleep(connect_timeout / 5);
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+            }
+        },
+        |client| {
+            let begun = SystemClock.monotonic();
+            let error = client.ping().expect_err("too slow");
+            assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
+            let took = SystemClock.monotonic() - begun;
+            assert!(took < 4 * connect_timeout, "{took:?}");
+        },
+    );
+}
+
+/// A server that is stopped, say: the system takes so many connections for it, and no more.
+#[test]
+fn a_socket_file_where_nobody_is_accepted_is_not_waited_for_longer_than_allowed() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("esker.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    rustix::net::listen(&listener, 0).expect("a short queue");
+    let _first = UnixStream::connect(&path).expect("there is room for one");
+    for scheme in ["native+unix", "shm"] {
+        let address = format!("{scheme}://{}", path.display()).parse().expect("address");
+        let options = Options { connect_timeout: Duration::from_millis(200), ..impatient() };
+        let error = Client::new(address, options).ping().expect_err("no room");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout), "{error}");
+    }
+}
+
+#[test]
+fn what_a_server_says_of_who_a_client_is_is_understood() {
+    let told = |id: u32, opcode: Opcode, status: Status, words: &[u8]| {
+        let answer = frame(id, opcode, status, words);
+        let credentials = Some(("ann".to_owned(), "secret".to_owned()));
+        let mut told = None;
+        with_impostor_of(
+            Options { credentials, ..impatient() },
+            |mut stream| {
+                read_hello(&mut stream);
+                let hello = ServerHello { authenticate: true, ..HELLO };
+                stream.write_all(&hello.encode()).expect("send");
+                assert_eq!(read_any(&mut stream), (1, Opcode::Authenticate as u8));
+                stream.write_all(&answer).expect("send");
+                wait_for_end(&mut stream);
+            },
+            |client| {
+                let error = client.get(b"k").expect_err("not admitted");
+                assert_eq!(error.fate(), Fate::NotSent);
+                told = Some((error.kind(), error.to_string()));
+            },
+        );
+        told.expect("an error")
+    };
+    let (kind, text) = told(0, Opcode::Goodbye, Status::TooSlow, b"too slow, and in words");
+    assert!(kind == ErrorKind::Timeout && text.contains("goodbye"), "{text}");
+    let (_, text) = told(1, Opcode::Authenticate, Status::Unauthenticated, b"in words");
+    assert!(text.contains(Status::Unauthenticated.words()), "{text}");
+    for (id, opcode) in [(2, Opcode::Authenticate), (1, Opcode::Ping)] {
+        let (kind, text) = told(id, opcode, Status::Ok, b"");
+        assert!(kind == ErrorKind::Corrupted && text.contains("something else"), "{text}");
+    }
+}
+
+#[test]
 fn a_request_without_a_reply_is_unknown_after_its_time_and_when_the_connection_ends() {
     with_greeter(wait_for_end, |client| {
         let error = client.put(b"k", b"v").expect_err("silence");
@@ -160,7 +236,7 @@ fn a_request_that_has_not_left_when_the_connection_ends_was_not_sent() {
             let put = put.expect("submitted");
             submitted.wait();
             while !put.is_ready() {
-                esker_trt::sleep(std::time::Duration::from_millis(1));
+                esker_trt::sleep(Duration::from_millis(1));
             }
             assert_eq!(put.wait().expect_err("nobody is there").fate(), Fate::NotSent);
         },
@@ -316,7 +392,7 @@ fn a_backup_fails_at_once_when_its_answer_comes_with_one_that_makes_no_sense() {
             assert_eq!(get.wait().expect_err("no sense").kind(), ErrorKind::Corrupted);
             while !backup.is_ready() {
                 assert!(SystemClock.monotonic() - begun < PATIENCE, "nobody tells it");
-                esker_trt::sleep(std::time::Duration::from_millis(1));
+                esker_trt::sleep(Duration::from_millis(1));
             }
             assert_eq!(backup.wait().expect_err("refused").fate(), Fate::Refused);
         },

@@ -2,7 +2,7 @@
 
 use crate::harness::impatient;
 use crate::impostors::{HELLO, frame};
-use esker_client::Client;
+use esker_client::{Client, ErrorKind as NoAnswer, Fate, Options};
 use esker_format::native::{CLIENT_HELLO_SIZE, FRAME_HEADER_SIZE, FrameHeader, Opcode, Status};
 use esker_shm::{Endpoint, Reader, Writer};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -57,9 +57,8 @@ impl Read for Core {
                 count => return Ok(count),
             }
             // A look now and then: nobody announces a sleep.
-            match self.bell.read(&mut [0; 8]) {
-                Ok(0) => return Err(Error::from(ErrorKind::UnexpectedEof)),
-                _ => {}
+            if self.bell.read(&mut [0; 8]).is_ok_and(|count| count == 0) {
+                return Err(Error::from(ErrorKind::UnexpectedEof));
             }
         }
     }
@@ -77,6 +76,17 @@ impl Write for Core {
     fn flush(&mut self) -> Result<()> {
         Ok(())
     }
+}
+
+#[test]
+fn a_server_that_passes_no_memory_is_not_waited_for_longer_than_allowed() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let _listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { connect_timeout: Duration::from_millis(200), ..impatient() };
+    let error = Client::new(address, options).ping().expect_err("silence");
+    assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout));
 }
 
 /// A request to a core waits for what concerns all keys and came before it, and not for what others ask the first core
