@@ -27,13 +27,12 @@ mod service;
 mod store;
 
 use arguments::{Arguments, Command};
-use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     memory::set_up();
-    match run(Arguments::parse().command) {
+    match Arguments::read().and_then(|arguments| run(arguments.command)) {
         Ok(Done::Yes) => ExitCode::SUCCESS,
         Ok(Done::No) => ExitCode::from(failure::NO),
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
