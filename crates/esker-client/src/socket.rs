@@ -7,13 +7,9 @@ use crate::options::Options;
 use crate::shared::SharedMemory;
 use crate::tls::Encrypted;
 use esker_base::{Error, ErrorKind, Result};
-use rustix::io::Errno;
-use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 /// A connected socket.
@@ -43,12 +39,12 @@ impl Socket {
         match address {
             Address::Unix(path) => {
                 let deadline = begin();
-                let stream = connect_unix(path, deadline).map_err(failed)?;
+                let stream = esker_shm::connect(path, options.connect_timeout).map_err(failed)?;
                 Ok((vec![Socket::Unix(stream)], deadline))
             }
             Address::Shared(path) => {
                 let deadline = begin();
-                let socket = connect_unix(path, deadline).map_err(failed)?;
+                let socket = esker_shm::connect(path, options.connect_timeout).map_err(failed)?;
                 let left = deadline.left().map_err(failed)?;
                 socket.set_read_timeout(Some(left)).map_err(failed)?;
                 let streams = SharedMemory::connect(&socket)?.into_iter();
@@ -135,23 +131,6 @@ fn connect_tcp(addresses: Vec<SocketAddr>, deadline: Deadline) -> IoResult<TcpSt
         }
     }
     Err(last)
-}
-
-/// Connects to a socket file. Where a server accepts nobody and enough others wait already, whoever connects waits, too: that
-/// ends as a write would.
-fn connect_unix(path: &Path, deadline: Deadline) -> IoResult<UnixStream> {
-    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
-    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
-    let address = SocketAddrUnix::new(path)?;
-    loop {
-        set_socket_timeout(&socket, Timeout::Send, Some(deadline.left()?))?;
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) => return Ok(socket.into()),
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Err(IoErrorKind::TimedOut.into()),
-            Err(errno) => return Err(errno.into()),
-        }
-    }
 }
 
 fn set_tcp_timeouts(stream: &TcpStream, read: Option<Duration>, write: Duration) -> IoResult<()> {
