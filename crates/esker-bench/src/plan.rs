@@ -189,15 +189,21 @@ impl Plan {
         };
         let cache_bytes = size("cache", self.cache.as_deref().unwrap_or("64MiB"))?;
         let memory_bytes = self.memory.as_deref().map(|text| size("memory", text)).transpose()?;
-        if self.records == Some(0) {
-            return Err(Failure::new("records: 1 at least"));
+        if self.records.is_some_and(|records| !(1..=RECORDS_MAX).contains(&records)) {
+            return Err(Failure::new(format!("records: from 1 to {RECORDS_MAX}")));
+        }
+        if self.key_size.is_some_and(|bytes| bytes > KEY_SIZE_MAX) {
+            return Err(Failure::new(format!("key size: {KEY_SIZE_MAX} bytes at most")));
+        }
+        if self.value_size.iter().flatten().any(|bytes| *bytes > VALUE_SIZE_MAX) {
+            return Err(Failure::new(format!("value size: {VALUE_SIZE_MAX} bytes at most")));
         }
         let base = Settings {
             records: self.records.unwrap_or(1),
             threads: 1,
             depth: 1,
             seconds: positive("seconds", self.seconds.unwrap_or(1.0))?,
-            warmup_seconds: self.warmup.unwrap_or(0.0).clamp(0.0, 1e6),
+            warmup_seconds: not_negative("warmup", self.warmup.unwrap_or(0.0))?,
             operations: self.operations,
             durability: Durability::Sync,
             cache_bytes,
@@ -250,7 +256,7 @@ impl Plan {
                 }
                 for threads in self.threads.iter().flatten() {
                     for depth in self.depth.iter().flatten() {
-                        if *threads == 0 || *depth == 0 || threads * depth > 4096 {
+                        if *threads == 0 || *depth == 0 || threads.saturating_mul(*depth) > 4096 {
                             return Err(Failure::new("threads and depth: from 1 to 4096 clients"));
                         }
                         for rate in some(&self.rate) {
@@ -319,11 +325,24 @@ impl Plan {
     }
 }
 
+/// Records of a run, at most.
+pub const RECORDS_MAX: u64 = 1 << 40;
+/// Bytes of a key, at most: more than systems take.
+pub const KEY_SIZE_MAX: usize = 64 << 10;
+/// Bytes of a value, at most.
+pub const VALUE_SIZE_MAX: u64 = 1 << 30;
+/// More than any rate, and than any number of seconds: a time has an end.
+const NUMBER_MAX: f64 = 1e9;
+
 fn positive(what: &str, value: f64) -> Outcome<f64> {
-    if value > 0.0 && value.is_finite() {
+    if value > 0.0 && value < NUMBER_MAX {
         return Ok(value);
     }
-    Err(Failure::new(format!("{what}: {value} is not above 0")))
+    Err(Failure::new(format!("{what}: {value} is not between 0 and {NUMBER_MAX}")))
+}
+
+fn not_negative(what: &str, value: f64) -> Outcome<f64> {
+    if value == 0.0 { Ok(value) } else { positive(what, value) }
 }
 
 /// Whether two workloads can run on the same data, one after another.

@@ -1,6 +1,8 @@
 //! The command line.
 
-use clap::{Args, Parser, Subcommand};
+use crate::failure::Failure;
+use clap::parser::ValueSource;
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -10,6 +12,30 @@ use std::path::PathBuf;
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Arguments {
+    /// The command line, which ends the process where `clap` says so.
+    ///
+    /// # Errors
+    /// What would be taken and then have no effect.
+    pub(crate) fn read() -> Result<Arguments, Failure> {
+        let matches = Arguments::command().get_matches();
+        if let Some(("put", put)) = matches.subcommand()
+            && put.contains_id("urls")
+        {
+            // From the environment they are there for whichever command asks.
+            let is_given = |name: &&str| put.value_source(name) == Some(ValueSource::CommandLine);
+            if let Some(name) = ["size", "engine", "pmem_emulate"].into_iter().find(is_given) {
+                let name = name.replace('_', "-");
+                let words = format!(
+                    "--{name} is of a new store, and servers have theirs: not with --server"
+                );
+                return Err(Failure::usage(words));
+            }
+        }
+        Ok(Arguments::from_arg_matches(&matches).unwrap_or_else(|error| error.exit()))
+    }
 }
 
 /// Where the store is.

@@ -2,6 +2,7 @@
 
 use crate::arguments::{Data, New, Servers};
 use crate::failure::{Done, Failure};
+use crate::output::{output_failed, tell};
 use crate::progress::progress;
 use crate::remote;
 use crate::store::{open, open_or_make, options_at, options_of};
@@ -14,10 +15,6 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 /// Longest key of a store, in bytes.
 const KEY_BYTES_MAX: usize = 64 << 10;
 
-pub(crate) fn output_failed(source: std::io::Error) -> Failure {
-    Failure::io("standard output", &source)
-}
-
 /// `esker get`.
 pub(crate) fn get(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, Failure> {
     if !servers.urls.is_empty() {
@@ -25,16 +22,15 @@ pub(crate) fn get(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, F
     }
     let store = open(data)?;
     let value = store.get(key.as_bytes())?;
-    let done = match value {
-        Some(value) => {
-            let mut output = std::io::stdout().lock();
-            output.write_all(&value).and_then(|()| output.flush()).map_err(output_failed)?;
-            Done::Yes
-        }
-        None => Done::No,
-    };
+    let written = value.map(|value| {
+        let mut output = std::io::stdout().lock();
+        output.write_all(&value).and_then(|()| output.flush()).map_err(output_failed)
+    });
     store.close()?;
-    Ok(done)
+    match written {
+        Some(written) => written.map(|()| Done::Yes),
+        None => Ok(Done::No),
+    }
 }
 
 /// `esker put`.
@@ -90,20 +86,17 @@ pub(crate) fn check(data: &Data, repair: bool) -> Result<Done, Failure> {
     let report = store.check();
     bar.finish_and_clear();
     let report = report?;
-    let mut output = std::io::stdout().lock();
-    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
     for problem in &report.problems {
-        say(format!("problem: {problem}"))?;
+        tell(&format!("problem: {problem}"))?;
     }
-    say(format!(
+    tell(&format!(
         "{} records in {} batches, {} bytes read",
         report.records, report.batches, report.bytes
     ))?;
-    say(if report.is_sound() {
-        "sound".into()
-    } else {
-        format!("{} problems", report.problems.len())
-    })?;
+    match report.is_sound() {
+        true => tell("sound")?,
+        false => tell(&format!("{} problems", report.problems.len()))?,
+    }
     store.close()?;
     Ok(if report.is_sound() { Done::Yes } else { Done::No })
 }
@@ -119,15 +112,13 @@ fn mend(data: &Data) -> Result<(), Failure> {
         repaired => repaired,
     };
     let report = report?;
-    let mut output = std::io::stdout().lock();
-    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
     if report.damaged_segments > 0 {
-        say(format!(
+        tell(&format!(
             "{} parts hold damage that hides what stood there: keys may be gone or show older values",
             report.damaged_segments
         ))?;
     }
-    say(format!(
+    tell(&format!(
         "{} records read, {} lost, {} moved away from damage",
         report.records, report.records_lost, report.records_moved
     ))
@@ -139,17 +130,15 @@ pub(crate) fn compact(data: &Data, trim: bool) -> Result<Done, Failure> {
     let cleaned = store.clean(usize::MAX)?;
     let trimmed = if trim { store.trim()? } else { 0 };
     let stats = store.stats();
-    let mut output = std::io::stdout().lock();
-    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
-    say(format!(
+    tell(&format!(
         "{cleaned} segments cleaned, {} of {} free, {} tombstones kept",
         stats.free_segments, stats.segments, stats.tombstones
     ))?;
     let is_flat = matches!(store.engine(), EngineKind::FlatCceh | EngineKind::FlatMasstree);
     if trim && is_flat {
-        say("nothing given back: a store of flat keeps its memory".to_owned())?;
+        tell("nothing given back: a store of flat keeps its memory")?;
     } else if trim {
-        say(format!("{} given back", format_size_bytes(trimmed)))?;
+        tell(&format!("{} given back", format_size_bytes(trimmed)))?;
     }
     store.close()?;
     Ok(Done::Yes)

@@ -22,10 +22,13 @@
 use crate::arguments::{Data, New};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
+use crate::service::say;
 use crate::store::{open, open_or_make, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Write};
@@ -152,9 +155,22 @@ impl Target {
         if let Some((until, path)) = &self.names {
             self.file.sync_all()?;
             std::fs::rename(until, path)?;
+            sync_folder_of(path)?;
         }
         self.names = None;
         Ok(())
+    }
+}
+
+/// Makes the name of a file durable, where the folder can be opened for that: who may write there need not be one who may
+/// read.
+fn sync_folder_of(path: &Path) -> std::io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    match rustix::fs::open(folder.unwrap_or(Path::new(".")), flags, Mode::empty()) {
+        Ok(folder) => Ok(rustix::fs::fsync(folder)?),
+        Err(Errno::ACCESS) => Ok(()),
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -188,7 +204,7 @@ pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Resu
     for item in store.iter() {
         let (key, value) = match item {
             Err(error) if skip_damaged && is_damage(&error) => {
-                bar.suspend(|| eprintln!("esker: {error}"));
+                bar.suspend(|| say(&format!("esker: {error}")));
                 damaged += 1;
                 continue;
             }
@@ -206,9 +222,9 @@ pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Resu
         target.finish().map_err(failed)?;
     }
     store.close()?;
-    eprintln!("{items} items dumped");
+    say(&format!("{items} items dumped"));
     if damaged > 0 {
-        eprintln!("{damaged} places could not be read: what stands there is not in the dump");
+        say(&format!("{damaged} places could not be read: what stands there is not in the dump"));
         return Ok(Done::No);
     }
     Ok(Done::Yes)
@@ -260,7 +276,7 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
     bar.finish_and_clear();
     store.sync()?;
     store.close()?;
-    eprintln!("{} items loaded", reader.items);
+    say(&format!("{} items loaded", reader.items));
     Ok(Done::Yes)
 }
 

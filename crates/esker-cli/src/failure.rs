@@ -47,8 +47,13 @@ impl Failure {
 
     /// An operating-system failure at `what`.
     pub(crate) fn io(what: impl fmt::Display, source: &std::io::Error) -> Self {
+        Failure::broken(format!("{what}: {source}"))
+    }
+
+    /// Standard output takes no more.
+    pub(crate) fn of_output(source: &std::io::Error) -> Self {
         let closed_pipe = source.kind() == std::io::ErrorKind::BrokenPipe;
-        Failure { code: BROKEN, words: format!("{what}: {source}"), closed_pipe }
+        Failure { closed_pipe, ..Failure::io("standard output", source) }
     }
 
     /// The same, of one of several places.
@@ -56,7 +61,7 @@ impl Failure {
         Failure { words: format!("{place}: {}", self.words), ..self }
     }
 
-    /// Whether whoever reads our output has heard enough.
+    /// Whether whoever reads the output, which is all there was to do, has heard enough.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         self.closed_pipe
     }

@@ -2,6 +2,7 @@
 
 use crate::arguments::{Data, Servers};
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use crate::store::open;
 use esker_base::units::format_size_bytes;
 use serde::Serialize;
@@ -49,9 +50,9 @@ pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, F
         words(&figures)
     };
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{text}").map_err(|source| Failure::io("standard output", &source))?;
+    let written = writeln!(output, "{text}").map_err(output_failed);
     store.close()?;
-    Ok(Done::Yes)
+    written.map(|()| Done::Yes)
 }
 
 fn words(figures: &Figures) -> String {

@@ -2,6 +2,11 @@
 //!
 //! Exit codes: 0 done, 1 not found or check failed, 2 usage, 3 I/O or corruption. What a command is
 //! asked for goes to standard output; everything said to people goes to standard error.
+#![deny(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "they panic where nobody reads; `service::say` and `output` do not"
+)]
 
 mod arguments;
 mod backup;
@@ -13,6 +18,7 @@ mod failure;
 mod figures;
 mod memcached;
 mod memory;
+mod output;
 mod progress;
 mod remote;
 mod scan;
@@ -21,18 +27,17 @@ mod service;
 mod store;
 
 use arguments::{Arguments, Command};
-use clap::Parser as _;
 use failure::{Done, Failure};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     memory::set_up();
-    match run(Arguments::parse().command) {
+    match Arguments::read().and_then(|arguments| run(arguments.command)) {
         Ok(Done::Yes) => ExitCode::SUCCESS,
         Ok(Done::No) => ExitCode::from(failure::NO),
         Err(failure) if failure.is_closed_pipe() => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("esker: {failure}");
+            service::say(&format!("esker: {failure}"));
             failure.exit_code()
         }
     }

@@ -5,6 +5,7 @@
 
 use crate::arguments::Servers;
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use crate::service::{read_file, say};
 use esker_client::{Address, BackupReport, Cluster, ErrorKind, Member, Options, Status, Tls};
 use std::io::Write;
@@ -48,7 +49,7 @@ pub(crate) fn get(servers: &Servers, key: &[u8]) -> Result<Done, Failure> {
     let Some(value) = cluster(servers)?.get(key)? else { return Ok(Done::No) };
     let mut output = std::io::stdout().lock();
     let written = output.write_all(&value).and_then(|()| output.flush());
-    written.map_err(|source| Failure::io("standard output", &source))?;
+    written.map_err(output_failed)?;
     Ok(Done::Yes)
 }
 
@@ -126,9 +127,7 @@ fn not_backed_up(server: &str, error: esker_client::Error) -> Failure {
 pub(crate) fn stat(servers: &Servers, json: bool) -> Result<Done, Failure> {
     let cluster = cluster(servers)?;
     let mut output = std::io::stdout().lock();
-    let mut say = |line: String| {
-        writeln!(output, "{line}").map_err(|source| Failure::io("standard output", &source))
-    };
+    let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
     for (member, client) in cluster.members() {
         let stats = client.stats()?;
         if json {

@@ -1,8 +1,8 @@
 //! `esker scan`: the keys of a store, in order if its engine keeps one.
 
 use crate::arguments::{Data, Shown};
-use crate::commands::output_failed;
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use crate::store::open;
 use esker::{Direction, Store, behind_prefix};
 use std::ffi::OsStr;
@@ -23,15 +23,14 @@ pub(crate) fn scan(data: &Data, shown: &Shown) -> Result<Done, Failure> {
         return Err(Failure::usage(words));
     }
     let mut output = std::io::BufWriter::new(std::io::stdout().lock());
-    if store.is_ordered() {
-        in_order(&store, shown, &mut output)?;
-    } else {
-        in_no_order(&store, shown, &mut output)?;
-    }
-    output.flush().map_err(output_failed)?;
+    let written = match store.is_ordered() {
+        true => in_order(&store, shown, &mut output),
+        false => in_no_order(&store, shown, &mut output),
+    };
+    let written = written.and_then(|()| output.flush().map_err(output_failed));
     drop(output);
     store.close()?;
-    Ok(Done::Yes)
+    written.map(|()| Done::Yes)
 }
 
 fn in_order(store: &Store, shown: &Shown, output: &mut impl Write) -> Result<(), Failure> {

@@ -3,6 +3,7 @@
 use crate::arguments::ServeArguments;
 use crate::config::Config;
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use crate::service::{AskedOfNew, Secrets, Service, say};
 use crate::store::{fits, options_at, raw_device};
 use esker_server::ServerConfig;
@@ -12,9 +13,7 @@ use std::io::Write;
 pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     if arguments.print_defaults {
         let printed = write!(std::io::stdout(), "{}", Config::print_defaults());
-        return printed
-            .map(|()| Done::Yes)
-            .map_err(|source| Failure::io("standard output", &source));
+        return printed.map(|()| Done::Yes).map_err(output_failed);
     }
     let config = Config::of(arguments)?;
     let variables = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -44,7 +43,7 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
     store.durability = config.durability;
     store.check()?;
     if arguments.check_config {
-        eprintln!("the configuration is valid");
+        say("the configuration is valid");
         return Ok(Done::Yes);
     }
     let server = ServerConfig {
@@ -69,5 +68,5 @@ pub(crate) fn serve(arguments: &ServeArguments) -> Result<Done, Failure> {
             no_cache: None,
         },
     };
-    service.run(|| Ok(()))
+    service.run(|| Ok(()), || Ok(()))
 }

@@ -116,10 +116,11 @@ impl Secrets {
 }
 
 impl Service {
-    /// Serves until a signal; `ready` is called once clients are served.
+    /// Serves until a signal; `serving` is called once clients are served, and `said` once that is said.
     pub(crate) fn run(
         mut self,
-        ready: impl FnOnce() -> Result<(), Failure>,
+        serving: impl FnOnce() -> Result<(), Failure>,
+        said: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         start_log(self.log);
         let mut signals = catch_signals()?;
@@ -168,8 +169,9 @@ impl Service {
         for address in server.addresses() {
             say(&format!("listening on {address}"));
         }
+        serving()?;
         say("ready");
-        ready()?;
+        said()?;
 
         for signal in signals.forever() {
             if signal == SIGHUP {

@@ -14,15 +14,17 @@
 //! One lock, held for a few instructions: never while the socket is read or written.
 
 use crate::address::Address;
+use crate::deadline::Deadline;
 use crate::error::{Error, Fate, Result};
+use crate::greeting::{greet, greeting_failed};
 use crate::options::Options;
 use crate::socket::Socket;
 use crate::table::{Reply, Slot, Table};
 use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_format::native::{
-    ClientHello, FRAME_HEADER_SIZE, FrameHeader, NO_REQUEST, Opcode, Request, SERVER_HELLO_SIZE,
-    ServerHello, Status, VERSION, begin_frame, end_frame,
+    FRAME_HEADER_SIZE, FrameHeader, NO_REQUEST, Request, ServerHello, Status, begin_frame,
+    end_frame,
 };
 use parking_lot::{Condvar, Mutex};
 use std::io::ErrorKind as IoErrorKind;
@@ -45,7 +47,6 @@ struct State {
     queue: Vec<u8>,
     /// Bytes of the connection up to the end of the queue.
     queued: u64,
-    next_id: u32,
     sending: bool,
     broken: Option<esker_base::Error>,
 }
@@ -89,32 +90,29 @@ impl Connection {
     /// Connects, exchanges hellos and says who the client is, if it is asked; once, or with each core of the server: the
     /// first one and the others.
     pub(crate) fn open(address: &Address, options: &Options) -> Result<(Handle, Vec<Handle>)> {
-        let sockets = Socket::connect(address, options).map_err(Error::not_sent)?;
+        let (sockets, deadline) = Socket::connect(address, options).map_err(Error::not_sent)?;
         let mut handles = Vec::with_capacity(sockets.len());
         for socket in sockets {
-            handles.push(Self::over(socket, address, options)?);
+            handles.push(Self::over(socket, address, options, deadline)?);
         }
         let mut handles = handles.into_iter();
         let none = || greeting_failed(address, IoErrorKind::UnexpectedEof.into());
         Ok((handles.next().ok_or_else(none)?, handles.collect()))
     }
 
-    fn over(socket: Socket, address: &Address, options: &Options) -> Result<Handle> {
-        let limit = options.connect_timeout;
-        socket
-            .set_timeouts(Some(limit), limit)
-            .map_err(|source| greeting_failed(address, source))?;
-        let hello = greet(&socket, options).map_err(|error| match error {
-            Greeting::Io(source) => greeting_failed(address, source),
-            Greeting::Refused(error) => error,
-        })?;
+    fn over(
+        socket: Socket,
+        address: &Address,
+        options: &Options,
+        deadline: Deadline,
+    ) -> Result<Handle> {
+        let hello = greet(&socket, options, deadline).map_err(|greeting| greeting.told(address))?;
         let write = options.request_timeout;
         socket.set_timeouts(None, write).map_err(|source| greeting_failed(address, source))?;
         let state = State {
             table: Table::default(),
             queue: Vec::new(),
             queued: 0,
-            next_id: NO_REQUEST.wrapping_add(1),
             sending: false,
             broken: None,
         };
@@ -156,6 +154,7 @@ impl Connection {
         }
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
+        let before = state.queued;
         loop {
             if let Some(cause) = &state.broken {
                 return Err(Error::not_sent(cause.clone()));
@@ -174,13 +173,19 @@ impl Connection {
             }
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {
+                // Of backups alone silence says nothing.
+                let is_owed = state.table.is_waited_for(before);
+                drop(state);
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
-                return Err(Error::not_sent(cause.context("too many requests are in flight")));
+                let cause = cause.context("too many requests are in flight");
+                if is_owed {
+                    self.break_if_silent(&cause);
+                }
+                return Err(Error::not_sent(cause));
             }
             self.room.wait_for(&mut state, left);
         }
-        let id = state.next_id;
-        state.next_id = id.checked_add(1).unwrap_or(NO_REQUEST.wrapping_add(1));
+        let id = state.table.next_id();
         // The id is part of the checksum, so the frame ends here.
         end_frame(&mut frame, start, id, opcode, Status::Ok)
             .map_err(|flaw| Error::invalid(flaw.to_string()))?;
@@ -269,25 +274,35 @@ impl Connection {
         self.state.lock().table.give_up(request.id);
         self.room.notify_all();
         let cause = esker_base::Error::new(ErrorKind::Timeout, "wait for reply");
-        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
-        if u128::from(silent) >= limit.as_nanos() {
-            // Not only this request: the server says nothing at all any more.
-            self.break_off(cause.clone().context("the server is silent"));
-        }
+        self.break_if_silent(&cause);
         // It may have come between the two looks.
         request.slot.wait(Duration::ZERO).unwrap_or_else(|| Err(Error::new(Fate::Unknown, cause)))
     }
 
-    /// Sends what is queued, and waits until everything that was submitted is answered or given up, but for backups.
+    /// Breaks the connection if a server that owes a reply for as long as is allowed has said nothing else either. Whoever
+    /// waited for anything looks: nobody may wait for the reply itself.
+    fn break_if_silent(&self, cause: &esker_base::Error) {
+        let silent = now_ns().saturating_sub(self.received_at.load(Ordering::Relaxed));
+        if u128::from(silent) >= self.options.request_timeout.as_nanos() {
+            self.break_off(cause.clone().context("the server is silent"));
+        }
+    }
+
+    /// Sends what is queued, and waits until everything that was submitted before is answered or given up, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
         self.send();
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
-        while state.table.is_waited_for() {
+        // Not for what others submit meanwhile, which may never end.
+        let before = state.queued;
+        while state.table.is_waited_for(before) {
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {
+                drop(state);
                 let cause = esker_base::Error::new(ErrorKind::Timeout, "submit request");
-                return Err(Error::not_sent(cause.context("requests before it are not answered")));
+                let cause = cause.context("requests before it are not answered");
+                self.break_if_silent(&cause);
+                return Err(Error::not_sent(cause));
             }
             self.room.wait_for(&mut state, left);
         }
@@ -344,34 +359,24 @@ impl Connection {
         }
     }
 
-    /// Hands out the whole replies at the start of `bytes`; returns how much they were.
+    /// Hands out the whole replies at the start of `bytes`; returns how much they were. Those before something that
+    /// ends the connection were done all the same.
     fn take_frames(&self, bytes: &[u8]) -> esker_base::Result<usize> {
-        let wrong = |words: &str| esker_base::Error::corrupted("read reply", words);
         let mut replies = Vec::new();
         let mut used = 0_usize;
-        while let Some(rest) = bytes.get(used..)
-            && rest.len() >= FRAME_HEADER_SIZE
-        {
-            let header = FrameHeader::peek(rest).map_err(|flaw| wrong("a frame").source(flaw))?;
-            if header.payload_size > self.hello.reply_size_max {
-                return Err(wrong("a reply over the server's own limit"));
+        let mut ended = Ok(());
+        loop {
+            match self.first_frame(bytes.get(used..).unwrap_or_default()) {
+                Ok(Some((size, id, reply))) => {
+                    used = used.saturating_add(size);
+                    replies.push((id, reply));
+                }
+                Ok(None) => break,
+                Err(cause) => {
+                    ended = Err(cause);
+                    break;
+                }
             }
-            let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
-            let Some(frame) = rest.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
-                break;
-            };
-            header.verify_frame(frame).map_err(|flaw| wrong("a frame").source(flaw))?;
-            used = used.saturating_add(frame.len());
-            let Some(status) = Status::from_number(header.status) else {
-                return Err(wrong("a status that has no meaning"));
-            };
-            if header.id == NO_REQUEST {
-                let said = Error::of_status(status);
-                let cause = esker_base::Error::new(said.kind(), "read reply");
-                return Err(cause.context(format!("the server says goodbye: {}", status.words())));
-            }
-            let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
-            replies.push((header.id, Reply { opcode: header.opcode, status, payload }));
         }
         let mut filled = Vec::with_capacity(replies.len());
         let mut state = self.state.lock();
@@ -380,7 +385,10 @@ impl Connection {
                 Ok(Some(slot)) => filled.push((slot, reply)),
                 // Its caller has given up.
                 Ok(None) => {}
-                Err(_) => return Err(wrong("a reply to something else")),
+                Err(_) => {
+                    ended = Err(no_sense("a reply to something else"));
+                    break;
+                }
             }
         }
         drop(state);
@@ -388,100 +396,42 @@ impl Connection {
         for (slot, reply) in filled {
             slot.fill(Ok(reply));
         }
-        Ok(used)
+        ended.map(|()| used)
     }
+
+    /// The reply at the start of `bytes`, with the size of its frame and its id; none if it is not whole.
+    fn first_frame(&self, bytes: &[u8]) -> esker_base::Result<Option<(usize, u32, Reply)>> {
+        if bytes.len() < FRAME_HEADER_SIZE {
+            return Ok(None);
+        }
+        let damaged = |flaw| no_sense("a frame").source(flaw);
+        let header = FrameHeader::peek(bytes).map_err(damaged)?;
+        if header.payload_size > self.hello.reply_size_max {
+            return Err(no_sense("a reply over the server's own limit"));
+        }
+        let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+        let Some(frame) = bytes.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
+            return Ok(None);
+        };
+        header.verify_frame(frame).map_err(damaged)?;
+        let Some(status) = Status::from_number(header.status) else {
+            return Err(no_sense("a status that has no meaning"));
+        };
+        if header.id == NO_REQUEST {
+            let said = Error::of_status(status);
+            let cause = esker_base::Error::new(said.kind(), "read reply");
+            return Err(cause.context(format!("the server says goodbye: {}", status.words())));
+        }
+        let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
+        Ok(Some((frame.len(), header.id, Reply { opcode: header.opcode, status, payload })))
+    }
+}
+
+/// What a server says that breaks the protocol.
+fn no_sense(words: &str) -> esker_base::Error {
+    esker_base::Error::corrupted("read reply", words)
 }
 
 fn now_ns() -> u64 {
     u64::try_from(SystemClock.monotonic().as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn greeting_failed(address: &Address, source: std::io::Error) -> Error {
-    let kind = match source.kind() {
-        IoErrorKind::WouldBlock | IoErrorKind::TimedOut => ErrorKind::Timeout,
-        _ => ErrorKind::Io,
-    };
-    Error::not_sent(
-        esker_base::Error::io("greet server", source).with_kind(kind).context(address.to_string()),
-    )
-}
-
-/// Why a connection did not come about.
-enum Greeting {
-    Io(std::io::Error),
-    Refused(Error),
-}
-
-impl From<std::io::Error> for Greeting {
-    fn from(source: std::io::Error) -> Self {
-        Greeting::Io(source)
-    }
-}
-
-/// Exchanges hellos, and authenticates if the server asks for it. Nothing else is sent before.
-fn greet(socket: &Socket, options: &Options) -> std::result::Result<ServerHello, Greeting> {
-    // Whatever a server answers here, no request was sent.
-    let refused = |status: Status| {
-        let said = Error::of_status(status);
-        let cause = esker_base::Error::new(said.kind(), "greet server").context(status.words());
-        Greeting::Refused(Error::not_sent(cause))
-    };
-    let wrong = |_| {
-        let cause = esker_base::Error::new(ErrorKind::Unsupported, "greet server");
-        let words = "what answers does not speak the native protocol";
-        Greeting::Refused(Error::not_sent(cause.context(words)))
-    };
-    write_whole(socket, &ClientHello { version: VERSION }.encode())?;
-    let mut hello = [0; SERVER_HELLO_SIZE];
-    read_whole(socket, &mut hello)?;
-    let hello = ServerHello::decode(&hello).map_err(wrong)?;
-    if hello.status != Status::Ok {
-        return Err(refused(hello.status));
-    }
-    if hello.version != VERSION {
-        return Err(refused(Status::UnsupportedVersion));
-    }
-    if !hello.authenticate {
-        return Ok(hello);
-    }
-    let Some((user, password)) = &options.credentials else {
-        return Err(refused(Status::Unauthenticated));
-    };
-    let request = Request::Authenticate { user: user.as_bytes(), password: password.as_bytes() };
-    let mut frame = Vec::new();
-    let start = begin_frame(&mut frame);
-    let encoded = request
-        .encode(&mut frame)
-        .and_then(|()| end_frame(&mut frame, start, 1, Opcode::Authenticate as u8, Status::Ok));
-    encoded.map_err(|flaw| Greeting::Refused(Error::invalid(flaw.to_string())))?;
-    write_whole(socket, &frame)?;
-    let mut reply = [0; FRAME_HEADER_SIZE];
-    read_whole(socket, &mut reply)?;
-    let header = FrameHeader::peek(&reply).map_err(wrong)?;
-    header.verify_frame(&reply).map_err(wrong)?;
-    match Status::from_number(header.status) {
-        Some(Status::Ok) => Ok(hello),
-        Some(status) => Err(refused(status)),
-        None => Err(refused(Status::BadFrame)),
-    }
-}
-
-fn write_whole(socket: &Socket, mut rest: &[u8]) -> std::io::Result<()> {
-    while !rest.is_empty() {
-        match socket.write(rest)? {
-            0 => return Err(IoErrorKind::WriteZero.into()),
-            count => rest = rest.get(count..).unwrap_or_default(),
-        }
-    }
-    Ok(())
-}
-
-fn read_whole(socket: &Socket, mut rest: &mut [u8]) -> std::io::Result<()> {
-    while !rest.is_empty() {
-        match socket.read(rest)? {
-            0 => return Err(IoErrorKind::UnexpectedEof.into()),
-            count => rest = rest.get_mut(count..).unwrap_or_default(),
-        }
-    }
-    Ok(())
 }

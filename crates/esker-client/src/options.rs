@@ -7,7 +7,8 @@ use std::time::Duration;
 /// Options of a client.
 #[derive(Clone)]
 pub struct Options {
-    /// How long connecting, with hello and authentication, may take. Default 5 s.
+    /// How long connecting may take in all: every address of the host, TLS, hellos and authentication. What the system
+    /// takes to find the addresses of a name comes before that, and nothing bounds it. Default 5 s.
     pub connect_timeout: Duration,
     /// How long a call waits for its reply, and a request for being taken by the network. A backup is waited for
     /// for as long as the server answers a ping in this time. Default 10 s.

@@ -2,12 +2,13 @@
 //! write.
 
 use crate::address::Address;
+use crate::deadline::Deadline;
 use crate::options::Options;
 use crate::shared::SharedMemory;
 use crate::tls::Encrypted;
 use esker_base::{Error, ErrorKind, Result};
-use std::io::{Read, Result as IoResult, Write};
-use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -22,10 +23,10 @@ pub(crate) enum Socket {
 
 impl Socket {
     /// Connects, each address of the host in turn, and shakes hands if TLS is asked for: that is for
-    /// TCP only, as on the server. Through shared memory there is a stream for each core of the server, else one.
-    pub(crate) fn connect(address: &Address, options: &Options) -> Result<Vec<Socket>> {
-        let limit = options.connect_timeout;
-        let failed = |source| {
+    /// TCP only, as on the server. Through shared memory there is a stream for each core of the server, else one. Says
+    /// until when the server has to have greeted.
+    pub(crate) fn connect(address: &Address, options: &Options) -> Result<(Vec<Socket>, Deadline)> {
+        let failed = |source: std::io::Error| {
             let error = Error::io("connect", source);
             // What the system calls an invalid argument is not the caller's.
             let kind = match error.kind() {
@@ -34,36 +35,34 @@ impl Socket {
             };
             error.with_kind(kind).context(address.to_string())
         };
+        let begin = || Deadline::after(options.connect_timeout);
         match address {
             Address::Unix(path) => {
-                UnixStream::connect(path).map(|stream| vec![Socket::Unix(stream)]).map_err(failed)
+                let deadline = begin();
+                let stream = esker_shm::connect(path, options.connect_timeout).map_err(failed)?;
+                Ok((vec![Socket::Unix(stream)], deadline))
             }
             Address::Shared(path) => {
-                let socket = UnixStream::connect(path).map_err(failed)?;
-                socket.set_read_timeout(Some(at_least(limit))).map_err(failed)?;
+                let deadline = begin();
+                let socket = esker_shm::connect(path, options.connect_timeout).map_err(failed)?;
+                let left = deadline.left().map_err(failed)?;
+                socket.set_read_timeout(Some(left)).map_err(failed)?;
                 let streams = SharedMemory::connect(&socket)?.into_iter();
-                Ok(streams.map(|stream| Socket::Shared(Box::new(stream))).collect())
+                Ok((streams.map(|stream| Socket::Shared(Box::new(stream))).collect(), deadline))
             }
             Address::Tcp(host, port) => {
-                let mut last = std::io::Error::from(std::io::ErrorKind::NotFound);
-                for address in (host.as_str(), *port).to_socket_addrs().map_err(failed)? {
-                    match TcpStream::connect_timeout(&address, limit) {
-                        Ok(stream) => {
-                            // Requests are whole: they are sent without delay.
-                            stream.set_nodelay(true).map_err(failed)?;
-                            let Some(tls) = &options.tls else {
-                                return Ok(vec![Socket::Tcp(stream)]);
-                            };
-                            set_tcp_timeouts(&stream, Some(limit), limit).map_err(failed)?;
-                            let encrypted = Encrypted::connect(stream, tls, host);
-                            return Ok(vec![Socket::Encrypted(Box::new(
-                                encrypted.map_err(failed)?,
-                            ))]);
-                        }
-                        Err(error) => last = error,
+                let found = (host.as_str(), *port).to_socket_addrs().map_err(failed)?;
+                // The system takes as long as it takes to find a name: that does not count.
+                let deadline = begin();
+                let stream = connect_tcp(found.collect(), deadline).map_err(failed)?;
+                let socket = match &options.tls {
+                    None => Socket::Tcp(stream),
+                    Some(tls) => {
+                        let encrypted = Encrypted::connect(stream, tls, host, deadline);
+                        Socket::Encrypted(Box::new(encrypted.map_err(failed)?))
                     }
-                }
-                Err(failed(last))
+                };
+                Ok((vec![socket], deadline))
             }
         }
     }
@@ -116,6 +115,24 @@ impl Socket {
     }
 }
 
+/// Connects to the first of `addresses` that answers: one that does not leaves the others their share of the time.
+fn connect_tcp(addresses: Vec<SocketAddr>, deadline: Deadline) -> IoResult<TcpStream> {
+    let mut last = IoError::from(IoErrorKind::NotFound);
+    let count = addresses.len();
+    for (tried, address) in addresses.into_iter().enumerate() {
+        let share = deadline.share(count.saturating_sub(tried))?;
+        match TcpStream::connect_timeout(&address, share.left()?) {
+            Ok(stream) => {
+                // Requests are whole: they are sent without delay.
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
 fn set_tcp_timeouts(stream: &TcpStream, read: Option<Duration>, write: Duration) -> IoResult<()> {
     stream.set_read_timeout(read.map(at_least))?;
     stream.set_write_timeout(Some(at_least(write)))
@@ -124,4 +141,25 @@ fn set_tcp_timeouts(stream: &TcpStream, read: Option<Duration>, write: Duration)
 /// Zero would mean for ever.
 fn at_least(limit: Duration) -> Duration {
     limit.max(Duration::from_millis(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    #[test]
+    fn an_address_that_does_not_answer_leaves_time_for_the_next_one() {
+        let [silent, other] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("bind"));
+        // Once its queue is full, the system answers nobody.
+        rustix::net::listen(&silent, 0).expect("a short queue");
+        let at = |listener: &TcpListener| listener.local_addr().expect("bound");
+        let moment = Duration::from_millis(200);
+        let waiting: Vec<TcpStream> =
+            (0..4).map_while(|_| TcpStream::connect_timeout(&at(&silent), moment).ok()).collect();
+        assert!(waiting.len() < 4, "the queue is full");
+        let deadline = Deadline::after(Duration::from_secs(2));
+        let found = connect_tcp(vec![at(&silent), at(&other)], deadline).expect("the other one");
+        assert_eq!(found.peer_addr().expect("connected"), at(&other));
+    }
 }

@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Fate, Result};
 use esker_base::clock::{Clock, SystemClock};
-use esker_format::native::{Opcode, Status};
+use esker_format::native::{NO_REQUEST, Opcode, Status};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,21 +65,37 @@ struct Waiting {
 
 /// All requests without a reply of one connection.
 #[derive(Debug, Default)]
-pub(crate) struct Table(HashMap<u32, Waiting>);
+pub(crate) struct Table {
+    waiting: HashMap<u32, Waiting>,
+    last_id: u32,
+}
 
 impl Table {
-    pub(crate) fn len(&self) -> usize {
-        self.0.len()
+    /// An id that no request here has.
+    pub(crate) fn next_id(&mut self) -> u32 {
+        loop {
+            self.last_id = self.last_id.wrapping_add(1);
+            // A backup may be under way for as long as it takes to come around.
+            if self.last_id != NO_REQUEST && !self.waiting.contains_key(&self.last_id) {
+                return self.last_id;
+            }
+        }
     }
 
-    /// Whether there is a request that others wait for: nobody waits for a backup.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        self.0.values().any(|waiting| waiting.opcode != Opcode::Backup as u8)
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Whether there is a request that others wait for among those whose frames end by `before`: nobody waits for a backup.
+    pub(crate) fn is_waited_for(&self, before: u64) -> bool {
+        let is_waited_for =
+            |waiting: &Waiting| waiting.end <= before && waiting.opcode != Opcode::Backup as u8;
+        self.waiting.values().any(is_waited_for)
     }
 
     pub(crate) fn insert(&mut self, id: u32, opcode: u8, end: u64) -> Arc<Slot> {
         let slot = Arc::new(Slot::default());
-        self.0.insert(id, Waiting { slot: slot.clone(), opcode, end });
+        self.waiting.insert(id, Waiting { slot: slot.clone(), opcode, end });
         slot
     }
 
@@ -88,12 +104,12 @@ impl Table {
     /// # Errors
     /// The opcode that was expected, if it is another one: the server answers something else.
     pub(crate) fn take(&mut self, id: u32, opcode: u8) -> Result<Option<Arc<Slot>>, u8> {
-        match self.0.remove(&id) {
+        match self.waiting.remove(&id) {
             None => Ok(None),
             Some(waiting) if waiting.opcode == opcode => Ok(Some(waiting.slot)),
             Some(waiting) => {
                 let expected = waiting.opcode;
-                self.0.insert(id, waiting);
+                self.waiting.insert(id, waiting);
                 Err(expected)
             }
         }
@@ -101,14 +117,28 @@ impl Table {
 
     /// Nobody waits for that reply any more.
     pub(crate) fn give_up(&mut self, id: u32) {
-        self.0.remove(&id);
+        self.waiting.remove(&id);
     }
 
     /// Fails all requests: those whose frames the network was not offered whole were not sent.
     pub(crate) fn fail_all(&mut self, offered: u64, cause: &esker_base::Error) {
-        for (_, waiting) in self.0.drain() {
+        for (_, waiting) in self.waiting.drain() {
             let fate = if waiting.end > offered { Fate::NotSent } else { Fate::Unknown };
             waiting.slot.fill(Err(Error::new(fate, cause.clone())));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_that_come_around_leave_out_those_in_the_table() {
+        let mut table = Table { last_id: u32::MAX - 2, ..Table::default() };
+        for id in [u32::MAX, 1, 2] {
+            table.insert(id, Opcode::Backup as u8, 0);
+        }
+        assert_eq!([(); 3].map(|()| table.next_id()), [u32::MAX - 1, 3, 4]);
     }
 }

@@ -7,6 +7,7 @@
 //! - Y3: the reader never sends, so that it never waits for the server to read: one that waits for its replies to be taken
 //!   would not. What the protocol itself has to say, such as an answer to a new key, leaves before the next text.
 
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
@@ -83,8 +84,13 @@ pub(crate) struct Encrypted {
 }
 
 impl Encrypted {
-    /// Shakes hands with `host` on `socket`, whose timeouts are set.
-    pub(crate) fn connect(mut socket: TcpStream, tls: &Tls, host: &str) -> IoResult<Encrypted> {
+    /// Shakes hands with `host` on `socket`.
+    pub(crate) fn connect(
+        socket: TcpStream,
+        tls: &Tls,
+        host: &str,
+        deadline: Deadline,
+    ) -> IoResult<Encrypted> {
         let name = match &tls.name {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(std::io::Error::other)?,
@@ -92,7 +98,7 @@ impl Encrypted {
         let mut machine =
             ClientConnection::new(tls.config.clone(), name).map_err(std::io::Error::other)?;
         while machine.is_handshaking() {
-            machine.complete_io(&mut socket)?;
+            machine.complete_io(&mut Until { socket: &socket, deadline })?;
         }
         let incoming = Incoming { bytes: vec![0; RECEIVE_BYTES], start: 0, end: 0 };
         Ok(Encrypted {
@@ -164,6 +170,46 @@ impl Encrypted {
     }
 }
 
+/// A socket up to a deadline: each read and each write waits for what is left.
+struct Until<'s> {
+    socket: &'s TcpStream,
+    deadline: Deadline,
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, into: &mut [u8]) -> IoResult<usize> {
+        loop {
+            self.socket.set_read_timeout(Some(self.deadline.left()?))?;
+            match (&*self.socket).read(into) {
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {
+                    return Err(IoErrorKind::TimedOut.into());
+                }
+                done => return done,
+            }
+        }
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> IoResult<usize> {
+        loop {
+            self.socket.set_write_timeout(Some(self.deadline.left()?))?;
+            match (&*self.socket).write(bytes) {
+                Err(error) if error.kind() == IoErrorKind::Interrupted => {}
+                Err(error) if error.kind() == IoErrorKind::WouldBlock => {
+                    return Err(IoErrorKind::TimedOut.into());
+                }
+                done => return done,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> IoResult<()> {
+        Ok(())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -210,7 +256,9 @@ mod tests {
             });
             let tls = Tls::from_pem(made.cert.pem().as_bytes()).expect("valid");
             let socket = patient(TcpStream::connect(address).expect("connect"));
-            let reader = Encrypted::connect(socket, &tls, "localhost").expect("shaken hands");
+            let deadline = Deadline::after(Duration::from_secs(20));
+            let reader = Encrypted::connect(socket, &tls, "localhost", deadline);
+            let reader = reader.expect("shaken hands");
             let reader = Arc::new(reader);
             let client = Arc::clone(&reader);
             scope.spawn(move || {

@@ -14,15 +14,19 @@
 
 use crate::memory::Memory;
 use crate::ring::{Reader, Ring, Writer, words};
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, ErrorKind, Result};
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind as IoErrorKind, IoSlice, IoSliceMut, Result as IoResult};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Streams of a connection, at most.
 pub const STREAMS_MAX: usize = 64;
@@ -152,20 +156,47 @@ fn send(socket: BorrowedFd<'_>, greeting: Greeting, passed: &[OwnedFd]) -> Resul
     }
 }
 
-/// The client's side: takes what the server offers over `socket`.
+/// Receives all of `bytes`, and what comes with them. A signal, or a stop of the process and its end, does not end it, nor
+/// does its time begin anew.
+fn receive(
+    socket: BorrowedFd<'_>,
+    bytes: &mut [u8],
+    control: &mut RecvAncillaryBuffer<'_>,
+) -> IoResult<usize> {
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let begun = SystemClock.monotonic();
+    let limit = socket_timeout(socket, Timeout::Recv)?;
+    loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(bytes)], control, flags) {
+            Ok(received) => return Ok(received.bytes),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Err(IoErrorKind::TimedOut.into()),
+            Err(errno) => return Err(errno.into()),
+        }
+        if let Some(limit) = limit {
+            let took = SystemClock.monotonic().saturating_sub(begun);
+            match limit.saturating_sub(took) {
+                Duration::ZERO => return Err(IoErrorKind::TimedOut.into()),
+                left => set_socket_timeout(socket, Timeout::Recv, Some(left))?,
+            }
+        }
+    }
+}
+
+/// The client's side: takes what the server offers over `socket`, which is waited for as long as the socket's timeout for
+/// reading says.
 ///
 /// # Errors
-/// The status of a server that refuses, as `Err` of the inner result; `Unsupported` for one that says something else; the
-/// kernel's.
+/// The status of a server that refuses, as `Err` of the inner result; `Timeout`; `Unsupported` for one that says something
+/// else; the kernel's.
 pub fn accept(socket: BorrowedFd<'_>) -> Result<std::result::Result<Vec<Endpoint>, u32>> {
     let wrong = |words: &str| Error::new(ErrorKind::Unsupported, "greet server").context(words);
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(STREAMS_MAX + 1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; GREETING_SIZE];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
-    let received = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags)
-        .map_err(|errno| Error::io("greet server", errno.into()))?;
-    if received.bytes != GREETING_SIZE {
+    let count = receive(socket, &mut bytes, &mut control)
+        .map_err(|source| Error::io("greet server", source))?;
+    if count != GREETING_SIZE {
         return Err(wrong("it says too little"));
     }
     let mut passed = Vec::new();

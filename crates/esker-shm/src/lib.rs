@@ -15,14 +15,16 @@
 //! shrink under its readers: it is sealed.
 //!
 //! # Concurrency
-//! One reader and one writer for each ring. Nothing here blocks.
+//! One reader and one writer for each ring. Nothing here blocks but for [`connect`] and [`accept`], each for a limited time.
 
 pub mod handshake;
 mod memory;
 pub mod ring;
+mod socket;
 
 pub use handshake::{Endpoint, Greeting, STREAMS_MAX, accept, offer, refuse};
 pub use ring::{Reader, Writer};
+pub use socket::connect;
 
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ pub(crate) enum Bench {
     /// What the parts cost that measurements are made of
     Micro {
         /// How much of each is done
-        #[arg(long, default_value_t = 100)]
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(..=1_000_000))]
         factor: u64,
     },
     /// List workloads and the systems of this build

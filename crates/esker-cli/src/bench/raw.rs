@@ -3,6 +3,7 @@
 use super::arguments::RawArguments;
 use super::program;
 use crate::failure::{Done, Failure};
+use crate::output::{output_failed, tell};
 use crate::progress::progress;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::units::parse_size_bytes;
@@ -35,7 +36,7 @@ pub(crate) fn raw(arguments: &RawArguments) -> Result<Done, Failure> {
     let mut rows: Vec<Row> = Vec::new();
     if !arguments.no_device {
         let target = Target::open(&arguments.data, size)?;
-        println!("{}", target.report());
+        tell(&target.report().to_string())?;
         rows.extend(devices(arguments, &target, &facilities, time)?);
     }
     if !arguments.only_device {
@@ -153,8 +154,7 @@ fn table(document: &Document) -> Result<(), Failure> {
             latency(|row| row.p999_us),
         ));
     }
-    writeln!(std::io::stdout().lock(), "{}", lines.join("\n"))
-        .map_err(|source| Failure::io("standard output", &source))
+    tell(&lines.join("\n"))
 }
 
 /// What fio calls the facility of one of our rows.
@@ -170,9 +170,8 @@ fn fio_name(system: &str) -> Option<&'static str> {
 /// `esker bench micro`.
 pub(crate) fn micro(factor: u64) -> Result<Done, Failure> {
     let mut output = std::io::stdout().lock();
-    let failed = |source: std::io::Error| Failure::io("standard output", &source);
     writeln!(output, "{:<26} {:>12} {:>12} {:>18}", "what", "operations", "ns each", "checksum")
-        .map_err(failed)?;
+        .map_err(output_failed)?;
     for micro in &micro::ALL {
         let cost = micro.run(factor)?;
         writeln!(
@@ -180,7 +179,7 @@ pub(crate) fn micro(factor: u64) -> Result<Done, Failure> {
             "{:<26} {:>12} {:>12.1} {:>18x}",
             cost.name, cost.ops, cost.nanoseconds, cost.checksum
         )
-        .map_err(failed)?;
+        .map_err(output_failed)?;
     }
     Ok(Done::Yes)
 }

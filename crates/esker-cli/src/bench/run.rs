@@ -3,6 +3,7 @@
 use super::arguments::RunArguments;
 use super::{cell, program, registry, shown};
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use esker_bench::document::Document;
 use esker_bench::plan::{self, FAILED, Plan};
 use esker_bench::workload::catalogue;
@@ -75,7 +76,6 @@ pub(crate) fn list() -> Result<Done, Failure> {
         lines.push(format!("  {:<24} {}", workload.name, workload.about));
     }
     let mut output = std::io::stdout().lock();
-    writeln!(output, "{}", lines.join("\n"))
-        .map_err(|source| Failure::io("standard output", &source))?;
+    writeln!(output, "{}", lines.join("\n")).map_err(output_failed)?;
     Ok(Done::Yes)
 }

@@ -11,7 +11,7 @@ use esker_bench::load::protocol::Protocol;
 use esker_bench::load::servers::{Server, Wanted, names};
 use esker_bench::load::{Load, Loaded, fill, run as load_on};
 use esker_bench::machine::Machine;
-use esker_bench::plan::{FAILED, parse_distribution};
+use esker_bench::plan::{FAILED, KEY_SIZE_MAX, RECORDS_MAX, VALUE_SIZE_MAX, parse_distribution};
 use esker_bench::runner::Event;
 use esker_trt::{Config, Runtime};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -28,6 +28,7 @@ struct Point {
 struct Bench {
     arguments: ServerArguments,
     protocol: Protocol,
+    cache_bytes: u64,
     runtime: Runtime,
     live: shown::Live,
     done: usize,
@@ -54,11 +55,28 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
             "--seconds, --rate, --connections and --records are above 0, --key-size from 16 on";
         return Err(Failure::usage(words));
     }
+    if arguments.records > RECORDS_MAX
+        || arguments.key_size > KEY_SIZE_MAX
+        || arguments.value_size > VALUE_SIZE_MAX
+    {
+        return Err(Failure::usage(format!(
+            "at most --records {RECORDS_MAX}, --key-size {KEY_SIZE_MAX}, --value-size {VALUE_SIZE_MAX}"
+        )));
+    }
+    if !(arguments.warmup >= 0.0 && arguments.warmup < 1e9) {
+        return Err(Failure::usage("--warmup: seconds, 0 or more"));
+    }
+    if arguments.gets.iter().any(|gets| !(0.0..=100.0).contains(gets)) {
+        return Err(Failure::usage("--gets: per cent, from 0 to 100"));
+    }
+    let cache = &arguments.cache;
+    let cache_bytes = parse_size_bytes(cache)
+        .ok_or_else(|| Failure::usage(format!("--cache: {cache:?} is no size")))?;
     let mut points = Vec::new();
     for connections in arguments.connections.iter().copied() {
         for rate in rates.iter().copied() {
             for gets in arguments.gets.iter().copied() {
-                points.push(Point { connections, rate, gets: gets.clamp(0.0, 100.0) / 100.0 });
+                points.push(Point { connections, rate, gets: gets / 100.0 });
             }
         }
     }
@@ -75,7 +93,8 @@ pub(crate) fn server(arguments: ServerArguments) -> Result<Done, Failure> {
     let runtime = Runtime::start(config)?;
     let all = servers.len() * usize::try_from(arguments.repetitions).unwrap_or(1);
     let (json, page) = (arguments.json.clone(), arguments.report.clone());
-    let mut bench = Bench { arguments, protocol, runtime, live: shown::Live::new(), done: 0, all };
+    let live = shown::Live::new();
+    let mut bench = Bench { arguments, protocol, cache_bytes, runtime, live, done: 0, all };
     let document = bench.measure(target, &servers, &points)?;
     bench.live.finish();
     bench.runtime.shutdown()?;
@@ -147,12 +166,11 @@ impl Bench {
         let server = match target {
             Some(_) => None,
             None => {
-                let memory_bytes = parse_size_bytes(&arguments.cache).unwrap_or(1 << 30);
                 let wanted = Wanted {
                     name: name.to_owned(),
                     protocol: self.protocol,
                     threads: arguments.server_threads,
-                    memory_bytes,
+                    memory_bytes: self.cache_bytes,
                     durability: arguments.durability,
                     folder: arguments.data.join("server"),
                     esker: std::env::current_exe()?,
@@ -190,7 +208,7 @@ impl Bench {
             // A cache may have evicted what was stored.
             must_hit: name == "redis" || name == "esker",
             seed: arguments.seed.wrapping_add(u64::from(repetition) << 8),
-            warmup: Duration::from_secs_f64(arguments.warmup.max(0.0)),
+            warmup: Duration::from_secs_f64(arguments.warmup),
             length: Duration::from_secs_f64(arguments.seconds),
         };
         fill(&self.runtime, &load)?;

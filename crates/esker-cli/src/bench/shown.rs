@@ -1,10 +1,10 @@
 //! Results on a terminal: progress while it runs, a table when it is done.
 
 use crate::failure::Failure;
+use crate::output::tell;
 use esker_bench::document::{Document, Group};
 use esker_bench::runner::Event;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use std::io::Write;
 
 const TEMPLATE: &str = "{prefix} {wide_msg} {bar:24} {eta}";
 
@@ -95,9 +95,7 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
          count, beside bytes of keys and values written; the JSON has the whole device's count, too. {:.0} s",
         document.took_seconds
     ));
-    let mut output = std::io::stdout().lock();
-    writeln!(output, "{}", lines.join("\n"))
-        .map_err(|source| Failure::io("standard output", &source))
+    tell(&lines.join("\n"))
 }
 
 fn line(group: &Group<'_>) -> String {

@@ -12,6 +12,7 @@ mod plan;
 mod process;
 
 use crate::failure::{Done, Failure};
+use crate::output::output_failed;
 use crate::service::{AskedOfNew, Secrets, Service, raise_descriptors, say};
 use crate::store::raw_device;
 use esker::{Durability, Options};
@@ -62,7 +63,7 @@ Not supported: -B binary, -S, UDP.
 
 /// `esker memcached`.
 pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
-    let words: Vec<String> = words.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let words: Vec<String> = words.iter().map(read_word).collect::<Result<_, _>>()?;
     let given = options::read(&words)?;
     for (letter, _) in &given {
         match letter {
@@ -90,9 +91,19 @@ pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
     run(plan)
 }
 
+/// A word of the command line as text. Of another one nobody knows where the path ends that it may have in it.
+fn read_word(word: &OsString) -> Result<String, Failure> {
+    word.to_str().map(str::to_owned).ok_or_else(|| {
+        Failure::usage(format!(
+            "memcached: {} is not UTF-8",
+            word.as_encoded_bytes().escape_ascii()
+        ))
+    })
+}
+
 fn print(text: &str) -> Result<Done, Failure> {
     let printed = std::io::stdout().write_all(text.as_bytes());
-    printed.map(|()| Done::Yes).map_err(|source| Failure::io("standard output", &source))
+    printed.map(|()| Done::Yes).map_err(output_failed)
 }
 
 fn run(mut plan: Plan) -> Result<Done, Failure> {
@@ -102,11 +113,10 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         plan.make_absolute()?;
         std::env::set_current_dir("/").map_err(|source| Failure::io("/", &source))?;
     }
-    // The files live on as long as they are open.
     let is_passing = plan.data.is_none() && place.is_none();
     // What only root may read is read before.
     let secrets = Secrets::read(plan.auth_file, plan.tls)?;
-    let pid_file = plan.pid_file.as_deref().map(process::PidFile::write).transpose()?;
+    let mut pid_file = plan.pid_file.as_deref().map(process::PidFile::open).transpose()?;
     // Only root may go beyond what the system permits others.
     raise_descriptors(u64::from(plan.limits.connections_max))?;
     process::become_user(plan.user.as_deref())?;
@@ -114,7 +124,7 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         Some(path) => path.clone(),
         None => default_data(place)?,
     };
-    let passing = is_passing.then(|| data.clone());
+    let passing = is_passing.then(|| Passing(data.clone()));
     let mut store = Options::new(&data);
     if plan.format {
         raw_device(std::slice::from_ref(&data))?;
@@ -162,15 +172,26 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         },
     };
     let daemon = plan.daemon;
-    let done = service.run(|| {
-        if let Some(folder) = &passing {
-            std::fs::remove_dir_all(folder)
-                .map_err(|source| Failure::io(folder.display(), &source))?;
+    service.run(
+        || {
+            drop(passing);
+            pid_file.as_mut().map_or(Ok(()), process::PidFile::write)
+        },
+        || if daemon { process::fall_silent() } else { Ok(()) },
+    )
+}
+
+/// A folder that nobody would find again: it is gone as soon as its files are open, which live on, or as nothing comes of it.
+struct Passing(PathBuf);
+
+impl Drop for Passing {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            say(&format!("{} stays: {error}", self.0.display()));
         }
-        if daemon { process::fall_silent() } else { Ok(()) }
-    });
-    drop(pid_file);
-    done
+    }
 }
 
 /// Where the data of the server at a `place` lie if nobody says; `None`: at any port.

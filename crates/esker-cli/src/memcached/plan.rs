@@ -8,6 +8,7 @@ use super::options::{self, Given};
 use crate::failure::Failure;
 use esker_base::units::{KIB, MIB, parse_size_bytes};
 use esker_server::{Limits, ListenAddress, UNIX_MODE};
+use rustix::net::{AddressFamily, SocketType};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -207,7 +208,10 @@ impl Plan {
                 self.limits.connections_max = u32::try_from(positive("-c", text)?)
                     .map_err(|_| wrong(format!("-c: {text} are too many")))?;
             }
-            'v' => self.verbose += text.parse::<usize>().unwrap_or(1),
+            'v' => {
+                let more = text.parse::<usize>().unwrap_or(1);
+                self.verbose = self.verbose.saturating_add(more);
+            }
             'P' => self.pid_file = Some(text.into()),
             't' => {
                 self.cores = usize::try_from(positive("-t", text)?).unwrap_or(usize::MAX);
@@ -481,10 +485,15 @@ fn usable(addresses: Vec<SocketAddr>) -> (Vec<SocketAddr>, Vec<(IpAddr, std::io:
 /// Addresses of `HOST`, `HOST:PORT`, `[HOST]` or `[HOST]:PORT`.
 fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
     let failed = |why: &dyn std::fmt::Display| wrong(format!("-l {text}: {why}"));
+    let numbered = with_interface_number(text).map_err(|error| failed(&error))?;
+    let text = numbered.as_str();
     if let Ok(address) = text.parse::<SocketAddr>() {
         return Ok(vec![address]);
     }
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    if let Ok(address) = format!("[{bare}]:{port}").parse() {
+        return Ok(vec![SocketAddr::V6(address)]);
+    }
     if let Ok(ip) = bare.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(ip, port)]);
     }
@@ -502,6 +511,23 @@ fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
         (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
     // As in memcached: every address that the name has.
     if found.is_empty() { Err(failed(&"no address")) } else { Ok(found) }
+}
+
+/// An address of one interface, as `fe80::1%eth0`, with the interface's number, which is all that addresses have.
+fn with_interface_number(text: &str) -> Result<String, std::io::Error> {
+    let Some((before, rest)) = text.split_once('%') else { return Ok(text.to_owned()) };
+    let (name, after) = rest.split_at(rest.find(']').unwrap_or(rest.len()));
+    if name.parse::<u32>().is_ok() {
+        return Ok(text.to_owned());
+    }
+    if name.contains(':') {
+        // The system would take it for a name of `eth0`, and leave out the port.
+        let words = "an address of IPv6 with a port stands in brackets";
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, words));
+    }
+    let any = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    let number = rustix::net::netdevice::name_to_index(any, name)?;
+    Ok(format!("{before}%{number}{after}"))
 }
 
 #[cfg(test)]
@@ -535,6 +561,12 @@ mod tests {
         assert_eq!(plan.limits.item_size_max_bytes, 2 * MIB);
         assert_eq!(plan.limits.idle_timeout, Duration::from_secs(30));
         assert_eq!(plan.notes.len(), 2, "{:?}", plan.notes);
+    }
+
+    #[test]
+    fn nothing_is_said_more_than_all() {
+        let line = format!("--verbose={} -v", usize::MAX);
+        assert_eq!(plan(&line).expect("valid").verbose, usize::MAX);
     }
 
     #[test]
@@ -581,6 +613,22 @@ mod tests {
         assert_eq!((here, unusable.len()), (vec![mine], 1));
         assert_eq!(usable(vec![other]).0, [other], "who is named by itself is meant");
         assert_eq!(usable(vec![other, other]).0.len(), 2, "somebody has to say that it fails");
+    }
+
+    #[test]
+    fn addresses_of_one_interface_have_its_number() {
+        let lines = "-l [fe80::1%1]:5;[fe80::1%lo]:6;fe80::1%lo;[fe80::1%lo];fe80::2%1;::1;[::1]:7";
+        let addresses =
+            ["[fe80::1%1]:5", "[fe80::1%1]:6", "[fe80::1%1]:11211", "[fe80::2%1]:11211"];
+        let expected = addresses.iter().chain(&["[::1]:11211", "[::1]:7"]);
+        let expected: Vec<String> = expected.map(|text| format!("memcache://{text}")).collect();
+        assert_eq!(shown(&plan(lines).expect("valid").listen), expected);
+        for wrong in
+            ["-l [fe80::1%nowhere]:5", "-l [fe80::1%]:5", "-l fe80::1%lo:6", "-l fe80::1%1:6"]
+        {
+            let words = plan(wrong).expect_err(wrong);
+            assert!(words.starts_with(&format!("memcached: {wrong}: ")), "{words}");
+        }
     }
 
     #[test]

@@ -7,8 +7,11 @@
 use crate::failure::{Done, Failure};
 use crate::service::say;
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 use rustix::process::{Gid, Uid, geteuid};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -62,22 +65,68 @@ pub(super) fn fall_silent() -> Result<(), Failure> {
     rustix::stdio::dup2_stderr(&nowhere).map_err(failed)
 }
 
-/// A file with the id of this process; goes away with it.
-pub(super) struct PidFile<'p>(&'p Path);
+/// A file with the id of this process; goes away with it. Until the process serves, whatever is in it stays: another one
+/// may run whose id that is.
+pub(super) struct PidFile<'p> {
+    path: &'p Path,
+    file: File,
+    /// What is in it is ours: the id, or nothing if there was no file before.
+    own: Option<String>,
+}
 
 impl<'p> PidFile<'p> {
-    pub(super) fn write(path: &'p Path) -> Result<PidFile<'p>, Failure> {
-        let failed = |source: std::io::Error| Failure::io(path.display(), &source);
-        let mut file = std::fs::File::create(path).map_err(failed)?;
-        writeln!(file, "{}", std::process::id()).map_err(failed)?;
-        Ok(PidFile(path))
+    /// Opens the file, with the rights that the process begins with.
+    pub(super) fn open(path: &'p Path) -> Result<PidFile<'p>, Failure> {
+        let open = |how: OFlags| {
+            let flags = OFlags::RDWR | OFlags::CLOEXEC | how;
+            rustix::fs::open(path, flags, Mode::from_raw_mode(0o666))
+        };
+        let (file, own) = match open(OFlags::CREATE | OFlags::EXCL) {
+            Err(Errno::EXIST) => (open(OFlags::CREATE), None),
+            made => (made, Some(String::new())),
+        };
+        let file = file.map_err(|errno| Failure::io(path.display(), &errno.into()))?;
+        Ok(PidFile { path, file: file.into(), own })
+    }
+
+    /// Writes the id in place of what was there.
+    pub(super) fn write(&mut self) -> Result<(), Failure> {
+        if !self.has_its_name() {
+            // One that ended took it away meanwhile.
+            *self = PidFile::open(self.path)?;
+        }
+        let text = format!("{}\n", std::process::id());
+        let emptied = match self.file.metadata() {
+            Ok(found) if found.is_file() => self.file.set_len(0),
+            other => other.map(drop),
+        };
+        let written = emptied.and_then(|()| self.file.write_all(text.as_bytes()));
+        self.own = Some(text);
+        written.map_err(|source| Failure::io(self.path.display(), &source))
+    }
+
+    /// Whether the file of that name is still the one that was opened.
+    fn has_its_name(&self) -> bool {
+        let named = rustix::fs::stat(self.path).ok().zip(rustix::fs::fstat(&self.file).ok());
+        named
+            .is_some_and(|(named, open)| (named.st_dev, named.st_ino) == (open.st_dev, open.st_ino))
+    }
+
+    /// Whether what is in the file of that name is ours.
+    fn is_own(&self) -> bool {
+        let mut bytes = [0; 32];
+        let count = self.file.read_at(&mut bytes, 0).ok();
+        let text = count.and_then(|count| bytes.get(..count));
+        self.has_its_name() && text.is_some() && text == self.own.as_deref().map(str::as_bytes)
     }
 }
 
 impl Drop for PidFile<'_> {
     fn drop(&mut self) {
-        // Another user may own the folder now; then the file stays, as memcached's does.
-        let _ = rustix::fs::unlink(self.0);
+        if self.is_own() {
+            // Another user may own the folder now; then the file stays, as memcached's does.
+            let _ = rustix::fs::unlink(self.path);
+        }
     }
 }
 
@@ -141,6 +190,27 @@ fn find_groups(group: &str, name: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_was_taken_away_meanwhile_is_made_again() {
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let path = folder.path().join("pid");
+        std::fs::write(&path, "1\n").expect("write");
+        let mut file = PidFile::open(&path).expect("opened");
+        assert_eq!(std::fs::read(&path).expect("there"), b"1\n");
+        std::fs::remove_file(&path).expect("taken away");
+        file.write().expect("written");
+        let text = std::fs::read_to_string(&path).expect("there");
+        assert_eq!(text.trim(), std::process::id().to_string());
+        drop(file);
+        assert!(!path.exists());
+        // What is no file stays.
+        let nowhere = Path::new("/dev/null");
+        let mut file = PidFile::open(nowhere).expect("opened");
+        file.write().expect("written");
+        drop(file);
+        assert!(nowhere.exists());
+    }
 
     #[test]
     fn users_and_their_groups_are_found_by_name() {

@@ -103,6 +103,13 @@ fn mistakes_of_the_command_line_are_usage() {
         (&["--utilization", "120"], "utilization"),
         (&["--cache", "much"], "no size"),
         (&["--seconds", "0"], "seconds"),
+        (&["--seconds", "1e20"], "seconds"),
+        (&["--warmup", "1e20"], "warmup"),
+        (&["--warmup", "nan"], "warmup"),
+        (&["--depth", "18446744073709551615"], "depth"),
+        (&["--records", "18446744073709551615"], "records"),
+        (&["--key-size", "18446744073709551615"], "key size"),
+        (&["--value-size", "18446744073709551615"], "value size"),
         (&["--threads", "0"], "threads"),
         (&["--config", "missing.toml"], "missing.toml"),
     ] {
@@ -189,4 +196,25 @@ fn limits_and_names_are_printed() {
         .exits_with(0)
         .text();
     assert!(raw.contains("memory-random-access") && raw.contains("loopback-round-trip"), "{raw}");
+}
+
+#[test]
+fn mistakes_of_a_load_on_servers_are_usage() {
+    let scratch = Scratch::new();
+    for (option, words) in [
+        ("--warmup=1e20", "--warmup"),
+        ("--warmup=nan", "--warmup"),
+        ("--warmup=-1", "--warmup"),
+        ("--gets=101", "--gets"),
+        ("--records=18446744073709551615", "--records"),
+        ("--key-size=18446744073709551615", "--key-size"),
+        ("--value-size=18446744073709551615", "--value-size"),
+        ("--cache=lots", "\"lots\" is no size"),
+    ] {
+        let load = ["bench", "server", "--target", "127.0.0.1:1", option];
+        let ran = scratch.run(&load).exits_with(2);
+        assert!(ran.said.contains(words), "{option}: {}", ran.said);
+    }
+    let micro = ["bench", "micro", "--factor", "18446744073709551615"];
+    assert!(scratch.run(&micro).exits_with(2).said.contains("--factor"));
 }

@@ -13,6 +13,7 @@ mod keys;
 mod kill;
 mod memcached;
 mod memory;
+mod outputs;
 mod program;
 mod remote;
 mod serving;

@@ -153,6 +153,59 @@ fn a_hangup_has_credentials_read_again_and_ends_nothing() {
 }
 
 #[test]
+fn the_file_with_the_id_is_that_of_the_process_that_serves() {
+    let (scratch, port) = (Scratch::new(), port());
+    let pid = || std::fs::read_to_string(scratch.path("pid")).ok();
+    let options = ["-p", &port, "-l", "127.0.0.1", "-o", "data=here", "-A", "-P", "pid"];
+    // Longer than any id, of a process that is gone.
+    std::fs::write(scratch.path("pid"), "99999999999999\n").expect("write");
+    let running = Running::start(&scratch, &options);
+    let own = Some(format!("{}\n", running.0.id()));
+    assert_eq!(pid(), own);
+    let again = [&["memcached"], user(), &options].concat();
+    // The port is taken, and the store is.
+    assert_ne!(scratch.run(&again).code, Some(0));
+    assert_eq!(pid(), own);
+    talk(&port, "shutdown\r\n");
+    running.ends();
+    assert_eq!(pid(), None);
+    // What comes of nothing leaves nothing, and what somebody else wrote meanwhile.
+    let wrong = [&["memcached"], user(), &options, &["-m", "64", "-e", "/dev/null/x"]].concat();
+    assert_ne!(scratch.run(&wrong).code, Some(0));
+    assert_eq!(pid(), None);
+    let running = Running::start(&scratch, &options);
+    std::fs::write(scratch.path("pid"), "1\n").expect("write");
+    talk(&port, "shutdown\r\n");
+    running.ends();
+    assert_eq!(pid().as_deref(), Some("1\n"));
+}
+
+#[test]
+fn a_server_at_any_port_that_does_not_come_about_leaves_no_data() {
+    let scratch = Scratch::new();
+    let words = ["memcached", "-l", "127.0.0.1", "-p", "-1", "-o", "format"];
+    let child = scratch.spawn(&[&words[..], user()].concat());
+    let ending = format!("-any-{}", child.id());
+    assert_ne!(child.wait_with_output().expect("ends").status.code(), Some(0));
+    let left = std::fs::read_dir("/var/tmp").expect("a folder").filter_map(Result::ok);
+    let mut left = left.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    assert!(!left.any(|name| name.ends_with(&ending)), "{ending}");
+}
+
+#[test]
+fn words_that_are_no_text_are_refused() {
+    use std::os::unix::ffi::OsStrExt;
+    let scratch = Scratch::new();
+    for option in ["-e", "-s", "-P"] {
+        let word = std::ffi::OsStr::from_bytes(b"a\xffb");
+        let mut program = program(scratch.path("").as_path());
+        let done = program.args(["memcached", option]).arg(word).output().expect("runs");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!((done.status.code(), said.contains("a\\xffb is not UTF-8")), (Some(2), true));
+    }
+}
+
+#[test]
 fn a_socket_file_takes_the_place_of_the_port() {
     let scratch = Scratch::new();
     let path = scratch.path("socket");

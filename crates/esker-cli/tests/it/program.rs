@@ -1,6 +1,6 @@
 //! Runs of the program.
 
-use std::io::Write;
+use std::io::{PipeWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use tempfile::TempDir;
@@ -58,9 +58,38 @@ impl Scratch {
         }
     }
 
+    /// As [`Scratch::run`], where whoever reads the output has gone.
+    pub(crate) fn run_unread(&self, arguments: &[&str]) -> Ran {
+        self.run_changed(arguments, |program| program.stdout(unread()))
+    }
+
+    /// As [`Scratch::run`], where whoever listens to what is said has gone.
+    pub(crate) fn run_unheard(&self, arguments: &[&str]) -> Ran {
+        self.run_changed(arguments, |program| program.stderr(unread()))
+    }
+
+    fn run_changed(
+        &self,
+        arguments: &[&str],
+        change: impl FnOnce(&mut Command) -> &mut Command,
+    ) -> Ran {
+        let mut program = program(self.0.path());
+        let done = change(program.args(arguments).stdin(Stdio::null())).output().expect("runs");
+        Ran {
+            code: done.status.code(),
+            output: done.stdout,
+            said: String::from_utf8_lossy(&done.stderr).into_owned(),
+        }
+    }
+
     pub(crate) fn spawn(&self, arguments: &[&str]) -> Child {
         program(self.0.path()).args(arguments).spawn().expect("start esker")
     }
+}
+
+/// The end of a pipe that nobody reads.
+fn unread() -> PipeWriter {
+    std::io::pipe().expect("a pipe").1
 }
 
 pub(crate) fn program(folder: &Path) -> Command {

@@ -2,6 +2,9 @@
 
 use crate::program::Scratch;
 use crate::serving::{Serving, stop_and_wait};
+use rustix::process::{Pid, Signal};
+use std::process::Child;
+use std::time::Duration;
 
 fn url(serving: &Serving) -> String {
     format!("native://{}", serving.address())
@@ -224,4 +227,46 @@ fn a_server_ends_on_sigterm_although_the_folder_of_its_backup_hangs() {
     std::fs::remove_file(pipe).expect("remove");
     assert_eq!(scratch.run(&["get", "k"]).exits_with(0).text(), "v");
     scratch.run(&["backup", "copies"]).exits_with(0);
+}
+
+/// What a server has, a client does not say.
+#[test]
+fn what_is_of_a_new_store_is_refused_where_a_server_is_asked() {
+    let scratch = Scratch::new();
+    for (option, name) in [
+        (&["--size", "1GiB"][..], "--size"),
+        (&["--engine", "flex"], "--engine"),
+        (&["--pmem-emulate"], "--pmem-emulate"),
+    ] {
+        let put = ["put", "k", "v", "--server", "native://127.0.0.1:1"];
+        let ran = scratch.run(&[&put[..], option].concat()).exits_with(2);
+        assert!(ran.said.starts_with(&format!("esker: {name} is of a new store")), "{ran:?}");
+    }
+}
+
+/// ^Z and `fg` while a client waits for a greeting.
+#[test]
+fn a_client_that_is_stopped_and_goes_on_is_greeted() {
+    for protocol in ["native", "shm"] {
+        let scratch = Scratch::new();
+        let socket = format!("shm://{}", scratch.path("esker.sock").display());
+        let serving = Serving::start_at(&scratch, "native", &["--listen", &socket]);
+        let url = if protocol == "shm" { socket } else { url(&serving) };
+        signal(&serving.child, Signal::STOP);
+        let client = scratch.spawn(&["get", "k", "--server", &url]);
+        // Until it waits for the server.
+        esker_trt::sleep(Duration::from_millis(500));
+        signal(&client, Signal::STOP);
+        esker_trt::sleep(Duration::from_millis(50));
+        signal(&client, Signal::CONT);
+        esker_trt::sleep(Duration::from_millis(50));
+        signal(&serving.child, Signal::CONT);
+        let done = client.wait_with_output().expect("ends");
+        assert_eq!(done.status.code(), Some(1), "{done:?}");
+        stop_and_wait(serving, "-TERM");
+    }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    rustix::process::kill_process(Pid::from_child(child), signal).expect("signal");
 }

@@ -70,12 +70,13 @@ fn a_server_without_a_folder_refuses() {
 
 /// While `client` waits for a backup for longer than it waits for anything else, `work` is done.
 fn check_blocked(client: &Client, folder: &Path, work: impl Fn(u32)) {
-    let blocked = Blocked::at(folder);
     let limit = impatient().request_timeout;
-    let pending = client.submit_backup().expect("submit");
-    client.flush();
-    let begun = SystemClock.monotonic();
     std::thread::scope(|scope| {
+        // In here, so that a check that fails lets the backup go on, and with it whoever waits.
+        let blocked = Blocked::at(folder);
+        let pending = client.submit_backup().expect("submit");
+        client.flush();
+        let begun = SystemClock.monotonic();
         let waits = scope.spawn(|| pending.wait());
         let mut round = 0;
         while SystemClock.monotonic() - begun < 4 * limit {
@@ -91,7 +92,6 @@ fn check_blocked(client: &Client, folder: &Path, work: impl Fn(u32)) {
         assert_eq!((error.fate(), error.kind()), (Fate::Refused, ErrorKind::Io), "{error}");
         drop(other_end);
     });
-    drop(blocked);
     client.backup().expect("nothing is in the way");
 }
 

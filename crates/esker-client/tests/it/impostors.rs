@@ -1,16 +1,18 @@
 //! Servers that are none, stop in the middle, or say what they must not.
 
-use crate::harness::{address_of, impatient};
+use crate::harness::{PATIENCE, address_of, impatient};
 use esker_base::clock::{Clock as _, SystemClock};
-use esker_client::{Attributes, Client, Condition, ErrorKind, Fate};
+use esker_client::{Attributes, Client, Condition, ErrorKind, Fate, Options};
 use esker_format::native::{
     CLIENT_HELLO_SIZE, ClientHello, FRAME_HEADER_SIZE, FrameHeader, Opcode, ServerHello, Status,
     VERSION, begin_frame, end_frame,
 };
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::Duration;
 
-const HELLO: ServerHello = ServerHello {
+pub(crate) const HELLO: ServerHello = ServerHello {
     version: VERSION,
     status: Status::Ok,
     authenticate: false,
@@ -43,7 +45,7 @@ fn read_any(stream: &mut TcpStream) -> (u32, u8) {
     (header.id, header.opcode)
 }
 
-fn frame(id: u32, opcode: Opcode, status: Status, payload: &[u8]) -> Vec<u8> {
+pub(crate) fn frame(id: u32, opcode: Opcode, status: Status, payload: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     let start = begin_frame(&mut frame);
     frame.extend_from_slice(payload);
@@ -53,8 +55,17 @@ fn frame(id: u32, opcode: Opcode, status: Status, payload: &[u8]) -> Vec<u8> {
 
 /// Runs `check` with a client of a server that does `play` with its first connection.
 fn with_impostor(play: impl FnOnce(TcpStream) + Send, check: impl FnOnce(&Client)) {
+    with_impostor_of(impatient(), play, check);
+}
+
+/// As [`with_impostor`], for a client with these options.
+fn with_impostor_of(
+    options: Options,
+    play: impl FnOnce(TcpStream) + Send,
+    check: impl FnOnce(&Client),
+) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
-    let client = Client::new(address_of(listener.local_addr().expect("address")), impatient());
+    let client = Client::new(address_of(listener.local_addr().expect("address")), options);
     std::thread::scope(|scope| {
         scope.spawn(move || play(listener.accept().expect("a connection").0));
         check(&client);
@@ -65,7 +76,17 @@ fn with_impostor(play: impl FnOnce(TcpStream) + Send, check: impl FnOnce(&Client
 
 /// As [`with_impostor`], for one that greets first.
 fn with_greeter(play: impl FnOnce(&mut TcpStream) + Send, check: impl FnOnce(&Client)) {
-    with_impostor(
+    with_greeter_of(impatient(), play, check);
+}
+
+/// As [`with_greeter`], for a client with these options.
+fn with_greeter_of(
+    options: Options,
+    play: impl FnOnce(&mut TcpStream) + Send,
+    check: impl FnOnce(&Client),
+) {
+    with_impostor_of(
+        options,
         |mut stream| {
             read_hello(&mut stream);
             stream.write_all(&HELLO.encode()).expect("send");
@@ -110,6 +131,80 @@ fn a_server_that_never_greets_is_not_waited_for_longer_than_allowed() {
 }
 
 #[test]
+fn a_server_that_greets_byte_by_byte_has_no_more_time_for_that() {
+    let connect_timeout = Duration::from_millis(500);
+    with_impostor_of(
+        Options { connect_timeout, ..impatient() },
+        |mut stream| {
+            read_hello(&mut stream);
+            for byte in HELLO.encode() {
+                esker_trt::sleep(connect_timeout / 5);
+                if stream.write_all(&[byte]).is_err() {
+                    return;
+                }
+            }
+        },
+        |client| {
+            let begun = SystemClock.monotonic();
+            let error = client.ping().expect_err("too slow");
+            assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
+            let took = SystemClock.monotonic() - begun;
+            assert!(took < 4 * connect_timeout, "{took:?}");
+        },
+    );
+}
+
+/// A server that is stopped, say: the system takes so many connections for it, and no more.
+#[test]
+fn a_socket_file_where_nobody_is_accepted_is_not_waited_for_longer_than_allowed() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("esker.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    rustix::net::listen(&listener, 0).expect("a short queue");
+    let _first = UnixStream::connect(&path).expect("there is room for one");
+    for scheme in ["native+unix", "shm"] {
+        let address = format!("{scheme}://{}", path.display()).parse().expect("address");
+        let options = Options { connect_timeout: Duration::from_millis(200), ..impatient() };
+        let error = Client::new(address, options).ping().expect_err("no room");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout), "{error}");
+    }
+}
+
+#[test]
+fn what_a_server_says_of_who_a_client_is_is_understood() {
+    let told = |id: u32, opcode: Opcode, status: Status, words: &[u8]| {
+        let answer = frame(id, opcode, status, words);
+        let credentials = Some(("ann".to_owned(), "secret".to_owned()));
+        let mut told = None;
+        with_impostor_of(
+            Options { credentials, ..impatient() },
+            |mut stream| {
+                read_hello(&mut stream);
+                let hello = ServerHello { authenticate: true, ..HELLO };
+                stream.write_all(&hello.encode()).expect("send");
+                assert_eq!(read_any(&mut stream), (1, Opcode::Authenticate as u8));
+                stream.write_all(&answer).expect("send");
+                wait_for_end(&mut stream);
+            },
+            |client| {
+                let error = client.get(b"k").expect_err("not admitted");
+                assert_eq!(error.fate(), Fate::NotSent);
+                told = Some((error.kind(), error.to_string()));
+            },
+        );
+        told.expect("an error")
+    };
+    let (kind, text) = told(0, Opcode::Goodbye, Status::TooSlow, b"too slow, and in words");
+    assert!(kind == ErrorKind::Timeout && text.contains("goodbye"), "{text}");
+    let (_, text) = told(1, Opcode::Authenticate, Status::Unauthenticated, b"in words");
+    assert!(text.contains(Status::Unauthenticated.words()), "{text}");
+    for (id, opcode) in [(2, Opcode::Authenticate), (1, Opcode::Ping)] {
+        let (kind, text) = told(id, opcode, Status::Ok, b"");
+        assert!(kind == ErrorKind::Corrupted && text.contains("something else"), "{text}");
+    }
+}
+
+#[test]
 fn a_request_without_a_reply_is_unknown_after_its_time_and_when_the_connection_ends() {
     with_greeter(wait_for_end, |client| {
         let error = client.put(b"k", b"v").expect_err("silence");
@@ -141,7 +236,7 @@ fn a_request_that_has_not_left_when_the_connection_ends_was_not_sent() {
             let put = put.expect("submitted");
             submitted.wait();
             while !put.is_ready() {
-                esker_trt::sleep(std::time::Duration::from_millis(1));
+                esker_trt::sleep(Duration::from_millis(1));
             }
             assert_eq!(put.wait().expect_err("nobody is there").fate(), Fate::NotSent);
         },
@@ -241,6 +336,94 @@ fn a_goodbye_is_told_to_those_who_wait() {
             assert!(error.to_string().contains(Status::TooSlow.words()), "{error}");
         },
     );
+}
+
+/// Replies that come at once with what ends the connection, and before it.
+#[test]
+fn what_was_answered_before_the_end_of_a_connection_was_done() {
+    let goodbye = |_: u32| frame(0, Opcode::Goodbye, Status::TooSlow, b"too slow");
+    let other = |id: u32| frame(id, Opcode::Ping, Status::Ok, b"");
+    let status = |id: u32| {
+        let mut bytes = frame(id, Opcode::Put, Status::Ok, b"");
+        bytes[13] = 250;
+        bytes
+    };
+    let ends: [&(dyn Fn(u32) -> Vec<u8> + Sync); 3] = [&goodbye, &other, &status];
+    let options = Options { request_timeout: PATIENCE, ..impatient() };
+    for end in ends {
+        with_greeter_of(
+            options.clone(),
+            |stream| {
+                let (done, lost) = (read_request(stream), read_request(stream));
+                let mut bytes = frame(done, Opcode::Put, Status::Ok, &7_u64.to_le_bytes());
+                bytes.extend(end(lost));
+                stream.write_all(&bytes).expect("send");
+                wait_for_end(stream);
+            },
+            |client| {
+                let put = |key: &[u8]| {
+                    client.submit_put(key, b"v", Attributes::default(), Condition::Always)
+                };
+                let (done, lost) = (put(b"a").expect("submit"), put(b"b").expect("submit"));
+                let begun = SystemClock.monotonic();
+                done.wait().expect("it was answered");
+                assert_eq!(lost.wait().expect_err("no answer").fate(), Fate::Unknown);
+                assert!(SystemClock.monotonic() - begun < PATIENCE / 2, "at once");
+            },
+        );
+    }
+}
+
+#[test]
+fn a_backup_fails_at_once_when_its_answer_comes_with_one_that_makes_no_sense() {
+    with_greeter(
+        |stream| {
+            let (backup, get) = (read_request(stream), read_request(stream));
+            let mut bytes = frame(backup, Opcode::Backup, Status::UnknownOperation, b"");
+            bytes.extend(frame(get, Opcode::Ping, Status::Ok, b""));
+            stream.write_all(&bytes).expect("send");
+            wait_for_end(stream);
+        },
+        |client| {
+            let backup = client.submit_backup().expect("submit");
+            let get = client.submit_get(b"k").expect("submit");
+            client.flush();
+            let begun = SystemClock.monotonic();
+            assert_eq!(get.wait().expect_err("no sense").kind(), ErrorKind::Corrupted);
+            while !backup.is_ready() {
+                assert!(SystemClock.monotonic() - begun < PATIENCE, "nobody tells it");
+                esker_trt::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(backup.wait().expect_err("refused").fate(), Fate::Refused);
+        },
+    );
+}
+
+/// A server that is gone without a word, and requests that nobody waits for.
+#[test]
+fn a_silent_server_is_noticed_by_whoever_waits_for_room() {
+    let options = Options { in_flight_max: 1, ..impatient() };
+    with_greeter_of(options, wait_for_end, |client| {
+        drop(client.submit_get(b"k").expect("submit"));
+        assert!(client.is_connected());
+        // It tries another connection, which nobody takes any more.
+        let error = client.submit_get(b"k").expect_err("no room");
+        assert_eq!(error.fate(), Fate::NotSent);
+        assert!(!client.is_connected(), "{error}");
+    });
+}
+
+/// A backup may take long: that others find no room meanwhile says nothing of the server.
+#[test]
+fn a_backup_that_takes_all_the_room_is_no_silence() {
+    let options = Options { in_flight_max: 1, ..impatient() };
+    with_greeter_of(options, wait_for_end, |client| {
+        let backup = client.submit_backup().expect("submit");
+        let error = client.get(b"k").expect_err("no room");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
+        assert!(client.is_connected(), "{error}");
+        drop(backup);
+    });
 }
 
 #[test]

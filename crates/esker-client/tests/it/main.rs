@@ -14,5 +14,6 @@ mod cluster;
 mod fates;
 mod harness;
 mod impostors;
+mod shared_impostors;
 mod shared_memory;
 mod tls;

@@ -1,6 +1,6 @@
 //! Encrypted connections.
 
-use crate::harness::{Alone, address_of, alone_with, impatient};
+use crate::harness::{Alone, PATIENCE, address_of, alone_with, impatient};
 use esker_client::{Attributes, Client, Condition, Fate, Options, Tls};
 
 /// A server with a certificate for `localhost` of its own, and the certificate.
@@ -12,7 +12,8 @@ fn encrypted() -> (Alone, String) {
 }
 
 fn client(alone: &Alone, tls: Option<Tls>) -> Client {
-    Client::new(address_of(alone.server.address()), Options { tls, ..impatient() })
+    let options = Options { tls, request_timeout: PATIENCE, ..impatient() };
+    Client::new(address_of(alone.server.address()), options)
 }
 
 fn trusting(chain: &str) -> Tls {

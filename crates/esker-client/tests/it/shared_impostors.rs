@@ -1,0 +1,149 @@
+//! A server of shared memory that answers when the test says so.
+
+use crate::harness::{PATIENCE, impatient};
+use crate::impostors::{HELLO, frame};
+use esker_client::{Client, ErrorKind as NoAnswer, Fate, Options};
+use esker_format::native::{CLIENT_HELLO_SIZE, FRAME_HEADER_SIZE, FrameHeader, Opcode, Status};
+use esker_shm::{Endpoint, Reader, Writer};
+use std::io::{Error, ErrorKind, Read, Result, Write};
+use std::os::fd::AsFd;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use xxhash_rust::xxh3::xxh3_64;
+
+const RING_BYTES: usize = 64 << 10;
+
+/// The server's side of a stream.
+struct Core {
+    reader: Reader,
+    writer: Writer,
+    bell: UnixStream,
+}
+
+impl Core {
+    fn new(endpoint: Endpoint) -> Core {
+        let bell = UnixStream::from(endpoint.bell);
+        bell.set_read_timeout(Some(Duration::from_millis(1))).expect("timeout");
+        Core { reader: endpoint.reader, writer: endpoint.writer, bell }
+    }
+
+    fn greet(&mut self) {
+        self.read_exact(&mut [0; CLIENT_HELLO_SIZE]).expect("a hello");
+        self.write_all(&HELLO.encode()).expect("send");
+    }
+
+    /// Id and opcode of the next request; none once the client is gone.
+    fn next(&mut self) -> Option<(u32, u8)> {
+        let mut header = [0; FRAME_HEADER_SIZE];
+        self.read_exact(&mut header).ok()?;
+        let header = FrameHeader::peek(&header).expect("a header");
+        self.read_exact(&mut vec![0; header.payload_size as usize]).ok()?;
+        Some((header.id, header.opcode))
+    }
+
+    fn answer(&mut self, id: u32, opcode: u8) {
+        let opcode = Opcode::from_number(opcode).expect("known");
+        let status = if opcode == Opcode::Get { Status::KeyMissing } else { Status::Ok };
+        self.write_all(&frame(id, opcode, status, b"")).expect("send");
+    }
+}
+
+impl Read for Core {
+    fn read(&mut self, into: &mut [u8]) -> Result<usize> {
+        loop {
+            match self.reader.read(into)? {
+                0 => {}
+                count => return Ok(count),
+            }
+            // A look now and then: nobody announces a sleep.
+            if self.bell.read(&mut [0; 8]).is_ok_and(|count| count == 0) {
+                return Err(Error::from(ErrorKind::UnexpectedEof));
+            }
+        }
+    }
+}
+
+impl Write for Core {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        let count = self.writer.write(bytes)?;
+        if self.writer.must_ring() {
+            self.bell.write_all(b"!")?;
+        }
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_server_that_passes_no_memory_is_not_waited_for_longer_than_allowed() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let _listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { connect_timeout: Duration::from_millis(200), ..impatient() };
+    let error = Client::new(address, options).ping().expect_err("silence");
+    assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout));
+}
+
+/// A request to a core waits for what concerns all keys and came before it, and not for what others ask the first core
+/// after that.
+#[test]
+fn a_core_that_always_has_something_to_do_keeps_nobody_from_the_others() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { request_timeout: PATIENCE / 10, ..impatient() };
+    let client = Client::new(address, options);
+    let key_of = |core: u64| {
+        let mut keys = (0_u64..).map(u64::to_be_bytes);
+        keys.find(|key| xxh3_64(key) % 2 == core).expect("half of all")
+    };
+    let (busy, other) = (key_of(0), key_of(1));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let mut endpoints = esker_shm::offer(socket.as_fd(), 2, RING_BYTES).expect("memory");
+            let mut other = Core::new(endpoints.pop().expect("the second core"));
+            let mut first = Core::new(endpoints.pop().expect("the first core"));
+            first.greet();
+            other.greet();
+            scope.spawn(move || {
+                while let Some((id, opcode)) = other.next() {
+                    other.answer(id, opcode);
+                }
+            });
+            // A get is answered when the next one is there.
+            let mut held = None;
+            while let Some((id, opcode)) = first.next() {
+                if opcode == Opcode::Get as u8 {
+                    held.replace(id).into_iter().for_each(|id| first.answer(id, opcode));
+                } else {
+                    first.answer(id, opcode);
+                }
+            }
+        });
+        let mut before = client.submit_get(&busy).expect("submit");
+        let (keeps_busy, stop) = (client.clone(), &stop);
+        scope.spawn(move || {
+            while !stop.load(Ordering::SeqCst) {
+                let next = keeps_busy.submit_get(&busy).expect("submit");
+                keeps_busy.flush();
+                std::mem::replace(&mut before, next).wait().expect("get");
+            }
+        });
+        let asked = (0..20).try_for_each(|_| {
+            client.ping()?;
+            client.get(&other).map(|_| ())
+        });
+        stop.store(true, Ordering::SeqCst);
+        // Ends the connection, which the server's cores wait for.
+        drop(client);
+        assert!(asked.is_ok(), "{asked:?}");
+    });
+}
