@@ -257,7 +257,8 @@ impl SimBlock {
         let mut before = vec![0; data.len()];
         state.image.read(offset, &mut before);
         let unit = self.tear_size_bytes as usize;
-        let done = [0, 0, 1, 2][state.rng.index(4)];
+        // Of two: none, as often as some or all.
+        let done = state.rng.below(4).saturating_sub(1);
         for (unit, before) in data.chunks_mut(unit).zip(before.chunks(unit)) {
             if !state.rng.chance(done, 2) {
                 unit.copy_from_slice(before);
