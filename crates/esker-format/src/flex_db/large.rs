@@ -3,8 +3,8 @@
 //! A value begins with a head that says whose it is and how long; its bytes follow. A value that ends before its length was
 //! not written whole: it counts as little as one that no pair names.
 
-use super::KEY_SIZE_MAX_BYTES;
-use crate::Flaw;
+use super::{KEY_SIZE_MAX_BYTES, VALUE_SIZE_MAX_BYTES};
+use crate::{Flaw, bounded};
 use esker_base::checksum::Crc32c;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -97,9 +97,13 @@ impl LargeHead {
         if checksum_of(&raw, key) != raw.checksum.get() {
             return Err(Flaw::Checksum);
         }
+        let length_bytes = raw.length_bytes.get();
+        if length_bytes > VALUE_SIZE_MAX_BYTES {
+            return Err(Flaw::Field("length_bytes"));
+        }
         Ok(LargeHead {
-            number: raw.number.get(),
-            length_bytes: raw.length_bytes.get(),
+            number: bounded("number", raw.number.get())?,
+            length_bytes,
             value_checksum: raw.value_checksum.get(),
             key: key.to_vec(),
         })

@@ -305,12 +305,37 @@ impl Inner {
             Err(error) => return Err(error),
         }
         let mut rest = &bytes[..];
+        let mut moved = 0;
         for extent in batch {
             let (own, behind) = rest.split_at_checked(extent.length as usize).unwrap_or_default();
             rest = behind;
-            self.put_elsewhere(writer, extent.offset, own, extent.is_marked())?;
+            if self.may_move(writer, extent)? {
+                self.put_elsewhere(writer, extent.offset, own, extent.is_marked())?;
+                moved += u64::from(extent.length);
+            }
         }
-        Ok(end as u64)
+        Ok(moved)
+    }
+
+    /// Whether an extent can stand elsewhere: for that the nodes of its neighbours are needed, too. If one cannot be read, the
+    /// segment stays as it is.
+    fn may_move(&self, writer: &mut Writer, extent: &Extent) -> Result<bool> {
+        match self.load_range(extent.offset, u64::from(extent.length)) {
+            Err(error) if is_unread(&error) => {
+                self.leave_stuck(writer, extent, &error);
+                Ok(false)
+            }
+            loaded => loaded.map(|()| true),
+        }
+    }
+
+    /// Nothing is gained by another try.
+    fn leave_stuck(&self, writer: &mut Writer, extent: &Extent, error: &Error) {
+        tracing::error!(%error, "the collector leaves what it cannot read");
+        let segment = extent.place() / self.shape.segment_payload();
+        if let Some(salt) = self.shared.read().salt(segment) {
+            writer.stuck.insert(segment, salt);
+        }
     }
 
     /// Moves extents one by one, but for those that cannot be read.
@@ -319,18 +344,12 @@ impl Inner {
         for extent in batch {
             let mut bytes = self.pool.get(extent.length as usize);
             match self.read(extent.offset, &mut bytes) {
-                Ok(_) => {
+                Ok(_) if self.may_move(writer, extent)? => {
                     self.put_elsewhere(writer, extent.offset, &bytes, extent.is_marked())?;
                     moved += u64::from(extent.length);
                 }
-                Err(error) if is_unread(&error) => {
-                    tracing::error!(%error, "the collector leaves what it cannot read");
-                    // Nothing is gained by another try.
-                    let segment = extent.place() / self.shape.segment_payload();
-                    if let Some(salt) = self.shared.read().salt(segment) {
-                        writer.stuck.insert(segment, salt);
-                    }
-                }
+                Ok(_) => {}
+                Err(error) if is_unread(&error) => self.leave_stuck(writer, extent, &error),
                 Err(error) => return Err(error),
             }
         }

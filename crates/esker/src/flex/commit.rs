@@ -171,7 +171,10 @@ impl Inner {
     pub(super) fn release(&self, writer: &mut Writer, dying: Vec<u64>) {
         let shared = self.shared.read();
         for number in dying {
+            // M3: what a repair keeps is free once the space is opened again.
+            let is_kept = writer.kept.contains(&number);
             if shared.is_empty(number)
+                && !is_kept
                 && shared.buffer_of(number).is_none()
                 && writer.free.insert(number)
             {

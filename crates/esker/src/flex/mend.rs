@@ -30,7 +30,6 @@ use esker_format::flex::{Group, Header, Map, Record, SegmentState, block_is_soun
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Extent, HOLE};
 use esker_media::BufferPool;
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 const OPERATION: &str = "repair space";
@@ -332,6 +331,7 @@ impl Inner {
         writer.allocated.remove(&number);
         writer.holes.remove(&number);
         writer.stuck.insert(number, salt);
+        writer.kept.insert(number);
     }
 
     fn visit_stray(
@@ -340,7 +340,7 @@ impl Inner {
         visit: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<()> {
         let writer = self.writer.lock();
-        let kept: BTreeSet<u64> = writer.stuck.keys().copied().collect();
+        let kept = writer.kept.clone();
         let payload = self.shape.segment_payload();
         let mut mapped: Vec<(u64, u64)> = Vec::new();
         let note = |extent: Extent| {

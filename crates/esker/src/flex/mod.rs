@@ -154,6 +154,8 @@ struct Writer {
     moved_bytes: u64,
     /// Segments that the collector could not empty, because something in them cannot be read, with their salts.
     stuck: HashMap<u64, u64>,
+    /// Segments that a repair keeps as they are, whatever goes from them: what nothing points at is still to be found there.
+    kept: BTreeSet<u64>,
 }
 
 /// Figures of a space.

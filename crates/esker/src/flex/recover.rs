@@ -123,6 +123,7 @@ impl Inner {
             round: None,
             moved_bytes: 0,
             stuck: HashMap::new(),
+            kept: BTreeSet::new(),
         };
         let cache_size = options.cache_size_bytes;
         Ok(Inner {

@@ -208,7 +208,9 @@ impl Shared {
         let index =
             usize::try_from((address & !MARK) / shape.segment_payload()).unwrap_or(usize::MAX);
         if let Some(segment) = self.segments.get_mut(index) {
-            segment.valid_bytes += u32::try_from(length).unwrap_or(0);
+            // What a map says comes from media.
+            let more = u32::try_from(length).unwrap_or(0);
+            segment.valid_bytes = segment.valid_bytes.saturating_add(more);
             self.valid_bytes += length;
         }
     }

@@ -386,6 +386,44 @@ fn segments_that_cannot_be_emptied_are_left_out_and_others_are_collected() {
     }
 }
 
+/// To put an extent elsewhere takes the nodes of its neighbours.
+#[test]
+fn a_node_that_cannot_be_read_does_not_end_collecting_beside_it() {
+    const NODES: u64 = 10;
+    let media = Media::new(1 << 20);
+    let mut options = small(23);
+    options.format = true;
+    options.cache_size_bytes = 0;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let mut rng = Rng::from_seed(24);
+    for _ in 0..400 {
+        let at = rng.below(space.size_bytes() + 1);
+        space.insert_range(at, &[1; 400]).unwrap();
+    }
+    space.checkpoint().unwrap();
+    let size = space.size_bytes();
+    drop(space);
+    options.format = false;
+    options.data_size_bytes_max = Some(40 * 8192);
+    let (images, mut moved, mut unread) = (media.images(), 0, 0);
+    for node in 0..NODES {
+        let mut damaged = images.clone();
+        damaged[1].flip(8192 + node * 512 + 40, 1);
+        let media = Media::of(&damaged);
+        let Ok(space) = Space::open_on(media.files(), &options) else { continue };
+        for round in 0..600 {
+            let at = rng.below(size - 700);
+            if let Err(error) = space.write(at, &[3; 700]) {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "{node}, {round}: {error}");
+                unread += 1;
+            }
+        }
+        assert!(space.failure().is_none(), "node {node}: {:?}", space.failure());
+        moved += space.stat().moved_bytes;
+    }
+    assert!(moved > 0 && unread > 0, "{moved} bytes moved, {unread} not read");
+}
+
 #[test]
 fn a_checkpoint_is_not_taken_back_by_a_damaged_header() {
     for (seed, ends_with_sync) in [(7, false), (8, false), (9, true)] {

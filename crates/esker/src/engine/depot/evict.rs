@@ -110,10 +110,11 @@ impl Depot {
         if !self.segments.pin(victim) {
             return Ok(false);
         }
+        let epoch = self.segments.epoch(victim);
         let evicted = self.evict_pinned(cleaner, victim);
         self.segments.end_entry(victim);
         if matches!(evicted, Ok(true)) {
-            self.segments.forget_header(victim);
+            self.segments.forget_header(victim, epoch);
         }
         evicted
     }

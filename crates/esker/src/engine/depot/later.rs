@@ -174,10 +174,11 @@ impl Depot {
                 if let Some(placed) = self.append_to_piece(state, items) {
                     break (placed, closed);
                 }
+                // Also if none forms: whoever asks for durability ends one, and waits.
+                if state.pieces.full.len() >= QUEUE_MAX {
+                    return Ok(Later::Busy);
+                }
                 if state.pieces.forming.is_some() {
-                    if state.pieces.full.len() >= QUEUE_MAX {
-                        return Ok(Later::Busy);
-                    }
                     self.end_piece(state);
                     closed = true;
                 }
@@ -233,8 +234,15 @@ impl Depot {
             (entry, link)
         };
         let first = push(first);
-        let more = others.iter().map(push).collect();
-        Some(Placed { segment: piece.segment, first, more })
+        let more: Vec<Appended> = others.iter().map(push).collect();
+        let segment = piece.segment;
+        drop(batch);
+        let mut entries = std::iter::once(&first).chain(&more).map(|(entry, _)| entry);
+        if let Some(clear) = entries.find(|entry| entry.kind == RecordKind::Clear) {
+            // Before a header is written behind it: when its own segment goes, that one tells.
+            state.clear_version = Version(clear.version.0 + 1);
+        }
+        Some(Placed { segment, first, more })
     }
 
     /// Starts a piece that these records fit; `Some` number of segments to keep if there is no room.
@@ -348,3 +356,6 @@ impl Depot {
         see(&batch, batch.entry_at(offset - piece.offset)?)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -89,7 +89,9 @@ impl Depot {
         let written = copied.and_then(|()| self.write_moved(&mut moving));
         let Move { mover, moved, .. } = moving;
         let durable = match written {
-            Ok(()) if moved.is_empty() || sites::MOVE_FLUSH.disabled() => Ok(()),
+            // What a move before this one has written and given up is not durable yet.
+            Ok(()) if moved.is_empty() => return (moved, Ok(())),
+            Ok(()) if sites::MOVE_FLUSH.disabled() => Ok(()),
             // PERSIST: the copies. Crash before: the originals count. Crash after: either.
             Ok(()) => self.device.flush(sites::MOVE_FLUSH).map_err(|error| self.poison(&error)),
             Err(error) => Err(error),
@@ -262,3 +264,6 @@ impl Depot {
         followed
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -385,7 +385,7 @@ impl Depot {
             Cursor::Hash(hash) => *hash,
             Cursor::Start | Cursor::Key(_) => 0,
         };
-        let mut before: HashMap<(Link, u64), Result<Option<Walked>>> = HashMap::new();
+        let mut before: HashMap<(Link, Lived), Result<Option<Walked>>> = HashMap::new();
         loop {
             let generation = self.segments.generation();
             let in_peace =
@@ -416,9 +416,9 @@ impl Depot {
     }
 
     /// What identifies the life of the segment that a link points to.
-    fn life_of(&self, link: Link) -> u64 {
+    fn life_of(&self, link: Link) -> Lived {
         let segment = self.layout.segment_of(self.layout.offset_of(link));
-        segment.map_or(0, |segment| self.segments.place(segment).0)
+        segment.map_or((0, Sequence(0)), |segment| self.segments.place(segment))
     }
 
     fn read_item(&self, link: Link) -> Result<Option<Walked>> {
@@ -436,6 +436,9 @@ impl Depot {
         Version(self.log.next_version().0.saturating_sub(1))
     }
 }
+
+/// A life of a segment: salt and first sequence number.
+type Lived = (u64, Sequence);
 
 /// What a walk meets: a key, and its value unless that is read by itself.
 type Walked = (Vec<u8>, Option<Value>);

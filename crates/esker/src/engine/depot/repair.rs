@@ -165,7 +165,7 @@ impl Depot {
         durable?;
         self.blank_header(id)?;
         self.segments.set_aside(id, of.epoch);
-        self.segments.forget_header(id);
+        self.segments.forget_header(id, of.epoch);
         Ok(())
     }
 }

@@ -396,14 +396,16 @@ impl Segments {
 
     fn free_if_dead(&self, id: SegmentId, segment: &Segment, by: Version) {
         let none = |count: &AtomicU32| count.load(Ordering::SeqCst) == 0;
-        if !none(&segment.live_records) || !none(&segment.entering) {
+        // In this order: once nobody enters anything, what was entered is counted.
+        let is_dead = || none(&segment.entering) && none(&segment.live_records);
+        if !is_dead() {
             return;
         }
         // Whoever turns the state wins; seal and remove may both come here.
         let (sealed, free) = (Use::Sealed as u8, Use::Free as u8);
         let order = Ordering::SeqCst;
         let mut held = self.hold.lock();
-        if !none(&segment.entering) {
+        if !is_dead() {
             // Pinned meanwhile: who does so comes here.
             return;
         }

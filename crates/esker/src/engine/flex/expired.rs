@@ -85,7 +85,7 @@ fn bytes_of(pair: &Merged<'_>) -> u64 {
         Content::Large(.., length) => length,
         _ => 0,
     };
-    size_of(pair) as u64 + large
+    (size_of(pair) as u64).saturating_add(large)
 }
 
 /// What a pair of a table is in the space at this time: of one that has expired, that there is nothing. What expires later is added

@@ -5,7 +5,7 @@
 //! One short lock, the innermost.
 
 use super::Segments;
-use esker_base::ids::{SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 
@@ -119,9 +119,12 @@ impl Segments {
         free.list.extend(old);
     }
 
-    /// The header of the segment, which is free or about to be, is no longer valid on media.
-    pub(in super::super) fn forget_header(&self, id: SegmentId) {
-        if let Some(free) = self.free.lock().list.iter_mut().find(|free| free.id == id) {
+    /// The header of this epoch of the segment, which is free or about to be, is no longer valid on media. By now the segment may have
+    /// been in use again, and have another one.
+    pub(in super::super) fn forget_header(&self, id: SegmentId, epoch: SegmentEpoch) {
+        let mut all = self.free.lock();
+        let its = all.list.iter_mut().find(|free| free.id == id);
+        if let Some(free) = its.filter(|_| self.epoch(id) == epoch) {
             free.stale = false;
         }
     }

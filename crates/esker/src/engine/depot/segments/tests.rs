@@ -111,3 +111,22 @@ fn a_segment_is_looked_at_once_in_each_life_that_recovery_found() {
     segments.seal(SegmentId(3));
     assert_eq!(segments.unknown(&[]), None);
 }
+
+#[test]
+fn what_is_said_of_a_header_late_is_not_said_of_the_next_one() {
+    let segments = Segments::new(4, 8192, false);
+    let live = |epoch| {
+        segments.open(ID, incarnation(epoch));
+        segments.begin_entry(ID);
+        segments.seal(ID);
+        segments.end_entry(ID);
+    };
+    live(7);
+    assert_eq!(segments.take_stale().map(|free| free.id), Some(ID));
+    live(8);
+    segments.forget_header(ID, SegmentEpoch(7));
+    assert_eq!(segments.take_stale().map(|free| free.id), Some(ID));
+    live(9);
+    segments.forget_header(ID, SegmentEpoch(9));
+    assert!(segments.take_stale().is_none());
+}
