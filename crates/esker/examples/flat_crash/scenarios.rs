@@ -20,11 +20,12 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them, each in a simulation of its own, and tells what went wrong.
 pub(crate) fn failures() -> impl Iterator<Item = String> {
-    let scenarios: [Scenario; 32] = [
+    let scenarios: [Scenario; 33] = [
         ("a format is whole or none", a_format_is_whole_or_none),
         ("a first write survives", a_first_write_survives),
         ("a clean stop survives", a_clean_stop_survives),
         ("a clean stop counts once", a_clean_stop_counts_once),
+        ("what a killed process left survives", what_a_killed_process_left_survives),
         ("a damaged image is not used", a_damaged_image_is_not_used),
         ("damage is no torn tail", damage_is_no_torn_tail),
         ("a damaged record is an error", a_damaged_record_is_an_error),
@@ -160,6 +161,32 @@ pub(super) fn find(memory: &SimPm, bytes: &[u8]) -> std::result::Result<u64, Str
     let all = memory.image().to_vec();
     let place = all.windows(bytes.len()).position(|window| window == bytes);
     place.map(|place| place as u64).ok_or_else(|| "the bytes are not in the memory".to_owned())
+}
+
+/// A process is killed before the fence of a put: what it stored is there for the next one, and a power cut later takes nothing of
+/// what that one has read.
+fn what_a_killed_process_left_survives() -> Verdict {
+    const WORD: usize = 8;
+    const LEFT: Site = Site::new("scenario.left", SiteKind::Write);
+    let memory = memory(Initial::Zeros);
+    let store = open(&memory, &usual())?;
+    put(&store, "key", b"1")?;
+    let left = cut(&memory);
+    let durable = left.image().to_vec();
+    put(&store, "key", b"2")?;
+    let stored = memory.image().to_vec();
+    let words = durable.chunks(WORD).zip(stored.chunks(WORD));
+    for ((before, after), offset) in words.zip((0..).step_by(WORD)) {
+        if before != after {
+            left.store(LEFT, offset, after).map_err(self::words)?;
+        }
+    }
+    let store = open(&left, &usual())?;
+    expect(&store, "key", Some(b"2"))?;
+    put(&store, "other", b"3")?;
+    let store = open(&cut(&left), &usual())?;
+    expect(&store, "key", Some(b"2"))?;
+    expect(&store, "other", Some(b"3"))
 }
 
 /// An older store is replaced: until the new one is whole, there is the old one or none.

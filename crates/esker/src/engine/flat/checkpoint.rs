@@ -11,7 +11,7 @@ use super::recover::Root;
 use super::{Flat, sites};
 use crate::engine::Cursor;
 use crate::options::Options;
-use esker_base::Result;
+use esker_base::{ErrorKind, Result};
 use esker_format::flat::image::{
     CHUNK_STATE_SIZE, HASH_ENTRY_SIZE, key_entry_size, put_bits, put_hash_entry, put_key_entry,
     take_bits, take_hash_entry, take_key_entry,
@@ -33,6 +33,14 @@ pub(super) struct Image {
     pub(super) chunks: Vec<u32>,
     /// The header of its first part.
     pub(super) first: ImageHeader,
+}
+
+/// Reads bytes of an image; false if the medium has lost some of them: then it is not whole.
+fn read_if_there(memory: &dyn Pmem, offset: u64, buffer: &mut [u8]) -> Result<bool> {
+    match memory.read(offset, buffer) {
+        Err(error) if error.kind() == ErrorKind::Corrupted => Ok(false),
+        read => read.map(|()| true),
+    }
 }
 
 impl Image {
@@ -57,8 +65,8 @@ impl Image {
             let consecutive = parts.iter().zip(0..).all(|((part, _), number)| *part == number);
             let head = |chunk: u32| -> Result<Option<ImageHeader>> {
                 let mut head = [0; IMAGE_HEADER_SIZE];
-                memory.read(layout.start_of(chunk) + CHUNK_START, &mut head)?;
-                Ok(ImageHeader::peek(&head).ok())
+                let there = read_if_there(memory, layout.start_of(chunk) + CHUNK_START, &mut head)?;
+                Ok(there.then(|| ImageHeader::peek(&head).ok()).flatten())
             };
             let (Some((_, first)), Some((last, end))) = (parts.first(), parts.last()) else {
                 continue;
@@ -181,13 +189,15 @@ impl Flat {
     }
 
     fn add_states(&self, writer: &mut Writer<'_>) -> Result<bool> {
+        let log_start = u32::try_from(CHUNK_START).unwrap_or(0);
         for (number, chunk) in self.chunks.iter() {
             let (entries, dead) = chunk.counts();
             let state = |tail, live| ChunkState { number, tail, entries, live };
-            let tail = chunk.tail.load(Ordering::Relaxed);
+            // Of one that was just begun nobody has told.
+            let tail = chunk.tail.load(Ordering::Relaxed).max(log_start);
             let (state, bits) = match chunk.usage() {
-                Use::OpenLog => (state(tail | OPEN, entries - dead), None),
-                Use::Log => (state(tail, entries - dead), None),
+                Use::OpenLog => (state(tail | OPEN, entries.saturating_sub(dead)), None),
+                Use::Log => (state(tail, entries.saturating_sub(dead)), None),
                 Use::Large => (state(0, chunk.live.load(Ordering::Relaxed)), None),
                 Use::Blocks => (state(0, chunk.live.load(Ordering::Relaxed)), chunk.bits.get()),
                 Use::Free | Use::Tail | Use::Other | Use::Bad => continue,
@@ -290,7 +300,9 @@ impl Flat {
         let Some(chunk) = image.chunks.get(part) else { return Ok(None) };
         let offset = self.layout.start_of(*chunk) + CHUNK_START;
         let mut head = [0; IMAGE_HEADER_SIZE];
-        self.memory.read(offset, &mut head)?;
+        if !read_if_there(&*self.memory, offset, &mut head)? {
+            return Ok(None);
+        }
         let room = self.layout.room() - IMAGE_HEADER_SIZE as u64;
         let peeked = ImageHeader::peek(&head).ok().filter(|head| head.payload_bytes <= room);
         Ok(peeked.map(|head| (offset, head)))
@@ -306,7 +318,9 @@ impl Flat {
         let Some((offset, peeked)) = self.peek_part(image, part)? else { return Ok(None) };
         let length = IMAGE_HEADER_SIZE + usize::try_from(peeked.payload_bytes).unwrap_or(0);
         buffer.resize(length, 0);
-        self.memory.read(offset, buffer)?;
+        if !read_if_there(&*self.memory, offset, buffer)? {
+            return Ok(None);
+        }
         let sound = || sites::IMAGE_CHECKSUM.disabled();
         let found = ImageHeader::decode(buffer, &self.layout.store_id, sound).ok();
         let Some((header, payload)) = found else { return Ok(None) };
@@ -325,6 +339,9 @@ impl Flat {
             match chunk.usage() {
                 Use::Log => {
                     let tail = state.tail & !OPEN;
+                    if !self.layout.is_tail(tail) {
+                        return None;
+                    }
                     let dead = state.entries.checked_sub(state.live)?;
                     chunk.restore_counts(state.entries, dead, tail);
                     if state.tail & OPEN != 0 {
@@ -334,8 +351,14 @@ impl Flat {
                 Use::Large => chunk.live.store(state.live, Ordering::Relaxed),
                 Use::Blocks => {
                     self.bits(chunk);
+                    let mut live = 0;
                     for word in chunk.bits.get().into_iter().flatten() {
-                        word.store(take_bits(&mut rest).ok()?, Ordering::Relaxed);
+                        let bits = take_bits(&mut rest).ok()?;
+                        live += bits.count_ones();
+                        word.store(bits, Ordering::Relaxed);
+                    }
+                    if live != state.live {
+                        return None;
                     }
                     chunk.live.store(state.live, Ordering::Relaxed);
                 }

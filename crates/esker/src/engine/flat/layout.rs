@@ -77,6 +77,12 @@ impl Layout {
         self.chunk_size - CHUNK_START
     }
 
+    /// Whether a log can end so many bytes behind the start of its chunk.
+    pub(super) fn is_tail(&self, tail: u32) -> bool {
+        let tail = u64::from(tail);
+        (CHUNK_START..=self.chunk_size).contains(&tail) && tail.is_multiple_of(LINE as u64)
+    }
+
     /// Bytes of entries that fit one batch.
     pub(super) fn batch_room(&self) -> usize {
         usize::try_from(self.room()).unwrap_or(usize::MAX) - BATCH_HEADER_SIZE

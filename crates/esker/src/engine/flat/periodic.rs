@@ -191,7 +191,7 @@ impl Flat {
                 let Ok(tail) = LogTail::decode(bytes) else { return Ok(None) };
                 let Some(chunk) = self.chunks.get(tail.number) else { return Ok(None) };
                 let number = usize::try_from(tail.number).unwrap_or(usize::MAX);
-                let fits = u64::from(tail.tail) <= self.layout.chunk_size;
+                let fits = self.layout.is_tail(tail.tail);
                 let same = (chunk.is_log() && chunk.salt() == tail.salt)
                     || sites::CHECKPOINT_STANDS.disabled();
                 if let Some(log) = tails.logs.get_mut(number).filter(|_| same && fits) {

@@ -349,7 +349,7 @@ impl Flat {
                 if word.fetch_and(!bit, Ordering::AcqRel) & bit == 0 {
                     return;
                 }
-                let left = chunk.live.fetch_sub(1, Ordering::SeqCst) - 1;
+                let left = chunk.live.fetch_sub(1, Ordering::SeqCst).saturating_sub(1);
                 if left == 0 || !chunk.listed.load(Ordering::SeqCst) {
                     self.relist(number, chunk, generation);
                 }

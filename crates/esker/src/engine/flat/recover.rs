@@ -6,6 +6,8 @@
 //! # Failure
 //! Nothing is written before everything was read; then the new session is made durable, which takes the mark of the
 //! clean stop away in the same word, and chunks of records that nobody points at are freed. A crash here changes nothing.
+//! A process that was killed leaves what it stored where others read it, durable or not: what counts of that is written back with
+//! the new session, before anybody hears of it.
 
 use super::checkpoint::Image;
 use super::chunks::Use;
@@ -23,6 +25,7 @@ use esker_format::flat::{
     IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
 };
 use esker_media::Pmem;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Magics of memory without a store.
@@ -30,7 +33,9 @@ const BLANK: [[u8; 8]; 2] = [[0; 8], MAKING];
 /// Bytes of the root chunk that are written when a store is made: no fewer than those of a chunk's headers.
 const ROOT_SIZE: usize = 1024;
 /// Bits of an epoch below the session's number.
-const EPOCH_BITS: u32 = 32;
+pub(super) const EPOCH_BITS: u32 = 32;
+/// Sessions of which the headers may not be durable: those that were killed one after another while they began.
+const SESSIONS_KILLED: u64 = 8;
 
 /// What the root chunk and the chunk headers say.
 pub(super) struct Root {
@@ -347,6 +352,7 @@ impl Flat {
             true => Image::find(&*self.memory, &self.layout, root)?,
             false => None,
         };
+        let mut ends = Vec::new();
         match image {
             Some(image) if self.load_image(&image, options)? => {}
             Some(_) => return Ok(false),
@@ -361,9 +367,11 @@ impl Flat {
                     None => &Tails::default(),
                 };
                 self.scan_logs(root, tails, &learned, options)?;
+                ends = learned.take_ends();
                 self.keep_checkpoint(checkpoint);
             }
         }
+        self.write_back(root, &ends)?;
         self.begin_session(root)?;
         self.mend_headers(root)?;
         self.free_unused(root)?;
@@ -390,6 +398,27 @@ impl Flat {
             // All are waited for, also after an error.
             ends.collect::<Vec<_>>().into_iter().collect()
         })
+    }
+
+    /// Writes back what counts and may not be durable: durable with the session that begins, before anything is built on it.
+    fn write_back(&self, root: &Root, ends: &[Range<u64>]) -> Result<()> {
+        let flush = |offset, length| self.memory.flush(sites::RECOVER_FLUSH, offset, length);
+        // PERSIST: a batch at the end of a log, and copies that the next change relies on while it tears the others.
+        for offset in SUPERBLOCK_OFFSETS {
+            match flush(offset, 8) {
+                // The other one was read.
+                Err(error) if error.kind() == ErrorKind::Corrupted => {}
+                flushed => flushed?,
+            }
+        }
+        for offset in CLEAR_OFFSETS.iter().filter(|offset| !root.stale_clears.contains(offset)) {
+            flush(*offset, CLEAR_SIZE as u64)?;
+        }
+        let oldest = root.session.number.saturating_sub(SESSIONS_KILLED);
+        for header in root.headers.iter().filter(|header| header.epoch >> EPOCH_BITS >= oldest) {
+            flush(self.layout.start_of(header.number), 2 * CHUNK_HEADER_SIZE as u64)?;
+        }
+        ends.iter().try_for_each(|end| flush(end.start, end.end.saturating_sub(end.start)))
     }
 
     /// Takes the mark of a clean stop away, durably, and begins a session.

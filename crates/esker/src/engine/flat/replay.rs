@@ -26,6 +26,7 @@ use esker_index::{Masstree, Word};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
@@ -66,6 +67,8 @@ pub(super) struct Learned {
     tombstones: AtomicI64,
     /// By the hash of their keys: entries whose records have other keys, or none.
     keyless: Mutex<HashMap<u64, Keyless>>,
+    /// Where the last batches of logs stand that may not be durable: whoever stored them may have been killed before the fence.
+    ends: Mutex<Vec<Range<u64>>>,
 }
 
 /// Of the entries with one hash, the newest whose record has not its key.
@@ -92,7 +95,13 @@ impl Learned {
             chunks: (0..layout.chunk_count).map(chunk).collect(),
             tombstones: AtomicI64::new(0),
             keyless: Mutex::default(),
+            ends: Mutex::default(),
         }
+    }
+
+    /// Where the last batches of logs stand that nobody knows to be durable.
+    pub(super) fn take_ends(&self) -> Vec<Range<u64>> {
+        std::mem::take(&mut *self.ends.lock())
     }
 
     /// Notes an entry at a place whose record has not the key of this hash: it must have been overtaken.
@@ -185,6 +194,7 @@ impl Scan<'_> {
         let (mut at, covered) = self.tails.of(number);
         let mut found = FoundIn::new(number, runs);
         let mut piece = PIECE_SIZE;
+        let mut last = None;
         let end = loop {
             let to = size.min(at.saturating_add(piece));
             let bytes = buffer.get_mut(at..to).unwrap_or_default();
@@ -192,12 +202,15 @@ impl Scan<'_> {
             let mut batches = Batches::new(bytes, start + at as u64, salt);
             let mut group = Vec::with_capacity(GROUP);
             while let Ok(Some(batch)) = batches.take_next() {
+                last = Some(batch.offset);
                 // Its entries at once, while it is in the cache.
                 self.batch(&batch, &mut found, &mut group)?;
             }
             self.enter(number, &mut group)?;
             let end = batches.offset();
             if batches.is_sealed() {
+                // It was durable before that was stored.
+                last = None;
                 break end;
             }
             if to == size {
@@ -215,12 +228,13 @@ impl Scan<'_> {
             let next = usize::try_from(end - start).unwrap_or(usize::MAX);
             (at, piece) = (next, if next == at { usize::MAX } else { PIECE_SIZE });
         };
+        self.learned.ends.lock().extend(last.map(|last| last..end));
         self.newest.fetch_max(found.newest, Ordering::Relaxed);
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
             learned.versions.get_or_init(|| (found.oldest, found.newest));
         }
         let tail = u32::try_from(end - start).unwrap_or(u32::MAX);
-        chunk.restore_counts(covered + found.count, 0, tail);
+        chunk.restore_counts(covered.saturating_add(found.count), 0, tail);
         Ok(found.held)
     }
 

@@ -7,7 +7,8 @@
 //! - Z1: until everything is durable, the memory holds no store.
 //! - Z2: no byte of the backup is believed before its checksum was compared.
 //! - Z3: nothing that stood there before can be taken for a part of the store, also if it was the same store: every header
-//!   is written, and all of a chunk behind what the backup has.
+//!   is written, and all of a chunk behind what the backup has. What stands in the others is of sessions before those that follow: the
+//!   session is a later one than the backup's and than that of the store that was here.
 //!
 //! # Concurrency
 //! One caller, who has the memory to himself.
@@ -16,13 +17,13 @@
 //! A crash or an error leaves blank memory: restore again.
 
 use super::layout::Layout;
-use super::recover::remains;
+use super::recover::{EPOCH_BITS, read_header, remains};
 use super::sites;
 use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
 use crate::options::Progress;
 use esker_base::ids::Version;
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::ManifestEntry;
 use esker_format::flat::{
     CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, MAKING, SESSION_OFFSET,
@@ -30,8 +31,6 @@ use esker_format::flat::{
 };
 use esker_media::{BufferPool, Pmem};
 
-/// Bits of an epoch below the session's number.
-const EPOCH_BITS: u32 = 32;
 /// Bytes of zeros that are written at once.
 const ZEROS: usize = 64 << 10;
 
@@ -83,6 +82,39 @@ impl Target<'_> {
             }
         }
         Ok(remains(self.memory, Some(self.layout.chunk_size))?.is_some())
+    }
+
+    /// The latest session of this very store that wrote here, before the backup or after it; 0 if none did.
+    fn old_session(&self) -> Result<u64> {
+        let lost = |error: &Error| error.kind() == ErrorKind::Corrupted;
+        match self.memory.load_u64(SESSION_OFFSET) {
+            Ok(word) => {
+                if let Ok(session) = Session::decode(word, &self.layout.store_id) {
+                    return Ok(session.number);
+                }
+            }
+            Err(error) if lost(&error) => {}
+            Err(error) => return Err(error),
+        }
+        // Another store, none, or a damaged word: of the same store, headers know.
+        let mut session = 0;
+        for number in 1..self.layout.chunk_count {
+            match read_header(self.memory, &self.layout, number) {
+                Ok(Some((header, _))) => session = session.max(header.epoch >> EPOCH_BITS),
+                Ok(None) => {}
+                Err(error) if lost(&error) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(session)
+    }
+
+    /// Makes the session durable before the headers go that know of those before.
+    fn write_session(&self, number: u64) -> Result<()> {
+        let word = Session { number, clean: false }.encode(&self.layout.store_id);
+        self.memory.store_u64(sites::RESTORE_STORE, SESSION_OFFSET, word)?;
+        self.memory.flush(sites::RESTORE_FLUSH, SESSION_OFFSET, 8)?;
+        self.fence()
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
@@ -158,15 +190,18 @@ pub(crate) fn restore(
         }
         backup.verify(&target.pool)?;
     }
+    let entries = &backup.manifest.segments;
+    let backed_up = entries.iter().map(|entry| entry.epoch.0 >> EPOCH_BITS).max().unwrap_or(0);
+    let session = target.old_session()?.max(backed_up);
     // PERSIST: Z1. Crash before: what was here; after: nothing.
     target.write_magic(u64::from_le_bytes(MAKING))?;
-    let entries = &backup.manifest.segments;
+    // PERSIST: Z3, also if this is cut off and begun again.
+    target.write_session(session + 1)?;
     let mut named = entries.iter().peekable();
     let mut report = RestoreReport {
         last_version: Version(backup.manifest.next_version.0.saturating_sub(1)),
         ..RestoreReport::default()
     };
-    let mut session = 0;
     for number in 1..superblock.chunk_count {
         let Some(entry) = named.next_if(|entry| entry.id.0 == number) else {
             target.write_free(number, backup.manifest.next_version.0)?;
@@ -174,7 +209,6 @@ pub(crate) fn restore(
         };
         progress.report(report.segments, entries.len() as u64);
         target.write_chunk(backup, entry)?;
-        session = session.max(entry.epoch.0 >> EPOCH_BITS);
         report.segments += 1;
         report.bytes += entry.length_bytes;
     }
@@ -184,9 +218,6 @@ pub(crate) fn restore(
     for offset in CLEAR_OFFSETS {
         target.write(offset, &clear.encode(store_id))?;
     }
-    let word = Session { number: session + 1, clean: false }.encode(store_id);
-    memory.store_u64(sites::RESTORE_STORE, SESSION_OFFSET, word)?;
-    memory.flush(sites::RESTORE_FLUSH, SESSION_OFFSET, 8)?;
     let bytes = superblock.encode();
     let (magic, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
     for offset in SUPERBLOCK_OFFSETS {

@@ -27,6 +27,8 @@ esker_base::sites! {
     pub CHUNK_COPY_FLUSH: Flush = "flat.chunk.copy_flush";
     /// Makes it durable before the first changes again.
     pub CHUNK_COPY_FENCE: Fence = "flat.chunk.copy_fence";
+    /// Writes back what recovery counts though nobody knows whether it is durable: a killed process may have stored it last.
+    pub RECOVER_FLUSH: Flush = "flat.recover.flush";
     /// Writes back a copy of a header that a crash left stale.
     pub MEND_FLUSH: Flush = "flat.mend.flush";
     /// Makes it durable before the other copy changes.

@@ -1,7 +1,9 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
 mod births;
+mod killed;
 mod losses;
+mod restored;
 mod room;
 
 use super::chunks::For;

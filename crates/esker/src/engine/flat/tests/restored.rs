@@ -1,0 +1,189 @@
+//! Stores that are restored over themselves, and images of which the medium has lost something, or that somebody made up.
+
+use super::super::recover::read_header;
+use super::super::restore::restore;
+use super::*;
+use crate::engine::backup::Backup;
+use crate::options::Progress;
+use crate::value::Condition;
+use esker_base::SiteKind;
+use esker_format::flat::image::{CHUNK_STATE_SIZE, LOG_TAIL_SIZE};
+use esker_format::flat::{
+    CHUNK_START, ChunkState, IMAGE_HEADER_SIZE, ImageHeader, LogTail, SESSION_OFFSET,
+};
+use esker_media::sim::SimArchive;
+
+const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
+const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
+const LARGE_CHUNK: u64 = 64 << 10;
+
+fn opened(memory: &Arc<SimPm>, engine: EngineKind) -> Arc<Flat> {
+    let mut options = options(engine);
+    options.testing.cores = Some(1);
+    options.testing.segment_size_bytes = Some(LARGE_CHUNK);
+    options.testing.background = false;
+    Flat::open(Arc::clone(memory) as Arc<dyn Pmem>, &options).unwrap()
+}
+
+fn blank() -> Arc<SimPm> {
+    Arc::new(SimPm::new(SimPmOptions::new(16 * LARGE_CHUNK, 1)))
+}
+
+fn crash(store: Arc<Flat>) {
+    store.state.store(super::super::CLOSED, Ordering::Release);
+    drop(store);
+}
+
+fn put_small(store: &Flat, key: &[u8]) {
+    store.put_value(key, b"v", Attributes::default(), Condition::Always).unwrap();
+}
+
+fn has(store: &Flat, key: &[u8]) -> bool {
+    store.get_value(key, &mut |_| Ok(())).unwrap().is_some()
+}
+
+/// What was written after the backup stands in chunks that it does not name, and those are used anew.
+#[test]
+fn what_was_written_after_a_backup_is_gone_however_often_it_is_restored() {
+    for (engine, damaged) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let memory = blank();
+        let archive = SimArchive::new();
+        let store = opened(&memory, engine);
+        put_small(&store, b"a0");
+        store.backup_store(&archive, &Progress::default()).unwrap();
+        crash(store);
+        let restore = || {
+            if damaged {
+                memory.store(DAMAGE, SESSION_OFFSET, &[0xA5; 8]).unwrap();
+            }
+            let backup = Backup::open(&archive).unwrap();
+            restore(&backup, &*memory, true, &Progress::default()).unwrap();
+        };
+        restore();
+        let store = opened(&memory, engine);
+        for number in b'1'..=b'9' {
+            put_small(&store, &[b'x', number]);
+            if number == b'5' {
+                store.delete_key(b"a0", Condition::Present).unwrap();
+            }
+        }
+        crash(store);
+        restore();
+        let store = opened(&memory, engine);
+        put_small(&store, b"d0");
+        crash(store);
+        let store = opened(&memory, engine);
+        for number in b'1'..=b'9' {
+            assert!(!has(&store, &[b'x', number]), "{engine}, {damaged}: {number} is back");
+        }
+        assert!(has(&store, b"a0") && has(&store, b"d0"), "{engine}, {damaged}");
+        crash(store);
+    }
+}
+
+/// Chunks of the image that is in `memory`, in the order of its parts.
+fn image_of(store: &Flat, memory: &SimPm) -> Vec<u64> {
+    let mut found = Vec::new();
+    for number in 1..store.layout.chunk_count {
+        let (header, _) = read_header(memory, &store.layout, number).unwrap().unwrap();
+        if header.kind == ChunkKind::Image {
+            found.push((header.chunks, store.layout.start_of(number)));
+        }
+    }
+    found.sort_unstable();
+    found.into_iter().map(|(_, start)| start).collect()
+}
+
+/// Ends a store with keys: with an image of a clean stop, or with a checkpoint and a crash.
+fn with_image(engine: EngineKind, is_clean: bool) -> (Arc<SimPm>, Vec<u64>) {
+    let memory = blank();
+    let store = opened(&memory, engine);
+    // A record, so that there are blocks, before the log.
+    put(&store, &[b'k'; 300]);
+    (0..1000_u32).for_each(|number| put_small(&store, &number.to_be_bytes()));
+    if is_clean {
+        store.close_store().unwrap();
+    } else {
+        assert!(store.write_checkpoint().unwrap());
+        put_small(&store, b"behind it");
+    }
+    let image = image_of(&store, &memory);
+    crash(store);
+    (memory, image)
+}
+
+fn check(memory: &Arc<SimPm>, engine: EngineKind, is_clean: bool) {
+    let store = opened(memory, engine);
+    assert!((0..1000_u32).all(|number| has(&store, &number.to_be_bytes())), "{engine}");
+    assert!(has(&store, &[b'k'; 300]) && has(&store, b"behind it") != is_clean, "{engine}");
+    crash(store);
+}
+
+#[test]
+fn an_image_of_which_the_medium_lost_something_is_not_used() {
+    for (engine, is_clean) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        for is_first in [true, false] {
+            let (memory, image) = with_image(engine, is_clean);
+            // A header, or entries of the last part.
+            match is_first {
+                true => memory.poison(image[0] + CHUNK_START, 64),
+                false => memory.poison(image[image.len() - 1] + 4096, 64),
+            }
+            check(&memory, engine, is_clean);
+        }
+    }
+}
+
+/// Changes the payload of an image's part, with the right checksum.
+fn forge(
+    memory: &SimPm,
+    store_id: &esker_base::ids::StoreId,
+    part: u64,
+    change: impl Fn(&mut [u8]),
+) {
+    let start = part + CHUNK_START;
+    let mut head = [0; IMAGE_HEADER_SIZE];
+    memory.read(start, &mut head).unwrap();
+    let header = ImageHeader::peek(&head).unwrap();
+    let mut payload = vec![0; usize::try_from(header.payload_bytes).unwrap()];
+    memory.read(start + IMAGE_HEADER_SIZE as u64, &mut payload).unwrap();
+    change(&mut payload);
+    memory.store(DAMAGE, start, &header.encode(&payload, store_id)).unwrap();
+    memory.store(DAMAGE, start + IMAGE_HEADER_SIZE as u64, &payload).unwrap();
+}
+
+#[test]
+fn an_image_that_somebody_made_up_does_no_harm() {
+    let tails: [fn(&mut LogTail); 3] =
+        [|tail| tail.entries = u32::MAX, |tail| tail.tail = 64, |tail| tail.tail += 1];
+    let states: [fn(&mut ChunkState); 3] =
+        [|state| state.live += 1, |state| state.live = 0, |state| state.tail = 1 << 31];
+    for (engine, change) in KINDS.into_iter().flat_map(|it| (0..3).map(move |at| (it, at))) {
+        for is_clean in [false, true] {
+            let (memory, image) = with_image(engine, is_clean);
+            let store_id = {
+                let mut bytes = [0; esker_format::flat::SUPERBLOCK_SIZE];
+                memory.read(0, &mut bytes).unwrap();
+                esker_format::flat::Superblock::decode(&bytes).unwrap().store_id
+            };
+            forge(&memory, &store_id, image[0], |payload| {
+                if is_clean {
+                    // That of the blocks, or of the log behind them.
+                    let blocks = ChunkState::decode(payload).unwrap();
+                    let bits = LARGE_CHUNK.saturating_sub(CHUNK_START) / 64;
+                    let words = usize::try_from(bits.div_ceil(64)).unwrap();
+                    let at = if change == 2 { CHUNK_STATE_SIZE + 8 * words } else { 0 };
+                    assert_eq!((blocks.tail, blocks.live), (0, 1));
+                    let mut state = ChunkState::decode(&payload[at..]).unwrap();
+                    states[change](&mut state);
+                    payload[at..at + CHUNK_STATE_SIZE].copy_from_slice(&state.encode());
+                } else {
+                    let mut tail = LogTail::decode(payload).unwrap();
+                    tails[change](&mut tail);
+                    payload[..LOG_TAIL_SIZE].copy_from_slice(&tail.encode());
+                }
+            });
+            check(&memory, engine, is_clean);
+        }
+    }
+}
