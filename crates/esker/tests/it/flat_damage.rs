@@ -367,7 +367,9 @@ fn a_store_whose_file_lost_its_end_says_so_in_every_way_and_to_the_last() {
     assert_eq!(refused, [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly]);
     assert_eq!(store.get(b"before").unwrap_err().kind(), ErrorKind::Corrupted);
     assert!(store.stats().read_only.is_some());
-    assert_eq!(store.close().unwrap_err().kind(), ErrorKind::ReadOnly);
+    for _ in 0..2 {
+        assert_eq!(store.close().unwrap_err().kind(), ErrorKind::ReadOnly);
+    }
 }
 
 #[test]

@@ -5,10 +5,14 @@ use crate::client::Map;
 use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, refusing, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
-use esker::{Direction, Result, Store};
+use esker::{Direction, ErrorKind, Result, Store};
+use esker_base::Error;
 use esker_base::clock::SystemClock;
-use esker_media::sim::Image;
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Image, Trigger};
+use esker_trt::{sim, spawn, yield_now};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A killed store with every other key, all of it in the space.
@@ -194,4 +198,140 @@ fn a_scan_down_to_where_an_interval_begins_reads_nothing_before_it() {
         }
     }
     assert!(hit > 20 && asked > 20, "{hit} of the blocks had something, {asked} scans");
+}
+
+/// Keys of one byte that cannot be read.
+fn lost_of(store: &Store) -> Vec<u8> {
+    (0..200_u8).filter(|n| store.get(&[*n]).is_err()).collect()
+}
+
+#[test]
+fn what_a_get_found_does_not_depend_on_what_it_would_like_to_keep() {
+    let (devices, model) = filled(Left::Closed);
+    let mut options = harm_options();
+    options.flex.cache_size_bytes = 1 << 20;
+    let mut hit = 0;
+    for harm in [Harm::Flip, Harm::Refusal] {
+        for block in 8..90 {
+            let context = format!("{harm:?} of block {block}");
+            let (_media, files, _refused) = harmed(&devices, block, harm);
+            let store = Store::open_flex_on(files, &options).unwrap();
+            let lost = lost_of(&store);
+            let [first, second, ..] = lost[..] else { continue };
+            hit += 1;
+            let mut model = model.clone();
+            for n in [first, second] {
+                let value = bytes(u64::from(n), 70);
+                store.put(&[n], &value).unwrap();
+                model.insert(vec![n], value);
+            }
+            // Both bring it to the space; a check looks at everything, too, and fails where a device refuses.
+            if block % 2 == 0 && harm == Harm::Flip {
+                store.check().unwrap();
+            } else {
+                store.clean(0).unwrap_or_else(|error| panic!("{context}: {error}"));
+            }
+            for n in [first, second, first, second, second] {
+                let found = store.get(&[n]).unwrap_or_else(|error| panic!("{context}: {error}"));
+                assert_eq!(found.map(|value| value.to_vec()), Some(model[&vec![n]].clone()));
+            }
+            assert_eq!(unread(&store, &model, &context), lost.len() - 2, "{context}");
+            let deleted = store.delete(&[second]);
+            assert!(deleted.unwrap_or_else(|error| panic!("{context}: {error}")), "{context}");
+            assert!(store.get(&[second]).unwrap().is_none(), "{context}");
+        }
+    }
+    assert!(hit > 20, "{hit} of the blocks had something");
+}
+
+/// Much comes at once to an interval that cannot be read: how many pairs, and how long their values are.
+fn much_behind(count: u16, size: usize) {
+    let (devices, model) = filled(Left::Closed);
+    let mut options = harm_options();
+    options.flex.memtable_size_bytes = 256 << 10;
+    let mut hit = 0;
+    for block in (8..90).step_by(3) {
+        let context = format!("block {block}, {count} pairs of {size} bytes");
+        let (media, files, _refused) = harmed(&devices, block, Harm::Flip);
+        let store = Store::open_flex_on(files, &options).unwrap();
+        let lost = lost_of(&store);
+        let Some(first) = lost.first().copied() else { continue };
+        hit += 1;
+        let mut model = model.clone();
+        let mut put = |key: &[u8], value: Vec<u8>| {
+            store.put(key, &value).unwrap_or_else(|error| panic!("{context}: {error}"));
+            model.insert(key.to_vec(), value);
+        };
+        for n in 0..3_u8 {
+            put(&[first, 0, 0, n], bytes(u64::from(n), 50));
+            store.clean(0).unwrap();
+        }
+        for n in 0..count {
+            put(&[&[first], &n.to_be_bytes()[..]].concat(), bytes(u64::from(n), size));
+        }
+        store.clean(0).unwrap();
+        assert_eq!(unread(&store, &model, &context), lost.len(), "{context}");
+        store.close().unwrap();
+        let images = media.iter().map(|device| device.image()).collect();
+        let again = Devices::with(images, 78).open(&options).unwrap();
+        // Where the head of the base run is damaged, too, nobody knows any more where others begin (D2).
+        assert!(unread(&again, &model, &context) >= lost.len(), "{context}, again");
+    }
+    assert!(hit > 8, "{hit} of the blocks had something");
+}
+
+#[test]
+fn many_pairs_behind_what_cannot_be_read_are_found_and_so_are_those_before_them() {
+    much_behind(300, 20);
+}
+
+#[test]
+fn long_pairs_behind_what_cannot_be_read_are_found_and_so_are_those_before_them() {
+    much_behind(80, 900);
+}
+
+#[test]
+fn a_store_that_could_not_be_closed_says_so_again() {
+    let mut failed = 0;
+    for index in 0..6 {
+        for kind in [FaultKind::WriteError, FaultKind::FlushError] {
+            let devices = Devices::new(4);
+            let store = devices.open(&harm_options()).unwrap();
+            store.put(b"key", &bytes(1, 100)).unwrap();
+            let plan = FaultPlan::none().with(kind, Trigger::Nth(1));
+            devices.device(index).set_faults(plan);
+            let told = |closed: Result<()>| closed.map_err(|error| error.to_string());
+            let first = told(store.close());
+            failed += u32::from(first.is_err());
+            assert_eq!(told(store.close()), first, "{kind:?} of device {index}");
+        }
+    }
+    assert!(failed > 2, "{failed} times");
+}
+
+#[test]
+fn who_closes_a_store_beside_somebody_else_is_told_what_came_of_it() {
+    let run = sim::run(3, || {
+        let (devices, armed) = (Devices::new(4), Arc::new(AtomicBool::new(false)));
+        let mut files = devices.files();
+        let is_due = Arc::clone(&armed);
+        files.space.tree = Asking::new(devices.shared(1), move |call| {
+            if call.act != Act::Read && is_due.swap(false, Ordering::SeqCst) {
+                esker_trt::sleep(Duration::from_secs(10));
+                return Err(Error::new(ErrorKind::Io, "write"));
+            }
+            Ok(())
+        }) as Arc<dyn BlockDevice>;
+        let store = Store::open_flex_on(files, &harm_options()).unwrap();
+        store.put(b"key", &bytes(1, 100)).unwrap();
+        armed.store(true, Ordering::SeqCst);
+        let closing = store.clone();
+        let first = spawn(move || closing.close());
+        while armed.load(Ordering::SeqCst) {
+            yield_now();
+        }
+        let second = store.close().map_err(|error| error.kind());
+        (first.join().unwrap().map_err(|error| error.kind()), second)
+    });
+    assert_eq!(run.outcome.unwrap(), (Err(ErrorKind::Io), Err(ErrorKind::Io)));
 }

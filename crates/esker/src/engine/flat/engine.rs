@@ -117,9 +117,14 @@ impl Engine for Flat {
     }
 
     fn close(&self) -> Result<()> {
+        let mut outcome = self.outcome.lock();
+        if let Some(outcome) = &*outcome {
+            return outcome.clone();
+        }
         let closed = self.close_store();
         // So that the memory is free for the next opener.
         self.join_background();
+        *outcome = Some(closed.clone());
         closed
     }
 

@@ -149,6 +149,8 @@ pub(crate) struct Flat {
     tombstones: AtomicU64,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
+    /// What came of closing it, for whoever does that again; held while somebody does.
+    outcome: esker_trt::sync::Mutex<Option<Result<()>>>,
     versions: Versions,
     /// What is damaged, while the store is open for a repair.
     damaged: Option<Damaged>,
@@ -251,6 +253,7 @@ impl Flat {
             tombstones: AtomicU64::new(0),
             failure: Mutex::new(None),
             state: Apart::default(),
+            outcome: esker_trt::sync::Mutex::new(None),
             versions: Versions::new(cores),
             damaged: None,
         }

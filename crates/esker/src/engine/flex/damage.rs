@@ -223,7 +223,7 @@ impl Flex {
             (Some(group), None)
                 if entry.runs > 0 && (entry.runs < RUNS_MAX || entry.size > MERGED_BYTES_MAX) =>
             {
-                return self.append_run(committer, located, group);
+                return self.append_known(committer, located, group);
             }
             _ => {}
         }
@@ -263,11 +263,7 @@ impl Flex {
         data.clear();
         let mut tails = Vec::new();
         for piece in in_runs(&merged) {
-            let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
-            let mut run = RunWriter::new(first_version);
-            piece.iter().for_each(|&(key, version, content)| {
-                run.push(&Pair { key, version, content });
-            });
+            let run = run_of(piece);
             let start = data.len();
             run.finish(None, data);
             let size = u32::try_from(data.len() - start).unwrap_or(u32::MAX);
@@ -288,6 +284,29 @@ impl Flex {
         self.space.splice(&splice, &mut || {
             self.index.replace(located.spot, 1, fresh.take().into_iter().collect());
         })
+    }
+
+    /// Appends a group, in as many runs as it takes for all of them to be known: of a longer one nobody would know where it begins, nor
+    /// then where any other does, and all that is behind what cannot be read would be as lost as that.
+    fn append_known(
+        &self,
+        committer: &mut Committer,
+        located: &Located,
+        group: &RunWriter,
+    ) -> Result<()> {
+        if group.count() <= PAIRS_OF_A_RUN as u64 && group.size_bytes() <= BYTES_OF_A_RUN {
+            return self.append_run(committer, located, group);
+        }
+        let mut all = Vec::new();
+        add_group(&mut all, Some(group));
+        for piece in in_runs(&all) {
+            // It grew by the piece before.
+            let located = self.locate(&located.anchor)?;
+            self.append_run(committer, &located, &run_of(piece))?;
+            // When they expire is known of all by now.
+            committer.expiries.clear();
+        }
+        Ok(())
     }
 
     /// An interval that takes no more.
@@ -395,6 +414,14 @@ impl Flex {
             expiries: expiries_in(part.bytes)?,
         })
     }
+}
+
+/// A run of these pairs.
+fn run_of(pairs: &[Merged<'_>]) -> RunWriter {
+    let first_version = pairs.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
+    let mut run = RunWriter::new(first_version);
+    pairs.iter().for_each(|&(key, version, content)| run.push(&Pair { key, version, content }));
+    run
 }
 
 /// Pairs in parts that are a run each; all of a key in one, so that a get has to read one of them.

@@ -140,22 +140,17 @@ impl Engine for Flex {
     }
 
     fn close(&self) -> Result<()> {
+        let mut outcome = self.outcome.lock();
+        if let Some(outcome) = &*outcome {
+            return outcome.clone();
+        }
         if self.closed.swap(true, Ordering::AcqRel) {
+            // It was abandoned.
             return Ok(());
         }
-        self.background.join();
-        self.log_writer.join();
-        self.helper.join();
-        self.wal.check()?;
-        // A write that began before is in a table, or is refused: what is acknowledged is what is brought to the space.
-        self.wal.close();
-        self.commit_all()?;
-        self.space.checkpoint()?;
-        let _committer = self.committer.lock();
-        if let Err(error) = self.save_index() {
-            tracing::warn!(%error, "the next open looks intervals up");
-        }
-        Ok(())
+        let done = self.bring_to_rest();
+        *outcome = Some(done.clone());
+        done
     }
 
     /// Closes a store that nobody closed: under `none` there is no log, and its table would be lost. Not when the engine is
@@ -167,7 +162,10 @@ impl Engine for Flex {
         self.background.join();
         self.log_writer.join();
         self.helper.join();
-        if let Err(error) = self.close() {
+        // Who closed it was told what went wrong.
+        if !self.is_closed()
+            && let Err(error) = self.close()
+        {
             tracing::warn!(%error, "closing the store failed");
         }
     }

@@ -142,6 +142,8 @@ pub(crate) struct Flex {
     fruitless: room::Fruitless,
     reservations: room::Reservations,
     closed: AtomicBool,
+    /// What came of closing it, for whoever does that again; held while somebody does.
+    outcome: sync::Mutex<Option<Result<()>>>,
     background: Arc<Background>,
     /// Makes the log durable in time, for `periodic`.
     log_writer: Arc<Background>,
@@ -203,6 +205,23 @@ impl Flex {
             self.change_table(generation)?;
         }
         while self.commit_sealed()? {}
+        Ok(())
+    }
+
+    /// Ends the threads and brings everything to the space, which is as it stays then. Once: by who closes the store.
+    fn bring_to_rest(&self) -> Result<()> {
+        self.background.join();
+        self.log_writer.join();
+        self.helper.join();
+        self.wal.check()?;
+        // A write that began before is in a table, or is refused: what is acknowledged is what is brought to the space.
+        self.wal.close();
+        self.commit_all()?;
+        self.space.checkpoint()?;
+        let _committer = self.committer.lock();
+        if let Err(error) = self.save_index() {
+            tracing::warn!(%error, "the next open looks intervals up");
+        }
         Ok(())
     }
 

@@ -235,6 +235,7 @@ impl Flex {
             fruitless: room::Fruitless::default(),
             reservations: room::Reservations::default(),
             closed: AtomicBool::new(false),
+            outcome: sync::Mutex::new(None),
             background: Arc::default(),
             log_writer: Arc::default(),
             helper: Arc::default(),

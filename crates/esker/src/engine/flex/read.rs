@@ -234,12 +234,27 @@ impl Flex {
                     let interval = Arc::new(self.decode(bytes.clone())?);
                     self.index.keep(key, &[(0, part.stamp, interval)]);
                 }
-                Worth::Interval => {
-                    self.load(Some(key), false, Ahead::ONE, None)?;
-                }
+                Worth::Interval => match self.load(Some(key), false, Ahead::ONE, None) {
+                    // What was found is right, whatever else there is.
+                    Err(error) if is_unread(&error) => self.give_up(key, part.stamp, &error)?,
+                    loaded => drop(loaded?),
+                },
             }
             return Ok(found);
         }
+    }
+
+    /// The interval that holds `key` was to be kept, and cannot be read. If the committer has the time, and it is as it was when it had
+    /// this stamp, the index knows from then on, and nobody tries again.
+    fn give_up(&self, key: &[u8], stamp: u32, error: &Error) -> Result<()> {
+        self.note_unread(error);
+        if let Some(_committer) = self.committer.try_lock() {
+            let located = self.index.locate(key);
+            if located.entry.stamp == stamp {
+                self.readable(&located)?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the interval that holds `key` (with `before`: the greatest key below it), and those behind or before it as far

@@ -46,6 +46,8 @@ pub(in crate::engine::flex) struct Part {
     pub(in crate::engine::flex) is_whole: bool,
     /// Whether it is known where each run begins.
     pub(in crate::engine::flex) is_known: bool,
+    /// Whether it is known that the interval cannot be read as a whole.
+    pub(in crate::engine::flex) is_unread: bool,
 }
 
 /// Of how many pairs of the first interval one is sure who looks ahead.
@@ -264,6 +266,7 @@ impl Index {
             run: wanted.run,
             is_whole: wanted.size == entry.size,
             is_known: leaf.knows_runs(index),
+            is_unread: entry.is_unread(),
         })
     }
 

@@ -111,14 +111,15 @@ impl Index {
     /// How far a get that misses `key` reads along: while there is much room, of what is not only lent, what costs no further read.
     pub(in crate::engine::flex) fn along(&self, key: &[u8]) -> Option<Ahead> {
         let has_room = self.cached_bytes() < self.budget_bytes.min(self.budget()) / 8 * 7;
-        let is_small =
-            || self.with(key, |entry| entry.runs == 1 && entry.size * 2 <= Ahead::BLOCK.size_bytes);
+        let most = Ahead::BLOCK.size_bytes / 2;
+        let is_small = || self.with(key, |entry| entry.runs == 1 && entry.size <= most);
         (has_room && is_small()).then_some(Ahead::BLOCK)
     }
 
     /// What is worth its memory of the interval of which a get for a key with this hash read `part`, and there a base run. All
     /// of it if there is much left, if it was missed before just now, or if those of its pairs that are kept by themselves
-    /// take half as much; else the pair, where there is room, or if it was missed before.
+    /// take half as much; else the pair, where there is room, or if it was missed before. What cannot be read as a whole is not
+    /// asked for: each get would fail there first.
     pub(in crate::engine::flex) fn worth(
         &self,
         part: &Part,
@@ -131,8 +132,10 @@ impl Index {
         }
         let room = self.budget() / 16 * 15;
         let cached = self.cached_bytes();
-        if self.missed.again(part.stamp) || part.is_whole && cached + 2 * base.len() as u64 <= room
-        {
+        let is_missed = self.missed.again(part.stamp);
+        let is_readable = part.is_whole || !part.is_unread;
+        let has_room = part.is_whole && cached + 2 * base.len() as u64 <= room;
+        if is_readable && (is_missed || has_room) {
             return Worth::Interval;
         }
         if !self.missed_pairs.again((hash >> 32) as u32) && cached > room {
@@ -142,7 +145,8 @@ impl Index {
         if self.pairs_kept.count() > 0 {
             each_key(base, |key| kept += self.pairs_kept.bytes_of(key, hasher.hash(key)));
         }
-        if kept > 0 && kept * 2 >= base.len() as u64 { Worth::Interval } else { Worth::Pair }
+        let is_half = kept > 0 && kept * 2 >= base.len() as u64;
+        if is_readable && is_half { Worth::Interval } else { Worth::Pair }
     }
 
     /// Keeps a pair of the interval that holds `key`, if that is still as it was when it had this stamp.
