@@ -3,6 +3,7 @@
 mod births;
 mod losses;
 mod room;
+mod twins;
 
 use super::chunks::For;
 use super::commit::Placed;
