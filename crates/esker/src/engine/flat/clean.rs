@@ -13,7 +13,8 @@
 //!   before the first version whose entry the index did not follow then: an entry that is about to overtake one of the
 //!   copies has a version already.
 //! - C4: the record of an entry that was dropped, or whose copy has another one, is free only once the entry's chunk is: a crash
-//!   before that finds the entry, and what it points at. Recovery does the same for what it finds twice.
+//!   before that finds the entry, and what it points at. Recovery does the same for what it finds twice. A record that an entry elsewhere
+//!   shares, because one is a copy of the other, is free only once that one's chunk is, too ([`twins`](super::twins)).
 //!
 //! What has expired does not count either, but nobody says so: each chunk knows roughly when its entries expire. And lines are
 //! filled up behind short batches, and logs end early in a crash: so a chunk is judged by the bytes that copies would take.
@@ -70,6 +71,8 @@ pub(super) struct Cleaner {
     futile: Option<u64>,
     /// Records that entries of a chunk point at for which nothing else stands any more, by that chunk (C4).
     left: BTreeMap<u32, Vec<u64>>,
+    /// Records of the entries that were copied last at which the copies point, too.
+    pub(super) shared: Vec<u64>,
     /// Chunks with damage: they are left as they are.
     pub(super) damaged: BTreeSet<u32>,
     buffer: Vec<u8>,
@@ -83,6 +86,7 @@ impl Cleaner {
             log: Log::new(None),
             futile: None,
             left: BTreeMap::new(),
+            shared: Vec::new(),
             damaged: BTreeSet::new(),
             buffer: Vec::new(),
         }
@@ -357,7 +361,19 @@ impl Flat {
 
     /// Copies what counts in a chunk of a log, and frees the chunk. The index follows all its entries.
     pub(super) fn clean_chunk(&self, cleaner: &mut Cleaner, number: u32) -> Result<()> {
-        let Some(chunk) = self.chunks.get(number) else { return Ok(()) };
+        let came_free = self.clean_once(cleaner, number);
+        if matches!(came_free, Ok(true)) {
+            cleaner.shared.clear();
+        } else {
+            // C4: entries and their copies stand.
+            self.share(number, std::mem::take(&mut cleaner.shared));
+        }
+        came_free.map(drop)
+    }
+
+    /// As [`clean_chunk`](Flat::clean_chunk); false if the chunk is not free.
+    fn clean_once(&self, cleaner: &mut Cleaner, number: u32) -> Result<bool> {
+        let Some(chunk) = self.chunks.get(number) else { return Ok(false) };
         if !chunk.is_dead() {
             let needed = self.tombstones_needed_below(number, |_| ());
             let victim = Victim { number, born: self.settled(), needed };
@@ -366,7 +382,7 @@ impl Flat {
             cleaner.buffer = buffer;
             if !copied? {
                 cleaner.damaged.insert(number);
-                return Ok(());
+                return Ok(false);
             }
         }
         if !chunk.is_dead() {
@@ -380,34 +396,41 @@ impl Flat {
                 );
                 cleaner.damaged.insert(number);
             }
-            return Ok(());
+            return Ok(false);
         }
-        self.release_log(cleaner, number)
+        self.release_log(cleaner, number).map(|()| true)
     }
 
     /// Frees a chunk of a log of which nothing counts.
     pub(super) fn release_log(&self, cleaner: &mut Cleaner, number: u32) -> Result<()> {
+        let generation = self.chunks.get(number).map_or(0, Chunk::generation);
         // PERSIST: whatever counted stands elsewhere, durably.
         let released = self.chunks.release(&*self.memory, number, self.versions.next());
         released.map_err(|error| self.poison(&error))?;
         cleaner.damaged.remove(&number);
         // C4.
-        let left = cleaner.left.remove(&number);
-        left.into_iter().flatten().for_each(|line| self.free_record(line));
+        let left = cleaner.left.remove(&number).unwrap_or_default();
+        self.free_left(number, generation, left);
         Ok(())
     }
 
-    /// Frees the chunks that records are left for, so that nobody has to know of these any more (C4); false if one stays: for good, or,
-    /// unless the caller has the locks of all keys, because somebody who overtook an entry has not counted it yet.
+    /// Frees the chunks that records are left for, and those with twins, so that nobody has to know of these any more (C4); false if one stays:
+    /// for good, or, unless the caller has the locks of all keys, because somebody who overtook an entry has not counted it yet. Twins in a
+    /// damaged chunk are nothing to wait for: recovery does not take it.
     pub(super) fn clean_left(&self, still: &mut Still<'_>) -> Result<bool> {
         for cleaner in &mut still.cleaners {
             self.clean_left_of(cleaner)?;
         }
-        Ok(still.cleaners.iter().all(|cleaner| cleaner.left.is_empty()))
+        let is_damaged = |number| still.cleaners.iter().any(|it| it.damaged.contains(&number));
+        let twins = self.cleaners.twins.chunks();
+        let twins_are_none = twins.iter().all(|(number, left)| !left && is_damaged(*number));
+        Ok(twins_are_none && still.cleaners.iter().all(|cleaner| cleaner.left.is_empty()))
     }
 
     fn clean_left_of(&self, cleaner: &mut Cleaner) -> Result<()> {
-        let numbers: Vec<u32> = cleaner.left.keys().copied().collect();
+        let twins = self.cleaners.twins.chunks().into_iter().map(|(number, _)| number);
+        let twins = twins.filter(|number| self.group_of_log(*number) == cleaner.group);
+        let numbers: BTreeSet<u32> = cleaner.left.keys().copied().chain(twins).collect();
         for number in numbers {
             if !self.hold.holds(number) && !cleaner.damaged.contains(&number) {
                 match self.clean_chunk(cleaner, number) {
@@ -420,7 +443,7 @@ impl Flat {
     }
 
     /// A version such that the index follows every entry with a lower one (C3).
-    fn settled(&self) -> u64 {
+    pub(super) fn settled(&self) -> u64 {
         // First: what has a lower version was counted before.
         let given = self.versions.meet();
         if sites::CLEAN_SETTLED.disabled() {

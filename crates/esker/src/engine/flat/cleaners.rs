@@ -22,6 +22,7 @@
 use super::clean::Cleaner;
 use super::commit::Log;
 use super::pack::{Emptying, Packer};
+use super::twins::Twins;
 use super::{Apart, Flat};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
@@ -41,6 +42,7 @@ pub(super) struct Cleaners {
     group_size: usize,
     pub(super) packer: Mutex<Packer>,
     emptying: Mutex<Arc<Emptying>>,
+    pub(super) twins: Twins,
 }
 
 /// The locks of the packer and of all cleaners: nothing is moved.
@@ -64,6 +66,7 @@ impl Cleaners {
             group_size,
             packer: Mutex::default(),
             emptying: Mutex::default(),
+            twins: Twins::default(),
         }
     }
 

@@ -53,6 +53,7 @@ mod sizes;
 mod sorted;
 #[cfg(test)]
 mod tests;
+mod twins;
 mod versions;
 mod write;
 

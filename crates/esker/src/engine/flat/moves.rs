@@ -53,6 +53,8 @@ struct Copied {
     hash: u64,
     key: Vec<u8>,
     old: Word,
+    /// The record at which both point.
+    shared_record: Option<u64>,
     /// The record that the original points at, and the copy does not.
     old_record: Option<u64>,
     /// The record that the copy points at, and the original does not.
@@ -75,6 +77,7 @@ struct Moves {
 /// What becomes of an entry.
 struct Becomes<'e> {
     entry: EncodeEntry<'e>,
+    shared_record: Option<u64>,
     old_record: Option<u64>,
     new_record: Option<u64>,
     expires_at: Option<u64>,
@@ -117,13 +120,15 @@ impl Flat {
         Batches::new(first.unwrap_or_default(), start, salt)
     }
 
-    /// Copies what counts in a chunk; false if that cannot be read, or is damaged.
+    /// Copies what counts in a chunk; false if that cannot be read, or is damaged. The cleaner has the records that entries and copies
+    /// share.
     pub(super) fn copy_live(
         &self,
         cleaner: &mut Cleaner,
         victim: Victim,
         buffer: &mut Vec<u8>,
     ) -> Result<bool> {
+        cleaner.shared.clear();
         if unless_damaged(self.read_log(victim.number, buffer), "a chunk is left as it is")?
             .is_none()
         {
@@ -144,7 +149,8 @@ impl Flat {
 
     /// The index follows a copy.
     fn follow(&self, cleaner: &mut Cleaner, victim: u32, copied: Copied, new: Word) {
-        let Copied { hash, key, old, old_record, new_record, expires_at, .. } = copied;
+        let Copied { hash, key, old, shared_record, old_record, new_record, expires_at, .. } =
+            copied;
         let chunk = |word| self.chunks.get(self.layout.chunk_of(Place::of(word).offset));
         // Either the old place does not count any more, or the copy never did.
         if self.index.replace(hash, &key, old, new) {
@@ -155,6 +161,7 @@ impl Flat {
             if let (Some(chunk), Some(expires_at)) = (chunk(new), expires_at) {
                 chunk.note_expiry(expires_at);
             }
+            cleaner.shared.extend(shared_record);
             self.leave(cleaner, victim, old_record);
         } else {
             chunk(new).into_iter().for_each(Chunk::count_dead);
@@ -254,7 +261,7 @@ impl Flat {
         let delta = version.checked_sub(moves.base).filter(|delta| *delta <= DELTA_MAX);
         let delta = delta.and_then(|delta| u16::try_from(delta).ok());
         let stamp = delta.map_or(Stamp::Whole(version), Stamp::Delta);
-        let Becomes { entry, old_record, new_record, expires_at } = becomes;
+        let Becomes { entry, shared_record, old_record, new_record, expires_at } = becomes;
         let at = moves.bytes.len();
         entry.encode(stamp, &mut moves.bytes);
         let (kind, key_of_8) = (Flat::kind_of_action(entry.action), place.key_of_8);
@@ -266,6 +273,7 @@ impl Flat {
             hash,
             key,
             old,
+            shared_record,
             old_record,
             new_record,
             expires_at,
@@ -286,7 +294,7 @@ impl Flat {
         };
         let entry =
             EncodeEntry { action: Action::Delete(new_record), attributes: None, ..entry.moved() };
-        Ok(Becomes { entry, old_record, new_record, expires_at: None })
+        Ok(Becomes { entry, shared_record: None, old_record, new_record, expires_at: None })
     }
 
     /// What becomes of an entry that counts: its record moves if that is in a chunk that is being emptied.
@@ -306,6 +314,7 @@ impl Flat {
                 Action::Delete(_) => Action::Delete(Some(new)),
                 _ => Action::Pointer(new),
             };
+            same.shared_record = None;
             (same.old_record, same.new_record) = (Some(old), Some(new));
         }
         Ok(same)
@@ -372,7 +381,12 @@ impl Flat {
 impl<'e> Becomes<'e> {
     /// The entry at another place.
     fn same(entry: &Entry<'e>) -> Becomes<'e> {
-        let expires_at = attributes_of(entry).expires_at;
-        Becomes { entry: entry.moved(), old_record: None, new_record: None, expires_at }
+        Becomes {
+            entry: entry.moved(),
+            shared_record: record_of_action(entry.action),
+            old_record: None,
+            new_record: None,
+            expires_at: attributes_of(entry).expires_at,
+        }
     }
 }

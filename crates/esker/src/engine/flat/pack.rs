@@ -175,8 +175,7 @@ impl Flat {
             }
             let live = chunk.live.load(Ordering::Relaxed);
             packer.stuck.insert(*number, (self.chunks.taken(), live));
-            chunk.listed.store(false, Ordering::SeqCst);
-            self.relist(*number, chunk, *generation);
+            self.relist(*number, chunk, *generation, true);
         }
         came_free
     }

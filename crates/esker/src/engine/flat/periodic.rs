@@ -15,7 +15,8 @@
 //!   checkpoint of any age is right, and none is needed.
 //! - T3: when an image counts, no record is left for a chunk of a log (C4 of [`clean`](super::clean)), neither from before the tails nor
 //!   from a move meanwhile: the image may have the copy's place, behind the tails, and then recovery would not find the
-//!   original before them, nor know that its record is left.
+//!   original before them, nor know that its record is left. Nor does a record have twins ([`twins`](super::twins)): recovery finds
+//!   those of an image no more, and a later one, without the image, reads both.
 //!
 //! # Concurrency
 //! The tails are taken with the locks of all keys and of all cleaners; nothing is held while the index is copied but the

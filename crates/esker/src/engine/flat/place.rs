@@ -223,7 +223,7 @@ impl Flat {
         }
     }
 
-    /// Takes a chunk from among those with room: nobody allocates there, nor lists it, until `listed` is reset. False if it came free
+    /// Takes a chunk from among those with room: nobody allocates there, nor lists it, until [`relist`](Flat::relist) says that it was. False if it came free
     /// since it had this generation.
     pub(super) fn unlist(&self, number: u32, generation: u64) -> bool {
         let Some(chunk) = self.chunks.get(number) else { return false };
@@ -351,15 +351,15 @@ impl Flat {
                 }
                 let left = chunk.live.fetch_sub(1, Ordering::SeqCst).saturating_sub(1);
                 if left == 0 || !chunk.listed.load(Ordering::SeqCst) {
-                    self.relist(number, chunk, generation);
+                    self.relist(number, chunk, generation, false);
                 }
             }
             _ => {}
         }
     }
 
-    /// A chunk of blocks became empty, or got room, when it had this generation.
-    pub(super) fn relist(&self, number: u32, chunk: &Chunk, generation: u64) {
+    /// A chunk of blocks became empty, or got room, when it had this generation, or it `was_unlisted`.
+    pub(super) fn relist(&self, number: u32, chunk: &Chunk, generation: u64, was_unlisted: bool) {
         let lines = u64::from(chunk.lines.load(Ordering::Relaxed));
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
         let Some(blocks) = self.core_blocks(owner) else { return };
@@ -369,6 +369,10 @@ impl Flat {
         let is_gone = chunk.usage() != Use::Blocks || chunk.generation() != generation;
         if is_gone || class.current == Some(number) {
             return;
+        }
+        if was_unlisted {
+            // Not before: taken anew, it may be in a list.
+            chunk.listed.store(false, Ordering::SeqCst);
         }
         if chunk.live.load(Ordering::Acquire) > 0 {
             if !chunk.listed.swap(true, Ordering::AcqRel) {

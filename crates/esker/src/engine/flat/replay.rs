@@ -3,7 +3,8 @@
 //! Chunks are read in any order, by several threads: of two entries of a key the one with the higher version counts. What a chunk's
 //! versions span is known once it was read, which nearly always tells which of two is newer without looking at the other
 //! again. Of two with one version either counts: one is the cleaner's copy of the other. If each has a record of its own, that of the
-//! other one is not free until the other's chunk is (C4), for the next recovery may find them in another order.
+//! other one is not free until the other's chunk is (C4), for the next recovery may find them in another order; one that they share
+//! is not until both chunks are.
 //!
 //! # Failure
 //! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage. So is an entry whose
@@ -508,11 +509,13 @@ impl Flat {
         Ok(())
     }
 
-    /// Leaves the records of twins for their chunks (C4), where they are not those of the entries that count.
+    /// Leaves the records of twins for their chunks (C4), where they are not those of the entries that count, nor of other twins: those are
+    /// shared.
     fn mark_twins(&self, twins: &[(u32, u64)]) {
         for (chunk, line) in twins {
-            if self.mark(*line) {
-                self.cleaner_of_log(*chunk).leave(*chunk, Some(*line));
+            match self.mark(*line) {
+                true => self.cleaner_of_log(*chunk).leave(*chunk, Some(*line)),
+                false => self.share(*chunk, [*line]),
             }
         }
     }

@@ -5,6 +5,7 @@ mod killed;
 mod losses;
 mod restored;
 mod room;
+mod twins;
 
 use super::chunks::For;
 use super::commit::Placed;

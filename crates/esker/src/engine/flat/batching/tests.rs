@@ -369,3 +369,18 @@ fn writers_that_do_not_wait_hold_nobody_up() {
         assert_eq!(posted.wait().unwrap(), (1, 0, 1, 0));
     });
 }
+
+#[test]
+fn a_writer_is_alone_again_after_it_was_not() {
+    for model in [Batching::None, Batching::Vertical, Batching::PipelinedHorizontal] {
+        let batcher = batcher(options(model, 1));
+        let alone = batcher.alone(0).unwrap();
+        let posted = batcher.post_on(0, 1);
+        // As its writer does, while it waits.
+        assert_eq!(batcher.groups[0].words.claim(0), Claim::Waits);
+        alone.append(|_| ());
+        posted.wait().unwrap();
+        let alone = batcher.alone(0);
+        alone.unwrap_or_else(|| panic!("{model:?}")).append(|_| ());
+    }
+}

@@ -12,7 +12,7 @@
 //! | `BUSY` | by whoever appends to the log of the core | by it, when the append is over |
 //! | `PENDING` | by a writer, after its entry stands in the pool; by a leader that leaves something there | by a leader, before it looks into the pool |
 //! | `BROKEN` | when a leader panicked | never |
-//! | `late`, of the group | by a writer that found `BUSY` | by a leader, before it looks at the other cores |
+//! | `late`, of a group of several words | by a writer that found `BUSY` | by a leader, before it looks at the other cores |
 //!
 //! # Invariants
 //! - W1: whoever clears `BUSY` and finds `PENDING`, or sets `PENDING` for what it leaves and finds the core not `BUSY`, wakes a writer
@@ -105,8 +105,8 @@ impl Words {
     }
 
     fn be_late(&self) {
-        // Others have the line, too.
-        if !self.naive && !self.late.0.load(Ordering::Relaxed) {
+        // Others have the line, too. With one word nobody looks around, and it would be so for ever.
+        if self.cores.len() > 1 && !self.late.0.load(Ordering::Relaxed) {
             self.late.0.store(true, Ordering::Relaxed);
         }
     }
