@@ -183,8 +183,7 @@ fn format(
     memory.fence(sites::FORMAT_FENCE)?;
     for offset in SUPERBLOCK_OFFSETS {
         memory.store_u64(sites::FORMAT_STORE, offset, u64::from_le_bytes(*magic))?;
-        // Durable with the fence of the session that begins now, before which nobody hears of the store.
-        memory.flush(sites::SUPERBLOCK_FLUSH, offset, 8)?;
+        // Written back and durable with the session that begins now, before which nobody hears of the store.
     }
     Ok(superblock)
 }
@@ -405,7 +404,7 @@ impl Flat {
         let flush = |offset, length| self.memory.flush(sites::RECOVER_FLUSH, offset, length);
         // PERSIST: a batch at the end of a log, and copies that the next change relies on while it tears the others.
         for offset in SUPERBLOCK_OFFSETS {
-            match flush(offset, 8) {
+            match self.memory.flush(sites::SUPERBLOCK_FLUSH, offset, 8) {
                 // The other one was read.
                 Err(error) if error.kind() == ErrorKind::Corrupted => {}
                 flushed => flushed?,

@@ -9,7 +9,7 @@ esker_base::sites! {
     pub FORMAT_FLUSH: Flush = "flat.format.flush";
     /// Makes them durable.
     pub FORMAT_FENCE: Fence = "flat.format.fence";
-    /// Writes back the superblock.
+    /// Writes back the superblock, of a new store and at each open: whoever made it may have been killed.
     pub SUPERBLOCK_FLUSH: Flush = "flat.superblock.flush";
     /// Stores the session word.
     pub SESSION_STORE: Write = "flat.session.store";
