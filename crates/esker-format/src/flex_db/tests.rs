@@ -258,7 +258,16 @@ fn keys_are_compared_by_their_bytes_wherever_they_are_parted() {
 
 #[test]
 fn a_head_of_a_large_value_comes_back_and_every_flipped_bit_is_noticed() {
-    let head = LargeHead { number: 7, length_bytes: 5 << 30, value_checksum: 99, key: b"k".into() };
+    let head = |number, length_bytes| LargeHead {
+        number,
+        length_bytes,
+        value_checksum: 99,
+        key: b"k".into(),
+    };
+    for wrong in [head(NUMBER_END, 7), head(7, VALUE_SIZE_MAX_BYTES + 1)] {
+        assert!(matches!(LargeHead::decode(&wrong.encode()), Err(Flaw::Field(_))), "{wrong:?}");
+    }
+    let head = head(7, VALUE_SIZE_MAX_BYTES);
     let bytes = head.encode();
     assert!(LargeHead::is_here(&bytes) && LargeHead::size(&bytes) == Ok(bytes.len()));
     assert_eq!(LargeHead::decode(&bytes), Ok(head));
