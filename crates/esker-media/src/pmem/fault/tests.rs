@@ -26,13 +26,19 @@ pub(super) fn between_mark_and_page() {
     }
 }
 
-#[test]
-fn nobody_takes_the_spare_page_for_the_memory() {
+/// Memory of sixteen pages of which all but four are lost, the ninth after somebody stored there.
+fn cut_short() -> (tempfile::TempDir, PmemFile) {
     let folder = tempfile::tempdir().unwrap();
     let options = PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true };
     let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
     memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
     rustix::fs::ftruncate(&memory.fd, 4 * PAGE).unwrap();
+    (folder, memory)
+}
+
+#[test]
+fn nobody_takes_the_spare_page_for_the_memory() {
+    let (_folder, memory) = cut_short();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| {
             HOLDS.set(true);
@@ -58,11 +64,7 @@ fn nobody_takes_the_spare_page_for_the_memory() {
 /// It was stored in the real page, and what is written back is the spare one.
 #[test]
 fn what_was_stored_in_a_page_that_was_lost_since_is_not_durable() {
-    let folder = tempfile::tempdir().unwrap();
-    let options = PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true };
-    let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
-    memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
-    rustix::fs::ftruncate(&memory.fd, 4 * PAGE).unwrap();
+    let (_folder, memory) = cut_short();
     assert!(memory.read(8 * PAGE + 512, &mut [0; 8]).is_err());
     let error = memory.flush(TEST, 8 * PAGE, 64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
