@@ -17,9 +17,10 @@
 //! A crash leaves, of what was not durable, any part: a file may be missing, empty or cut short, a
 //! new name may be there or the old one.
 
+use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_trt::io::{self, WriteMode};
-use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::io::IoSlice;
@@ -93,7 +94,7 @@ pub trait ArchiveWriter {
 #[derive(Debug)]
 pub struct FolderArchive {
     name: String,
-    folder: OwnedFd,
+    folder: LockedFile,
     writable: bool,
 }
 
@@ -128,17 +129,13 @@ impl FolderArchive {
                     .device(path.display().to_string()),
                 errno => failed(path, "open archive")(errno),
             })?;
-        let lock = if writable {
-            FlockOperation::NonBlockingLockExclusive
-        } else {
-            FlockOperation::NonBlockingLockShared
-        };
-        rustix::fs::flock(&folder, lock).map_err(|errno| match errno {
-            Errno::WOULDBLOCK => Error::new(ErrorKind::Locked, "lock archive")
-                .context("another process uses the folder")
-                .device(path.display().to_string()),
-            errno => failed(path, "lock archive")(errno),
-        })?;
+        let folder = LockedFile::lock(folder, !writable)
+            .map_err(failed(path, "lock archive"))?
+            .ok_or_else(|| {
+                Error::new(ErrorKind::Locked, "lock archive")
+                    .context("another process uses the folder")
+                    .device(path.display().to_string())
+            })?;
         Ok(FolderArchive { name: path.display().to_string(), folder, writable })
     }
 

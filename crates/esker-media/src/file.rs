@@ -24,13 +24,14 @@
 
 use crate::block::{AtomicCounters, BlockDevice, BlockGeometry, Counters, total_length};
 use crate::buffer::BufferPool;
+use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_trt::io::{self, WriteMode};
 use esker_trt::sync::Mutex;
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -102,7 +103,7 @@ const WRITE_ZEROES: FallocateFlags = FallocateFlags::from_bits_retain(0x80);
 #[derive(Debug)]
 pub struct FileDevice {
     name: String,
-    fd: OwnedFd,
+    fd: LockedFile,
     block_size_bytes: u32,
     /// Grows only.
     size_bytes: AtomicU64,

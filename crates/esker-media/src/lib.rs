@@ -9,6 +9,7 @@ pub mod block;
 pub mod buffer;
 pub mod file;
 pub mod folder;
+mod locked;
 pub mod pmem;
 pub mod sim;
 pub mod striped;

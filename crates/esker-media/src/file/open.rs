@@ -12,12 +12,11 @@ use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
 use crate::block::BlockGeometry;
 use crate::buffer::BufferPool;
+use crate::locked::LockedFile;
 use crate::pmem::huge;
 use esker_base::units::round_down;
 use esker_base::{Error, ErrorKind, Result};
-use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, SeekFrom, Stat, StatxFlags,
-};
+use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -30,7 +29,7 @@ const FILL_CHUNK_BYTES: usize = 1 << 20;
 
 /// An open medium and what was found out about it.
 pub(crate) struct Opened {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: LockedFile,
     pub(crate) geometry: BlockGeometry,
     pub(crate) memory_alignment: Option<usize>,
     pub(crate) backing: Backing,
@@ -62,11 +61,14 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
     };
     #[cfg(test)]
     tests::before_lock();
-    if options.lock {
+    let fd = if options.lock {
         // Who is refused leaves the file: it may be the store of whoever was faster.
-        lock(&fd, options.read_only)?;
+        let fd = lock(fd, options.read_only)?;
         check_place(&fd, path)?;
-    }
+        fd
+    } else {
+        LockedFile::without_lock(fd)
+    };
     let result = examine(&fd, path, options, created);
     if result.is_err() && created {
         // Nobody else has it: this call created it, and locked it.
@@ -93,7 +95,7 @@ fn locked(context: &'static str) -> Error {
 
 type Examined = (BlockGeometry, Option<usize>, Backing);
 
-fn examine(fd: &OwnedFd, path: &Path, options: &OpenOptions, created: bool) -> Result<Examined> {
+fn examine(fd: &LockedFile, path: &Path, options: &OpenOptions, created: bool) -> Result<Examined> {
     let stat = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
     let is_raw_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     let mut size_bytes = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
@@ -126,21 +128,14 @@ fn check_size(is_raw_device: bool, wanted: u64, size_bytes: u64) -> Result<()> {
     Ok(())
 }
 
-fn lock(fd: &OwnedFd, shared: bool) -> Result<()> {
-    let operation = if shared {
-        FlockOperation::NonBlockingLockShared
-    } else {
-        FlockOperation::NonBlockingLockExclusive
-    };
-    match rustix::fs::flock(fd, operation) {
-        Ok(()) => Ok(()),
-        Err(Errno::WOULDBLOCK) => Err(locked("another process, or this one, has it open")),
-        Err(errno) => Err(failed("lock device")(errno)),
-    }
+fn lock(fd: OwnedFd, shared: bool) -> Result<LockedFile> {
+    LockedFile::lock(fd, shared)
+        .map_err(failed("lock device"))?
+        .ok_or_else(|| locked("another process, or this one, has it open"))
 }
 
 /// Refuses a file that has not its name any more: whoever made it failed, and took it away before it was locked here.
-fn check_place(fd: &OwnedFd, path: &Path) -> Result<()> {
+fn check_place(fd: &LockedFile, path: &Path) -> Result<()> {
     let opened = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
     let same = |named: &Stat| (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino);
     match rustix::fs::stat(path) {
@@ -151,7 +146,13 @@ fn check_place(fd: &OwnedFd, path: &Path) -> Result<()> {
 }
 
 /// Allocates the whole file and makes its existence durable (I1).
-fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: bool) -> Result<()> {
+fn create(
+    fd: &LockedFile,
+    path: &Path,
+    size_bytes: u64,
+    created: bool,
+    mapped: bool,
+) -> Result<()> {
     if size_bytes == 0 {
         return Err(Error::invalid("create file", "a size of 0 bytes"));
     }
@@ -184,7 +185,7 @@ fn create(fd: &OwnedFd, path: &Path, size_bytes: u64, created: bool, mapped: boo
 
 /// Allocates a range of a file, behind its end or inside; where the file system cannot, a file is only
 /// made longer.
-pub(super) fn allocate(fd: &OwnedFd, offset: u64, length: u64) -> Result<()> {
+pub(super) fn allocate(fd: &LockedFile, offset: u64, length: u64) -> Result<()> {
     match rustix::fs::fallocate(fd, FallocateFlags::empty(), offset, length) {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
@@ -200,7 +201,7 @@ pub(super) fn allocate(fd: &OwnedFd, offset: u64, length: u64) -> Result<()> {
 }
 
 /// Writes zeros where the file system cannot allocate otherwise.
-fn fill(fd: &OwnedFd, size_bytes: u64) -> Result<()> {
+fn fill(fd: &LockedFile, size_bytes: u64) -> Result<()> {
     let zeros = BufferPool::new(0).get_zeroed(FILL_CHUNK_BYTES);
     let mut done = 0;
     while done < size_bytes {
@@ -217,7 +218,7 @@ fn fill(fd: &OwnedFd, size_bytes: u64) -> Result<()> {
 
 /// Block size, and the alignment of memory if the page cache is bypassed.
 fn choose_direct(
-    fd: &OwnedFd,
+    fd: &LockedFile,
     options: &OpenOptions,
     is_raw_device: bool,
 ) -> Result<(u32, Option<usize>)> {
@@ -242,7 +243,7 @@ fn choose_direct(
 
 /// Switches `O_DIRECT` on and finds the alignments that it needs: asked where the kernel knows
 /// them (Linux 6.1), tried otherwise. `None`, and switched off, where it is refused.
-fn try_direct(fd: &OwnedFd, logical: u32) -> Result<Option<(u32, usize)>> {
+fn try_direct(fd: &LockedFile, logical: u32) -> Result<Option<(u32, usize)>> {
     let flags = rustix::fs::fcntl_getfl(fd).map_err(failed("examine device"))?;
     if rustix::fs::fcntl_setfl(fd, flags | OFlags::DIRECT).is_err() {
         return Ok(None);

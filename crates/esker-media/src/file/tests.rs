@@ -133,13 +133,8 @@ fn a_large_misaligned_write_goes_through_the_bounce_buffer_whole() {
     assert!(back == data[1..]);
 }
 
-/// A process that is being started shares all files of this one until it runs its program, and with
-/// them their locks. Tests that start one take this for writing, tests of locks for reading.
-static PROCESSES: parking_lot::RwLock<()> = parking_lot::RwLock::new(());
-
 #[test]
 fn a_second_opener_is_refused_and_readers_share() {
-    let _no_processes = PROCESSES.read();
     let (_folder, path) = folder();
     let first = FileDevice::open(&path, create(1 << 20)).unwrap();
     let error = FileDevice::open(&path, OpenOptions::default()).unwrap_err();
@@ -157,9 +152,20 @@ fn a_second_opener_is_refused_and_readers_share() {
 }
 
 #[test]
+fn who_closes_a_file_gives_its_lock_back_whoever_else_has_a_copy() {
+    // A process that is being started has one until it runs its program.
+    let (_folder, path) = folder();
+    let device = FileDevice::open(&path, create(1 << 20)).unwrap();
+    let _copy = rustix::io::dup(device.as_fd()).unwrap();
+    drop(device);
+    let device = FileDevice::open(&path, create(1 << 20)).unwrap();
+    assert_eq!(FileDevice::open(&path, create(1 << 20)).unwrap_err().kind(), ErrorKind::Locked);
+    drop(device);
+}
+
+#[test]
 fn a_new_file_is_private_allocated_and_of_the_size_asked_for() {
     use std::os::unix::fs::MetadataExt;
-    let _no_processes = PROCESSES.read();
     let (_folder, path) = folder();
     drop(FileDevice::open(&path, create(1 << 20)).unwrap());
     let metadata = std::fs::metadata(&path).unwrap();
@@ -292,7 +298,6 @@ struct LoopDevice(PathBuf);
 impl LoopDevice {
     fn new(file: &Path) -> Option<LoopDevice> {
         let command = ["--find", "--show"];
-        let _alone = PROCESSES.write();
         let output = std::process::Command::new("losetup").args(command).arg(file).output().ok()?;
         let name = String::from_utf8(output.stdout).ok()?;
         output.status.success().then(|| LoopDevice(PathBuf::from(name.trim())))
@@ -301,7 +306,6 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
-        let _alone = PROCESSES.write();
         let _ = std::process::Command::new("losetup").arg("-d").arg(&self.0).status();
     }
 }
@@ -340,7 +344,6 @@ struct SmallDisk(tempfile::TempDir);
 impl SmallDisk {
     fn new(size: &str) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
-        let _alone = PROCESSES.write();
         let status = std::process::Command::new("mount")
             .args(["-t", "tmpfs", "-o", size, "esker-test"])
             .arg(folder.path())
@@ -351,7 +354,6 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _alone = PROCESSES.write();
         let _ = std::process::Command::new("umount").arg(self.0.path()).status();
     }
 }

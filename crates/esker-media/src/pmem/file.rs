@@ -18,10 +18,11 @@ use super::cpu::{self, FlushInstruction};
 use super::mapping::Mapping;
 use super::{AtomicPmemCounters, LINE_SIZE_BYTES, Pmem, PmemCounters, check};
 use crate::file::{Direct, OpenOptions, open};
+use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -64,7 +65,7 @@ pub struct PmemFile {
     counters: AtomicPmemCounters,
     /// Locked while it is open; nothing else needs it after mapping.
     #[allow(dead_code, reason = "kept open for its lock; tests cut the file short")]
-    pub(super) fd: OwnedFd,
+    pub(super) fd: LockedFile,
 }
 
 fn index(offset: u64) -> usize {

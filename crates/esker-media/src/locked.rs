@@ -1,0 +1,51 @@
+//! Files, devices and folders that are locked for as long as they are open.
+//!
+//! The kernel keeps a `flock` while any copy of the descriptor is open, and a process that another
+//! thread starts has copies of all of them until it runs its program. A lock that ends with the
+//! descriptor would then refuse whoever opens the same file next; so it is given back by word.
+//!
+//! # Failure
+//! The kernel gives the lock back when the process ends, however that happens.
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// An open file; drop closes it, and gives back its lock if it has one.
+#[derive(Debug)]
+pub(crate) struct LockedFile {
+    fd: OwnedFd,
+}
+
+impl LockedFile {
+    /// Locks `fd`, for itself alone or beside others that share it; `None` if somebody else has it.
+    pub(crate) fn lock(fd: OwnedFd, shared: bool) -> Result<Option<LockedFile>, Errno> {
+        let operation = if shared {
+            FlockOperation::NonBlockingLockShared
+        } else {
+            FlockOperation::NonBlockingLockExclusive
+        };
+        match rustix::fs::flock(&fd, operation) {
+            Ok(()) => Ok(Some(LockedFile { fd })),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Takes `fd` as it is, beside whoever else has it.
+    pub(crate) fn without_lock(fd: OwnedFd) -> LockedFile {
+        LockedFile { fd }
+    }
+}
+
+impl AsFd for LockedFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Drop for LockedFile {
+    fn drop(&mut self) {
+        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+    }
+}
