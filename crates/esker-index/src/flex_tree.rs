@@ -130,7 +130,7 @@ impl Extent {
 }
 
 /// A node that an operation needs and that is not in memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Missing {
     /// Where it is stored.
     pub stored: Stored,
@@ -139,6 +139,14 @@ pub struct Missing {
     parent: Option<(NodeId, usize)>,
     /// A byte that it covered when it was needed.
     at: u64,
+}
+
+impl Missing {
+    /// Whether the other one is the same node, needed for whichever byte.
+    #[must_use]
+    pub fn is_same_node(&self, other: &Missing) -> bool {
+        (self.stored, self.level, self.parent) == (other.stored, other.level, other.parent)
+    }
 }
 
 /// Deepest path: fuller trees than any medium can hold.

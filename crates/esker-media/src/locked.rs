@@ -2,19 +2,22 @@
 //!
 //! The kernel keeps a `flock` while any copy of the descriptor is open, and a process that another
 //! thread starts has copies of all of them until it runs its program. A lock that ends with the
-//! descriptor would then refuse whoever opens the same file next; so it is given back by word.
+//! descriptor would then refuse whoever opens the same file next; so it is given back by word, by the process that took it:
+//! one that was forked off has it for longer.
 //!
 //! # Failure
-//! The kernel gives the lock back when the process ends, however that happens.
+//! The kernel gives the lock back when the last process that has a copy ends, however that happens.
 
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
+use rustix::process::{Pid, getpid};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// An open file; drop closes it, and gives back its lock if it has one.
 #[derive(Debug)]
 pub(crate) struct LockedFile {
     fd: OwnedFd,
+    locked_by: Option<Pid>,
 }
 
 impl LockedFile {
@@ -26,7 +29,7 @@ impl LockedFile {
             FlockOperation::NonBlockingLockExclusive
         };
         match rustix::fs::flock(&fd, operation) {
-            Ok(()) => Ok(Some(LockedFile { fd })),
+            Ok(()) => Ok(Some(LockedFile { fd, locked_by: Some(getpid()) })),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(errno) => Err(errno),
         }
@@ -34,7 +37,7 @@ impl LockedFile {
 
     /// Takes `fd` as it is, beside whoever else has it.
     pub(crate) fn without_lock(fd: OwnedFd) -> LockedFile {
-        LockedFile { fd }
+        LockedFile { fd, locked_by: None }
     }
 }
 
@@ -46,6 +49,8 @@ impl AsFd for LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+        if self.locked_by == Some(getpid()) {
+            let _ = rustix::fs::flock(&self.fd, FlockOperation::Unlock);
+        }
     }
 }

@@ -276,7 +276,8 @@ impl Inner {
         let (mut low, mut high) = (offset + 1, shared.tree.size_bytes());
         while low < high {
             let middle = low + (high - low) / 2;
-            let is_below = shared.tree.lookup(middle).is_err_and(|other| other == *missing);
+            let is_below =
+                shared.tree.lookup(middle).is_err_and(|other| other.is_same_node(missing));
             if is_below { low = middle + 1 } else { high = middle }
         }
         low
@@ -320,6 +321,12 @@ impl Inner {
     /// Whether an extent can stand elsewhere: for that the nodes of its neighbours are needed, too. If one cannot be read, the
     /// segment stays as it is.
     fn may_move(&self, writer: &mut Writer, extent: &Extent) -> Result<bool> {
+        let segment = extent.place() / self.shape.segment_payload();
+        let stuck = writer.stuck.get(&segment).copied();
+        if stuck.is_some() && stuck == self.shared.read().salt(segment) {
+            // Another extent stays, and with it the segment.
+            return Ok(false);
+        }
         match self.load_range(extent.offset, u64::from(extent.length)) {
             Err(error) if is_unread(&error) => {
                 self.leave_stuck(writer, extent, &error);

@@ -405,10 +405,13 @@ impl Segments {
         let (sealed, free) = (Use::Sealed as u8, Use::Free as u8);
         let order = Ordering::SeqCst;
         let mut held = self.hold.lock();
-        if !is_dead() {
-            // Pinned meanwhile: who does so comes here.
+        // First: nothing is entered of a sealed one that was not counted when it was sealed.
+        if segment.state.load(order) != sealed || !is_dead() {
+            // Open, or pinned meanwhile: who seals it, or lets it go, comes here.
             return;
         }
+        #[cfg(test)]
+        tests::before_free();
         if segment.state.compare_exchange(sealed, free, order, order).is_ok() {
             let after = Version(segment.killed_by.load(Ordering::SeqCst)).max(by);
             let free = Free { id, prepared: true, stale: true, trimmed: false, after };

@@ -141,7 +141,8 @@ impl Flat {
             let known: Option<Vec<ManifestEntry>> = (0..chunks)
                 .map(|more| {
                     let entry = self.entry_of(&part, number + more, 0);
-                    earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied()
+                    let known = earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied();
+                    known.filter(|known| known.length_bytes == entry.length_bytes)
                 })
                 .collect();
             match known.filter(|_| form == SegmentForm::Whole) {

@@ -8,6 +8,7 @@ use super::chunks::{For, Use};
 use super::index::Part;
 use super::layout::Layout;
 use super::recover::Root;
+use super::replay::{Learned, LogEnd};
 use super::{Flat, sites};
 use crate::engine::Cursor;
 use crate::options::Options;
@@ -244,9 +245,14 @@ impl Flat {
     }
 
     /// Takes over an image; false if a part is damaged: then the state in DRAM is of no use.
-    pub(super) fn load_image(&self, image: &Image, options: &Options) -> Result<bool> {
+    pub(super) fn load_image(
+        &self,
+        image: &Image,
+        learned: &Learned,
+        options: &Options,
+    ) -> Result<bool> {
         let load = |part: &ImageHeader, payload: &[u8]| match part.kind {
-            ImageKind::Chunks => self.load_states(payload, part.count),
+            ImageKind::Chunks => self.load_states(payload, part.count, learned),
             ImageKind::Hashes => self.load_hashes(payload, part.count, &|_| true),
             ImageKind::Keys => self.load_keys(payload, part.count, &|_| true),
             ImageKind::Tails => None,
@@ -330,7 +336,7 @@ impl Flat {
         Ok((own && right).then_some((header, payload)))
     }
 
-    fn load_states(&self, payload: &[u8], count: u32) -> Option<()> {
+    fn load_states(&self, payload: &[u8], count: u32, learned: &Learned) -> Option<()> {
         let mut rest = payload;
         for _ in 0..count {
             let state = ChunkState::decode(rest).ok()?;
@@ -344,8 +350,9 @@ impl Flat {
                     }
                     let dead = state.entries.checked_sub(state.live)?;
                     chunk.restore_counts(state.entries, dead, tail);
-                    if state.tail & OPEN != 0 {
-                        self.resume(state.number, u64::from(tail));
+                    if state.tail & OPEN != 0 && !self.resume(state.number, u64::from(tail)) {
+                        let end = self.layout.start_of(state.number) + u64::from(tail);
+                        learned.note_end(LogEnd { chunk: state.number, last: end..end });
                     }
                 }
                 Use::Large => chunk.live.store(state.live, Ordering::Relaxed),
@@ -368,16 +375,18 @@ impl Flat {
         Some(())
     }
 
-    /// Lets the log of a chunk's core go on there.
-    fn resume(&self, number: u32, tail: u64) {
-        let Some(chunk) = self.chunks.get(number) else { return };
+    /// Lets the log of a chunk's core go on there; false if there is no such core any more, or it goes on elsewhere.
+    fn resume(&self, number: u32, tail: u64) -> bool {
+        let Some(chunk) = self.chunks.get(number) else { return false };
         let owner = usize::try_from(chunk.owner.load(Ordering::Relaxed)).unwrap_or(0);
-        let Some(log) = self.logs.get(owner) else { return };
+        let Some(log) = self.logs.get(owner) else { return false };
         let mut log = log.0.lock();
-        if log.open.is_none() {
+        let resumes = log.open.is_none();
+        if resumes {
             log.open = Some((number, tail));
             chunk.set_usage(Use::OpenLog);
         }
+        resumes
     }
 
     /// Adds those entries whose words `counts` says count.

@@ -13,7 +13,7 @@
 //! After a failed append the store is read-only: whether the batch survives is not known.
 
 use super::batching::{BatchingOptions, Logs, Slot};
-use super::chunks::{For, Use};
+use super::chunks::{Chunk, For, Use};
 use super::layout::{BATCH_ENTRIES_MAX, BATCH_NEAR_BYTES, Kind, Layout, Place};
 use super::{Flat, sites};
 use crate::options::Options;
@@ -376,7 +376,7 @@ impl Flat {
     /// Where `total` bytes may be appended: in the log's chunk, or in a new one.
     fn room_in(&self, log: &mut Log, total: usize, whom: For, core: usize) -> Result<(u32, u64)> {
         if let Some((chunk, tail)) = log.open
-            && tail + total as u64 <= self.layout.chunk_size
+            && tail + total as u64 <= self.layout.log_end()
         {
             return Ok((chunk, self.layout.start_of(chunk) + tail));
         }
@@ -409,18 +409,22 @@ impl Flat {
     /// Marks the end of a chunk's log; durable with the next fence.
     pub(super) fn seal(&self, chunk: u32, tail: u64) -> Result<()> {
         let Some(state) = self.chunks.get(chunk) else { return Ok(()) };
-        if tail + LINE as u64 <= self.layout.chunk_size {
-            let mut line = [0; LINE];
-            let offset = self.layout.start_of(chunk) + tail;
-            let header = BatchHeader { kind: BatchKind::Seal, payload_bytes: 0, base_version: 0 };
-            seal_batch(&mut line, &header, state.salt(), offset);
-            let store = self.memory.store(sites::SEAL_STORE, offset, &line);
-            store
-                .and_then(|()| self.memory.flush(sites::COMMIT_FLUSH, offset, LINE as u64))
-                .map_err(|error| self.poison(&error))?;
-        }
+        self.store_seal(chunk, state, tail).map_err(|error| self.poison(&error))?;
         state.set_usage(Use::Log);
         Ok(())
+    }
+
+    /// Stores the mark at the end of a chunk's log, and flushes it. Only logs of earlier builds have no room for it.
+    pub(super) fn store_seal(&self, number: u32, chunk: &Chunk, tail: u64) -> Result<()> {
+        if tail > self.layout.log_end() {
+            return Ok(());
+        }
+        let mut line = [0; LINE];
+        let offset = self.layout.start_of(number) + tail;
+        let header = BatchHeader { kind: BatchKind::Seal, payload_bytes: 0, base_version: 0 };
+        seal_batch(&mut line, &header, chunk.salt(), offset);
+        self.memory.store(sites::SEAL_STORE, offset, &line)?;
+        self.memory.flush(sites::COMMIT_FLUSH, offset, LINE as u64)
     }
 
     /// Takes free chunks for somebody of this core; makes room first if there are too few.

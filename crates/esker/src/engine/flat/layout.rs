@@ -83,9 +83,15 @@ impl Layout {
         (CHUNK_START..=self.chunk_size).contains(&tail) && tail.is_multiple_of(LINE as u64)
     }
 
+    /// Where the batches of a log end at the latest, in its chunk: the mark of its end has room behind them.
+    pub(super) fn log_end(&self) -> u64 {
+        self.chunk_size - LINE as u64
+    }
+
     /// Bytes of entries that fit one batch.
     pub(super) fn batch_room(&self) -> usize {
-        usize::try_from(self.room()).unwrap_or(usize::MAX) - BATCH_HEADER_SIZE
+        let room = self.log_end() - CHUNK_START;
+        usize::try_from(room).unwrap_or(usize::MAX) - BATCH_HEADER_SIZE
     }
 }
 

@@ -362,7 +362,7 @@ impl Flat {
     /// Where the cleaner's log has room for so many bytes.
     fn room_for_copies(&self, cleaner: &mut Cleaner, total: u64, born: u64) -> Result<(u32, u64)> {
         if let Some((chunk, tail)) = cleaner.log.open
-            && tail + total <= self.layout.chunk_size
+            && tail + total <= self.layout.log_end()
         {
             return Ok((chunk, tail));
         }

@@ -13,7 +13,7 @@ use super::checkpoint::Image;
 use super::chunks::Use;
 use super::layout::Layout;
 use super::periodic::Tails;
-use super::replay::Learned;
+use super::replay::{Learned, LogEnd};
 use super::{Flat, sites};
 use crate::options::Options;
 use esker_base::ids::StoreId;
@@ -25,7 +25,6 @@ use esker_format::flat::{
     IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
 };
 use esker_media::Pmem;
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Magics of memory without a store.
@@ -98,7 +97,13 @@ fn read_superblock(memory: &dyn Pmem) -> Result<Option<Superblock>> {
     let mut flaw = None;
     for offset in SUPERBLOCK_OFFSETS {
         let mut bytes = [0; SUPERBLOCK_SIZE];
-        memory.read(offset, &mut bytes)?;
+        match memory.read(offset, &mut bytes) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => {
+                flaw = flaw.or(Some(Flaw::Checksum));
+                continue;
+            }
+            read => read?,
+        }
         match Superblock::decode(&bytes) {
             Ok(found) => return Ok(Some(found)),
             // The magic is stored last, in one piece.
@@ -351,13 +356,12 @@ impl Flat {
             true => Image::find(&*self.memory, &self.layout, root)?,
             false => None,
         };
-        let mut ends = Vec::new();
+        let learned = Learned::new(&self.layout);
         match image {
-            Some(image) if self.load_image(&image, options)? => {}
+            Some(image) if self.load_image(&image, &learned, options)? => {}
             Some(_) => return Ok(false),
             None => {
                 let checkpoint = if images { self.find_checkpoint(root)? } else { None };
-                let learned = Learned::new(&self.layout);
                 let tails = match &checkpoint {
                     Some(found) if !self.load_checkpoint(found, &learned, options)? => {
                         return Ok(false);
@@ -366,12 +370,14 @@ impl Flat {
                     None => &Tails::default(),
                 };
                 self.scan_logs(root, tails, &learned, options)?;
-                ends = learned.take_ends();
                 self.keep_checkpoint(checkpoint);
             }
         }
+        let ends = learned.take_ends();
         self.write_back(root, &ends)?;
         self.begin_session(root)?;
+        self.seal_ends(&ends)?;
+        self.mend_superblocks()?;
         self.mend_headers(root)?;
         self.free_unused(root)?;
         Ok(true)
@@ -400,7 +406,7 @@ impl Flat {
     }
 
     /// Writes back what counts and may not be durable: durable with the session that begins, before anything is built on it.
-    fn write_back(&self, root: &Root, ends: &[Range<u64>]) -> Result<()> {
+    fn write_back(&self, root: &Root, ends: &[LogEnd]) -> Result<()> {
         let flush = |offset, length| self.memory.flush(sites::RECOVER_FLUSH, offset, length);
         // PERSIST: a batch at the end of a log, and copies that the next change relies on while it tears the others.
         for offset in SUPERBLOCK_OFFSETS {
@@ -417,7 +423,25 @@ impl Flat {
         for header in root.headers.iter().filter(|header| header.epoch >> EPOCH_BITS >= oldest) {
             flush(self.layout.start_of(header.number), 2 * CHUNK_HEADER_SIZE as u64)?;
         }
-        ends.iter().try_for_each(|end| flush(end.start, end.end.saturating_sub(end.start)))
+        ends.iter().try_for_each(|LogEnd { last, .. }| {
+            flush(last.start, last.end.saturating_sub(last.start))
+        })
+    }
+
+    /// Ends the logs of earlier sessions, to which nobody adds: their last batches are durable now, and damage of one is not to
+    /// pass for one that a crash tore.
+    fn seal_ends(&self, ends: &[LogEnd]) -> Result<()> {
+        for LogEnd { chunk: number, last } in ends {
+            let Some(chunk) = self.chunks.get(*number) else { continue };
+            let tail = last.end.saturating_sub(self.layout.start_of(*number));
+            match self.store_seal(*number, chunk, tail) {
+                // It ends at memory that is lost.
+                Err(error) if error.kind() == ErrorKind::Corrupted => {}
+                sealed => sealed?,
+            }
+        }
+        // PERSIST: behind what it ends. A crash before leaves it to the next open.
+        if ends.is_empty() { Ok(()) } else { self.memory.fence(sites::MEND_FENCE) }
     }
 
     /// Takes the mark of a clean stop away, durably, and begins a session.
@@ -431,6 +455,31 @@ impl Flat {
         self.memory.fence(sites::SESSION_FENCE)?;
         self.session.store(number, Ordering::Relaxed);
         self.chunks.begin_session(number);
+        Ok(())
+    }
+
+    /// Makes both superblocks whole: with one of them the next fault would cost the store.
+    fn mend_superblocks(&self) -> Result<()> {
+        let whole = self.superblock.encode();
+        let (magic, rest) = whole.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+        for offset in SUPERBLOCK_OFFSETS {
+            let mut bytes = [0; SUPERBLOCK_SIZE];
+            match self.memory.read(offset, &mut bytes) {
+                Ok(()) if bytes == whole => continue,
+                // Lost memory: nothing more can be done.
+                Err(error) if error.kind() == ErrorKind::Corrupted => continue,
+                read => read?,
+            }
+            tracing::warn!(offset, "a superblock is written anew");
+            // PERSIST: the other one counts meanwhile; the magic comes last, in one piece.
+            self.memory.store(sites::SUPERBLOCK_STORE, offset + 8, rest)?;
+            self.memory.flush(sites::MEND_FLUSH, offset, SUPERBLOCK_SIZE as u64)?;
+            self.memory.fence(sites::MEND_FENCE)?;
+            let magic = u64::from_le_bytes(*magic);
+            self.memory.store_u64(sites::SUPERBLOCK_STORE, offset, magic)?;
+            self.memory.flush(sites::MEND_FLUSH, offset, 8)?;
+            self.memory.fence(sites::MEND_FENCE)?;
+        }
         Ok(())
     }
 

@@ -68,8 +68,7 @@ pub(super) struct Learned {
     tombstones: AtomicI64,
     /// By the hash of their keys: entries whose records have other keys, or none.
     keyless: Mutex<HashMap<u64, Keyless>>,
-    /// Where the last batches of logs stand that may not be durable: whoever stored them may have been killed before the fence.
-    ends: Mutex<Vec<Range<u64>>>,
+    ends: Mutex<Vec<LogEnd>>,
 }
 
 /// Of the entries with one hash, the newest whose record has not its key.
@@ -79,6 +78,14 @@ struct Keyless {
     offset: u64,
     /// Whether something newer was found.
     overtaken: AtomicBool,
+}
+
+/// The end of a log that has no seal.
+#[derive(Clone, Debug)]
+pub(super) struct LogEnd {
+    pub(super) chunk: u32,
+    /// Where its last batch stands, which may not be durable: whoever stored it may have been killed before the fence.
+    pub(super) last: Range<u64>,
 }
 
 #[derive(Debug)]
@@ -100,8 +107,13 @@ impl Learned {
         }
     }
 
-    /// Where the last batches of logs stand that nobody knows to be durable.
-    pub(super) fn take_ends(&self) -> Vec<Range<u64>> {
+    /// Notes the end of a log that has no seal.
+    pub(super) fn note_end(&self, end: LogEnd) {
+        self.ends.lock().push(end);
+    }
+
+    /// The ends of logs that have no seal.
+    pub(super) fn take_ends(&self) -> Vec<LogEnd> {
         std::mem::take(&mut *self.ends.lock())
     }
 
@@ -196,6 +208,7 @@ impl Scan<'_> {
         let mut found = FoundIn::new(number, runs);
         let mut piece = PIECE_SIZE;
         let mut last = None;
+        let mut sealed = false;
         let end = loop {
             let to = size.min(at.saturating_add(piece));
             let bytes = buffer.get_mut(at..to).unwrap_or_default();
@@ -210,8 +223,8 @@ impl Scan<'_> {
             self.enter(number, &mut group)?;
             let end = batches.offset();
             if batches.is_sealed() {
-                // It was durable before that was stored.
-                last = None;
+                // What stands before that was durable before it was stored.
+                sealed = true;
                 break end;
             }
             if to == size {
@@ -229,7 +242,9 @@ impl Scan<'_> {
             let next = usize::try_from(end - start).unwrap_or(usize::MAX);
             (at, piece) = (next, if next == at { usize::MAX } else { PIECE_SIZE });
         };
-        self.learned.ends.lock().extend(last.map(|last| last..end));
+        if !sealed {
+            self.learned.note_end(LogEnd { chunk: number, last: last.unwrap_or(end)..end });
+        }
         self.newest.fetch_max(found.newest, Ordering::Relaxed);
         if let Some(learned) = self.learned.chunk(number).filter(|_| covered == 0) {
             learned.versions.get_or_init(|| (found.oldest, found.newest));

@@ -23,6 +23,7 @@ use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
 use crate::options::Progress;
 use esker_base::ids::Version;
+use esker_base::rng::secret;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::ManifestEntry;
 use esker_format::flat::{
@@ -192,7 +193,10 @@ pub(crate) fn restore(
     }
     let entries = &backup.manifest.segments;
     let backed_up = entries.iter().map(|entry| entry.epoch.0 >> EPOCH_BITS).max().unwrap_or(0);
-    let session = target.old_session()?.max(backed_up);
+    // Far behind what is known: the store that was backed up may have gone on elsewhere, and a backup of this one is not to
+    // take its files for its own.
+    let ahead = u64::from(u16::from_le_bytes(secret()?));
+    let session = target.old_session()?.max(backed_up) + ahead;
     // PERSIST: Z1. Crash before: what was here; after: nothing.
     target.write_magic(u64::from_le_bytes(MAKING))?;
     // PERSIST: Z3, also if this is cut off and begun again.

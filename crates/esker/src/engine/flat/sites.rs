@@ -9,6 +9,8 @@ esker_base::sites! {
     pub FORMAT_FLUSH: Flush = "flat.format.flush";
     /// Makes them durable.
     pub FORMAT_FENCE: Fence = "flat.format.fence";
+    /// Stores a superblock that is not whole any more.
+    pub SUPERBLOCK_STORE: Write = "flat.superblock.store";
     /// Writes back the superblock, of a new store and at each open: whoever made it may have been killed.
     pub SUPERBLOCK_FLUSH: Flush = "flat.superblock.flush";
     /// Stores the session word.

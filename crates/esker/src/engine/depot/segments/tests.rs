@@ -47,6 +47,32 @@ fn a_segment_whose_last_entry_is_dead_at_once_is_free() {
     assert_eq!((segments.state(ID), segments.free_count()), (Use::Free, 1));
 }
 
+thread_local! {
+    static BEFORE_FREE: std::cell::Cell<Option<Box<dyn FnOnce()>>> = const { std::cell::Cell::new(None) };
+}
+
+/// Where whoever found a segment dead frees it.
+pub(super) fn before_free() {
+    BEFORE_FREE.take().into_iter().for_each(|meanwhile| meanwhile());
+}
+
+/// Whoever found an open segment dead may stand still while others add to it and seal it.
+#[test]
+fn a_segment_that_was_open_when_it_was_dead_is_not_freed() {
+    let segments = std::sync::Arc::new(Segments::new(4, 8192, false));
+    segments.open(ID, incarnation(7));
+    segments.add(ID, 100);
+    let others = std::sync::Arc::clone(&segments);
+    BEFORE_FREE.set(Some(Box::new(move || {
+        others.add(ID, 50);
+        others.get(ID).unwrap().state.store(Use::Sealed as u8, Ordering::SeqCst);
+    })));
+    segments.remove(ID, 100, Version(3));
+    before_free();
+    assert_eq!((segments.state(ID), segments.live_records(ID)), (Use::Sealed, 1));
+    assert_eq!(segments.free_count(), 0);
+}
+
 #[test]
 fn what_is_set_aside_is_a_victim_again_in_its_next_life() {
     let segments = Segments::new(4, 8192, false);

@@ -11,7 +11,13 @@ const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
 const CHUNK_SIZE: u64 = 64 << 10;
 
 fn opened(memory: &Arc<dyn Pmem>, engine: EngineKind) -> Result<Arc<Flat>> {
+    opened_with(2, memory, engine)
+}
+
+/// With a log for each of so many cores.
+fn opened_with(cores: usize, memory: &Arc<dyn Pmem>, engine: EngineKind) -> Result<Arc<Flat>> {
     let mut options = options(engine);
+    options.testing.cores = Some(cores);
     options.testing.segment_size_bytes = Some(CHUNK_SIZE);
     options.testing.background = false;
     Flat::open(Arc::clone(memory), &options)
@@ -110,6 +116,91 @@ fn a_long_batch_that_is_damaged_does_not_end_the_log_of_those_behind_it() {
         flip(&*memory, super::super::layout::Place::of(word).offset);
         crash(store);
         let error = opened(&memory, engine).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
+    }
+}
+
+#[test]
+fn a_damaged_batch_at_the_end_of_an_earlier_log_does_not_pass_for_a_torn_one() {
+    for (engine, checkpoint) in KINDS.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+        let memory = blank();
+        let store = opened(&memory, engine).unwrap();
+        put(&store, b"first");
+        put(&store, b"last");
+        if checkpoint {
+            assert!(store.write_checkpoint().unwrap());
+            put(&store, b"last");
+        }
+        crash(store);
+        let store = opened(&memory, engine).unwrap();
+        let last = entry(&store, b"last");
+        crash(store);
+        flip(&*memory, last);
+        let error = opened(&memory, engine).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}, {checkpoint}: {error}");
+    }
+}
+
+/// Where the entry of a key stands.
+fn entry(store: &Flat, key: &[u8]) -> u64 {
+    let word = store.find(store.hasher.hash(key), key).unwrap().unwrap();
+    super::super::layout::Place::of(word).offset
+}
+
+#[test]
+fn a_damaged_batch_at_the_end_of_a_full_chunk_does_not_pass_for_a_torn_one() {
+    for engine in KINDS {
+        let memory = blank();
+        let store = opened_with(1, &memory, engine).unwrap();
+        let keys: Vec<[u8; 4]> = (0..3000_u32).map(u32::to_be_bytes).collect();
+        for key in &keys {
+            store.put_value(key, b"v", Attributes::default(), Condition::Always).unwrap();
+        }
+        let chunk = |key: &[u8; 4]| entry(&store, key) / CHUNK_SIZE;
+        let lasts: Vec<u64> = keys
+            .windows(2)
+            .filter(|pair| chunk(&pair[0]) != chunk(&pair[1]))
+            .map(|pair| entry(&store, &pair[0]))
+            .collect();
+        assert!(lasts.len() > 1, "{lasts:?}");
+        crash(store);
+        for last in lasts {
+            flip(&*memory, last);
+            let error = opened_with(1, &memory, engine).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
+            flip(&*memory, last);
+        }
+        crash(opened_with(1, &memory, engine).unwrap());
+    }
+}
+
+#[test]
+fn the_end_of_a_log_that_nobody_goes_on_with_is_marked() {
+    for engine in KINDS {
+        let memory = blank();
+        let with = |cores| opened_with(cores, &memory, engine);
+        let store = with(2).unwrap();
+        let tails = |store: &Flat| {
+            let open = |log: &super::super::CoreLog| log.0.lock().open;
+            store.logs.iter().map(open).collect::<Vec<_>>()
+        };
+        // Whichever log a thread has: each has something.
+        let mut number = 0_u32;
+        while tails(&store).contains(&None) {
+            std::thread::scope(|scope| {
+                scope.spawn(|| put(&store, &number.to_be_bytes()));
+            });
+            number += 1;
+        }
+        let left = tails(&store)[1].unwrap();
+        store.close_store().unwrap();
+        drop(store);
+        let store = with(1).unwrap();
+        assert!(tails(&store)[0].is_some_and(|(chunk, _)| chunk != left.0));
+        crash(store);
+        let end = u64::from(left.0) * CHUNK_SIZE + left.1;
+        flip(&*memory, end - 64);
+        let error = with(1).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupted, "{engine}: {error}");
     }
 }

@@ -81,6 +81,67 @@ fn what_was_written_after_a_backup_is_gone_however_often_it_is_restored() {
     }
 }
 
+/// Both stores have the same identity, and fill the same chunk in as many sessions.
+#[test]
+fn a_backup_of_a_restored_store_has_no_file_of_the_one_that_went_on() {
+    for engine in KINDS {
+        let (first, other) = (SimArchive::new(), SimArchive::new());
+        let backup = |store: &Flat, archive: &SimArchive| {
+            store.backup_store(archive, &Progress::default()).unwrap();
+        };
+        let fill = |store: &Flat, name: u8| {
+            for number in 0..1500_u16 {
+                let [high, low] = number.to_be_bytes();
+                put_small(store, &[name, high, low]);
+            }
+        };
+        let memory = blank();
+        let store = opened(&memory, engine);
+        put_small(&store, b"a");
+        backup(&store, &first);
+        for _ in 0..4 {
+            crash(opened(&memory, engine));
+            let store = opened(&memory, engine);
+            fill(&store, b'x');
+            backup(&store, &other);
+            crash(store);
+        }
+        crash(store);
+        let restored = |archive: &SimArchive| {
+            let memory = blank();
+            let backup = Backup::open(archive).unwrap();
+            restore(&backup, &*memory, false, &Progress::default()).unwrap();
+            memory
+        };
+        let memory = restored(&first);
+        for _ in 0..8 {
+            let store = opened(&memory, engine);
+            fill(&store, b'y');
+            backup(&store, &other);
+            let last = opened(&restored(&other), engine);
+            assert!(has(&last, b"a"), "{engine}");
+            assert!(has(&last, b"y\0\0") && has(&last, b"y\x05\xdb"), "{engine}");
+            assert!(!has(&last, b"x\0\0"), "{engine}");
+            crash(last);
+            crash(store);
+        }
+    }
+}
+
+/// One after the other, whatever is left of one.
+#[test]
+fn a_superblock_that_is_damaged_is_whole_again_once_the_store_was_open() {
+    for engine in KINDS {
+        let memory = blank();
+        crash(opened(&memory, engine));
+        for (offset, at) in [(0, 0), (1, 0), (0, 40), (1, 90), (0, 3), (1, 255)] {
+            let offset = esker_format::flat::SUPERBLOCK_OFFSETS[offset];
+            memory.store(DAMAGE, offset + at, &[0xA5]).unwrap();
+            crash(opened(&memory, engine));
+        }
+    }
+}
+
 /// Chunks of the image that is in `memory`, in the order of its parts.
 fn image_of(store: &Flat, memory: &SimPm) -> Vec<u64> {
     let mut found = Vec::new();
