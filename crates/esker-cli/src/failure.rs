@@ -56,6 +56,12 @@ impl Failure {
         Failure { closed_pipe, ..Failure::io("standard output", source) }
     }
 
+    /// The same, with the exit code of a process that failed for it.
+    pub(crate) fn with_code_of(self, code: i32) -> Self {
+        let code = u8::try_from(code).ok().filter(|code| *code != 0);
+        Failure { code: code.unwrap_or(self.code), ..self }
+    }
+
     /// The same, of one of several places.
     pub(crate) fn at(self, place: &str) -> Self {
         Failure { words: format!("{place}: {}", self.words), ..self }

@@ -14,7 +14,7 @@ use crate::failure::{Done, Failure};
 use crate::store::open_served;
 use esker::{Options, Stats};
 use esker_base::units::format_size_bytes;
-use esker_server::{Credentials, Server, ServerConfig, Tls};
+use esker_server::{Credentials, ListenAddress, Server, ServerConfig, Tls};
 use esker_trt::{Facility, Runtime};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -125,6 +125,7 @@ impl Service {
         start_log(self.log);
         let mut signals = catch_signals()?;
         raise_descriptors(u64::from(self.server.limits.connections_max))?;
+        self.raise_descriptors_further();
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
         let durability = self.store.durability;
@@ -248,6 +249,23 @@ fn catch_signals() -> Result<Signals, Failure> {
         signal_hook::flag::register(*signal, again.clone()).map_err(failed)?;
     }
     Signals::new(ending.iter().chain(&[SIGHUP])).map_err(failed)
+}
+
+impl Service {
+    /// Clients in shared memory have two descriptors for each core: as many as the system permits, which may be fewer than
+    /// all clients could take.
+    fn raise_descriptors_further(&self) {
+        let is_shared = |address: &ListenAddress| matches!(address, ListenAddress::Shared(_));
+        let limit = getrlimit(Resource::Nofile);
+        if let (true, Some(current)) = (self.server.listen.iter().any(is_shared), limit.current) {
+            let each = 1 + 2 * self.cores as u64;
+            let wanted = u64::from(self.server.limits.connections_max).saturating_mul(each);
+            let wanted = wanted.saturating_add(DESCRIPTORS_RESERVED);
+            let current = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);
+            // Who is not permitted goes on with what there is.
+            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
+        }
+    }
 }
 
 /// Makes room for the descriptors of all connections, as far as the system permits: root, who may raise the bound, calls it

@@ -153,14 +153,16 @@ impl Connection {
             )));
         }
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
+        // One that asks whether the server lives finds room beside those that may take for ever.
+        let beside = usize::from(matches!(request, Request::Ping));
+        let in_flight_max = self.options.in_flight_max.max(1).saturating_add(beside);
         let mut state = self.state.lock();
         let before = state.queued;
         loop {
             if let Some(cause) = &state.broken {
                 return Err(Error::not_sent(cause.clone()));
             }
-            let full = state.table.len() >= self.options.in_flight_max.max(1)
-                || state.queue.len() >= QUEUE_BYTES_MAX;
+            let full = state.table.len() >= in_flight_max || state.queue.len() >= QUEUE_BYTES_MAX;
             if !full {
                 break;
             }
@@ -338,7 +340,7 @@ impl Connection {
         let mut filled = 0_usize;
         loop {
             let room = buffer.get_mut(filled..).unwrap_or_default();
-            let count = match self.socket.read(room) {
+            let count = match self.socket.read(room, None) {
                 Ok(0) => return Ok(()),
                 Ok(count) => count,
                 Err(error) if error.kind() == IoErrorKind::Interrupted => continue,

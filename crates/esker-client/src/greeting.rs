@@ -148,9 +148,7 @@ fn write_whole(socket: &Socket, mut rest: &[u8], deadline: Deadline) -> IoResult
 
 fn read_whole(socket: &Socket, mut rest: &mut [u8], deadline: Deadline) -> IoResult<()> {
     while !rest.is_empty() {
-        let left = deadline.left()?;
-        socket.set_timeouts(Some(left), left)?;
-        match socket.read(rest) {
+        match socket.read(rest, Some(deadline)) {
             Ok(0) => return Err(IoErrorKind::UnexpectedEof.into()),
             Ok(count) => rest = rest.get_mut(count..).unwrap_or_default(),
             // Such as by a stop of the process, and its end.

@@ -63,7 +63,13 @@ impl SharedMemory {
         self.bell.set_read_timeout(read)
     }
 
-    pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
+    /// Reads what is there; 0 at the end. One thread reads. `left` says how long it may wait, if that is not what it may wait
+    /// otherwise.
+    pub(crate) fn read(
+        &self,
+        into: &mut [u8],
+        left: impl Fn() -> IoResult<Option<Duration>>,
+    ) -> IoResult<usize> {
         let mut looks = 0_u32;
         loop {
             let count = self.reader.read(into)?;
@@ -74,6 +80,9 @@ impl SharedMemory {
                 looks = looks.saturating_add(1);
                 std::hint::spin_loop();
                 continue;
+            }
+            if let Some(left) = left()? {
+                self.bell.set_read_timeout(Some(left))?;
             }
             if self.reader.announce_sleep() {
                 let rung = (&self.bell).read(&mut [0; 64]);

@@ -85,12 +85,21 @@ impl Socket {
         !matches!(self, Socket::Encrypted(_))
     }
 
-    pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
+    /// Reads what is there, until a moment if there is one, else for as long as reads may wait.
+    pub(crate) fn read(&self, into: &mut [u8], until: Option<Deadline>) -> IoResult<usize> {
+        // What has to come more than once before there is something to read has no more time for that.
+        let left = || until.map(|until| until.left().map(at_least)).transpose();
         match self {
-            Socket::Tcp(stream) => (&*stream).read(into),
-            Socket::Encrypted(stream) => stream.read(into),
-            Socket::Unix(stream) => (&*stream).read(into),
-            Socket::Shared(stream) => stream.read(into),
+            Socket::Tcp(stream) => {
+                left()?.map_or(Ok(()), |left| stream.set_read_timeout(Some(left)))?;
+                (&*stream).read(into)
+            }
+            Socket::Encrypted(stream) => stream.read(into, left),
+            Socket::Unix(stream) => {
+                left()?.map_or(Ok(()), |left| stream.set_read_timeout(Some(left)))?;
+                (&*stream).read(into)
+            }
+            Socket::Shared(stream) => stream.read(into, left),
         }
     }
 

@@ -16,6 +16,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore};
 use std::io::{ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Ciphertext that is received at once.
 const RECEIVE_BYTES: usize = 16 << 10;
@@ -113,8 +114,13 @@ impl Encrypted {
         &self.socket
     }
 
-    /// Reads what is there; 0 at the end. One thread reads.
-    pub(crate) fn read(&self, into: &mut [u8]) -> IoResult<usize> {
+    /// Reads what is there; 0 at the end. One thread reads. `left` says how long it may wait, if that is not what it may wait
+    /// otherwise.
+    pub(crate) fn read(
+        &self,
+        into: &mut [u8],
+        left: impl Fn() -> IoResult<Option<Duration>>,
+    ) -> IoResult<usize> {
         let mut incoming = self.incoming.lock();
         loop {
             let mut machine = self.machine.lock();
@@ -137,6 +143,9 @@ impl Encrypted {
                 continue;
             }
             drop(machine);
+            if let Some(left) = left()? {
+                self.socket.set_read_timeout(Some(left))?;
+            }
             let count = (&self.socket).read(&mut incoming.bytes)?;
             if count == 0 {
                 return Ok(0);
@@ -216,7 +225,6 @@ mod tests {
     use rustls::pki_types::PrivatePkcs8KeyDer;
     use rustls::{ServerConfig, ServerConnection, StreamOwned};
     use std::net::TcpListener;
-    use std::time::Duration;
 
     /// A server that takes nothing while its replies are not taken.
     #[test]
@@ -271,7 +279,7 @@ mod tests {
             });
             let (mut seen, mut into) = (0, vec![0; 4 << 10]);
             while seen < TURNS * TURN_BYTES {
-                let count = reader.read(&mut into).expect("the server writes");
+                let count = reader.read(&mut into, || Ok(None)).expect("the server writes");
                 assert!(count > 0 && into.iter().take(count).all(|byte| *byte == 7));
                 seen += count;
             }

@@ -145,7 +145,11 @@ impl Shared {
             return line::FLUSH_DISABLED;
         }
         let due = expires_at(delay, now).filter(|due| *due > now);
-        self.flush_at.store(due.unwrap_or(NEVER), Ordering::Release);
+        {
+            // One that is over first ends: nothing goes that is stored behind this one.
+            let _turn = self.flushing.lock();
+            self.flush_at.store(due.unwrap_or(NEVER), Ordering::Release);
+        }
         if due.is_some() {
             return line::OK;
         }

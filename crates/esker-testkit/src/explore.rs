@@ -55,8 +55,14 @@ pub trait Subject: Clone + Send + Sync + 'static {
     /// Does `op`. Several tasks call at once. [`Op::Reopen`] never comes here.
     ///
     /// # Errors
-    /// The store's; [`reply_of`] says what they mean.
+    /// The store's. Where the medium does what it is asked for, one that is no refusal ([`is_refusal`]) counts as a violation;
+    /// where it fails by plan, [`Subject::fault_refuses`] and [`reply_of`] say what it means.
     fn apply(&self, store: &Self::Store, op: &Op) -> Result<Reply>;
+
+    /// Whether an operation of which a failing medium made this error has changed nothing: the store promises so.
+    fn fault_refuses(&self, _error: &Error) -> bool {
+        false
+    }
 
     /// Everything that the store holds.
     ///
@@ -72,6 +78,12 @@ pub trait Subject: Clone + Send + Sync + 'static {
         drop(store);
         Ok(())
     }
+}
+
+/// Whether a store that is sound may refuse an operation with this error.
+#[must_use]
+pub fn is_refusal(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::InvalidArgument | ErrorKind::Unsupported)
 }
 
 /// What a failed call means for the model: refused without effect, or unknown.
@@ -281,6 +293,7 @@ impl<S: Subject> Seed<'_, S> {
         judged: &mut HashSet<(u128, u64)>,
     ) {
         let config = &self.explorer.config;
+        let before = workload.before.as_ref();
         let point = replay.position();
         let sites = [replay.last_site(), replay.next_site()];
         let (states, exhaustive) = replay.states(config.states_per_point, self.seed ^ point);
@@ -311,13 +324,13 @@ impl<S: Subject> Seed<'_, S> {
                         self.violation(&path, format!("{words} [{}]", state.describe()));
                     }
                     if let Some(trace) = &recovery.trace {
-                        self.nested(trace, &recovery, allowed, &path);
+                        self.nested(trace, &recovery, (allowed, before), &path);
                     }
                     Rc::new(recovery.outcome)
                 }
             };
             self.recovered.entry(hash).or_insert_with(|| Rc::clone(&outcome));
-            if let Some(words) = judge(&outcome, allowed, workload.recycled) {
+            if let Some(words) = judge(&outcome, allowed, before) {
                 let after = sites.first().copied().flatten();
                 let place =
                     after.map_or("at the start".to_owned(), |site| format!("after {site:?}"));
@@ -351,7 +364,7 @@ impl<S: Subject> Seed<'_, S> {
         &mut self,
         trace: &<S::Medium as Medium>::Trace,
         recovery: &Recovery<S::Medium>,
-        allowed: Option<&Allowed>,
+        (allowed, before): (Option<&Allowed>, Option<&Map>),
         path: &[(u64, u64)],
     ) {
         let config = &self.explorer.config;
@@ -378,12 +391,12 @@ impl<S: Subject> Seed<'_, S> {
                     let deeper = path.len() + 1 < config.depth_max && self.rng.chance(1, 3);
                     let inner = self.recover(state.image(), state.hash(), deeper, false);
                     let path = [path, &[(point, number)]].concat();
-                    if let Some(words) = judge(&inner.outcome, judge_by, true) {
+                    if let Some(words) = judge(&inner.outcome, judge_by, before) {
                         let describe = state.describe();
                         self.violation(&path, format!("in recovery: {words} [{describe}]"));
                     }
                     if let Some(trace) = &inner.trace {
-                        self.nested(trace, &inner, judge_by, &path);
+                        self.nested(trace, &inner, (judge_by, before), &path);
                     }
                     if self.is_over() {
                         return;
@@ -399,15 +412,16 @@ impl<S: Subject> Seed<'_, S> {
 }
 
 /// What is wrong with a recovery's outcome, if anything is.
-fn judge(outcome: &Outcome, allowed: Option<&Allowed>, recycled: bool) -> Option<String> {
+fn judge(outcome: &Outcome, allowed: Option<&Allowed>, before: Option<&Map>) -> Option<String> {
     match (outcome, allowed) {
         (Ok(map), Some(allowed)) => allowed.check(map).err(),
         (Err(words), Some(_)) => Some(format!("recovery failed: {words}")),
         (Err(words), None) => words.contains(run::PANICKED).then(|| words.clone()),
-        // Before the format was done, an older store of recycled media may still be there.
+        // Before the format was done, an older store of recycled media may still be there, all of it.
         (Ok(map), None) => {
-            let invented = !recycled && !map.is_empty();
-            invented.then(|| "a device that was never formatted holds keys".to_owned())
+            let invented = !map.is_empty() && before != Some(map);
+            invented
+                .then(|| "holds keys that neither the new store had nor the older one".to_owned())
         }
     }
 }

@@ -46,10 +46,13 @@ pub(super) fn start_in_background() -> Result<Done, Failure> {
         }
     }
     let code = child.wait().map_err(failed)?.code();
-    Err(Failure::broken(match code {
-        Some(code) => format!("memcached: it ended before it was ready, with exit code {code}"),
-        None => "memcached: it was killed before it was ready".into(),
-    }))
+    Err(match code {
+        Some(code) => Failure::broken(format!(
+            "memcached: it ended before it was ready, with exit code {code}"
+        ))
+        .with_code_of(code),
+        None => Failure::broken("memcached: it was killed before it was ready"),
+    })
 }
 
 /// Leaves the session of whoever started us; called first in the background.

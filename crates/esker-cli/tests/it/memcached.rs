@@ -260,8 +260,14 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
         vec!["memcached", "-d", "-l", "127.0.0.1", "-p", "0", "-o", "data=file/sub"];
     arguments.extend(user());
     let ran = scratch.run(&arguments);
-    assert_ne!(ran.code, Some(0));
+    assert_eq!(ran.code, Some(3));
     assert!(ran.said.contains("file/sub") && ran.said.contains("before it was ready"), "{ran:?}");
+    // With the exit code that it would have had in front.
+    let wrong = ["-p", "0", "-Y", "missing"];
+    for mode in [&["memcached"][..], &["memcached", "-d"]] {
+        let ran = scratch.run(&[mode, &wrong, &user()].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+    }
 }
 
 #[test]

@@ -422,7 +422,10 @@ fn a_backup_that_takes_all_the_room_is_no_silence() {
         let error = client.get(b"k").expect_err("no room");
         assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
         assert!(client.is_connected(), "{error}");
-        drop(backup);
+        // Who waits for it asks whether the server lives, for which there is room.
+        let error = backup.wait().expect_err("nobody answers");
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(!client.is_connected(), "{error}");
     });
 }
 

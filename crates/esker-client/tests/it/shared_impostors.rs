@@ -89,6 +89,30 @@ fn a_server_that_passes_no_memory_is_not_waited_for_longer_than_allowed() {
     assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout));
 }
 
+#[test]
+fn a_bell_without_anything_in_the_ring_gives_no_more_time() {
+    let folder = tempfile::tempdir().expect("scratch folder");
+    let path = folder.path().join("memory.sock");
+    let listener = UnixListener::bind(&path).expect("bind");
+    let address = format!("shm://{}", path.display()).parse().expect("address");
+    let options = Options { connect_timeout: Duration::from_millis(200), ..impatient() };
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            let socket = listener.accept().expect("a connection").0;
+            let mut endpoints = esker_shm::offer(socket.as_fd(), 1, RING_BYTES).expect("memory");
+            let mut bell = UnixStream::from(endpoints.pop().expect("a core").bell);
+            for _ in 0..100 {
+                if bell.write_all(b"!").is_err() {
+                    break;
+                }
+                esker_trt::sleep(Duration::from_millis(50));
+            }
+        });
+        let error = Client::new(address, options).ping().expect_err("silence");
+        assert_eq!((error.fate(), error.kind()), (Fate::NotSent, NoAnswer::Timeout), "{error}");
+    });
+}
+
 /// A request to a core waits for what concerns all keys and came before it, and not for what others ask the first core
 /// after that.
 #[test]

@@ -23,6 +23,8 @@ use std::rc::Rc;
 pub(super) const KEYS_MAX: usize = 1024;
 /// Marked tickets are looked for when there are so many entries.
 const PRUNE_MIN: usize = 1024;
+/// With so many requests that are done, what is known of them is forgotten once nothing is in flight.
+const DONE_KEPT_MAX: usize = 64;
 /// Room for so many entries is kept.
 const ROOM_MIN: usize = 4 * PRUNE_MIN;
 
@@ -91,6 +93,8 @@ struct KeyState {
     write: Option<Rc<Ticket>>,
     /// Since the last write.
     reads: Vec<Rc<Ticket>>,
+    /// With so many of them those that are done are thrown out.
+    prune_at: usize,
 }
 
 /// What is known of the requests that may be in flight.
@@ -147,9 +151,14 @@ impl Order {
 
     fn read(&mut self, hash: u64, ticket: &Rc<Ticket>, waits: &mut Waits) {
         let state = self.keys.entry(hash).or_default();
+        if state.reads.last().is_some_and(|last| Rc::ptr_eq(last, ticket)) {
+            // It names the key again.
+            return;
+        }
         push(waits, state.write.as_ref(), ticket);
-        if state.reads.len() >= PRUNE_MIN {
+        if state.reads.len() >= state.prune_at.max(PRUNE_MIN) {
             state.reads.retain(|read| !read.done.get());
+            state.prune_at = state.reads.len().saturating_mul(2);
         }
         state.reads.push(ticket.clone());
     }
@@ -163,7 +172,9 @@ impl Order {
 
     /// Nothing is in flight: nobody waits for anything, and nothing that takes much memory is kept.
     pub(super) fn all_done(&mut self) {
-        if self.keys.capacity().max(self.all.capacity()) > ROOM_MIN {
+        let room = self.keys.capacity().max(self.all.capacity());
+        // The lists of keys have a place for each request that named them.
+        if room > ROOM_MIN || self.all.len() >= DONE_KEPT_MAX {
             *self = Order::new();
         }
     }
@@ -232,6 +243,27 @@ mod tests {
         write.mark();
         let (_, waits) = order.line_up(Access::Read(&[1]));
         assert!(waits.is_empty(), "it has taken effect");
+    }
+
+    #[test]
+    fn requests_that_name_a_key_again_and_again_are_noted_once() {
+        let mut order = Order::new();
+        let tickets: Vec<_> = (0..20).map(|_| order.line_up(Access::Read(&[7; 1000])).0).collect();
+        assert_eq!(order.keys.get(&7).map(|state| state.reads.len()), Some(20));
+        let (_, waits) = order.line_up(Access::Write(&[7]));
+        assert!(waits_for(&waits, &tickets.iter().collect::<Vec<_>>()));
+    }
+
+    #[test]
+    fn nothing_is_kept_of_what_an_idle_client_asked_for() {
+        let mut order = Order::new();
+        let keys: Vec<u64> = (0..1000).collect();
+        for _ in 0..1000 {
+            order.line_up(Access::Read(&keys)).0.mark();
+            order.all_done();
+        }
+        let kept: usize = order.keys.values().map(|state| state.reads.capacity()).sum();
+        assert!(kept <= 2 * DONE_KEPT_MAX * keys.len(), "{kept}");
     }
 
     #[test]

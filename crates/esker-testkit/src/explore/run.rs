@@ -1,7 +1,7 @@
 //! The simulations of an exploration: one workload, and one recovery.
 
 use super::medium::{CrashReplay, Medium};
-use super::{Config, Outcome, Subject, reply_of, wrong};
+use super::{Config, Outcome, Subject, is_refusal, reply_of, wrong};
 use crate::generator::{Generator, Op};
 use crate::model::{Allowed, History, Map, Model, Reply};
 use esker_base::rng::Rng;
@@ -24,6 +24,8 @@ pub(super) struct Workload<M: Medium> {
     /// Position at which the fresh store was open.
     pub(super) opened_at: u64,
     pub(super) recycled: bool,
+    /// What the store holds that was there before, if there was one.
+    pub(super) before: Option<Map>,
     pub(super) sim_hash: u64,
     pub(super) outcome: std::result::Result<(), String>,
     /// Calls of the device that failed by plan.
@@ -52,24 +54,66 @@ fn words(error: &esker_base::Error) -> String {
     error.to_string()
 }
 
-/// Runs the workload of `seed`. More than half of the seeds begin on what another left behind.
+/// What an operation's result means for the model.
+///
+/// # Errors
+/// An error that only a medium could make, where that does not fail (`tolerant`: where it may).
+fn answer<S: Subject>(
+    subject: &S,
+    op: &Op,
+    result: Result<Reply>,
+    tolerant: bool,
+) -> Result<Reply> {
+    match result {
+        Err(error) if tolerant && subject.fault_refuses(&error) => Ok(Reply::Refused),
+        Err(error) if !tolerant && !is_refusal(&error) => {
+            Err(wrong(format!("{op:?} failed: {}", words(&error))))
+        }
+        result => Ok(reply_of(result)),
+    }
+}
+
+/// Runs the workload of `seed`. More than half of the seeds begin on what another left behind, some of them by going on with
+/// the store that is there.
 pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> Workload<S::Medium> {
     let mut rng = Rng::from_seed(seed ^ 0xBB67_AE85_84CA_A73B);
-    let initial = match rng.below(10) {
-        0 => Initial::Zeros,
-        1 => Initial::Ones,
-        2 => Initial::Random,
+    let (initial, begin) = match rng.below(10) {
+        0 => (Initial::Zeros, Begin::Anew),
+        1 => (Initial::Ones, Begin::Anew),
+        2 => (Initial::Random, Begin::Anew),
         number => {
             // What is left of another run: its content at a crash somewhere, or at its end.
             let seed = rng.next_u64();
-            let earlier = run_tasks(subject, config, seed, Initial::Zeros, FaultPlan::none());
+            let none = FaultPlan::none();
+            let earlier = run_tasks(subject, config, seed, Initial::Zeros, Begin::Anew, none);
             let mut replay = S::Medium::replay(&earlier.trace);
             let (_, end) = S::Medium::trace_length(&earlier.trace);
-            replay.advance_to(if number < 6 { rng.below(end + 1) } else { end });
-            Initial::Recycled(replay.random_image(rng.next_u64()))
+            let (from, begin) = match number < 7 || earlier.outcome.is_err() {
+                true => (0, Begin::Anew),
+                false => (earlier.opened_at, Begin::There),
+            };
+            let cut = if number % 3 == 0 { end } else { from + rng.below(end - from + 1) };
+            replay.advance_to(cut);
+            (Initial::Recycled(replay.random_image(rng.next_u64())), begin)
         }
     };
-    run_tasks(subject, config, seed, initial, FaultPlan::none())
+    let before = match &initial {
+        Initial::Recycled(image) => {
+            recover(subject, config, image.clone(), seed, false, false).outcome.ok()
+        }
+        _ => None,
+    };
+    let workload = run_tasks(subject, config, seed, initial, begin, FaultPlan::none());
+    Workload { before, ..workload }
+}
+
+/// What a workload begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// A new store, whatever is there.
+    Anew,
+    /// The store that is there.
+    There,
 }
 
 /// What the tasks of a workload share.
@@ -92,11 +136,7 @@ impl<S: Subject> Shared<S> {
             let store = self.store.borrow().clone();
             let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
             let result = self.subject.apply(&store, &op);
-            if op == Op::Check && !self.tolerant && !matches!(result, Ok(Reply::Done)) {
-                let words = result.map_or_else(|error| error.to_string(), |_| String::new());
-                return Err(wrong(format!("the store's own check failed: {words}")));
-            }
-            reply_of(result)
+            answer(&self.subject, &op, result, self.tolerant)?
         };
         self.history.borrow_mut().end(S::Medium::position(&self.device), id, reply);
         Ok(())
@@ -121,6 +161,7 @@ pub(super) fn run_tasks<S: Subject>(
     config: &Config,
     seed: u64,
     initial: Initial,
+    begin: Begin,
     faults: FaultPlan,
 ) -> Workload<S::Medium> {
     let recycled = matches!(initial, Initial::Recycled(_));
@@ -138,13 +179,21 @@ pub(super) fn run_tasks<S: Subject>(
     let history = Arc::new(parking_lot::Mutex::new((History::default(), u64::MAX)));
     let kept = Arc::clone(&history);
     let report = esker_trt::sim::run(seed, move || -> Result<()> {
-        let store = subject.open(S::Medium::device(&shared_device), true)?;
-        let opened_at = S::Medium::position(&shared_device);
+        let store = subject.open(S::Medium::device(&shared_device), begin == Begin::Anew)?;
+        let opened_at = match begin {
+            Begin::Anew => S::Medium::position(&shared_device),
+            // It is open whenever the power fails.
+            Begin::There => 0,
+        };
+        let history = match begin {
+            Begin::Anew => History::default(),
+            Begin::There => History::new(subject.dump(&store)?),
+        };
         let shared = Rc::new(Shared {
             subject,
             device: shared_device,
             store: RefCell::new(Some(Rc::new(store))),
-            history: RefCell::default(),
+            history: RefCell::new(history),
             tolerant,
         });
         let handles: Vec<_> = (0..tasks)
@@ -173,6 +222,7 @@ pub(super) fn run_tasks<S: Subject>(
         history,
         opened_at,
         recycled,
+        before: None,
         sim_hash: report.trace_hash,
         faults_fired: S::Medium::faults_fired(&device),
         outcome: report.outcome.flatten().map_err(|error| words(&error)),
@@ -277,7 +327,7 @@ fn go_on<S: Subject>(
     let mut model = Model(again);
     for _ in 0..FOLLOW_UP_OPS {
         let op = generator.next_op();
-        match reply_of(subject.apply(&store, &op)) {
+        match answer(subject, &op, subject.apply(&store, &op), false)? {
             // A clear that gave up may have deleted some keys before.
             Reply::Refused if op == Op::Clear => model = Model(subject.dump(&store)?),
             Reply::Refused => {}

@@ -9,7 +9,7 @@
 //! - I2: errors are answers: a store may refuse, fail or turn read-only. A wrong reply, a lost
 //!   acknowledged write, or a recovery that leaves out what it could not read, is a violation.
 
-use super::run::{self, PANICKED};
+use super::run::{self, Begin, PANICKED};
 use super::{CrashReplay, Crashed, Explorer, Medium, Subject, Violation};
 use crate::model::{Allowed, Oracle};
 use esker_media::sim::{FaultKind, FaultPlan, Image, Initial, Trigger};
@@ -64,8 +64,14 @@ impl<S: Subject> Explorer<S> {
         let mut report = SweepReport::default();
         for nth in 1..=nth_max {
             let faults = plan(kind, nth, lasting);
-            let workload =
-                run::run_tasks(&self.subject, &self.config, seed, Initial::Zeros, faults);
+            let workload = run::run_tasks(
+                &self.subject,
+                &self.config,
+                seed,
+                Initial::Zeros,
+                Begin::Anew,
+                faults,
+            );
             if workload.faults_fired == 0 {
                 report.complete = true;
                 break;
@@ -104,8 +110,14 @@ impl<S: Subject> Explorer<S> {
         nth_max: u64,
     ) -> SweepReport {
         let mut report = SweepReport::default();
-        let workload =
-            run::run_tasks(&self.subject, &self.config, seed, Initial::Zeros, FaultPlan::none());
+        let workload = run::run_tasks(
+            &self.subject,
+            &self.config,
+            seed,
+            Initial::Zeros,
+            Begin::Anew,
+            FaultPlan::none(),
+        );
         let image = final_image::<S::Medium>(&workload.trace, seed);
         let none = FaultPlan::none();
         let healthy =

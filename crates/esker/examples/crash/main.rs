@@ -26,7 +26,7 @@ use esker_testkit::command::{self, Effort, Exploration};
 use esker_testkit::explore::{Explorer, Report};
 use std::ops::Range;
 use std::process::ExitCode;
-use subject::{Depot, config};
+use subject::{Depot, SEGMENT_SIZE, config};
 
 /// Kinds of hashes: all bits; none; few enough that some keys share a hash.
 const HASH_MASKS: [u64; 4] = [u64::MAX, 0, u64::MAX, 15];
@@ -48,16 +48,17 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     let cache = piece % 3 == 2;
     let mut config = config(cache);
     config.only_point = point;
-    // Every fourth piece tears whole blocks only, the others 512-byte sectors of larger ones.
-    if piece % 4 == 3 {
-        config.block_size_bytes = 512;
-    }
+    // Every fourth piece tears blocks inside, as sectors of 512 bytes; in the others each block is one.
+    let blocks = if piece % 4 == 3 { 8 } else { 1 };
+    config.block_size_bytes *= blocks;
+    config.size_bytes *= u64::from(blocks);
     // Each of them with caches and without.
     let hash_mask = HASH_MASKS[usize::try_from(piece / 3 % 4).unwrap_or(0)];
     // A cache without `sync` has nothing after a crash, also one in an open: there is nothing to explore.
     let durability = if cache || piece % 8 < 6 { Durability::Sync } else { Durability::None };
     let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
-    Explorer::new(Depot { hash_mask, cache, grain, durability }, config)
+    let segment_size = SEGMENT_SIZE * u64::from(blocks);
+    Explorer::new(Depot { hash_mask, cache, grain, durability, segment_size }, config)
 }
 
 struct OfDepot;

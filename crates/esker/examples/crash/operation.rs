@@ -27,6 +27,17 @@ pub(crate) fn items(store: &Store) -> Result<Map> {
     store.iter().map(|item| item.map(|(key, value)| (key, entry(&value)))).collect()
 }
 
+/// Everything that a store holds to which nobody writes: as many items as it counts.
+pub(crate) fn counted_items(store: &Store) -> Result<Map> {
+    let items = items(store)?;
+    let counted = store.stats().items;
+    if counted == items.len() as u64 {
+        return Ok(items);
+    }
+    let words = format!("{counted} items are counted, {} are there", items.len());
+    Err(Error::new(ErrorKind::Corrupted, "count items").context(words))
+}
+
 /// Verifies a store.
 pub(crate) fn check(store: &Store, what: &'static str) -> Result<()> {
     match store.check()?.problems.into_iter().next() {

@@ -1,10 +1,10 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use crate::operation::{NOW, apply, check, items};
+use crate::operation::{NOW, apply, check, counted_items};
 use esker::options::Progress;
 use esker::{Durability, Options, Result, Store, restore_on};
-use esker_base::ErrorKind;
 use esker_base::clock::Clock;
+use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_media::sim::{SimArchive, SimBlock, SimBlockOptions};
 use esker_testkit::explore::{Block, Config, Subject};
@@ -25,6 +25,7 @@ pub(crate) struct Depot {
     pub(crate) grain: u32,
     /// Where it is not `Sync`, an operation is over once all that was written before is durable: what it read as well.
     pub(crate) durability: Durability,
+    pub(crate) segment_size: u64,
 }
 
 /// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
@@ -78,7 +79,7 @@ impl Subject for Depot {
     type Store = Store;
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
-        let mut options = options(self.hash_mask, fresh);
+        let mut options = self.options(fresh);
         options.cache = self.cache && fresh;
         options.testing.grain_size_bytes = Some(self.grain);
         options.durability = self.durability;
@@ -87,24 +88,25 @@ impl Subject for Depot {
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
         if matches!(op, Op::Check) {
-            backup_beside(store, self.hash_mask)?;
+            self.backup_beside(store)?;
         }
         if matches!(op, Op::Clean) && esker_trt::sim::random(3) == Some(0) {
             store.trim()?;
         }
-        let reply = match apply(store, op, 1) {
-            // The store could not read what the key holds: it promises that nothing was written.
-            Err(error) if error.kind() == ErrorKind::Io => Reply::Refused,
-            reply => reply?,
-        };
+        let reply = apply(store, op, 1)?;
         if self.durability != Durability::Sync && store.sync().is_err() {
             return Ok(Reply::Unknown);
         }
         Ok(reply)
     }
 
+    fn fault_refuses(&self, error: &Error) -> bool {
+        // The store could not read what the key holds: it promises that nothing was written.
+        error.kind() == ErrorKind::Io
+    }
+
     fn dump(&self, store: &Store) -> Result<Map> {
-        items(store)
+        counted_items(store)
     }
 
     fn close(&self, store: Store) -> Result<()> {
@@ -112,18 +114,27 @@ impl Subject for Depot {
     }
 }
 
-/// A backup beside whatever else goes on, restored at once: a store that opens and is sound. It may
-/// fail where the device does, or for lack of room.
-fn backup_beside(store: &Store, hash_mask: u64) -> Result<()> {
-    let archive = SimArchive::new();
-    if store.backup_to(&archive, &Progress::default()).is_err() {
-        return Ok(());
+impl Depot {
+    fn options(&self, format: bool) -> Options {
+        let mut options = options(self.hash_mask, format);
+        options.testing.segment_size_bytes = Some(self.segment_size);
+        options
     }
-    let mut of = SimBlockOptions::new(config(false).size_bytes, 1);
-    // A store with larger blocks than the device's is fine.
-    (of.record, of.latency_max) = (false, Duration::ZERO);
-    let target = Arc::new(SimBlock::new(of));
-    restore_on(&archive, &*target, &options(hash_mask, false))?;
-    let restored = Store::open_on(target, &options(hash_mask, false))?;
-    check(&restored, "check restored")
+
+    /// A backup beside whatever else goes on, restored at once: a store that opens and is sound. It may
+    /// fail where the device does, or for lack of room.
+    fn backup_beside(&self, store: &Store) -> Result<()> {
+        let archive = SimArchive::new();
+        if store.backup_to(&archive, &Progress::default()).is_err() {
+            return Ok(());
+        }
+        let size_bytes = config(false).size_bytes * (self.segment_size / SEGMENT_SIZE);
+        let mut of = SimBlockOptions::new(size_bytes, 1);
+        // A store with larger blocks than the device's is fine.
+        (of.record, of.latency_max) = (false, Duration::ZERO);
+        let target = Arc::new(SimBlock::new(of));
+        restore_on(&archive, &*target, &self.options(false))?;
+        let restored = Store::open_on(target, &self.options(false))?;
+        check(&restored, "check restored")
+    }
 }

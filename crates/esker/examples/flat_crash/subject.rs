@@ -1,9 +1,9 @@
 //! `flat` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use crate::operation::{NOW, apply, items};
+use crate::operation::{NOW, apply, counted_items};
 use esker::{EngineKind, Options, Result, Store};
-use esker_base::ErrorKind;
 use esker_base::clock::ManualClock;
+use esker_base::{Error, ErrorKind};
 use esker_media::Pmem;
 use esker_testkit::explore::{Config, Memory, Subject};
 use esker_testkit::generator::{Limits, Op, Weights};
@@ -118,21 +118,23 @@ impl Subject for Flat {
     fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Open> {
         let mut options = options(self.engine, self.hash_mask, fresh);
         options.testing.segment_size_bytes = Some(self.chunk_size);
+        // Logs of a core that is no more end.
+        let fewer = usize::from(esker_trt::sim::random(3) == Some(0));
+        options.testing.cores = options.testing.cores.map(|cores| cores - fewer);
         Store::open_on_memory(memory, &options).map(Open)
     }
 
     fn apply(&self, Open(store): &Open, op: &Op) -> Result<Reply> {
-        match apply(store, op, 2) {
-            // The store could not read what the key holds: it promises that nothing was written.
-            Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) => {
-                Ok(Reply::Refused)
-            }
-            reply => reply,
-        }
+        apply(store, op, 2)
+    }
+
+    fn fault_refuses(&self, error: &Error) -> bool {
+        // The store could not read what the key holds: it promises that nothing was written.
+        matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted)
     }
 
     fn dump(&self, Open(store): &Open) -> Result<Map> {
-        items(store)
+        counted_items(store)
     }
 
     fn close(&self, store: Open) -> Result<()> {

@@ -108,15 +108,13 @@ fn go_on(images: &[Image], first: &Content, seed: u64) -> Result<(), String> {
         .map_err(|words| format!("after recovery: {words}"))?;
     let end = workload.devices.position();
     let mut rng = Rng::from_seed(seed);
-    for _ in 0..3 {
-        let cut = rng.below(end + 1);
+    for number in 0..4 {
+        // The first one amid the open.
+        let cut = rng.below(if number == 0 { workload.opened_at } else { end } + 1);
         let images = SimDevices::cut(&workload.devices.traces(), cut, rng.next_u64());
         let found = recover(&images, seed ^ 2).map_err(|words| {
             format!("cut again at {cut} of {end}, open until {}: {words}", workload.opened_at)
         })?;
-        if cut < workload.opened_at {
-            continue;
-        }
         workload
             .timeline
             .judge(cut, &found)
