@@ -324,6 +324,9 @@ impl Depot {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
             }
         }
+        if durable.is_err() {
+            self.give_back(cleaner.mover_from(of.stream))?;
+        }
         durable?;
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
