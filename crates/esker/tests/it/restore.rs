@@ -199,3 +199,26 @@ fn backups_take_no_segment_that_another_store_of_one_origin_left_open() {
     }
     assert!(moved_on > 30, "{moved_on}");
 }
+
+/// Of a store in which nothing is left there is no segment to restore, but the versions that it gave are not given again.
+#[test]
+fn a_store_that_was_emptied_gives_no_version_again_after_it_was_restored() {
+    let mut empty = 0;
+    for count in 0..40 {
+        let (device, store, _) = filled(47, count);
+        store.clear().unwrap();
+        store.close().unwrap();
+        let store = open(&device, &options(48)).unwrap();
+        let archive = SimArchive::new();
+        let report = backup(&store, &archive).unwrap();
+        empty += u32::from(report.segments_copied + report.segments_reused == 0);
+        let restored = restored(&archive).unwrap();
+        assert_eq!(held(&restored).len(), 0);
+        let (next, after) = (store.put(b"key", b"").unwrap(), restored.put(b"key", b"").unwrap());
+        assert!(next > report.last_version && after > report.last_version, "{count}: {after:?}");
+        let archive = SimArchive::new();
+        backup(&restored, &archive).unwrap();
+        assert_eq!(held(&super::backup::restored(&archive).unwrap()), held(&restored));
+    }
+    assert!(empty > 0);
+}
