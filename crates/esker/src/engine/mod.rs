@@ -2,6 +2,7 @@
 
 pub(crate) mod background;
 pub(crate) mod backup;
+mod closing;
 pub(crate) mod depot;
 mod expiries;
 pub(crate) mod flat;

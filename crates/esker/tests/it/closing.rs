@@ -1,10 +1,11 @@
-//! Closing a `depot` beside what others do with it: nothing is written that the last checkpoint says is there already.
+//! Closing a `depot` beside what others do with it: nothing is written that the last checkpoint says is there already, and who closes it, too,
+//! is told what came of it.
 
 use crate::support::{device, open, options};
 use esker::{ErrorKind, Options, Result, Store};
 use esker_base::Error;
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking};
+use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Trigger};
 use esker_trt::{sim, spawn, yield_now};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,4 +63,51 @@ fn who_waits_for_the_cleaner_while_the_store_is_closed_is_refused() {
     assert_eq!(run(false, |store| store.clean(9).map(drop)), closed);
     assert_eq!(run(false, |store| store.trim().map(drop)), closed);
     assert_eq!(run(true, |store| store.evict(9).map(drop)), closed);
+}
+
+#[test]
+fn a_store_that_could_not_be_closed_says_so_again() {
+    let mut failed = 0;
+    for kind in [FaultKind::WriteError, FaultKind::FlushError] {
+        for nth in 1..20 {
+            let device = device(4);
+            let store = open(&device, &options(4)).unwrap();
+            store.put(b"key", &[1; 500]).unwrap();
+            device.set_faults(FaultPlan::none().with(kind, Trigger::Nth(nth)));
+            let told = |closed: Result<()>| closed.map_err(|error| error.to_string());
+            let first = told(store.close());
+            failed += u32::from(first.is_err());
+            assert_eq!(told(store.close()), first, "{kind:?} {nth}");
+        }
+    }
+    assert!(failed > 2, "{failed} times");
+}
+
+#[test]
+fn who_closes_a_store_beside_somebody_else_is_told_what_came_of_it() {
+    let run = sim::run(3, || {
+        let armed = Arc::new(AtomicBool::new(false));
+        let is_due = Arc::clone(&armed);
+        let asking = Asking::new(device(4), move |call| {
+            let is_last = call.site == esker::sites::depot::CLOSE_FLUSH;
+            if is_last && is_due.swap(false, Ordering::SeqCst) {
+                esker_trt::sleep(Duration::from_secs(10));
+                return Err(Error::new(ErrorKind::Io, "flush"));
+            }
+            Ok(())
+        });
+        let store = Store::open_on(asking as Arc<dyn BlockDevice>, &options(4)).unwrap();
+        store.put(b"key", &[1; 500]).unwrap();
+        armed.store(true, Ordering::SeqCst);
+        let closing = store.clone();
+        let first = spawn(move || closing.close());
+        while armed.load(Ordering::SeqCst) {
+            yield_now();
+        }
+        let second = store.close().map_err(|error| error.kind());
+        (first.join().unwrap().map_err(|error| error.kind()), second)
+    });
+    let (first, second) = run.outcome.unwrap();
+    assert!(first.is_err());
+    assert_eq!(first, second);
 }

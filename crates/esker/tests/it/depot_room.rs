@@ -1,6 +1,6 @@
 //! A full `depot`: what frees room always works, whatever copies take, and the room comes back.
 
-use crate::support::{open, options};
+use crate::support::{flip_on, open, options};
 use esker::{Durability, ErrorKind, Options, Result, Store};
 use esker_base::Error;
 use esker_base::rng::Rng;
@@ -182,4 +182,40 @@ fn beside_a_slow_trim(puts: u64) -> Result<()> {
         task.join().map_err(|_| Error::new(ErrorKind::Corrupted, "a task panicked"))??;
     }
     store.put(b"fourth", b"").map(drop)
+}
+
+/// The cleaner finds a record damaged when it has copied others of its segment. What that took may have been the last free segment: it is
+/// free again at once.
+#[test]
+fn damaged_records_leave_the_cleaner_of_a_full_store_its_segment() {
+    const SMALL: u8 = 60;
+    let (store, device, _) = store(7, Durability::Sync);
+    // Each is an extent, so that its copy is a batch.
+    let value = |number: u32| number.to_be_bytes().repeat(5000);
+    let small = |number: u32, place: u8| [&number.to_be_bytes()[..], &[place]].concat();
+    let put = |number: &u32| {
+        let smalls = (0..SMALL).all(|place| store.put(&small(*number, place), b"").is_ok());
+        smalls && store.put(&number.to_be_bytes(), &value(*number)).is_ok()
+    };
+    let full = (0..).take_while(put).count() as u32;
+    let image = device.image().to_vec();
+    let delete = |key: &[u8]| {
+        let deleted = store.delete(key);
+        assert!(deleted.unwrap_or_else(|error| panic!("{key:?} of {full}: {error}")));
+    };
+    let damaged = || (30..full).step_by(17);
+    for number in damaged() {
+        let wanted = value(number);
+        let place = image.chunks(512).position(|block| block == &wanted[..512]).unwrap();
+        flip_on(&device, place as u64 * 512);
+        assert_eq!(store.get(&number.to_be_bytes()).unwrap_err().kind(), ErrorKind::Corrupted);
+        // So that its segment is cleaned first.
+        delete(&(number - 1).to_be_bytes());
+    }
+    for number in 0..full {
+        (0..SMALL).for_each(|place| delete(&small(number, place)));
+    }
+    for number in (0..full).filter(|number| damaged().all(|damaged| damaged != number + 1)) {
+        delete(&number.to_be_bytes());
+    }
 }

@@ -1,13 +1,15 @@
 //! Evictions of a cache beside what clients write meanwhile.
 
 use crate::client::cut;
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
-use esker::{Durability, Options, Store};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, START, device, flip_on, open, options};
+use esker::{Durability, ErrorKind, Options, Store};
+use esker_base::clock::ManualClock;
 use esker_media::BlockDevice;
 use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 fn cache_options(seed: u64) -> Options {
     let mut options = options(seed);
@@ -105,4 +107,35 @@ fn is_not_hidden(size: usize) {
     let (store, _) = reopened(image, &options);
     let found = store.get(b"large").unwrap();
     assert_eq!(found.as_deref(), Some(&b"written after a crash"[..]), "{size}");
+}
+
+/// A large value goes with the first of its extents that is evicted, also if the record of its key cannot be read: what its note has to
+/// say stands in the summary of that one's segment.
+#[test]
+fn a_damaged_head_does_not_keep_the_extents_of_its_value() {
+    const KEY: &[u8] = b"the key of a large value";
+    let device = device(8);
+    let clock = Arc::new(ManualClock::new(START));
+    let options = Options { clock: Arc::clone(&clock) as Arc<_>, ..cache_options(8) };
+    let store = open(&device, &options).unwrap();
+    store.put(KEY, b"older").unwrap();
+    store.put(b"hot", &[5; 4000]).unwrap();
+    store.put(KEY, &[4; 2 * SEGMENT_SIZE as usize]).unwrap();
+    let image = device.image().to_vec();
+    let head = image.windows(KEY.len()).rposition(|bytes| bytes == KEY).unwrap();
+    for number in 0..20_u8 {
+        store.put(&[number], &[number; 900]).unwrap();
+    }
+    // The segment of the older value goes last.
+    clock.advance(Duration::from_secs(1));
+    assert!(store.get(b"hot").unwrap().is_some());
+    flip_on(&device, head as u64);
+    assert_eq!(store.get(KEY).unwrap_err().kind(), ErrorKind::Corrupted);
+    store.evict(1).unwrap();
+    assert!(!store.contains(KEY).unwrap());
+    let image = cut(&device, false);
+    store.forget();
+    let (store, _) = reopened(image, &cache_options(9));
+    assert!(store.get(b"hot").unwrap().is_some());
+    assert!(!store.contains(KEY).unwrap());
 }

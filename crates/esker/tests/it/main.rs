@@ -45,6 +45,7 @@ mod flex_unread;
 mod flex_whole;
 mod gather;
 mod headers;
+mod killed;
 mod large;
 mod log_writer;
 mod many;

@@ -299,3 +299,41 @@ fn a_device_without_a_store_is_refused() {
     let error = repair_on(reopened(&damaged), &options(9)).map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
 }
+
+/// What a repair of a cache has moved is evicted like the rest.
+#[test]
+fn a_cache_evicts_what_a_repair_has_moved() {
+    const COUNT: u32 = 90;
+    let mut options = options(61);
+    options.cache = true;
+    let device = device(61);
+    let store = open(&device, &options).unwrap();
+    // Half of them replace others, some are in extents.
+    for n in 0..COUNT {
+        let size = if n % 9 == 4 { 2500 } else { 300 };
+        store.put(format!("key{:03}", n % 60).as_bytes(), &vec![1; size]).unwrap();
+    }
+    store.close().unwrap();
+    let mut image = device.image();
+    for offset in (8192..DEVICE_SIZE).step_by(9001) {
+        image.flip(offset, 3);
+    }
+    let device = reopened(&image);
+    let report = repair_on(Arc::clone(&device) as Arc<_>, &options).unwrap();
+    assert!(report.records_moved > 20, "{report:?}");
+    for checkpoint in [true, false] {
+        let device = reopened(&device.image());
+        let store = open(&device, &options).unwrap();
+        if !checkpoint {
+            // So that the next open reads the log.
+            store.put(b"more", b"").unwrap();
+            store.forget();
+        }
+        let store = open(&device, &options).unwrap();
+        assert!(store.stats().items > 20);
+        while store.evict(usize::MAX).unwrap() > 0 {}
+        // But for what is in the open segment.
+        assert!(store.stats().items <= 1, "{:?}", store.stats());
+        assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
+    }
+}

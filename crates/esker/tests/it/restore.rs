@@ -2,7 +2,7 @@
 
 use crate::backup::{backup, filled, held, restored, restored_on};
 use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
-use esker::{ErrorKind, Version, restore_on};
+use esker::{ErrorKind, Store, Version, restore_on};
 use esker_media::Archive;
 use esker_media::sim::{Image, Initial, SimArchive, SimBlock, SimBlockOptions};
 use std::sync::Arc;
@@ -144,4 +144,81 @@ fn a_device_that_holds_something_behind_its_first_blocks_is_no_place_for_a_backu
     flip_on(&device, 1024);
     restore_on(&archive, &*device, &options(33)).unwrap();
     assert_eq!(held(&open(&device, &options(33)).unwrap()), old);
+}
+
+/// A store from the backup in `archive`; stores with other seeds go on otherwise.
+fn restored_with(archive: &SimArchive, seed: u64) -> Store {
+    let device = device(seed);
+    restore_on(archive, &*device, &options(seed)).unwrap();
+    open(&device, &options(seed)).unwrap()
+}
+
+/// The log goes on in the segment that was open: two stores from one backup fill it with different records.
+#[test]
+fn backups_of_two_stores_from_one_take_no_segment_of_each_other() {
+    for count in 30..60 {
+        let (_, store, _) = filled(41, count);
+        let archive = SimArchive::new();
+        backup(&store, &archive).unwrap();
+        let [one, other] = [42, 43].map(|seed| restored_with(&archive, seed));
+        for n in 0..60_u8 {
+            one.put(&[n], &[1; 300]).unwrap();
+            other.put(&[n], &[2; 300]).unwrap();
+        }
+        backup(&one, &archive).unwrap();
+        backup(&other, &archive).unwrap();
+        assert_eq!(held(&restored(&archive).unwrap()), held(&other), "{count}");
+        let again = backup(&other, &archive).unwrap();
+        assert!(again.segments_reused > 4, "{count}: {again:?}");
+        backup(&one, &archive).unwrap();
+        assert_eq!(held(&restored(&archive).unwrap()), held(&one), "{count}");
+    }
+}
+
+/// A segment of the cleaner that is left open says nowhere how far it goes: one store went on there after the backup, the other did not.
+#[test]
+fn backups_take_no_segment_that_another_store_of_one_origin_left_open() {
+    let mut moved_on = 0;
+    for count in 30..60 {
+        let (device, store, _) = filled(44, count);
+        (0..count).step_by(2).for_each(|n| drop(store.delete(format!("key{n}").as_bytes())));
+        store.clean(1).unwrap();
+        let archive = SimArchive::new();
+        backup(&store, &archive).unwrap();
+        let other = restored_with(&archive, 45);
+        for n in 0..30_u8 {
+            store.put(&[n], &[1; 200]).unwrap();
+        }
+        (0..30).step_by(3).for_each(|n| drop(store.delete(&[n])));
+        moved_on += store.clean(9).unwrap();
+        store.forget();
+        let store = open(&device, &options(46)).unwrap();
+        backup(&store, &archive).unwrap();
+        backup(&other, &archive).unwrap();
+        assert_eq!(held(&restored(&archive).unwrap()), held(&other), "{count}");
+    }
+    assert!(moved_on > 30, "{moved_on}");
+}
+
+/// Of a store in which nothing is left there is no segment to restore, but the versions that it gave are not given again.
+#[test]
+fn a_store_that_was_emptied_gives_no_version_again_after_it_was_restored() {
+    let mut empty = 0;
+    for count in 0..40 {
+        let (device, store, _) = filled(47, count);
+        store.clear().unwrap();
+        store.close().unwrap();
+        let store = open(&device, &options(48)).unwrap();
+        let archive = SimArchive::new();
+        let report = backup(&store, &archive).unwrap();
+        empty += u32::from(report.segments_copied + report.segments_reused == 0);
+        let restored = restored(&archive).unwrap();
+        assert_eq!(held(&restored).len(), 0);
+        let (next, after) = (store.put(b"key", b"").unwrap(), restored.put(b"key", b"").unwrap());
+        assert!(next > report.last_version && after > report.last_version, "{count}: {after:?}");
+        let archive = SimArchive::new();
+        backup(&restored, &archive).unwrap();
+        assert_eq!(held(&super::backup::restored(&archive).unwrap()), held(&restored));
+    }
+    assert!(empty > 0);
 }

@@ -1,11 +1,13 @@
 //! Reads of the cleaner that fail: an outage costs what it lasts, and a place that is lost for ever only what is there.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, START, device, open, options};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, START, device, flip_on, open, options};
 use esker::{Attributes, ErrorKind, Options, PutOptions, Store};
 use esker_base::Error;
 use esker_base::clock::ManualClock;
 use esker_media::BlockDevice;
-use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, SimBlock, SimBlockOptions, Trigger};
+use esker_media::sim::{
+    Act, Asking, FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger,
+};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -145,4 +147,50 @@ fn after_an_outage_of_reads_a_cache_evicts_again() {
         }
     });
     assert!(store.evict(usize::MAX).unwrap() >= 7);
+}
+
+/// What a move has copied before it found damage is given back as a full segment: by then it is durable, as its summary says.
+#[test]
+fn copies_of_a_move_that_found_damage_are_whole_after_a_power_cut() {
+    const SIZE: u64 = 512 << 10;
+    const COUNT: u8 = 20;
+    let mut options = options(8);
+    options.testing.segment_size_bytes = Some(SIZE / 16);
+    let device = Arc::new(SimBlock::new(SimBlockOptions::new(SIZE, 8)));
+    let store = open(&device, &options).unwrap();
+    // Each is an extent, so that its copy is a batch.
+    for key in 1..=COUNT {
+        store.put(&[key], &[key; 4200]).unwrap();
+    }
+    let image = device.image().to_vec();
+    let place = |key: &u8| image.windows(64).position(|bytes| bytes == [*key; 64]).unwrap();
+    let in_first = |key: &u8| (place(key) as u64) < SIZE / 16;
+    let damaged = (1..=COUNT).take_while(in_first).last().unwrap();
+    assert!(damaged > 3);
+    flip_on(&device, place(&damaged) as u64);
+    store.delete(&[1]).unwrap();
+    store.delete(&[2]).unwrap();
+    let (before, free) = (device.position(), store.stats().free_segments);
+    store.clean(1).unwrap();
+    assert_eq!(store.stats().free_segments, free);
+    store.delete(&[COUNT]).unwrap();
+    store.clean(usize::MAX).unwrap();
+    let trace = device.trace();
+    let mut replay = trace.replay();
+    replay.advance_to(before);
+    let mut states = 0;
+    while replay.step() {
+        for state in replay.states(40, replay.position()) {
+            let survived = SimBlockOptions::new(SIZE, 1).initial(Initial::Recycled(state.image()));
+            let store = open(&Arc::new(SimBlock::new(survived)), &options).unwrap();
+            for key in (3..COUNT).filter(|key| *key != damaged) {
+                let found = store.get(&[key]).unwrap();
+                let is_whole = found.as_deref() == Some(&[key; 4200][..]);
+                assert!(is_whole, "{key}: {}", state.describe());
+            }
+            store.forget();
+            states += 1;
+        }
+    }
+    assert!(states > 500, "{states}");
 }

@@ -6,9 +6,8 @@
 //! # Failure
 //! Writes nothing: a crash leaves what recovery found.
 
-use super::place::link_bytes;
 use super::recover::{Found, Recovered, Scanned, on_threads};
-use super::segments::{Incarnation, Use};
+use super::segments::{Incarnation, Live, Use};
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
@@ -89,7 +88,7 @@ impl Depot {
             }
         }
         (0..).map(SegmentId).zip(&loaded.live).for_each(|(id, live)| {
-            self.segments.restore_counts(id, *live);
+            self.segments.restore_live(id, *live);
         });
         self.restore_items(loaded.items);
         covered
@@ -189,7 +188,7 @@ impl Depot {
     /// Counts a record; gives its entry of the index.
     fn take_in(&self, record: Found) -> (u64, Link) {
         let segment = self.layout.segment_of(self.layout.offset_of(record.link));
-        self.segments.restore_live(segment.unwrap_or_default(), link_bytes(record.link));
+        self.segments.restore_live(segment.unwrap_or_default(), Live::of(record.link));
         self.count_items(None, record.link);
         (record.hash, record.link)
     }

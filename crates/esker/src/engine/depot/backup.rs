@@ -24,7 +24,9 @@
 //! - *Bytes.* A listed segment that is to be copied is held (H1 of [`super::hold`]) until its copy was
 //!   read, so its bytes below the cut are those of the cut, and its epoch is checked as well. Full
 //!   segments do not change in one incarnation, so those that an earlier backup has, by id, epoch and
-//!   salt, are not read again and not held.
+//!   salt, are not read again and not held. But two stores that were made of one, by a restore or as a copy of its device, go on in the
+//!   segment that was open, each in a session of its own. So their trailers are compared, which tell the session; and a segment of the
+//!   cleaner that was left open, which has none, is copied again.
 //! - *No damage.* What is copied was verified, in the memory that it is copied from, as `check` does: the batches of a segment
 //!   are whole, one behind the other, and end with the summary, or where the cut says. A segment of the cleaner that an earlier
 //!   session left open says nowhere how far it goes: it has to have all that the index knows there, and nothing behind it may
@@ -108,7 +110,7 @@ impl Depot {
             );
             return Err(Error::invalid("back up", words).device(archive.name()));
         }
-        let copied = copied(archive, earlier.as_ref())?;
+        let copied = self.same_of(archive, copied(archive, earlier.as_ref())?)?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
         let (holding, cut) = self.cut(&copied)?;
         let Cut { next_version, clear_version, mut missing, mut entries } = cut;
@@ -140,6 +142,27 @@ impl Depot {
             bytes_copied: bytes,
             last_version: Version(next_version.0.saturating_sub(1)),
         })
+    }
+
+    /// Of the full segments that an earlier backup has, those that are full of the same.
+    fn same_of(&self, archive: &dyn Archive, copied: Copied) -> Result<Copied> {
+        let source = self.source(sites::BACKUP_READ);
+        let mut same = Copied::new();
+        for (key, entry) in copied {
+            let (id, epoch, salt) = key;
+            let of = self.segments.incarnation(id);
+            if (of.epoch.0, of.salt) != (epoch, salt) {
+                continue;
+            }
+            // Where it cannot be read, who copies the segment tells.
+            let Ok(Some(ours)) = source.trailer(id, of) else { continue };
+            let mut theirs = vec![0; ours.len()];
+            let read = archive.read_at(&entry.file_name(), self.layout.trailer(), &mut theirs)?;
+            if read == ours.len() && theirs == *ours {
+                same.insert(key, entry);
+            }
+        }
+        Ok(same)
     }
 
     /// Chooses what the backup covers, and begins to hold what is not copied yet.

@@ -27,6 +27,7 @@ use super::pace::{CLEANING_RATE_MIN, Tempo};
 use super::place::{GIVE_WAY, link_bytes};
 use super::scan::{Source, Step, noted};
 use super::segments::{Incarnation, Urgency};
+use super::tombstones::TombstonePlace;
 use super::unread::{FAILURES_MAX, Unread};
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
@@ -55,6 +56,8 @@ pub(super) struct Cleaner {
     /// Tombstones there were after the last purge.
     pub(super) tombstones_kept: u64,
     pub(super) unread: Unread,
+    /// Where the last purge stopped, if it did not come to all tombstones.
+    pub(super) purge_from: Option<TombstonePlace>,
     /// What the segments were like when a purge found nothing to drop: their generation, and how many were free.
     pub(super) purged_in_vain: Option<(u64, usize)>,
 }
@@ -76,6 +79,7 @@ impl Cleaner {
             rested: Duration::ZERO,
             tombstones_kept: 0,
             unread: Unread::default(),
+            purge_from: None,
             purged_in_vain: None,
         }
     }
@@ -323,6 +327,9 @@ impl Depot {
             if durable.is_err() || !self.follow(victim, of, &moved) {
                 self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
             }
+        }
+        if durable.is_err() {
+            self.give_back(cleaner.mover_from(of.stream))?;
         }
         durable?;
         // Who superseded the rest meanwhile is about to say so.

@@ -86,19 +86,21 @@ impl Engine for Depot {
     }
 
     fn close(&self) -> Result<()> {
-        self.background.stop();
-        self.log_writer.stop();
-        let closed = self.close_log();
-        self.background.join();
-        self.log_writer.join();
-        closed?;
-        if self.log.failure().is_none()
-            && let Err(error) = self.close_checkpoint()
-        {
-            // The log is whole: the next open reads that.
-            tracing::warn!(%error, "writing a checkpoint failed");
-        }
-        self.end_close()
+        self.closing.once(|| {
+            self.background.stop();
+            self.log_writer.stop();
+            let closed = self.close_log();
+            self.background.join();
+            self.log_writer.join();
+            closed?;
+            if self.log.failure().is_none()
+                && let Err(error) = self.close_checkpoint()
+            {
+                // The log is whole: the next open reads that.
+                tracing::warn!(%error, "writing a checkpoint failed");
+            }
+            self.end_close()
+        })
     }
 
     fn end(&self) {

@@ -204,13 +204,27 @@ impl Depot {
         let version = match self.read_record(head) {
             Ok(fetched) => fetched.record().meta.version,
             Err(_) if self.extents.head(id) != Some(head) => return Ok(None),
-            Err(error) => return Err(error),
+            // The summary of its segment says it as well.
+            Err(error) => self.noted_version(segment, of, head).ok().flatten().ok_or(error)?,
         };
         if version >= self.log.durable() && !sites::EXPIRE_HEAD.disabled() {
             // X2 of what has expired.
             self.flush_published()?;
         }
         Ok(Some((version, (segment, of))))
+    }
+
+    /// What is noted of the version of the record at `link`, which need not be readable.
+    fn noted_version(&self, id: SegmentId, of: Incarnation, link: Link) -> Result<Option<Version>> {
+        let base = self.layout.segment_offset(id);
+        let mut version = None;
+        self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
+            if self.layout.link(record.kind, base + record.offset, record.size_bytes) == Some(link)
+            {
+                version = Some(record.version);
+            }
+        })?;
+        Ok(version)
     }
 
     /// Takes the validity from a segment's header, durably.

@@ -18,6 +18,7 @@
 
 use super::Depot;
 use super::place::link_bytes;
+use super::segments::Live;
 use esker_base::ids::{SegmentId, Version};
 use esker_format::depot::{CheckpointExtents, LargeRef};
 use esker_index::Link;
@@ -256,8 +257,7 @@ impl Depot {
         found.dedup_by_key(|(piece, _)| (piece.id, piece.number));
         for (piece, link) in found {
             let segment = self.layout.segment_of(self.layout.offset_of(link));
-            let count =
-                || self.segments.restore_live(segment.unwrap_or_default(), link_bytes(link));
+            let count = || self.segments.restore_live(segment.unwrap_or_default(), Live::of(link));
             self.extents.enter(piece, link, count);
         }
     }

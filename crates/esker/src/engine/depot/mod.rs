@@ -58,6 +58,7 @@ mod whole;
 mod write;
 
 use crate::engine::background::Background;
+use crate::engine::closing::Closing;
 use crate::options::{Durability, Options};
 use checkpoint::Taken;
 use clean::Cleaner;
@@ -166,6 +167,7 @@ pub(crate) struct Depot {
     background: Arc<Background>,
     /// Writes pieces of the log that are full, where writes go to memory first.
     log_writer: Arc<Background>,
+    closing: Closing,
 }
 
 impl Depot {
@@ -291,6 +293,7 @@ impl Depot {
             rng: Mutex::new(rng),
             background: Arc::default(),
             log_writer: Arc::default(),
+            closing: Closing::default(),
             device,
         });
         depot.adopt(&mut log)?;

@@ -234,6 +234,25 @@ impl Depot {
         Ok(())
     }
 
+    /// After a move that failed: completes the segment that is open for copies if all of them are dead, so that it is free. It may have
+    /// been the last free one, and what is left of it too little for the next victim.
+    pub(super) fn give_back(&self, mover: &mut Mover) -> Result<()> {
+        let is_dead = |tail: &Tail| self.segments.live_records(tail.segment) == 0;
+        let Some(tail) = mover.tail.filter(is_dead).filter(|_| self.log.failure().is_none()) else {
+            return Ok(());
+        };
+        // PERSIST: a summary vouches for its records, so they are durable before it is. It is, itself, before the stream goes on
+        //          elsewhere: who takes a segment flushes.
+        self.device.flush(sites::SUMMARY_FLUSH).map_err(|error| self.poison(&error))?;
+        mover.durable = mover.next;
+        let summary = std::mem::take(&mut mover.summary);
+        self.complete(&tail, &summary, mover.next, mover.next)
+            .map_err(|error| self.poison(&error))?;
+        mover.tail = None;
+        self.segments.seal(tail.segment);
+        Ok(())
+    }
+
     /// K1: lets the index entry follow its record; false if it points elsewhere by now.
     pub(super) fn follow(&self, victim: SegmentId, of: Incarnation, moved: &Moved) -> bool {
         let Moved { hash, extent, old, new, to } = *moved;

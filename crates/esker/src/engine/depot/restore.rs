@@ -19,16 +19,16 @@
 
 use super::blank::find_remains;
 use super::layout::{Layout, SEGMENT_COUNT_MIN};
-use super::sites;
+use super::{sites, spread};
 use crate::backup::RestoreReport;
 use crate::engine::backup::{Backup, COPY_SIZE};
 use crate::options::Progress;
-use esker_base::ids::{SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restoring, is_restoring};
 use esker_format::depot::{
-    SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Superblock,
+    SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Stream, Superblock,
 };
 use esker_media::{BlockDevice, BufferPool, is_zero};
 use std::io::IoSlice;
@@ -187,6 +187,30 @@ impl Target<'_> {
         Ok(())
     }
 
+    /// Writes the header of a segment without records: of a store in which nothing is left, versions and clears would be forgotten.
+    fn write_header(&self, backup: &Backup<'_, Superblock>) -> Result<()> {
+        let Manifest { next_version, clear_version, .. } = backup.manifest;
+        let header = SegmentHeader {
+            segment_id: SegmentId(0),
+            stream: Stream::Fresh,
+            epoch: SegmentEpoch(1),
+            // The log does not go on where nothing is.
+            salt: spread(next_version.0),
+            first_sequence: Sequence(next_version.0),
+            clear_version,
+            next_version,
+            session_epoch: SegmentEpoch(1),
+        };
+        let mut block = self.pool.get_zeroed(usize::try_from(self.layout.block).unwrap_or(0));
+        let bytes = header.encode(backup.manifest.superblock.store_id);
+        if let Some(head) = block.get_mut(..bytes.len()) {
+            head.copy_from_slice(&bytes);
+        }
+        let base = self.layout.segment_offset(header.segment_id);
+        self.write(base, &block)?;
+        self.write(base + self.layout.header_copy(), &block)
+    }
+
     /// Takes any header from a segment that holds nothing.
     fn write_blank(&self, id: SegmentId) -> Result<()> {
         let base = self.layout.segment_offset(id);
@@ -238,6 +262,9 @@ pub(crate) fn restore(
         }
     }
     progress.report(report.segments, entries.len() as u64);
+    if entries.is_empty() {
+        target.write_header(backup)?;
+    }
     // PERSIST: all segments, before a superblock says that there is a store; then that.
     target.flush()?;
     target.write_roots(&superblock.encode())?;

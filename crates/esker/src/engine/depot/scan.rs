@@ -193,6 +193,13 @@ impl Source<'_> {
         Ok(Some(end))
     }
 
+    /// The block at the end of a full segment that says where its summary is, in the session that completed it.
+    pub(super) fn trailer(&self, id: SegmentId, of: Incarnation) -> Result<Option<IoBuf>> {
+        let mut window = Window::new(*self, self.layout.segment_offset(id));
+        let trailer = window.marker(self.layout.trailer(), of.salt, BatchKind::Trailer)?;
+        Ok(trailer.is_some().then_some(window.buffer))
+    }
+
     /// Walks the batches of a segment from its start, and gives each step to `visit`.
     pub(super) fn walk(
         &self,

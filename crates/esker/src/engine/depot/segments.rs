@@ -24,10 +24,13 @@ pub(super) use self::free::Free;
 use self::free::FreeList;
 pub(super) use self::victims::Urgency;
 use super::hold::Hold;
+use super::place::link_bytes;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
+use esker_index::Link;
 use parking_lot::Mutex;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::ops::AddAssign;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// What a segment is good for now.
@@ -69,6 +72,8 @@ struct Segment {
     killed_by: AtomicU64,
     /// One more than the epoch in which it is not to be cleaned.
     aside: AtomicU64,
+    /// Recovery found items here: of a cache's moved records, those that a repair moved. All others are notes of evictions.
+    items: AtomicBool,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
     used_at: AtomicU64,
     expiring: Expiring,
@@ -97,6 +102,23 @@ impl Default for Life {
 pub(super) struct Live {
     pub(super) records: u32,
     pub(super) bytes: u64,
+    /// Whether any of them is an item.
+    pub(super) items: bool,
+}
+
+impl Live {
+    /// One record, by its link.
+    pub(super) fn of(link: Link) -> Live {
+        Live { records: 1, bytes: link_bytes(link), items: !link.is_tombstone() }
+    }
+}
+
+impl AddAssign for Live {
+    fn add_assign(&mut self, other: Live) {
+        self.records += other.records;
+        self.bytes += other.bytes;
+        self.items |= other.items;
+    }
 }
 
 /// What identifies one incarnation of a segment to who reads its records.
@@ -306,6 +328,7 @@ impl Segments {
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);
+            segment.items.store(false, Ordering::Relaxed);
             segment.expiring.forget();
             segment.state.store(state as u8, Ordering::Release);
         }
@@ -343,19 +366,12 @@ impl Segments {
         }
     }
 
-    /// Recovery found a record live whose bytes are counted as written.
-    pub(super) fn restore_live(&self, id: SegmentId, bytes: u64) {
-        if let Some(segment) = self.get(id) {
-            segment.live_records.fetch_add(1, Ordering::SeqCst);
-            segment.live_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    /// Records of the segment are live that a checkpoint has.
-    pub(super) fn restore_counts(&self, id: SegmentId, live: Live) {
+    /// Records of the segment are live whose bytes are counted as written.
+    pub(super) fn restore_live(&self, id: SegmentId, live: Live) {
         if let Some(segment) = self.get(id) {
             segment.live_records.fetch_add(live.records, Ordering::SeqCst);
             segment.live_bytes.fetch_add(live.bytes, Ordering::Relaxed);
+            segment.items.fetch_or(live.items, Ordering::Relaxed);
         }
     }
 

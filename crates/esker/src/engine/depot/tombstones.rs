@@ -3,7 +3,8 @@
 //! A tombstone stands for its key's older records on media: while there is one, a crash without the
 //! tombstone would bring it back. The cleaner moves tombstones like records. A purge finds those
 //! that nothing older is left of: it notes the live tombstones of full segments, reads the summaries
-//! of all segments, and drops those whose hash nobody has under a lower version.
+//! of all segments, and drops those whose hash nobody has under a lower version. Where there are very many, it looks at some of them, and the
+//! next purge at those behind.
 //!
 //! # Invariants
 //! - T1: a tombstone is dropped only if no segment that recovery would read has a value with its
@@ -38,6 +39,9 @@ const DUE_SHARE: u64 = 16;
 /// Between two looks whether others have written a header.
 const RENEWAL: Duration = Duration::from_micros(100);
 
+/// Where a tombstone stands: its segment, and the offset there.
+pub(super) type TombstonePlace = (SegmentId, u64);
+
 /// A live tombstone.
 #[derive(Clone, Copy, Debug)]
 struct Tombstone {
@@ -61,13 +65,25 @@ impl Depot {
         if cleaner.purged_in_vain == Some(now) {
             return Ok(false);
         }
-        let dropped = self.purge_tombstones(cleaner)? > 0;
+        let mut from_first = cleaner.purge_from.is_none();
+        let dropped = loop {
+            let dropped = self.purge_tombstones(cleaner)? > 0;
+            let to_last = cleaner.purge_from.is_none();
+            if dropped || to_last && std::mem::replace(&mut from_first, true) {
+                break dropped;
+            }
+        };
         cleaner.purged_in_vain = (!dropped).then_some(now);
         Ok(dropped)
     }
 
     /// Drops the tombstones that nothing older is left of; returns how many.
     pub(super) fn purge_tombstones(&self, cleaner: &mut Cleaner) -> Result<usize> {
+        self.purge_some(cleaner, PURGE_MAX)
+    }
+
+    /// As [`Depot::purge_tombstones`], of so many of them; the next purge goes on behind.
+    fn purge_some(&self, cleaner: &mut Cleaner, most: usize) -> Result<usize> {
         if self.tombstones() == 0 {
             return Ok(0);
         }
@@ -75,19 +91,27 @@ impl Depot {
         // large value was evicted has the version of its head, wherever that stands.
         let open_from = self.segments.open_from();
         // Before the free segments are blanked: one that goes free meanwhile was listed.
-        let full = self.segments.full_or_held();
+        let mut full = self.segments.full_or_held();
+        full.sort_unstable();
         self.blank_stale()?;
         self.renew_taken()?;
         // In an order that a second run has as well.
         let mut noted: BTreeMap<u64, Vec<Tombstone>> = BTreeMap::new();
+        let (from, mut rest) = (cleaner.purge_from, None);
         let mut count = 0;
-        self.each_of(&full, |record, base| {
-            if !record.kind.is_tombstone() || count >= PURGE_MAX {
+        self.each_of(&full, |record, id| {
+            let place = (id, record.offset);
+            if !record.kind.is_tombstone() || Some(place) < from || rest.is_some() {
                 return;
             }
+            let base = self.layout.segment_offset(id);
             let Some(link) = self.layout.link(record.kind, base + record.offset, 0) else { return };
             let hash = spread(record.hash);
             if self.index.lookup(hash).iter().any(|found| found == link) {
+                if count >= most {
+                    rest = Some(place);
+                    return;
+                }
                 let needed = record.version >= open_from;
                 let tombstone = Tombstone { version: record.version, link, needed };
                 noted.entry(hash).or_default().push(tombstone);
@@ -122,14 +146,15 @@ impl Depot {
             }
         }
         cleaner.tombstones_kept = self.tombstones();
+        cleaner.purge_from = rest;
         Ok(dropped)
     }
 
-    /// Gives the records of these segments to `visit`, with their segment's device offset.
+    /// Gives the records of these segments to `visit`, with their segment.
     fn each_of(
         &self,
         segments: &[SegmentId],
-        mut visit: impl FnMut(SummaryRecord, u64),
+        mut visit: impl FnMut(SummaryRecord, SegmentId),
     ) -> Result<()> {
         let source = self.source(sites::CLEAN_READ);
         for id in segments.iter().copied() {
@@ -137,8 +162,7 @@ impl Depot {
             if of.stream == Stream::Checkpoint {
                 continue;
             }
-            let base = self.layout.segment_offset(id);
-            self.each_record(&source, id, of, &mut |record| visit(record, base))?;
+            self.each_record(&source, id, of, &mut |record| visit(record, id))?;
         }
         Ok(())
     }
@@ -226,3 +250,6 @@ impl Depot {
         self.device.flush(sites::BLANK_FLUSH)
     }
 }
+
+#[cfg(test)]
+mod tests;

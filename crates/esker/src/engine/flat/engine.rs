@@ -117,15 +117,12 @@ impl Engine for Flat {
     }
 
     fn close(&self) -> Result<()> {
-        let mut outcome = self.outcome.lock();
-        if let Some(outcome) = &*outcome {
-            return outcome.clone();
-        }
-        let closed = self.close_store();
-        // So that the memory is free for the next opener.
-        self.join_background();
-        *outcome = Some(closed.clone());
-        closed
+        self.closing.once(|| {
+            let closed = self.close_store();
+            // So that the memory is free for the next opener.
+            self.join_background();
+            closed
+        })
     }
 
     fn end(&self) {

@@ -58,6 +58,7 @@ mod versions;
 mod write;
 
 use crate::engine::background::Background;
+use crate::engine::closing::Closing;
 use crate::options::{EngineKind, Options};
 use batching::Batcher;
 use chunks::{Chunks, Use};
@@ -150,8 +151,7 @@ pub(crate) struct Flat {
     tombstones: AtomicU64,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
-    /// What came of closing it, for whoever does that again; held while somebody does.
-    outcome: esker_trt::sync::Mutex<Option<Result<()>>>,
+    closing: Closing,
     versions: Versions,
     /// What is damaged, while the store is open for a repair.
     damaged: Option<Damaged>,
@@ -254,7 +254,7 @@ impl Flat {
             tombstones: AtomicU64::new(0),
             failure: Mutex::new(None),
             state: Apart::default(),
-            outcome: esker_trt::sync::Mutex::new(None),
+            closing: Closing::default(),
             versions: Versions::new(cores),
             damaged: None,
         }

@@ -140,17 +140,13 @@ impl Engine for Flex {
     }
 
     fn close(&self) -> Result<()> {
-        let mut outcome = self.outcome.lock();
-        if let Some(outcome) = &*outcome {
-            return outcome.clone();
-        }
-        if self.closed.swap(true, Ordering::AcqRel) {
-            // It was abandoned.
-            return Ok(());
-        }
-        let done = self.bring_to_rest();
-        *outcome = Some(done.clone());
-        done
+        self.closing.once(|| {
+            if self.closed.swap(true, Ordering::AcqRel) {
+                // It was abandoned.
+                return Ok(());
+            }
+            self.bring_to_rest()
+        })
     }
 
     /// Closes a store that nobody closed: under `none` there is no log, and its table would be lost. Not when the engine is

@@ -65,6 +65,7 @@ mod write;
 pub use files::FlexFiles;
 
 use crate::engine::background::Background;
+use crate::engine::closing::Closing;
 use crate::flex::Space;
 use crate::options::{Durability, FlexOptions};
 #[cfg(test)]
@@ -142,8 +143,7 @@ pub(crate) struct Flex {
     fruitless: room::Fruitless,
     reservations: room::Reservations,
     closed: AtomicBool,
-    /// What came of closing it, for whoever does that again; held while somebody does.
-    outcome: sync::Mutex<Option<Result<()>>>,
+    closing: Closing,
     background: Arc<Background>,
     /// Makes the log durable in time, for `periodic`.
     log_writer: Arc<Background>,

@@ -14,6 +14,7 @@ use super::recover::{self, FoundTables};
 use super::snapshots::Snapshots;
 use super::wal::{self, Wal};
 use super::{Flex, FlexFiles, TABLE_GROWN, Tables, large, room, saved, sites, tend};
+use crate::engine::closing::Closing;
 use crate::flex::{Space, SpaceOptions};
 use crate::options::{Durability, Options};
 use crossbeam_utils::sync::ShardedLock;
@@ -235,7 +236,7 @@ impl Flex {
             fruitless: room::Fruitless::default(),
             reservations: room::Reservations::default(),
             closed: AtomicBool::new(false),
-            outcome: sync::Mutex::new(None),
+            closing: Closing::default(),
             background: Arc::default(),
             log_writer: Arc::default(),
             helper: Arc::default(),

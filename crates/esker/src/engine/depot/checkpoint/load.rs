@@ -7,7 +7,6 @@
 //! Writes nothing.
 
 use super::super::layout::Layout;
-use super::super::place::link_bytes;
 use super::super::recover::Scanned;
 use super::super::scan::Source;
 use super::super::segments::Live;
@@ -122,8 +121,7 @@ impl Loaded {
     fn take(&mut self, layout: &Layout, link: Link) -> bool {
         let Some(id) = self.covers.segment_of(layout, link) else { return false };
         if let Some(live) = self.live.get_mut(place_of(id)) {
-            live.records += 1;
-            live.bytes += link_bytes(link);
+            *live += Live::of(link);
         }
         self.items += u64::from(!link.is_tombstone());
         true

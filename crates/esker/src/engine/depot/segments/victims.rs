@@ -44,6 +44,12 @@ impl Segment {
         (live + COPY_GROWTH * u64::from(grows), written)
     }
 
+    /// Whether there are items of a cache, or were: what clients wrote, or what a repair has moved.
+    fn has_items(&self) -> bool {
+        self.stream.load(Ordering::Acquire) == Stream::Fresh as u8
+            || self.items.load(Ordering::Relaxed)
+    }
+
     /// Whether this incarnation is not to be cleaned.
     fn is_aside(&self) -> bool {
         self.aside.load(Ordering::SeqCst) == self.epoch.load(Ordering::SeqCst) + 1
@@ -85,18 +91,17 @@ impl Segments {
         self.cleanable(passed).find(mostly_dead).map(|(id, _)| id)
     }
 
-    /// The segment with clients' records that was not used for the longest time.
+    /// The segment with items that was not used for the longest time.
     pub(in super::super) fn least_used(&self, passed: &[SegmentId]) -> Option<SegmentId> {
-        let fresh =
-            self.cleanable(passed).filter(|(id, _)| self.incarnation(*id).stream == Stream::Fresh);
-        fresh.map(|(id, _)| id).min_by_key(|id| (self.used_at(*id), self.epoch(*id)))
+        let with_items = self.cleanable(passed).filter(|(_, segment)| segment.has_items());
+        with_items.map(|(id, _)| id).min_by_key(|id| (self.used_at(*id), self.epoch(*id)))
     }
 
-    /// A segment with clients' records of which all that is live has expired by `now`, in Unix seconds.
+    /// A segment with items of which all that is live has expired by `now`, in Unix seconds.
     pub(in super::super) fn expired(&self, now: u64, passed: &[SegmentId]) -> Option<SegmentId> {
-        let all_expired = |(id, segment): &(SegmentId, &Segment)| {
+        let all_expired = |(_, segment): &(SegmentId, &Segment)| {
             let live = segment.live_bytes.load(Ordering::Relaxed);
-            self.incarnation(*id).stream == Stream::Fresh && segment.expired_bytes(now) >= live
+            segment.has_items() && segment.expired_bytes(now) >= live
         };
         self.cleanable(passed).find(all_expired).map(|(id, _)| id)
     }
