@@ -4,7 +4,8 @@ use crate::client::Map;
 use crate::flex_damage::{Harm, harm_options, harmed, unread};
 use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
-use esker::{Store, repair_on_flex};
+use esker::{ErrorKind, Store, repair_on_flex};
+use esker_base::rng::Rng;
 
 #[test]
 fn runs_behind_a_beginning_that_is_damaged_are_read_and_repaired() {
@@ -55,4 +56,59 @@ fn runs_behind_a_beginning_that_is_damaged_are_read_and_repaired() {
         }
     }
     assert!(beginnings > 0 && others > 0, "{beginnings} beginnings, {others} others");
+}
+
+/// A store that was killed while one table filled and the one before was on its way to the space: both are in its logs.
+fn two_tables() -> (Devices, Map) {
+    let devices = Devices::new(5);
+    let store = devices.open(&harm_options()).unwrap();
+    let (mut model, mut rng) = (Map::new(), Rng::from_seed(5));
+    for n in 0..3000 {
+        let key = vec![rng.index(200) as u8];
+        let value = bytes(n, 150);
+        store.put(&key, &value).unwrap();
+        model.insert(key, value);
+    }
+    store.forget();
+    (devices, model)
+}
+
+#[test]
+fn a_block_that_a_device_refuses_lets_a_store_open_for_reading_where_a_table_cannot_come_to_the_space()
+ {
+    let (devices, model) = two_tables();
+    let blocks = devices.device(0).image().size_bytes() / 512;
+    let (mut read_only, mut closed) = (0, 0);
+    for block in 0..blocks {
+        let context = format!("block {block}");
+        let (media, files, refused) = harmed(&devices, block, Harm::Refusal);
+        let mut options = harm_options();
+        options.testing.seed = Some(block);
+        let store = match Store::open_flex_on(files, &options) {
+            Ok(store) => store,
+            Err(error) => {
+                // The root is in it.
+                assert_eq!(error.kind(), ErrorKind::Io, "{context}: {error}");
+                closed += 1;
+                continue;
+            }
+        };
+        unread(&store, &model, &context);
+        if store.stats().read_only.is_some() {
+            read_only += 1;
+            let error = store.put(b"key", b"value").unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::ReadOnly, "{context}: {error}");
+            assert!(store.close().is_err(), "{context}: it is not all in the space");
+            drop(store);
+        } else {
+            store.forget();
+        }
+        *refused.lock() = 0..0;
+        let images = media.iter().map(|device| device.image()).collect();
+        let again = Devices::with(images, 78).open(&options);
+        let again = again.unwrap_or_else(|error| panic!("{context}, again: {error}"));
+        assert_eq!(unread(&again, &model, &context), 0, "{context}: the device reads it again");
+        again.put(b"key", b"value").unwrap();
+    }
+    assert!(read_only > 0 && closed <= 2, "{read_only} read-only, {closed} refused");
 }

@@ -98,6 +98,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let values = behind.values;
     let flex = Flex::of(Found { files, space, root, tables, intervals, values }, plan)?;
+    flex.check_stuck()?;
     flex.mend_intervals(&mut report)?;
     flex.commit_all()?;
     flex.mend_large(&mut report, has_strays)?;
