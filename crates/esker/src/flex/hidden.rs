@@ -136,7 +136,7 @@ impl Space {
         let mut writer = self.0.begin("collect segments")?;
         let (_, more) = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
         if !more {
-            self.0.trim_surplus(&mut writer)?;
+            self.0.trim_surplus(&mut writer);
         }
         Ok(more)
     }
