@@ -260,3 +260,45 @@ fn a_crash_while_a_space_without_a_map_is_mended_makes_it_no_worse() {
     }
     assert!(states > 100, "{states}");
 }
+
+/// The first group behind a checkpoint takes the place of the log that the header before needs.
+#[test]
+fn a_damaged_header_and_a_torn_group_behind_it_are_no_space_of_before() {
+    let media = Media::new(1 << 20);
+    let mut options = small(3);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[1; 3000]).unwrap();
+    space.checkpoint().unwrap();
+    space.append(&[2; 100]).unwrap();
+    space.sync().unwrap();
+    space.checkpoint().unwrap();
+    let before = media.images();
+    (0..40).for_each(|n| space.insert_range(n * 7, &[3; 5]).unwrap());
+    space.sync().unwrap();
+    drop(space);
+    let whole = media.images();
+    let mut torn = before.clone();
+    torn[2].write(0, &whole[2].to_vec()[..512]);
+    options.format = false;
+    options.create = false;
+    let (mut refused, expected) = (0, [vec![1; 3000], vec![2; 100]].concat());
+    let open = |images: &[Image]| {
+        Space::open_on(Media::of(images).files(), &options).and_then(|space| content(&space))
+    };
+    assert!(open(&torn).unwrap() == expected, "nothing but the group is lost");
+    for slot in [0, 4096] {
+        let mut damaged = torn.clone();
+        damaged[1].flip(slot + 40, 3);
+        match open(&damaged) {
+            Ok(found) => assert!(found == expected, "slot {slot}: taken back"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+                let (_, report) = Space::mend_on(Media::of(&damaged).files(), &options).unwrap();
+                assert!(report.is_older, "{report:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(refused, 1, "the older header says less");
+}
