@@ -529,12 +529,13 @@ impl BlockDevice for FileDevice {
         if length == 0 || (!self.backing.is_raw_device && !self.options.punch_holes) {
             return Ok(());
         }
-        let result = if self.backing.is_raw_device {
-            discard::discard_blocks(self.fd.as_fd(), offset, length)
-        } else {
+        let result = rustix::io::retry_on_intr(|| {
+            if self.backing.is_raw_device {
+                return discard::discard_blocks(self.fd.as_fd(), offset, length);
+            }
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
             rustix::fs::fallocate(&self.fd, flags, offset, length)
-        };
+        });
         match result {
             Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::NOTTY | Errno::INVAL) => Ok(()),
             Err(errno) => Err(self.error("discard range", errno.into()).at(offset, length)),

@@ -61,7 +61,8 @@ pub struct Batch {
     pub change_count: u32,
     /// Checksum of the batch before it, also if that is the last one of the log before.
     pub previous_checksum: u32,
-    /// How many batches of its log were durable when it was written.
+    /// How many batches of its log were durable when it was written; of a log that was written at once, the batch itself among them:
+    /// that is so if there is a first one.
     pub durable_sequence: u64,
 }
 
@@ -95,6 +96,12 @@ impl WalWriter {
             }
         }
         self.count += 1;
+    }
+
+    /// A batch without changes.
+    #[must_use]
+    pub fn empty() -> Self {
+        WalWriter { bytes: vec![0; BATCH_HEADER_SIZE], count: 0 }
     }
 
     /// Whether nothing was added.

@@ -162,7 +162,8 @@ fn create(
     let fits = if size_bytes > room { Err(Errno::NOSPC) } else { Ok(()) };
     let huge = mapped && durability::file_system_name(fd) == "tmpfs";
     let huge = |()| if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
-    let all = |()| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, size_bytes);
+    let flags = FallocateFlags::empty();
+    let all = |()| rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, size_bytes));
     let allocated = match fits.and_then(huge).and_then(all) {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes),
@@ -186,7 +187,8 @@ fn create(
 /// Allocates a range of a file, behind its end or inside; where the file system cannot, a file is only
 /// made longer.
 pub(super) fn allocate(fd: &LockedFile, offset: u64, length: u64) -> Result<()> {
-    match rustix::fs::fallocate(fd, FallocateFlags::empty(), offset, length) {
+    let flags = FallocateFlags::empty();
+    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, length)) {
         Ok(()) => Ok(()),
         Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
             let size = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;

@@ -271,7 +271,7 @@ impl Inner {
     }
 
     /// Where the extents end that are below an absent node, of which those from `offset` on are.
-    fn end_of(&self, missing: &Missing, offset: u64) -> u64 {
+    pub(super) fn end_of(&self, missing: &Missing, offset: u64) -> u64 {
         let shared = self.shared.read();
         let (mut low, mut high) = (offset + 1, shared.tree.size_bytes());
         while low < high {

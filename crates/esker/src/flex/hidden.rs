@@ -4,6 +4,7 @@
 use super::{Space, Splice};
 use esker_base::Result;
 use esker_format::flex::SpaceShape;
+use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 /// Segments that are collected with one walk over the tree, as one part of all in so many; and while others are not to notice.
@@ -23,6 +24,14 @@ impl Space {
         publish: &mut dyn FnMut(),
     ) -> Result<()> {
         self.0.splice(locate, splice, publish)
+    }
+
+    /// Where writes began in a range, as far as that is known. What was moved or removed since may have hidden some, and left others.
+    ///
+    /// # Errors
+    /// Those of loading nodes, unless they cannot be read.
+    pub(crate) fn begun(&self, range: Range<u64>) -> Result<Vec<u64>> {
+        self.0.begun(range)
     }
 
     pub(crate) fn shape(&self) -> &SpaceShape {
@@ -127,7 +136,7 @@ impl Space {
         let mut writer = self.0.begin("collect segments")?;
         let (_, more) = self.0.settle(&mut writer, percent, SETTLED_SLOWLY)?;
         if !more {
-            self.0.trim_surplus(&mut writer)?;
+            self.0.trim_surplus(&mut writer);
         }
         Ok(more)
     }

@@ -405,11 +405,12 @@ impl Space {
     /// Gives free segments back to the file system; how many bytes.
     ///
     /// # Errors
-    /// `ReadOnly`, `Io`.
+    /// `ReadOnly`; `Io`, of a device that refuses to take a segment back: the space goes on then.
     pub fn trim(&self) -> Result<u64> {
         let mut writer = self.0.begin("trim space")?;
-        let done = self.0.commit(&mut writer, false).and_then(|()| self.0.trim(&mut writer, 0));
-        self.0.fail_on(done)
+        let done = self.0.commit(&mut writer, false);
+        self.0.fail_on(done)?;
+        self.0.trim(&mut writer, 0)
     }
 
     /// Figures.

@@ -177,6 +177,31 @@ impl Inner {
         }
     }
 
+    /// Where extents begin in a range that are not the rest of a write that was cut, as far as nodes can be read.
+    pub(super) fn begun(&self, range: Range<u64>) -> Result<Vec<u64>> {
+        let (mut starts, mut at) = (Vec::new(), range.start);
+        let mut is_whole = true;
+        while at < range.end {
+            let found = self.shared.read().tree.lookup(at);
+            match found {
+                Ok(Some(extent)) => {
+                    let is_rest = extent.place().is_multiple_of(self.shape.segment_payload());
+                    if extent.offset >= range.start && is_whole && !is_rest {
+                        starts.push(extent.offset);
+                    }
+                    is_whole = extent.length < self.shape.extent_size_bytes_max;
+                    at = extent.end();
+                }
+                Ok(None) => break,
+                Err(missing) => match self.load(&missing) {
+                    Err(error) if is_unread(&error) => at = self.end_of(&missing, at),
+                    done => done?,
+                },
+            }
+        }
+        Ok(starts)
+    }
+
     pub(super) fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
         loop {
             let mut parts = Parts::new();

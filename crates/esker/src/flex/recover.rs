@@ -5,7 +5,8 @@
 //! - R2: what was found is made durable before anything that it replaced may be overwritten: after a killed
 //!   process it may be in the page cache only.
 //! - R3: a group that does not count ends the log, unless there is proof that it was durable: a valid group
-//!   behind it, or one that builds on a newer header. That is damage, and the open fails.
+//!   behind it, or one that builds on a newer header, be it torn if that header's place holds a damaged one. That is damage, and the open
+//!   fails.
 //! - R4: the headers of groups that do not count are gone, durably, before anything else is written. What follows a crash
 //!   is often the same work over again: a later group, torn in its turn, can leave just those blocks at the same place
 //!   that make the lost one whole, and that one's data were written over.
@@ -250,9 +251,15 @@ impl Inner {
                     continue;
                 }
                 lost.push(at);
-                // Data of other groups never looks like this, but ask for the checksum all the same.
+                // Data of other groups never looks like this, but ask for the checksum all the same: what another space left may, too.
                 let proof = newer || group.sequence > log.sequence;
-                if proof && !sites::LOG_DAMAGE.disabled() && self.group_at(at)?.is_some() {
+                // The first group of a log may be torn, and what it took the place of is gone.
+                let is_whole = || self.group_at(at).map(|group| group.is_some());
+                let follows = at == 0 && group.generation == header.generation + 1;
+                if proof
+                    && !sites::LOG_DAMAGE.disabled()
+                    && (is_whole()? || (follows && self.is_next_damaged(header)?))
+                {
                     let words = if newer {
                         "the log builds on a header that is damaged"
                     } else {
@@ -266,6 +273,16 @@ impl Inner {
             start += length;
         }
         Ok(lost)
+    }
+
+    /// Whether the place of the header behind this one holds a damaged one.
+    fn is_next_damaged(&self, header: &Header) -> Result<bool> {
+        let device = &*self.files.tree;
+        let block = device.geometry().block_size_bytes as usize;
+        let mut bytes = BufferPool::new(0).get(HEADER_SIZE.next_multiple_of(block));
+        device.read_at(sites::OPEN_READ, next_header_at(header.generation), &mut bytes)?;
+        let found = Header::decode(&bytes, || false);
+        Ok(found.is_err_and(|flaw| !matches!(flaw, Flaw::Magic | Flaw::TooShort)))
     }
 
     /// R4: nothing can make these groups whole any more.
@@ -302,6 +319,12 @@ fn tree_of(header: &Header) -> FlexTree {
         extent_count: header.extent_count,
     };
     FlexTree::stored(tree_shape(&header.shape), root)
+}
+
+/// Where the header of the next generation goes.
+fn next_header_at(generation: u64) -> u64 {
+    let [even, odd] = HEADER_OFFSETS;
+    if generation.is_multiple_of(2) { odd } else { even }
 }
 
 /// Segments that the data file has room for.

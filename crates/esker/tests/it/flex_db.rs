@@ -17,7 +17,7 @@ use std::sync::Arc;
 /// Data, tree and log of the space, two logs, and the saved index.
 pub(crate) struct Devices(Vec<Arc<SimBlock>>);
 
-const SIZES: [(u64, u64); 6] = [
+pub(crate) const SIZES: [(u64, u64); 6] = [
     (4096, 2 << 20),
     (8192, 4 << 20),
     (4096, 256 << 10),

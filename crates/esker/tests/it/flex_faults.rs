@@ -2,9 +2,12 @@
 
 use crate::flex::{Media, assert_sound, bytes_of, content, small};
 use esker::ErrorKind;
-use esker::flex::Space;
+use esker::flex::{Space, SpaceFiles};
+use esker_base::Error;
 use esker_base::rng::Rng;
-use esker_media::sim::{FaultKind, FaultPlan, Trigger};
+use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Trigger};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 #[test]
 fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
@@ -140,5 +143,35 @@ fn a_full_file_system_makes_the_collector_look_before_a_write_is_refused() {
     }
     let stat = space.stat();
     assert!(stat.segments >= 18, "the file has {} segments: it was not full", stat.segments);
+    assert_sound(&space);
+}
+
+/// To give room back is a wish.
+#[test]
+fn a_device_that_does_not_take_segments_back_fails_no_space() {
+    let media = Media::new(1 << 20);
+    let mut options = small(9);
+    options.format = true;
+    let asked = Arc::new(AtomicU32::new(0));
+    let shared = Arc::clone(&asked);
+    let data = Asking::new(Arc::clone(&media.0[0]), move |call| {
+        if call.act != Act::Discard {
+            return Ok(());
+        }
+        shared.fetch_add(1, Ordering::Relaxed);
+        Err(Error::new(ErrorKind::Io, "discard range"))
+    });
+    let space = Space::open_on(SpaceFiles { data, ..media.files() }, &options).unwrap();
+    space.append(&[5; 400_000]).unwrap();
+    space.checkpoint().unwrap();
+    space.collapse_range(1000, 399_000).unwrap();
+    // It has many free segments then.
+    space.checkpoint().unwrap();
+    assert!(asked.load(Ordering::Relaxed) > 0, "nothing was given back");
+    assert_eq!(space.trim().unwrap_err().kind(), ErrorKind::Io);
+    assert!(space.failure().is_none(), "{:?}", space.failure());
+    space.append(&[6; 400_000]).unwrap();
+    space.sync().unwrap();
+    assert_eq!(content(&space).unwrap(), [vec![5; 1000], vec![6; 400_000]].concat());
     assert_sound(&space);
 }

@@ -260,3 +260,107 @@ fn a_crash_while_a_space_without_a_map_is_mended_makes_it_no_worse() {
     }
     assert!(states > 100, "{states}");
 }
+
+/// How many of these stand in the data file.
+fn count_in(data: &Image, wanted: &[Vec<u8>]) -> usize {
+    let data = data.to_vec();
+    let is_in = |bytes: &&Vec<u8>| data.windows(bytes.len()).any(|window| window == &bytes[..]);
+    wanted.iter().filter(is_in).count()
+}
+
+/// Until the space is opened again what nothing points at any more is where it was, for who looks for it.
+#[test]
+fn segments_with_lost_bytes_are_not_taken_before_the_space_is_opened_again() {
+    let (mut kept, mut gone, mut taken) = (0, 0, 0);
+    for seed in 0..6 {
+        let (images, model, _) = history(seed);
+        let mut options = small(seed + 50);
+        options.create = false;
+        // The space has to use what it has.
+        options.data_size_bytes_max = Some(images[0].size_bytes() + 2 * 8192);
+        for block in 16..images[1].size_bytes() / 512 {
+            let mut damaged = images.clone();
+            damaged[1].flip(block * 512 + 50, 1);
+            let media = Media::of(&damaged);
+            let (space, report) = Space::mend_on(media.files(), &options).unwrap();
+            if report.lost.is_empty() || report.is_older {
+                continue;
+            }
+            let lost = report.lost.iter();
+            let lost = lost.map(|range| &model[range.start as usize..range.end as usize]);
+            let wanted: Vec<Vec<u8>> =
+                lost.flat_map(|bytes| bytes.chunks_exact(24)).map(<[u8]>::to_vec).collect();
+            // But for those that two blocks share.
+            let there = count_in(&images[0], &wanted);
+            let mut rng = Rng::from_seed(block);
+            let mut work = |space: &Space| {
+                let mut model = content(space).unwrap();
+                // Until it is full.
+                // Until it is full.
+                let _ = (0..60).try_for_each(|_| step(space, &mut model, &mut rng));
+                let _ = space.collect(4);
+                let size = space.size_bytes();
+                let _ = space.collapse_range(0, size / 2);
+                let _ = space.checkpoint();
+                let _ = space.append(&[7; 20_000]);
+                let _ = space.sync();
+            };
+            work(&space);
+            let context = format!("seed {seed}, block {block}");
+            assert!(space.failure().is_none(), "{context}: {:?}", space.failure());
+            gone += there - count_in(&media.0[0].image(), &wanted);
+            kept += there;
+            space.close().unwrap();
+            let mut options = options.clone();
+            options.testing.seed = Some(seed + 100);
+            let space = Space::open_on(media.files(), &options).unwrap();
+            (0..3).for_each(|_| work(&space));
+            taken += there - count_in(&media.0[0].image(), &wanted);
+        }
+    }
+    // What two blocks share may stand whole in an older copy, which nobody keeps.
+    assert!(kept > 50 && gone * 20 <= kept, "{gone} of {kept} are gone");
+    assert!(taken * 2 > kept, "{taken} of {kept} were taken once the space was opened again");
+}
+
+/// The first group behind a checkpoint takes the place of the log that the header before needs.
+#[test]
+fn a_damaged_header_and_a_torn_group_behind_it_are_no_space_of_before() {
+    let media = Media::new(1 << 20);
+    let mut options = small(3);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.append(&[1; 3000]).unwrap();
+    space.checkpoint().unwrap();
+    space.append(&[2; 100]).unwrap();
+    space.sync().unwrap();
+    space.checkpoint().unwrap();
+    let before = media.images();
+    (0..40).for_each(|n| space.insert_range(n * 7, &[3; 5]).unwrap());
+    space.sync().unwrap();
+    drop(space);
+    let whole = media.images();
+    let mut torn = before.clone();
+    torn[2].write(0, &whole[2].to_vec()[..512]);
+    options.format = false;
+    options.create = false;
+    let (mut refused, expected) = (0, [vec![1; 3000], vec![2; 100]].concat());
+    let open = |images: &[Image]| {
+        Space::open_on(Media::of(images).files(), &options).and_then(|space| content(&space))
+    };
+    assert!(open(&torn).unwrap() == expected, "nothing but the group is lost");
+    for slot in [0, 4096] {
+        let mut damaged = torn.clone();
+        damaged[1].flip(slot + 40, 3);
+        match open(&damaged) {
+            Ok(found) => assert!(found == expected, "slot {slot}: taken back"),
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+                let (_, report) = Space::mend_on(Media::of(&damaged).files(), &options).unwrap();
+                assert!(report.is_older, "{report:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert_eq!(refused, 1, "the older header says less");
+}

@@ -1,9 +1,16 @@
 //! `flex`: tables of writes and their logs, of any size: what comes alone has a place in them.
 
+use crate::flex_db::Devices;
 use crate::flex_whole::{bytes, held, sound};
-use esker::{Durability, EngineKind, ErrorKind, Options, Store};
+use esker::flex::SpaceFiles;
+use esker::{Durability, EngineKind, ErrorKind, FlexFiles, Options, Store};
+use esker_base::rng::Rng;
+use esker_format::flex_db::Batch;
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, Image};
+use parking_lot::Mutex;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 /// Keys that are as long as can be.
@@ -81,4 +88,84 @@ fn ends_of_a_range_are_no_longer_than_keys() {
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
     }
     assert!(store.contains(b"key").unwrap());
+}
+
+/// Devices of a store under `none`, from beside its work: whenever the log of a table was written, late, what they hold then.
+fn late_logs(seed: u64) -> Vec<Vec<Image>> {
+    let mut options = crate::flex_db::options(seed);
+    options.durability = Durability::None;
+    options.size_bytes = 256 << 10;
+    let devices = Devices::new(seed);
+    let found: Arc<Mutex<Vec<Vec<Image>>>> = Arc::default();
+    let inner: Vec<_> = (0..6).map(|index| devices.shared(index)).collect();
+    let device = |index: usize| {
+        let (inner, found) = (inner.clone(), Arc::clone(&found));
+        Asking::new(devices.shared(index), move |call| {
+            // The first thing that is done behind the last flush of a log.
+            if call.act == Act::Write && !["flexdb.wal.write"].contains(&call.site.name()) {
+                let images: Vec<Image> = inner.iter().map(|device| device.image()).collect();
+                let mut found = found.lock();
+                let logs = |images: &[Image]| [images[3].to_vec(), images[4].to_vec()];
+                let is_new = found.last().is_none_or(|last| logs(last) != logs(&images));
+                if is_new && (3..5).any(|log| images[log].to_vec().starts_with(b"ESKW")) {
+                    found.push(images);
+                }
+            }
+            Ok(())
+        }) as Arc<dyn BlockDevice>
+    };
+    let files = FlexFiles {
+        space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },
+        logs: [device(3), device(4)],
+        index: device(5),
+    };
+    let store = Store::open_flex_on(files, &options).unwrap();
+    let mut rng = Rng::from_seed(seed);
+    for n in 0..3000 {
+        let size = if rng.chance(1, 40) { 4500 } else { rng.index(250) };
+        // It is full at times.
+        let _ = store.put(&[rng.index(250) as u8], &bytes(n, size));
+    }
+    store.forget();
+    std::mem::take(&mut *found.lock())
+}
+
+/// A part of such a log would be what no beginning of the writes made.
+#[test]
+fn a_damaged_batch_of_a_log_that_was_written_late_is_told() {
+    let (mut told, mut harmless) = (0, 0);
+    for seed in [2, 3] {
+        let mut options = crate::flex_db::options(seed);
+        options.durability = Durability::None;
+        for images in late_logs(seed).into_iter().take(20) {
+            let open = |images: &[Image]| Devices::with(images.to_vec(), 7).open(&options);
+            let Ok(whole) = open(&images) else { continue };
+            let whole = held(&whole);
+            for log in 3..5 {
+                let bytes = images[log].to_vec();
+                for (block, _) in (0_u64..).zip(bytes.chunks(512)).skip(1) {
+                    let mut damaged = images.clone();
+                    damaged[log].flip(block * 512 + 300, 1);
+                    match open(&damaged) {
+                        Err(error) => {
+                            assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+                            told += 1;
+                        }
+                        Ok(store) => {
+                            let first = Batch::peek(&bytes, 0).ok();
+                            let in_first = first
+                                .is_some_and(|batch| block * 512 < u64::from(batch.total_bytes));
+                            // Of the first one nobody can tell that it was whole.
+                            assert!(
+                                in_first || held(&store) == whole,
+                                "seed {seed}, log {log}, block {block}: a part of a log counts"
+                            );
+                            harmless += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(told > 10 && harmless > 10, "{told} told, {harmless} harmless");
 }

@@ -9,7 +9,8 @@
 //! - D1: nothing is left out, and no key is said to be gone, because of what cannot be read: of a key that may stand there only what
 //!   is newer counts, and what says that there is nothing stays.
 //! - D2: bytes are believed as far as the space verified them. Where a run ends that cannot be read is known from its head, if that
-//!   can be, or from the index; else nobody knows where the next one begins, and all up to the next mark is unread.
+//!   can be, or from the index; else the next one begins where a write to the space began, if a whole run stands there: bytes of a value
+//!   may look like a run, but no write of this module begins with them. If there is none, all up to the next mark is unread.
 //! - D3: an interval whose anchor cannot be read holds what is behind the last key of the one before it; if that cannot be read
 //!   either, they are one. If that is because the device refuses them, there are two with their own anchors again once it does not, and
 //!   nobody knows to which of them a key belongs: they take nothing until then, and the commit fails.
@@ -51,6 +52,8 @@ pub(super) struct Around {
     bytes: Vec<u8>,
     /// What cannot be, in order.
     holes: Vec<Range<usize>>,
+    /// Where writes to the space began, in order.
+    begun: Vec<usize>,
     /// What the device said, if it refused something that may be sound.
     pub(super) refused: Option<Error>,
 }
@@ -77,6 +80,9 @@ impl Around {
     pub(super) fn read(space: &Space, offset: u64, size: usize) -> Result<Around> {
         let mut around = Around { bytes: vec![0; size], ..Around::default() };
         around.read_part(space, offset, 0..size)?;
+        let begun = space.begun(offset..offset + size as u64)?;
+        let place = |start: u64| usize::try_from(start.checked_sub(offset)?).ok();
+        around.begun = begun.into_iter().filter_map(place).collect();
         Ok(around)
     }
 
@@ -109,11 +115,34 @@ impl Around {
         self.holes.iter().any(|hole| hole.start < range.end && range.start < hole.end)
     }
 
-    /// Where in an interval the last run ends that cannot be read (D2), of which runs are known to begin at `starts`; 0: all can.
+    /// What can be read from `at` on, up to what cannot be.
+    fn sound_from(&self, at: usize) -> &[u8] {
+        let hole = self.holes.iter().find(|hole| hole.end > at);
+        let until = hole.map_or(self.bytes.len(), |hole| hole.start);
+        self.bytes.get(at..until).unwrap_or_default()
+    }
+
+    /// Where the next whole run behind `at` begins, of those that nobody told of (D2).
+    fn next_run(&self, at: usize, is_wanted: impl Fn(RunKind) -> bool) -> Option<usize> {
+        let mut behind = self.begun.iter().copied().filter(|begun| *begun > at);
+        let is_run = |begun: &usize| {
+            let run = take_whole(&mut self.sound_from(*begun));
+            run.is_some_and(|run| is_wanted(run.kind))
+        };
+        behind.find(is_run)
+    }
+
+    /// Where in an interval the last run ends that cannot be read (D2), of which runs are known to begin at `starts`, if any are; 0: all can.
     fn unread_end(&self, starts: &[usize]) -> usize {
         let all = self.bytes.len();
         let (mut at, mut end) = (0, 0);
-        let behind = |at: usize| starts.iter().copied().find(|start| *start > at).unwrap_or(all);
+        let behind = |at: usize| {
+            let next = match starts {
+                [] => self.next_run(at, |kind| kind == RunKind::Appended),
+                known => known.iter().copied().find(|start| *start > at),
+            };
+            next.unwrap_or(all)
+        };
         while at < all {
             let rest = self.bytes.get(at..).unwrap_or_default();
             let head = at..(at + RUN_HEAD_MAX).min(all);
@@ -142,17 +171,24 @@ impl Around {
         end
     }
 
-    /// All pairs of an interval that can be read: of a run that ends in what cannot be, those before (D2).
+    /// All pairs of an interval that can be read: of a run that ends in what cannot be, those before; then those of the next one (D2).
     pub(super) fn pairs(&self) -> Vec<Merged<'_>> {
         let mut all = Vec::new();
         let mut at = 0;
         while at < self.bytes.len() {
-            let hole = self.holes.iter().find(|hole| hole.end > at);
-            let until = hole.map_or(self.bytes.len(), |hole| hole.start);
-            let mut rest = self.bytes.get(at..until).unwrap_or_default();
-            let Ok(size) = Run::size(rest) else { break };
-            let run = if size > rest.len() { Run::peek(rest) } else { take_whole(&mut rest) };
-            let Some(run) = run else { break };
+            let mut rest = self.sound_from(at);
+            let size = Run::size(rest).ok();
+            let run = match size {
+                Some(size) if size > rest.len() => Run::peek(rest),
+                _ => take_whole(&mut rest),
+            };
+            let Some((run, size)) = run.zip(size) else {
+                match self.next_run(at, |_| true) {
+                    Some(next) => at = next,
+                    None => break,
+                }
+                continue;
+            };
             let count = usize::try_from(run.count).unwrap_or(usize::MAX);
             let pairs = run.pairs().take(count);
             all.extend(pairs.map(|pair| (pair.key, pair.version, pair.content)));
@@ -356,8 +392,11 @@ impl Flex {
                     let size = before.entry.size.saturating_add(piece.fresh.entry.size);
                     let anchor = std::mem::take(&mut before.anchor);
                     is_refused |= piece.is_refused;
-                    let runs = if is_refused { 0 } else { 1 };
-                    *before = Fresh::new(anchor, Entry::unread(size, runs));
+                    let runs = if is_refused { 0 } else { u32::from(piece.fresh.entry.runs) };
+                    let entry = Entry::unread(size, runs);
+                    before.expiries.add_all(&piece.fresh.expiries);
+                    let expiries = std::mem::take(&mut before.expiries);
+                    *before = Fresh { anchor, entry, tail: piece.fresh.tail, expiries };
                     last = None;
                 }
                 (anchor, _) => {

@@ -1,7 +1,8 @@
 //! An interval in memory: its bytes as they lie in the space, and where in them each pair stands (FlexSpace §5.2).
 //!
 //! # Invariants
-//! - V1: `pairs` are in order of keys, of one key the newest first.
+//! - V1: `pairs` are in order of keys, of one key the newest first; of one version that is there twice, after a crash, the pair that was
+//!   appended later.
 //! - V2: a fingerprint never decides: the key in the bytes does.
 //!
 //! # Concurrency
@@ -152,8 +153,8 @@ pub(super) fn pair_in<'a>(
                 Ordering::Less => {}
                 Ordering::Equal if pair.version > at => {}
                 Ordering::Equal => {
-                    // The newest of this run that counts.
-                    if found.as_ref().is_none_or(|found| found.version < pair.version) {
+                    // The newest of this run that counts; of one that is there again, the later one.
+                    if found.as_ref().is_none_or(|found| found.version <= pair.version) {
                         found = Some(pair);
                     }
                     break;
@@ -264,7 +265,9 @@ impl Interval {
             // Runs are in order each, which this sort makes use of.
             let mut keyed: Vec<(Pair<'_>, Place)> =
                 pairs.iter().map(|place| (interval.at(*place), *place)).collect();
-            keyed.sort_by(|(a, _), (b, _)| a.key.cmp(&b.key).then(b.version.cmp(&a.version)));
+            keyed.sort_by(|(a, x), (b, y)| {
+                a.key.cmp(&b.key).then(b.version.cmp(&a.version)).then(y.run.cmp(&x.run))
+            });
             pairs.iter_mut().zip(&keyed).for_each(|(place, (_, sorted))| *place = *sorted);
             let is_unique = keyed.windows(2).all(|two| two[0].0.key != two[1].0.key);
             interval.is_unique = is_unique;
@@ -288,7 +291,7 @@ impl Interval {
             // What is before it; of the same key, what is newer.
             while old < self.pairs.len() {
                 let pair = self.pair(old);
-                if pair.key.cmp(&new.key).then(new.version.cmp(&pair.version)).is_gt() {
+                if pair.key.cmp(&new.key).then(new.version.cmp(&pair.version)).is_ge() {
                     break;
                 }
                 pairs.push(self.pairs[old]);

@@ -7,7 +7,8 @@
 //!
 //! # Invariants
 //! - A1: a late log counts as a whole or not at all: a part of it would not be what some beginning of the writes made, for
-//!   it has only the last write of a key. So its first batch, without which a log is empty, is written last.
+//!   it has only the last write of a key. So its first batch, without which a log is empty, is written last. Each batch says that it is
+//!   durable itself, so one that is missing before it is damage.
 //!
 //! # Concurrency
 //! The log is written under the space's lock by whoever has to commit. The table is sealed: nobody changes it.
@@ -110,7 +111,7 @@ impl Flex {
             self.wal.write_late(&mut late, first_version, &mut writer)?;
         }
         // PERSIST: all of the table, before any of it is in the space.
-        self.wal.end_late(late)?;
+        self.wal.end_late(late, next_version)?;
         table.is_logged.store(true, Ordering::Release);
         Ok(())
     }

@@ -32,10 +32,14 @@ pub(super) fn pairs_of<'a>(
     group: Option<&'a RunWriter>,
 ) -> Vec<Merged<'a>> {
     let mut all: Vec<Merged<'a>> = Vec::with_capacity(interval.len() + 16);
-    all.extend((0..interval.len()).map(|index| {
+    for index in 0..interval.len() {
         let pair = interval.pair(index);
-        (pair.key, pair.version, pair.content)
-    }));
+        // Of a version that is there twice the later one is first.
+        let is_again = |last: &Merged<'_>| last.1 == pair.version && last.0 == pair.key;
+        if !all.last().is_some_and(is_again) {
+            all.push((pair.key, pair.version, pair.content));
+        }
+    }
     add_group(&mut all, group);
     all
 }
@@ -61,7 +65,8 @@ fn head_of(key: Key<'_>) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
-/// All pairs in order, of a key the newest first. One version may be there twice, after a crash.
+/// All pairs in order, of a key the newest first. One version may be there twice, after a crash: the last of `all` counts, which came
+/// later, as it does for who reads. They may differ, if the clock was set back since (`expired`).
 fn in_order(all: &mut Vec<Merged<'_>>) {
     // Keys of neighbours begin alike. Eight bytes behind that nearly always decide, and are moved instead of pairs.
     let Some((first, ..)) = all.first() else { return };
@@ -69,7 +74,13 @@ fn in_order(all: &mut Vec<Merged<'_>>) {
     let mut order: Vec<(u64, &Merged<'_>)> =
         all.iter().map(|pair| (head_of(pair.0.behind(shared)), pair)).collect();
     order.sort_by(|(a, x), (b, y)| a.cmp(b).then_with(|| x.0.cmp(&y.0).then(y.1.cmp(&x.1))));
-    order.dedup_by(|(a, x), (b, y)| a == b && (x.0, x.1) == (y.0, y.1));
+    order.dedup_by(|(a, x), (b, y)| {
+        let is_again = a == b && (x.0, x.1) == (y.0, y.1);
+        if is_again {
+            *y = *x;
+        }
+        is_again
+    });
     *all = order.into_iter().map(|(_, pair)| *pair).collect();
 }
 
@@ -212,8 +223,11 @@ impl Flex {
 
 #[cfg(test)]
 mod tests {
+    use super::super::interval::{pair_in, print_of};
     use super::*;
+    use esker_base::hash::KeyHasher;
     use esker_base::rng::Rng;
+    use esker_format::flex_db::Extra;
 
     #[test]
     fn pairs_are_brought_in_order_whatever_their_keys_have_in_common() {
@@ -243,6 +257,54 @@ mod tests {
             let found: Vec<_> =
                 pairs.iter().map(|(key, version, _)| (*key, std::cmp::Reverse(*version))).collect();
             assert_eq!(found, expected, "round {round}");
+        }
+    }
+
+    /// What a crash amid a commit leaves: a version that came to the space, and came again, as the log still has it. Meanwhile the clock
+    /// was set back, so that it had expired then and has not now.
+    #[test]
+    fn of_a_version_that_is_there_twice_everybody_finds_the_one_that_came_later() {
+        let hasher = KeyHasher::new([2; 16]);
+        let put = Content::Put(Extra::default(), b"value");
+        let run = |pairs: &[(&[u8], u64, Content<'_>)], anchor: Option<&[u8]>| {
+            let (mut run, mut bytes) = (RunWriter::new(1), Vec::new());
+            for &(key, version, content) in pairs {
+                run.push(&Pair { key: Key::from(key), version, content });
+            }
+            run.finish(anchor, &mut bytes);
+            bytes
+        };
+        let base = run(&[(b"a", 1, put), (b"b", 2, put)], Some(b""));
+        let first = run(&[(b"b", 5, Content::Delete)], None);
+        let again = run(&[(b"b", 5, put), (b"c", 6, put)], None);
+        let whole = [&base[..], &first, &again].concat();
+        let decoded = Interval::decode(whole.clone(), &hasher).unwrap();
+        let grown = Interval::decode([&base[..], &first].concat(), &hasher).unwrap();
+        let grown = grown.append(&again, &hasher).unwrap();
+        for interval in [&decoded, &grown] {
+            let pairs: Vec<(Vec<u8>, u64)> = (0..interval.len())
+                .map(|index| (interval.pair(index).key.to_vec(), interval.pair(index).version))
+                .collect();
+            let key = |byte: u8| vec![byte];
+            let of_b = [5, 5, 2].map(|version| (key(b'b'), version));
+            let all = [&[(key(b'a'), 1)][..], &of_b, &[(key(b'c'), 6)]].concat();
+            assert_eq!(pairs, all);
+            let found = interval.get(b"b", print_of(hasher.hash(b"b")), u64::MAX).unwrap();
+            assert_eq!(found.content, put);
+        }
+        let runs = [&first[..], &again].concat();
+        assert_eq!(pair_in(&runs, true, b"b", u64::MAX).unwrap().unwrap().content, put);
+        assert_eq!(pair_in(&whole, false, b"b", u64::MAX).unwrap().unwrap().content, put);
+        // A rewrite makes no other one of it.
+        let mut group = RunWriter::new(1);
+        group.push(&Pair { key: Key::from(&b"b"[..]), version: 5, content: put });
+        let before = Interval::decode([&base[..], &first].concat(), &hasher).unwrap();
+        let moment = Moment { now: 0, snapshots: Vec::new() };
+        for (interval, group) in [(&decoded, None), (&before, Some(&group))] {
+            let merged = merge(pairs_of(interval, group), None, &moment, &mut Expired::default());
+            let of_key: Vec<_> = merged.iter().filter(|(key, ..)| *key == b"b"[..]).collect();
+            assert_eq!(of_key.len(), 1);
+            assert_eq!((of_key[0].1, of_key[0].2), (5, put));
         }
     }
 }

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! # Failure
-//! A crash while a store is made leaves none, or an empty one. An open that fails leaves everything as it was.
+//! A crash while a store is made leaves none, or an empty one. An open that fails leaves everything as it was. Where a table that was found
+//! does not get to the space, the store is as if that had happened while it was open: all can be read, and nothing be written.
 
 use super::commit::Committer;
 use super::index::{Fresh, Index};
@@ -251,12 +252,19 @@ impl Flex {
         let weak = Arc::downgrade(&flex);
         flex.space.expect(move || weak.upgrade().map_or(0, |flex| flex.coming_bytes()));
         // Of two tables the older one goes to the space at once: the next log takes its file (F2).
+        let mut stays = None;
         for table in found.tables.into_iter().map(Arc::new) {
             flex.adopt(table);
-            flex.commit_sealed()?;
+            stays = flex.commit_sealed().err();
         }
-        if let Some(table) = last {
-            flex.adopt(table);
+        match (last, stays) {
+            (Some(table), Some(error)) => {
+                // The logs keep both; as nothing is written, no log begins over the older one.
+                flex.wal.fail(&error);
+                flex.tables_mut().active = table;
+            }
+            (Some(table), None) => flex.adopt(table),
+            (None, _) => {}
         }
         flex.share_memory();
         if options.testing.background {

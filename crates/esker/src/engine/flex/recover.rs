@@ -204,9 +204,12 @@ impl Reader<'_> {
                 lost.push((at, batch.generation));
                 // How many of its log are there. A log that is here in its place is an old one, of which the first batch of this
                 // one did not take the place.
-                let sequence = match found {
-                    Some(log) if log.generation == batch.generation => log.end.sequence,
-                    _ => 0,
+                let is_of_log = |log: &&FoundLog| log.generation == batch.generation;
+                let sequence = match found.filter(is_of_log) {
+                    Some(log) => log.end.sequence,
+                    // Without the first batch a late log was not durable (A1 of `late`).
+                    None if batch.durable_sequence > batch.sequence => continue,
+                    None => 0,
                 };
                 // What stands in a value may look like this: ask for the checksum.
                 let proof = batch.durable_sequence > sequence;

@@ -25,7 +25,7 @@ use super::commit::Committer;
 use super::damage::{Around, PIECE_BYTES_MAX};
 use super::expired::Expired;
 use super::index::Located;
-use super::merge::merge;
+use super::merge::{Merged, merge};
 use super::open::{Found, Plan, identity, open_files, space_options, versions_skipped};
 use super::{Flex, FlexFiles, ROOT_BYTES, large, recover, saved};
 use crate::check::RepairReport;
@@ -98,6 +98,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let values = behind.values;
     let flex = Flex::of(Found { files, space, root, tables, intervals, values }, plan)?;
+    flex.check_stuck()?;
     flex.mend_intervals(&mut report)?;
     flex.commit_all()?;
     flex.mend_large(&mut report, has_strays)?;
@@ -226,12 +227,13 @@ impl Flex {
             // What comes back once the device reads it again is not to be given up.
             return Err(error);
         }
-        let mut pairs = around.pairs();
-        pairs.retain(|(key, ..)| {
+        let is_within = |(key, ..): &Merged<'_>| {
             *key >= located.anchor[..]
                 && located.upper.as_ref().is_none_or(|upper| *key < upper[..])
-        });
-        pairs.extend(strays.of_keys(&located.anchor, located.upper.as_deref()));
+        };
+        // Of one version that is there twice the later one counts.
+        let strays = strays.of_keys(&located.anchor, located.upper.as_deref());
+        let pairs = strays.chain(around.pairs().into_iter().filter(is_within)).collect();
         let (moment, mut expired) = (self.moment(), Expired::default());
         let merged = merge(pairs, None, &moment, &mut expired);
         let pairs_max = self.options.interval_pairs_max as usize;

@@ -316,6 +316,8 @@ impl Wal {
             position,
             first_version,
             previous_checksum,
+            // If its log counts at all, it is durable itself (A1).
+            durable_sequence: sequence + 1,
             ..Batch::default()
         };
         let (bytes, checksum) = writer.finish(batch, &self.store_id, self.block);
@@ -331,8 +333,12 @@ impl Wal {
         Ok(())
     }
 
-    /// Writes the first batch of such a log behind the others, and makes all of them durable.
-    pub(super) fn end_late(&self, late: LateLog) -> Result<()> {
+    /// Writes the first batch of such a log behind the others, and makes all of them durable. An empty batch of that version is the
+    /// last one: if one of those that say something is damaged, there is one behind it.
+    pub(super) fn end_late(&self, mut late: LateLog, next_version: u64) -> Result<()> {
+        if late.tail.sequence > 0 {
+            self.write_late(&mut late, next_version, &mut WalWriter::empty())?;
+        }
         let device = self.device(late.tail.generation);
         if late.tail.sequence > 1 {
             device.flush(sites::LATE_FLUSH)?;

@@ -1,5 +1,6 @@
 //! Room that nobody uses comes back, and checkpoints come no more often than they are worth.
 
+use super::super::chunks::Use;
 use super::*;
 use crate::options::Progress;
 use crate::value::Condition;
@@ -81,6 +82,43 @@ fn chunks_of_every_size_that_are_empty_are_there_for_other_values() {
         assert!(kept > 30, "{engine}: {kept} chunks are kept while there is room");
         let (all, found) = (fill(&fresh), fill(&store));
         assert!(found * 50 >= all * 49, "{engine}: {found} of {all}");
+    }
+}
+
+#[test]
+fn a_chunk_that_could_not_be_emptied_has_room_again_and_one_that_was_taken_anew_is_left_alone() {
+    const CHUNK_SIZE: u64 = 8192;
+    const OF_A_CHUNK: usize = 8;
+    for engine in KINDS {
+        let store = open(&memory(40, CHUNK_SIZE), engine, CHUNK_SIZE);
+        let place = |_| store.place_record(0, For::Puts, b"key", &[7; 900]).unwrap();
+        // The first one is full, and in no list.
+        let mut lines: Vec<u64> = (0..2 * OF_A_CHUNK).map(place).collect();
+        let number = store.chunk_of_line(lines[0]);
+        let is_there = |line: &u64| store.chunk_of_line(*line) == number;
+        lines.retain(is_there);
+        let chunk = store.chunks.get(number).unwrap();
+        let generation = chunk.generation();
+        let is_listed = || chunk.listed.load(Ordering::SeqCst);
+        assert!(!is_listed());
+        // While it is emptied nobody lists it who frees a block, and nobody takes one there.
+        assert!(store.unlist(number, generation));
+        store.free_record(lines[0]);
+        assert!(!(0..3 * OF_A_CHUNK).map(place).any(|line| is_there(&line)), "{engine}");
+        store.relist(number, chunk, generation, true);
+        let found = (0..2 * OF_A_CHUNK).map(place).find(is_there);
+        assert_eq!(found, Some(lines[0]), "{engine}: its free block is of use again");
+        // Now it comes free meanwhile, and is taken anew and full when that is over.
+        assert!(store.unlist(number, generation));
+        lines.iter().for_each(|line| store.free_record(*line));
+        assert_ne!(chunk.usage(), Use::Blocks, "{engine}");
+        let more = |_| store.place_record(0, For::Cleaner, b"key", &[7; 900]).ok();
+        let anew = (0..).map_while(more).filter(is_there).take(lines.len()).count();
+        assert_eq!(anew, lines.len(), "{engine}: nobody took it");
+        (0..OF_A_CHUNK).map_while(more).for_each(drop);
+        assert!(chunk.generation() != generation && !is_listed(), "{engine}");
+        store.relist(number, chunk, generation, true);
+        assert!(!is_listed(), "{engine}: another one is listed");
     }
 }
 

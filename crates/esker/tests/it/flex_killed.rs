@@ -1,0 +1,105 @@
+//! `flex`: what a killed process left in the caches of its devices is read by the next one, and is durable then: a power cut that comes
+//! later takes nothing of it.
+
+use crate::client::Map;
+use crate::flex_db::{Devices, SIZES, files_of, options};
+use crate::flex_whole::{bytes, held};
+use esker::flex::SpaceFiles;
+use esker::{Durability, FlexFiles, Options, Store};
+use esker_base::rng::Rng;
+use esker_base::{Error, ErrorKind};
+use esker_media::BlockDevice;
+use esker_media::sim::{Act, Asking, SimBlockOptions, SimDevices};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Files of which nothing gets any further from the `n`-th write or flush on: as far as the process came.
+fn killed_at(devices: &SimDevices, n: u64) -> FlexFiles {
+    let left = Arc::new(AtomicU64::new(n));
+    let device = |index: usize| {
+        let left = Arc::clone(&left);
+        Asking::new(Arc::clone(&devices.devices()[index]), move |call| {
+            let counts = u64::from(matches!(call.act, Act::Write | Act::Flush));
+            let before = left.load(Ordering::Relaxed);
+            left.store(before.saturating_sub(counts), Ordering::Relaxed);
+            if before == 0 { Err(Error::new(ErrorKind::Io, "killed")) } else { Ok(()) }
+        }) as Arc<dyn BlockDevice>
+    };
+    FlexFiles {
+        space: SpaceFiles { data: device(0), tree: device(1), log: device(2) },
+        logs: [device(3), device(4)],
+        index: device(5),
+    }
+}
+
+/// Works until the process is killed; how many operations it did.
+fn work(files: FlexFiles, options: &Options, seed: u64) -> u32 {
+    let Ok(store) = Store::open_flex_on(files, options) else { return 0 };
+    let mut rng = Rng::from_seed(seed);
+    let mut done = 0;
+    for n in 0..400 {
+        let key = vec![rng.index(60) as u8];
+        let size = if rng.chance(1, 30) { 4500 } else { rng.index(200) };
+        let worked = match rng.below(40) {
+            0..7 => store.delete(&key).map(drop),
+            7 => store.delete_range(&key, Some(&[key[0].saturating_add(5)])),
+            8 if options.durability != Durability::Sync => store.sync(),
+            _ => store.put(&key, &bytes(n, size)).map(drop),
+        };
+        if worked.is_err() {
+            break;
+        }
+        done += 1;
+    }
+    store.forget();
+    done
+}
+
+#[test]
+fn what_was_read_and_synced_after_a_kill_is_there_after_a_power_cut() {
+    let (mut states, mut pairs) = (0, 0);
+    for (durability, seed) in
+        [(Durability::Sync, 1), (Durability::Periodic(HOUR), 2), (Durability::None, 3)]
+    {
+        let mut options = options(seed);
+        options.durability = durability;
+        for n in (1..700).step_by(7) {
+            let context = format!("{durability:?}, killed at {n}");
+            let devices = SimDevices::new(6, |index| {
+                let (first, most) = SIZES[index];
+                let mut options = SimBlockOptions::new(first, seed * 1000 + n);
+                options.size_bytes_max = most;
+                options
+            });
+            let done = work(killed_at(&devices, n), &options, n);
+            let store = Store::open_flex_on(files_of(devices.devices()), &options);
+            let store = match store {
+                Ok(store) => store,
+                Err(error) => panic!("{context}: {error}"),
+            };
+            let found: Map = held(&store);
+            if durability != Durability::Sync {
+                store.sync().unwrap();
+            }
+            let position = devices.position();
+            store.forget();
+            let traces = devices.traces();
+            for state in 0..6 {
+                let cut = SimDevices::cut(&traces, position, n * 10 + state);
+                let again = Devices::with(cut, state).open(&options);
+                let again = again.unwrap_or_else(|error| panic!("{context}, {state}: {error}"));
+                assert!(held(&again) == found, "{context}, {state}: it was read before");
+                again.forget();
+                states += 1;
+            }
+            pairs += found.len();
+            if done == 400 {
+                break;
+            }
+        }
+    }
+    assert!(states > 500 && pairs > 2000, "{states} states, {pairs} pairs");
+}
