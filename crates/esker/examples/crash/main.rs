@@ -68,7 +68,7 @@ impl Exploration for OfDepot {
     const ENGINE: &'static str = "depot";
     const EFFORT: Effort = Effort {
         states: [1_000_000, 10_000],
-        gate: [200_000, 10_000],
+        gate: [150_000, 10_000],
         piece: 16,
         mutant_seeds: [48, 8],
         passes_all: false,

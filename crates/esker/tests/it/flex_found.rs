@@ -43,6 +43,7 @@ fn runs_behind_a_beginning_that_is_damaged_are_read_and_repaired() {
         let lost: Vec<&Vec<u8>> = model.keys().filter(|key| store.get(key).is_err()).collect();
         let of_later = lost.iter().filter(|key| is_later(key)).count();
         beginnings += u32::from(of_later == 0 && lost.len() > 10);
+        assert!(lost.len() <= 10 || of_later == 0, "{context}: {lost:?}");
         others += u32::from(of_later > 0);
         store.forget();
         let images = damaged.iter().map(|device| device.image()).collect();
