@@ -138,6 +138,12 @@ fn a_superblock_that_is_damaged_is_whole_again_once_the_store_was_open() {
             let offset = esker_format::flat::SUPERBLOCK_OFFSETS[offset];
             memory.store(DAMAGE, offset + at, &[0xA5]).unwrap();
             crash(opened(&memory, engine));
+            let [first, second] = esker_format::flat::SUPERBLOCK_OFFSETS.map(|offset| {
+                let mut bytes = [0; 256];
+                memory.read(offset, &mut bytes).unwrap();
+                bytes
+            });
+            assert_eq!(first, second, "{engine}");
         }
     }
 }
