@@ -265,7 +265,7 @@ fn what_goes_wrong_in_the_background_is_told_in_front() {
     // With the exit code that it would have had in front.
     let wrong = ["-p", "0", "-Y", "missing"];
     for mode in [&["memcached"][..], &["memcached", "-d"]] {
-        let ran = scratch.run(&[mode, &wrong, &user()].concat());
+        let ran = scratch.run(&[mode, &wrong, user()].concat());
         assert_eq!(ran.code, Some(2), "{ran:?}");
     }
 }
