@@ -1,12 +1,13 @@
 //! One connection: callers append frames and send them, a thread reads replies and hands them out.
 //!
-//! There is no thread for sending. Whoever wants his frames to leave sends all there are, unless
-//! somebody does; what is appended meanwhile leaves with that one's next write.
+//! There is no thread for sending, most of the time. Whoever wants his frames to leave sends all there are, unless
+//! somebody does; what is appended meanwhile leaves with that one's next write. Where that does not end, a thread of its own
+//! goes on with it, so that nobody is kept by what others want.
 //!
 //! # Invariants
 //! - C1: frames leave in the order in which they were appended, so that requests on one key take
 //!   effect in the order in which they were submitted.
-//! - C2: at most one thread sends; it ends only when the queue is empty or the connection is broken.
+//! - C2: at most one thread sends; it ends only when the queue is empty or the connection is broken, or another one goes on.
 //! - C3: once broken a connection stays so: nothing is appended, and nobody waits any more.
 //! - C4: what a server says is never believed before it is checked: buffers grow by what arrived.
 //!
@@ -28,8 +29,8 @@ use esker_format::native::{
 };
 use parking_lot::{Condvar, Mutex};
 use std::io::ErrorKind as IoErrorKind;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Frames that nobody has asked to leave do so once they come to this.
@@ -38,8 +39,10 @@ const QUEUE_BYTES: usize = 32 << 10;
 const QUEUE_BYTES_MAX: usize = 4 << 20;
 /// Bytes that are received at once.
 const RECEIVE_BYTES: usize = 64 << 10;
-/// Stack of the thread that reads.
-const READER_STACK_BYTES: usize = 256 << 10;
+/// Stack of a thread that reads, or sends.
+const STACK_BYTES: usize = 256 << 10;
+/// How long who sends goes on with the frames of others once his own have left.
+const FOR_OTHERS: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
 struct State {
@@ -65,6 +68,7 @@ pub(crate) struct Connection {
     offered: AtomicU64,
     /// When something last came, in nanoseconds of the clock.
     received_at: AtomicU64,
+    itself: Weak<Connection>,
 }
 
 /// What keeps a connection open: its reader ends with the last one.
@@ -116,7 +120,7 @@ impl Connection {
             sending: false,
             broken: None,
         };
-        let connection = Arc::new(Connection {
+        let connection = Arc::new_cyclic(|itself| Connection {
             socket,
             hello,
             options: options.clone(),
@@ -124,11 +128,12 @@ impl Connection {
             room: Condvar::new(),
             offered: AtomicU64::new(0),
             received_at: AtomicU64::new(now_ns()),
+            itself: itself.clone(),
         });
         let reader = connection.clone();
         let started = std::thread::Builder::new()
             .name("esker-client".into())
-            .stack_size(READER_STACK_BYTES)
+            .stack_size(STACK_BYTES)
             .spawn(move || reader.read_all());
         started.map_err(|source| greeting_failed(address, source))?;
         Ok(Handle(connection))
@@ -205,13 +210,46 @@ impl Connection {
 
     /// Sends what is queued, unless somebody does.
     pub(crate) fn send(&self) {
-        let mut state = self.state.lock();
-        if state.sending {
-            return;
+        let own = {
+            let mut state = self.state.lock();
+            if state.sending {
+                return;
+            }
+            state.sending = true;
+            state.queued
+        };
+        let end = SystemClock.monotonic().saturating_add(FOR_OTHERS);
+        let is_enough =
+            || self.offered.load(Ordering::Relaxed) >= own && SystemClock.monotonic() >= end;
+        if !self.send_until(is_enough) {
+            self.hand_over();
         }
-        state.sending = true;
+    }
+
+    /// Lets a thread of its own send what others go on appending.
+    #[cold]
+    fn hand_over(&self) {
+        let sender = std::thread::Builder::new().name("esker-sender".into());
+        let started = self.itself.upgrade().map(|connection| {
+            let sends = move || {
+                connection.send_until(|| false);
+            };
+            sender.stack_size(STACK_BYTES).spawn(sends)
+        });
+        if !started.is_some_and(|started| started.is_ok()) {
+            self.send_until(|| false);
+        }
+    }
+
+    /// Sends what is queued, as the one who does (C2), until nothing is; false if `is_enough` says so before: then another one has
+    /// to go on.
+    fn send_until(&self, is_enough: impl Fn() -> bool) -> bool {
         let mut frames = Vec::new();
+        let mut state = self.state.lock();
         while state.broken.is_none() && !state.queue.is_empty() {
+            if is_enough() {
+                return false;
+            }
             frames.clear();
             std::mem::swap(&mut frames, &mut state.queue);
             drop(state);
@@ -223,6 +261,7 @@ impl Connection {
             state = self.state.lock();
         }
         state.sending = false;
+        true
     }
 
     fn write_all(&self, mut rest: &[u8]) -> std::io::Result<()> {

@@ -429,6 +429,53 @@ fn a_backup_that_takes_all_the_room_is_no_silence() {
     });
 }
 
+/// As long as others go on, there is always more to send.
+#[test]
+fn nobody_sends_for_others_without_end() {
+    const LOAD: Duration = Duration::from_secs(2);
+    let options = Options { request_timeout: PATIENCE, in_flight_max: 1000, ..impatient() };
+    let long_key = vec![b'k'; 60 << 10];
+    with_greeter_of(
+        options,
+        |stream| {
+            let mut header = [0; FRAME_HEADER_SIZE];
+            let mut payload = Vec::new();
+            while stream.read_exact(&mut header).is_ok() {
+                let header = FrameHeader::peek(&header).expect("a header");
+                payload.resize(header.payload_size as usize, 0);
+                stream.read_exact(&mut payload).expect("a payload");
+                // Slower than they ask.
+                esker_trt::sleep(Duration::from_micros(500));
+                let reply = frame(header.id, Opcode::Get, Status::KeyMissing, b"");
+                if stream.write_all(&reply).is_err() {
+                    break;
+                }
+            }
+        },
+        |client| {
+            let begin = SystemClock.monotonic();
+            let longest = std::thread::scope(|scope| {
+                let asks = || {
+                    let mut longest = Duration::ZERO;
+                    while SystemClock.monotonic() - begin < LOAD {
+                        let asked = SystemClock.monotonic();
+                        // More than the system takes in between.
+                        let submit = |_| client.submit_get(&long_key).expect("submit");
+                        let pending: Vec<_> = (0..40).map(submit).collect();
+                        longest = longest.max(SystemClock.monotonic() - asked);
+                        pending.into_iter().for_each(|pending| drop(pending.wait().expect("get")));
+                    }
+                    longest
+                };
+                let threads: Vec<_> = (0..6).map(|_| scope.spawn(asks)).collect();
+                threads.into_iter().map(|thread| thread.join().expect("asks")).max()
+            });
+            let longest = longest.expect("threads");
+            assert!(longest < LOAD / 2, "one of them was kept for {longest:?}");
+        },
+    );
+}
+
 #[test]
 fn a_reply_that_comes_too_late_is_nobody_elses() {
     with_greeter(
