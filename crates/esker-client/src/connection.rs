@@ -236,7 +236,7 @@ impl Connection {
             };
             sender.stack_size(STACK_BYTES).spawn(sends)
         });
-        if !started.is_some_and(|started| started.is_ok()) {
+        if started.is_none_or(|started| started.is_err()) {
             self.send_until(|| false);
         }
     }
