@@ -52,7 +52,7 @@ pub enum BatchKind {
     /// Where the extents of large values are.
     CheckpointExtents = 7,
     /// The last batch of a checkpoint. (6 was one that covered nothing once something was written after it.)
-    CheckpointEnd = 8,
+    CheckpointEnd = 9,
 }
 
 /// What stands before the records of a batch.
@@ -147,7 +147,7 @@ impl Raw {
             4 => BatchKind::Trailer,
             5 => BatchKind::Checkpoint,
             7 => BatchKind::CheckpointExtents,
-            8 => BatchKind::CheckpointEnd,
+            9 => BatchKind::CheckpointEnd,
             _ => return Err(Flaw::Field("kind")),
         };
         let header = BatchHeader {

@@ -20,6 +20,10 @@ pub struct CheckpointSegment {
     pub covered_bytes: u64,
     /// Bytes of all its records, as the segment table counts them.
     pub written_bytes: u64,
+    /// Tombstones among these.
+    pub tombstones: u32,
+    /// Bytes of tombstones beyond what their links stand for.
+    pub beyond_bytes: u64,
 }
 
 /// Where the extents of a large value are.
@@ -86,7 +90,7 @@ pub struct CheckpointEnd {
     pub segments: Vec<CheckpointSegment>,
 }
 
-const SEGMENT_SIZE: usize = 28;
+const SEGMENT_SIZE: usize = 40;
 
 impl CheckpointEnd {
     /// The payload of the batch.
@@ -105,7 +109,13 @@ impl CheckpointEnd {
         }
         for segment in &self.segments {
             out.extend_from_slice(&segment.id.0.to_le_bytes());
-            for number in [segment.epoch.0, segment.covered_bytes, segment.written_bytes] {
+            out.extend_from_slice(&segment.tombstones.to_le_bytes());
+            for number in [
+                segment.epoch.0,
+                segment.covered_bytes,
+                segment.written_bytes,
+                segment.beyond_bytes,
+            ] {
                 out.extend_from_slice(&number.to_le_bytes());
             }
         }
@@ -125,10 +135,16 @@ impl CheckpointEnd {
         let mut segments = Vec::with_capacity(rest.len() / SEGMENT_SIZE);
         while !rest.is_empty() {
             let id = SegmentId(u32::from_le_bytes(take(&mut rest)?));
+            let tombstones = u32::from_le_bytes(take(&mut rest)?);
             let mut number = || -> Result<u64, Flaw> { Ok(u64::from_le_bytes(take(&mut rest)?)) };
-            let [epoch, covered_bytes, written_bytes] = [number()?, number()?, number()?];
-            let epoch = SegmentEpoch(epoch);
-            segments.push(CheckpointSegment { id, epoch, covered_bytes, written_bytes });
+            segments.push(CheckpointSegment {
+                id,
+                tombstones,
+                epoch: SegmentEpoch(number()?),
+                covered_bytes: number()?,
+                written_bytes: number()?,
+                beyond_bytes: number()?,
+            });
         }
         Ok(CheckpointEnd {
             batches,
@@ -185,6 +201,8 @@ mod tests {
             epoch: SegmentEpoch(9),
             covered_bytes: 8192,
             written_bytes: 700,
+            tombstones: 5,
+            beyond_bytes: 90,
         };
         let end = CheckpointEnd {
             batches: 2,

@@ -7,7 +7,7 @@
 //! Writes nothing: a crash leaves what recovery found.
 
 use super::recover::{Found, Recovered, Scanned, on_threads};
-use super::segments::{Incarnation, Live, Use};
+use super::segments::{Incarnation, Live, Use, Written};
 use super::{Depot, sites};
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
@@ -26,11 +26,11 @@ impl Depot {
     /// Fills index and segment table from the log, and from the checkpoint that it was not read for.
     pub(super) fn adopt(&self, log: &mut Recovered) -> Result<()> {
         let tail = log.log_end().tail.map(|tail| tail.segment);
-        for Scanned { header, written_bytes, .. } in &log.segments {
+        for Scanned { header, written, .. } in &log.segments {
             let id = header.segment_id;
             let state = if Some(id) == tail { Use::Open } else { Use::Sealed };
             self.segments.restore(id, state, Incarnation::from(header));
-            self.segments.add_written(id, *written_bytes);
+            self.segments.add_written(id, *written);
         }
         let covered = self.adopt_checkpoint(log);
         self.take_out_overtaken(log)?;
@@ -83,7 +83,12 @@ impl Depot {
                 && let Some(header) = headers.get(&id)
             {
                 self.segments.restore(id, Use::Sealed, Incarnation::from(*header));
-                self.segments.add_written(id, segment.written_bytes);
+                let written = Written {
+                    bytes: segment.written_bytes,
+                    tombstones: segment.tombstones,
+                    beyond_bytes: segment.beyond_bytes,
+                };
+                self.segments.add_written(id, written);
                 covered.push(id);
             }
         }

@@ -24,7 +24,7 @@
 
 use super::moves::{Move, Mover};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
-use super::place::{GIVE_WAY, link_bytes};
+use super::place::{GIVE_WAY, record_bytes};
 use super::scan::{Source, Step, noted};
 use super::segments::{Incarnation, Urgency};
 use super::tombstones::TombstonePlace;
@@ -310,7 +310,9 @@ impl Depot {
         if self.release_expired(cleaner, of.stream, &records)? {
             records.retain(|(record, link)| self.is_live(record, *link));
         }
-        if !self.fits_copies(cleaner.mover_from(of.stream), &records) {
+        let bytes = |(record, link): &(SummaryRecord, Link)| record_bytes(*link, record.size_bytes);
+        let live_bytes = records.iter().map(bytes).sum();
+        if !self.fits_copies(cleaner.mover_from(of.stream), live_bytes) {
             return Err(Error::new(ErrorKind::NoSpace, "clean segment"));
         }
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
@@ -319,13 +321,12 @@ impl Depot {
         let rested = moving.tempo.as_ref().map_or(Duration::ZERO, |tempo| tempo.rested);
         let (moved, durable) = self.end_move(moving, copied);
         cleaner.rested += rested;
-        let moved_bytes = moved.iter().map(|moved| link_bytes(moved.new)).sum();
         for (count, moved) in moved.into_iter().enumerate() {
             if count % GIVE_WAY == 0 {
                 esker_trt::yield_now();
             }
             if durable.is_err() || !self.follow(victim, of, &moved) {
-                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+                self.segments.remove(moved.to, moved.new, Version(0));
             }
         }
         if durable.is_err() {
@@ -334,14 +335,13 @@ impl Depot {
         durable?;
         // Who superseded the rest meanwhile is about to say so.
         self.segments.set_aside(victim, of.epoch);
-        Ok(moved_bytes)
+        Ok(live_bytes)
     }
 
-    /// Whether there is room for copies of a segment's records: half of them would only be in the way. With one free segment
-    /// there is, as they take less than what they are copies of.
-    fn fits_copies(&self, mover: &Mover, records: &[(SummaryRecord, Link)]) -> bool {
-        let bytes: u64 = records.iter().map(|(_, link)| link_bytes(*link)).sum();
-        // A link's bytes are more than those of its record and of that in a summary.
+    /// Whether there is room for copies of a segment's records of so many bytes: half of them would only be in the way. With one
+    /// free segment there is, as they take less than what they are copies of.
+    fn fits_copies(&self, mover: &Mover, bytes: u64) -> bool {
+        // They are more than those of a record and of that in a summary.
         let with = |summary| self.layout.batch_with_summary(bytes, summary);
         let in_tail = mover
             .tail

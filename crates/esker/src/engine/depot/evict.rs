@@ -27,7 +27,6 @@
 
 use super::clean::Cleaner;
 use super::moves::Move;
-use super::place::link_bytes;
 use super::segments::Incarnation;
 use super::unread::FAILURES_MAX;
 use super::{Depot, gather, sites, spread};
@@ -144,7 +143,7 @@ impl Depot {
         for moved in noted {
             let (segment, of) = evicted.heads.get(&moved.old).copied().unwrap_or((victim, of));
             if !gone || !self.follow(segment, of, &moved) {
-                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+                self.segments.remove(moved.to, moved.new, Version(0));
             } else if !moved.old.is_tombstone() {
                 self.evictions.add(1);
             }

@@ -151,7 +151,7 @@ impl Depot {
         for moved in moved {
             let origin = origins.get(&moved.old).filter(|_| durable.is_ok());
             if !origin.is_some_and(|(segment, of)| self.follow(*segment, *of, &moved)) {
-                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+                self.segments.remove(moved.to, moved.new, Version(0));
             }
         }
         durable.map(|()| !origins.is_empty())

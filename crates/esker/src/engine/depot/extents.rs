@@ -17,7 +17,6 @@
 //! under it, so that they agree with the table also while everything is cleared.
 
 use super::Depot;
-use super::place::link_bytes;
 use super::segments::Live;
 use esker_base::ids::{SegmentId, Version};
 use esker_format::depot::{CheckpointExtents, LargeRef};
@@ -233,7 +232,7 @@ impl Depot {
 
     /// Counts a written extent as live.
     pub(super) fn enter_extent(&self, piece: LargeRef, segment: SegmentId, link: Link) {
-        self.extents.enter(piece, link, || self.segments.add(segment, link_bytes(link)));
+        self.extents.enter(piece, link, || self.segments.add(segment, link, 0));
     }
 
     /// Recovery: the values whose heads count, with what was found of extents.

@@ -27,7 +27,7 @@
 use super::batch::{Batch, Entry};
 use super::commit::Item;
 use super::log::State;
-use super::place::{Plan, link_bytes};
+use super::place::Plan;
 use super::read::{Bytes, Fetched};
 use super::segments::Segments;
 use super::{Depot, sites};
@@ -229,7 +229,7 @@ impl Depot {
             let link = self.layout.link(entry.kind, piece.offset + entry.start(), entry.size());
             if let Some(link) = link.filter(|_| entry.is_live_at_once()) {
                 // Here, where no other writer is: S1 of the segments.
-                self.segments.add(piece.segment, link_bytes(link));
+                self.segments.add(piece.segment, link, entry.size());
             }
             (entry, link)
         };

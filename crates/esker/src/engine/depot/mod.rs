@@ -346,7 +346,7 @@ impl Depot {
     fn let_go(&self, old: Link, by: Version) {
         let offset = self.layout.offset_of(old);
         if let Some(segment) = self.layout.segment_of(offset) {
-            self.segments.remove(segment, place::link_bytes(old), by);
+            self.segments.remove(segment, old, by);
         }
     }
 

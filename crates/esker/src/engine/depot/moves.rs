@@ -226,7 +226,7 @@ impl Depot {
             let Entry { hash, .. } = *entry;
             let Some(new) = self.link_of(&plan, entry) else { continue };
             // Counted as live from here on, so that a segment which fills up is not taken for free.
-            self.segments.add(plan.segment(), link_bytes(new));
+            self.segments.add(plan.segment(), new, entry.size as u64);
             let extent = (entry.kind == RecordKind::Extent).then(|| batch.piece(entry));
             moving.moved.push(Moved { hash, extent, old, new, to: plan.segment() });
         }

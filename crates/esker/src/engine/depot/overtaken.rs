@@ -11,7 +11,6 @@
 //! # Failure
 //! Writes nothing.
 
-use super::place::link_bytes;
 use super::recover::{Found, Recovered, on_threads};
 use super::{Depot, sites, spread};
 use esker_base::ids::SegmentId;
@@ -63,8 +62,7 @@ impl Depot {
             for record in &found {
                 if self.index.remove(record.hash, record.link) {
                     let segment = self.layout.segment_of(self.layout.offset_of(record.link));
-                    self.segments
-                        .restore_dead(segment.unwrap_or_default(), link_bytes(record.link));
+                    self.segments.restore_dead(segment.unwrap_or_default(), record.link);
                     self.count_gone(record.link);
                 }
             }

@@ -25,9 +25,9 @@
 
 use super::checkpoint::load::{self, Covers, Loaded};
 use super::log::LogEnd;
-use super::place::{Tail, link_bytes};
+use super::place::Tail;
 use super::scan::{SegmentEnd, Source, Step, form_of, noted};
-use super::segments::Incarnation;
+use super::segments::{Incarnation, Written};
 use super::whole::Known;
 use super::{sites, spread};
 use crate::options::Progress;
@@ -73,8 +73,8 @@ impl Found {
 pub(super) struct Scanned {
     pub(super) header: SegmentHeader,
     pub(super) end: SegmentEnd,
-    /// Bytes of records, as the segment table counts them.
-    pub(super) written_bytes: u64,
+    /// Its records, as the segment table counts them.
+    pub(super) written: Written,
     /// The summary that a segment without one would get.
     summary: Vec<u8>,
 }
@@ -366,7 +366,7 @@ impl Scan<'_> {
                 base: self.source.layout.segment_offset(id),
                 covered: self.covers.of(id),
                 gathered: &mut gathered,
-                written_bytes: 0,
+                written: Written::default(),
                 failure: None,
             };
             let base = segment.base;
@@ -392,7 +392,7 @@ impl Scan<'_> {
             })?;
             let due = damage.due.max(scanned.end.next);
             damage.hides = known_records < due.0.saturating_sub(of.base.0);
-            scanned.written_bytes += segment.written_bytes;
+            scanned.written += segment.written;
             segment.done()?;
         }
         gathered.found.sort_unstable_by_key(|record| record.hash);
@@ -410,14 +410,14 @@ impl Scan<'_> {
             base: self.source.layout.segment_offset(id),
             covered: self.covers.of(id),
             gathered,
-            written_bytes: 0,
+            written: Written::default(),
             failure: None,
         };
         let end = self.source.summary(id, of, &mut |record| segment.record(&record))?;
         if let Some(end) = end {
-            let written_bytes = segment.written_bytes;
+            let written = segment.written;
             segment.done()?;
-            return Ok(Scanned { header, end, written_bytes, summary: Vec::new() });
+            return Ok(Scanned { header, end, written, summary: Vec::new() });
         }
         let form = form_of(of.stream);
         let (mut summary, mut batch) = (Vec::new(), None);
@@ -437,9 +437,9 @@ impl Scan<'_> {
             Ok(())
         })?;
         summarize(&mut summary, form, batch);
-        let written_bytes = segment.written_bytes;
+        let written = segment.written;
         segment.done()?;
-        Ok(Scanned { header, end, written_bytes, summary })
+        Ok(Scanned { header, end, written, summary })
     }
 }
 
@@ -495,7 +495,7 @@ struct Segment<'a> {
     /// Records before are in a checkpoint, if they count.
     covered: u64,
     gathered: &'a mut Gathered,
-    written_bytes: u64,
+    written: Written,
     failure: Option<Error>,
 }
 
@@ -515,7 +515,7 @@ impl Segment<'_> {
             self.fail("a record lies beyond what an index can address", record);
             return;
         };
-        self.written_bytes += link_bytes(link);
+        self.written += Written::of(link, record.size_bytes);
         if record.offset < self.covered {
             return;
         }

@@ -18,7 +18,6 @@
 
 use super::clean::Cleaner;
 use super::moves::Move;
-use super::place::link_bytes;
 use super::{Depot, sites, spread};
 use crate::check::RepairReport;
 use crate::engine::Engine;
@@ -159,7 +158,7 @@ impl Depot {
         let (moved, durable) = self.end_move(moving, copied);
         for moved in moved {
             if durable.is_err() || !self.follow(id, of, &moved) {
-                self.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+                self.segments.remove(moved.to, moved.new, Version(0));
             }
         }
         durable?;

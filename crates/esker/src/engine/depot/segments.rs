@@ -24,7 +24,7 @@ pub(super) use self::free::Free;
 use self::free::FreeList;
 pub(super) use self::victims::Urgency;
 use super::hold::Hold;
-use super::place::link_bytes;
+use super::place::{link_bytes, record_bytes};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use esker_index::Link;
@@ -64,7 +64,13 @@ struct Segment {
     live_records: AtomicU32,
     /// Appends to the segment whose records have not been entered in the index yet.
     entering: AtomicU32,
+    /// By the links of the records.
     live_bytes: AtomicU64,
+    live_tombstones: AtomicU32,
+    /// Tombstones that were written.
+    tombstones: AtomicU32,
+    /// Bytes of these beyond what their links stand for, which say nothing of their size.
+    beyond_bytes: AtomicU64,
     /// Bytes of all records that went live here.
     written_bytes: AtomicU64,
     epoch: AtomicU64,
@@ -104,12 +110,42 @@ pub(super) struct Live {
     pub(super) bytes: u64,
     /// Whether any of them is an item.
     pub(super) items: bool,
+    pub(super) tombstones: u32,
 }
 
 impl Live {
     /// One record, by its link.
     pub(super) fn of(link: Link) -> Live {
-        Live { records: 1, bytes: link_bytes(link), items: !link.is_tombstone() }
+        let tombstone = link.is_tombstone();
+        let bytes = link_bytes(link);
+        Live { records: 1, bytes, items: !tombstone, tombstones: tombstone.into() }
+    }
+}
+
+/// What was written to a segment, dead or not.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Written {
+    /// Bytes of all records.
+    pub(super) bytes: u64,
+    pub(super) tombstones: u32,
+    /// Bytes of these beyond what their links stand for; they are among those of all records.
+    pub(super) beyond_bytes: u64,
+}
+
+impl Written {
+    /// One record, by its link and size.
+    pub(super) fn of(link: Link, size_bytes: u64) -> Written {
+        let bytes = record_bytes(link, size_bytes);
+        let beyond_bytes = bytes - link_bytes(link);
+        Written { bytes, tombstones: link.is_tombstone().into(), beyond_bytes }
+    }
+}
+
+impl AddAssign for Written {
+    fn add_assign(&mut self, other: Written) {
+        self.bytes += other.bytes;
+        self.tombstones += other.tombstones;
+        self.beyond_bytes += other.beyond_bytes;
     }
 }
 
@@ -118,6 +154,7 @@ impl AddAssign for Live {
         self.records += other.records;
         self.bytes += other.bytes;
         self.items |= other.items;
+        self.tombstones += other.tombstones;
     }
 }
 
@@ -272,7 +309,7 @@ impl Segments {
     }
 
     pub(super) fn live_bytes(&self, id: SegmentId) -> u64 {
-        self.get(id).map_or(0, |segment| segment.live_bytes.load(Ordering::Relaxed))
+        self.get(id).map_or(0, Segment::live_bytes)
     }
 
     pub(super) fn sealed(&self) -> impl Iterator<Item = SegmentId> + '_ {
@@ -313,6 +350,8 @@ impl Segments {
                 epoch: self.epoch(id),
                 covered_bytes: tail.map_or(self.size_bytes, |(_, position)| *position),
                 written_bytes: segment.written_bytes.load(Ordering::Relaxed),
+                tombstones: segment.tombstones.load(Ordering::Relaxed),
+                beyond_bytes: segment.beyond_bytes.load(Ordering::Relaxed),
             }
         });
         covered.collect()
@@ -327,6 +366,8 @@ impl Segments {
             segment.life.salt.store(incarnation.salt, Ordering::Release);
             segment.stream.store(incarnation.stream as u8, Ordering::Release);
             segment.written_bytes.store(0, Ordering::Relaxed);
+            segment.tombstones.store(0, Ordering::Relaxed);
+            segment.beyond_bytes.store(0, Ordering::Relaxed);
             segment.killed_by.store(0, Ordering::Relaxed);
             segment.items.store(false, Ordering::Relaxed);
             segment.expiring.forget();
@@ -357,13 +398,10 @@ impl Segments {
         }
     }
 
-    /// A record of the segment went live.
-    pub(super) fn add(&self, id: SegmentId, bytes: u64) {
-        if let Some(segment) = self.get(id) {
-            segment.live_records.fetch_add(1, Ordering::SeqCst);
-            segment.live_bytes.fetch_add(bytes, Ordering::Relaxed);
-            segment.written_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
+    /// A record of the segment went live that takes so many bytes.
+    pub(super) fn add(&self, id: SegmentId, link: Link, size_bytes: u64) {
+        self.restore_live(id, Live::of(link));
+        self.add_written(id, Written::of(link, size_bytes));
     }
 
     /// Records of the segment are live whose bytes are counted as written.
@@ -371,29 +409,40 @@ impl Segments {
         if let Some(segment) = self.get(id) {
             segment.live_records.fetch_add(live.records, Ordering::SeqCst);
             segment.live_bytes.fetch_add(live.bytes, Ordering::Relaxed);
+            if live.tombstones > 0 {
+                segment.live_tombstones.fetch_add(live.tombstones, Ordering::Relaxed);
+            }
             segment.items.fetch_or(live.items, Ordering::Relaxed);
         }
     }
 
     /// Recovery no longer takes a record for live.
-    pub(super) fn restore_dead(&self, id: SegmentId, bytes: u64) {
+    pub(super) fn restore_dead(&self, id: SegmentId, link: Link) {
         if let Some(segment) = self.get(id) {
+            segment.let_go(Live::of(link));
             segment.live_records.fetch_sub(1, Ordering::SeqCst);
-            segment.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
-    /// Recovery found records in the segment, dead or not.
-    pub(super) fn add_written(&self, id: SegmentId, bytes: u64) {
+    /// Records were written to the segment, dead or not.
+    pub(super) fn add_written(&self, id: SegmentId, written: Written) {
         if let Some(segment) = self.get(id) {
-            segment.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+            segment.written_bytes.fetch_add(written.bytes, Ordering::Relaxed);
+            if written.tombstones > 0 {
+                segment.tombstones.fetch_add(written.tombstones, Ordering::Relaxed);
+                segment.beyond_bytes.fetch_add(written.beyond_bytes, Ordering::Relaxed);
+            }
         }
     }
 
     /// A record of the segment was superseded by the record of version `by`.
-    pub(super) fn remove(&self, id: SegmentId, bytes: u64, by: Version) {
+    pub(super) fn remove(&self, id: SegmentId, link: Link, by: Version) {
+        self.remove_live(id, Live::of(link), by);
+    }
+
+    fn remove_live(&self, id: SegmentId, live: Live, by: Version) {
         let Some(segment) = self.get(id) else { return };
-        segment.live_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        segment.let_go(live);
         segment.killed_by.fetch_max(by.0, Ordering::SeqCst);
         if segment.live_records.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.free_if_dead(id, segment, by);
@@ -404,6 +453,7 @@ impl Segments {
     pub(super) fn clear(&self, by: Version) {
         for (id, segment) in self.all() {
             segment.live_bytes.store(0, Ordering::Relaxed);
+            segment.live_tombstones.store(0, Ordering::Relaxed);
             segment.live_records.store(0, Ordering::SeqCst);
             segment.killed_by.fetch_max(by.0, Ordering::SeqCst);
             self.free_if_dead(id, segment, by);
@@ -470,14 +520,36 @@ impl Segments {
     pub(super) fn live(&self) -> (u64, u64) {
         self.segments.iter().fold((0, 0), |(records, bytes), segment| {
             let more = u64::from(segment.live_records.load(Ordering::Relaxed));
-            let [live, written] =
-                [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
-            let live = if written > self.size_bytes {
-                u128::from(live) * u128::from(self.size_bytes) / u128::from(written)
-            } else {
-                u128::from(live)
-            };
-            (records + more, bytes + u64::try_from(live).unwrap_or(u64::MAX))
+            let live = segment.live_bytes();
+            let written = segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes);
+            (records + more, bytes + share(live, self.size_bytes, written))
         })
     }
+}
+
+impl Segment {
+    /// Bytes of what is live. Nobody counts which tombstones are: each takes what all of the segment take on average.
+    fn live_bytes(&self) -> u64 {
+        let live = self.live_bytes.load(Ordering::Relaxed);
+        let [tombstones, written] =
+            [&self.live_tombstones, &self.tombstones].map(|n| n.load(Ordering::Relaxed).into());
+        if tombstones == 0 {
+            return live;
+        }
+        live + share(self.beyond_bytes.load(Ordering::Relaxed), tombstones, written)
+    }
+
+    /// Takes a record out of what is live, but for the number of records.
+    fn let_go(&self, live: Live) {
+        self.live_bytes.fetch_sub(live.bytes, Ordering::Relaxed);
+        if live.tombstones > 0 {
+            self.live_tombstones.fetch_sub(live.tombstones, Ordering::Relaxed);
+        }
+    }
+}
+
+/// `bytes` times `part` over `whole`.
+fn share(bytes: u64, part: u64, whole: u64) -> u64 {
+    let share = u128::from(bytes) * u128::from(part) / u128::from(whole.max(1));
+    u64::try_from(share).unwrap_or(u64::MAX)
 }

@@ -171,8 +171,7 @@ impl Depot {
         let gone = self.pending.relocate(hash, link, None, || self.index.remove(hash, link));
         if gone {
             let segment = self.layout.segment_of(self.layout.offset_of(link));
-            let bytes = super::place::link_bytes(link);
-            self.segments.remove(segment.unwrap_or_default(), bytes, Version(0));
+            self.segments.remove(segment.unwrap_or_default(), link, Version(0));
         }
         gone
     }

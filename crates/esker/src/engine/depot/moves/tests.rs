@@ -24,7 +24,7 @@ fn what_a_failed_move_has_written_is_not_durable_for_an_empty_one() {
     let (moved, failed) = store.end_move(moving, Err(Error::new(ErrorKind::Io, "read record")));
     assert_eq!((moved.len(), failed.unwrap_err().kind()), (1, ErrorKind::Io));
     for moved in moved {
-        store.segments.remove(moved.to, link_bytes(moved.new), Version(0));
+        store.segments.remove(moved.to, moved.new, Version(0));
     }
     let mover = cleaner.mover_from(Stream::Fresh);
     let (next, durable) = (mover.next, mover.durable);

@@ -11,7 +11,7 @@
 //! # Concurrency
 //! A short lock for each segment, innermost. Records without an expiry take none.
 
-use super::{Segment, Segments};
+use super::{Segment, Segments, share};
 use crate::engine::expiries::Expiries;
 use esker_base::ids::{SegmentEpoch, SegmentId};
 use parking_lot::Mutex;
@@ -43,13 +43,13 @@ impl Segment {
         }
         let expired = expiries.expired(now);
         drop(expiries);
-        let live = self.live_bytes.load(Ordering::Relaxed);
+        let live = self.live_bytes();
         let written = self.written_bytes.load(Ordering::Relaxed);
         share(expired, live, written).min(live)
     }
 
     fn as_written(&self, live_bytes: u64) -> u64 {
-        let live = self.live_bytes.load(Ordering::Relaxed);
+        let live = self.live_bytes();
         let written = self.written_bytes.load(Ordering::Relaxed);
         share(live_bytes, written.max(live), live)
     }
@@ -112,10 +112,4 @@ impl Segments {
         let expired = self.segments.iter().map(|segment| segment.expired_bytes(now)).sum();
         self.live().1.saturating_sub(expired)
     }
-}
-
-/// `bytes` times `part` over `whole`.
-fn share(bytes: u64, part: u64, whole: u64) -> u64 {
-    let share = u128::from(bytes) * u128::from(part) / u128::from(whole.max(1));
-    u64::try_from(share).unwrap_or(u64::MAX)
 }

@@ -10,6 +10,20 @@ fn incarnation(epoch: u64) -> Incarnation {
     Incarnation { stream: Stream::Fresh, epoch, salt: epoch.0 * 77, base: Sequence(1) }
 }
 
+/// A record of a value that takes so many bytes.
+fn of(bytes: u64) -> Live {
+    Live { records: 1, bytes, items: true, tombstones: 0 }
+}
+
+fn add(segments: &Segments, id: SegmentId, bytes: u64) {
+    segments.restore_live(id, of(bytes));
+    segments.add_written(id, Written { bytes, ..Written::default() });
+}
+
+fn remove(segments: &Segments, id: SegmentId, bytes: u64, by: Version) {
+    segments.remove_live(id, of(bytes), by);
+}
+
 fn victims(segments: &Segments) -> [Option<SegmentId>; 2] {
     [Urgency::Full, Urgency::Ahead]
         .map(|urgency| segments.victim(SegmentEpoch(50), 0, urgency, &[]))
@@ -21,18 +35,18 @@ fn victims(segments: &Segments) -> [Option<SegmentId>; 2] {
 fn a_full_segment_with_a_record_that_is_not_entered_yet_is_neither_free_nor_cleaned() {
     let segments = Segments::new(4, 8192, false);
     segments.open(ID, incarnation(7));
-    segments.add(ID, 100);
+    add(&segments, ID, 100);
     segments.begin_entry(ID);
     segments.seal(ID);
     assert!(!segments.is_cleanable(ID));
     assert_eq!(victims(&segments), [None; 2]);
-    segments.remove(ID, 100, Version(3));
+    remove(&segments, ID, 100, Version(3));
     assert_eq!((segments.state(ID), segments.free_count()), (Use::Sealed, 0));
-    segments.add(ID, 64);
+    add(&segments, ID, 64);
     segments.end_entry(ID);
     assert!(segments.is_cleanable(ID));
     assert_eq!((segments.state(ID), segments.live_records(ID)), (Use::Sealed, 1));
-    segments.remove(ID, 64, Version(4));
+    remove(&segments, ID, 64, Version(4));
     assert_eq!((segments.state(ID), segments.free_count()), (Use::Free, 1));
 }
 
@@ -61,13 +75,13 @@ pub(super) fn before_free() {
 fn a_segment_that_was_open_when_it_was_dead_is_not_freed() {
     let segments = std::sync::Arc::new(Segments::new(4, 8192, false));
     segments.open(ID, incarnation(7));
-    segments.add(ID, 100);
+    add(&segments, ID, 100);
     let others = std::sync::Arc::clone(&segments);
     BEFORE_FREE.set(Some(Box::new(move || {
-        others.add(ID, 50);
+        add(&others, ID, 50);
         others.get(ID).unwrap().state.store(Use::Sealed as u8, Ordering::SeqCst);
     })));
-    segments.remove(ID, 100, Version(3));
+    remove(&segments, ID, 100, Version(3));
     before_free();
     assert_eq!((segments.state(ID), segments.live_records(ID)), (Use::Sealed, 1));
     assert_eq!(segments.free_count(), 0);
@@ -77,17 +91,17 @@ fn a_segment_that_was_open_when_it_was_dead_is_not_freed() {
 fn what_is_set_aside_is_a_victim_again_in_its_next_life() {
     let segments = Segments::new(4, 8192, false);
     segments.open(ID, incarnation(7));
-    segments.add(ID, 100);
+    add(&segments, ID, 100);
     segments.seal(ID);
     assert_eq!(victims(&segments), [Some(ID); 2]);
     segments.set_aside(ID, SegmentEpoch(7));
     assert_eq!(victims(&segments), [None; 2]);
     // Whoever was late to say so said it of an earlier life.
-    segments.remove(ID, 100, Version(3));
+    remove(&segments, ID, 100, Version(3));
     assert_eq!(segments.take().map(|free| free.id), Some(ID));
     segments.open(ID, incarnation(8));
     segments.set_aside(ID, SegmentEpoch(7));
-    segments.add(ID, 100);
+    add(&segments, ID, 100);
     segments.seal(ID);
     assert_eq!(victims(&segments), [Some(ID); 2]);
 }
@@ -96,7 +110,7 @@ fn what_is_set_aside_is_a_victim_again_in_its_next_life() {
 fn what_has_expired_is_worth_cleaning_and_never_more_than_what_is_live() {
     let segments = Segments::new(4, 8192, false);
     segments.open(ID, incarnation(7));
-    (0..80).for_each(|_| segments.add(ID, 100));
+    (0..80).for_each(|_| add(&segments, ID, 100));
     segments.expire(ID, [(10, 1000), (20, 3000), (30, 4000)]);
     segments.seal(ID);
     let victims_at = |now| segments.victim(SegmentEpoch(50), now, Urgency::Full, &[]);
@@ -104,14 +118,14 @@ fn what_has_expired_is_worth_cleaning_and_never_more_than_what_is_live() {
     let live_at = |now| segments.unexpired_bytes(now);
     assert_eq!([9, 10, 20, 30].map(live_at), [8000, 7000, 4000, 0]);
     // Of what expires, as much was superseded as of all.
-    (0..40).for_each(|_| segments.remove(ID, 100, Version(1)));
+    (0..40).for_each(|_| remove(&segments, ID, 100, Version(1)));
     assert_eq!([9, 10, 20, 30].map(live_at), [4000, 3500, 2000, 0]);
     assert_eq!((segments.expired(29, &[]), segments.expired(30, &[])), (None, Some(ID)));
     // What is live now was twice as much when it was written.
     segments.expire_live(ID, 9, 500);
     assert_eq!([8, 9, 10, 20, 30].map(live_at), [4000, 3500, 3000, 1500, 0]);
     segments.open(ID, incarnation(8));
-    segments.add(ID, 100);
+    add(&segments, ID, 100);
     assert_eq!(live_at(100), 4100, "nothing is known of its next life");
 }
 
@@ -120,7 +134,7 @@ fn a_segment_is_looked_at_once_in_each_life_that_recovery_found() {
     let segments = Segments::new(4, 8192, false);
     for (id, epoch) in [(SegmentId(1), 9), (ID, 7)] {
         segments.restore(id, Use::Sealed, incarnation(epoch));
-        segments.add(id, 100);
+        add(&segments, id, 100);
     }
     assert_eq!(segments.unknown(&[]), Some(ID), "the older one");
     let mut found = Expiries::default();
@@ -133,7 +147,7 @@ fn a_segment_is_looked_at_once_in_each_life_that_recovery_found() {
     assert_eq!((segments.unknown(&[]), segments.unexpired_bytes(10)), (Some(SegmentId(1)), 140));
     segments.know(SegmentId(1), SegmentEpoch(9), &Expiries::default());
     segments.open(SegmentId(3), incarnation(10));
-    segments.add(SegmentId(3), 100);
+    add(&segments, SegmentId(3), 100);
     segments.seal(SegmentId(3));
     assert_eq!(segments.unknown(&[]), None);
 }

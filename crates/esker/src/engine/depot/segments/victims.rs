@@ -35,7 +35,7 @@ impl Segment {
     /// What is live, as the bytes of its copies, and all that was written. What has expired by `now`, in Unix seconds, is as
     /// good as dead.
     fn copies(&self, size_bytes: u64, now: u64) -> (u64, u64) {
-        let live = self.live_bytes.load(Ordering::Relaxed);
+        let live = self.live_bytes();
         let live = live.saturating_sub(self.expired_bytes(now));
         let is_fresh = self.stream.load(Ordering::Acquire) == Stream::Fresh as u8;
         let grows = if is_fresh { self.live_records.load(Ordering::Relaxed) } else { 0 };
@@ -83,8 +83,8 @@ impl Segments {
     /// A segment of moved records of which most is garbage.
     pub(in super::super) fn moved_victim(&self, passed: &[SegmentId]) -> Option<SegmentId> {
         let mostly_dead = |(id, segment): &(SegmentId, &Segment)| {
-            let [live, written] =
-                [&segment.live_bytes, &segment.written_bytes].map(|n| n.load(Ordering::Relaxed));
+            let live = segment.live_bytes();
+            let written = segment.written_bytes.load(Ordering::Relaxed);
             self.incarnation(*id).stream != Stream::Fresh
                 && live * 2 < written.max(self.size_bytes / 4 * 3)
         };
@@ -100,7 +100,7 @@ impl Segments {
     /// A segment with items of which all that is live has expired by `now`, in Unix seconds.
     pub(in super::super) fn expired(&self, now: u64, passed: &[SegmentId]) -> Option<SegmentId> {
         let all_expired = |(_, segment): &(SegmentId, &Segment)| {
-            let live = segment.live_bytes.load(Ordering::Relaxed);
+            let live = segment.live_bytes();
             segment.has_items() && segment.expired_bytes(now) >= live
         };
         self.cleanable(passed).find(all_expired).map(|(id, _)| id)
