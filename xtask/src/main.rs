@@ -18,7 +18,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Everything below but the benchmarks, with a sample of the crash exploration. Under 15
+    /// Everything below but the benchmarks, with a sample of the crash exploration. Under 30
     /// minutes on two cores.
     Check,
     /// The project's own rules: arrows between crates, module headers, file sizes, assertions in
@@ -32,7 +32,7 @@ enum Command {
     },
     /// Clippy with warnings denied.
     Lint,
-    /// All tests, with debug assertions and without.
+    /// All tests with debug assertions, and in release mode those where that makes a difference.
     Test {
         /// Only tests whose name contains this.
         filter: Option<String>,
@@ -237,6 +237,8 @@ fn check() -> Result<()> {
     run::all(&tests(None))?;
     run::all(&interleave())?;
     run::all(&gates())?;
+    run::beside(mutants_of_depot(), mutants_of_others())?;
+    run::all(&[run::example("soak", "soak", &["--gate"])])?;
     skipped();
     println!("check: everything passed");
     Ok(())
@@ -283,7 +285,9 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
     let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests"];
     let filter = filter.as_slice();
     // With the sites of the mutants, which do nothing until one is asked for, as the explorers have them.
-    let release = [&["test", "--lib", "--tests"][..], &optimized()];
+    let release = [&["test", "--lib"][..], &optimized()];
+    let stores = [&["test", "--test", "it"][..], &optimized(), &["--"]].concat();
+    let of_stores = if filter.is_empty() { &STORES_OPTIMIZED[..] } else { filter };
     vec![
         cargo("tests with debug assertions", &[&base[..], filter].concat()),
         cargo(
@@ -291,6 +295,7 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
             &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
         ),
         cargo("tests in release mode", &[&release.concat()[..], filter].concat()),
+        cargo("tests of stores in release mode", &[&stores[..], of_stores].concat()),
         // There its segments are small.
         cargo(
             "tests of the index as it is",
@@ -299,6 +304,19 @@ fn tests(filter: Option<&str>) -> Vec<Step> {
         ),
     ]
 }
+
+/// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.
+const STORES_OPTIMIZED: [&str; 9] = [
+    "threads::",
+    "killed::",
+    "cache_crash::",
+    "closing::",
+    "faults::",
+    "log_writer::",
+    "model::",
+    "flex::",
+    "engines::",
+];
 
 /// Crates that are tested in release mode as well: where threads meet, bytes go to media, or `unsafe` is used.
 const OPTIMIZED: [&str; 8] = [
@@ -318,7 +336,7 @@ fn optimized() -> Vec<&'static str> {
     base.into_iter().chain(OPTIMIZED.iter().flat_map(|name| ["-p", name])).collect()
 }
 
-/// Crash exploration and mutants in small.
+/// Crash exploration in small.
 fn gates() -> Vec<Step> {
     let step = |title, example, arguments: &[&str]| run::example(title, example, arguments);
     vec![
@@ -330,11 +348,20 @@ fn gates() -> Vec<Step> {
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
         step("crash exploration of flat", "flat_crash", &["--gate"]),
-        step("mutants of the sites", "crash", &["--mutants", "--gate"]),
-        step("mutants of FlexSpace's sites", "flex_crash", &["--mutants", "--gate"]),
-        step("mutants of FlexDB's sites", "flexdb_crash", &["--mutants", "--gate"]),
-        step("mutants of flat's sites", "flat_crash", &["--mutants", "--gate"]),
-        step("soak", "soak", &["--gate"]),
+    ]
+}
+
+/// One mutant after the other, in one thread: half of the time of all.
+fn mutants_of_depot() -> Step {
+    run::example("mutants of the sites", "crash", &["--mutants", "--gate"])
+}
+
+fn mutants_of_others() -> Vec<Step> {
+    let step = |title, example| run::example(title, example, &["--mutants", "--gate"]);
+    vec![
+        step("mutants of FlexSpace's sites", "flex_crash"),
+        step("mutants of FlexDB's sites", "flexdb_crash"),
+        step("mutants of flat's sites", "flat_crash"),
     ]
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::time::Instant;
 
 /// One command.
@@ -40,6 +40,26 @@ impl Step {
         self
     }
 
+    /// Runs the command as `how` says.
+    #[expect(clippy::disallowed_methods, reason = "how long a step took is told to people only")]
+    fn run(&self, how: impl FnOnce(&mut Command) -> std::io::Result<ExitStatus>) -> Result<()> {
+        let mut command = Command::new(self.command.get_program());
+        command.args(self.command.get_args()).current_dir(root());
+        for (name, value) in self.command.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let start = Instant::now();
+        let status = how(&mut command).with_context(|| format!("{}: cannot start", self.title))?;
+        if !status.success() {
+            bail!("{} failed ({status})", self.title);
+        }
+        println!("== {} took {:.0?}", self.title, start.elapsed());
+        Ok(())
+    }
+
     pub(crate) fn arguments(mut self, arguments: &[String]) -> Step {
         self.command.args(arguments);
         self
@@ -47,26 +67,31 @@ impl Step {
 }
 
 /// Runs the steps in order; the first that fails ends it.
-#[expect(clippy::disallowed_methods, reason = "how long a step took is told to people only")]
 pub(crate) fn all(steps: &[Step]) -> Result<()> {
     for step in steps {
         println!("== {}", step.title);
-        let mut command = Command::new(step.command.get_program());
-        command.args(step.command.get_args()).current_dir(root());
-        for (name, value) in step.command.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        let start = Instant::now();
-        let status = command.status().with_context(|| format!("{}: cannot start", step.title))?;
-        if !status.success() {
-            bail!("{} failed ({status})", step.title);
-        }
-        println!("== {} took {:.0?}", step.title, start.elapsed());
+        step.run(Command::status)?;
     }
     Ok(())
+}
+
+/// Runs one step that leaves a processor idle, and others in order meanwhile. It prints what it has to say at its end.
+pub(crate) fn beside(alone: Step, others: Vec<Step>) -> Result<()> {
+    println!("== {}, beside the next ones", alone.title);
+    #[expect(clippy::disallowed_methods, reason = "no run-time here")]
+    let alone = std::thread::spawn(move || {
+        let mut printed = Vec::new();
+        let ran = alone.run(|command| {
+            let output = command.output()?;
+            printed = [output.stdout, output.stderr].concat();
+            Ok(output.status)
+        });
+        (printed, ran)
+    });
+    let others = all(&others);
+    let Ok((printed, ran)) = alone.join() else { bail!("a step panicked") };
+    print!("{}", String::from_utf8_lossy(&printed));
+    ran.and(others)
 }
 
 /// Whether a program is on the path.

@@ -2,7 +2,7 @@
 
 use crate::flex_whole::{bytes, sound};
 use crate::support::folder_in_memory;
-use esker::{Durability, EngineKind, Options, Store};
+use esker::{Durability, EngineKind, ErrorKind, Options, Store};
 use esker_base::rng::Rng;
 
 const SIZE: usize = 64 << 20;
@@ -65,4 +65,56 @@ fn three_quarters_of_flat_are_written_over_again_and_again() {
 #[test]
 fn two_thirds_of_flex_are_written_over_again_and_again() {
     [500, 2000, 200_000].into_iter().for_each(|size| is_written_over(EngineKind::Flex, 62, size));
+}
+
+/// Fills a store until nothing fits, deletes all in any order, each delete done, and fills it again.
+#[track_caller]
+fn is_emptied(engine: EngineKind, size: usize, key_size: usize, value_size: usize) {
+    let context = format!("{engine}: keys of {key_size}, values of {value_size} bytes");
+    let folder = folder_in_memory();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(engine);
+    options.pmem_emulate = true;
+    options.durability = Durability::None;
+    options.size_bytes = size as u64;
+    options.flex.memtable_size_bytes = size as u64 / 16;
+    let store = Store::open(&options).unwrap();
+    let key = |number: u32| [&vec![b'k'; key_size - 4][..], &number.to_be_bytes()].concat();
+    let value = bytes(1, value_size);
+    let fill = || {
+        let is_full = |number: &u32| match store.put(&key(*number), &value) {
+            Ok(_) => false,
+            Err(error) if error.kind() == ErrorKind::NoSpace => true,
+            Err(error) => panic!("{context}: put {number}: {error}"),
+        };
+        (0..u32::MAX).find(is_full).unwrap()
+    };
+    let full = fill();
+    let mut numbers: Vec<u32> = (0..full).collect();
+    let mut rng = Rng::from_seed(2);
+    (1..numbers.len()).rev().for_each(|place| numbers.swap(place, rng.index(place + 1)));
+    for (count, number) in numbers.into_iter().enumerate() {
+        let deleted = store.delete(&key(number));
+        let deleted =
+            deleted.unwrap_or_else(|error| panic!("{context}: {count} of {full}: {error}"));
+        assert!(deleted, "{context}: {number}");
+    }
+    assert_eq!(store.iter().count(), 0, "{context}");
+    let again = fill();
+    assert!(u64::from(again) * 100 >= u64::from(full) * 90, "{context}: {again} after {full}");
+    sound(&store);
+}
+
+/// A tombstone whose key has a record of its own takes as much as a pair.
+#[test]
+fn a_full_flat_of_long_keys_is_emptied_in_any_order() {
+    [EngineKind::FlatCceh, EngineKind::FlatMasstree]
+        .into_iter()
+        .for_each(|engine| is_emptied(engine, SIZE / 2, 8000, 0));
+}
+
+/// What is appended for a delete takes more than a pair whose key begins as those beside it.
+#[test]
+fn a_full_flex_of_keys_with_much_in_common_is_emptied_in_any_order() {
+    is_emptied(EngineKind::Flex, SIZE / 2, 250, 50);
 }

@@ -22,11 +22,12 @@
 //! # Concurrency
 //! One pass at a time; it takes no lock of a key. Who writes a key meanwhile finds that its word has changed.
 
-use super::chunks::{Chunk, For, Use};
+use super::chunks::{Chunk, For};
 use super::cleaners::Still;
 use super::commit::Log;
 use super::moves::{Victim, unless_damaged};
 use super::read::attributes_of;
+use super::victims::{Futile, Gain, Search};
 use super::{Flat, OPEN, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::{Error, ErrorKind, Result};
@@ -34,31 +35,8 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
 
-/// A chunk is worth cleaning for somebody who needs room if one in so many of its bytes comes free, or of its entries.
-const SOME: u64 = 16;
-/// The same, while nobody does.
-const MUCH: u64 = 4;
 /// One chunk in so many is kept free ahead of writers.
 const RESERVE_SHARE: u32 = 32;
-
-/// How much there must be to gain of a chunk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Gain {
-    Any,
-    Some,
-    Much,
-}
-
-impl Gain {
-    /// Whether it is enough that so much of all comes free.
-    fn is_enough(self, dead: u64, all: u64) -> bool {
-        match self {
-            Gain::Any => dead > 0,
-            Gain::Some => dead > 0 && dead * SOME >= all,
-            Gain::Much => dead > 0 && dead * MUCH >= all,
-        }
-    }
-}
 
 /// State of a cleaner.
 #[derive(Debug)]
@@ -67,8 +45,8 @@ pub(super) struct Cleaner {
     pub(super) group: usize,
     pub(super) core: usize,
     pub(super) log: Log,
-    /// Bytes of logs that did not count when there was nothing left to gain.
-    futile: Option<u64>,
+    /// What there was when nothing was left to gain.
+    pub(super) futile: Option<Futile>,
     /// Records that entries of a chunk point at for which nothing else stands any more, by that chunk (C4).
     left: BTreeMap<u32, Vec<u64>>,
     /// Records of the entries that were copied last at which the copies point, too.
@@ -97,21 +75,6 @@ impl Cleaner {
         if let Some(line) = record {
             self.left.entry(chunk).or_default().push(line);
         }
-    }
-}
-
-/// A search for room.
-pub(super) struct Search<'a> {
-    /// Whose logs may be cleaned, in this order.
-    groups: Vec<usize>,
-    visited: BTreeSet<u32>,
-    /// Whether there is room enough; asked whenever a lock was waited for.
-    pub(super) is_over: &'a dyn Fn() -> bool,
-}
-
-impl<'a> Search<'a> {
-    fn new(groups: impl Iterator<Item = usize>, is_over: &'a dyn Fn() -> bool) -> Search<'a> {
-        Search { groups: groups.collect(), visited: BTreeSet::new(), is_over }
     }
 }
 
@@ -190,22 +153,7 @@ impl Flat {
     ) -> Result<bool> {
         // With the lock: nothing may change once a close has written the image.
         self.refuse()?;
-        let group = cleaner.group;
-        let is_futile = |futile| self.dead_bytes(group) <= futile;
-        if gain == Gain::Some && cleaner.futile.is_some_and(is_futile) {
-            return Ok(false);
-        }
-        let mut victim = self.victim(group, &search.visited, &cleaner.damaged, gain);
-        if victim.is_none() && self.seal_worth(cleaner, gain)? {
-            victim = self.victim(group, &search.visited, &cleaner.damaged, gain);
-        }
-        let Some(victim) = victim else {
-            if gain == Gain::Some {
-                // What a backup holds will be worth a look again.
-                cleaner.futile = (!self.hold.is_active()).then(|| self.dead_bytes(group));
-            }
-            return Ok(false);
-        };
+        let Some(victim) = self.next_victim(cleaner, search, gain)? else { return Ok(false) };
         search.visited.insert(victim);
         self.clean_chunk(cleaner, victim)?;
         Ok(true)
@@ -250,17 +198,6 @@ impl Flat {
         // The lock is given back after each chunk: writers may be waiting.
         while !is_over() && self.clean_next(&mut search, Gain::Much)? {}
         Ok(())
-    }
-
-    /// Bytes of the logs of a group that would come free if all were cleaned.
-    fn dead_bytes(&self, group: usize) -> u64 {
-        let now = self.now();
-        let is_of = |number| self.group_of_log(number) == group;
-        let logs = self.chunks.iter().filter(|(number, chunk)| chunk.is_log() && is_of(*number));
-        let dead = |chunk: &Chunk| {
-            u64::from(chunk.tail.load(Ordering::Relaxed)).saturating_sub(chunk.live_bytes(now))
-        };
-        logs.map(|(_, chunk)| dead(chunk)).sum()
     }
 
     /// Reads a log of which nobody knows what its entries take, and when they expire; false if there is none.
@@ -317,46 +254,6 @@ impl Flat {
         let mut idle = self.logs_of_group(cleaner.group).filter_map(Mutex::try_lock);
         idle.try_for_each(|mut log| seal(&mut log))?;
         Ok(sealed)
-    }
-
-    /// Ends the logs of which enough entries do not count.
-    fn seal_worth(&self, cleaner: &mut Cleaner, gain: Gain) -> Result<bool> {
-        let now = self.now();
-        let is_worth = |chunk: &Chunk| {
-            let (entries, dead) = chunk.counts_by(now);
-            gain.is_enough(dead.into(), entries.into())
-        };
-        self.seal_logs(cleaner, &mut |_, chunk| Ok(is_worth(chunk)))
-    }
-
-    /// The full chunk of a group of which copies take the least; one without anything to gain only if it may have tombstones that are not
-    /// needed any more, and somebody needs the room.
-    fn victim(
-        &self,
-        group: usize,
-        visited: &BTreeSet<u32>,
-        damaged: &BTreeSet<u32>,
-        gain: Gain,
-    ) -> Option<u32> {
-        let tombstones = self.tombstones.load(Ordering::Relaxed) > 0 && gain != Gain::Much;
-        let now = self.now();
-        let candidates = self.chunks.iter().filter(|(number, chunk)| {
-            // Of a damaged one that is dead nothing has to be read.
-            let readable = !damaged.contains(number) || chunk.is_dead();
-            let allowed = readable && !visited.contains(number) && !self.hold.holds(*number);
-            let is_of = || self.group_of_log(*number) == group;
-            chunk.usage() == Use::Log && allowed && is_of() && chunk.is_published()
-        });
-        let least = candidates.filter_map(|(number, chunk)| {
-            let (room, live) = (self.layout.room(), chunk.live_bytes(now));
-            let (entries, dead) = chunk.counts_by(now);
-            // Lines are filled up everywhere, a little. Of entries that take next to nothing the records come free.
-            let of_bytes = if gain == Gain::Any { Gain::Some } else { gain };
-            let is_worth = of_bytes.is_enough(room.saturating_sub(live), room)
-                || gain.is_enough(dead.into(), entries.into());
-            (tombstones || is_worth).then_some((live, chunk.born(), number))
-        });
-        least.min().map(|(_, _, number)| number)
     }
 
     /// Copies what counts in a chunk of a log, and frees the chunk. The index follows all its entries.

@@ -55,6 +55,7 @@ mod sorted;
 mod tests;
 mod twins;
 mod versions;
+mod victims;
 mod write;
 
 use crate::engine::background::Background;

@@ -371,7 +371,7 @@ impl Flex {
             && entry.runs < RUNS_MAX;
         if entry.is_unread() {
             self.keep_unread(committer, located, Some(group), None)
-        } else if fits && entry.runs > 0 {
+        } else if fits && entry.runs > 0 && !self.is_tight() {
             self.append_run(committer, located, group)
         } else {
             self.rewrite(committer, located, Some(group), None)

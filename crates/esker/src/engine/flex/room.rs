@@ -207,6 +207,11 @@ impl Flex {
         self.stored_bytes() + self.coming_bytes() + bytes <= self.stored_bytes_max()
     }
 
+    /// Whether what is stored takes of what is spare: of all that comes now nothing may add to it that could make it less.
+    pub(super) fn is_tight(&self) -> bool {
+        self.stored_bytes() > self.stored_bytes_max()
+    }
+
     /// Bytes that were admitted, and are on their way to the space.
     pub(super) fn coming_bytes(&self) -> u64 {
         self.table_bytes() + self.reservations.0.load(Ordering::Relaxed)
