@@ -10,8 +10,8 @@
 //! the record, which the store never repeats. Expiry is lazy.
 //!
 //! Commands: `get`, `gets`, `gat`, `gats`, `bget`, `set`, `add`, `replace`, `append`, `prepend`,
-//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `cache_memlimit`, `version`,
-//! `verbosity`, `shutdown`, `quit`, and the meta commands `mg`, `ms`, `md`, `ma`, `mn`, `me`.
+//! `cas`, `incr`, `decr`, `delete`, `touch`, `flush_all`, `stats`, `lru_crawler metadump` and `mgdump`,
+//! `cache_memlimit`, `version`, `verbosity`, `shutdown`, `quit`, and the meta commands `mg`, `ms`, `md`, `ma`, `mn`, `me`.
 
 mod access;
 mod auth;
@@ -21,6 +21,7 @@ pub mod counters;
 pub mod errors;
 mod execute;
 pub mod expiry;
+mod guests;
 mod item;
 pub mod limits;
 pub mod listen;

@@ -13,6 +13,7 @@
 
 use crate::auth::Credentials;
 use crate::counters::Counter;
+use crate::guests::Stay;
 use crate::limits::{Limits, RECEIVE_BYTES_MIN};
 use crate::listen::{ListenAddress, Protocol};
 use crate::native;
@@ -89,6 +90,8 @@ pub struct ServerConfig {
     pub on_shutdown: Option<ShutdownHook>,
     /// Whether `flush_all` is permitted.
     pub flush_enabled: bool,
+    /// Whether clients may have all items listed: `lru_crawler metadump`, `stats cachedump`.
+    pub dump_enabled: bool,
     /// The folder to which clients of the native protocol may have the store backed up, made when it is first needed; refused
     /// if `None`. Not one inside the store's own.
     pub backups: Option<PathBuf>,
@@ -123,6 +126,7 @@ impl Default for ServerConfig {
             auth: None,
             on_shutdown: None,
             flush_enabled: true,
+            dump_enabled: true,
             backups: None,
             limits: Limits::default(),
             clock: Arc::new(SystemClock),
@@ -164,8 +168,11 @@ impl Server {
         let shared = Arc::new(Shared::new(store, config, runtime.cores(), addresses));
         let turn = Arc::new(AtomicUsize::new(0));
         let mut tasks = Vec::new();
-        for (listener, encrypted, protocol, shares_memory) in listeners {
+        for (index, (listener, encrypted, protocol, shares_memory)) in
+            listeners.into_iter().enumerate()
+        {
             let acceptor = Acceptor {
+                index,
                 encrypted,
                 shares_memory,
                 protocol,
@@ -261,6 +268,8 @@ fn one_more(count: &AtomicU32, max: u32) -> bool {
 
 /// Accepts connections of one listener.
 struct Acceptor {
+    /// Which of the server's addresses it is.
+    index: usize,
     shared: Arc<Shared>,
     runtime: Weak<Runtime>,
     turn: Arc<AtomicUsize>,
@@ -327,6 +336,7 @@ impl Acceptor {
         let Some(runtime) = self.runtime.upgrade() else { return };
         let core = self.turn.fetch_add(1, Ordering::Relaxed) % runtime.cores().max(1);
         let (shared, encrypted, protocol) = (self.shared.clone(), self.encrypted, self.protocol);
+        let index = self.index;
         shared.counters.shard(0).add(Counter::TotalConnections, 1);
         if self.shares_memory {
             let weak = self.runtime.clone();
@@ -348,10 +358,14 @@ impl Acceptor {
             let _place = place;
             let limit = shared.limits.wait_timeout();
             let Some(share) = shared.budget.take(RECEIVE_BYTES_MIN as u64, limit) else { return };
+            let stay = (protocol == Protocol::Memcache).then(|| {
+                // One that is gone already has no address.
+                Stay::begin(&shared, stream.peer().ok().flatten(), index)
+            });
             let socket = Plain::new(stream);
             if !encrypted {
                 return match protocol {
-                    Protocol::Memcache => Session::new(shared, core, socket, share).run(),
+                    Protocol::Memcache => Session::new(shared, core, socket, share).of(stay).run(),
                     Protocol::Native => native::Session::new(shared, core, socket, share).run(),
                 };
             }
@@ -359,7 +373,9 @@ impl Acceptor {
             let (Some(tls), Some(more)) = (&shared.tls, more) else { return };
             match Encrypted::accept(socket, tls, more, limit) {
                 Ok(connection) => match protocol {
-                    Protocol::Memcache => Session::new(shared, core, connection, share).run(),
+                    Protocol::Memcache => {
+                        Session::new(shared, core, connection, share).of(stay).run();
+                    }
                     Protocol::Native => {
                         let duplex = native::Encrypted::new(connection);
                         native::Session::new(shared, core, duplex, share).run();

@@ -10,6 +10,7 @@ use crate::budget::{BodyShare, Budget};
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
 use crate::expiry::expires_at;
+use crate::guests::Guests;
 use crate::limits::Limits;
 use crate::listen::ListenAddress;
 use crate::protocol::line;
@@ -42,9 +43,12 @@ pub(crate) struct Shared {
     /// What data blocks that are arriving take of the budget, out of what they may take.
     pub(crate) bodies: Budget,
     pub(crate) counters: Counters,
+    /// Evictions up to the last `stats reset`.
+    pub(crate) evictions_forgotten: AtomicU64,
     pub(crate) cores: usize,
     pub(crate) addresses: Vec<ListenAddress>,
     pub(crate) connections: AtomicU32,
+    pub(crate) guests: Guests,
     /// Connections that were turned away and have not hung up yet.
     pub(crate) turned_away: AtomicU32,
     pub(crate) started: Duration,
@@ -56,6 +60,10 @@ pub(crate) struct Shared {
     /// What `shutdown` does; refused if `None`.
     pub(crate) on_shutdown: Option<ShutdownHook>,
     pub(crate) flush_enabled: bool,
+    /// Whether clients may have items listed.
+    pub(crate) dump_enabled: bool,
+    /// Whether one has them listed now.
+    pub(crate) dumping: AtomicBool,
     pub(crate) backups: Backups,
     pub(crate) tls: Option<Tls>,
     /// Wall time at which a delayed `flush_all` is due, or [`NEVER`].
@@ -72,8 +80,7 @@ impl Shared {
         cores: usize,
         addresses: Vec<ListenAddress>,
     ) -> Self {
-        let ServerConfig { limits, clock, auth, on_shutdown, flush_enabled, backups, tls, .. } =
-            config;
+        let ServerConfig { limits, clock, auth, on_shutdown, backups, tls, .. } = config;
         // Only outsiders must not know it.
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
@@ -83,16 +90,20 @@ impl Shared {
             budget: Budget::new(limits.memory_max_bytes),
             bodies: Budget::new(limits.bodies_max_bytes()),
             counters: Counters::new(cores),
+            evictions_forgotten: AtomicU64::new(0),
             cores,
             addresses,
             connections: AtomicU32::new(0),
+            guests: Guests::default(),
             turned_away: AtomicU32::new(0),
             started: clock.monotonic(),
             started_at: clock.unix_seconds(),
             access: Access::new(seed.to_be_bytes()),
             auth,
             on_shutdown,
-            flush_enabled,
+            flush_enabled: config.flush_enabled,
+            dump_enabled: config.dump_enabled,
+            dumping: AtomicBool::new(false),
             backups: Backups::new(backups),
             tls,
             flush_at: AtomicU64::new(NEVER),
@@ -116,6 +127,11 @@ impl Shared {
             now,
             uptime: now.saturating_sub(self.started_at),
         }
+    }
+
+    /// Whole seconds since the server began.
+    pub(crate) fn uptime(&self) -> u64 {
+        self.clock.unix_seconds().saturating_sub(self.started_at)
     }
 
     /// Memory for a data block that arrives.

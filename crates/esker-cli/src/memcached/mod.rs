@@ -46,6 +46,7 @@ usage: esker memcached [OPTIONS]
 -t, --threads=<num>       scheduler threads (default: 4)
 -I, --max-item-size=<num> longest value, with k or m (default: 1m)
 -F, --disable-flush-all   refuse the command \"flush_all\"
+-X, --disable-dumping     refuse lists of items
 -Y, --auth-file=<file>    clients say who they are; lines of user:password
 -Z, --enable-ssl          TLS, with -o ssl_chain_cert=<file>[,ssl_key=<file>]
 -e, --memory-file=<file>  where the data lie: folder or device
@@ -57,7 +58,7 @@ usage: esker memcached [OPTIONS]
 -v, -vv, -vvv             say more
 -V, --version   -h, --help   -i, --license
 
-Accepted without effect: -b -C -D -f -k -L -n -N -R -r -U 0 -W -X, and memcached's other -o.
+Accepted without effect: -b -C -D -f -k -L -n -N -R -r -U 0 -W, and memcached's other -o.
 Not supported: -B binary, -S, UDP.
 ";
 
@@ -150,6 +151,7 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
         auth: secrets.auth(),
         on_shutdown,
         flush_enabled: plan.flush,
+        dump_enabled: plan.dump,
         ..ServerConfig::default()
     };
     let log = match plan.verbose {

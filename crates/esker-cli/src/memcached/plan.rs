@@ -81,6 +81,7 @@ pub(super) struct Plan {
     pub(super) unix_mode: u32,
     pub(super) shutdown: bool,
     pub(super) flush: bool,
+    pub(super) dump: bool,
     pub(super) daemon: bool,
     pub(super) pid_file: Option<PathBuf>,
     pub(super) user: Option<String>,
@@ -154,6 +155,7 @@ impl Plan {
             unix_mode: UNIX_MODE,
             shutdown: false,
             flush: true,
+            dump: true,
             daemon: false,
             pid_file: None,
             user: None,
@@ -218,6 +220,7 @@ impl Plan {
             }
             'I' => self.limits.item_size_max_bytes = item_size(text)?,
             'F' => self.flush = false,
+            'X' => self.dump = false,
             'Y' => self.auth_file = Some(text.into()),
             'Z' => draft.tls = true,
             'e' => self.data = Some(text.into()),
@@ -246,7 +249,7 @@ impl Plan {
                 }
                 self.ignored(&format!("-{letter}"));
             }
-            'k' | 'L' | 'D' | 'C' | 'X' | 'W' | 'r' => self.ignored(&format!("-{letter}")),
+            'k' | 'L' | 'D' | 'C' | 'W' | 'r' => self.ignored(&format!("-{letter}")),
             other => return Err(wrong(format!("there is no option -{other}"))),
         }
         Ok(())
@@ -258,7 +261,7 @@ impl Plan {
             "-C" => "CAS ids cost nothing here and stay",
             "-b" => "the backlog is what the system permits",
             "-D" => "there are no statistics by prefix",
-            "-X" | "-W" => "there are no such commands",
+            "-W" => "there is no such command",
             "-r" => "the limit of core files is the system's",
             "-f" | "-n" => "there are no slab classes",
             "-R" => {
@@ -705,10 +708,10 @@ mod tests {
     #[test]
     fn options_without_a_meaning_are_told_and_change_nothing() {
         let plan = plan(
-            "-k -L -C -X -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
+            "-k -L -C -W -r -D : -f 1.25 -n 48 -R 20 -b 1024 -U 0 -B ascii -o slab_sizes=100-200,no_chunked_items",
         )
         .expect("valid");
-        assert_eq!(plan.notes.len(), 13, "{:?}", plan.notes);
+        assert_eq!(plan.notes.len(), 12, "{:?}", plan.notes);
         assert!(plan.notes.iter().all(|note| note.contains("has no effect: ")));
     }
 

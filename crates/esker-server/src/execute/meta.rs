@@ -11,7 +11,7 @@ use crate::budget::Share;
 use crate::counters::Counter;
 use crate::expiry::expires_at;
 use crate::item::{BINARY_KEY, Item, STALE, TOKEN_SENT};
-use crate::protocol::{MetaFlags, MetaVerb, Span, StoreVerb, Tokens, line, parse_value};
+use crate::protocol::{MetaFlags, MetaVerb, Span, StoreVerb, Tokens, is_plain, line, parse_value};
 use esker::{Attributes, Condition, Error, ErrorKind, Outcome, Result};
 
 /// First word of a reply.
@@ -513,7 +513,7 @@ impl Ground<'_> {
     }
 
     /// What is known of the last access; if nothing is, it was before the server began.
-    fn seen(&self, key: &[u8]) -> Seen {
+    pub(crate) fn seen(&self, key: &[u8]) -> Seen {
         let unknown = Seen { fetched: false, age_seconds: self.uptime };
         self.access.seen(key, self.uptime).unwrap_or(unknown)
     }
@@ -522,9 +522,4 @@ impl Ground<'_> {
 /// Whether a write was refused because the store takes none now, so that nothing has changed.
 fn takes_no_writes(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::NoSpace | ErrorKind::ReadOnly)
-}
-
-/// Whether a key can stand in a line as it is.
-fn is_plain(key: &[u8]) -> bool {
-    !key.iter().any(|byte| *byte <= b' ' || *byte == 0x7F)
 }

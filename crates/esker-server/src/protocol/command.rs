@@ -48,6 +48,8 @@ pub enum Request {
         /// First word after `stats`; may be empty.
         section: Span,
     },
+    /// `lru_crawler metadump`, `lru_crawler mgdump` and `stats cachedump`.
+    Dump(DumpRequest),
     /// `version`.
     Version,
     /// `verbosity`: accepted, without effect.
@@ -120,6 +122,28 @@ pub enum MetaVerb {
     Arithmetic,
     /// `me`.
     Debug,
+}
+
+/// A command that lists the items of a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DumpRequest {
+    /// What is told of each.
+    pub form: DumpForm,
+    /// Whether the class is the one that has all items; the others have none.
+    pub all: bool,
+    /// How many items at most.
+    pub limit: u64,
+}
+
+/// What is told of an item in a list.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DumpForm {
+    /// `lru_crawler metadump`: the key and figures.
+    Figures,
+    /// `lru_crawler mgdump`: the key, as a request.
+    Requests,
+    /// `stats cachedump`: the key, its size and expiry.
+    Sizes,
 }
 
 /// How `shutdown` is meant.

@@ -22,7 +22,7 @@
 //! | `ms`, malformed, its length in order | error, payload parsed as commands, or swallowed | error, payload swallowed |
 //! | NUL in a line | ends the line for the command, not for the stream | an ordinary byte |
 //!
-//! `docs/memcache.md` has all that differs, commands and flags included. `classic` and `meta` have a
+//! `docs/memcache.md` has all that differs, commands and flags included. `classic`, `meta` and `dump` have a
 //! function for each shape of line, `parse` the table that leads to them.
 //!
 //! # Invariants
@@ -48,13 +48,15 @@
 pub mod base64;
 mod classic;
 mod command;
+mod dump;
 pub mod meta;
 mod number;
 mod parse;
 mod span;
 
 pub use command::{
-    Arithmetic, MetaVerb, Refusal, Request, ShutdownMode, StoreRequest, StoreVerb, Then,
+    Arithmetic, DumpForm, DumpRequest, MetaVerb, Refusal, Request, ShutdownMode, StoreRequest,
+    StoreVerb, Then,
 };
 pub use meta::MetaFlags;
 pub use number::{parse_signed, parse_unsigned, parse_value};
@@ -71,6 +73,12 @@ pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
 pub const DATA_BYTES_MAX: u64 = i32::MAX as u64 - 2;
 /// What ends a line and a data block.
 pub const CRLF: &[u8] = b"\r\n";
+
+/// Whether a key can stand in a line as it is.
+#[must_use]
+pub fn is_plain(key: &[u8]) -> bool {
+    !key.iter().any(|byte| *byte <= b' ' || *byte == 0x7F)
+}
 
 /// Lines that a server answers, each with its end.
 pub mod line {
@@ -92,8 +100,20 @@ pub mod line {
         b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n";
     /// `stats detail` without its argument.
     pub const BAD_DETAIL: &[u8] = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n";
-    /// `stats cachedump`.
+    /// `stats cachedump` that the operator has forbidden.
     pub const NO_CACHEDUMP: &[u8] = b"CLIENT_ERROR stats cachedump not allowed\r\n";
+    /// `lru_crawler metadump` that the operator has forbidden.
+    pub const NO_METADUMP: &[u8] = b"ERROR metadump not allowed\r\n";
+    /// `lru_crawler mgdump` that the operator has forbidden.
+    pub const NO_MGDUMP: &[u8] = b"ERROR key dump not allowed\r\n";
+    /// `stats cachedump` without its arguments.
+    pub const BAD_LINE: &[u8] = b"CLIENT_ERROR bad command line\r\n";
+    /// `stats cachedump` of a class that nobody has.
+    pub const ILLEGAL_CLASS: &[u8] = b"CLIENT_ERROR Illegal slab id\r\n";
+    /// A list of items of a class that nobody has.
+    pub const BAD_CLASS: &[u8] = b"BADCLASS invalid class id\r\n";
+    /// Somebody else has a list of items made.
+    pub const BUSY: &[u8] = b"BUSY currently processing crawler request\r\n";
     /// A line longer than any command is.
     pub const TOO_LONG: &[u8] = b"CLIENT_ERROR line too long\r\n";
     /// An item above the limit.

@@ -5,6 +5,7 @@ use super::classic::{
     parse_store, parse_touch,
 };
 use super::command::{Arithmetic, MetaVerb, Refusal, Request, StoreVerb, Then};
+use super::dump::{parse_cachedump, parse_crawler};
 use super::meta::{parse_meta, parse_meta_debug, parse_meta_set};
 use super::number::{parse_signed, parse_unsigned};
 use super::span::{Span, Tokens};
@@ -36,6 +37,7 @@ enum Shape {
     Touch,
     Arithmetic(Arithmetic),
     Stats,
+    Crawler,
     Version,
     Verbosity,
     FlushAll,
@@ -84,6 +86,7 @@ const COMMANDS: &[Row] = &[
     row(b"gats", Shape::GetAndTouch { with_cas: true }, 1, ANY),
     row(b"bget", Shape::Get { with_cas: false }, 1, ANY),
     row(b"stats", Shape::Stats, 0, ANY),
+    row(b"lru_crawler", Shape::Crawler, 0, ANY),
     row(b"version", Shape::Version, 0, ANY),
     row(b"verbosity", Shape::Verbosity, 1, 2),
     row(b"flush_all", Shape::FlushAll, 0, 2),
@@ -184,7 +187,11 @@ fn parse_line(input: &[u8], whole: Span) -> Request {
         Shape::Delete => parse_delete(input, &arguments),
         Shape::Touch => parse_touch(input, &arguments),
         Shape::Arithmetic(direction) => parse_arithmetic(input, direction, &arguments),
+        Shape::Stats if arguments.get(0).of(input) == b"cachedump" => {
+            parse_cachedump(input, &arguments)
+        }
         Shape::Stats => Request::Stats { section: arguments.get(0) },
+        Shape::Crawler => parse_crawler(input, &arguments),
         Shape::Version => Request::Version,
         Shape::Verbosity => {
             let noreply = arguments.noreply(input);

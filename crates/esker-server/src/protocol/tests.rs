@@ -57,6 +57,7 @@ fn show(request: &Request, input: &[u8]) -> String {
             format!("{direction:?} {} {delta} {noreply}", text(*key))
         }
         Request::Stats { section } => format!("stats {}", text(*section)),
+        Request::Dump(DumpRequest { form, all, limit }) => format!("dump {form:?} {all} {limit}"),
         Request::Version => "version".into(),
         Request::Verbosity { noreply } => format!("verbosity {noreply}"),
         Request::FlushAll { delay, noreply } => format!("flush_all {delay} {noreply}"),
@@ -141,6 +142,11 @@ fn malformed_lines_are_refused_with_the_lines_of_memcached() {
         ("set k 0 0 x", format!("{BAD} Close")),
         ("set k 0 0 1 5", format!("{BAD} Close")),
         ("set a key 0 0 5", format!("{BAD} Close")),
+        ("lru_crawler metadump 2,1", format!("dump Figures true {}", u64::MAX)),
+        ("lru_crawler mgdump 2", format!("dump Requests false {}", u64::MAX)),
+        ("lru_crawler metadump 1,64", "BADCLASS invalid class id Continue".into()),
+        ("stats cachedump 1 7", "dump Sizes true 7".into()),
+        ("stats cachedump 0 0", format!("dump Sizes false {}", u64::MAX)),
         ("GET / HTTP/1.1", " Close".into()),
         ("Host: localhost", " Close".into()),
     ] {

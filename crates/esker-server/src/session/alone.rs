@@ -3,7 +3,8 @@
 use super::{CRLF_BYTES, Session};
 use crate::counters::Counter;
 use crate::execute::Body;
-use crate::limits::{ALONE_WORK, BODY_STEP_BYTES};
+use crate::guests::Stay;
+use crate::limits::{ALONE_WORK, BODY_STEP_BYTES, UNCHARGED_BYTES_MAX};
 use crate::patience::{Progress, patiently};
 use crate::protocol::{CRLF, Request, ShutdownMode, StoreRequest, Then, line};
 use crate::transport::Transport;
@@ -14,6 +15,7 @@ impl<T: Transport> Session<T> {
     pub(super) fn run_alone(&mut self, request: Request) -> IoResult<bool> {
         esker_trt::work(ALONE_WORK);
         self.work();
+        self.note_request();
         match request {
             Request::Store(store) if store.length > self.shared.limits.item_size_max_bytes => {
                 let whole = store.length.saturating_add(CRLF_BYTES as u64);
@@ -22,8 +24,12 @@ impl<T: Transport> Session<T> {
             Request::Store(store) => self.store_large(&store)?,
             Request::Stats { section } => {
                 let section = section.of(self.received.all()).to_vec();
-                self.shared.stats(&section, &mut self.output);
+                match section.as_slice() {
+                    b"conns" => self.tell_connections()?,
+                    section => self.shared.stats(section, &mut self.output),
+                }
             }
+            Request::Dump(dump) => self.dump(dump)?,
             Request::FlushAll { delay, noreply } => {
                 let line = self.shared.flush_all(self.core, delay);
                 if !noreply {
@@ -74,6 +80,7 @@ impl<T: Transport> Session<T> {
     /// own, which grows by what came (N3).
     fn store_large(&mut self, store: &StoreRequest) -> IoResult<()> {
         self.flush()?;
+        self.note_waiting(true);
         let length = usize::try_from(store.length).unwrap_or(usize::MAX);
         let whole = length.saturating_add(CRLF_BYTES);
         let mut share = self.shared.body_share();
@@ -111,6 +118,7 @@ impl<T: Transport> Session<T> {
             received += taken;
             progress.add(&self.shared, taken);
         }
+        self.note_waiting(false);
         let ends_well = body.ends_with(CRLF);
         body.truncate(length);
         let mut unit = self.store_unit(store, ends_well.then_some(Body::Owned(body)));
@@ -131,6 +139,21 @@ impl<T: Transport> Session<T> {
 
     fn refuse_memory(&mut self, store: &StoreRequest, rest: usize) -> IoResult<()> {
         self.refuse(store, Counter::StoreNoMemory, line::NO_MEMORY, rest as u64)
+    }
+
+    /// `stats conns`: those who listen, and those who are there.
+    fn tell_connections(&mut self) -> IoResult<()> {
+        self.shared.tell_listeners(&mut self.output);
+        let asks = self.stay.as_ref().map(Stay::number);
+        for (number, guest) in self.shared.guests.all() {
+            let asks = asks == Some(number);
+            self.shared.tell_guest(number, &guest, asks, &mut self.output);
+            if self.output.uncharged_bytes() >= UNCHARGED_BYTES_MAX {
+                self.flush()?;
+            }
+        }
+        self.output.push(line::END);
+        Ok(())
     }
 
     /// `shutdown`; says whether the connection goes on.

@@ -15,7 +15,7 @@
 //!   no server can tell from the next command (memcached resumes behind the declared length, too).
 //!
 //! `plan` makes units of requests, `wave` runs them, `reply` writes what they answer, `alone` has the
-//! requests that are no units, `transfer` the bytes of the connection, `auth` what comes before the
+//! requests that are no units, `dump` those that list items, `transfer` the bytes of the connection, `auth` what comes before the
 //! first command where clients must say who they are.
 //!
 //! # Concurrency
@@ -28,6 +28,7 @@
 
 mod alone;
 mod auth;
+mod dump;
 mod plan;
 mod reply;
 mod transfer;
@@ -39,6 +40,7 @@ mod tests;
 use crate::budget::Share;
 use crate::counters::{Counter, Shard};
 use crate::execute::{Ground, Unit};
+use crate::guests::Stay;
 use crate::limits::{FLUSH_BYTES, UNCHARGED_BYTES_MAX};
 use crate::output::Output;
 use crate::patience::Progress;
@@ -110,6 +112,8 @@ pub(crate) struct Session<T> {
     busy: bool,
     /// Whether the client may give commands.
     admitted: bool,
+    /// Says who is there; nobody in tests of sessions alone.
+    stay: Option<Stay>,
 }
 
 impl<T: Transport> Session<T> {
@@ -137,7 +141,14 @@ impl<T: Transport> Session<T> {
             crowded: false,
             busy: false,
             admitted,
+            stay: None,
         }
+    }
+
+    /// The same session, of somebody who is known.
+    pub(crate) fn of(mut self, stay: Option<Stay>) -> Self {
+        self.stay = stay;
+        self
     }
 
     /// Serves the connection until either side ends it.
@@ -213,6 +224,18 @@ impl<T: Transport> Session<T> {
 impl<T> Session<T> {
     fn shard(&self) -> &Shard {
         self.shared.counters.shard(self.core)
+    }
+
+    fn note_request(&self) {
+        if let Some(stay) = &self.stay {
+            stay.note_request();
+        }
+    }
+
+    fn note_waiting(&self, partial: bool) {
+        if let Some(stay) = &self.stay {
+            stay.note_waiting(partial);
+        }
     }
 
     fn work(&mut self) {

@@ -19,6 +19,7 @@ impl<T: Transport> Session<T> {
         } else if self.partial.is_none() {
             self.partial = Some(Progress::receiving(&self.shared));
         }
+        self.note_waiting(self.partial.is_some());
         let mut capacity = self.received.capacity();
         if let Some(wanted) = self.received.wanted_capacity() {
             let wanted = wanted.min(GET_LINE_BYTES_MAX.saturating_mul(2));
@@ -62,6 +63,7 @@ impl<T: Transport> Session<T> {
     /// Takes `bytes` from the stream and drops them.
     pub(super) fn swallow(&mut self, bytes: u64) -> IoResult<()> {
         self.flush()?;
+        self.note_waiting(true);
         let mut rest = usize::try_from(bytes).unwrap_or(usize::MAX);
         let mut progress = Progress::receiving(&self.shared);
         loop {

@@ -26,6 +26,7 @@ impl<T: Transport> Session<T> {
         // Units that wait for nothing must not keep the core from the others.
         esker_trt::work(self.wave.len().saturating_mul(UNIT_WORK));
         self.work();
+        self.note_request();
         self.shared.flush_if_due(self.core);
         self.wave_bytes = 0;
         let mut wave = std::mem::take(&mut self.wave);

@@ -297,7 +297,7 @@ fn statistics_have_the_names_that_exporters_read() {
     client.check_chat(b"stats reset\r\n", "RESET\r\n");
     assert_eq!(figures(&mut client, "stats\r\n")["get_misses"], "0");
     client.check_chat(
-        b"stats items\r\nstats sizes\r\nstats bogus\r\n",
+        b"stats extstore\r\nstats sizes\r\nstats bogus\r\n",
         "END\r\nSTAT sizes_status disabled\r\nEND\r\nERROR\r\n",
     );
 }

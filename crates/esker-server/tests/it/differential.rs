@@ -220,6 +220,9 @@ fn edge_cases_answer_as_memcached_does() {
         "set b 0 2147483647 1\r\nx\r\nget b\r\n", "set b 0 2592001 1\r\nx\r\nget b\r\n", "set b 0 2592000 1\r\nx\r\nget b\r\n",
         "set b 0 -1 1\r\nx\r\nget b\r\n", "set b 0 0 0\r\n\r\nget b\r\n", "set b 0 0 1 noreply\r\n1\r\nincr b x noreply\r\nincr zz 1 noreply\r\n",
         "append zz 0 0 1 noreply\r\n1\r\nversion\r\n", "set \u{1}\u{7f}é 0 0 1\r\n1\r\nget \u{1}\u{7f}é\r\n", "set b 0 0 3 noreply\r\nabcdefg\r\nversion\r\n",
+        "lru_crawler\r\nlru_crawler x\r\nlru_crawler x y\r\nlru_crawler metadump\r\nlru_crawler metadump 1 2\r\n",
+        "lru_crawler metadump x\r\n", "lru_crawler metadump 0\r\n", "lru_crawler metadump 64\r\n", "lru_crawler metadump 2,x\r\n",
+        "stats cachedump\r\nstats cachedump 1\r\nstats cachedump x 1\r\nstats cachedump 1 x\r\nstats cachedump 64 1\r\nstats cachedump 63 1\r\nstats cachedump 63 1 2\r\n",
         "get / HTTP/1.0\r\n", "c\r\nd\r\ni\r\nt\r\nr\r\nsetq\r\na\r\nlru\r\nmisbehave\r\n",
     ]
     .map(str::to_owned)
@@ -340,6 +343,49 @@ fn meta_edge_cases_answer_as_memcached_does() {
     for case in &cases {
         compare(&mut sides.0, &mut sides.1, case.as_bytes(), "meta edge case");
     }
+}
+
+#[test]
+fn items_are_listed_as_memcached_lists_them() {
+    let Some(memcached) = Memcached::start() else { return };
+    let server = TestServer::start();
+    let commands = "set a:b/c%-._~ 7 0 3\r\nabc\r\nset \u{e9} 0 2000000000 2\r\nhi\r\nms AWI= 2 b\r\nhi\r\nget \u{e9}\r\n";
+    // Class 1 has all small items there, and all items here.
+    for list in ["lru_crawler metadump all\r\n", "lru_crawler metadump hash\r\n"] {
+        let lines = [memcached.address, server.address()].map(|address| {
+            let mut client = Client::connect(address);
+            client.send(commands.as_bytes());
+            client.send(b"mn\r\n");
+            while client.line() != "MN" {}
+            client.send(list.as_bytes());
+            let mut lines = BTreeSet::new();
+            loop {
+                let line = client.line_of_list();
+                let same = |word: &&str| {
+                    !["la=", "cas=", "cls=", "size="].iter().any(|name| word.starts_with(name))
+                };
+                let words: Vec<&str> = line.split(' ').filter(same).collect();
+                if !lines.insert(words.join(" ")) || line == "END\r\n" {
+                    return lines;
+                }
+            }
+        });
+        assert_eq!(lines[0], lines[1], "{list}");
+        assert!(lines[0].len() > 2, "{list}: {lines:?}");
+    }
+}
+
+#[test]
+fn every_general_figure_of_memcached_has_a_number() {
+    let Some(memcached) = Memcached::start() else { return };
+    let server = TestServer::start();
+    let names = [Client::connect(memcached.address), server.client()].map(|mut client| {
+        let stats = client.stats();
+        let name = |line: &str| line.split(' ').nth(1).expect("a name").to_owned();
+        stats.lines().map(name).collect::<BTreeSet<String>>()
+    });
+    let missing: Vec<&String> = names[0].difference(&names[1]).collect();
+    assert_eq!(missing, ["libevent"], "nothing of that library is here");
 }
 
 #[test]

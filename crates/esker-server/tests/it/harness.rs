@@ -178,6 +178,16 @@ impl Client {
         String::from_utf8_lossy(&line).trim_end().to_owned()
     }
 
+    /// One line of a list of items, whose lines end with a line feed alone; empty at the end of the connection.
+    pub(crate) fn line_of_list(&mut self) -> String {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while !line.ends_with(b"\n") && self.0.read(&mut byte).is_ok_and(|count| count > 0) {
+            line.extend_from_slice(&byte);
+        }
+        String::from_utf8_lossy(&line).into_owned()
+    }
+
     /// The reply to `stats`, without changing anything.
     pub(crate) fn stats(&mut self) -> String {
         self.send(b"stats\r\n");

@@ -23,6 +23,8 @@ use std::ops::Deref;
 const READ_TRIES: u32 = 3;
 /// What is read first of a record whose size the index does not know, in bytes.
 const PEEK_SIZE: u64 = 4096;
+/// Memory of the values that a part of a walk holds, but for the last one; those beyond are read when they are asked for.
+const WALK_BYTES_MAX: u64 = 8 << 20;
 /// Bytes that take no buffer: a small record, or the head of a longer one.
 const NEAR_BYTES: usize = 192;
 
@@ -396,15 +398,19 @@ impl Depot {
             if !in_peace() {
                 continue;
             }
-            let mut doubtful = false;
+            let (mut doubtful, mut held) = (false, 0);
             let mut read = Vec::with_capacity(live.len());
             for (link, life) in live {
-                let item = before.remove(&(link, life)).unwrap_or_else(|| {
+                let mut item = before.remove(&(link, life)).unwrap_or_else(|| {
                     let item = self.read_item(link);
                     // It may have failed as its segment is free by now.
                     doubtful |= item.is_err() || self.life_of(link) != life;
                     item
                 });
+                if let Ok(Some((_, value))) = &mut item {
+                    *value = value.take().filter(|_| held < WALK_BYTES_MAX);
+                    held += value.as_ref().map_or(0, Value::memory_bytes);
+                }
                 read.push(((link, life), item));
             }
             if !doubtful || in_peace() {
@@ -448,3 +454,6 @@ pub(super) fn memory_of(length: u64) -> u64 {
     let capacity = usize::try_from(length).ok().map(BufferPool::capacity_for);
     capacity.map_or(length, |capacity| capacity as u64)
 }
+
+#[cfg(test)]
+mod tests;
