@@ -237,7 +237,7 @@ fn check() -> Result<()> {
     run::all(&tests(None))?;
     run::all(&interleave())?;
     run::all(&gates())?;
-    run::beside(mutants_of_depot(), mutants_of_others())?;
+    run::beside(&mutants_of_depot(), &mutants_of_others())?;
     run::all(&[run::example("soak", "soak", &["--gate"])])?;
     skipped();
     println!("check: everything passed");

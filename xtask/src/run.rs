@@ -76,22 +76,23 @@ pub(crate) fn all(steps: &[Step]) -> Result<()> {
 }
 
 /// Runs one step that leaves a processor idle, and others in order meanwhile. It prints what it has to say at its end.
-pub(crate) fn beside(alone: Step, others: Vec<Step>) -> Result<()> {
+pub(crate) fn beside(alone: &Step, others: &[Step]) -> Result<()> {
     println!("== {}, beside the next ones", alone.title);
-    #[expect(clippy::disallowed_methods, reason = "no run-time here")]
-    let alone = std::thread::spawn(move || {
-        let mut printed = Vec::new();
-        let ran = alone.run(|command| {
-            let output = command.output()?;
-            printed = [output.stdout, output.stderr].concat();
-            Ok(output.status)
+    std::thread::scope(|scope| {
+        let alone = scope.spawn(|| {
+            let mut printed = Vec::new();
+            let ran = alone.run(|command| {
+                let output = command.output()?;
+                printed = [output.stdout, output.stderr].concat();
+                Ok(output.status)
+            });
+            (printed, ran)
         });
-        (printed, ran)
-    });
-    let others = all(&others);
-    let Ok((printed, ran)) = alone.join() else { bail!("a step panicked") };
-    print!("{}", String::from_utf8_lossy(&printed));
-    ran.and(others)
+        let others = all(others);
+        let Ok((printed, ran)) = alone.join() else { bail!("a step panicked") };
+        print!("{}", String::from_utf8_lossy(&printed));
+        ran.and(others)
+    })
 }
 
 /// Whether a program is on the path.
