@@ -69,6 +69,8 @@ pub(crate) fn empty(store: &Store, in_use_max: u64) -> Result<()> {
     store.clear()?;
     store.sync()?;
     while store.clean(64)? > 0 {}
+    // That of before takes its room until there is another one, or somebody needs it.
+    store.checkpoint()?;
     let stats = store.stats();
     let in_use = stats.segments - stats.free_segments;
     if in_use <= in_use_max && stats.items == 0 && stats.tombstones == 0 {

@@ -159,8 +159,8 @@ impl Subject for Flat {
     }
 
     fn empty(&self, Open(store): &Open) -> Result<()> {
-        // Those in which the logs of its cores go on.
-        empty(store, 2)
+        // That of the checkpoint.
+        empty(store, 1)
     }
 
     fn close(&self, store: Open) -> Result<()> {
