@@ -15,14 +15,17 @@
 //! Seeds run in parallel on threads; each seed is one thread's.
 
 use crate::command::each_seed;
-use crate::generator::{Limits, Op, Weights};
+use crate::generator::{Held, Limits, Op, Weights};
 use crate::model::{Allowed, Map, Oracle, Reply};
+use crate::versions::Known;
 use esker_base::rng::Rng;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::sim::Image;
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 mod medium;
 mod report;
@@ -31,7 +34,7 @@ mod sweep;
 
 pub use medium::{Block, CrashReplay, Crashed, Medium, Memory};
 pub use report::{Report, Violation};
-use run::{Recovery, Workload};
+use run::{Recovery, Task, Workload};
 pub use sweep::SweepReport;
 
 /// What a subject is given to stand on.
@@ -45,6 +48,12 @@ pub trait Subject: Clone + Send + Sync + 'static {
     /// The open store.
     type Store: 'static;
 
+    /// The same with a clock that shows so many seconds since some moment: stores that are opened from now on have it.
+    #[must_use]
+    fn with_clock(&self, _seconds: Arc<AtomicU64>) -> Self {
+        self.clone()
+    }
+
     /// Opens the store on `device`; `fresh`: formats it first, whatever is there.
     ///
     /// # Errors
@@ -52,12 +61,28 @@ pub trait Subject: Clone + Send + Sync + 'static {
     /// a violation.
     fn open(&self, device: DeviceOf<Self>, fresh: bool) -> Result<Self::Store>;
 
-    /// Does `op`. Several tasks call at once. [`Op::Reopen`] never comes here.
+    /// Does `op`. Several tasks call at once. [`Op::Reopen`] and [`Op::Time`] never come here.
     ///
     /// # Errors
     /// The store's. Where the medium does what it is asked for, one that is no refusal ([`is_refusal`]) counts as a violation;
     /// where it fails by plan, [`Subject::fault_refuses`] and [`reply_of`] say what it means.
     fn apply(&self, store: &Self::Store, op: &Op) -> Result<Reply>;
+
+    /// Makes durable what an operation did, if it was not when it returned. What it told of versions is known before.
+    ///
+    /// # Errors
+    /// The store's: then the outcome is unknown.
+    fn settle(&self, _store: &Self::Store) -> Result<()> {
+        Ok(())
+    }
+
+    /// Deletes everything, and says what is wrong if that takes more room than a store that never held anything.
+    ///
+    /// # Errors
+    /// What is wrong.
+    fn empty(&self, _store: &Self::Store) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether an operation of which a failing medium made this error has changed nothing: the store promises so.
     fn fault_refuses(&self, _error: &Error) -> bool {
@@ -123,6 +148,8 @@ pub struct Config {
     pub states_per_point: usize,
     /// One state of so many is followed by more operations and another cut; 0: none.
     pub follow_up_one_in: u64,
+    /// Of these, one of so many is emptied in the end ([`Subject::empty`]); 0: none.
+    pub emptied_one_in: u64,
     /// One state of so many is crashed again inside its recovery; 0: none.
     pub nested_one_in: u64,
     /// Depth of crashes inside recoveries, counted from 1 for the first crash.
@@ -149,6 +176,7 @@ impl Default for Config {
             limits: Limits::default(),
             states_per_point: 40,
             follow_up_one_in: 4,
+            emptied_one_in: 8,
             nested_one_in: 16,
             depth_max: 3,
             nested_points: 6,
@@ -177,6 +205,10 @@ struct Seed<'e, S> {
     distinct: HashSet<u128>,
     recovered: HashMap<u128, Rc<Outcome>>,
     rng: Rng,
+    /// What clients were told of versions, by the position at which they were.
+    told: Vec<(u64, Vec<u8>, Held)>,
+    /// What the clock showed at the end of the workload.
+    end: u64,
 }
 
 impl<S: Subject> Explorer<S> {
@@ -207,6 +239,8 @@ impl<S: Subject> Explorer<S> {
             distinct: HashSet::new(),
             recovered: HashMap::new(),
             rng: Rng::from_seed(seed ^ 0x6A09_E667_F3BC_C908),
+            told: workload.history.told().to_vec(),
+            end: workload.time,
         };
         state.explore(&workload);
         // One seed of so many is run twice: the same seed must do the same.
@@ -227,6 +261,24 @@ impl<S: Subject> Seed<'_, S> {
     fn violation(&mut self, path: &[(u64, u64)], what: String) {
         let violation = Violation { seed: self.seed, path: path.to_vec(), what };
         self.report.violations.push(violation);
+    }
+
+    /// What the clock of a recovery shows: less than when the power failed, or more.
+    fn time(&self, hash: u128) -> u64 {
+        let choice = u64::try_from(hash >> 64).unwrap_or(0);
+        match choice % 4 {
+            0 => 0,
+            1 => 1000 * self.end,
+            _ => (choice / 4) % (self.end + 1),
+        }
+    }
+
+    /// What clients knew when the power failed.
+    fn known(&self, point: u64) -> Known {
+        let mut known = Known::default();
+        let told = self.told.iter().take_while(|(at, ..)| *at <= point);
+        told.for_each(|(_, key, held)| known.learn(key, held));
+        known
     }
 
     fn is_over(&self) -> bool {
@@ -319,7 +371,9 @@ impl<S: Subject> Seed<'_, S> {
             let outcome = match known {
                 Some(outcome) if !follow_up && !nested => outcome,
                 _ => {
-                    let recovery = self.recover(state.image(), hash, nested, follow_up);
+                    let known = follow_up.then(|| self.known(point));
+                    let task = Task { record: nested, follow_up: known, time: self.time(hash) };
+                    let recovery = self.recover(state.image(), hash, task);
                     if let Err(words) = &recovery.follow_up {
                         self.violation(&path, format!("{words} [{}]", state.describe()));
                     }
@@ -330,7 +384,7 @@ impl<S: Subject> Seed<'_, S> {
                 }
             };
             self.recovered.entry(hash).or_insert_with(|| Rc::clone(&outcome));
-            if let Some(words) = judge(&outcome, allowed, before) {
+            if let Some(words) = judge(&outcome, self.time(hash), allowed, before) {
                 let after = sites.first().copied().flatten();
                 let place =
                     after.map_or("at the start".to_owned(), |site| format!("after {site:?}"));
@@ -342,19 +396,12 @@ impl<S: Subject> Seed<'_, S> {
         }
     }
 
-    fn recover(
-        &mut self,
-        image: Image,
-        hash: u128,
-        record: bool,
-        follow_up: bool,
-    ) -> Recovery<S::Medium> {
-        self.report.recoveries += 1 + 2 * u64::from(follow_up);
+    fn recover(&mut self, image: Image, hash: u128, task: Task) -> Recovery<S::Medium> {
+        self.report.recoveries += 1 + 2 * u64::from(task.follow_up.is_some());
         let low = u64::try_from(hash & u128::from(u64::MAX)).unwrap_or(0);
         let explorer = self.explorer;
         let seed = self.seed ^ low;
-        let recovery =
-            run::recover(&explorer.subject, &explorer.config, image, seed, record, follow_up);
+        let recovery = run::recover(&explorer.subject, &explorer.config, image, seed, task);
         self.report.visits.merge(&recovery.visits);
         recovery
     }
@@ -389,9 +436,12 @@ impl<S: Subject> Seed<'_, S> {
                 for (state, number) in states.iter().zip(0_u64..).skip(first).step_by(step) {
                     self.report.nested_states += 1;
                     let deeper = path.len() + 1 < config.depth_max && self.rng.chance(1, 3);
-                    let inner = self.recover(state.image(), state.hash(), deeper, false);
+                    // The clock goes on where it was.
+                    let time = recovery.time;
+                    let task = Task { record: deeper, follow_up: None, time };
+                    let inner = self.recover(state.image(), state.hash(), task);
                     let path = [path, &[(point, number)]].concat();
-                    if let Some(words) = judge(&inner.outcome, judge_by, before) {
+                    if let Some(words) = judge(&inner.outcome, time, judge_by, before) {
                         let describe = state.describe();
                         self.violation(&path, format!("in recovery: {words} [{describe}]"));
                     }
@@ -412,14 +462,20 @@ impl<S: Subject> Seed<'_, S> {
 }
 
 /// What is wrong with a recovery's outcome, if anything is.
-fn judge(outcome: &Outcome, allowed: Option<&Allowed>, before: Option<&Map>) -> Option<String> {
+fn judge(
+    outcome: &Outcome,
+    time: u64,
+    allowed: Option<&Allowed>,
+    before: Option<&Map>,
+) -> Option<String> {
     match (outcome, allowed) {
-        (Ok(map), Some(allowed)) => allowed.check(map).err(),
+        (Ok(map), Some(allowed)) => allowed.check(map, time).err(),
         (Err(words), Some(_)) => Some(format!("recovery failed: {words}")),
         (Err(words), None) => words.contains(run::PANICKED).then(|| words.clone()),
         // Before the format was done, an older store of recycled media may still be there, all of it.
         (Ok(map), None) => {
-            let invented = !map.is_empty() && before != Some(map);
+            let is_before = |before: &Map| Allowed::exactly(before).check(map, time).is_ok();
+            let invented = !map.is_empty() && !before.is_some_and(is_before);
             invented
                 .then(|| "holds keys that neither the new store had nor the older one".to_owned())
         }

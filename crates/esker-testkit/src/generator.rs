@@ -3,6 +3,7 @@
 //! Weights, keys and sizes are drawn anew for each seed (swarm testing): one run mostly deletes,
 //! another never does. Values carry their number, so that no two writes look alike by accident.
 
+use crate::versions::Known;
 use esker_base::rng::Rng;
 use std::fmt;
 
@@ -13,7 +14,9 @@ pub struct Entry {
     pub bytes: Vec<u8>,
     /// Opaque number beside it.
     pub flags: u32,
-    /// When it expires, in the store's own unit; 0: never. Compared, not interpreted.
+    /// Four bits beside it.
+    pub state: u8,
+    /// When it expires, in seconds of the simulation's clock; 0: never.
     pub expires_at: u64,
 }
 
@@ -21,7 +24,7 @@ impl Entry {
     /// A value without flags that never expires.
     #[must_use]
     pub fn plain(bytes: Vec<u8>) -> Self {
-        Entry { bytes, flags: 0, expires_at: 0 }
+        Entry { bytes, flags: 0, state: 0, expires_at: 0 }
     }
 }
 
@@ -29,10 +32,25 @@ impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.bytes.get(..self.bytes.len().min(8)).unwrap_or_default();
         write!(f, "{} bytes {shown:02x?}", self.bytes.len())?;
-        if (self.flags, self.expires_at) != (0, 0) {
-            write!(f, " flags {} expiry {}", self.flags, self.expires_at)?;
+        if (self.flags, self.state, self.expires_at) != (0, 0, 0) {
+            write!(f, " flags {} state {} expiry {}", self.flags, self.state, self.expires_at)?;
         }
         Ok(())
+    }
+}
+
+/// What a store shows of a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// What was put.
+    pub entry: Entry,
+    /// The version that it got; 0: not known, or the store has none.
+    pub version: u64,
+}
+
+impl From<Entry> for Held {
+    fn from(entry: Entry) -> Self {
+        Held { entry, version: 0 }
     }
 }
 
@@ -52,6 +70,10 @@ pub enum Op {
     Put(Vec<u8>, Entry),
     /// Puts on a condition.
     PutIf(Vec<u8>, Entry, When),
+    /// Puts if the key still has what somebody saw, by its version.
+    CompareAndPut(Vec<u8>, Entry, Held),
+    /// Deletes if the key still has what somebody saw, by its version.
+    CompareAndDelete(Vec<u8>, Held),
     /// Reads one key.
     Get(Vec<u8>),
     /// Deletes.
@@ -70,6 +92,8 @@ pub enum Op {
     Check,
     /// The store moves records to make room. Nobody sees a difference.
     Clean,
+    /// The clock shows this time, in seconds, or a later one. Nothing is asked of the store.
+    Time(u64),
 }
 
 /// Odds of each operation; 0 leaves it out.
@@ -87,6 +111,8 @@ pub struct Weights {
     pub reopen: u64,
     pub check: u64,
     pub clean: u64,
+    pub compare: u64,
+    pub time: u64,
 }
 
 impl Weights {
@@ -103,6 +129,8 @@ impl Weights {
         reopen: 1,
         check: 1,
         clean: 0,
+        compare: 0,
+        time: 0,
     };
 
     /// These odds, each doubled, kept, quartered or dropped. Puts stay.
@@ -126,11 +154,13 @@ impl Weights {
         vary(&mut self.reopen);
         vary(&mut self.check);
         vary(&mut self.clean);
+        vary(&mut self.compare);
+        vary(&mut self.time);
         self.put = self.put.max(1);
         self
     }
 
-    fn all(self) -> [u64; 11] {
+    fn all(self) -> [u64; 13] {
         [
             self.put,
             self.put_if,
@@ -143,6 +173,8 @@ impl Weights {
             self.reopen,
             self.check,
             self.clean,
+            self.compare,
+            self.time,
         ]
     }
 }
@@ -161,7 +193,15 @@ pub struct Limits {
     pub key_count: usize,
     /// Whether entries carry flags.
     pub flags: bool,
+    /// Whether some entries expire.
+    pub expires: bool,
 }
+
+/// Longest life of an entry that expires, and the longest step of the clock, in seconds.
+const LIFE_MAX: u64 = 30;
+const STEP_MAX: u64 = 6;
+/// Longest value of which several may look alike, in bytes.
+const ALIKE_MAX: usize = 8;
 
 impl Default for Limits {
     fn default() -> Self {
@@ -171,6 +211,7 @@ impl Default for Limits {
             segment_size_bytes: 4096,
             key_count: 12,
             flags: true,
+            expires: false,
         }
     }
 }
@@ -182,7 +223,9 @@ pub struct Generator {
     weights: Weights,
     keys: Vec<Vec<u8>>,
     sizes: Vec<usize>,
-    flags: bool,
+    limits: Limits,
+    /// What is in values beside their number: none of another run is alike.
+    run: u64,
     next_value: u64,
 }
 
@@ -197,7 +240,8 @@ impl Generator {
         let weights = weights.swarm(&mut shared);
         let sizes = sizes(&mut shared, limits);
         let rng = Rng::from_seed(seed ^ (stream + 1).wrapping_mul(0xA076_1D64_78BD_642F));
-        Generator { rng, weights, keys, sizes, flags: limits.flags, next_value: stream << 40 }
+        let run = shared.next_u64();
+        Generator { rng, weights, keys, sizes, limits, run, next_value: stream << 40 }
     }
 
     /// Every key that operations use.
@@ -212,8 +256,8 @@ impl Generator {
         self.weights
     }
 
-    /// The next operation.
-    pub fn next_op(&mut self) -> Op {
+    /// The next operation, of somebody who knows the time and some versions.
+    pub fn next_op(&mut self, now: u64, known: &Known) -> Op {
         let all = self.weights.all();
         let mut point = self.rng.below(all.iter().sum());
         let mut choice = 0;
@@ -227,27 +271,36 @@ impl Generator {
         match choice {
             1 => {
                 let when = if self.rng.chance(1, 2) { When::Absent } else { When::Present };
-                Op::PutIf(self.key(), self.entry(), when)
+                Op::PutIf(self.key(), self.entry(now), when)
             }
             2 => Op::Get(self.key()),
             3 => Op::Delete(self.key()),
-            4 => self.batch(),
+            4 => self.batch(now),
             5 => Op::Clear,
             6 => Op::Sync,
             7 => Op::Iterate,
             8 => Op::Reopen,
             9 => Op::Check,
             10 => Op::Clean,
-            _ => Op::Put(self.key(), self.entry()),
+            11 => {
+                let key = self.key();
+                match known.some(&key, &mut self.rng) {
+                    Some(held) if self.rng.chance(1, 4) => Op::CompareAndDelete(key, held),
+                    Some(held) => Op::CompareAndPut(key, self.entry(now), held),
+                    None => Op::Get(key),
+                }
+            }
+            12 => Op::Time(now + 1 + self.rng.below(STEP_MAX)),
+            _ => Op::Put(self.key(), self.entry(now)),
         }
     }
 
-    fn batch(&mut self) -> Op {
+    fn batch(&mut self, now: u64) -> Op {
         let count = 1 + self.rng.index(5);
         let mut writes: Vec<(Vec<u8>, Option<Entry>)> = Vec::new();
         for _ in 0..count {
             let key = self.key();
-            let entry = (!self.rng.chance(1, 4)).then(|| self.entry());
+            let entry = (!self.rng.chance(1, 4)).then(|| self.entry(now));
             if writes.iter().all(|(earlier, _)| *earlier != key) {
                 writes.push((key, entry));
             }
@@ -262,15 +315,27 @@ impl Generator {
         self.keys.get(index).cloned().unwrap_or_default()
     }
 
-    fn entry(&mut self) -> Entry {
+    fn entry(&mut self, now: u64) -> Entry {
         let index = self.rng.index(self.sizes.len());
         let size = self.sizes.get(index).copied().unwrap_or(0);
         self.next_value += 1;
         let mut bytes = vec![0; size];
-        let mut content = Rng::from_seed(self.next_value);
+        let mut content = Rng::from_seed(self.run ^ self.next_value);
         content.fill(&mut bytes);
-        let flags = if self.flags && self.rng.chance(1, 4) { self.rng.below(1 << 32) } else { 0 };
-        Entry { bytes, flags: u32::try_from(flags).unwrap_or(0), expires_at: 0 }
+        let (mut flags, mut state, mut expires_at) = (0, 0, 0);
+        if self.limits.flags {
+            // Those that are too short to differ have flags that do.
+            if size < ALIKE_MAX || self.rng.chance(1, 4) {
+                flags = u32::try_from(content.below(1 << 32)).unwrap_or(0);
+            }
+            if self.rng.chance(1, 4) {
+                state = u8::try_from(self.rng.below(16)).unwrap_or(0);
+            }
+        }
+        if self.limits.expires && self.rng.chance(1, 4) {
+            expires_at = now + 1 + self.rng.below(LIFE_MAX);
+        }
+        Entry { bytes, flags, state, expires_at }
     }
 }
 

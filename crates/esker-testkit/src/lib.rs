@@ -10,3 +10,4 @@ pub mod generator;
 pub mod linearizability;
 pub mod model;
 pub mod mutants;
+pub mod versions;

@@ -12,12 +12,14 @@
 //! - I2: a call that never returned, or returned "outcome unknown", may take effect at any later
 //!   moment, or never.
 //! - I3: no configuration is kept twice.
+//! - I4: what has expired is nothing for every call; but until something takes its place, an observer whose clock is behind may find it.
 //!
 //! # Failure
 //! Many calls that stay open for ever make many configurations; beyond a limit the checker says
 //! [`Verdict::TooHard`] instead of a wrong answer.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 /// What a key holds: a number that stands for the value, or nothing.
 pub type State = Option<u64>;
@@ -51,6 +53,8 @@ pub enum Action {
         /// The reply.
         done: Option<bool>,
     },
+    /// It is so late now, at least: a value that expires by then is gone.
+    Time(u64),
 }
 
 impl Action {
@@ -63,7 +67,7 @@ impl Action {
             Some(if holds { new } else { state })
         };
         match self {
-            Action::Read(None) => Some(state),
+            Action::Read(None) | Action::Time(_) => Some(state),
             Action::Read(Some(seen)) => (seen == state).then_some(state),
             Action::Write(value) => Some(Some(value)),
             Action::Set(new) => Some(new),
@@ -93,6 +97,8 @@ struct Configuration {
     state: State,
     /// One bit per slot of `open`: this call took effect.
     effective: u64,
+    /// What time it is.
+    now: u64,
 }
 
 /// Most configurations of a key at one moment.
@@ -115,6 +121,8 @@ pub enum Refusal {
 pub struct KeyChecker {
     open: Vec<Option<(u64, Action)>>,
     configurations: Vec<Configuration>,
+    /// When values expire, of those that do.
+    expiries: Arc<HashMap<u64, u64>>,
 }
 
 impl KeyChecker {
@@ -123,8 +131,36 @@ impl KeyChecker {
     pub fn new(initial: State) -> Self {
         KeyChecker {
             open: Vec::new(),
-            configurations: vec![Configuration { state: initial, effective: 0 }],
+            configurations: vec![Configuration { state: initial, effective: 0, now: 0 }],
+            expiries: Arc::default(),
         }
+    }
+
+    /// Of these values it is known when they expire.
+    #[must_use]
+    pub fn expiring(mut self, expiries: Arc<HashMap<u64, u64>>) -> Self {
+        self.expiries = expiries;
+        self
+    }
+
+    /// Whether what a key holds is gone by this time.
+    fn has_expired(&self, state: State, now: u64) -> bool {
+        let at = state.and_then(|value| self.expiries.get(&value));
+        at.is_some_and(|at| *at <= now)
+    }
+
+    /// What follows from a call that takes effect now, if it may.
+    fn after(&self, configuration: Configuration, action: Action) -> Option<(State, u64)> {
+        let Configuration { state, now, .. } = configuration;
+        if let Action::Time(later) = action {
+            return Some((state, now.max(later)));
+        }
+        let is_gone = self.has_expired(state, now);
+        let seen = if is_gone { None } else { state };
+        let next = action.apply(seen)?;
+        // Who leaves things as they are leaves what has expired where it is (I4).
+        let stays = is_gone && next == seen && !matches!(action, Action::Set(_));
+        Some((if stays { state } else { next }, now))
     }
 
     /// Call `id` begins. Its reply, if it will have one, is part of `action`.
@@ -173,7 +209,7 @@ impl KeyChecker {
     }
 
     /// Every state that somebody may find who looks now, with all open calls undecided. Of the
-    /// calls in `required` all took effect, of those in `forbidden` none.
+    /// calls in `required` all took effect, of those in `forbidden` none. What has expired may be found or not (I4).
     ///
     /// # Errors
     /// `TooHard`.
@@ -191,6 +227,9 @@ impl KeyChecker {
             }
             if configuration.effective & required == required {
                 states.push(configuration.state);
+                if self.has_expired(configuration.state, configuration.now) {
+                    states.push(None);
+                }
             }
             true
         })?;
@@ -224,9 +263,9 @@ impl KeyChecker {
                 if configuration.effective & bit != 0 {
                     continue;
                 }
-                if let Some(state) = action.apply(configuration.state) {
+                if let Some((state, now)) = self.after(configuration, *action) {
                     let effective = configuration.effective | bit;
-                    work.push(Configuration { state, effective });
+                    work.push(Configuration { state, effective, now });
                 }
             }
         }
@@ -264,7 +303,7 @@ impl Seen {
 
 fn dedup(configurations: &mut Vec<Configuration>) {
     if configurations.len() > 1 {
-        configurations.sort_unstable_by_key(|one| (one.state, one.effective));
+        configurations.sort_unstable_by_key(|one| (one.state, one.effective, one.now));
         configurations.dedup();
     }
 }

@@ -12,22 +12,36 @@
 //! - I2: a read's reply constrains the order: what a completed read returned survives too.
 //! - I3: only entries that somebody wrote to that very key are allowed (M3).
 //! - I4: an open batch is found whole or not at all (M2).
+//! - I5: what has expired is not found; until something is written in its place, it may be by who has a clock that is behind, and
+//!   nothing older.
+//! - I6: what is found has the version that its write got ([`crate::versions`]).
 
-use crate::generator::{Entry, Op, When};
-use crate::linearizability::{Action, KeyChecker, Refusal, State};
+use crate::generator::{Entry, Held, Op, When};
+use crate::linearizability::{Action, KeyChecker, Refusal};
+use crate::versions::told;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+mod allowed;
+mod reference;
+
+pub use allowed::Allowed;
+use allowed::{Entries, Versions, of_version, show};
+pub use reference::Model;
+
 /// Content of a store.
-pub type Map = BTreeMap<Vec<u8>, Entry>;
+pub type Map = BTreeMap<Vec<u8>, Held>;
 
 /// What a store replied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reply {
     /// Done, with nothing to tell.
     Done,
+    /// A put, or a conditional one, was done as this version; of a batch, that of its last change.
+    Stored(u64),
     /// What a read found.
-    Found(Option<Entry>),
+    Found(Option<Held>),
     /// Whether a conditional put was done, or a delete found something.
     Was(bool),
     /// Everything that an iteration found.
@@ -59,13 +73,15 @@ pub struct History {
     initial: Map,
     calls: Vec<Call>,
     moments: Vec<(u64, Moment)>,
+    told: Vec<(u64, Vec<u8>, Held)>,
 }
 
 impl History {
     /// A history of a store that holds `initial`.
     #[must_use]
     pub fn new(initial: Map) -> Self {
-        History { initial, ..History::default() }
+        let told = initial.iter().map(|(key, held)| (0, key.clone(), held.clone())).collect();
+        History { initial, told, ..History::default() }
     }
 
     /// A call begins, when the device stands at `position`.
@@ -104,7 +120,12 @@ impl History {
         let mut keys: BTreeSet<Vec<u8>> = self.initial.keys().cloned().collect();
         for call in &self.calls {
             match &call.op {
-                Op::Put(key, _) | Op::PutIf(key, ..) | Op::Get(key) | Op::Delete(key) => {
+                Op::Put(key, _)
+                | Op::PutIf(key, ..)
+                | Op::CompareAndPut(key, ..)
+                | Op::CompareAndDelete(key, _)
+                | Op::Get(key)
+                | Op::Delete(key) => {
                     keys.insert(key.clone());
                 }
                 Op::Batch(writes) => keys.extend(writes.iter().map(|(key, _)| key.clone())),
@@ -117,109 +138,53 @@ impl History {
     fn call(&self, id: CallId) -> Option<&Call> {
         self.calls.get(usize::try_from(id).ok()?)
     }
-}
 
-/// Numbers for entries, so that states are small.
-#[derive(Clone, Debug, Default)]
-struct Entries(HashMap<Entry, u64>);
-
-impl Entries {
-    fn number(&mut self, entry: &Entry) -> u64 {
-        if let Some(number) = self.0.get(entry) {
-            return *number;
-        }
-        let number = self.0.len() as u64 + 1;
-        self.0.insert(entry.clone(), number);
-        number
+    /// A client was told a version, maybe of something that is not durable yet.
+    pub fn tell(&mut self, position: u64, key: Vec<u8>, held: Held) {
+        self.told.push((position, key, held));
     }
 
-    fn find(&self, entry: &Entry) -> Option<u64> {
-        self.0.get(entry).copied()
-    }
-}
-
-/// What a recovery may find at one crash point. Cheap to clone.
-#[derive(Clone, Debug)]
-pub struct Allowed {
-    entries: Arc<Entries>,
-    /// For each assignment of "took effect" to the open batches: the states of each key.
-    assignments: Arc<Vec<BTreeMap<Vec<u8>, Vec<State>>>>,
-    forgets: bool,
-}
-
-impl Allowed {
-    /// Exactly this content.
+    /// What clients were told of versions, and when: the device's positions.
     #[must_use]
-    pub fn exactly(map: &Map) -> Self {
-        let mut entries = Entries::default();
-        let states =
-            map.iter().map(|(key, entry)| (key.clone(), vec![Some(entries.number(entry))]));
-        let states = states.collect();
-        Allowed { entries: Arc::new(entries), assignments: Arc::new(vec![states]), forgets: false }
+    pub fn told(&self) -> &[(u64, Vec<u8>, Held)] {
+        &self.told
     }
 
-    /// Any key may be gone, if `forgets`.
+    /// What there was in the beginning.
     #[must_use]
-    pub fn forgetting(mut self, forgets: bool) -> Self {
-        self.forgets = forgets;
-        self
+    pub fn initial(&self) -> &Map {
+        &self.initial
     }
 
-    /// Whether a recovered `map` is allowed.
-    ///
-    /// # Errors
-    /// In words: which key holds what it must not.
-    pub fn check(&self, map: &Map) -> Result<(), String> {
-        let mut first = None;
-        for states in self.assignments.iter() {
-            match self.check_assignment(states, map) {
-                Ok(()) => return Ok(()),
-                Err(words) => first = first.or(Some(words)),
-            }
-        }
-        let words = first.unwrap_or_else(|| "no state at all is allowed".to_owned());
-        let count = self.assignments.len();
-        Err(if count > 1 { format!("{words} (of {count} ways for open batches)") } else { words })
-    }
-
-    fn check_assignment(
-        &self,
-        states: &BTreeMap<Vec<u8>, Vec<State>>,
-        map: &Map,
-    ) -> Result<(), String> {
-        if let Some(key) = map.keys().find(|key| !states.contains_key(*key)) {
-            return Err(format!("key {} was never written", show(key)));
-        }
-        for (key, allowed) in states {
-            let found = map.get(key);
-            let state = match found {
-                None => None,
-                Some(entry) => match self.entries.find(entry) {
-                    Some(number) => Some(number),
-                    None => return Err(format!("key {} holds invented {entry:?}", show(key))),
-                },
+    /// Each entry that the history names, with its key.
+    fn written(&self) -> Vec<(&Vec<u8>, &Entry, RangeInclusive<u64>)> {
+        let initial = self.initial.iter();
+        let mut all: Vec<_> =
+            initial.map(|(key, held)| (key, &held.entry, of_version(held.version))).collect();
+        for Call { op, reply } in &self.calls {
+            let version = match reply {
+                Some(Reply::Stored(version)) => *version,
+                _ => 0,
             };
-            if !(allowed.contains(&state) || self.forgets && state.is_none()) {
-                let allowed: Vec<String> =
-                    allowed.iter().map(|state| self.show_state(*state)).collect();
-                let found = self.show_state(state);
-                return Err(format!("key {} holds {found}, allowed: {allowed:?}", show(key)));
+            match op {
+                Op::Put(key, entry)
+                | Op::PutIf(key, entry, _)
+                | Op::CompareAndPut(key, entry, _) => all.push((key, entry, of_version(version))),
+                Op::Batch(writes) => {
+                    // Its changes have versions that follow each other.
+                    let versions = match version {
+                        0 => of_version(0),
+                        last => last.saturating_sub(writes.len() as u64 - 1)..=last,
+                    };
+                    let puts =
+                        writes.iter().filter_map(|(key, entry)| Some((key, entry.as_ref()?)));
+                    all.extend(puts.map(|(key, entry)| (key, entry, versions.clone())));
+                }
+                _ => {}
             }
         }
-        Ok(())
+        all
     }
-
-    fn show_state(&self, state: State) -> String {
-        let Some(number) = state else { return "nothing".to_owned() };
-        let entry = self.entries.0.iter().find(|(_, other)| **other == number);
-        entry.map_or_else(|| format!("#{number}"), |(entry, _)| format!("{entry:?}"))
-    }
-}
-
-/// A key for people: its beginning and length.
-fn show(key: &[u8]) -> String {
-    let shown = String::from_utf8_lossy(key.get(..key.len().min(16)).unwrap_or(key));
-    format!("{shown:?} ({} bytes)", key.len())
 }
 
 /// A refusal and the key that it is about.
@@ -234,6 +199,11 @@ pub struct Oracle<'h> {
     history: &'h History,
     next: usize,
     entries: Arc<Entries>,
+    expiries: Arc<HashMap<u64, u64>>,
+    versions: Arc<Versions>,
+    /// The highest version that somebody was told, of each key; and what it was when a call began that is under way.
+    highest: HashMap<Vec<u8>, u64>,
+    floors: HashMap<CallId, u64>,
     keys: BTreeMap<Vec<u8>, KeyChecker>,
     open_batches: Vec<CallId>,
     /// Grows whenever the answer may change.
@@ -246,30 +216,35 @@ impl<'h> Oracle<'h> {
     #[must_use]
     pub fn new(history: &'h History) -> Self {
         let mut entries = Entries::default();
-        for call in &history.calls {
-            match &call.op {
-                Op::Put(_, entry) | Op::PutIf(_, entry, _) => {
-                    entries.number(entry);
-                }
-                Op::Batch(writes) => {
-                    writes.iter().filter_map(|(_, entry)| entry.as_ref()).for_each(|entry| {
-                        entries.number(entry);
-                    })
-                }
-                _ => {}
-            }
+        let mut versions = Versions::new();
+        for (key, entry, of_write) in history.written() {
+            let place = (key.clone(), entries.number(entry));
+            // Of what was written twice nobody knows which one it is.
+            versions.entry(place).and_modify(|both| *both = of_version(0)).or_insert(of_write);
         }
+        let expiries = Arc::new(entries.expiries());
         let keys = history
             .keys()
             .into_iter()
             .map(|key| {
-                let state = history.initial.get(&key).map(|entry| entries.number(entry));
-                (key, KeyChecker::new(state))
+                let state = history.initial.get(&key).map(|held| entries.number(&held.entry));
+                (key, KeyChecker::new(state).expiring(Arc::clone(&expiries)))
             })
             .collect();
-        let entries = Arc::new(entries);
-        let open_batches = Vec::new();
-        Oracle { history, next: 0, entries, keys, open_batches, version: 0, forgets: false }
+        let initial = history.initial.iter().map(|(key, held)| (key.clone(), held.version));
+        Oracle {
+            history,
+            next: 0,
+            entries: Arc::new(entries),
+            expiries,
+            versions: Arc::new(versions),
+            highest: initial.collect(),
+            floors: HashMap::new(),
+            keys,
+            open_batches: Vec::new(),
+            version: 0,
+            forgets: false,
+        }
     }
 
     /// The store is a cache, if `forgets`: any key may be gone at any time, but then it stays gone.
@@ -298,6 +273,7 @@ impl<'h> Oracle<'h> {
             self.version += 1;
             let (Moment::Begin(id) | Moment::End(id)) = *moment;
             let Some(call) = self.history.call(id) else { continue };
+            self.follow_versions(moment, id, call)?;
             let result = match moment {
                 Moment::Begin(_) => self.begin(id, call),
                 Moment::End(_) => self.end(id, call),
@@ -306,6 +282,40 @@ impl<'h> Oracle<'h> {
                 let (key, op, reply) = (show(&key), brief(&call.op), call.reply.as_ref());
                 format!("{refusal:?}: call {id} on key {key}: {op} replied {reply:?}")
             })?;
+        }
+        Ok(())
+    }
+
+    /// Whether a call that ends tells the versions that it may (I1 and I2 of [`crate::versions`]).
+    fn follow_versions(&mut self, moment: &Moment, id: CallId, call: &Call) -> Result<(), String> {
+        let highest = |key: &Vec<u8>| self.highest.get(key).copied().unwrap_or(0);
+        if let Moment::Begin(_) = moment {
+            let (Op::Put(key, _) | Op::PutIf(key, ..) | Op::CompareAndPut(key, ..) | Op::Get(key)) =
+                &call.op
+            else {
+                return Ok(());
+            };
+            self.floors.insert(id, highest(key));
+            return Ok(());
+        }
+        let floor = self.floors.remove(&id).unwrap_or(0);
+        let Some(reply) = &call.reply else { return Ok(()) };
+        for (key, held) in told(&call.op, reply) {
+            let version = held.version;
+            let is_new = matches!(reply, Reply::Stored(_));
+            let number = self.entries.find(&held.entry).unwrap_or(0);
+            let known = self.versions.get(&(key.clone(), number));
+            let is_its = version == 0 || known.is_none_or(|known| known.contains(&version));
+            if version < floor || is_new && version == floor || !is_its {
+                let words = format!("version {version}, behind {floor}, where {known:?} is its");
+                return Err(format!(
+                    "call {id} on key {}: {} tells {words}",
+                    show(&key),
+                    brief(&call.op)
+                ));
+            }
+            let highest = self.highest.entry(key).or_default();
+            *highest = version.max(*highest);
         }
         Ok(())
     }
@@ -342,6 +352,7 @@ impl<'h> Oracle<'h> {
         let number = |entry: &Entry| self.entries.find(entry).unwrap_or(u64::MAX);
         let was = match &call.reply {
             Some(Reply::Was(was)) => Some(*was),
+            Some(Reply::Stored(_)) => Some(true),
             _ => None,
         };
         let all = || self.keys.keys().cloned();
@@ -352,10 +363,20 @@ impl<'h> Oracle<'h> {
                 let value = number(entry);
                 vec![(key.clone(), Action::WriteIf { present, value, done: was })]
             }
+            Op::CompareAndPut(key, entry, held) => {
+                let (expected, new) = (Some(number(&held.entry)), Some(number(entry)));
+                vec![(key.clone(), Action::CompareAndSet { expected, new, done: was })]
+            }
+            Op::CompareAndDelete(key, held) => {
+                let expected = Some(number(&held.entry));
+                vec![(key.clone(), Action::CompareAndSet { expected, new: None, done: was })]
+            }
             Op::Delete(key) => vec![(key.clone(), Action::Delete(was))],
             Op::Get(key) => {
                 let seen = match &call.reply {
-                    Some(Reply::Found(found)) => Some(found.as_ref().map(number)),
+                    Some(Reply::Found(found)) => {
+                        Some(found.as_ref().map(|held| number(&held.entry)))
+                    }
                     _ => None,
                 };
                 vec![(key.clone(), Action::Read(seen))]
@@ -365,6 +386,7 @@ impl<'h> Oracle<'h> {
                 .map(|(key, entry)| (key.clone(), Action::Set(entry.as_ref().map(number))))
                 .collect(),
             Op::Clear => all().map(|key| (key, Action::Set(None))).collect(),
+            Op::Time(now) => all().map(|key| (key, Action::Time(*now))).collect(),
             Op::Iterate => {
                 let Some(Reply::All(map)) = &call.reply else { return Ok(Vec::new()) };
                 if let Some(key) = map.keys().find(|key| !self.keys.contains_key(*key)) {
@@ -372,7 +394,7 @@ impl<'h> Oracle<'h> {
                 }
                 all()
                     .map(|key| {
-                        let seen = map.get(&key).map(number);
+                        let seen = map.get(&key).map(|held| number(&held.entry));
                         (key, Action::Read(Some(seen)))
                     })
                     .collect()
@@ -414,6 +436,8 @@ impl<'h> Oracle<'h> {
         }
         Ok(Allowed {
             entries: Arc::clone(&self.entries),
+            expiries: Arc::clone(&self.expiries),
+            versions: Arc::clone(&self.versions),
             assignments: Arc::new(assignments),
             forgets: self.forgets,
         })
@@ -424,10 +448,13 @@ impl<'h> Oracle<'h> {
 /// delete; who finds something has found what is there.
 fn forgetful(action: Action) -> Action {
     match action {
-        Action::Read(Some(None)) | Action::Delete(_) => Action::Set(None),
+        // What has expired is not written over by that.
+        Action::Read(Some(None)) | Action::Delete(_) => Action::Delete(None),
         Action::WriteIf { value, done: Some(true), .. } => Action::Set(Some(value)),
-        Action::WriteIf { present: true, done: Some(false), .. } => Action::Set(None),
+        Action::WriteIf { present: true, done: Some(false), .. } => Action::Delete(None),
         Action::WriteIf { done: Some(false), .. } => Action::Read(None),
+        Action::CompareAndSet { new, done: Some(true), .. } => Action::Set(new),
+        Action::CompareAndSet { done: Some(false), .. } => Action::Read(None),
         other => other,
     }
 }
@@ -437,77 +464,12 @@ fn brief(op: &Op) -> String {
     match op {
         Op::Put(_, entry) => format!("put {entry:?}"),
         Op::PutIf(_, entry, when) => format!("put if {when:?} {entry:?}"),
+        Op::CompareAndPut(_, entry, held) => format!("put {entry:?} if {held:?}"),
+        Op::CompareAndDelete(_, held) => format!("delete if {held:?}"),
         Op::Get(_) => "get".to_owned(),
         Op::Delete(_) => "delete".to_owned(),
         Op::Batch(writes) => format!("batch of {}", writes.len()),
         other => format!("{other:?}"),
-    }
-}
-
-/// A store that is nothing but a map: the reference for runs without crashes and concurrency.
-#[derive(Clone, Debug, Default)]
-pub struct Model(pub Map);
-
-impl Model {
-    /// Does `op` as a cache did that replied `reply`; whether it may reply so.
-    pub fn apply_forgetting(&mut self, op: &Op, reply: &Reply) -> bool {
-        match (op, reply) {
-            (Op::Get(key), Reply::Found(found)) => {
-                if found.is_none() {
-                    self.0.remove(key);
-                }
-                found.as_ref() == self.0.get(key)
-            }
-            (Op::Iterate, Reply::All(found)) => {
-                self.0.retain(|key, _| found.contains_key(key));
-                *found == self.0
-            }
-            (Op::PutIf(key, entry, _), Reply::Was(true)) => {
-                self.0.insert(key.clone(), entry.clone());
-                true
-            }
-            (Op::PutIf(key, _, When::Present), Reply::Was(false)) => {
-                self.0.remove(key);
-                true
-            }
-            (Op::PutIf(key, _, When::Absent), Reply::Was(false)) => self.0.contains_key(key),
-            (Op::Delete(key), Reply::Was(was)) => self.0.remove(key).is_some() || !was,
-            _ => self.apply(op) == *reply,
-        }
-    }
-
-    /// Does `op` and says what a right store replies.
-    pub fn apply(&mut self, op: &Op) -> Reply {
-        match op {
-            Op::Put(key, entry) => {
-                self.0.insert(key.clone(), entry.clone());
-                Reply::Done
-            }
-            Op::PutIf(key, entry, when) => {
-                let done = self.0.contains_key(key) == (*when == When::Present);
-                if done {
-                    self.0.insert(key.clone(), entry.clone());
-                }
-                Reply::Was(done)
-            }
-            Op::Get(key) => Reply::Found(self.0.get(key).cloned()),
-            Op::Delete(key) => Reply::Was(self.0.remove(key).is_some()),
-            Op::Batch(writes) => {
-                for (key, entry) in writes {
-                    match entry {
-                        Some(entry) => self.0.insert(key.clone(), entry.clone()),
-                        None => self.0.remove(key),
-                    };
-                }
-                Reply::Done
-            }
-            Op::Clear => {
-                self.0.clear();
-                Reply::Done
-            }
-            Op::Iterate => Reply::All(self.0.clone()),
-            Op::Sync | Op::Reopen | Op::Check | Op::Clean => Reply::Done,
-        }
     }
 }
 

@@ -4,12 +4,14 @@ use super::medium::{CrashReplay, Medium};
 use super::{Config, Outcome, Subject, is_refusal, reply_of, wrong};
 use crate::generator::{Generator, Op};
 use crate::model::{Allowed, History, Map, Model, Reply};
+use crate::versions::{Known, told};
 use esker_base::rng::Rng;
 use esker_base::{ErrorKind, Result};
 use esker_media::sim::{FaultPlan, Image, Initial, SiteVisits};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Begin of the words about a panic.
 pub(super) const PANICKED: &str = "panicked";
@@ -30,6 +32,25 @@ pub(super) struct Workload<M: Medium> {
     pub(super) outcome: std::result::Result<(), String>,
     /// Calls of the device that failed by plan.
     pub(super) faults_fired: u64,
+    /// What the clock showed in the end, in seconds.
+    pub(super) time: u64,
+}
+
+/// What a recovery is to do.
+pub(super) struct Task {
+    /// Keep a recording.
+    pub(super) record: bool,
+    /// Recover again, go on and cut the power again: what clients know from before.
+    pub(super) follow_up: Option<Known>,
+    /// What the clock shows, in seconds.
+    pub(super) time: u64,
+}
+
+impl Task {
+    /// Only a recovery.
+    pub(super) fn plain(time: u64) -> Task {
+        Task { record: false, follow_up: None, time }
+    }
 }
 
 /// What a recovery did.
@@ -41,6 +62,8 @@ pub(super) struct Recovery<M: Medium> {
     pub(super) trace: Option<M::Trace>,
     pub(super) follow_up: std::result::Result<(), String>,
     pub(super) visits: SiteVisits,
+    /// What the clock showed, in seconds.
+    pub(super) time: u64,
 }
 
 /// The simulated medium of a subject, and its recording.
@@ -99,7 +122,7 @@ pub(super) fn workload<S: Subject>(subject: &S, config: &Config, seed: u64) -> W
     };
     let before = match &initial {
         Initial::Recycled(image) => {
-            recover(subject, config, image.clone(), seed, false, false).outcome.ok()
+            recover(subject, config, image.clone(), seed, Task::plain(0)).outcome.ok()
         }
         _ => None,
     };
@@ -122,24 +145,46 @@ struct Shared<S: Subject> {
     device: Arc<SimOf<S>>,
     store: RefCell<Option<Rc<S::Store>>>,
     history: RefCell<History>,
+    known: RefCell<Known>,
+    seconds: Arc<AtomicU64>,
     /// Faults are planned: the store's own check may fail.
     tolerant: bool,
 }
 
 impl<S: Subject> Shared<S> {
-    fn step(&self, op: Op) -> Result<()> {
-        let id = self.history.borrow_mut().begin(S::Medium::position(&self.device), op.clone());
-        let reply = if op == Op::Reopen {
-            self.reopen()?;
-            Reply::Done
-        } else {
-            let store = self.store.borrow().clone();
-            let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
-            let result = self.subject.apply(&store, &op);
-            answer(&self.subject, &op, result, self.tolerant)?
+    fn step(&self, generator: &mut Generator) -> Result<()> {
+        let now = self.seconds.load(Ordering::Relaxed);
+        let op = generator.next_op(now, &self.known.borrow());
+        let position = || S::Medium::position(&self.device);
+        let id = self.history.borrow_mut().begin(position(), op.clone());
+        let reply = match op {
+            Op::Reopen => {
+                self.reopen()?;
+                Reply::Done
+            }
+            Op::Time(now) => {
+                self.seconds.fetch_max(now, Ordering::Relaxed);
+                Reply::Done
+            }
+            _ => {
+                let store = self.store.borrow().clone();
+                let store = store.ok_or_else(|| wrong("the store is closed".to_owned()))?;
+                let result = self.subject.apply(&store, &op);
+                let reply = answer(&self.subject, &op, result, self.tolerant)?;
+                self.tell(position(), &op, &reply);
+                if self.subject.settle(&store).is_err() { Reply::Unknown } else { reply }
+            }
         };
-        self.history.borrow_mut().end(S::Medium::position(&self.device), id, reply);
+        self.history.borrow_mut().end(position(), id, reply);
         Ok(())
+    }
+
+    /// Clients know more.
+    fn tell(&self, position: u64, op: &Op, reply: &Reply) {
+        for (key, held) in told(op, reply) {
+            self.known.borrow_mut().learn(&key, &held);
+            self.history.borrow_mut().tell(position, key, held);
+        }
     }
 
     fn reopen(&self) -> Result<()> {
@@ -169,7 +214,9 @@ pub(super) fn run_tasks<S: Subject>(
     let device = S::Medium::create(config, seed, initial, faults, true);
     let tasks = 1 + Rng::from_seed(seed).below(config.tasks_max.max(1));
     let shared_device = Arc::clone(&device);
-    let subject = subject.clone();
+    let seconds = Arc::new(AtomicU64::new(0));
+    let clock = Arc::clone(&seconds);
+    let subject = subject.with_clock(Arc::clone(&seconds));
     let limits = config.limits;
     let mut weights = config.weights;
     if tasks > 1 {
@@ -189,11 +236,14 @@ pub(super) fn run_tasks<S: Subject>(
             Begin::Anew => History::default(),
             Begin::There => History::new(subject.dump(&store)?),
         };
+        let known = RefCell::new(Known::of(history.initial()));
         let shared = Rc::new(Shared {
             subject,
             device: shared_device,
             store: RefCell::new(Some(Rc::new(store))),
             history: RefCell::new(history),
+            known,
+            seconds: clock,
             tolerant,
         });
         let handles: Vec<_> = (0..tasks)
@@ -202,7 +252,7 @@ pub(super) fn run_tasks<S: Subject>(
                 let mut generator = Generator::new(seed, stream, weights, limits);
                 esker_trt::spawn(move || -> Result<()> {
                     for _ in 0..per_task {
-                        shared.step(generator.next_op())?;
+                        shared.step(&mut generator)?;
                     }
                     Ok(())
                 })
@@ -226,6 +276,7 @@ pub(super) fn run_tasks<S: Subject>(
         sim_hash: report.trace_hash,
         faults_fired: S::Medium::faults_fired(&device),
         outcome: report.outcome.flatten().map_err(|error| words(&error)),
+        time: seconds.load(Ordering::Relaxed),
     }
 }
 
@@ -236,23 +287,25 @@ pub(super) fn recover<S: Subject>(
     config: &Config,
     image: Image,
     seed: u64,
-    record: bool,
-    follow_up: bool,
+    task: Task,
 ) -> Recovery<S::Medium> {
+    let Task { record, follow_up, time } = task;
     let attach = move |config: &Config, image: Image, seed: u64, record: bool| {
         S::Medium::create(config, seed, Initial::Recycled(image), FaultPlan::none(), record)
     };
     let device = attach(config, image, seed, record);
-    let (subject, config) = (subject.clone(), config.clone());
+    let seconds = Arc::new(AtomicU64::new(time));
+    let (subject, config) = (subject.with_clock(Arc::clone(&seconds)), config.clone());
     let inside = Arc::clone(&device);
     let report = esker_trt::sim::run(seed, move || -> Result<(Map, u64, Option<TraceOf<S>>, _)> {
         let (map, store) = open_and_dump(&subject, &inside)?;
         let dumped_at = S::Medium::position(&inside);
         let trace = record.then(|| S::Medium::trace(&inside));
         drop(store);
-        let follow_up = if follow_up {
+        let follow_up = if let Some(known) = follow_up {
             let second = attach(&config, S::Medium::image(&inside), seed ^ 1, true);
-            go_on(&subject, &config, &second, &map, seed).map(Some).map_err(|error| words(&error))
+            let went = go_on(&subject, &config, &second, (&map, known), &seconds, seed);
+            went.map(Some).map_err(|error| words(&error))
         } else {
             Ok(None)
         };
@@ -260,19 +313,24 @@ pub(super) fn recover<S: Subject>(
         let follow_up = follow_up.and_then(|done| {
             let Some((image, expected)) = done else { return Ok(()) };
             let third = attach(&config, image, seed ^ 2, false);
-            let (found, _) = open_and_dump(&subject, &third)
+            let (found, store) = open_and_dump(&subject, &third)
                 .map_err(|error| format!("recovery after more operations: {}", words(&error)))?;
             Allowed::exactly(&expected)
                 .forgetting(config.forgets)
-                .check(&found)
-                .map_err(|words| format!("after more operations and another cut: {words}"))
+                .check(&found, seconds.load(Ordering::Relaxed))
+                .map_err(|words| format!("after more operations and another cut: {words}"))?;
+            let is_chosen = Rng::from_seed(seed).below(config.emptied_one_in.max(1)) == 0;
+            if is_chosen && config.emptied_one_in > 0 {
+                subject.empty(&store).map_err(|error| format!("emptied: {}", words(&error)))?;
+            }
+            Ok(())
         });
         Ok((map, dumped_at, trace, follow_up))
     });
     let visits = S::Medium::visits(&device);
     match report.outcome.flatten() {
         Ok((map, dumped_at, trace, follow_up)) => {
-            Recovery { outcome: Ok(map), dumped_at, trace, follow_up, visits }
+            Recovery { outcome: Ok(map), dumped_at, trace, follow_up, visits, time }
         }
         Err(error) => Recovery {
             outcome: Err(words(&error)),
@@ -280,21 +338,23 @@ pub(super) fn recover<S: Subject>(
             trace: record.then(|| S::Medium::trace(&device)),
             follow_up: Ok(()),
             visits,
+            time,
         },
     }
 }
 
-/// A recovery from `image` on a device with faults: what came of it, the recording, and how many
+/// A recovery from `image` at this time, on a device with faults: what came of it, the recording, and how many
 /// calls failed.
 pub(super) fn recover_with_faults<S: Subject>(
     subject: &S,
     config: &Config,
-    image: Image,
+    (image, time): (Image, u64),
     seed: u64,
     faults: FaultPlan,
 ) -> (Outcome, TraceOf<S>, u64) {
     let device = S::Medium::create(config, seed, Initial::Recycled(image), faults, true);
-    let (subject, inside) = (subject.clone(), Arc::clone(&device));
+    let subject = subject.with_clock(Arc::new(AtomicU64::new(time)));
+    let inside = Arc::clone(&device);
     let report =
         esker_trt::sim::run(seed, move || open_and_dump(&subject, &inside).map(|(map, _)| map));
     let outcome = report.outcome.flatten().map_err(|error| words(&error));
@@ -313,39 +373,40 @@ fn go_on<S: Subject>(
     subject: &S,
     config: &Config,
     device: &Arc<SimOf<S>>,
-    map: &Map,
+    (map, known): (&Map, Known),
+    seconds: &AtomicU64,
     seed: u64,
 ) -> Result<(Image, Map)> {
+    let now = || seconds.load(Ordering::Relaxed);
     let (again, store) = open_and_dump(subject, device)?;
     if again != *map {
-        let words = Allowed::exactly(map).check(&again).err().unwrap_or_default();
+        let words = Allowed::exactly(map).check(&again, now()).err().unwrap_or_default();
         return Err(wrong(format!("a second recovery found something else: {words}")));
     }
     let mut weights = config.weights;
     weights.reopen = 0;
     let mut generator = Generator::new(seed, 1000, weights, config.limits);
-    let mut model = Model(again);
+    let mut model = Model::new(again, now(), known);
     for _ in 0..FOLLOW_UP_OPS {
-        let op = generator.next_op();
-        match answer(subject, &op, subject.apply(&store, &op), false)? {
-            // A clear that gave up may have deleted some keys before.
-            Reply::Refused if op == Op::Clear => model = Model(subject.dump(&store)?),
-            Reply::Refused => {}
-            reply => {
-                let right = if config.forgets {
-                    model.apply_forgetting(&op, &reply)
-                } else {
-                    model.apply(&op) == reply
-                };
-                if !right {
-                    let words = format!("after recovery: {op:?} replied {reply:?}");
-                    return Err(wrong(words));
-                }
+        let op = generator.next_op(now(), &model.known);
+        let reply = match op {
+            Op::Time(later) => {
+                seconds.fetch_max(later, Ordering::Relaxed);
+                Reply::Done
             }
+            _ => answer(subject, &op, subject.apply(&store, &op), false)?,
+        };
+        subject.settle(&store)?;
+        match reply {
+            // A clear that gave up may have deleted some keys before.
+            Reply::Refused if op == Op::Clear => model.map = subject.dump(&store)?,
+            Reply::Refused => {}
+            reply if model.follow(&op, &reply, config.forgets) => {}
+            reply => return Err(wrong(format!("after recovery: {op:?} replied {reply:?}"))),
         }
     }
     let trace = S::Medium::trace(device);
     let mut replay = S::Medium::replay(&trace);
     replay.advance_to(u64::MAX);
-    Ok((replay.random_image(seed), model.0))
+    Ok((replay.random_image(seed), model.map))
 }

@@ -91,7 +91,10 @@ impl<S: Subject> Explorer<S> {
             }
             let mut oracle = Oracle::new(&workload.history).forgetting(self.config.forgets);
             match oracle.advance_to(u64::MAX).and_then(|()| oracle.allowed()) {
-                Ok(allowed) => self.judge_end(&workload.trace, &allowed, seed, nth, &mut report),
+                Ok(allowed) => {
+                    let end = (&workload.trace, workload.time);
+                    self.judge_end(end, &allowed, seed, nth, &mut report);
+                }
                 Err(words) => wrong(words),
             }
         }
@@ -118,10 +121,12 @@ impl<S: Subject> Explorer<S> {
             Begin::Anew,
             FaultPlan::none(),
         );
-        let image = final_image::<S::Medium>(&workload.trace, seed);
-        let none = FaultPlan::none();
-        let healthy =
-            run::recover_with_faults(&self.subject, &self.config, image.clone(), seed, none);
+        let (image, time) = (final_image::<S::Medium>(&workload.trace, seed), workload.time);
+        let recover = |faults| {
+            let image = (image.clone(), time);
+            run::recover_with_faults(&self.subject, &self.config, image, seed, faults)
+        };
+        let healthy = recover(FaultPlan::none());
         let map = match healthy.0 {
             Ok(map) => map,
             Err(words) => {
@@ -133,22 +138,21 @@ impl<S: Subject> Explorer<S> {
         let allowed = Allowed::exactly(&map);
         for nth in 1..=nth_max {
             let faults = plan(kind, nth, lasting);
-            let (outcome, trace, fired) =
-                run::recover_with_faults(&self.subject, &self.config, image.clone(), seed, faults);
+            let (outcome, trace, fired) = recover(faults);
             if fired == 0 {
                 report.complete = true;
                 break;
             }
             report.failures += 1;
             let what = match outcome {
-                Ok(found) => allowed.check(&found).err(),
+                Ok(found) => allowed.check(&found, time).err(),
                 Err(words) => words.contains(PANICKED).then_some(words),
             };
             if let Some(what) = what {
                 let what = format!("recovery with call {nth} failing with {kind:?}: {what}");
                 report.violations.push(Violation { seed, path: vec![(nth, 0)], what });
             }
-            self.judge_end(&trace, &allowed, seed, nth, &mut report);
+            self.judge_end((&trace, time), &allowed, seed, nth, &mut report);
         }
         report
     }
@@ -156,7 +160,7 @@ impl<S: Subject> Explorer<S> {
     /// Recovers on a healthy device from states that a cut at the end of `trace` leaves.
     fn judge_end(
         &self,
-        trace: &<S::Medium as Medium>::Trace,
+        (trace, time): (&<S::Medium as Medium>::Trace, u64),
         allowed: &Allowed,
         seed: u64,
         nth: u64,
@@ -168,10 +172,10 @@ impl<S: Subject> Explorer<S> {
         let step = states.len().div_ceil(STATES).max(1);
         for (state, number) in states.iter().zip(0_u64..).step_by(step) {
             report.recoveries += 1;
-            let recovery =
-                run::recover(&self.subject, &self.config, state.image(), seed, false, false);
+            let task = run::Task::plain(time);
+            let recovery = run::recover(&self.subject, &self.config, state.image(), seed, task);
             let what = match &recovery.outcome {
-                Ok(map) => allowed.check(map).err(),
+                Ok(map) => allowed.check(map, time).err(),
                 Err(words) => Some(words.clone()),
             };
             if let Some(what) = what {

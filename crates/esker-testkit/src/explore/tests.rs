@@ -102,6 +102,7 @@ fn encode(changes: &[(Vec<u8>, Option<Entry>)]) -> Vec<u8> {
         bytes.push(u8::from(entry.is_some()));
         if let Some(entry) = entry {
             bytes.extend(entry.flags.to_le_bytes());
+            bytes.push(entry.state);
             bytes.extend(length_word(&entry.bytes));
             bytes.extend(&entry.bytes);
         }
@@ -124,8 +125,9 @@ fn decode(mut bytes: &[u8]) -> Option<Vec<(Vec<u8>, Option<Entry>)>> {
         let key = take(&mut bytes, length)?.to_vec();
         let entry = if take(&mut bytes, 1)? == [1] {
             let flags = number(&mut bytes)?;
+            let state = *take(&mut bytes, 1)?.first()?;
             let length = number(&mut bytes)? as usize;
-            Some(Entry { bytes: take(&mut bytes, length)?.to_vec(), flags, expires_at: 0 })
+            Some(Entry { flags, state, ..Entry::plain(take(&mut bytes, length)?.to_vec()) })
         } else {
             None
         };
@@ -188,7 +190,7 @@ impl ToyStore {
             let mut map = self.map.borrow_mut();
             for (key, entry) in &changes {
                 match entry {
-                    Some(entry) => map.insert(key.clone(), entry.clone()),
+                    Some(entry) => map.insert(key.clone(), entry.clone().into()),
                     None => map.remove(key),
                 };
             }
@@ -253,7 +255,7 @@ impl Subject for Toy {
                 let mut map = store.map.borrow_mut();
                 for (key, entry) in changes {
                     match entry {
-                        Some(entry) => map.insert(key, entry),
+                        Some(entry) => map.insert(key, entry.into()),
                         None => map.remove(&key),
                     };
                 }
@@ -266,7 +268,7 @@ impl Subject for Toy {
             if self.0 == Bug::RecoveryWrites {
                 // "Cleans" the log by moving its last record, over what is still needed.
                 let last = store.map.borrow().clone().into_iter();
-                let changes: Vec<_> = last.map(|(key, entry)| (key, Some(entry))).collect();
+                let changes: Vec<_> = last.map(|(key, held)| (key, Some(held.entry))).collect();
                 let record = store.record(1, &encode(&changes));
                 if record.len() as u64 + (BLOCK as u64) < store.device.geometry().size_bytes {
                     store.device.write_at(APPEND, BLOCK as u64, &[IoSlice::new(&record)])?;

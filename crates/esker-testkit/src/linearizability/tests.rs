@@ -78,6 +78,37 @@ fn states_say_what_an_observer_may_find() {
 }
 
 #[test]
+fn what_has_expired_is_nothing_and_may_be_found_by_who_is_behind() {
+    let expiries = Arc::new(HashMap::from([(1, 10)]));
+    let mut checker = KeyChecker::new(Some(9)).expiring(expiries);
+    let mut next = 0;
+    let mut call = |checker: &mut KeyChecker, action| {
+        next += 1;
+        checker.begin(next, action)?;
+        checker.end(next)
+    };
+    call(&mut checker, Action::Write(1)).unwrap();
+    call(&mut checker, Action::Time(9)).unwrap();
+    call(&mut checker, Action::Read(Some(Some(1)))).unwrap();
+    assert_eq!(checker.states(&[], &[]).unwrap(), [Some(1)]);
+    call(&mut checker, Action::Time(10)).unwrap();
+    assert_eq!(checker.states(&[], &[]).unwrap(), [None, Some(1)]);
+    let refusal = call(&mut checker.clone(), Action::Read(Some(Some(1))));
+    assert_eq!(refusal, Err(Refusal::NotLinearizable));
+    call(&mut checker, Action::Delete(Some(false))).unwrap();
+    assert_eq!(checker.states(&[], &[]).unwrap(), [None, Some(1)], "nothing was written");
+    let absent = Action::WriteIf { present: false, value: 2, done: Some(true) };
+    let mut written = checker.clone();
+    call(&mut written, absent).unwrap();
+    assert_eq!(written.states(&[], &[]).unwrap(), [Some(2)]);
+    call(&mut checker, Action::Set(None)).unwrap();
+    assert_eq!(checker.states(&[], &[]).unwrap(), [None]);
+    // What is written with a time that has come is gone at once.
+    call(&mut checker, Action::Write(1)).unwrap();
+    call(&mut checker, Action::Read(Some(None))).unwrap();
+}
+
+#[test]
 fn too_many_open_calls_are_not_decided() {
     let mut history: Vec<Call> = (0..40)
         .map(|value| Call { key: 1, action: Action::Write(value), begin: 1, end: None })

@@ -26,6 +26,7 @@ use esker_testkit::command::{self, Effort, Exploration};
 use esker_testkit::explore::{Explorer, Report};
 use std::ops::Range;
 use std::process::ExitCode;
+use std::sync::Arc;
 use subject::{Depot, SEGMENT_SIZE, config};
 
 /// Kinds of hashes: all bits; none; few enough that some keys share a hash.
@@ -46,7 +47,9 @@ fn main() -> ExitCode {
 
 fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     let cache = piece % 3 == 2;
-    let mut config = config(cache);
+    // Of those where nothing expires, all items are counted.
+    let expires = piece.is_multiple_of(2);
+    let mut config = config(cache, expires);
     config.only_point = point;
     // Every fourth piece tears blocks inside, as sectors of 512 bytes; in the others each block is one.
     let blocks = if piece % 4 == 3 { 8 } else { 1 };
@@ -58,7 +61,9 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     let durability = if cache || piece % 8 < 6 { Durability::Sync } else { Durability::None };
     let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
     let segment_size = SEGMENT_SIZE * u64::from(blocks);
-    Explorer::new(Depot { hash_mask, cache, grain, durability, segment_size }, config)
+    let seconds = Arc::default();
+    let depot = Depot { hash_mask, cache, grain, durability, segment_size, expires, seconds };
+    Explorer::new(depot, config)
 }
 
 struct OfDepot;

@@ -1,9 +1,8 @@
 //! `depot` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use crate::operation::{NOW, apply, check, counted_items};
+use crate::operation::{Ticking, apply, check, counted_items, empty};
 use esker::options::Progress;
 use esker::{Durability, Options, Result, Store, restore_on};
-use esker_base::clock::Clock;
 use esker_base::{Error, ErrorKind};
 use esker_media::BlockDevice;
 use esker_media::sim::{SimArchive, SimBlock, SimBlockOptions};
@@ -11,7 +10,7 @@ use esker_testkit::explore::{Block, Config, Subject};
 use esker_testkit::generator::{Limits, Op, Weights};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Size of a segment in bytes: sixteen blocks, so that a few writes fill it.
@@ -26,20 +25,9 @@ pub(crate) struct Depot {
     /// Where it is not `Sync`, an operation is over once all that was written before is durable: what it read as well.
     pub(crate) durability: Durability,
     pub(crate) segment_size: u64,
-}
-
-/// A clock that goes on whenever it is looked at, so that a cache knows what was used when.
-#[derive(Debug, Default)]
-struct Ticking(AtomicU64);
-
-impl Clock for Ticking {
-    fn monotonic(&self) -> Duration {
-        Duration::from_micros(self.0.fetch_add(1, Ordering::Relaxed))
-    }
-
-    fn unix_seconds(&self) -> u64 {
-        NOW
-    }
+    /// Whether values expire, so that some are counted that nobody finds.
+    pub(crate) expires: bool,
+    pub(crate) seconds: Arc<AtomicU64>,
 }
 
 /// Options of a store in a simulation.
@@ -59,7 +47,7 @@ pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
 }
 
 /// Geometry of an exploration: that of a cache is so small that it evicts.
-pub(crate) fn config(cache: bool) -> Config {
+pub(crate) fn config(cache: bool, expires: bool) -> Config {
     Config {
         size_bytes: 8192 + if cache { 8 } else { 12 } * SEGMENT_SIZE,
         forgets: cache,
@@ -67,9 +55,17 @@ pub(crate) fn config(cache: bool) -> Config {
         limits: Limits {
             value_size_bytes_max: 1500,
             segment_size_bytes: usize::try_from(SEGMENT_SIZE).unwrap_or(0),
+            expires,
             ..Limits::default()
         },
-        weights: Weights { batch: 6, clean: 6, check: 3, ..Weights::USUAL },
+        weights: Weights {
+            batch: 6,
+            clean: 6,
+            check: 3,
+            compare: 6,
+            time: if expires { 3 } else { 0 },
+            ..Weights::USUAL
+        },
         ..Config::default()
     }
 }
@@ -77,6 +73,10 @@ pub(crate) fn config(cache: bool) -> Config {
 impl Subject for Depot {
     type Medium = Block;
     type Store = Store;
+
+    fn with_clock(&self, seconds: Arc<AtomicU64>) -> Self {
+        Depot { seconds, ..self.clone() }
+    }
 
     fn open(&self, device: Arc<dyn BlockDevice>, fresh: bool) -> Result<Store> {
         let mut options = self.options(fresh);
@@ -93,11 +93,11 @@ impl Subject for Depot {
         if matches!(op, Op::Clean) && esker_trt::sim::random(3) == Some(0) {
             store.trim()?;
         }
-        let reply = apply(store, op, 1)?;
-        if self.durability != Durability::Sync && store.sync().is_err() {
-            return Ok(Reply::Unknown);
-        }
-        Ok(reply)
+        apply(store, op, 1)
+    }
+
+    fn settle(&self, store: &Store) -> Result<()> {
+        if self.durability == Durability::Sync { Ok(()) } else { store.sync() }
     }
 
     fn fault_refuses(&self, error: &Error) -> bool {
@@ -106,7 +106,12 @@ impl Subject for Depot {
     }
 
     fn dump(&self, store: &Store) -> Result<Map> {
-        counted_items(store)
+        counted_items(store, self.expires)
+    }
+
+    fn empty(&self, store: &Store) -> Result<()> {
+        // That in which the log goes on.
+        empty(store, 1)
     }
 
     fn close(&self, store: Store) -> Result<()> {
@@ -118,6 +123,7 @@ impl Depot {
     fn options(&self, format: bool) -> Options {
         let mut options = options(self.hash_mask, format);
         options.testing.segment_size_bytes = Some(self.segment_size);
+        options.clock = Ticking::of(&self.seconds);
         options
     }
 
@@ -128,7 +134,7 @@ impl Depot {
         if store.backup_to(&archive, &Progress::default()).is_err() {
             return Ok(());
         }
-        let size_bytes = config(false).size_bytes * (self.segment_size / SEGMENT_SIZE);
+        let size_bytes = config(false, false).size_bytes * (self.segment_size / SEGMENT_SIZE);
         let mut of = SimBlockOptions::new(size_bytes, 1);
         // A store with larger blocks than the device's is fine.
         (of.record, of.latency_max) = (false, Duration::ZERO);

@@ -1,14 +1,14 @@
 //! `flat` as the crash explorer sees it: tiny geometry, everything decided by the seed.
 
-use crate::operation::{NOW, apply, counted_items};
+use crate::operation::{Ticking, apply, counted_items, empty};
 use esker::{EngineKind, Options, Result, Store};
-use esker_base::clock::ManualClock;
 use esker_base::{Error, ErrorKind};
 use esker_media::Pmem;
 use esker_testkit::explore::{Config, Memory, Subject};
 use esker_testkit::generator::{Limits, Op, Weights};
 use esker_testkit::model::{Map, Reply};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// Size of a chunk in bytes: a log is full after some ten writes.
 pub(crate) const CHUNK_SIZE: u64 = 2048;
@@ -25,13 +25,16 @@ pub(crate) struct Flat {
     engine: EngineKind,
     hash_mask: u64,
     chunk_size: u64,
+    /// Whether values expire, so that some are counted that nobody finds.
+    expires: bool,
+    seconds: Arc<AtomicU64>,
 }
 
 /// Options of a store in a simulation.
 pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Options {
     let mut options = Options::new("");
     options.engine = Some(engine);
-    options.clock = Arc::new(ManualClock::new(NOW));
+    options.clock = Arc::new(Ticking::default());
     options.format = format;
     // Each open draws its own identities, as outside simulations, but from the simulation's seed.
     options.testing.seed = Some(esker_trt::sim::random(u64::MAX).unwrap_or(1));
@@ -58,12 +61,24 @@ pub(crate) fn subject(piece: u64) -> (Flat, Config) {
     } else {
         HASH_MASKS[usize::try_from(piece / 3 % 3).unwrap_or(0)]
     };
-    let weights = Weights { batch: 8, clean: 10, check: 3, sync: 6, reopen: 4, ..Weights::USUAL };
+    // Of those where nothing expires, all items are counted.
+    let expires = (piece % 5).is_multiple_of(2);
+    let weights = Weights {
+        batch: 8,
+        clean: 10,
+        check: 3,
+        sync: 6,
+        reopen: 4,
+        compare: 6,
+        time: if expires { 3 } else { 0 },
+        ..Weights::USUAL
+    };
     let limits = Limits {
         // Longer than what stands in the log.
         key_size_bytes_max: 300,
         value_size_bytes_max: 1500,
         segment_size_bytes: usize::try_from(CHUNK_SIZE).unwrap_or(0),
+        expires,
         ..Limits::default()
     };
     let usual = Config {
@@ -99,7 +114,8 @@ pub(crate) fn subject(piece: u64) -> (Flat, Config) {
         }
         _ => (CHUNK_SIZE, usual),
     };
-    (Flat { engine, hash_mask, chunk_size }, config)
+    let seconds = Arc::default();
+    (Flat { engine, hash_mask, chunk_size, expires, seconds }, config)
 }
 
 /// A store that the power cut ends: dropped, it writes no image.
@@ -115,8 +131,13 @@ impl Subject for Flat {
     type Medium = Memory;
     type Store = Open;
 
+    fn with_clock(&self, seconds: Arc<AtomicU64>) -> Self {
+        Flat { seconds, ..self.clone() }
+    }
+
     fn open(&self, memory: Arc<dyn Pmem>, fresh: bool) -> Result<Open> {
         let mut options = options(self.engine, self.hash_mask, fresh);
+        options.clock = Ticking::of(&self.seconds);
         options.testing.segment_size_bytes = Some(self.chunk_size);
         // Logs of a core that is no more end.
         let fewer = usize::from(esker_trt::sim::random(3) == Some(0));
@@ -134,7 +155,12 @@ impl Subject for Flat {
     }
 
     fn dump(&self, Open(store): &Open) -> Result<Map> {
-        counted_items(store)
+        counted_items(store, self.expires)
+    }
+
+    fn empty(&self, Open(store): &Open) -> Result<()> {
+        // That of the checkpoint.
+        empty(store, 1)
     }
 
     fn close(&self, store: Open) -> Result<()> {

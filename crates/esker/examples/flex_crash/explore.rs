@@ -1,7 +1,6 @@
 //! One seed: its workload, the states that cuts leave, and what is found in them.
 
-use crate::timeline::Timeline;
-use crate::workload::{self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Workload};
+use crate::workload::{self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Told, Workload};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, Replay, SimDevices, SiteVisits};
 use esker_testkit::command::Figures;
@@ -98,13 +97,13 @@ fn recover(images: &[Image], seed: u64) -> Outcome {
     }
 }
 
-/// A second recovery, more operations, another cut, and what is found then.
-fn go_on(images: &[Image], first: &Content, seed: u64) -> Result<(), String> {
+/// A second recovery, more operations, another cut, and what is found then. `told`: what clients know from before the first cut.
+fn go_on(images: &[Image], first: &Content, told: Told, seed: u64) -> Result<(), String> {
     if recover(images, seed ^ 1)? != *first {
         return Err("a second recovery found something else".to_owned());
     }
     let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
-    let workload = workload::run(&initial, seed, OPERATIONS_MORE, Some(first.clone()))
+    let workload = workload::run(&initial, seed, OPERATIONS_MORE, Some((first.clone(), told)))
         .map_err(|words| format!("after recovery: {words}"))?;
     let end = workload.devices.position();
     let mut rng = Rng::from_seed(seed);
@@ -179,7 +178,7 @@ impl Seed {
             }
             if only.is_none_or(|only| only == point) {
                 self.report.points += 1;
-                self.point(&replays, &workload.timeline, point);
+                self.point(&replays, workload, point);
             }
             if self.report.violations.len() >= 3 {
                 return;
@@ -188,7 +187,8 @@ impl Seed {
     }
 
     /// States of a point: any state of one device with any of the others.
-    fn point(&mut self, replays: &[Replay<'_>], timeline: &Timeline, point: u64) {
+    fn point(&mut self, replays: &[Replay<'_>], workload: &Workload, point: u64) {
+        let timeline = &workload.timeline;
         let version = timeline.version(point);
         let mut states: Vec<_> = replays
             .iter()
@@ -245,7 +245,9 @@ impl Seed {
                 && let Ok(found) = &*outcome
             {
                 self.report.follow_ups += 1;
-                let went = catch_unwind(AssertUnwindSafe(|| go_on(&images(), found, seed)));
+                let went = catch_unwind(AssertUnwindSafe(|| {
+                    go_on(&images(), found, workload.told(point), seed)
+                }));
                 if let Err(words) = went.unwrap_or_else(|_| Err("a panic".to_owned())) {
                     self.violation(point, &words);
                     return;

@@ -11,6 +11,9 @@ use std::sync::Arc;
 
 /// What is compared: all bytes of the space.
 pub(crate) type Content = Vec<u8>;
+/// What clients were told that is not in the content: nothing.
+#[derive(Clone, Copy)]
+pub(crate) struct Told;
 /// Data, tree, log.
 pub(crate) const DEVICES: usize = 3;
 /// Operations of a workload, and of what goes on after a recovery.
@@ -89,13 +92,35 @@ pub(crate) struct Workload {
     pub(crate) operations: u64,
 }
 
+impl Workload {
+    pub(crate) fn told(&self, _position: u64) -> Told {
+        Told
+    }
+}
+
+/// Whether a space that holds this may show `found`.
+pub(crate) fn allows(content: &Content, found: &Content, _time: u64) -> bool {
+    content == found
+}
+
+/// Content of a space that holds either, which show the same.
+pub(crate) fn either(content: Content, _other: &Content, _time: u64) -> Content {
+    content
+}
+
+/// What of `found` a space that holds this may not show.
+pub(crate) fn difference(content: &Content, found: &Content, _time: u64) -> String {
+    let from = content.iter().zip(found).take_while(|(one, other)| one == other).count();
+    format!("{} bytes, not {}, others from {from} on", found.len(), content.len())
+}
+
 /// Runs `count` operations on devices with this content; `fresh`: on a new space, else on the one that is there,
 /// which holds `before`.
 pub(crate) fn run(
     initial: &[Initial],
     seed: u64,
     count: u64,
-    before: Option<Vec<u8>>,
+    before: Option<(Content, Told)>,
 ) -> std::result::Result<Workload, String> {
     let devices = devices(initial, seed, true);
     let mut rng = Rng::from_seed(seed);
@@ -105,7 +130,7 @@ pub(crate) fn run(
     let mut space = Space::open_on(files(&devices), &options).map_err(words)?;
     options.format = false;
     let opened_at = devices.position();
-    let mut model = before.unwrap_or_default();
+    let mut model = before.map_or_else(Vec::new, |(content, _)| content);
     let mut timeline = Timeline::default();
     timeline.begin(0, model.clone());
     timeline.synced(opened_at);

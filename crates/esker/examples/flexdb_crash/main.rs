@@ -11,13 +11,17 @@
 )]
 
 mod backups;
+mod beside;
+mod content;
 #[path = "../flex_crash/explore.rs"]
 mod explore;
+mod operation;
 mod scenarios;
 #[path = "../flex_crash/timeline.rs"]
 mod timeline;
 #[path = "../flex_crash/torn.rs"]
 mod torn;
+mod views;
 mod workload;
 
 use esker_base::Site;
@@ -38,7 +42,7 @@ impl Exploration for OfFlex {
     const EFFORT: Effort = Effort {
         states: [150_000, 0],
         gate: [30_000, 0],
-        piece: 8,
+        piece: 4,
         mutant_seeds: [64, 8],
         passes_all: true,
     };

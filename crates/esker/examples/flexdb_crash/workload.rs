@@ -1,17 +1,20 @@
 //! Operations on a store of `flex`, and what it may hold after a cut at any moment of them.
 
+use crate::content::{self, BEGIN};
+use crate::scenarios::words;
 use crate::timeline::Timeline;
+use crate::{beside, operation, views};
 use esker::flex::{SpaceFiles, SpaceOptions};
-use esker::{Batch, Direction, Durability, FlexFiles, Options, Result, Store};
+use esker::{Durability, FlexFiles, Options, Result, Store};
+use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
 use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
 use esker_media::sim::{Image, Initial, SimBlockOptions, SimDevices};
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-/// What is compared: keys and values.
-pub(crate) type Content = BTreeMap<Vec<u8>, Vec<u8>>;
+pub(crate) use crate::content::{Content, Told};
 /// Data, tree and log of the space; two logs; the saved index.
 pub(crate) const DEVICES: usize = 6;
 /// Operations of a workload, and of what goes on after a recovery.
@@ -93,42 +96,36 @@ pub(crate) fn files(devices: &SimDevices) -> FlexFiles {
     }
 }
 
-/// Everything; `ways` says whether it is also read in the other direction, and key by key.
-fn content(store: &Store, ways: u64) -> Result<Content> {
-    let read = |direction| -> Result<Vec<_>> {
-        let items = store.scan(.., direction, usize::MAX)?;
-        Ok(items.into_iter().map(|(key, value)| (key, value.to_vec())).collect())
-    };
-    let forward = read(Direction::Forward)?;
-    if ways.is_multiple_of(2) {
-        let mut back = read(Direction::Reverse)?;
-        back.reverse();
-        assert_eq!(forward, back, "both directions");
+/// What the clock of a recovery says: nothing has expired yet, everything has, or what was a little later or earlier.
+fn time_of(seed: u64) -> u64 {
+    match (seed >> 8) % 4 {
+        0 => BEGIN,
+        1 => BEGIN + 1_000_000,
+        _ => BEGIN + (seed >> 16) % LIFE_MAX,
     }
-    if ways.is_multiple_of(3) {
-        for (key, value) in &forward {
-            let found = store.get(key)?;
-            assert_eq!(found.as_deref(), Some(&**value), "a get finds what a scan finds");
-        }
-    }
-    Ok(forward.into_iter().collect())
 }
 
-/// Opens the store on these images and reads everything; of some, everything is verified, too.
+/// Opens the store on these images and reads everything; of some, everything is verified, too, and of some of these, all of it
+/// is deleted: then it takes as much room as a store that is empty.
 pub(crate) fn open_and_read(images: &[Image], seed: u64) -> Result<Content> {
     let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
     let devices = devices(&initial, seed, false);
     let mut options = options(seed);
     options.create = false;
+    let time = time_of(seed);
+    options.clock = Arc::new(ManualClock::new(time));
     let store = Store::open_flex_on(files(&devices), &options)?;
-    let found = content(&store, seed / 4)?;
+    let items = content::read(&store, seed / 4)?;
     if seed.is_multiple_of(4) {
         let report = store.check()?;
         assert!(report.is_sound(), "{:?}", report.problems);
-        assert_eq!(content(&store, 0)?, found, "after everything went to the space");
+        assert_eq!(content::read(&store, 0)?, items, "after everything went to the space");
+    }
+    if seed.is_multiple_of(32) {
+        views::empty(&store)?;
     }
     store.forget();
-    Ok(found)
+    Ok(Content::shown(items, time))
 }
 
 /// A workload that ran.
@@ -138,152 +135,179 @@ pub(crate) struct Workload {
     /// Position at which the fresh store was open.
     pub(crate) opened_at: u64,
     pub(crate) operations: u64,
+    told: Told,
 }
 
-fn key(rng: &mut Rng) -> Vec<u8> {
-    format!("key/{:02}", rng.below(40)).into_bytes()
+impl Workload {
+    /// What clients know at a position.
+    pub(crate) fn told(&self, position: u64) -> Told {
+        self.told.until(position)
+    }
 }
 
-/// Runs `count` operations on devices with this content; `before` is what the store there holds, if there is one.
+/// Whether a store that holds this may show `found`, after some time.
+pub(crate) fn allows(content: &Content, found: &Content, time: u64) -> bool {
+    content.allows(found, time)
+}
+
+/// Content of a store that holds either, which show the same at this time.
+pub(crate) fn either(mut content: Content, other: &Content, time: u64) -> Content {
+    content.time = time;
+    content.or(other);
+    content
+}
+
+/// What of `found` a store that holds this may not show.
+pub(crate) fn difference(content: &Content, found: &Content, time: u64) -> String {
+    content.difference(found, time)
+}
+
+/// A workload under way.
+pub(crate) struct Running {
+    pub(crate) store: Store,
+    pub(crate) devices: Arc<SimDevices>,
+    pub(crate) rng: Rng,
+    /// What the store holds.
+    pub(crate) model: Content,
+    pub(crate) timeline: Timeline,
+    pub(crate) told: Told,
+    /// Whether what is acknowledged is durable.
+    pub(crate) sync: bool,
+    clock: Arc<ManualClock>,
+    snapshots: views::Snapshots,
+}
+
+/// Runs `count` operations on devices with this content; `before` is what the store there holds and what clients know of it, if there
+/// is one.
 pub(crate) fn run(
     initial: &[Initial],
     seed: u64,
     count: u64,
-    before: Option<Content>,
+    before: Option<(Content, Told)>,
 ) -> std::result::Result<Workload, String> {
-    let devices = devices(initial, seed, true);
+    let devices = Arc::new(devices(initial, seed, true));
     let mut rng = Rng::from_seed(seed);
     // Durability and cache stay what the seed says.
     let again = |rng: &mut Rng| rng.next_u64() / 6 * 6 / 2 + seed % 6;
     let mut options = options(seed);
     options.testing.seed = Some(again(&mut rng));
     options.format = before.is_none();
-    let words = |error: esker::Error| error.to_string();
-    let mut store = Store::open_flex_on(files(&devices), &options).map_err(words)?;
+    let (model, told) = match before {
+        Some((found, mut told)) => {
+            told.extend(&Told::of(&found));
+            (found, told)
+        }
+        None => (Content { time: BEGIN, ..Content::default() }, Told::default()),
+    };
+    let clock = Arc::new(ManualClock::new(model.time));
+    options.clock = Arc::clone(&clock) as Arc<_>;
+    let store = Store::open_flex_on(files(&devices), &options).map_err(words)?;
     options.format = false;
-    let sync = options.durability == Durability::Sync;
     let opened_at = devices.position();
-    let mut model = before.unwrap_or_default();
     let mut timeline = Timeline::default();
     timeline.begin(0, model.clone());
     timeline.synced(opened_at);
+    timeline.ticked(0, model.time);
+    let sync = options.durability == Durability::Sync;
+    let snapshots = views::Snapshots::default();
+    let mut run = Running { store, devices, rng, model, timeline, told, sync, clock, snapshots };
     for _ in 0..count {
-        let position = devices.position();
-        match rng.below(40) {
+        match run.rng.below(48) {
             0 | 1 => {
-                store.sync().map_err(words)?;
-                timeline.synced(devices.position());
+                run.store.sync().map_err(words)?;
+                run.timeline.synced(run.devices.position());
             }
-            2 if rng.chance(1, 2) => store.write_out().map_err(words)?,
-            2 => drop(store.clean(1 + rng.index(3)).map_err(words)?),
+            2 if run.rng.chance(1, 2) => run.store.write_out().map_err(words)?,
+            2 => drop(run.store.clean(1 + run.rng.index(3)).map_err(words)?),
             number @ 3..6 => {
-                match number {
-                    3 => store.close().map(|()| drop(store)).map_err(words)?,
-                    4 => drop(store),
-                    _ => store.forget(),
-                }
-                let clean = number < 5;
-                if clean {
-                    timeline.synced(devices.position());
-                }
-                options.testing.seed = Some(again(&mut rng));
-                store = Store::open_flex_on(files(&devices), &options).map_err(words)?;
-                let found = content(&store, 0).map_err(words)?;
-                timeline.reopened(devices.position(), &found)?;
-                if (clean || sync) && found != model {
-                    return Err("opened again, it held something else".to_owned());
-                }
-                model = found;
+                options.testing.seed = Some(again(&mut run.rng));
+                run = run.open_again(number, &options)?;
             }
+            6 => drop(run.store.trim().map_err(words)?),
+            7 if run.rng.chance(1, 3) => views::backup(&run.store, &run.model)?,
+            7 | 8 => run.tick(),
+            9 => run.snapshots.add(&run.store, &run.model)?,
+            10 if run.rng.chance(1, 2) => beside::run(&mut run)?,
             _ => {
-                model = operation(&store, &model, &mut rng, &mut timeline, position)?;
-                if sync {
-                    timeline.synced(devices.position());
+                operation::any(&mut run)?;
+                if run.sync {
+                    run.timeline.synced(run.devices.position());
                 }
             }
         }
-        for _ in 0..rng.below(4) {
-            let key = key(&mut rng);
-            let found = store.get(&key).map_err(words)?;
-            if found.as_deref() != model.get(&key).map(Vec::as_slice) {
-                return Err("a get found something else".to_owned());
-            }
-        }
-        if rng.chance(1, 8) && content(&store, 0).map_err(words)? != model {
-            return Err("a read found something else".to_owned());
-        }
+        run.look()?;
     }
-    let report = store.check().map_err(words)?;
+    let report = run.store.check().map_err(words)?;
     if let Some(problem) = report.problems.first() {
         return Err(problem.clone());
     }
+    run.snapshots.end(run.model.time)?;
+    let Running { store, devices, timeline, told, .. } = run;
     store.forget();
-    Ok(Workload { devices, timeline, opened_at, operations: count })
+    let devices = Arc::into_inner(devices).ok_or("somebody keeps the devices")?;
+    Ok(Workload { devices, timeline, opened_at, operations: count, told })
 }
 
-/// One operation that changes the content. Returns what the store holds afterwards.
-fn operation(
-    store: &Store,
-    model: &Content,
-    rng: &mut Rng,
-    timeline: &mut Timeline,
-    position: u64,
-) -> std::result::Result<Content, String> {
-    let mut next = model.clone();
-    // Of long values, some stand by themselves, and some of these in several pieces.
-    let most = match rng.below(40) {
-        0 => 3000,
-        1..6 => 600,
-        _ => 60,
-    };
-    let value = |rng: &mut Rng| {
-        let mut value = vec![0; rng.index(most)];
-        rng.fill(&mut value);
-        value
-    };
-    let words = |error: esker::Error| error.to_string();
-    match rng.below(20) {
-        0..12 => {
-            let (key, value) = (key(rng), value(rng));
-            next.insert(key.clone(), value.clone());
-            timeline.begin(position, next.clone());
-            store.put(&key, &value).map_err(words)?;
-        }
-        12..16 => {
-            let key = key(rng);
-            next.remove(&key);
-            timeline.begin(position, next.clone());
-            store.delete(&key).map_err(words)?;
-        }
-        16..18 => {
-            let mut batch = Batch::new();
-            for _ in 0..1 + rng.below(5) {
-                let (key, mut value) = (key(rng), value(rng));
-                // A batch has up to a quarter of a log; large values are not in it.
-                if value.len() <= 300 {
-                    value.truncate(200);
-                }
-                if rng.chance(1, 4) {
-                    next.remove(&key);
-                    batch.delete(&key);
-                } else {
-                    batch.put(&key, &value);
-                    next.insert(key, value);
-                }
-            }
-            timeline.begin(position, next.clone());
-            store.write(&batch).map_err(words)?;
-        }
-        _ => {
-            let (a, b) = (key(rng), key(rng));
-            let (from, to) = if a < b { (a, b) } else { (b, a) };
-            let to = if rng.chance(1, 6) { None } else { Some(to) };
-            next.retain(|key, _| *key < from || to.as_ref().is_some_and(|to| key >= to));
-            timeline.begin(position, next.clone());
-            store.delete_range(&from, to.as_deref()).map_err(words)?;
-        }
+/// Longest that a value lives that expires, in seconds.
+pub(crate) const LIFE_MAX: u64 = 30;
+
+impl Running {
+    pub(crate) fn key(&mut self) -> Vec<u8> {
+        format!("key/{:02}", self.rng.below(40)).into_bytes()
     }
-    Ok(next)
+
+    /// Reads some of it.
+    fn look(&mut self) -> std::result::Result<(), String> {
+        for _ in 0..self.rng.below(4) {
+            let key = self.key();
+            let found = self.store.get(&key).map_err(words)?.as_ref().map(content::Held::of);
+            if found.as_ref() != self.model.get(&key) {
+                return Err(format!("a get found {found:?}, not {:?}", self.model.get(&key)));
+            }
+        }
+        if self.rng.chance(1, 8) {
+            let items = content::read(&self.store, 1).map_err(words)?;
+            if items != self.model.seen() {
+                let found = Content::shown(items, self.model.time);
+                let difference = self.model.difference(&found, self.model.time);
+                return Err(format!("a read found something else: {difference}"));
+            }
+        }
+        if self.rng.chance(1, 4) {
+            self.snapshots.look(&mut self.rng, self.model.time)?;
+        }
+        Ok(())
+    }
+
+    /// Time passes.
+    fn tick(&mut self) {
+        self.clock.advance(Duration::from_secs(1 + self.rng.below(6)));
+        self.model.time = esker_base::clock::Clock::unix_seconds(&*self.clock);
+        self.timeline.ticked(self.devices.position(), self.model.time);
+    }
+
+    /// The process ends in some way, and another one opens the store.
+    fn open_again(mut self, how: u64, options: &Options) -> std::result::Result<Self, String> {
+        self.snapshots.end(self.model.time)?;
+        match how {
+            3 => self.store.close().map(|()| drop(self.store)).map_err(words)?,
+            4 => drop(self.store),
+            _ => self.store.forget(),
+        }
+        let clean = how < 5;
+        if clean {
+            self.timeline.synced(self.devices.position());
+        }
+        let store = Store::open_flex_on(files(&self.devices), options).map_err(words)?;
+        let items = content::read(&store, 1).map_err(words)?;
+        let found = Content::shown(items, self.model.time);
+        if (clean || self.sync) && !self.model.allows(&found, found.time) {
+            let difference = self.model.difference(&found, found.time);
+            return Err(format!("opened again, it held something else: {difference}"));
+        }
+        let model = self.timeline.reopened(self.devices.position(), &found)?;
+        Ok(Running { store, model, snapshots: views::Snapshots::default(), ..self })
+    }
 }
 
 /// What a cut may leave of another workload, for recycled media.

@@ -1,6 +1,7 @@
 //! A toy log in persistent memory: the same demands, with lines and fences for blocks and flushes.
 
 use super::*;
+use crate::model::Model;
 use esker_media::Pmem;
 
 sites! {
@@ -97,7 +98,7 @@ impl PmStore {
 fn apply_changes(map: &mut Map, changes: Vec<(Vec<u8>, Option<Entry>)>) {
     for (key, entry) in changes {
         match entry {
-            Some(entry) => map.insert(key, entry),
+            Some(entry) => map.insert(key, entry.into()),
             None => map.remove(&key),
         };
     }
@@ -138,20 +139,20 @@ impl Subject for PmToy {
 
     fn apply(&self, store: &PmStore, op: &Op) -> Result<Reply> {
         let mut tail = store.tail.lock();
-        let mut model = crate::model::Model(store.map.borrow().clone());
-        let before = model.0.clone();
+        let before = store.map.borrow().clone();
+        let mut model = Model { map: before.clone(), ..Model::default() };
         let reply = model.apply(op);
         let mut changes: Vec<_> = before
             .keys()
-            .filter(|key| !model.0.contains_key(*key))
+            .filter(|key| !model.map.contains_key(*key))
             .map(|key| (key.clone(), None))
             .collect();
         changes.extend(
             model
-                .0
+                .map
                 .into_iter()
-                .filter(|(key, entry)| before.get(key) != Some(entry))
-                .map(|(key, entry)| (key, Some(entry))),
+                .filter(|(key, held)| before.get(key) != Some(held))
+                .map(|(key, held)| (key, Some(held.entry))),
         );
         if !changes.is_empty() {
             store.change(&mut tail, changes)?;
