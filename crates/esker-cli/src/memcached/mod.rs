@@ -7,6 +7,7 @@
 //! one at any port (`-p -1`) nobody would find again, so its folder is gone as soon as it is open. Nothing is promised to survive a
 //! crash of the system (durability `none`): it is a cache.
 
+mod addresses;
 mod options;
 mod plan;
 mod process;

@@ -24,9 +24,9 @@
 
 use super::moves::{Move, Mover};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
-use super::place::{GIVE_WAY, record_bytes};
+use super::place::GIVE_WAY;
 use super::scan::{Source, Step, noted};
-use super::segments::{Incarnation, Urgency};
+use super::segments::{Incarnation, Urgency, record_bytes};
 use super::tombstones::TombstonePlace;
 use super::unread::{FAILURES_MAX, Unread};
 use super::{Depot, sites, spread};

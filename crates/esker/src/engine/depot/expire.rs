@@ -23,8 +23,8 @@
 use super::batch::Batch;
 use super::clean::Cleaner;
 use super::moves::{Move, tombstone_of};
-use super::place::{GIVE_WAY, Plan, link_bytes};
-use super::segments::Incarnation;
+use super::place::{GIVE_WAY, Plan};
+use super::segments::{Incarnation, link_bytes};
 use super::unread::FAILURES_MAX;
 use super::{Depot, sites};
 use crate::engine::expiries::Expiries;

@@ -12,8 +12,8 @@
 use super::batch::{Batch, Entry};
 use super::layout::Layout;
 use super::pace::Tempo;
-use super::place::{GIVE_WAY, Tail, link_bytes};
-use super::segments::Incarnation;
+use super::place::{GIVE_WAY, Tail};
+use super::segments::{Incarnation, link_bytes};
 use super::{Depot, sites, spread};
 use esker_base::Result;
 use esker_base::ids::{SegmentId, Sequence, Version};

@@ -16,7 +16,6 @@
 //! Each `PERSIST:` comment says what a crash before and after it leaves.
 
 use super::batch::{Batch, Entry, Need};
-use super::layout::SIZE_UNIT_BYTES;
 use super::segments::{Free, Incarnation};
 use super::{Depot, gather, sites};
 use crate::options::Durability;
@@ -510,24 +509,4 @@ impl Plan {
 
 fn too_long() -> Error {
     Error::invalid("write store", "a batch is longer than a segment")
-}
-
-/// What a record takes in a summary: six to nine.
-const IN_SUMMARY: u64 = 8;
-
-/// Bytes that a link stands for in the segment table: its hint, so that what was added can be
-/// taken away again without reading the record, and what the record takes in a summary.
-pub(super) fn link_bytes(link: Link) -> u64 {
-    let record = match link.size() {
-        SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
-        SizeHint::Tombstone => 32,
-        SizeHint::Large => 64,
-    };
-    record + IN_SUMMARY
-}
-
-/// Bytes of a record of this size: those that its link stands for, if that tells the size.
-pub(super) fn record_bytes(link: Link, size_bytes: u64) -> u64 {
-    let told = link_bytes(link);
-    if link.is_tombstone() { told.max(size_bytes + IN_SUMMARY) } else { told }
 }

@@ -13,23 +13,23 @@
 //! Counters are atomic; the free list has a short lock. The leader of the log and the cleaner take
 //! segments. A backup may hold segments back that went free ([`super::hold`]).
 
+mod counts;
 mod expiring;
 mod free;
 #[cfg(test)]
 mod tests;
 mod victims;
 
+pub(super) use self::counts::{Live, Written, link_bytes, record_bytes};
 use self::expiring::Expiring;
 pub(super) use self::free::Free;
 use self::free::FreeList;
 pub(super) use self::victims::Urgency;
 use super::hold::Hold;
-use super::place::{link_bytes, record_bytes};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_format::depot::{CheckpointSegment, SegmentHeader, Stream};
 use esker_index::Link;
 use parking_lot::Mutex;
-use std::ops::AddAssign;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -100,61 +100,6 @@ impl Default for Life {
     fn default() -> Self {
         let [salt, base] = Default::default();
         Life { salt, base, unwritten_from: AtomicU64::new(u64::MAX) }
-    }
-}
-
-/// Live records of a segment, and their bytes.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Live {
-    pub(super) records: u32,
-    pub(super) bytes: u64,
-    /// Whether any of them is an item.
-    pub(super) items: bool,
-    pub(super) tombstones: u32,
-}
-
-impl Live {
-    /// One record, by its link.
-    pub(super) fn of(link: Link) -> Live {
-        let tombstone = link.is_tombstone();
-        let bytes = link_bytes(link);
-        Live { records: 1, bytes, items: !tombstone, tombstones: tombstone.into() }
-    }
-}
-
-/// What was written to a segment, dead or not.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Written {
-    /// Bytes of all records.
-    pub(super) bytes: u64,
-    pub(super) tombstones: u32,
-    /// Bytes of these beyond what their links stand for; they are among those of all records.
-    pub(super) beyond_bytes: u64,
-}
-
-impl Written {
-    /// One record, by its link and size.
-    pub(super) fn of(link: Link, size_bytes: u64) -> Written {
-        let bytes = record_bytes(link, size_bytes);
-        let beyond_bytes = bytes - link_bytes(link);
-        Written { bytes, tombstones: link.is_tombstone().into(), beyond_bytes }
-    }
-}
-
-impl AddAssign for Written {
-    fn add_assign(&mut self, other: Written) {
-        self.bytes += other.bytes;
-        self.tombstones += other.tombstones;
-        self.beyond_bytes += other.beyond_bytes;
-    }
-}
-
-impl AddAssign for Live {
-    fn add_assign(&mut self, other: Live) {
-        self.records += other.records;
-        self.bytes += other.bytes;
-        self.items |= other.items;
-        self.tombstones += other.tombstones;
     }
 }
 
@@ -398,43 +343,6 @@ impl Segments {
         }
     }
 
-    /// A record of the segment went live that takes so many bytes.
-    pub(super) fn add(&self, id: SegmentId, link: Link, size_bytes: u64) {
-        self.restore_live(id, Live::of(link));
-        self.add_written(id, Written::of(link, size_bytes));
-    }
-
-    /// Records of the segment are live whose bytes are counted as written.
-    pub(super) fn restore_live(&self, id: SegmentId, live: Live) {
-        if let Some(segment) = self.get(id) {
-            segment.live_records.fetch_add(live.records, Ordering::SeqCst);
-            segment.live_bytes.fetch_add(live.bytes, Ordering::Relaxed);
-            if live.tombstones > 0 {
-                segment.live_tombstones.fetch_add(live.tombstones, Ordering::Relaxed);
-            }
-            segment.items.fetch_or(live.items, Ordering::Relaxed);
-        }
-    }
-
-    /// Recovery no longer takes a record for live.
-    pub(super) fn restore_dead(&self, id: SegmentId, link: Link) {
-        if let Some(segment) = self.get(id) {
-            segment.let_go(Live::of(link));
-            segment.live_records.fetch_sub(1, Ordering::SeqCst);
-        }
-    }
-
-    /// Records were written to the segment, dead or not.
-    pub(super) fn add_written(&self, id: SegmentId, written: Written) {
-        if let Some(segment) = self.get(id) {
-            segment.written_bytes.fetch_add(written.bytes, Ordering::Relaxed);
-            if written.tombstones > 0 {
-                segment.tombstones.fetch_add(written.tombstones, Ordering::Relaxed);
-                segment.beyond_bytes.fetch_add(written.beyond_bytes, Ordering::Relaxed);
-            }
-        }
-    }
-
     /// A record of the segment was superseded by the record of version `by`.
     pub(super) fn remove(&self, id: SegmentId, link: Link, by: Version) {
         self.remove_live(id, Live::of(link), by);
@@ -514,42 +422,4 @@ impl Segments {
     pub(super) fn count(&self) -> usize {
         self.segments.len()
     }
-
-    /// Live records of all segments, and their bytes: links bound sizes from above, so those of a segment in which more would
-    /// have been written than it has room for count for as much less.
-    pub(super) fn live(&self) -> (u64, u64) {
-        self.segments.iter().fold((0, 0), |(records, bytes), segment| {
-            let more = u64::from(segment.live_records.load(Ordering::Relaxed));
-            let live = segment.live_bytes();
-            let written = segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes);
-            (records + more, bytes + share(live, self.size_bytes, written))
-        })
-    }
-}
-
-impl Segment {
-    /// Bytes of what is live. Nobody counts which tombstones are: each takes what all of the segment take on average.
-    fn live_bytes(&self) -> u64 {
-        let live = self.live_bytes.load(Ordering::Relaxed);
-        let [tombstones, written] =
-            [&self.live_tombstones, &self.tombstones].map(|n| n.load(Ordering::Relaxed).into());
-        if tombstones == 0 {
-            return live;
-        }
-        live + share(self.beyond_bytes.load(Ordering::Relaxed), tombstones, written)
-    }
-
-    /// Takes a record out of what is live, but for the number of records.
-    fn let_go(&self, live: Live) {
-        self.live_bytes.fetch_sub(live.bytes, Ordering::Relaxed);
-        if live.tombstones > 0 {
-            self.live_tombstones.fetch_sub(live.tombstones, Ordering::Relaxed);
-        }
-    }
-}
-
-/// `bytes` times `part` over `whole`.
-fn share(bytes: u64, part: u64, whole: u64) -> u64 {
-    let share = u128::from(bytes) * u128::from(part) / u128::from(whole.max(1));
-    u64::try_from(share).unwrap_or(u64::MAX)
 }

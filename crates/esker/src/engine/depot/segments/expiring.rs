@@ -11,7 +11,8 @@
 //! # Concurrency
 //! A short lock for each segment, innermost. Records without an expiry take none.
 
-use super::{Segment, Segments, share};
+use super::counts::share;
+use super::{Segment, Segments};
 use crate::engine::expiries::Expiries;
 use esker_base::ids::{SegmentEpoch, SegmentId};
 use parking_lot::Mutex;
