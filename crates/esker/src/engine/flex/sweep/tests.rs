@@ -1,0 +1,103 @@
+//! When intervals are rewritten, on its own.
+
+use super::*;
+
+const LEAVES: usize = 200;
+const LEAF: u64 = 100_000;
+
+/// Leaves of which each has so many appended bytes, and the commits of tables that make all of them dead.
+struct Model {
+    sweep: Sweep,
+    appended: [u64; LEAVES],
+    /// How often the sweep did not go on where it was.
+    jumps: usize,
+    last: usize,
+}
+
+impl Model {
+    /// Commits a table of a hundredth of all; how many bytes were rewritten for each that was appended.
+    fn commit(&mut self, dead: u64) -> u64 {
+        let all = LEAF * LEAVES as u64;
+        let (new, mut rewritten) = (LEAF / 100, 0);
+        let appended = self.appended.iter().sum();
+        self.sweep.begin((appended, 0), 0, all + appended, u64::MAX);
+        for number in 0..LEAVES {
+            let key = u16::try_from(number).unwrap().to_be_bytes();
+            let sums = LeafSums {
+                appended: self.appended[number],
+                size: usize::try_from(LEAF + self.appended[number]).unwrap(),
+                ..LeafSums::default()
+            };
+            if self.sweep.is_at(&key) && self.sweep.is_worth(&sums) {
+                self.sweep.goes_on(Some(&u16::try_from(number + 1).unwrap().to_be_bytes().into()));
+                self.sweep.learn(sums.appended, sums.appended * dead / 100, OF_REWRITTEN);
+                self.sweep.spend(sums.appended);
+                self.jumps += usize::from(number != (self.last + 1) % LEAVES);
+                self.last = number;
+                self.appended[number] = 0;
+                rewritten += LEAF;
+            } else {
+                if self.sweep.samples {
+                    self.sweep.samples = false;
+                    self.sweep.learn(sums.appended, sums.appended * dead / 100, OF_SAMPLE);
+                }
+                self.appended[number] += new;
+                self.sweep.earn(new);
+            }
+        }
+        self.sweep.end(new * LEAVES as u64);
+        rewritten * 100 / all
+    }
+}
+
+fn model() -> Model {
+    Model { sweep: Sweep::default(), appended: [0; LEAVES], jumps: 0, last: LEAVES - 1 }
+}
+
+#[test]
+fn what_is_dead_stays_within_its_bounds_and_no_commit_costs_much_more_than_another() {
+    let mut model = model();
+    let mut most = 0;
+    for round in 0..1000 {
+        let rewritten = model.commit(100);
+        most = most.max(rewritten);
+        let appended: u64 = model.appended.iter().sum();
+        let dead = appended * 100 / (appended + LEAF * LEAVES as u64);
+        assert!(dead <= DEAD_PERCENT + 10, "{dead} % in round {round}");
+        assert!(round < 100 || dead >= DEAD_PERCENT / 2, "{dead} % in round {round}: too eager");
+        if round == 500 {
+            model.jumps = 0;
+        }
+    }
+    assert!(most <= 10, "a commit rewrote {most} times what it appended");
+    assert!(model.jumps <= 5, "{} times out of order", model.jumps);
+}
+
+#[test]
+fn what_adds_to_what_is_there_is_not_swept() {
+    let mut model = model();
+    // A first leaf may have to tell.
+    let rewritten: u64 = (0..100).map(|_| model.commit(0)).sum();
+    assert!(rewritten <= 2, "{rewritten}");
+}
+
+#[test]
+fn a_store_rests_when_little_comes_for_a_while() {
+    let mut rest = Rest::default();
+    let at = |round: u64| Duration::from_millis(500 * round);
+    rest.note(1, 1 << 20, at(1));
+    assert!(rest.at.is_some() && !rest.is_now(at(4)));
+    rest.note(1, (1 << 20) + LITTLE_BYTES, at(4));
+    assert!(rest.is_now(at(5)));
+    let mut bytes = (1 << 20) + LITTLE_BYTES;
+    for moment in 0..10 {
+        bytes += LITTLE_BYTES / 4;
+        rest.note(1, bytes, at(5) + Duration::from_millis(moment));
+    }
+    assert!(!rest.is_now(at(6)), "much in a short time, little by little");
+    rest.note(1, bytes, at(10));
+    assert!(rest.is_now(at(10)));
+    rest.at = None;
+    rest.note(2, 0, at(10));
+    assert!(rest.at.is_some() && !rest.is_now(at(11)), "another table");
+}
