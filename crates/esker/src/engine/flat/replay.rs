@@ -10,10 +10,14 @@
 //! Nothing is written here. A batch that is not whole ends its log, unless a whole one follows: that is damage. So is an entry whose
 //! record has not its key if nothing newer of the key is found: the record of an entry that was not overtaken is nobody else's.
 
+mod learned;
+
+use self::learned::Keyless;
+pub(super) use self::learned::{Learned, LogEnd};
 use super::batches::{Batches, FoundBatch, FoundEntry};
 use super::chunks::Since;
 use super::index::Part;
-use super::layout::{Layout, Place};
+use super::layout::Place;
 use super::moves::record_of_action;
 use super::periodic::Tails;
 use super::recover::{Root, corrupted};
@@ -27,9 +31,7 @@ use esker_index::{Masstree, Word};
 use parking_lot::Mutex;
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// Locks of keys.
 const LOCKS: usize = 1024;
@@ -59,104 +61,6 @@ enum Age {
     Older,
     Same,
     Newer,
-}
-
-/// What recovery learns of what the index has.
-#[derive(Debug)]
-pub(super) struct Learned {
-    chunks: Box<[LearnedChunk]>,
-    tombstones: AtomicI64,
-    /// By the hash of their keys: entries whose records have other keys, or none.
-    keyless: Mutex<HashMap<u64, Keyless>>,
-    ends: Mutex<Vec<LogEnd>>,
-}
-
-/// Of the entries with one hash, the newest whose record has not its key.
-#[derive(Debug)]
-struct Keyless {
-    version: u64,
-    offset: u64,
-    /// Whether something newer was found.
-    overtaken: AtomicBool,
-}
-
-/// The end of a log that has no seal.
-#[derive(Clone, Debug)]
-pub(super) struct LogEnd {
-    pub(super) chunk: u32,
-    /// Where its last batch stands, which may not be durable: whoever stored it may have been killed before the fence.
-    pub(super) last: Range<u64>,
-}
-
-#[derive(Debug)]
-struct LearnedChunk {
-    /// Entries in the index.
-    live: AtomicU32,
-    /// Lowest and highest version of its entries, once all were read.
-    versions: OnceLock<(u64, u64)>,
-}
-
-impl Learned {
-    pub(super) fn new(layout: &Layout) -> Learned {
-        let chunk = |_| LearnedChunk { live: AtomicU32::new(0), versions: OnceLock::new() };
-        Learned {
-            chunks: (0..layout.chunk_count).map(chunk).collect(),
-            tombstones: AtomicI64::new(0),
-            keyless: Mutex::default(),
-            ends: Mutex::default(),
-        }
-    }
-
-    /// Notes the end of a log that has no seal.
-    pub(super) fn note_end(&self, end: LogEnd) {
-        self.ends.lock().push(end);
-    }
-
-    /// The ends of logs that have no seal.
-    pub(super) fn take_ends(&self) -> Vec<LogEnd> {
-        std::mem::take(&mut *self.ends.lock())
-    }
-
-    /// Notes an entry at a place whose record has not the key of this hash: it must have been overtaken.
-    pub(super) fn note_keyless(&self, hash: u64, version: u64, offset: u64) {
-        let mut keyless = self.keyless.lock();
-        let found = || Keyless { version, offset, overtaken: AtomicBool::new(false) };
-        let known = keyless.entry(hash).or_insert_with(found);
-        if version > known.version {
-            *known = found();
-        }
-    }
-
-    fn chunk(&self, number: u32) -> Option<&LearnedChunk> {
-        self.chunks.get(usize::try_from(number).ok()?)
-    }
-
-    /// Counts entries of a chunk that the index has now, less those that it has no more.
-    pub(super) fn add(&self, number: u32, entries: i64) {
-        if let Some(chunk) = self.chunk(number) {
-            // What goes round comes back: the sum of all is never below 0.
-            let by = i32::try_from(entries).unwrap_or(0);
-            chunk.live.fetch_add(by.cast_unsigned(), Ordering::Relaxed);
-        }
-    }
-
-    /// As [`Learned::add`], tombstones of any chunk.
-    pub(super) fn add_tombstones(&self, tombstones: i64) {
-        self.tombstones.fetch_add(tombstones, Ordering::Relaxed);
-    }
-
-    /// Counts an entry that the index has now, or has no more.
-    pub(super) fn count(&self, layout: &Layout, place: Place, has: bool) {
-        if let Some(chunk) = self.chunk(layout.chunk_of(place.offset)) {
-            match has {
-                true => chunk.live.fetch_add(1, Ordering::Relaxed),
-                false => chunk.live.fetch_sub(1, Ordering::Relaxed),
-            };
-        }
-        if place.kind.is_tombstone() {
-            self.tombstones.fetch_add(if has { 1 } else { -1 }, Ordering::Relaxed);
-        }
-    }
 }
 
 /// An entry that was read and is not in the index yet.
