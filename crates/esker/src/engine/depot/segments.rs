@@ -78,7 +78,7 @@ struct Segment {
     killed_by: AtomicU64,
     /// One more than the epoch in which it is not to be cleaned.
     aside: AtomicU64,
-    /// Recovery found items here: of a cache's moved records, those that a repair moved. All others are notes of evictions.
+    /// There were items here: of a cache's moved records, those that a repair moved. All others are notes of evictions.
     items: AtomicBool,
     /// When a GET last found a record here, in nanoseconds of the store's clock; in caches only.
     used_at: AtomicU64,

@@ -96,7 +96,7 @@ impl Segments {
         self.add_written(id, Written::of(link, size_bytes));
     }
 
-    /// Records of the segment are live whose bytes are counted as written.
+    /// Records of the segment are live; others count their bytes as written.
     pub(in super::super) fn restore_live(&self, id: SegmentId, live: Live) {
         if let Some(segment) = self.get(id) {
             segment.live_records.fetch_add(live.records, Ordering::SeqCst);
@@ -104,7 +104,9 @@ impl Segments {
             if live.tombstones > 0 {
                 segment.live_tombstones.fetch_add(live.tombstones, Ordering::Relaxed);
             }
-            segment.items.fetch_or(live.items, Ordering::Relaxed);
+            if live.items && !segment.items.load(Ordering::Relaxed) {
+                segment.items.store(true, Ordering::Relaxed);
+            }
         }
     }
 
