@@ -282,31 +282,29 @@ fn doc() -> Step {
 
 fn tests(filter: Option<&str>) -> Vec<Step> {
     // Not the examples: they have no tests, and the lints have seen them.
-    let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests"];
+    let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests", "--"];
+    let units = ["test", "--locked", "--profile", "checked", "--lib"];
+    let units = units.into_iter().chain(OPTIMIZED.iter().flat_map(|name| ["-p", name]));
+    let stores = [&["test", "--test", "it"][..], &CHECKED, &["--"]].concat();
     let filter = filter.as_slice();
-    // With the sites of the mutants, which do nothing until one is asked for, as the explorers have them.
-    let release = [&["test", "--lib"][..], &optimized()];
-    let stores = [&["test", "--test", "it"][..], &optimized(), &["--"]].concat();
-    let of_stores = if filter.is_empty() { &STORES_OPTIMIZED[..] } else { filter };
+    let (skipped, of_stores) = match filter {
+        [] => (LONG.iter().flat_map(|name| ["--skip", name]).collect(), &STORES_OPTIMIZED[..]),
+        _ => (Vec::new(), filter),
+    };
     vec![
-        cargo("tests with debug assertions", &[&base[..], filter].concat()),
+        cargo("tests with debug assertions", &[&base[..], filter, &skipped].concat()),
         cargo(
             "examples in texts",
             &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
         ),
-        cargo("tests in release mode", &[&release.concat()[..], filter].concat()),
+        cargo("tests in release mode", &[&units.collect::<Vec<_>>()[..], filter].concat()),
         cargo("tests of stores in release mode", &[&stores[..], of_stores].concat()),
-        // There its segments are small.
-        cargo(
-            "tests of the index as it is",
-            &[&["test", "--locked", "--profile", "checked", "--lib", "-p", "esker-index"], filter]
-                .concat(),
-        ),
     ]
 }
 
-/// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.
-const STORES_OPTIMIZED: [&str; 9] = [
+/// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment. And
+/// [`LONG`] ones.
+const STORES_OPTIMIZED: [&str; 11] = [
     "threads::",
     "killed::",
     "cache_crash::",
@@ -316,25 +314,21 @@ const STORES_OPTIMIZED: [&str; 9] = [
     "model::",
     "flex::",
     "engines::",
+    LONG[0],
+    LONG[1],
 ];
 
-/// Crates that are tested in release mode as well: where threads meet, bytes go to media, or `unsafe` is used.
-const OPTIMIZED: [&str; 8] = [
-    "esker",
-    "esker-base",
-    "esker-format",
-    "esker-index",
-    "esker-media",
-    "esker-shm",
-    "esker-testkit",
-    "esker-trt",
-];
+/// Tests of whole stores that the check runs in release mode alone: they fill stores, and take their time.
+const LONG: [&str; 2] = ["small::", "depot_room::"];
 
-/// The same selection for tests and explorers, so that both use what was built once.
-fn optimized() -> Vec<&'static str> {
-    let base = ["--locked", "--profile", "checked", "--features", "esker/mutants"];
-    base.into_iter().chain(OPTIMIZED.iter().flat_map(|name| ["-p", name])).collect()
-}
+/// Crates whose unit tests are run in release mode as well: where threads meet, or `unsafe` is used. There the segments of indexes are as
+/// large as in stores.
+const OPTIMIZED: [&str; 4] = ["esker-index", "esker-media", "esker-shm", "esker-trt"];
+
+/// How stores are built for tests in release mode and for explorers, so that both use what was built once: with the sites of the mutants,
+/// which do nothing until one is asked for.
+const CHECKED: [&str; 7] =
+    ["-p", "esker", "--locked", "--profile", "checked", "--features", "esker/mutants"];
 
 /// Crash exploration in small.
 fn gates() -> Vec<Step> {
@@ -342,7 +336,7 @@ fn gates() -> Vec<Step> {
     vec![
         cargo(
             "explorers",
-            &[&["build", "--example", "*crash", "--example", "soak"][..], &optimized()].concat(),
+            &[&["build", "--example", "*crash", "--example", "soak"][..], &CHECKED].concat(),
         ),
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),

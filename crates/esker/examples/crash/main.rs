@@ -73,7 +73,7 @@ impl Exploration for OfDepot {
     const ENGINE: &'static str = "depot";
     const EFFORT: Effort = Effort {
         states: [1_000_000, 10_000],
-        gate: [150_000, 10_000],
+        gate: [100_000, 10_000],
         piece: 16,
         mutant_seeds: [48, 8],
         passes_all: false,
