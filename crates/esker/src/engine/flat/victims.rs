@@ -193,7 +193,7 @@ impl Flat {
     fn futile(&self, group: usize) -> Futile {
         let needed = match self.tombstones.load(Ordering::Relaxed) {
             0 => 0,
-            // As a version, so that it only grows.
+            // As a version: tombstones that come later are above it.
             _ => self.tombstones_needed_below(u32::MAX, |_| ()).min(self.versions.next()),
         };
         Futile { dead_bytes: self.dead_bytes(group), needed }
