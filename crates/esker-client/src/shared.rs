@@ -14,7 +14,7 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::native::Status;
 use esker_shm::{Endpoint, Reader, Writer};
-use std::io::{ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
+use std::io::{Error as IoError, ErrorKind as IoErrorKind, Read, Result as IoResult, Write};
 use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -87,8 +87,12 @@ impl SharedMemory {
             if self.reader.announce_sleep() {
                 let rung = (&self.bell).read(&mut [0; 64]);
                 self.reader.awake();
-                if rung? == 0 {
-                    self.ended.store(true, Ordering::Release);
+                let is_reset = |error: &IoError| error.kind() == IoErrorKind::ConnectionReset;
+                match rung {
+                    // What was written before is read first; by a server that left bells unread, too.
+                    Ok(0) => self.ended.store(true, Ordering::Release),
+                    Err(error) if is_reset(&error) => self.ended.store(true, Ordering::Release),
+                    rung => drop(rung?),
                 }
             }
             looks = 0;
@@ -122,5 +126,30 @@ impl SharedMemory {
     pub(crate) fn shut_down(&self) -> IoResult<()> {
         self.ended.store(true, Ordering::Release);
         self.bell.shutdown(Shutdown::Both)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A bell that the server has not read resets the connection.
+    #[test]
+    fn what_a_server_wrote_before_it_ended_is_read_whether_it_heard_the_bell_or_not() {
+        for rings in [false, true] {
+            let (server, client) = UnixStream::pair().expect("sockets");
+            let offered = esker_shm::offer(server.as_fd(), 1, 4096).expect("offer");
+            let client = SharedMemory::connect(&client).expect("accept").remove(0);
+            if rings {
+                assert_eq!((&client.bell).write(b"!").expect("ring"), 1);
+            }
+            for server in offered {
+                assert_eq!(server.writer.write(b"bye").expect("write"), 3);
+            }
+            let mut into = [0; 8];
+            let mut read = || client.read(&mut into, || Ok(None));
+            assert_eq!((read().expect("words"), read().expect("end")), (3, 0), "{rings}");
+            assert_eq!(&into[..3], b"bye");
+        }
     }
 }

@@ -7,7 +7,7 @@ use esker_base::rng::Rng;
 use esker_format::native::{CLIENT_HELLO_SIZE, ClientHello, Request, Status, VERSION};
 use esker_server::{Credentials, Limits, ListenAddress, ServerConfig};
 use esker_shm::Endpoint;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -85,7 +85,11 @@ impl Read for Through {
                 return Ok(count);
             }
             if self.reader.announce_sleep() {
-                ended = self.bell.read(&mut [0; 64])? == 0;
+                // A server that left bells unread resets the connection; what it wrote before is read first.
+                ended = match self.bell.read(&mut [0; 64]) {
+                    Err(error) if error.kind() == ErrorKind::ConnectionReset => true,
+                    rung => rung? == 0,
+                };
                 self.reader.awake();
             }
         }
