@@ -4,8 +4,19 @@ use crate::flex_whole::{bytes, sound};
 use crate::support::folder_in_memory;
 use esker::{Durability, EngineKind, ErrorKind, Options, Store};
 use esker_base::rng::Rng;
+use std::path::Path;
 
 const SIZE: usize = 64 << 20;
+
+fn store(folder: &Path, engine: EngineKind, size: usize, table_size: usize) -> Store {
+    let mut options = Options::new(folder);
+    options.engine = Some(engine);
+    options.pmem_emulate = true;
+    options.durability = Durability::None;
+    options.size_bytes = size as u64;
+    options.flex.memtable_size_bytes = table_size as u64;
+    Store::open(&options).unwrap()
+}
 
 /// Fills so many percent of a store, and writes over it at random, once and a half.
 #[track_caller]
@@ -17,14 +28,8 @@ fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
 #[track_caller]
 fn is_overwritten(engine: EngineKind, size: usize, percent: usize, value_size: usize, over: u32) {
     let folder = folder_in_memory();
-    let mut options = Options::new(folder.path());
-    options.engine = Some(engine);
-    options.pmem_emulate = true;
-    options.durability = Durability::None;
-    options.size_bytes = size as u64;
-    // As large as the store: it is not taken at its word.
-    options.flex.memtable_size_bytes = size as u64;
-    let store = Store::open(&options).unwrap();
+    // Tables as large as the store: it is not taken at its word.
+    let store = store(folder.path(), engine, size, size);
     let value = bytes(1, value_size);
     let pairs = u32::try_from(size * percent / 100 / (value_size + 20)).unwrap();
     let mut rng = Rng::from_seed(4);
@@ -72,13 +77,7 @@ fn two_thirds_of_flex_are_written_over_again_and_again() {
 fn is_emptied(engine: EngineKind, size: usize, key_size: usize, value_size: usize) {
     let context = format!("{engine}: keys of {key_size}, values of {value_size} bytes");
     let folder = folder_in_memory();
-    let mut options = Options::new(folder.path());
-    options.engine = Some(engine);
-    options.pmem_emulate = true;
-    options.durability = Durability::None;
-    options.size_bytes = size as u64;
-    options.flex.memtable_size_bytes = size as u64 / 16;
-    let store = Store::open(&options).unwrap();
+    let store = store(folder.path(), engine, size, size / 16);
     let key = |number: u32| [&vec![b'k'; key_size - 4][..], &number.to_be_bytes()].concat();
     let value = bytes(1, value_size);
     let fill = || {
