@@ -380,9 +380,10 @@ impl Flat {
         {
             return Ok((chunk, self.layout.start_of(chunk) + tail));
         }
-        // First: what it has may be what makes room, and nobody else can end it. Shorter ones may fit behind what does not.
-        let is_full = total <= BATCH_NEAR_BYTES;
-        if let Some((chunk, tail)) = log.open.take_if(|_| is_full) {
+        // First: what it has may be what makes room, and nobody else can end it while this lock is held. Behind a long batch that does
+        // not fit shorter ones may.
+        let is_short = total <= BATCH_NEAR_BYTES;
+        if let Some((chunk, tail)) = log.open.take_if(|_| is_short) {
             self.seal(chunk, tail)?;
         }
         let next = self.take_chunks(core, 1, whom)?;
