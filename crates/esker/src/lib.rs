@@ -26,7 +26,7 @@ pub use engine::flex::FlexFiles;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
 pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};
-pub use store::{Direction, Iter, Met, Snapshot, Stats, Store, behind_prefix};
+pub use store::{Direction, Iter, Met, Range, Snapshot, Stats, Store, behind_prefix};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};
 
 /// For benchmarks of the project: the batching of `flat`.

@@ -10,6 +10,7 @@
 //! write or flush the store is read-only and says why, until it is opened again.
 
 mod prefix;
+mod range;
 #[cfg(all(test, not(any(loom, shuttle))))]
 mod tests;
 mod views;
@@ -27,11 +28,12 @@ use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
 use std::collections::VecDeque;
-use std::ops::{ControlFlow, Deref, RangeBounds};
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 
 pub use prefix::behind_prefix;
+pub use range::Range;
 pub use views::{Iter, Snapshot};
 
 /// Device reads of one call that are under way at the same time, at most.
@@ -349,6 +351,19 @@ impl Store {
         }
     }
 
+    /// Gives the value of `key` another time of expiry, in seconds of wall time, or none. It is written again for that. False if
+    /// there is no value.
+    ///
+    /// # Errors
+    /// As [`Store::put`].
+    pub fn touch(&self, key: &[u8], expires_at: Option<u64>) -> Result<bool> {
+        let touched = self.modify(key, |old| {
+            let old = old?;
+            Some((old.to_vec(), Attributes { expires_at, ..old.attributes() }))
+        })?;
+        Ok(touched.is_some())
+    }
+
     /// Does all that `batch` says at once: readers of one key see its change when the write returns,
     /// and after a crash all of it is there or nothing. Other writers may come between its keys, not
     /// between the batch and its effect on one key. Returns the version of the last change.
@@ -404,47 +419,6 @@ impl Store {
     /// As [`Store::put`].
     pub fn clear(&self) -> Result<()> {
         self.engine.clear()
-    }
-
-    /// Up to `limit` items whose keys lie in `range`, in order of their bytes: the first ones of the
-    /// direction. Each item is as it is at some moment of the call; a key that has a value during all of the
-    /// call is not missed, and none is met twice. To go on, call again from beyond the last key.
-    ///
-    /// # Errors
-    /// `Unsupported` if the engine keeps no order; as [`Store::get`].
-    pub fn scan<'a>(
-        &self,
-        range: impl RangeBounds<&'a [u8]>,
-        direction: Direction,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        let (from, to) = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.engine.scan(from, to, direction, limit)
-    }
-
-    /// As [`Store::scan`], but nothing is copied: `visit` is shown each item where it is, and no lock is held meanwhile.
-    /// How many there were.
-    ///
-    /// # Errors
-    /// As [`Store::scan`]; some items may have been shown then.
-    pub fn scan_with<'a>(
-        &self,
-        range: impl RangeBounds<&'a [u8]>,
-        direction: Direction,
-        limit: usize,
-        mut visit: impl FnMut(Met<'_>),
-    ) -> Result<usize> {
-        let mut count = 0;
-        if limit == 0 {
-            return Ok(count);
-        }
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.engine.scan_with(range, direction, limit, &mut |met| {
-            visit(met);
-            count += 1;
-            if count < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        Ok(count)
     }
 
     /// Whether [`Store::scan`] works: the engine keeps keys in order.

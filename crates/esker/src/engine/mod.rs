@@ -156,13 +156,15 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn get_as_of(&self, _key: &[u8], _snapshot: u64) -> Result<Option<Value>> {
         Err(Error::new(ErrorKind::Unsupported, "get").context("this engine has no snapshots"))
     }
+    /// As [`Engine::scan_with`], as of a snapshot.
     fn scan_as_of(
         &self,
         _range: (Bound<&[u8]>, Bound<&[u8]>),
         _direction: Direction,
         _limit: usize,
         _snapshot: u64,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
+        _show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
         Err(Error::new(ErrorKind::Unsupported, "scan").context("this engine has no snapshots"))
     }
     /// Items of the part of a walk that begins at `from`, and where the next one begins; `None` at the end.

@@ -1,11 +1,10 @@
 //! Views of a store: as it was at one moment, and item by item.
 
-use super::{Direction, Store};
+use super::Store;
 use crate::engine::Cursor;
 use crate::value::Value;
 use esker_base::{ErrorKind, Result};
 use std::collections::VecDeque;
-use std::ops::RangeBounds;
 
 /// A store as it was at one moment; see [`Store::snapshot`].
 #[derive(Debug)]
@@ -21,20 +20,6 @@ impl Snapshot {
     /// As [`Store::get`].
     pub fn get(&self, key: &[u8]) -> Result<Option<Value>> {
         self.store.engine.get_as_of(key, self.version)
-    }
-
-    /// As [`Store::scan`], with all items as they were.
-    ///
-    /// # Errors
-    /// As [`Store::scan`].
-    pub fn scan<'a>(
-        &self,
-        range: impl RangeBounds<&'a [u8]>,
-        direction: Direction,
-        limit: usize,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        let range = (range.start_bound().cloned(), range.end_bound().cloned());
-        self.store.engine.scan_as_of(range, direction, limit, self.version)
     }
 }
 

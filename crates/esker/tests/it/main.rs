@@ -53,6 +53,7 @@ mod log_writer;
 mod many;
 mod model;
 mod prefix;
+mod range;
 mod record_cache;
 mod repair;
 mod restore;

@@ -87,7 +87,15 @@ impl Engine for Flex {
         direction: Direction,
         limit: usize,
     ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.collect_scan((from, to), direction, limit, u64::MAX)
+        self.begin("scan")?;
+        let mut items = Vec::new();
+        if limit > 0 {
+            self.scan_at((from, to), direction, limit, u64::MAX, &mut |met| {
+                items.push((met.key.to_vec(), met.to_value()));
+                if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+            })?;
+        }
+        Ok(items)
     }
 
     fn scan_with(
@@ -120,8 +128,10 @@ impl Engine for Flex {
         direction: Direction,
         limit: usize,
         snapshot: u64,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.collect_scan(range, direction, limit, snapshot)
+        show: &mut dyn FnMut(Met<'_>) -> ControlFlow<()>,
+    ) -> Result<()> {
+        self.begin("scan")?;
+        self.scan_at(range, direction, limit, snapshot, show)
     }
 
     fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)> {

@@ -70,8 +70,6 @@ use crate::flex::Space;
 use crate::options::{Durability, FlexOptions};
 #[cfg(test)]
 use crate::options::{EngineKind, Options};
-use crate::store::Direction;
-use crate::value::Value;
 use commit::Committer;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 use esker_base::clock::Clock;
@@ -84,7 +82,6 @@ use index::Index;
 use memtable::MemTable;
 use parking_lot::Mutex;
 use snapshots::Snapshots;
-use std::ops::{Bound, ControlFlow};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use wal::Wal;
@@ -223,24 +220,6 @@ impl Flex {
             tracing::warn!(%error, "the next open looks intervals up");
         }
         Ok(())
-    }
-
-    fn collect_scan(
-        &self,
-        range: (Bound<&[u8]>, Bound<&[u8]>),
-        direction: Direction,
-        limit: usize,
-        at: u64,
-    ) -> Result<Vec<(Vec<u8>, Value)>> {
-        self.begin("scan")?;
-        let mut items = Vec::new();
-        if limit > 0 {
-            self.scan_at(range, direction, limit, at, &mut |met| {
-                items.push((met.key.to_vec(), met.to_value()));
-                if items.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-            })?;
-        }
-        Ok(items)
     }
 
     fn begin(&self, operation: &'static str) -> Result<()> {
