@@ -221,7 +221,10 @@ fn run(command: Command) -> Result<()> {
         Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
         Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
         Command::Soak { arguments } => run::all(&[soak(&arguments)]),
-        Command::Interleave => run::all(&interleave()),
+        Command::Interleave => {
+            let (loom, shuttle) = interleave();
+            run::beside(&loom, &[shuttle])
+        }
         Command::Doc => run::all(&[doc()]),
         Command::Deny => deny(),
         Command::Bench { bench } => run::all(&[benchmark(bench)]),
@@ -235,7 +238,8 @@ fn check() -> Result<()> {
     run::all(&[doc()])?;
     deny()?;
     run::all(&tests(None))?;
-    run::all(&interleave())?;
+    let (loom, shuttle) = interleave();
+    run::beside(&loom, &[shuttle])?;
     run::all(&gates())?;
     run::beside(&mutants_of_depot(), &mutants_of_others())?;
     run::all(&[run::example("soak", "soak", &["--gate"])])?;
@@ -403,17 +407,18 @@ fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
     cargo(title, &[&base[..], &[example], more].concat())
 }
 
-fn interleave() -> Vec<Step> {
+/// loom, which needs one processor, and shuttle.
+fn interleave() -> (Step, Step) {
     let checked = ["test", "--profile", "checked", "--locked", "--lib", "-p"];
     // A target folder of its own: another configuration of every dependency.
-    vec![
+    (
         cargo("loom", &[&checked[..], &["esker-trt", "wake::"]].concat())
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
         cargo("shuttle", &[&checked[..], &["esker-index", "-p", "esker", "interleave"]].concat())
             .env("RUSTFLAGS", "--cfg shuttle")
             .env("CARGO_TARGET_DIR", "target/shuttle"),
-    ]
+    )
 }
 
 fn deny() -> Result<()> {

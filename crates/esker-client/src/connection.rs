@@ -218,10 +218,13 @@ impl Connection {
             state.sending = true;
             state.queued
         };
-        let end = SystemClock.monotonic().saturating_add(FOR_OTHERS);
+        let start = SystemClock.monotonic();
+        let for_others = start.saturating_add(FOR_OTHERS);
         let is_enough =
-            || self.offered.load(Ordering::Relaxed) >= own && SystemClock.monotonic() >= end;
-        if !self.send_until(is_enough) {
+            || self.offered.load(Ordering::Relaxed) >= own && SystemClock.monotonic() >= for_others;
+        // A server that takes a little now and then keeps nobody any longer.
+        let late = start.saturating_add(self.options.request_timeout);
+        if !self.send_until(is_enough, || SystemClock.monotonic() >= late) {
             self.hand_over();
         }
     }
@@ -232,18 +235,18 @@ impl Connection {
         let sender = std::thread::Builder::new().name("esker-sender".into());
         let started = self.itself.upgrade().map(|connection| {
             let sends = move || {
-                connection.send_until(|| false);
+                connection.send_until(|| false, || false);
             };
             sender.stack_size(STACK_BYTES).spawn(sends)
         });
         if started.is_none_or(|started| started.is_err()) {
-            self.send_until(|| false);
+            self.send_until(|| false, || false);
         }
     }
 
-    /// Sends what is queued, as the one who does (C2), until nothing is; false if `is_enough` says so before: then another one has
-    /// to go on.
-    fn send_until(&self, is_enough: impl Fn() -> bool) -> bool {
+    /// Sends what is queued, as the one who does (C2), until nothing is; false if `is_enough` says so before, or `is_late` within a
+    /// frame: then another one has to go on.
+    fn send_until(&self, is_enough: impl Fn() -> bool, is_late: impl Fn() -> bool) -> bool {
         let mut frames = Vec::new();
         let mut state = self.state.lock();
         while state.broken.is_none() && !state.queue.is_empty() {
@@ -254,17 +257,26 @@ impl Connection {
             std::mem::swap(&mut frames, &mut state.queue);
             drop(state);
             self.room.notify_all();
-            let sent = self.write_all(&frames);
-            if let Err(source) = sent {
+            let rest = self.write(&frames, &is_late).unwrap_or_else(|source| {
                 self.break_off(esker_base::Error::io("send request", source));
-            }
+                &[]
+            });
             state = self.state.lock();
+            if !rest.is_empty() {
+                state.queue.splice(..0, rest.iter().copied());
+                return false;
+            }
         }
         state.sending = false;
         true
     }
 
-    fn write_all(&self, mut rest: &[u8]) -> std::io::Result<()> {
+    /// Sends all bytes, unless it is late before they are taken: gives back what is left.
+    fn write<'b>(
+        &self,
+        mut rest: &'b [u8],
+        is_late: impl Fn() -> bool,
+    ) -> std::io::Result<&'b [u8]> {
         // Before, not after: whoever breaks the connection meanwhile must not take for unsent what the
         // server may have.
         self.offered.fetch_add(rest.len() as u64, Ordering::SeqCst);
@@ -272,6 +284,10 @@ impl Connection {
             let error = match self.socket.write(rest) {
                 Ok(count) if count > 0 => {
                     rest = rest.get(count..).unwrap_or_default();
+                    if !rest.is_empty() && is_late() {
+                        self.offered.fetch_sub(rest.len() as u64, Ordering::SeqCst);
+                        break;
+                    }
                     continue;
                 }
                 Ok(_) => IoErrorKind::WriteZero.into(),
@@ -287,7 +303,7 @@ impl Connection {
             }
             return Err(error);
         }
-        Ok(())
+        Ok(rest)
     }
 
     /// Waits for the reply to a request.

@@ -91,6 +91,17 @@ impl Limits {
         self.memory_max_bytes / 2
     }
 
+    /// Receive buffers of all connections, in bytes, as long as nobody sends much.
+    fn buffers_bytes(&self) -> u64 {
+        u64::from(self.connections_max) * RECEIVE_BYTES_MIN as u64
+    }
+
+    /// The most memory that one request may wait for, in bytes: what is free while all connections are there and ask for nothing. Who
+    /// asks for more would wait in vain, and everybody else behind it.
+    pub(crate) fn request_bytes_max(&self) -> u64 {
+        self.memory_max_bytes.saturating_sub(self.buffers_bytes())
+    }
+
     /// Whether the limits can be kept; says in words which cannot.
     pub fn check(&self) -> Result<(), String> {
         if self.connections_max == 0 {
@@ -99,8 +110,7 @@ impl Limits {
         if !(ITEM_SIZE_MIN..=ITEM_SIZE_MAX).contains(&self.item_size_max_bytes) {
             return Err("item-size-max must be between 1 KiB and 1 GiB".into());
         }
-        let buffers = u64::from(self.connections_max) * RECEIVE_BYTES_MIN as u64;
-        let least = buffers + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
+        let least = self.buffers_bytes() + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
         if self.memory_max_bytes < least {
             return Err(format!(
                 "memory-max must be at least {} KiB: {} connections of {} KiB, and {} items of the largest size",

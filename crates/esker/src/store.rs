@@ -215,7 +215,8 @@ impl Store {
     }
 
     /// The most memory that reading `key` takes, in bytes, as far as the index knows: no device read,
-    /// and out of date once the key is written. 0 if the key has no value.
+    /// and out of date once the key is written. 0 if the key is known to have no value; what `flex` has on the device only
+    /// counts with all that is read for it.
     #[must_use]
     pub fn read_size_bytes(&self, key: &[u8]) -> u64 {
         self.engine.read_size(key)

@@ -555,3 +555,30 @@ fn an_answer_to_a_backup_that_makes_no_sense_is_told_apart() {
         );
     }
 }
+
+/// A server that takes a little of a request now and then keeps the caller no longer than one that takes nothing.
+#[test]
+fn a_server_that_reads_slowly_keeps_nobody_who_sends() {
+    let limit = Duration::from_millis(400);
+    let options = Options { request_timeout: limit, ..impatient() };
+    with_impostor_of(
+        options,
+        |mut stream| {
+            read_hello(&mut stream);
+            let hello =
+                ServerHello { request_size_max: 64 << 20, value_size_max: 64 << 20, ..HELLO };
+            stream.write_all(&hello.encode()).expect("send");
+            let mut part = vec![0; 64 << 10];
+            while stream.read(&mut part).is_ok_and(|count| count > 0) {
+                esker_trt::sleep(limit / 4);
+            }
+        },
+        |client| {
+            let since = SystemClock.monotonic();
+            let error = client.put(b"k", &vec![0; 32 << 20]).expect_err("nobody answers");
+            assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+            let passed = SystemClock.monotonic().saturating_sub(since);
+            assert!(passed < 5 * limit, "{passed:?}");
+        },
+    );
+}

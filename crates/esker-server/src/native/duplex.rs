@@ -39,6 +39,11 @@ pub(crate) trait Duplex {
 
     /// As the `linger` of a [`Transport`](crate::transport::Transport).
     fn linger(&self, limit: Duration);
+
+    /// How long nothing has come from the client, by whichever of its streams; `None` if it has only this one.
+    fn silent_for(&self) -> Option<Duration> {
+        None
+    }
 }
 
 impl Duplex for Plain {

@@ -211,7 +211,8 @@ impl<D: Duplex + 'static> Session<D> {
     fn receive(&mut self) -> IoResult<Option<End>> {
         // Nobody else may know of replies that the session itself has made.
         self.connection.send();
-        if self.shared().is_stopping() && self.connection.in_flight() == 0 {
+        if self.shared().is_stopping() {
+            // What was read is still answered; what the client goes on sending is not read.
             return Ok(Some(End::Server));
         }
         let pending = !self.received.pending().is_empty();
@@ -245,8 +246,11 @@ impl<D: Duplex + 'static> Session<D> {
         let count = match self.connection.duplex.read(self.received.make_room(capacity), timeout) {
             Ok(count) => count,
             Err(error) if error.kind() == IoErrorKind::TimedOut => {
-                // Whoever waits for replies is not idle; what is late is found so next time.
-                if pending || self.connection.in_flight() > 0 {
+                // Whoever waits for replies, or speaks by another stream, is not idle; what is late is found so next time.
+                let silent = self.connection.duplex.silent_for();
+                let is_heard =
+                    silent.is_some_and(|silent| timeout.is_some_and(|idle| silent < idle));
+                if pending || is_heard || self.connection.in_flight() > 0 {
                     return Ok(None);
                 }
                 self.connection.count(Counter::IdleKicks, 1);
@@ -390,7 +394,6 @@ impl<D: Duplex + 'static> Session<D> {
         mut share: Option<Share>,
     ) -> IoResult<Option<Share>> {
         if bytes.saturating_add(self.share.bytes()) > self.shared().budget.total_bytes() {
-            // It would be waited for in vain.
             return Ok(None);
         }
         loop {
@@ -411,6 +414,10 @@ impl<D: Duplex + 'static> Session<D> {
                 } else if let Some(taken) = self.shared().budget.try_take(more) {
                     return Ok(Some(taken));
                 } else if alone {
+                    if more > self.shared().limits.request_bytes_max() {
+                        // It would be waited for in vain.
+                        return Ok(None);
+                    }
                     let limit = self.shared().limits.wait_timeout();
                     return Ok(self.shared().budget.take(more, limit));
                 }

@@ -61,6 +61,8 @@ pub(crate) struct Agent {
     asked: Signal,
     /// Sessions that have not ended.
     sessions: AtomicUsize,
+    /// When something came from the client last, by any stream, in nanoseconds of the server's clock.
+    heard_at: AtomicU64,
 }
 
 impl Agent {
@@ -151,6 +153,7 @@ impl Duplex for SharedMemory {
         loop {
             let count = self.reader.read(into)?;
             if count > 0 || self.ended.get() {
+                self.agent.heard_at.store(nanoseconds(self.clock.monotonic()), Ordering::Relaxed);
                 esker_trt::work(count);
                 return Ok(count);
             }
@@ -215,6 +218,15 @@ impl Duplex for SharedMemory {
         // What was written stays in the memory until the client has read it.
         let _ = self.bell.shutdown(Shutdown::Both);
     }
+
+    fn silent_for(&self) -> Option<Duration> {
+        let heard_at = Duration::from_nanos(self.agent.heard_at.load(Ordering::Relaxed));
+        Some(self.clock.monotonic().saturating_sub(heard_at))
+    }
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Drop for SharedMemory {
@@ -268,6 +280,7 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
         wanted: AtomicU64::new(0),
         asked: Signal::new(),
         sessions: AtomicUsize::new(count),
+        heard_at: AtomicU64::new(nanoseconds(shared.clock.monotonic())),
     });
     let held = Arc::new(Held { _place: place, _memory: memory });
     for (stream, (reader, writer, bell)) in sides.into_iter().enumerate() {

@@ -244,7 +244,11 @@ impl<T: Transport> Session<T> {
     /// Waits for the memory that `unit` needs; no reply is held meanwhile (N4).
     pub(super) fn endow_waiting(&mut self, mut unit: Unit) {
         let bytes = self.bytes_held(&unit);
-        unit.share = self.shared.budget.take(bytes, self.shared.limits.wait_timeout());
+        // More than that would be waited for in vain.
+        unit.share = match bytes <= self.shared.limits.request_bytes_max() {
+            true => self.shared.budget.take(bytes, self.shared.limits.wait_timeout()),
+            false => None,
+        };
         if unit.share.is_some() {
             self.held = Some(unit);
             return;
@@ -272,9 +276,8 @@ impl<T: Transport> Session<T> {
         let key = unit_key(unit.key, &unit.action, self.received.all(), &mut decoded);
         let read = self.shared.store.read_size_bytes(key);
         let most = self.shared.limits.item_size_max_bytes;
-        let made = unit.action.bytes_made(read, most);
         // The store may hold items from a time with another limit.
-        read.saturating_add(made).min(self.shared.limits.memory_max_bytes)
+        read.saturating_add(unit.action.bytes_made(read, most))
     }
 }
 

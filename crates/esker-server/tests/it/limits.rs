@@ -1,6 +1,8 @@
 //! What one client, and all together, may take.
 
 use crate::harness::{Client, TestServer};
+use esker::EngineKind;
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_server::{Limits, VERSION};
 use std::io::Read;
 use std::time::Duration;
@@ -154,7 +156,15 @@ fn clients_that_never_read_do_not_stop_the_others() {
         request_timeout: Duration::from_secs(1),
         ..Limits::default()
     };
-    let server = TestServer::with_limits(limits);
+    // One whose index says how long a value is, and one of which only what is in memory does.
+    for engine in [EngineKind::Depot, EngineKind::Flex] {
+        others_are_served_beside_the_greedy(&TestServer::on_engine(engine, |config| {
+            config.limits = limits.clone();
+        }));
+    }
+}
+
+fn others_are_served_beside_the_greedy(server: &TestServer) {
     let value = "v".repeat(1 << 20);
     server
         .client()
@@ -264,7 +274,14 @@ fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
         request_timeout: Duration::from_secs(20),
         ..Limits::default()
     };
-    let server = TestServer::with_limits(limits);
+    for engine in [EngineKind::Depot, EngineKind::Flex] {
+        small_items_are_read_beside_large_ones(&TestServer::on_engine(engine, |config| {
+            config.limits = limits.clone();
+        }));
+    }
+}
+
+fn small_items_are_read_beside_large_ones(server: &TestServer) {
     let mut client = server.client();
     client.check_chat(b"set small 0 0 5\r\nsmall\r\n", "STORED\r\n");
     let body = "b".repeat(1 << 20);
@@ -309,5 +326,55 @@ fn a_small_item_is_read_while_there_is_no_room_for_a_large_one() {
     drop(greedy);
     while free(&mut client) < (4 << 20) - 4096 {
         esker_trt::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Nobody waits behind a request that is waited for in vain.
+#[test]
+fn an_item_larger_than_all_memory_is_refused_at_once() {
+    let limits = Limits { connections_max: 16, memory_max_bytes: 5 << 20, ..Limits::default() };
+    let server = TestServer::with_limits(limits);
+    server.store.put(b"big", &vec![b'b'; 6 << 20]).expect("put");
+    server.client().check_chat(b"set small 0 0 1\r\ns\r\n", "STORED\r\n");
+    let since = SystemClock.monotonic();
+    let mut greedy = server.client();
+    greedy.send(&b"get big\r\n".repeat(3));
+    for _ in 0..20 {
+        server.client().check_chat(b"get small\r\n", "VALUE small 0 1\r\ns\r\nEND\r\n");
+    }
+    assert!(greedy.line().starts_with("SERVER_ERROR out of memory"));
+    let passed = SystemClock.monotonic().saturating_sub(since);
+    assert!(passed < Duration::from_secs(5), "{passed:?}");
+}
+
+/// Of values that `flex` copies out of what it has read, too, a client that takes none holds few, and they are counted.
+#[test]
+fn values_that_nobody_takes_are_counted_whatever_the_engine() {
+    const ITEMS: u64 = 30;
+    const SIZE: usize = 500_000;
+    for engine in [EngineKind::Depot, EngineKind::Flex] {
+        let limits =
+            Limits { connections_max: 64, memory_max_bytes: 24 << 20, ..Limits::default() };
+        let server = TestServer::on_engine(engine, |config| config.limits = limits);
+        let mut client = server.client();
+        let body = "b".repeat(SIZE);
+        let mut gets = Vec::new();
+        for number in 0..ITEMS {
+            client.check_chat(
+                format!("set k{number} 0 0 {SIZE}\r\n{body}\r\n").as_bytes(),
+                "STORED\r\n",
+            );
+            gets.extend_from_slice(format!("get k{number}\r\n").as_bytes());
+        }
+        let before = stat(&mut client, "memory_budget_free_bytes");
+        let mut deaf = server.client();
+        deaf.send(&gets.repeat(10));
+        let held = (0..400).map(|_| {
+            esker_trt::sleep(Duration::from_millis(1));
+            before.saturating_sub(stat(&mut client, "memory_budget_free_bytes"))
+        });
+        let most = held.max().expect("some");
+        // What a connection may hold, but for what the sockets take of it.
+        assert!((2 << 20..6 << 20).contains(&most), "{engine}: {most} bytes");
     }
 }

@@ -72,7 +72,8 @@ fn large_values_come_back_move_and_give_their_space_back() {
             Ok(())
         });
         assert_eq!(found.unwrap().map_or(0, |value| value.len()) as u64, longest);
-        assert_eq!(read, if longest > 1000 { longest } else { 0 }, "memory is asked for");
+        // Short values are copied into the handle.
+        assert_eq!(read, if longest > 64 { longest } else { 0 }, "memory is asked for");
         assert!(store.read_size_bytes(&[b'k', 0]) >= read);
     }
     store.clear().unwrap();

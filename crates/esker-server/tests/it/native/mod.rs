@@ -67,6 +67,12 @@ impl Raw<TcpStream> {
         Raw::greet(stream)
     }
 
+    /// As `receive`, from a server that may close while it is sent to.
+    fn receive_until_reset(&mut self) -> Option<Reply> {
+        let peeked = self.stream.peek(&mut [0; 1]);
+        peeked.is_ok_and(|count| count > 0).then(|| self.receive())?
+    }
+
     /// The same connection, for a thread that only sends.
     fn sender(&self) -> TcpStream {
         self.stream.try_clone().expect("clone")

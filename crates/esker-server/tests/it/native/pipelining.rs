@@ -3,6 +3,7 @@
 use super::{PATIENCE, Raw, Reply, free_bytes, get, push_frame, put, start, start_with_limits};
 use crate::harness::TestServer;
 use esker::Durability;
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_base::rng::Rng;
 use esker_format::native::{
     Attributes, Change, ChangeKind, Changes, Condition, Put, Request, Status, decode_version,
@@ -13,6 +14,8 @@ use esker_server::Limits;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
 
 fn receive_all(client: &mut Raw<std::net::TcpStream>, count: usize) -> BTreeMap<u32, Reply> {
     let mut replies = BTreeMap::new();
@@ -345,4 +348,52 @@ fn what_was_received_is_answered_when_the_server_stops_and_when_the_client_ends_
     assert_eq!(first.status, Status::Ok);
     assert!(server.server.stop(PATIENCE), "everything is answered");
     assert_eq!(receive_all(&mut other, 99).len(), 99);
+}
+
+/// A client that always has something in flight does not keep a server from its end, and what was read is answered.
+#[test]
+fn a_server_stops_under_load() {
+    let mut options = SimBlockOptions::new(64 << 20, 1);
+    (options.record, options.latency_max) = (false, Duration::from_millis(20));
+    let server = TestServer::native_on_device(&Arc::new(SimBlock::new(options)), Limits::default());
+    let mut client = Raw::connect(&server);
+    let mut sender = client.sender();
+    let (sent, over) = (AtomicU32::new(0), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !over.load(Ordering::SeqCst) {
+                let (first, mut frames) = (sent.load(Ordering::SeqCst), Vec::new());
+                for n in 1..=10 {
+                    push_frame(&mut frames, first + n, &put(&(first + n).to_be_bytes(), b"v"));
+                }
+                if sender.write_all(&frames).is_err() {
+                    break;
+                }
+                sent.fetch_add(10, Ordering::SeqCst);
+                esker_trt::sleep(Duration::from_millis(1));
+            }
+        });
+        let counted = scope.spawn(|| {
+            let mut count = 0_u32;
+            while let Some(reply) = client.receive_until_reset() {
+                assert_eq!(reply.status, Status::Ok);
+                count += 1;
+            }
+            count
+        });
+        while sent.load(Ordering::SeqCst) < 500 {
+            esker_trt::sleep(Duration::from_millis(1));
+        }
+        let stopped = server.server.stop(PATIENCE);
+        // It is not the run-time's end that ends the connection.
+        let end = SystemClock.monotonic().saturating_add(PATIENCE / 3);
+        while server.server.connections() > 0 && SystemClock.monotonic() < end {
+            esker_trt::sleep(Duration::from_millis(5));
+        }
+        let left = server.server.connections();
+        over.store(true, Ordering::SeqCst);
+        server.runtime.shutdown().expect("every session ends");
+        assert!(counted.join().expect("no panic") > 0);
+        assert!(stopped && left == 0, "{stopped}, {left} connections");
+    });
 }

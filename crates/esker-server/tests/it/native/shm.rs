@@ -290,3 +290,23 @@ fn memory_that_changes_under_the_server_harms_nobody_else() {
     sharing.check_others_are_served();
     assert_eq!(&*sharing.server.store.get(b"kept").expect("get").expect("there"), b"value");
 }
+
+/// All streams of a client are one connection: it is idle when none of them says anything.
+#[test]
+fn a_client_that_speaks_by_one_stream_keeps_the_others() {
+    let idle = Duration::from_millis(300);
+    let sharing = sharing(|config| {
+        config.limits = Limits { idle_timeout: idle, ..Limits::default() };
+    });
+    let mut client = sharing.clients();
+    assert!(client.len() > 1);
+    for _ in 0..20 {
+        client[0].check_status(&put(b"k", b"v"), Status::Ok);
+        std::thread::park_timeout(idle / 6);
+    }
+    for stream in &mut client {
+        assert_eq!(stream.ask(&get(b"k")).item().value, b"v");
+    }
+    // Once nobody speaks, all are sent away.
+    sharing.check_left(0);
+}

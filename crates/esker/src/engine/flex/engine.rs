@@ -28,7 +28,7 @@ impl Engine for Flex {
     fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
 
     fn read_size(&self, key: &[u8]) -> u64 {
-        if self.large.is_empty() { 0 } else { self.large.length_of(key, self.hasher.hash(key)) }
+        self.read_size_of(key)
     }
 
     fn put(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {

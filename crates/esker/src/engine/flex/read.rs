@@ -87,6 +87,15 @@ impl Found {
     }
 }
 
+/// What memory knows of a key.
+enum Near<T> {
+    Known(Option<T>),
+    /// Only the space knows; what is older than this version does not count.
+    Space {
+        covered: u64,
+    },
+}
+
 pub(super) fn found_of(version: u64, content: Content<'_>) -> Option<Found> {
     match content {
         Content::Put(extra, value) => {
@@ -106,6 +115,22 @@ impl Flex {
         at: u64,
         look: impl Fn(u64, Content<'_>) -> Option<T>,
     ) -> Result<Option<T>> {
+        match self.find_near(key, hash, at, &look) {
+            Near::Known(found) => Ok(found),
+            Near::Space { covered } => self.read_pair(key, hash, at, |version, content| {
+                if version < covered { None } else { look(version, content) }
+            }),
+        }
+    }
+
+    /// As [`Flex::find`], as far as memory knows.
+    fn find_near<T>(
+        &self,
+        key: &[u8],
+        hash: u64,
+        at: u64,
+        look: impl Fn(u64, Content<'_>) -> Option<T>,
+    ) -> Near<T> {
         let mut covered = 0;
         {
             let tables = self.tables();
@@ -115,7 +140,7 @@ impl Flex {
                     if version < covered { None } else { look(version, content) }
                 });
                 if let Some(found) = seen {
-                    return Ok(found);
+                    return Near::Known(found);
                 }
             }
         }
@@ -129,14 +154,35 @@ impl Flex {
             Some(pair.and_then(|pair| look(pair.version, pair.content)))
         });
         if let Some(found) = cached {
-            return Ok(found);
+            return Near::Known(found);
         }
         if at == u64::MAX
             && let Some(found) = self.index.pairs_kept.get(key, hash, look)
         {
-            return Ok(found);
+            return Near::Known(found);
         }
-        self.read_pair(key, hash, at, look)
+        Near::Space { covered }
+    }
+
+    /// The most memory that reading `key` takes, as far as memory knows: of what is only in the space, all of its interval.
+    pub(super) fn read_size_of(&self, key: &[u8]) -> u64 {
+        let hash = self.hasher.hash(key);
+        let length = |_, content: Content<'_>| match content {
+            Content::Put(_, value) => Some(value.len() as u64),
+            Content::Large(_, _, length) => Some(length),
+            Content::Delete => None,
+        };
+        match self.find_near(key, hash, u64::MAX, length) {
+            Near::Known(length) => length.unwrap_or(0),
+            Near::Space { .. } => {
+                let here = self.index.with(key, |entry| u64::from(entry.size));
+                let here = here.min(self.options.large_value_size_bytes);
+                match self.large.is_empty() {
+                    true => here,
+                    false => here.max(self.large.length_of(key, hash)),
+                }
+            }
+        }
     }
 
     /// The value of `key` as of version `at`.
@@ -151,7 +197,14 @@ impl Flex {
                 return Ok(None);
             }
             let value = match found {
-                Found::Here(value) => value,
+                Found::Here(value) => {
+                    // It has been copied. Who has no room for it lets it go again.
+                    match value.memory_bytes() {
+                        0 => {}
+                        bytes => admit(bytes)?,
+                    }
+                    value
+                }
                 Found::Large(version, extra, number, length) => {
                     let Some(bytes) = self.read_large(number, length, admit)? else {
                         // It went: then there is another one, or none.

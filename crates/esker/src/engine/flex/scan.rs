@@ -32,6 +32,8 @@ const TABLES: usize = 2;
 const PAIRS_AHEAD: usize = 4;
 /// Items of a part of a walk.
 const WALKED_AT_ONCE: usize = 128;
+/// Bytes of values from which on a part of a walk has only keys: who walks reads their values one by one.
+const WALK_BYTES_MAX: usize = 8 << 20;
 
 /// Is shown each item, until it breaks.
 pub(super) type Show<'v> = &'v mut dyn FnMut(Met<'_>) -> ControlFlow<()>;
@@ -470,6 +472,7 @@ impl Flex {
             WalkCursor::Start | WalkCursor::Hash(_) => Bound::Unbounded,
         };
         let (mut items, mut next, mut key) = (Items::new(), None, Vec::new());
+        let mut held = 0;
         let range = (from, Bound::Unbounded);
         self.visit_at(range, Direction::Forward, WALKED_AT_ONCE, u64::MAX, |pair| {
             let pair = match pair {
@@ -479,11 +482,20 @@ impl Flex {
                     return Ok(Continue(()));
                 }
             };
-            let shown = self.show(pair, u64::MAX, &mut key, &mut |met| {
-                items.push(Ok((met.key.to_vec(), Some(met.to_value()))));
-                Continue(())
-            });
-            items.extend(shown.err().map(Err));
+            match pair.content {
+                Content::Delete => {}
+                Content::Put(..) if held < WALK_BYTES_MAX => {
+                    let shown = self.show(pair, u64::MAX, &mut key, &mut |met| {
+                        held += met.value.len();
+                        items.push(Ok((met.key.to_vec(), Some(met.to_value()))));
+                        Continue(())
+                    });
+                    items.extend(shown.err().map(Err));
+                }
+                Content::Put(..) | Content::Large(..) => {
+                    items.push(Ok((pair.key.bytes(&mut key).to_vec(), None)));
+                }
+            }
             if items.len() < WALKED_AT_ONCE {
                 return Ok(Continue(()));
             }

@@ -1,8 +1,9 @@
 //! Large values, on their own.
 
 use super::*;
-use crate::engine::Engine;
 use crate::engine::flex::opened_in;
+use crate::engine::{Cursor, Engine};
+use crate::options::{Durability, EngineKind, Options};
 use crate::value::PutOptions;
 use esker_base::ErrorKind;
 
@@ -38,4 +39,38 @@ fn a_pair_that_says_another_length_is_damage_before_there_is_memory_for_it() {
         assert_eq!(read(number, other).unwrap_err().kind(), ErrorKind::Corrupted, "{other}");
     }
     assert_eq!(read(number + 1, 1 << 62).unwrap(), None);
+}
+
+/// However large the values are, a part of a walk holds few of them.
+#[test]
+fn a_part_of_a_walk_holds_no_more_than_some_values() {
+    const COUNT: u32 = 200;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.engine = Some(EngineKind::Flex);
+    options.size_bytes = 256 << 20;
+    options.durability = Durability::None;
+    options.testing.background = false;
+    let flex = Flex::open(&options).unwrap();
+    let (value, large) = (vec![7; 300 << 10], vec![8; 2 << 20]);
+    for number in 0..COUNT {
+        let value = if number % 20 == 0 { &large } else { &value };
+        flex.put(&number.to_be_bytes(), value, PutOptions::default()).unwrap();
+    }
+    let (mut cursor, mut keys, mut left_out) = (Some(Cursor::Start), 0, 0);
+    while let Some(from) = cursor {
+        let (items, next) = flex.walk_part(&from).unwrap();
+        let mut held = 0;
+        for item in items {
+            let (key, value) = item.unwrap();
+            assert_eq!(key, u32::to_be_bytes(keys));
+            keys += 1;
+            left_out += u32::from(value.is_none());
+            held += value.map_or(0, |value| value.memory_bytes());
+        }
+        assert!(held < (8 << 20) + (512 << 10), "{held} bytes");
+        cursor = next;
+    }
+    assert!(keys == COUNT && left_out > COUNT / 20, "{keys} keys, {left_out} without a value");
+    flex.close().unwrap();
 }
