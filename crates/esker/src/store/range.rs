@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::{Bound, ControlFlow, RangeBounds};
 
 type Pair = (Vec<u8>, Value);
+type Bounds = (Bound<Vec<u8>>, Bound<Vec<u8>>);
 
 /// Items of the first part that a [`Range`] reads; each further one has twice as many.
 const PART_FIRST: usize = 16;
@@ -148,7 +149,7 @@ pub struct Range<'s> {
     of: (&'s Store, Option<u64>),
     direction: Direction,
     /// What is still to be read; `None`: nothing.
-    rest: Option<(Bound<Vec<u8>>, Bound<Vec<u8>>)>,
+    rest: Option<Bounds>,
     items: VecDeque<Pair>,
     /// What comes behind them in place of more.
     error: Option<Error>,
