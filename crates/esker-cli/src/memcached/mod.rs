@@ -82,7 +82,8 @@ pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
     for note in &plan.notes {
         say(note);
     }
-    if plan.listen.iter().any(|address| !address.is_local()) && plan.auth_file.is_none() {
+    let mut everywhere = plan.listen.iter().chain(&plan.listen_plain);
+    if everywhere.any(|address| !address.is_local()) && plan.auth_file.is_none() {
         say(
             "warning: other machines can reach this server and need no password; -l 127.0.0.1 or -Y FILE changes that",
         );
@@ -109,7 +110,7 @@ fn print(text: &str) -> Result<Done, Failure> {
 }
 
 fn run(mut plan: Plan) -> Result<Done, Failure> {
-    let place = plan.place();
+    let place = plan.place()?;
     if plan.daemon {
         // Nobody's folder is held by what runs in the background.
         plan.make_absolute()?;
