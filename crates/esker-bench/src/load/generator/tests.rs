@@ -106,7 +106,7 @@ fn a_stall_counts_for_all_who_waited() {
         let below = loaded.latencies.count_between(0, 20_000_000);
         loaded.latencies.len() - below
     };
-    assert!((100..350).contains(&late(&loaded)), "{} of {}", late(&loaded), loaded.ops);
+    assert!((100..450).contains(&late(&loaded)), "{} of {}", late(&loaded), loaded.ops);
 
     let closed = Load { target: serve(400, stall), ..open };
     let closed = Load { rate: None, ..closed };
@@ -200,7 +200,8 @@ fn requests_are_sent_when_they_are_due_whatever_is_in_flight() {
         Duration::from_nanos(loaded.latencies.value_at_quantile(0.5))
     });
     for median in medians {
-        assert!((10..13).contains(&median.as_millis()), "{medians:?}");
+        // On a busy machine some are late all the same; those that waited for a reply would be by 30 ms.
+        assert!((10..25).contains(&median.as_millis()), "{medians:?}");
     }
     runtime.shutdown().unwrap();
 }
