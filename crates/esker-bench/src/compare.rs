@@ -4,14 +4,20 @@ use crate::document::{Document, Group, Row};
 use crate::statistics::{CONFIDENCE, Spread};
 use std::fmt::Write as _;
 
-/// What one setting came to in both.
+/// Nothing is told of a difference below this share, however little the older repetitions differ among themselves: three
+/// that agree by chance know nothing of the machine's next hour.
+const DIFFERENCE_MIN: f64 = 0.01;
+
+/// What one setting came to in both, in one figure.
 #[derive(Clone, Debug)]
 pub struct Compared {
     /// System, workload and the rest, in words.
     pub setting: String,
-    /// Operations per second of the older result.
+    /// Which figure: operations per second, or percentiles of latency where the rate is given.
+    pub figure: &'static str,
+    /// The figure in the older result.
     pub old: Spread,
-    /// Operations per second of the newer one.
+    /// The figure in the newer one.
     pub new: Spread,
     /// Median of the 99th percentile of latency, older and newer.
     pub p99_us: (f64, f64),
@@ -22,6 +28,11 @@ impl Compared {
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.new.median / self.old.median
+    }
+
+    /// A value of the figure: latencies are small numbers.
+    fn shown(&self, value: f64) -> String {
+        if self.figure == "ops/s" { format!("{value:.0}") } else { format!("{value:.2}") }
     }
 
     /// Whether the newer median lies where the older repetitions say that noise may take it. With too few
@@ -47,7 +58,6 @@ pub struct Comparison {
 #[must_use]
 pub fn compare(old: &Document, new: &Document) -> Comparison {
     let mut comparison = Comparison { warnings: warnings(old, new), ..Comparison::default() };
-    let rate = |row: &Row| row.ops_per_second;
     let (old_groups, new_groups) = (old.groups(), new.groups());
     let words = |group: &Group<'_>| {
         let setting = &group.setting;
@@ -64,12 +74,15 @@ pub fn compare(old: &Document, new: &Document) -> Comparison {
             continue;
         };
         let p99 = |group: &Group<'_>| group.spread(|row| row.p99_us).median;
-        comparison.both.push(Compared {
-            setting: words(group),
-            old: other.spread(rate),
-            new: group.spread(rate),
-            p99_us: (p99(other), p99(group)),
-        });
+        for (figure, of) in figures(group) {
+            comparison.both.push(Compared {
+                setting: words(group),
+                figure,
+                old: other.spread(of).widened(DIFFERENCE_MIN),
+                new: group.spread(of),
+                p99_us: (p99(other), p99(group)),
+            });
+        }
     }
     for group in old_groups.iter().filter(has) {
         if !new_groups.iter().filter(has).any(|other| other.setting == group.setting) {
@@ -77,6 +90,18 @@ pub fn compare(old: &Document, new: &Document) -> Comparison {
         }
     }
     comparison
+}
+
+type Figure = (&'static str, fn(&Row) -> f64);
+
+/// What is held against the older result. Where requests come by the clock, as many are answered by a slow system as by a fast
+/// one, and latencies tell them apart.
+fn figures(group: &Group<'_>) -> &'static [Figure] {
+    let by_the_clock = |row: &&Row| row.rate.is_some() && row.phase == "run";
+    match group.rows.iter().any(by_the_clock) {
+        true => &[("p50 us", |row| row.p50_us), ("p99 us", |row| row.p99_us)],
+        false => &[("ops/s", |row| row.ops_per_second)],
+    }
 }
 
 fn warnings(old: &Document, new: &Document) -> Vec<String> {
@@ -117,8 +142,8 @@ impl Comparison {
         }
         let _ = writeln!(
             text,
-            "{:>7} {:>12} {:>12} {:>9} {:>10} {:>10}  setting",
-            "ratio", "old ops/s", "new ops/s", "noise", "old p99", "new p99"
+            "{:>7} {:>7} {:>12} {:>12} {:>9} {:>10} {:>10}  setting",
+            "ratio", "figure", "old", "new", "noise", "old p99", "new p99"
         );
         let mut sorted: Vec<&Compared> = self.both.iter().collect();
         sorted.sort_by_key(|compared| compared.agrees() != Some(false));
@@ -130,10 +155,11 @@ impl Comparison {
             };
             let _ = writeln!(
                 text,
-                "{verdict}{:>6.3} {:>12.0} {:>12.0} {:>9} {:>10.1} {:>10.1}  {}",
+                "{verdict}{:>6.3} {:>7} {:>12} {:>12} {:>9} {:>10.1} {:>10.1}  {}",
                 compared.ratio(),
-                compared.old.median,
-                compared.new.median,
+                compared.figure,
+                compared.shown(compared.old.median),
+                compared.shown(compared.new.median),
                 compared.old.words(),
                 compared.p99_us.0,
                 compared.p99_us.1,
@@ -147,7 +173,7 @@ impl Comparison {
         let off = self.differing().count();
         let _ = writeln!(
             text,
-            "{} of {known} settings lie within the noise of the older result; of settings where nothing changed, \
+            "{} of {known} figures lie within the noise of the older result; of those where nothing changed, \
              {:.0} in 100 do",
             known - off,
             CONFIDENCE * 100.0
@@ -206,12 +232,45 @@ mod tests {
         let differing: Vec<&str> =
             comparison.differing().map(|compared| compared.setting.as_str()).collect();
         assert!(differing.len() == 1 && differing[0].starts_with('b'), "{differing:?}");
-        assert!(comparison.words().contains("1 of 2 settings"));
+        assert!(comparison.words().contains("1 of 2 figures"));
         // One of two may be chance, one time in ten; two of two is not.
         assert!(!comparison.is_different());
         let slow = document(&[("a", [60.0, 61.0, 59.0]), ("b", [60.0, 61.0, 59.0])]);
         assert!(compare(&old, &slow).is_different());
         assert!(!compare(&old, &old).is_different());
+    }
+
+    #[test]
+    fn under_a_rate_latencies_are_compared() {
+        let by_the_clock = |p50: [f64; 3], p99: [f64; 3]| {
+            let mut document = document(&[("a", [1000.0; 3])]);
+            for (place, row) in document.rows.iter_mut().enumerate() {
+                (row.rate, row.phase) = (Some(1000.0), "run".to_owned());
+                (row.p50_us, row.p99_us) = (p50[place], p99[place]);
+            }
+            document
+        };
+        let old = by_the_clock([10.0, 10.1, 9.9], [50.0, 51.0, 49.0]);
+        let new = by_the_clock([10.0, 10.1, 9.9], [500.0, 510.0, 490.0]);
+        let comparison = compare(&old, &new);
+        let figures: Vec<(&str, Option<bool>)> =
+            comparison.both.iter().map(|one| (one.figure, one.agrees())).collect();
+        assert_eq!(figures, [("p50 us", Some(true)), ("p99 us", Some(false))]);
+        assert!(comparison.words().contains("500.00"), "{}", comparison.words());
+        assert_eq!(compare(&old, &old).differing().count(), 0);
+        // What was loaded before was not loaded by the clock.
+        let mut loads = old.clone();
+        loads.rows.iter_mut().for_each(|row| row.phase = "load".to_owned());
+        assert_eq!(compare(&loads, &loads).both[0].figure, "ops/s");
+    }
+
+    #[test]
+    fn repetitions_that_agree_by_chance_make_no_difference_of_a_hair() {
+        let old = document(&[("a", [1000.0, 1000.1, 999.9])]);
+        let alike = document(&[("a", [1005.0, 1005.1, 1004.9])]);
+        let other = document(&[("a", [1050.0, 1050.1, 1049.9])]);
+        assert_eq!(compare(&old, &alike).both[0].agrees(), Some(true));
+        assert_eq!(compare(&old, &other).both[0].agrees(), Some(false));
     }
 
     #[test]

@@ -7,7 +7,11 @@
 
 mod cell;
 mod client;
+mod pace;
 mod watch;
 
 pub use cell::{Cell, Event, Stage, run};
-pub(crate) use client::{Pace, wait_until};
+pub(crate) use pace::{Attendance, Pace, give_way, nap, wait_until};
+
+#[cfg(test)]
+mod tests;

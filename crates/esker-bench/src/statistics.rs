@@ -67,6 +67,14 @@ impl Spread {
         spread
     }
 
+    /// The same, with an interval that reaches at least `share` of the median to both sides.
+    #[must_use]
+    pub fn widened(mut self, share: f64) -> Spread {
+        self.low = self.low.min(self.median / (1.0 + share));
+        self.high = self.high.max(self.median * (1.0 + share));
+        self
+    }
+
     /// Half the width of the interval, in per cent of the median; `None` if nothing is known of it.
     #[must_use]
     pub fn per_cent(&self) -> Option<f64> {

@@ -191,7 +191,7 @@ impl Config {
                 .set(name, &values)
                 .map_err(|words| Failure::usage(format!("--{name}: {words}")))?;
         }
-        config.limits.check().map_err(Failure::usage)?;
+        config.limits.check(config.tls_cert.is_some()).map_err(Failure::usage)?;
         config.flex().check()?;
         if config.tls_key.is_some() && config.tls_cert.is_none() {
             return Err(Failure::usage("tls-key needs tls-cert"));

@@ -212,10 +212,16 @@ fn in_file(path: &Path, error: &esker::Error) -> Failure {
 /// Reads a small file.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
+    // A byte more, for a part of a file would pass for all of it.
+    let most = FILE_BYTES_MAX + 1;
     #[expect(clippy::disallowed_methods, reason = "configuration, not data of the store")]
     let file = std::fs::File::open(path);
-    file.and_then(|file| file.take(FILE_BYTES_MAX).read_to_end(&mut bytes))
+    file.and_then(|file| file.take(most).read_to_end(&mut bytes))
         .map_err(|source| Failure::usage(format!("{}: {source}", path.display())))?;
+    if bytes.len() as u64 > FILE_BYTES_MAX {
+        let most = format_size_bytes(FILE_BYTES_MAX);
+        return Err(Failure::usage(format!("{}: larger than {most}", path.display())));
+    }
     Ok(bytes)
 }
 
@@ -258,7 +264,12 @@ impl Service {
         let is_shared = |address: &ListenAddress| matches!(address, ListenAddress::Shared(_));
         let limit = getrlimit(Resource::Nofile);
         if let (true, Some(current)) = (self.server.listen.iter().any(is_shared), limit.current) {
-            let each = 1 + 2 * self.cores as u64;
+            // As many as the run-time takes where nobody says.
+            let cores = match self.cores {
+                0 => std::thread::available_parallelism().map_or(1, usize::from),
+                cores => cores,
+            };
+            let each = 1 + 2 * cores as u64;
             let wanted = u64::from(self.server.limits.connections_max).saturating_mul(each);
             let wanted = wanted.saturating_add(DESCRIPTORS_RESERVED);
             let current = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);

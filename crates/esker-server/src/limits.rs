@@ -1,5 +1,6 @@
 //! Limits of a server: what one client, and all of them together, may take.
 
+use crate::tls;
 use esker_base::units::{KIB, MIB};
 use std::time::Duration;
 
@@ -91,32 +92,38 @@ impl Limits {
         self.memory_max_bytes / 2
     }
 
-    /// Receive buffers of all connections, in bytes, as long as nobody sends much.
-    fn buffers_bytes(&self) -> u64 {
-        u64::from(self.connections_max) * RECEIVE_BYTES_MIN as u64
+    /// Memory that a connection takes as long as it lasts, in bytes.
+    pub fn connection_bytes(encrypted: bool) -> u64 {
+        RECEIVE_BYTES_MIN as u64 + if encrypted { tls::CONNECTION_BYTES } else { 0 }
+    }
+
+    /// What all connections take as long as nobody sends much, in bytes.
+    fn connections_bytes(&self, encrypted: bool) -> u64 {
+        u64::from(self.connections_max) * Self::connection_bytes(encrypted)
     }
 
     /// The most memory that one request may wait for, in bytes: what is free while all connections are there and ask for nothing. Who
     /// asks for more would wait in vain, and everybody else behind it.
-    pub(crate) fn request_bytes_max(&self) -> u64 {
-        self.memory_max_bytes.saturating_sub(self.buffers_bytes())
+    pub(crate) fn request_bytes_max(&self, encrypted: bool) -> u64 {
+        self.memory_max_bytes.saturating_sub(self.connections_bytes(encrypted))
     }
 
-    /// Whether the limits can be kept; says in words which cannot.
-    pub fn check(&self) -> Result<(), String> {
+    /// Whether the limits can be kept, of a server whose connections are encrypted or not; says in words which cannot.
+    pub fn check(&self, encrypted: bool) -> Result<(), String> {
         if self.connections_max == 0 {
             return Err("connections-max must be at least 1".into());
         }
         if !(ITEM_SIZE_MIN..=ITEM_SIZE_MAX).contains(&self.item_size_max_bytes) {
             return Err("item-size-max must be between 1 KiB and 1 GiB".into());
         }
-        let least = self.buffers_bytes() + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
+        let connections = self.connections_bytes(encrypted);
+        let least = connections + BUDGET_ITEMS_MIN * self.item_size_max_bytes;
         if self.memory_max_bytes < least {
             return Err(format!(
                 "memory-max must be at least {} KiB: {} connections of {} KiB, and {} items of the largest size",
                 least.div_ceil(KIB),
                 self.connections_max,
-                RECEIVE_BYTES_MIN as u64 / KIB,
+                Self::connection_bytes(encrypted) / KIB,
                 BUDGET_ITEMS_MIN,
             ));
         }
@@ -130,21 +137,25 @@ mod tests {
 
     #[test]
     fn defaults_can_be_kept() {
-        assert_eq!(Limits::default().check(), Ok(()));
+        assert_eq!([false, true].map(|tls| Limits::default().check(tls)), [Ok(()), Ok(())]);
     }
 
     #[test]
     fn each_limit_is_refused_just_past_its_bound() {
         let base = Limits::default;
         let least = 1024 * RECEIVE_BYTES_MIN as u64 + 4 * MIB;
-        assert!(Limits { memory_max_bytes: least, ..base() }.check().is_ok());
+        assert!(Limits { memory_max_bytes: least, ..base() }.check(false).is_ok());
+        // Each encrypted connection holds the state of TLS as well.
+        let more = least + 1024 * tls::CONNECTION_BYTES;
+        assert!(Limits { memory_max_bytes: more, ..base() }.check(true).is_ok());
+        assert!(Limits { memory_max_bytes: more - 1, ..base() }.check(true).is_err());
         for bad in [
             Limits { connections_max: 0, ..base() },
             Limits { item_size_max_bytes: ITEM_SIZE_MIN - 1, ..base() },
             Limits { item_size_max_bytes: ITEM_SIZE_MAX + 1, memory_max_bytes: u64::MAX, ..base() },
             Limits { memory_max_bytes: least - 1, ..base() },
         ] {
-            assert!(bad.check().is_err(), "{bad:?}");
+            assert!(bad.check(false).is_err(), "{bad:?}");
         }
     }
 }

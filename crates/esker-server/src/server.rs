@@ -148,7 +148,10 @@ impl Server {
     /// `InvalidArgument` for limits that cannot be kept, or an address that is not permitted; the
     /// kernel's for one that cannot be bound.
     pub fn start(runtime: &Arc<Runtime>, store: Store, config: ServerConfig) -> Result<Server> {
-        config.limits.check().map_err(|words| Error::invalid("start server", words))?;
+        config
+            .limits
+            .check(config.tls.is_some())
+            .map_err(|words| Error::invalid("start server", words))?;
         let value_max = store.value_size_max_bytes() as u64;
         if config.limits.item_size_max_bytes > value_max {
             let words = format!("item-size-max is above what this store takes: {value_max} bytes");

@@ -74,6 +74,11 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    /// The most memory that one request may wait for.
+    pub(crate) fn request_bytes_max(&self) -> u64 {
+        self.limits.request_bytes_max(self.tls.is_some())
+    }
+
     pub(crate) fn new(
         store: Store,
         config: ServerConfig,

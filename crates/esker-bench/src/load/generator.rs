@@ -3,7 +3,7 @@
 use super::protocol::{Asked, Protocol, Reply};
 use crate::failure::{Failure, Outcome};
 use crate::numbers::{nanos, real, size};
-use crate::runner::{Pace, wait_until};
+use crate::runner::{Attendance, Pace, give_way, nap, wait_until};
 use crate::workload::distribution::{Chooser, Distribution, uniform};
 use crate::workload::shape::{Filler, KeyShape};
 use esker_base::clock::{Clock, SystemClock};
@@ -13,6 +13,7 @@ use esker_trt::Runtime;
 use esker_trt::net::Stream;
 use hdrhistogram::Histogram;
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -22,6 +23,8 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Sets of a fill that are in flight on its connection.
 const FILL_BATCH: u64 = 100;
+/// How often it is told how far a load is.
+const POLL: Duration = Duration::from_millis(50);
 /// Time that connections get before the load begins.
 const START_DELAY: Duration = Duration::from_millis(50);
 
@@ -61,10 +64,12 @@ pub struct Load {
 /// What came of it, in the measured phase.
 #[derive(Debug)]
 pub struct Loaded {
-    /// Replies.
+    /// Replies to requests that were due, or sent, in the phase.
     pub ops: u64,
-    /// Length of the phase.
+    /// Length of the phase, to the last of those replies if that came after its end.
     pub seconds: f64,
+    /// Requests that were due and not sent: the server could not keep up with the rate.
+    pub unsent: u64,
     /// Gets that found nothing.
     pub misses: u64,
     /// Bytes of keys and values that were set.
@@ -73,6 +78,8 @@ pub struct Loaded {
     pub latencies: Histogram<u64>,
     /// Of gets and sets alone.
     pub by_kind: [Histogram<u64>; 2],
+    /// When the last reply came.
+    last: Duration,
 }
 
 impl Loaded {
@@ -80,15 +87,19 @@ impl Loaded {
         Ok(Loaded {
             ops: 0,
             seconds: 0.0,
+            unsent: 0,
             misses: 0,
             user_bytes: 0,
             latencies: Histogram::new(3)?,
             by_kind: [Histogram::new(3)?, Histogram::new(3)?],
+            last: Duration::ZERO,
         })
     }
 
     fn add(&mut self, other: &Loaded) -> Outcome<()> {
         self.ops += other.ops;
+        self.unsent += other.unsent;
+        self.last = self.last.max(other.last);
         self.misses += other.misses;
         self.user_bytes += other.user_bytes;
         self.latencies.add(&other.latencies)?;
@@ -118,8 +129,9 @@ struct Connection {
     key: Vec<u8>,
     value: Vec<u8>,
     in_flight: VecDeque<InFlight>,
+    /// When the server said something, or had nothing to say and was asked.
+    heard: Duration,
     salt: u64,
-    user_bytes: u64,
 }
 
 impl Connection {
@@ -138,8 +150,8 @@ impl Connection {
             key: Vec::new(),
             value: Vec::new(),
             in_flight: VecDeque::new(),
+            heard: Duration::ZERO,
             salt: load.seed,
-            user_bytes: 0,
         })
     }
 
@@ -151,33 +163,53 @@ impl Connection {
                 self.salt = self.salt.wrapping_add(1);
                 self.filler.write(number, self.load.value_size, self.salt, &mut self.value);
                 self.load.protocol.set(&self.key, &self.value, &mut self.request);
-                self.user_bytes += (self.key.len() + self.value.len()) as u64;
             }
+        }
+        if self.in_flight.is_empty() {
+            self.heard = SystemClock.monotonic();
         }
         self.in_flight.push_back(InFlight { asked, number, since });
     }
 
     fn send(&mut self) -> Outcome<()> {
         if !self.request.is_empty() {
-            self.stream.set_deadline(Some(PATIENCE));
+            self.stream.set_write_deadline(Some(PATIENCE));
             self.stream.write_all(&self.request)?;
             self.request.clear();
         }
         Ok(())
     }
 
-    /// Waits for bytes, then takes every reply that is there; gives each to `note`, and whether it was a miss.
-    fn receive(&mut self, note: &mut dyn FnMut(&InFlight, bool) -> Outcome<()>) -> Outcome<()> {
+    /// Waits for bytes, then takes every reply that is there; gives each to `note`, and whether it was a miss. Waits no longer than
+    /// to the time `until`, if there is one: something is to be sent then.
+    fn receive(
+        &mut self,
+        until: Option<Duration>,
+        note: &mut dyn FnMut(&InFlight, bool) -> Outcome<()>,
+    ) -> Outcome<()> {
         self.received.copy_within(self.used..self.filled, 0);
         (self.filled, self.used) = (self.filled - self.used, 0);
         if self.filled == self.received.len() {
             self.received.resize(self.filled * 2, 0);
         }
-        self.stream.set_deadline(Some(PATIENCE));
-        match self.stream.read(self.received.get_mut(self.filled..).unwrap_or_default())? {
-            0 => return Err(Failure::new("the server closed the connection")),
-            count => self.filled += count,
+        let now = SystemClock.monotonic();
+        let patience = (self.heard + PATIENCE).saturating_sub(now);
+        let nap = until.map(|until| nap(until.saturating_sub(now)).unwrap_or_default());
+        self.stream.set_read_deadline(Some(nap.map_or(patience, |nap| nap.min(patience))));
+        match self.stream.read(self.received.get_mut(self.filled..).unwrap_or_default()) {
+            Ok(0) => return Err(Failure::new("the server closed the connection")),
+            Ok(count) => self.filled += count,
+            Err(error)
+                if error.kind() == ErrorKind::TimedOut && nap.is_some_and(|nap| nap < patience) =>
+            {
+                if nap == Some(Duration::ZERO) {
+                    give_way();
+                }
+                return Ok(());
+            }
+            Err(error) => return Err(error.into()),
         }
+        self.heard = SystemClock.monotonic();
         while let Some(first) = self.in_flight.front() {
             let bytes = self.received.get(self.used..self.filled).unwrap_or_default();
             let Some((reply, length)) = self.load.protocol.reply(first.asked, bytes)? else {
@@ -216,24 +248,25 @@ impl Connection {
         let mut chooser =
             Chooser::new(self.load.distribution, self.load.records, 0, number, connections);
         let mut loaded = Loaded::new()?;
-        let mut before = None;
-        let mut now = wait_until(start, stop);
-        let mut pending: Option<Duration> = None;
+        let set_bytes = self.load.key_size.max(16) as u64 + self.load.value_size;
+        // Of a server that cannot keep up with the rate, there is no end of what is overdue.
+        let last_call = end + self.load.length;
+        let mut now = wait_until(start, || SystemClock.monotonic(), stop);
         loop {
             if stop.load(Ordering::Relaxed) {
                 return Err(Failure::new("another connection failed"));
             }
             // What is due, as far as there is room in flight.
-            while now < end && self.in_flight.len() < self.load.depth.max(1) {
+            while self.in_flight.len() < self.load.depth.max(1) {
                 let since = match &mut pace {
-                    None => now,
+                    None if now < end => now,
+                    None => break,
                     Some(pace) => {
-                        let due = *pending.get_or_insert_with(|| pace.due());
-                        if due > now || due >= end {
+                        let due = pace.due();
+                        if due > now || due >= end || now >= last_call {
                             break;
                         }
                         pace.step();
-                        pending = None;
                         due
                     }
                 };
@@ -243,39 +276,40 @@ impl Connection {
                 self.ask(asked, key, since);
             }
             self.send()?;
+            let next = pace.as_ref().map(Pace::due).filter(|due| *due < end && now < last_call);
             if self.in_flight.is_empty() {
-                match pending {
-                    // One that was due and is too late now is not sent any more.
-                    Some(due) if now < end && due < end => now = wait_until(due, stop),
-                    _ => break,
-                }
+                let Some(due) = next else { break };
+                now = wait_until(due, || SystemClock.monotonic(), stop);
                 continue;
             }
-            if now >= measure_from && before.is_none() {
-                before = Some(self.user_bytes);
-            }
+            let until = next.filter(|_| self.in_flight.len() < self.load.depth);
             let mut count = 0;
-            self.receive(&mut |one, missed| {
+            self.receive(until, &mut |one, missed| {
                 now = SystemClock.monotonic();
                 count += 1;
-                if now < measure_from || now > end {
+                // Whoever was due in the phase belongs to it, however long he had to wait.
+                if one.since < measure_from {
                     return Ok(());
                 }
                 let nanos = nanos(now.saturating_sub(one.since)).max(1);
                 loaded.ops += 1;
+                loaded.last = now;
                 loaded.misses += u64::from(missed);
                 loaded.latencies.record(nanos)?;
                 let [gets, sets] = &mut loaded.by_kind;
                 match one.asked {
                     Asked::Get => gets.record(nanos)?,
-                    Asked::Set => sets.record(nanos)?,
+                    Asked::Set => {
+                        loaded.user_bytes += set_bytes;
+                        sets.record(nanos)?;
+                    }
                 }
                 Ok(())
             })?;
             done.fetch_add(count, Ordering::Relaxed);
             now = SystemClock.monotonic();
         }
-        loaded.user_bytes = self.user_bytes - before.unwrap_or(self.user_bytes);
+        loaded.unsent = pace.map_or(0, |pace| pace.due_before(measure_from, end));
         Ok(loaded)
     }
 }
@@ -295,7 +329,7 @@ pub fn fill(runtime: &Runtime, load: &Load) -> Outcome<()> {
             }
             connection.send()?;
             while !connection.in_flight.is_empty() {
-                connection.receive(&mut |_, _| Ok(()))?;
+                connection.receive(None, &mut |_, _| Ok(()))?;
             }
         }
         Ok(())
@@ -303,13 +337,20 @@ pub fn fill(runtime: &Runtime, load: &Load) -> Outcome<()> {
     filled.join()?
 }
 
-/// Runs the load; `tell` hears now and then how many replies came, and per second.
+/// Runs the load; `begins` is called when the measured phase begins, and `tell` hears now and then how many replies came, and
+/// per second.
 ///
 /// # Errors
 /// Those of the server, wrong answers among them.
-pub fn run(runtime: &Runtime, load: &Load, mut tell: impl FnMut(u64, f64)) -> Outcome<Loaded> {
+pub fn run(
+    runtime: &Runtime,
+    load: &Load,
+    begins: impl FnOnce(),
+    mut tell: impl FnMut(u64, f64),
+) -> Outcome<Loaded> {
     let filler = Arc::new(Filler::new(load.seed, load.value_size));
     let start = SystemClock.monotonic() + START_DELAY;
+    let measure_from = start + load.warmup;
     let stop = Arc::new(AtomicBool::new(false));
     let (done, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
     let tasks: Vec<_> = (0..load.connections as u64)
@@ -319,21 +360,30 @@ pub fn run(runtime: &Runtime, load: &Load, mut tell: impl FnMut(u64, f64)) -> Ou
             let (load, filler) = (load.clone(), Arc::clone(&filler));
             let (stop, done, ended) = (Arc::clone(&stop), Arc::clone(&done), Arc::clone(&ended));
             runtime.spawn_on(core, move || {
-                let outcome = Connection::open(&load, &filler)
-                    .and_then(|mut connection| connection.work(number, start, &stop, &done));
-                if outcome.is_err() {
-                    stop.store(true, Ordering::Relaxed);
-                }
-                ended.fetch_add(1, Ordering::Release);
-                outcome
+                let attendance = Attendance::new(&stop, &ended);
+                let opened = Connection::open(&load, &filler);
+                attendance.end(
+                    opened.and_then(|mut connection| connection.work(number, start, &stop, &done)),
+                )
             })
         })
         .collect();
+    let mut begins = Some(begins);
     while ended.load(Ordering::Acquire) < tasks.len() as u64 {
-        let since = SystemClock.monotonic().saturating_sub(start).as_secs_f64();
+        let now = SystemClock.monotonic();
+        if now >= measure_from
+            && let Some(begins) = begins.take()
+        {
+            begins();
+        }
+        let since = now.saturating_sub(start).as_secs_f64();
         let count = done.load(Ordering::Relaxed);
         tell(count, real(count) / since.max(1e-3));
-        esker_trt::sleep(Duration::from_millis(50));
+        let wait = match begins {
+            Some(_) => measure_from.saturating_sub(now).min(POLL),
+            None => POLL,
+        };
+        esker_trt::sleep(wait);
     }
     let mut all = Loaded::new()?;
     let mut failure: Option<Failure> = None;
@@ -349,7 +399,7 @@ pub fn run(runtime: &Runtime, load: &Load, mut tell: impl FnMut(u64, f64)) -> Ou
             Err(_) => {}
         }
     }
-    all.seconds = load.length.as_secs_f64();
+    all.seconds = all.last.saturating_sub(measure_from).max(load.length).as_secs_f64();
     match failure {
         Some(failure) => Err(failure),
         None => Ok(all),

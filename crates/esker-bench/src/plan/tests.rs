@@ -184,6 +184,52 @@ fn a_trace_is_played() {
 }
 
 #[test]
+fn reads_of_a_trace_are_checked_for_what_it_wrote() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("trace.csv");
+    let mut liar = Registry::new().find("hashmap").unwrap().0.clone();
+    liar.name = "liar";
+    liar.open = |_| Ok(Box::new(Liar));
+    let registry = Registry::new().with(vec![liar]);
+    let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+    // Whoever never wrote the key does not know what it has. The liar has nine bytes.
+    for (text, is_right) in [
+        ("op,key,value_size\nget,a,3\nset,b,9\nget,b,3\n", true),
+        ("op,key,value_size\nset,a,8\nget,a,8\n", false),
+        ("op,key,value_size\nset,a,8\nincr,a,9\n", false),
+    ] {
+        files::write(&path, text).unwrap();
+        let workload = format!("trace:{}", path.display());
+        let data = Some(folder.path().join("data"));
+        let plan = Plan { data, ..tiny(&[&workload], &["liar"]) };
+        let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+        let said = document.rows[0].skipped.as_deref().unwrap_or_default();
+        assert_eq!(!said.contains("wrong answer"), is_right, "{text}: {said}");
+    }
+}
+
+/// What `flat` promises on a file follows from where the file lies.
+#[test]
+fn flat_says_where_nothing_is_durable() {
+    let places = [tempfile::tempdir().ok(), tempfile::tempdir_in("/dev/shm").ok()];
+    for folder in places.into_iter().flatten() {
+        let in_memory = Machine::examine(folder.path()).file_system.starts_with("tmpfs");
+        let plan = Plan {
+            data: Some(folder.path().to_owned()),
+            operations: Some(20),
+            ..tiny(&["ycsb-a"], &["flat:cceh"])
+        };
+        let registry = Registry::new();
+        let launch = |cell: &Cell, tell: &mut dyn FnMut(Event)| runner::run(cell, &registry, tell);
+        let document = run(&plan, &registry, "test", launch, |_, _, _| ()).unwrap();
+        check_all_have_figures(&document);
+        let row = document.rows.iter().find(|row| row.phase == "run").unwrap();
+        let said = &row.options["durability"];
+        assert_eq!(said.starts_with("none"), in_memory, "{said}: {}", row.options["medium"]);
+    }
+}
+
+#[test]
 fn a_system_that_answers_wrong_fails_its_cell() {
     let mut registry = Registry::new();
     let mut liar = registry.find("hashmap").unwrap().0.clone();

@@ -389,11 +389,15 @@ impl Runner<'_> {
         let Ran { tally, used, counted, settled } = self.run_clients(system, &phase)?;
         let mut row = self.row(workload, name);
         row.settle_seconds = settled.as_secs_f64();
-        let last = end.unwrap_or(tally.last).max(measure_from);
+        // Those who had to wait past its end belong to the phase, and so does their time.
+        let last = end.map_or(tally.last, |end| end.max(tally.last)).max(measure_from);
         self.note(&mut row, &tally, last.saturating_sub(measure_from), interval)?;
         row.warmup_seconds = warmup.as_secs_f64();
         self.note_kernel(&mut row, &used);
         self.note_end(&mut row, system, &counted);
+        if tally.unsent > 0 {
+            row.counters.insert("unsent_total".to_owned(), real(tally.unsent));
+        }
         Ok(row)
     }
 
@@ -406,7 +410,7 @@ impl Runner<'_> {
         // Watches over the clients until all are done.
         let mut watch = |phase: &Phase| {
             while phase.finished.load(Ordering::Acquire) < phase.clients {
-                let now = SystemClock.monotonic();
+                let now = phase.watch.now();
                 if before.is_none() && now >= phase.measure_from {
                     before = Some((meter.read(), system.counters()));
                 }

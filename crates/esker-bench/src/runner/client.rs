@@ -1,15 +1,15 @@
 //! One client of a phase: asks, checks what it gets, and notes how long each answer took.
 
+use super::pace::{Attendance, Pace, wait_until};
 use super::watch::Watch;
 use crate::failure::{Failure, Outcome};
-use crate::numbers::{nanos, real, size, whole};
+use crate::numbers::{nanos, size};
 use crate::system::Session;
 use crate::workload::shape::Filler;
 use crate::workload::space::KeySpace;
 use crate::workload::stream::{Request, Requests};
 use crate::workload::trace::Trace;
 use crate::workload::{Operation, Workload};
-use esker_base::clock::{Clock, SystemClock};
 use hdrhistogram::Histogram;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,8 +22,6 @@ const DIGITS: u8 = 3;
 const NOTE_EVERY: u64 = 64;
 /// Intervals of a timeline; the last one has all that ends after it.
 const INTERVALS_MAX: usize = 1 << 16;
-/// A wait shorter than this is spent by letting others run; the kernel's sleeps are longer than asked.
-const SLEEP_MIN: Duration = Duration::from_micros(200);
 
 /// What all clients of a phase share.
 pub(crate) struct Phase {
@@ -55,6 +53,13 @@ pub(crate) struct Phase {
     pub(crate) finished: AtomicU64,
 }
 
+impl Phase {
+    /// When those that are overdue are given up: a system that cannot keep up with a rate gets as long again as the phase was.
+    fn last_call(&self) -> Option<Duration> {
+        self.end.map(|end| end + end.saturating_sub(self.measure_from))
+    }
+}
+
 /// What one client, or all of them, did.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
@@ -62,6 +67,8 @@ pub(crate) struct Tally {
     pub(crate) user_bytes: u64,
     pub(crate) user_read_bytes: u64,
     pub(crate) last: Duration,
+    /// Requests that were due in the phase, and given up.
+    pub(crate) unsent: u64,
     pub(crate) latencies: BTreeMap<Operation, Histogram<u64>>,
     pub(crate) timeline: Vec<u64>,
 }
@@ -83,6 +90,7 @@ impl Tally {
         self.user_bytes += other.user_bytes;
         self.user_read_bytes += other.user_read_bytes;
         self.last = self.last.max(other.last);
+        self.unsent += other.unsent;
         for (operation, histogram) in other.latencies {
             match self.latencies.get_mut(&operation) {
                 Some(mine) => mine.add(&histogram)?,
@@ -96,53 +104,6 @@ impl Tally {
             *mine += theirs;
         }
         Ok(())
-    }
-}
-
-/// When requests are due: at a fixed rate from a start on, whether earlier ones are answered or not, so that a
-/// stall counts for all that had to wait for it (no coordinated omission).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Pace {
-    start: Duration,
-    gap_seconds: f64,
-    count: u64,
-    phase: f64,
-}
-
-impl Pace {
-    /// The share of client `client` of `clients` in `rate` requests a second: turns with the others.
-    pub(crate) fn new(start: Duration, rate: f64, client: u64, clients: u64) -> Pace {
-        let gap_seconds = real(clients) / rate.max(1e-9);
-        Pace { start, gap_seconds, count: 0, phase: real(client) / real(clients.max(1)) }
-    }
-
-    /// When the next request is due.
-    pub(crate) fn due(&self) -> Duration {
-        let seconds = (real(self.count) + self.phase) * self.gap_seconds;
-        self.start + Duration::from_nanos(whole(seconds * 1e9))
-    }
-
-    /// That request is on its way.
-    pub(crate) fn step(&mut self) {
-        self.count += 1;
-    }
-}
-
-/// Waits until `time`, without keeping others from the processor.
-pub(crate) fn wait_until(time: Duration, stop: &AtomicBool) -> Duration {
-    loop {
-        let now = SystemClock.monotonic();
-        let Some(left) = time.checked_sub(now).filter(|left| !left.is_zero()) else { return now };
-        if stop.load(Ordering::Relaxed) {
-            return now;
-        }
-        if left > SLEEP_MIN {
-            esker_trt::sleep((left - SLEEP_MIN / 2).min(Duration::from_millis(50)));
-        } else if esker_trt::in_task() {
-            esker_trt::yield_now();
-        } else {
-            std::thread::yield_now();
-        }
     }
 }
 
@@ -170,7 +131,11 @@ impl Hands<'_> {
 
     /// Makes key and value, before the watch runs.
     fn prepare(&mut self, request: Request) {
-        self.phase.workload.keys.write(request.number, &mut self.key);
+        let keys = self.phase.workload.keys;
+        match request.operation {
+            Operation::ReadMissing => keys.write_missing(request.number, &mut self.key),
+            _ => keys.write(request.number, &mut self.key),
+        }
         if request.operation.is_write() {
             let length = self.phase.workload.values.size(request.number);
             self.fill(request.number, length);
@@ -191,13 +156,26 @@ impl Hands<'_> {
     /// A key that is there, with the value that it may have.
     fn read_checked(&mut self, number: u64, length: u64) -> Outcome<()> {
         let found = self.read()?;
-        let right = !self.phase.checks_values || Filler::is_right(number, length, &self.read);
-        if found && right {
+        self.judge(found, Filler::is_right(number, length, &self.read))
+    }
+
+    /// A key of a trace: a value that the trace wrote before has the size with which it did.
+    fn read_sized(&mut self, length: Option<u32>) -> Outcome<()> {
+        let found = self.read()?;
+        match length {
+            Some(length) => self.judge(found, self.read.len() as u64 == u64::from(length)),
+            None => Ok(()),
+        }
+    }
+
+    /// What was read of a key that is there.
+    fn judge(&self, found: bool, right: bool) -> Outcome<()> {
+        if found && (right || !self.phase.checks_values) {
             return Ok(());
         }
         let key = self.key.escape_ascii();
         let words = if found { "has another value" } else { "is missing" };
-        Err(Failure::new(format!("wrong answer: key {key} (number {number}) {words}")))
+        Err(Failure::new(format!("wrong answer: key {key} {words}")))
     }
 
     fn serve(&mut self, request: Request) -> Outcome<()> {
@@ -207,9 +185,10 @@ impl Hands<'_> {
             Operation::Read => self.read_checked(number, value_size),
             Operation::ReadMissing => match self.read()? && self.phase.checks_values {
                 false => Ok(()),
-                true => Err(Failure::new(format!(
-                    "wrong answer: key number {number} was never written"
-                ))),
+                true => {
+                    let key = self.key.escape_ascii();
+                    Err(Failure::new(format!("wrong answer: key {key} was never written")))
+                }
             },
             Operation::Update => self.write(),
             Operation::Insert => {
@@ -254,12 +233,8 @@ pub(crate) fn run(
     session: impl FnOnce() -> Outcome<Box<dyn Session>>,
     number: u64,
 ) -> Outcome<Tally> {
-    let result = session().and_then(|session| work(phase, session, number));
-    if result.is_err() {
-        phase.stop.store(true, Ordering::Relaxed);
-    }
-    phase.finished.fetch_add(1, Ordering::Release);
-    result
+    let attendance = Attendance::new(&phase.stop, &phase.finished);
+    attendance.end(session().and_then(|session| work(phase, session, number)))
 }
 
 fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally> {
@@ -274,7 +249,7 @@ fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally>
         user_read_bytes: 0,
     };
     let mut clock = Turns::new(phase, number);
-    wait_until(phase.begin, &phase.stop);
+    wait_until(phase.begin, || phase.watch.now(), &phase.stop);
     if let Some(trace) = &phase.trace {
         return play(&mut hands, &mut clock, trace, number);
     }
@@ -313,9 +288,9 @@ fn play(
         }
         let Some(begin) = clock.begin() else { break };
         match request.operation {
-            Operation::Read => drop(hands.read()?),
+            Operation::Read => hands.read_sized(request.expected)?,
             Operation::ReadModifyWrite => {
-                hands.read()?;
+                hands.read_sized(request.expected)?;
                 hands.write()?;
             }
             Operation::Delete => hands.session.delete(&hands.key)?,
@@ -364,26 +339,26 @@ impl<'a> Turns<'a> {
         if self.left == 0 || phase.stop.load(Ordering::Relaxed) {
             return None;
         }
-        let due = match &mut self.pace {
-            Some(pace) => {
-                let due = pace.due();
-                pace.step();
-                Some(due)
-            }
-            None => self.due.take(),
+        let Some(due) = self.pace.as_ref().map(Pace::due).or_else(|| self.due.take()) else {
+            return phase.end.is_none_or(|end| self.now < end).then_some(self.now);
         };
-        if let Some(due) = due {
-            if phase.end.is_some_and(|end| due >= end) {
-                return None;
-            }
-            if due > self.now {
-                self.now = wait_until(due, &phase.stop);
-            }
-        }
-        if phase.end.is_some_and(|end| self.now >= end) {
+        if phase.end.is_some_and(|end| due >= end) {
             return None;
         }
-        Some(due.unwrap_or(self.now))
+        if let (Some(end), Some(last_call)) = (phase.end, phase.last_call())
+            && self.now >= last_call
+        {
+            let rest = self.pace.as_ref().map(|pace| pace.due_before(phase.measure_from, end));
+            self.tally.unsent += rest.unwrap_or(0);
+            return None;
+        }
+        if let Some(pace) = &mut self.pace {
+            pace.step();
+        }
+        if due > self.now {
+            self.now = wait_until(due, || phase.watch.now(), &phase.stop);
+        }
+        (!phase.stop.load(Ordering::Relaxed)).then_some(due)
     }
 
     fn end(&mut self, hands: &mut Hands<'_>, operation: Operation, begin: Duration) -> Outcome<()> {
@@ -401,8 +376,8 @@ impl<'a> Turns<'a> {
             phase.done.fetch_add(NOTE_EVERY, Ordering::Relaxed);
             self.unnoted = 0;
         }
-        // What ends after the phase is over belongs to it no more, nor what ends in the warm-up.
-        if self.now < phase.measure_from || phase.end.is_some_and(|end| self.now > end) {
+        // Whoever began or was due in the phase belongs to it, however long he had to wait; nobody of the warm-up does.
+        if begin < phase.measure_from {
             return Ok(());
         }
         self.before.get_or_insert(moved);
@@ -435,3 +410,6 @@ impl<'a> Turns<'a> {
         tally
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -31,6 +31,16 @@ impl Watch {
 }
 
 #[cfg(test)]
+impl Watch {
+    /// One that shows `apart` more than the system's clock, or less.
+    pub(crate) fn apart(apart: Duration, is_ahead: bool) -> Watch {
+        let watch = Watch::new();
+        let set_to = if is_ahead { watch.set_to + apart } else { watch.set_to - apart };
+        Watch { set_to, ..watch }
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

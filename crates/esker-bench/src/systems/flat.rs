@@ -6,7 +6,7 @@ use super::opened::Opened;
 use crate::failure::Outcome;
 use crate::numbers::{real, whole};
 use crate::system::{Durability, OpenOptions, System, SystemKind};
-use esker::{EngineKind, Options, Store};
+use esker::{EngineKind, ErrorKind, Options, Store};
 use esker_trt::{Config, Runtime};
 use std::sync::Arc;
 
@@ -58,16 +58,30 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         let config = Config { cores: options.threads, ..Config::default() };
         runtime = Some(Arc::new(Runtime::start(config)?));
     }
-    // Where the file is no persistent memory, it stands in for it.
-    store.pmem_emulate = true;
+    // Where nothing is promised, a file may stand in for persistent memory.
+    store.pmem_emulate = options.durability == Durability::None;
     let live = real(options.data_bytes) + real(options.records) * RECORD_BYTES;
     let share = options.utilization.map_or(1.0 / SPARE, |share| share.clamp(0.01, 0.95));
     store.size_bytes = whole(live / share).max(SIZE_MIN_BYTES).next_multiple_of(4 << 20);
+    let opened = match Store::open(&store) {
+        Err(error) if error.kind() == ErrorKind::Unsupported && !store.pmem_emulate => {
+            store.pmem_emulate = true;
+            Store::open(&store)?
+        }
+        opened => opened?,
+    };
+    let promise = match (options.durability, store.pmem_emulate) {
+        (Durability::None, _) => {
+            "none: emulated, unless the medium is persistent memory".to_owned()
+        }
+        (_, true) => "none: emulated, this is main memory".to_owned(),
+        (asked, false) => format!("{asked}: sync all the same"),
+    };
     let said = [
-        ("durability", format!("{}: sync all the same", options.durability)),
+        ("durability", promise),
         ("size_bytes", store.size_bytes.to_string()),
         ("batching", store.batching.to_string()),
         ("value cache", "none: the cache bytes are not used".to_owned()),
     ];
-    Ok(Opened::new(Store::open(&store)?, runtime, said))
+    Ok(Opened::new(opened, runtime, said))
 }

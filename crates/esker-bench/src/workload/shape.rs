@@ -19,6 +19,9 @@ const ETC_TINY_SHARE: u64 = 40;
 /// Keys of a hundred that are tiny or small.
 pub(crate) const ETC_SMALL_SHARE: u64 = 95;
 
+/// Last byte of keys that are not there: neither a digit nor the filler of longer keys.
+const MISSING_END: u8 = b'.';
+
 /// How the number of a key becomes its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -57,6 +60,13 @@ impl KeyShape {
                 key.resize((min + size(scatter(number) % spread)).max(8), b'k');
             }
         }
+    }
+
+    /// Writes a key that no number has: that of `number` and a byte more, as in `db_bench`. It lies right behind it, amid the
+    /// others.
+    pub fn write_missing(self, number: u64, key: &mut Vec<u8>) {
+        self.write(number, key);
+        key.push(MISSING_END);
     }
 
     /// Average size in bytes, near enough to plan space.

@@ -16,14 +16,11 @@ use std::sync::Arc;
 pub struct Request {
     /// What to do.
     pub operation: Operation,
-    /// Number of the key; a scan starts there.
+    /// Number of the key; a scan starts there, and a key that is missing stands behind it.
     pub number: u64,
     /// Records of a scan, at most.
     pub length: u64,
 }
-
-/// Numbers from here on name keys that are never written.
-pub const MISSING: u64 = 1 << 60;
 
 /// Requests that are drawn together.
 const BLOCK: usize = 64;
@@ -138,7 +135,8 @@ impl Requests {
         let operation = self.operation()?;
         let (number, length) = match operation {
             Operation::Insert => (self.space.take(), 0),
-            Operation::ReadMissing => (MISSING + self.rng.below(self.records.max(1)), 0),
+            // None behind the last number: an ordered store would answer it from its end.
+            Operation::ReadMissing => (self.rng.below(self.records.saturating_sub(1).max(1)), 0),
             Operation::Scan => {
                 let (from, to) = self.scan_length;
                 (self.key(), from + self.rng.below(to.max(from) - from + 1))

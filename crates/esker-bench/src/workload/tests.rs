@@ -362,6 +362,37 @@ fn keys_have_their_sizes_and_differ() {
     }
 }
 
+/// An ordered store would answer a key behind the last one from its end, with nothing to search.
+#[test]
+fn keys_that_are_missing_lie_amid_those_that_are_there() {
+    let shapes = [8, 12, 15, 16, 30].map(KeyShape::Fixed);
+    let more = [KeyShape::Ycsb, KeyShape::Varied { min: 8, max: 32 }];
+    let records = 3000;
+    for shape in shapes.into_iter().chain(more) {
+        let workload = Workload { keys: shape, ..catalogue::named("readmissing").unwrap() };
+        let mut key = Vec::new();
+        let mut write = |number| {
+            shape.write(number, &mut key);
+            key.clone()
+        };
+        let loaded: BTreeSet<Vec<u8>> = (0..records).map(&mut write).collect();
+        let (least, greatest) = (loaded.first().unwrap(), loaded.last().unwrap());
+        let space = Arc::new(KeySpace::new(records));
+        let (mut key, mut asked) = (Vec::new(), BTreeSet::new());
+        for request in Requests::new(&workload, &space, records, 1, 0, 1).take(2000) {
+            assert_eq!(request.operation, Operation::ReadMissing);
+            shape.write_missing(request.number, &mut key);
+            assert!(!loaded.contains(&key), "{shape:?} {}", request.number);
+            // YCSB scatters its numbers: one of them, whichever, has the greatest key.
+            let is_last = key.starts_with(greatest);
+            assert!(least < &key && (&key < greatest || is_last), "{shape:?} {}", request.number);
+            assert!(!is_last || shape == KeyShape::Ycsb, "{shape:?}");
+            asked.insert(key.clone());
+        }
+        assert!(asked.len() > 1000, "{shape:?}: {}", asked.len());
+    }
+}
+
 #[test]
 fn inserts_count_when_all_before_them_are_done() {
     let space = KeySpace::new(10);
@@ -386,6 +417,12 @@ fn traces_of_both_forms_are_read() {
     use Operation::{Read, ReadModifyWrite, Update};
     assert_eq!(operations, [Read, Update, ReadModifyWrite]);
     assert_eq!(trace.value_size_max(), 20);
+
+    let again =
+        "op,key,value_size\nget,a,9\nset,a,5\nget,a,9\nincr,a,7\nget,a,9\ndelete,a,1\nget,a,9\n";
+    let trace = Trace::parse(again.as_bytes(), None).unwrap();
+    let expected: Vec<Option<u32>> = trace.requests().iter().map(|one| one.expected).collect();
+    assert_eq!(expected, [None, None, Some(5), Some(5), Some(7), None, None]);
 
     let twitter = "0,key1,4,100,7,get,0\n1,key2,4,200,7,set,60\n5,key1,4,0,9,delete,0\n";
     let trace = Trace::parse(twitter.as_bytes(), Some(2)).unwrap();

@@ -9,13 +9,13 @@
 //! size (traces are anonymised) is filled up.
 //!
 //! Requests are spread over clients by key, so that those on one key keep their order. Values carry no
-//! number, so that reads are checked for their size only where the trace wrote the key before.
+//! number, so that reads are checked for their size only, where the trace wrote the key before.
 
 use super::Operation;
 use super::distribution::scatter;
 use crate::failure::{Failure, Outcome};
 use crate::files;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::path::Path;
 
@@ -31,6 +31,8 @@ pub struct TraceRequest {
     key_length: u32,
     /// Bytes of the value, for writes.
     pub value_size: u32,
+    /// Bytes of the value that a read finds; `None` where the trace wrote none before.
+    pub expected: Option<u32>,
     /// Microseconds since the trace began.
     pub time_micros: u64,
 }
@@ -100,6 +102,8 @@ impl Trace {
     pub fn parse(lines: impl BufRead, limit: Option<u64>) -> Outcome<Trace> {
         let mut trace = Trace::default();
         let mut columns = None;
+        // Sizes of the values that there are, as far as the trace tells.
+        let mut written = HashMap::new();
         let limit = limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
         for (number, line) in lines.lines().enumerate() {
             let line = line?;
@@ -119,7 +123,7 @@ impl Trace {
                 }
             };
             trace
-                .add(columns, &line)
+                .add(columns, &line, &mut written)
                 .map_err(|failure| failure.during(format!("line {}", number + 1)))?;
             if trace.requests.len() >= limit {
                 break;
@@ -131,7 +135,12 @@ impl Trace {
         Ok(trace)
     }
 
-    fn add(&mut self, columns: &Columns, line: &str) -> Outcome<()> {
+    fn add(
+        &mut self,
+        columns: &Columns,
+        line: &str,
+        written: &mut HashMap<Vec<u8>, u32>,
+    ) -> Outcome<()> {
         let fields: Vec<&str> = line.split(',').map(str::trim).collect();
         let field = |place: usize| fields.get(place).copied().unwrap_or_default();
         let number = |place: Option<usize>| -> Outcome<Option<u64>> {
@@ -159,11 +168,19 @@ impl Trace {
             None => 0.0,
         };
         let time_micros = crate::numbers::whole(time * 1e6);
+        let key = self.keys.get(crate::numbers::size(key_start)..).unwrap_or_default();
+        let before = match operation {
+            Operation::Delete => written.remove(key),
+            Operation::Read => written.get(key).copied(),
+            _ => written.insert(key.to_owned(), value_size),
+        };
+        let reads = matches!(operation, Operation::Read | Operation::ReadModifyWrite);
         self.requests.push(TraceRequest {
             operation,
             key_start,
             key_length,
             value_size,
+            expected: before.filter(|_| reads),
             time_micros,
         });
         Ok(())

@@ -6,8 +6,9 @@ use crate::failure::{Done, Failure};
 use crate::output::output_failed;
 use esker_bench::document::Document;
 use esker_bench::plan::{self, FAILED, Plan};
+use esker_bench::report;
+use esker_bench::runner::{self, Stage};
 use esker_bench::workload::catalogue;
-use esker_bench::{report, runner};
 use std::io::Write;
 use std::path::Path;
 
@@ -22,7 +23,11 @@ pub(crate) fn run(mut arguments: RunArguments) -> Result<Done, Failure> {
     let registry = registry();
     let usage = |failure: esker_bench::Failure| Failure::usage(failure.to_string());
     // What has no meaning is a mistake of the command line, and is said before anything runs.
-    plan.cells(Path::new(".")).map_err(usage)?;
+    let cells = plan.cells(Path::new(".")).map_err(usage)?;
+    if arguments.one_process && cells.iter().any(|cell| cell.stage != Stage::Whole) {
+        let words = "--one-process: a recovery needs a process that ends with its store open";
+        return Err(Failure::usage(words));
+    }
     for system in plan.systems.iter().flatten() {
         registry.find(system).map_err(usage)?;
     }
@@ -61,6 +66,15 @@ pub(crate) fn finish(
     Ok(if failed { Done::No } else { Done::Yes })
 }
 
+/// What a variant is. Indexes of `flat` without a batching model have threads as clients; other variants have tasks.
+fn variant_words(kind: &str, variant: &str) -> &'static str {
+    match (kind, variant.contains(':')) {
+        ("flat", false) => "the same, with this index",
+        ("flat", true) => "the same, with this index and batching model, and a run-time of its own",
+        _ => "the same, with a run-time of its own",
+    }
+}
+
 /// Prints names.
 pub(crate) fn list() -> Result<Done, Failure> {
     let mut lines = vec!["systems".to_owned()];
@@ -68,7 +82,7 @@ pub(crate) fn list() -> Result<Done, Failure> {
         lines.push(format!("  {:<24} {}", kind.name, kind.about));
         for variant in kind.variants {
             let name = format!("{}:{variant}", kind.name);
-            lines.push(format!("  {name:<24} the same, with its own run-time"));
+            lines.push(format!("  {name:<24} {}", variant_words(kind.name, variant)));
         }
     }
     lines.push("workloads (ycsb: all of YCSB; etc: all of ETC; trace:FILE)".to_owned());

@@ -234,15 +234,22 @@ impl Bench {
         let (place, cells) = (self.done, self.all);
         let live = &mut self.live;
         live.hear(place, cells, &Event::Begin { what, all, timed: true });
-        let meter = Meter::of(&self.arguments.data);
-        let (device, before) = (meter.read(), server.map(Server::usage));
+        // What a server on another machine uses is not known here.
+        let here = server.map(|server| (server, Meter::of(&self.arguments.data)));
+        let used = || here.as_ref().map(|(server, meter)| (server.usage(), meter.read()));
+        let mut before = None;
         let start = SystemClock.monotonic();
-        let loaded = load_on(&self.runtime, load, |_, rate| {
-            let since = SystemClock.monotonic().saturating_sub(start);
-            let done = u64::try_from(since.as_millis()).unwrap_or(0);
-            live.hear(place, cells, &Event::Progress { done, rate });
-        })?;
-        let device = meter.read().since(&device);
+        let loaded = load_on(
+            &self.runtime,
+            load,
+            || before = used(),
+            |_, rate| {
+                let since = SystemClock.monotonic().saturating_sub(start);
+                let done = u64::try_from(since.as_millis()).unwrap_or(0);
+                live.hear(place, cells, &Event::Progress { done, rate });
+            },
+        )?;
+        let after = used();
         let mut row = Row {
             system: name.to_owned(),
             workload: format!("{}-gets-{percent:.0}", self.protocol),
@@ -257,23 +264,23 @@ impl Bench {
             rate: load.rate,
             repetition,
             load_average: load_average(),
-            device_write_bytes: device.device_write_bytes,
-            device_read_bytes: device.device_read_bytes,
-            device_flushes: device.device_flushes,
             warmup_seconds: load.warmup.as_secs_f64(),
             ..Row::default()
         };
         note(&mut row, &loaded);
-        if let Some(server) = server {
-            let (now, before) = (server.usage(), before.unwrap_or_default());
+        if let (Some((now, device)), Some((then, device_then))) = (after, before) {
             row.rss_bytes = now.rss_bytes;
-            row.process_write_bytes = Some(now.write_bytes.saturating_sub(before.write_bytes));
-            row.process_read_bytes = Some(now.read_bytes.saturating_sub(before.read_bytes));
-            // The server's alone, warm-up included, spread over all its replies.
-            let share = load.length.as_secs_f64() / (load.warmup + load.length).as_secs_f64();
-            let used = (now.cpu_seconds - before.cpu_seconds) * share;
+            row.process_write_bytes = Some(now.write_bytes.saturating_sub(then.write_bytes));
+            row.process_read_bytes = Some(now.read_bytes.saturating_sub(then.read_bytes));
+            let used = now.cpu_seconds - then.cpu_seconds;
             row.cpu_seconds = Some(used);
             row.cpu_seconds_per_million_ops = (row.ops > 0).then(|| used * 1e6 / row.ops as f64);
+            let device = device.since(&device_then);
+            row.device_write_bytes = device.device_write_bytes;
+            row.device_read_bytes = device.device_read_bytes;
+            row.device_flushes = device.device_flushes;
+        }
+        if let Some(server) = server {
             row.options.clone_from(&server.options);
         }
         Ok(row)
@@ -287,6 +294,9 @@ fn note(row: &mut Row, loaded: &Loaded) {
     row.user_bytes = loaded.user_bytes;
     row.note_latencies(&loaded.latencies);
     row.counters.insert("misses_total".to_owned(), loaded.misses as f64);
+    if loaded.unsent > 0 {
+        row.counters.insert("unsent_total".to_owned(), loaded.unsent as f64);
+    }
     for (name, histogram) in ["get", "set"].into_iter().zip(&loaded.by_kind) {
         if !histogram.is_empty() {
             row.operations.insert(name.to_owned(), OperationFigures::of(histogram));

@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use crate::output::tell;
 use esker_bench::document::{Document, Group};
 use esker_bench::runner::Event;
+use esker_bench::system::Durability;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 const TEMPLATE: &str = "{prefix} {wide_msg} {bar:24} {eta}";
@@ -48,6 +49,10 @@ impl Live {
 
 /// Prints medians with their spread, and what was left out.
 pub(crate) fn table(document: &Document) -> Result<(), Failure> {
+    tell(&words(document).join("\n"))
+}
+
+fn words(document: &Document) -> Vec<String> {
     let mut lines: Vec<String> = document
         .machine
         .words()
@@ -81,6 +86,11 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
         }
         lines.push(line(group));
     }
+    let weaker: Vec<String> = weaker(&groups);
+    if !weaker.is_empty() {
+        lines.push("\nnothing is durable, whatever was asked for".to_owned());
+        lines.extend(weaker);
+    }
     let skipped = groups.iter().filter_map(|group| Some((group, group.skipped?)));
     let skipped: Vec<String> = skipped
         .map(|(group, why)| format!("  {} {}: {why}", group.setting.system, group.setting.workload))
@@ -95,7 +105,23 @@ pub(crate) fn table(document: &Document) -> Result<(), Failure> {
          count, beside bytes of keys and values written; the JSON has the whole device's count, too. {:.0} s",
         document.took_seconds
     ));
-    tell(&lines.join("\n"))
+    lines
+}
+
+/// Systems that keep none of the promise that their line stands under, each once.
+fn weaker(groups: &[Group<'_>]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for row in groups.iter().flat_map(|group| &group.rows) {
+        let asked = row.durability.filter(|asked| *asked != Durability::None);
+        let said = row.options.get("durability").filter(|said| said.starts_with("none"));
+        if let (Some(asked), Some(said)) = (asked, said) {
+            let line = format!("  {} {asked}: {said}", row.system);
+            if !lines.contains(&line) {
+                lines.push(line);
+            }
+        }
+    }
+    lines
 }
 
 fn line(group: &Group<'_>) -> String {
@@ -106,8 +132,8 @@ fn line(group: &Group<'_>) -> String {
         None => "-".to_owned(),
     };
     let written = group.median(|row| {
-        let bytes =
-            row.device_write_bytes.or(row.process_write_bytes.filter(|bytes| *bytes > 0))?;
+        // The device has other writers. Where there is no device, the kernel counts nothing.
+        let bytes = row.process_write_bytes.filter(|bytes| *bytes > 0)?;
         (row.user_bytes > 0).then(|| bytes as f64 / row.user_bytes as f64)
     });
     format!(
@@ -127,6 +153,52 @@ fn line(group: &Group<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use esker_bench::document::{FORMAT, Row};
+    use esker_bench::machine::Machine;
+
+    fn shown(row: Row) -> String {
+        let document = Document {
+            format: FORMAT,
+            title: String::new(),
+            program: String::new(),
+            began_at: 0,
+            took_seconds: 0.0,
+            machine: Machine::default(),
+            options: serde_json::Value::Null,
+            rows: vec![row],
+        };
+        words(&document).join("\n")
+    }
+
+    #[test]
+    fn bytes_written_are_those_of_the_process() {
+        let row = |process, device| Row {
+            user_bytes: 100,
+            process_write_bytes: process,
+            device_write_bytes: device,
+            ..Row::default()
+        };
+        let text = shown(row(Some(150), Some(77_700)));
+        assert!(text.contains(" 1.50 ") && !text.contains("777"), "{text}");
+        for none in [None, Some(0)] {
+            assert!(!shown(row(none, Some(77_700))).contains("777"), "the device is everybody's");
+        }
+    }
+
+    #[test]
+    fn who_keeps_no_promise_is_told() {
+        let row = |durability, said: &str| Row {
+            system: "flat".to_owned(),
+            durability: Some(durability),
+            options: [("durability".to_owned(), said.to_owned())].into(),
+            ..Row::default()
+        };
+        let text = shown(row(Durability::Sync, "none: emulated"));
+        assert!(text.contains("nothing is durable") && text.contains("flat sync: none: emulated"));
+        for (durability, said) in [(Durability::Sync, "sync"), (Durability::None, "none")] {
+            assert!(!shown(row(durability, said)).contains("nothing is durable"));
+        }
+    }
 
     #[test]
     fn the_line_has_a_valid_form() {

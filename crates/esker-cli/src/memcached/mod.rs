@@ -3,7 +3,7 @@
 //! It takes memcached's own options, so that a unit or script that starts memcached starts Esker.
 //! The data lie on storage: at `-e FILE` or `-o data=PATH`, else in the folder `memcached-PORT` of
 //! the folder that the service manager gives (`STATE_DIRECTORY`), else in
-//! `/var/tmp/esker-memcached-UID-PORT`. A server at a socket has the socket's path in place of the port; the data of
+//! `/var/tmp/esker-memcached-UID-PORT`. A server at a socket has the socket's whole path in place of the port; the data of
 //! one at any port (`-p -1`) nobody would find again, so its folder is gone as soon as it is open. Nothing is promised to survive a
 //! crash of the system (durability `none`): it is a cache.
 
@@ -82,7 +82,8 @@ pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
     for note in &plan.notes {
         say(note);
     }
-    if plan.listen.iter().any(|address| !address.is_local()) && plan.auth_file.is_none() {
+    let mut everywhere = plan.listen.iter().chain(&plan.listen_plain);
+    if everywhere.any(|address| !address.is_local()) && plan.auth_file.is_none() {
         say(
             "warning: other machines can reach this server and need no password; -l 127.0.0.1 or -Y FILE changes that",
         );
@@ -109,7 +110,7 @@ fn print(text: &str) -> Result<Done, Failure> {
 }
 
 fn run(mut plan: Plan) -> Result<Done, Failure> {
-    let place = plan.place();
+    let place = plan.place()?;
     if plan.daemon {
         // Nobody's folder is held by what runs in the background.
         plan.make_absolute()?;

@@ -342,15 +342,18 @@ impl Plan {
         Ok(())
     }
 
-    /// What tells this server from others of its user: its port, or the path of its socket; nothing if it takes any port.
-    pub(super) fn place(&self) -> Option<String> {
+    /// What tells this server from others of its user: its port, or the whole path of its socket; nothing if it takes any port.
+    pub(super) fn place(&self) -> Result<Option<String>, Failure> {
         let socket = self.listen.iter().find_map(|address| match address {
-            ListenAddress::Unix(path) => Some(path.display().to_string()),
+            ListenAddress::Unix(path) => Some(path),
             _ => None,
         });
-        let port = (self.port > 0).then(|| self.port.to_string());
-        // Two sockets whose paths differ in that only would be refused one store.
-        socket.map(|path| path.trim_start_matches('/').replace('/', "-")).or(port)
+        let Some(socket) = socket else {
+            return Ok((self.port > 0).then(|| self.port.to_string()));
+        };
+        let path =
+            std::path::absolute(socket).map_err(|source| Failure::io(socket.display(), &source))?;
+        Ok(Some(one_name(path.as_os_str().as_encoded_bytes())))
     }
 
     /// Makes every path one that means the same in any folder.
@@ -372,7 +375,9 @@ impl Plan {
     }
 
     fn finish(&mut self, draft: Draft) -> Result<(), Failure> {
-        let buffers = u64::from(self.limits.connections_max).saturating_mul(8 * KIB);
+        // Twice what each takes, as buffers grow; the state of TLS does not.
+        let each = Limits::connection_bytes(draft.tls) + Limits::connection_bytes(false);
+        let buffers = u64::from(self.limits.connections_max).saturating_mul(each);
         let items = self.limits.item_size_max_bytes.saturating_mul(8);
         self.limits.memory_max_bytes = BUDGET_BYTES.max(buffers.saturating_add(items));
         if self.limits.item_size_max_bytes > self.size_bytes / 2 {
@@ -390,7 +395,7 @@ impl Plan {
             // The key may stand in the file of the chain.
             (true, Some(chain), key) => self.tls = Some((chain.clone(), key.unwrap_or(chain))),
         }
-        self.limits.check().map_err(wrong)
+        self.limits.check(self.tls.is_some()).map_err(wrong)
     }
 
     fn listen_at(&mut self, draft: &Draft) -> Result<(), Failure> {
@@ -456,6 +461,21 @@ impl Plan {
             text = rest;
         }
     }
+}
+
+/// An absolute path as the name of one file, that of no other path: `-` stands for what separates, and other bytes that could
+/// be taken for something else are numbers.
+fn one_name(path: &[u8]) -> String {
+    let path = path.strip_prefix(b"/").unwrap_or(path);
+    let mut name = String::new();
+    for byte in path {
+        match byte {
+            b'/' => name.push('-'),
+            b'-' | b'%' | 0x80.. => name.push_str(&format!("%{byte:02x}")),
+            byte => name.push(char::from(*byte)),
+        }
+    }
+    name
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `esker bench`: tiny runs of the whole way, from the command line to JSON and page.
 
 use crate::program::Scratch;
+use crate::serving::{Serving, stop_and_wait};
 use std::path::Path;
 
 fn read(path: &Path) -> String {
@@ -112,6 +113,7 @@ fn mistakes_of_the_command_line_are_usage() {
         (&["--value-size", "18446744073709551615"], "value size"),
         (&["--threads", "0"], "threads"),
         (&["--config", "missing.toml"], "missing.toml"),
+        (&["--workload", "recovery", "--one-process"], "--one-process"),
     ] {
         let ran = scratch.run(&[&["bench", "run"][..], arguments].concat()).exits_with(2);
         assert!(ran.said.contains(words), "{arguments:?}: {}", ran.said);
@@ -170,6 +172,42 @@ fn esker_is_started_loaded_and_stopped() {
     assert!(!scratch.path("data/server").exists());
 }
 
+/// What the server writes in a long warm-up, and before, is no part of the phase.
+#[test]
+fn what_a_server_used_is_that_of_the_measured_phase() {
+    let scratch = Scratch::new();
+    let load = ["bench", "server", "--servers", "esker", "--gets", "0", "--rate", "400"];
+    let size = ["--records", "500", "--seconds", "0.5", "--warmup", "2.5", "--repetitions", "1"];
+    let more = ["--connections", "4", "--data", "data", "--json", "out.json"];
+    scratch.run(&[&load[..], &size, &more].concat()).exits_with(0);
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("out.json"))).unwrap();
+    let row = &result["rows"][0];
+    let (user, written) = (&row["user_bytes"], &row["process_write_bytes"]);
+    let (user, written) = (user.as_u64().unwrap(), written.as_u64().unwrap());
+    assert!(user > 20_000 && written < 3 * user, "{written} for {user}");
+    assert!(row["cpu_seconds"].is_number(), "{row}");
+}
+
+#[test]
+fn of_a_server_elsewhere_nothing_is_known_but_its_replies() {
+    let scratch = Scratch::new();
+    let serving = Serving::start(&scratch, &[]);
+    let load =
+        ["bench", "server", "--target", serving.address(), "--gets", "0", "--records", "100"];
+    let more = ["--seconds", "0.2", "--warmup", "0", "--repetitions", "1", "--connections", "2"];
+    scratch
+        .run(&[&load[..], &more, &["--data", "data", "--json", "out.json"]].concat())
+        .exits_with(0);
+    let result: serde_json::Value = serde_json::from_str(&read(&scratch.path("out.json"))).unwrap();
+    let row = &result["rows"][0];
+    assert!(row["ops"].as_u64().unwrap() > 0 && row["user_bytes"].as_u64().unwrap() > 0, "{row}");
+    for figure in ["device_write_bytes", "device_read_bytes", "process_write_bytes", "cpu_seconds"]
+    {
+        assert!(row[figure].is_null(), "{figure}: {row}");
+    }
+    stop_and_wait(serving, "-TERM");
+}
+
 #[test]
 fn limits_and_names_are_printed() {
     let scratch = Scratch::new();
@@ -179,6 +217,13 @@ fn limits_and_names_are_printed() {
     {
         assert!(list.contains(name), "{name}");
     }
+    // Which clients a system has follows from its name.
+    let has_tasks = |name: &str| {
+        let line = list.lines().find(|line| line.split_whitespace().next() == Some(name));
+        line.expect(name).contains("run-time of its own")
+    };
+    assert!(!has_tasks("flat:cceh") && !has_tasks("flat:masstree"), "{list}");
+    assert!(has_tasks("flat:cceh:none") && has_tasks("depot:uring"), "{list}");
     let micro = scratch.run(&["bench", "micro", "--factor", "1"]).exits_with(0).text();
     assert!(micro.contains("zipfian rank"), "{micro}");
     let raw = scratch

@@ -330,6 +330,17 @@ fn a_star_listens_at_both_kinds_of_addresses() {
 }
 
 #[test]
+fn who_can_reach_a_server_is_told_of_listeners_without_tls_too() {
+    let (scratch, port) = (Scratch::new(), port());
+    let options = ["-l", "notls:0.0.0.0", "-p", &port, "-o", "data=here", "-A"];
+    let running = Running::start(&scratch, &options);
+    let warns = running.1.iter().any(|line| line.starts_with("warning: other machines can reach"));
+    assert!(warns, "{:?}", running.1);
+    assert_eq!(talk(&port, "shutdown\r\n"), "");
+    running.ends();
+}
+
+#[test]
 fn root_may_serve_more_connections_than_files_are_permitted_to_others() {
     if user().is_empty() {
         eprintln!("skipped: only root raises the bound");
@@ -403,6 +414,8 @@ fn help_and_version_are_told_and_mistakes_refused() {
             .text()
             .starts_with("memcached 1.6.18-esker")
     );
+    // A part of it would be all users that there are.
+    std::fs::write(scratch.path("long"), "ann:secret\n".repeat(100_000)).expect("write");
     for (options, words) in [
         (&["-z"][..], "no option -z"),
         (&["-S"], "SASL"),
@@ -410,6 +423,7 @@ fn help_and_version_are_told_and_mistakes_refused() {
         (&["-l", "127.0.0.1", "-u", "no-such-user"], "no-such-user"),
         (&["-Z", "-o", "ssl_chain_cert=nowhere.pem"], "nowhere.pem"),
         (&["-Y", "nowhere"], "nowhere"),
+        (&["-Y", "long"], "long: larger than "),
     ] {
         if options.contains(&"no-such-user") && user().is_empty() {
             eprintln!("skipped: only root changes the user");

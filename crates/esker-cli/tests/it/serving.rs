@@ -283,6 +283,51 @@ fn what_the_environment_says_is_checked_as_well() {
 }
 
 #[test]
+fn encrypted_connections_need_memory_for_their_encryption() {
+    let scratch = Scratch::new();
+    let limits =
+        ["serve", "--check-config", "--connections-max", "10000", "--memory-max", "256MiB"];
+    scratch.run(&limits).exits_with(0);
+    let ran = scratch.run(&[&limits[..], &["--tls-cert", "chain.pem"]].concat()).exits_with(2);
+    assert!(ran.said.contains("10000 connections of 68 KiB"), "{}", ran.said);
+}
+
+/// Each client in shared memory has two descriptors for each core, also where the cores are all that there are.
+#[test]
+fn there_are_descriptors_for_clients_in_shared_memory() {
+    let cores = std::thread::available_parallelism().expect("known").get();
+    let wanted = 900 * (1 + 2 * cores);
+    let scratch = Scratch::new();
+    let hard = Command::new("sh").args(["-c", "ulimit -Hn"]).output().expect("runs");
+    let hard = String::from_utf8_lossy(&hard.stdout).trim().parse::<usize>();
+    if hard.is_ok_and(|hard| hard < wanted) {
+        eprintln!("skipped: the system does not permit so many");
+        return;
+    }
+    let line = format!(
+        "ulimit -Sn 512 && exec {} serve --listen shm://{} --cores 0 --connections-max 900 --size 256MiB",
+        env!("CARGO_BIN_EXE_esker"),
+        scratch.path("socket").display()
+    );
+    let mut child = Command::new("sh")
+        .args(["-c", &line])
+        .current_dir(scratch.path(""))
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("start");
+    let said = BufReader::new(child.stderr.take().expect("piped"));
+    let ready = said.lines().map_while(Result::ok).any(|line| line == "ready");
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id()));
+    child.kill().expect("it runs");
+    child.wait().expect("ends");
+    assert!(ready);
+    let limits = limits.expect("it ran");
+    let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
+    let soft = files.split_whitespace().nth(3).and_then(|number| number.parse::<usize>().ok());
+    assert!(soft.is_none_or(|soft| soft >= wanted), "{files}");
+}
+
+#[test]
 fn variables_that_are_no_options_are_named() {
     let scratch = Scratch::new();
     let mut program = program(scratch.path("").as_path());

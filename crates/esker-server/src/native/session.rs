@@ -414,7 +414,7 @@ impl<D: Duplex + 'static> Session<D> {
                 } else if let Some(taken) = self.shared().budget.try_take(more) {
                     return Ok(Some(taken));
                 } else if alone {
-                    if more > self.shared().limits.request_bytes_max() {
+                    if more > self.shared().request_bytes_max() {
                         // It would be waited for in vain.
                         return Ok(None);
                     }

@@ -245,7 +245,7 @@ impl<T: Transport> Session<T> {
     pub(super) fn endow_waiting(&mut self, mut unit: Unit) {
         let bytes = self.bytes_held(&unit);
         // More than that would be waited for in vain.
-        unit.share = match bytes <= self.shared.limits.request_bytes_max() {
+        unit.share = match bytes <= self.shared.request_bytes_max() {
             true => self.shared.budget.take(bytes, self.shared.limits.wait_timeout()),
             false => None,
         };

@@ -1,6 +1,7 @@
 //! What a command line comes to.
 
 use super::*;
+use std::collections::BTreeSet;
 use std::net::{ToSocketAddrs, UdpSocket};
 
 fn plan(line: &str) -> Result<Plan, String> {
@@ -40,10 +41,29 @@ fn nothing_is_said_more_than_all() {
 
 #[test]
 fn servers_are_told_apart_by_port_or_socket() {
-    let place = |line| plan(line).unwrap().place();
+    let place = |line: &str| plan(line).unwrap().place().unwrap();
     assert_eq!(place("-p 11212").as_deref(), Some("11212"));
     assert_eq!(place("-s /run/a/b.sock -p 0").as_deref(), Some("run-a-b.sock"));
     assert_eq!((place("-p -1"), place("-p 0")), (None, None));
+    let folder = std::env::current_dir().unwrap();
+    assert_eq!(place("-s b.sock"), place(&format!("-s {}/b.sock", folder.display())));
+    // No two paths have one name.
+    let paths =
+        ["/run/a/b", "/run/a-b", "/run/a%2db", "/run/a/-b", "/run/a-/b", "/run/a--b", "/run/ä"];
+    let names: BTreeSet<String> =
+        paths.iter().map(|path| place(&format!("-s {path}")).unwrap()).collect();
+    assert_eq!(names.len(), paths.len(), "{names:?}");
+    assert!(names.iter().all(|name| !name.contains('/')), "{names:?}");
+}
+
+#[test]
+fn the_memory_of_many_encrypted_connections_is_counted() {
+    let memory = |line: &str| plan(line).expect(line).limits.memory_max_bytes;
+    let each = |tls: &str| {
+        let bytes = |count: u32| memory(&format!("-c {count} {tls}"));
+        (bytes(200_000) - bytes(100_000)) / 100_000
+    };
+    assert_eq!((each(""), each("-Z -o ssl_chain_cert=chain")), (8 * KIB, 72 * KIB));
 }
 
 #[test]
