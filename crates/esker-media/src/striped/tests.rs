@@ -335,7 +335,7 @@ fn a_member_that_holds_something_behind_its_first_blocks_is_refused_by_name() {
 fn a_first_copy_that_cannot_be_read_leaves_the_other_one() {
     let made = sims(3);
     let device = StripedDevice::open(members(made.devices()), Some(&new(1))).unwrap();
-    device.write_durable_at(DURABLE, 2048, &[IoSlice::new(&[7; 3 * UNIT as usize])]).unwrap();
+    device.write_durable_at(DURABLE, 2048, &[IoSlice::new(&[7; 3 * 4096])]).unwrap();
     let images = images(&made);
     let failing = |count| {
         let sims = attach(&images);
@@ -350,9 +350,9 @@ fn a_first_copy_that_cannot_be_read_leaves_the_other_one() {
     assert_eq!(StripedDevice::membership(&*sims.devices()[1]).unwrap(), Some((1, 3)));
     let sims = failing(1);
     let device = StripedDevice::open(members(sims.devices()), None).unwrap();
-    let mut found = [0; 3 * UNIT as usize];
+    let mut found = [0; 3 * 4096];
     device.read_at(SITE, 2048, &mut found).unwrap();
-    assert_eq!(found, [7; 3 * UNIT as usize]);
+    assert_eq!(found, [7; 3 * 4096]);
     // One of which nothing can be read is not blank.
     for new in [None, Some(&new(2))] {
         let error = StripedDevice::open(members(failing(2).devices()), new).unwrap_err();

@@ -406,7 +406,7 @@ fn a_socket_that_finds_no_descriptor_to_move_with_is_forgotten_when_it_goes() {
     let moved = runtime.spawn_on(CoreId(1), move || {
         ours.set_deadline(None);
         let limit = getrlimit(Resource::Nofile);
-        setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit.clone() }).unwrap();
+        setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
         let error = ours.read(&mut [0]).unwrap_err();
         setrlimit(Resource::Nofile, limit).unwrap();
         assert_eq!(error.raw_os_error(), Some(libc::EMFILE));

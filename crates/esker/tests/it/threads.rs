@@ -272,7 +272,7 @@ fn a_thread_that_ends_may_use_its_store_to_the_last() {
         options.size_bytes = 64 << 20;
         options.pmem_emulate = true;
         let of_thread = options.clone();
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             // First of all: what comes first goes last.
             STORE.with_borrow_mut(|last| {
                 let store = Store::open(&of_thread).unwrap();
@@ -282,7 +282,7 @@ fn a_thread_that_ends_may_use_its_store_to_the_last() {
                 last.0 = Some(store);
             });
         });
-        thread.join().unwrap();
+        thread.unwrap().join().unwrap();
         let store = Store::open(&options).unwrap();
         assert_eq!(store.get(b"last").unwrap().as_deref(), Some(&b"3"[..]), "{engine:?}");
     }

@@ -62,12 +62,12 @@ fn hears_while_the_disk_is_stuck(mailbox: &Mailbox) {
 fn a_disk_that_does_not_answer_leaves_the_core_its_ears() {
     let mailbox = Arc::new(Mailbox::new(CoreId(0), Some(new_eventfd())));
     let (sender, receiver) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
+    let thread = std::thread::Builder::new().spawn(move || {
         hears_while_the_disk_is_stuck(&mailbox);
         sender.send(()).unwrap();
     });
     match receiver.recv_timeout(LIMIT) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("the core hears nothing"),
-        _ => thread.join().unwrap(),
+        _ => thread.unwrap().join().unwrap(),
     }
 }
