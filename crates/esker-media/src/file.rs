@@ -15,8 +15,8 @@
 //! - B1 to B4 of [`crate::block`].
 //!
 //! # Concurrency
-//! Any number of calls at once from tasks and threads. The only lock, that of I3, is one that tasks
-//! may hold across a suspension.
+//! Any number of calls at once from tasks and threads. Both locks, that of I3 and that of whoever makes the file longer,
+//! may be held by tasks across a suspension.
 //!
 //! # Failure
 //! A short transfer is resumed; `EINTR` is repeated; anything else fails the call. A failed write
@@ -120,6 +120,8 @@ pub struct FileDevice {
     failed: AtomicBool,
     /// Held by the flush or durable write in progress, in buffered mode (I3).
     turns: Mutex<()>,
+    /// Held by who makes the file longer.
+    growth: Mutex<()>,
     counters: AtomicCounters,
     pool: BufferPool,
 }
@@ -169,6 +171,7 @@ impl FileDevice {
             dsync_works: AtomicBool::new(true),
             failed: AtomicBool::new(false),
             turns: Mutex::new(()),
+            growth: Mutex::new(()),
             counters: AtomicCounters::default(),
             pool,
         })
@@ -486,7 +489,7 @@ impl BlockDevice for FileDevice {
         io::read_many_at(self.fd.as_fd(), reads, |number, result| {
             // What failed is done again by itself, and tells why if it fails again.
             if let (Some(done), Ok(bytes)) = (done.get_mut(number), result) {
-                *done = self.whole_blocks(bytes);
+                *done = if self.reads_bytes() { bytes } else { self.whole_blocks(bytes) };
                 self.counters.read(*done as u64);
             }
         });
@@ -557,7 +560,8 @@ impl BlockDevice for FileDevice {
     fn reserve(&self, _site: Site, offset: u64, length: u64) -> Result<()> {
         const OPERATION: &str = "reserve range";
         let end = offset.saturating_add(length);
-        if end <= self.geometry().size_bytes {
+        let grows = end > self.geometry().size_bytes;
+        if !grows {
             self.check_writable(OPERATION, offset, length)?;
         } else if self.backing.is_raw_device
             || self.options.read_only
@@ -568,6 +572,8 @@ impl BlockDevice for FileDevice {
                 .at(offset, length)
                 .context("a raw device, one opened for reading, or not whole blocks"));
         }
+        // Who finds no room cuts off what was taken behind the end: that is nobody else's.
+        let _turn = grows.then(|| self.growth.lock());
         open::allocate(&self.fd, offset, length)
             .map_err(|error| error.device(&self.name).at(offset, length))?;
         if end > self.geometry().size_bytes {

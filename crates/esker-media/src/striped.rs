@@ -289,6 +289,25 @@ impl BlockDevice for StripedDevice {
         Ok(())
     }
 
+    fn read_many_at(&self, site: Site, reads: &mut [(u64, &mut [u8])]) -> Result<()> {
+        let mut of_members: Vec<Vec<(u64, &mut [u8])>> = Vec::new();
+        of_members.resize_with(self.members.len(), Vec::new);
+        for (offset, buf) in reads {
+            let length = buf.len() as u64;
+            let checked = self.read_geometry().check("read device", *offset, length);
+            checked.map_err(|error| error.device(&self.name))?;
+            let (index, at, rest) = self.layout.place(*offset);
+            match of_members.get_mut(index) {
+                Some(reads) if length <= rest => reads.push((at, &mut **buf)),
+                _ => self.read_at(site, *offset, buf)?,
+            }
+        }
+        let read = |(member, reads): (&Member, &mut Vec<_>)| {
+            if reads.is_empty() { Ok(()) } else { member.device.read_many_at(site, reads) }
+        };
+        self.members.iter().zip(&mut of_members).try_for_each(read)
+    }
+
     fn write_at(&self, site: Site, offset: u64, bufs: &[IoSlice<'_>]) -> Result<()> {
         self.check("write device", offset, total_length(bufs))?;
         self.write(offset, bufs, |member, at, bufs| {

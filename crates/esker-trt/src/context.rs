@@ -8,7 +8,7 @@
 //!   compiler keeps in a register over a suspension therefore stays right.
 //!
 //! # Concurrency
-//! Thread-local. The borrow of the thread-local is never held over a suspension.
+//! Thread-local; a thread that ends and has dropped it already is one without a core. The borrow of the thread-local is never held over a suspension.
 #![expect(unsafe_code, reason = "uses the yielder at the root of the running task's stack")]
 
 use crate::core::Core;
@@ -24,12 +24,18 @@ thread_local! {
 
 /// Runs `f` on the core of this thread. `f` must not suspend.
 pub(crate) fn with<R>(f: impl FnOnce(&Core) -> R) -> Option<R> {
-    CURRENT.with_borrow(|core| core.as_ref().map(|core| f(core)))
+    CURRENT.try_with(|core| core.borrow().as_ref().map(|core| f(core))).ok().flatten()
 }
 
 /// Runs `f` on the core and the running task of this thread. `f` must not suspend.
 pub(crate) fn with_task<R>(f: impl FnOnce(&Core, &Rc<Task>) -> R) -> Option<R> {
     with(|core| core.with_current(|task| f(core, task))).flatten()
+}
+
+/// Whether somebody uses the core of this thread, so that nothing may suspend.
+#[cfg(test)]
+pub(crate) fn is_lent() -> bool {
+    CURRENT.with(|core| core.try_borrow_mut().is_err())
 }
 
 /// Makes `core` the core of this thread until the guard goes.

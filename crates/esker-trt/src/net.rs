@@ -201,11 +201,12 @@ impl Socket {
 
     /// Has the calling task's core watch the socket.
     fn register(&self, fd: &OwnedFd) -> io::Result<SocketKey> {
-        let earlier = self.registration.take();
-        if let Some(earlier) = earlier {
-            // The old core gets a duplicate to stop watching with.
+        if self.registration.borrow().is_some() {
+            // The old core gets a duplicate to stop watching with. Where there is none it goes on, and hears of the drop.
             let duplicate = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
-            earlier.mailbox.post(Message::Forget(earlier.key, duplicate));
+            if let Some(earlier) = self.registration.take() {
+                earlier.mailbox.post(Message::Forget(earlier.key, duplicate));
+            }
         }
         let watched = context::with_task(|core, _| {
             core.watch_socket(fd.as_fd()).map(|key| (Arc::clone(core.mailbox()), key))

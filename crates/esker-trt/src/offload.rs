@@ -73,16 +73,23 @@ impl HelperPool {
         }
         queue.threads += 1;
         drop(queue);
-        let pool = Arc::clone(self);
-        let started =
-            std::thread::Builder::new().name("esker-helper".to_owned()).spawn(move || pool.run());
-        if started.is_err() {
+        if !self.start_helper() {
             self.queue.lock().threads -= 1;
             // With no helper at all the poster has to do the work itself, late but surely.
             while let Some(job) = self.left_over() {
                 job.run();
             }
         }
+    }
+
+    fn start_helper(self: &Arc<Self>) -> bool {
+        #[cfg(test)]
+        if tests::NO_THREADS.get() {
+            return false;
+        }
+        let pool = Arc::clone(self);
+        let thread = std::thread::Builder::new().name("esker-helper".to_owned());
+        thread.spawn(move || pool.run()).is_ok()
     }
 
     /// What nobody else would do: there is no helper.
@@ -172,14 +179,15 @@ pub(crate) fn post_disk(request: IoRequest) -> bool {
 }
 
 fn post(work: Work) -> bool {
-    context::with_task(|core, task| {
-        let Some(helpers) = core.helpers() else { return false };
+    let found = context::with_task(|core, task| {
+        let helpers = Arc::clone(core.helpers()?);
         task.io_result.set(None);
-        let mailbox = Arc::clone(core.mailbox());
-        helpers.post(Job { work, mailbox, task: task.id.index });
-        true
-    })
-    .unwrap_or(false)
+        Some((helpers, Arc::clone(core.mailbox()), task.id.index))
+    });
+    let Some((helpers, mailbox, task)) = found.flatten() else { return false };
+    // Not inside: without a helper the job runs here, and what it calls may suspend the task.
+    helpers.post(Job { work, mailbox, task });
+    true
 }
 
 struct Frame<F, T> {
@@ -214,3 +222,6 @@ pub fn offload<T: Send, F: FnOnce() -> T + Send>(function: F) -> T {
         None => unreachable!("the call has run: its completion was delivered"),
     }
 }
+
+#[cfg(test)]
+mod tests;

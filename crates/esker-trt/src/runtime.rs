@@ -218,7 +218,7 @@ impl Ended {
 
     /// Waits until so many cores have ended; false when the time was over first.
     fn wait(&self, cores: usize, limit: Duration) -> bool {
-        let end = SystemClock.monotonic() + limit;
+        let end = SystemClock.monotonic().saturating_add(limit);
         let mut ended = self.cores.lock();
         while ended.len() < cores {
             let left = end.saturating_sub(SystemClock.monotonic());

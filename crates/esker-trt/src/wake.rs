@@ -23,7 +23,9 @@ use crossbeam_queue::SegQueue;
 use esker_base::ids::CoreId;
 use esker_base::sync::atomic::{AtomicU32, Ordering, fence};
 use parking_lot::{Condvar, Mutex as Lock};
+use std::cell::OnceCell;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8};
@@ -202,6 +204,16 @@ impl ThreadParker {
 
 thread_local! {
     static PARKER: Arc<ThreadParker> = Arc::default();
+    /// For destructors of other thread-locals that wait when that one is gone. Without a destructor of its own it is
+    /// there to the end of the thread; such a thread leaves it behind.
+    static LATE_PARKER: OnceCell<ManuallyDrop<Arc<ThreadParker>>> = const { OnceCell::new() };
+}
+
+/// Where this thread waits.
+fn parker() -> Arc<ThreadParker> {
+    PARKER.try_with(Arc::clone).unwrap_or_else(|_| {
+        LATE_PARKER.with(|parker| Arc::clone(parker.get_or_init(ManuallyDrop::default)))
+    })
 }
 
 /// Makes one waiting task or thread go on. Cheap to clone, usable from anywhere, any number of
@@ -219,7 +231,7 @@ impl Waker {
             mailbox: Arc::clone(core.mailbox()),
             task: task.id,
         })
-        .unwrap_or_else(|| Waker::Thread(PARKER.with(Arc::clone)))
+        .unwrap_or_else(|| Waker::Thread(parker()))
     }
 
     pub(crate) fn wake(&self) {
@@ -268,14 +280,14 @@ impl fmt::Debug for Waker {
 /// names the wait in a deadlock report.
 pub(crate) fn park(why: &'static str) {
     if !context::park_task(why, None) {
-        PARKER.with(Arc::clone).park(None);
+        parker().park(None);
     }
 }
 
 /// As [`park`], but at most for `limit`.
 pub(crate) fn park_for(why: &'static str, limit: Duration) {
     if !context::park_task(why, Some(limit)) {
-        PARKER.with(Arc::clone).park(Some(limit));
+        parker().park(Some(limit));
     }
 }
 

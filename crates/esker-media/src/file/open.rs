@@ -1,12 +1,14 @@
 //! Opening and creating the file or device below a [`FileDevice`](super::FileDevice).
 //!
 //! # Invariants
-//! - I1: a new file is complete (allocated, its entry durable) or absent when `open` returns; a
-//!   crash in between leaves an empty or partly allocated file, which holds nothing.
+//! - I1: a new file is complete (allocated, its entry durable) or absent when `open` returns. A crash in between leaves an
+//!   empty one, perhaps with space behind its end, with which the next open begins anew: it has no size before all of
+//!   it is there. Of one in main memory that will be mapped only the size is there; who maps it allocates it again.
 //! - I2: the lock is taken before the file is changed in any way, or taken away again; who has it has the file of that name.
 //!
 //! # Failure
-//! Every error names the step. A file that this call created and locked is removed again.
+//! Every error names the step. A file that this call created and locked is removed again. Where a file system cannot
+//! allocate, a crash may leave what was being filled under the name with [`BESIDE`]; the next making removes it.
 
 use super::durability::{self, Backing};
 use super::{Direct, OpenOptions};
@@ -18,14 +20,17 @@ use esker_base::units::round_down;
 use esker_base::{Error, ErrorKind, Result};
 use rustix::fs::{AtFlags, FallocateFlags, FileType, Mode, OFlags, SeekFrom, Stat, StatxFlags};
 use rustix::io::{Errno, ReadWriteFlags};
+use rustix::process::{Gid, Uid};
 use std::io::IoSliceMut;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Smallest block size in bytes, for files that know no other.
 const BLOCK_SIZE_BYTES_MIN: u32 = 512;
 /// Bytes of one write where a file system cannot allocate without writing.
 const FILL_CHUNK_BYTES: usize = 1 << 20;
+/// What the name of a file ends with while it is filled.
+const BESIDE: &str = ".esker-new";
 
 /// An open medium and what was found out about it.
 pub(crate) struct Opened {
@@ -61,7 +66,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
     };
     #[cfg(test)]
     tests::before_lock();
-    let fd = if options.lock {
+    let mut fd = if options.lock {
         // Who is refused leaves the file: it may be the store of whoever was faster.
         let fd = lock(fd, options.read_only)?;
         check_place(&fd, path)?;
@@ -69,7 +74,7 @@ pub(crate) fn open(path: &Path, options: &OpenOptions) -> Result<Opened> {
     } else {
         LockedFile::without_lock(fd)
     };
-    let result = examine(&fd, path, options, created);
+    let result = examine(&mut fd, path, options, created);
     if result.is_err() && created {
         // Nobody else has it: this call created it, and locked it.
         let _ = rustix::fs::unlink(path);
@@ -95,25 +100,35 @@ fn locked(context: &'static str) -> Error {
 
 type Examined = (BlockGeometry, Option<usize>, Backing);
 
-fn examine(fd: &LockedFile, path: &Path, options: &OpenOptions, created: bool) -> Result<Examined> {
-    let stat = rustix::fs::fstat(fd).map_err(failed("examine device"))?;
+/// Another file takes the place of `fd` where a new one is made beside it.
+fn examine(
+    fd: &mut LockedFile,
+    path: &Path,
+    options: &OpenOptions,
+    created: bool,
+) -> Result<Examined> {
+    let stat = rustix::fs::fstat(&*fd).map_err(failed("examine device"))?;
     let is_raw_device = FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
-    let mut size_bytes = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
+    let mut size_bytes = size(fd)?;
     if let Some(wanted) = options.create_size_bytes {
         let fresh = created || (size_bytes == 0 && !is_raw_device && !options.read_only);
         if fresh {
-            create(fd, path, wanted, created, options.mapped)?;
+            create(fd, path, wanted, created, options)?;
             size_bytes = wanted;
         }
         check_size(is_raw_device, wanted, size_bytes)?;
     }
-    let backing = durability::examine(fd, &stat, is_raw_device);
+    let backing = durability::examine(&*fd, &stat, is_raw_device);
     let (block_size_bytes, memory_alignment) = choose_direct(fd, options, is_raw_device)?;
     size_bytes -= size_bytes % u64::from(block_size_bytes);
     if size_bytes == 0 {
         return Err(Error::invalid("open device", "the file or device has no whole block"));
     }
     Ok((BlockGeometry { size_bytes, block_size_bytes }, memory_alignment, backing))
+}
+
+fn size(fd: &LockedFile) -> Result<u64> {
+    rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))
 }
 
 fn check_size(is_raw_device: bool, wanted: u64, size_bytes: u64) -> Result<()> {
@@ -147,34 +162,41 @@ fn check_place(fd: &LockedFile, path: &Path) -> Result<()> {
 
 /// Allocates the whole file and makes its existence durable (I1).
 fn create(
-    fd: &LockedFile,
+    fd: &mut LockedFile,
     path: &Path,
     size_bytes: u64,
     created: bool,
-    mapped: bool,
+    options: &OpenOptions,
 ) -> Result<()> {
     if size_bytes == 0 {
         return Err(Error::invalid("create file", "a size of 0 bytes"));
     }
+    if !created {
+        // A making that was cut off left space behind the end.
+        rustix::fs::ftruncate(&*fd, 0).map_err(failed("empty file"))?;
+    }
     // Before anything is taken: in main memory others would be without until the last page is refused.
-    let room =
-        rustix::fs::fstatvfs(fd).map_or(u64::MAX, |of| of.f_bavail.saturating_mul(of.f_frsize));
-    let fits = if size_bytes > room { Err(Errno::NOSPC) } else { Ok(()) };
-    let huge = mapped && durability::file_system_name(fd) == "tmpfs";
-    let huge = |()| if huge { huge::allocate(fd, size_bytes) } else { Ok(()) };
-    let flags = FallocateFlags::empty();
-    let all = |()| rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, 0, size_bytes));
-    let allocated = match fits.and_then(huge).and_then(all) {
-        Ok(()) => Ok(()),
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => fill(fd, size_bytes),
+    let fits = if size_bytes > room(fd) { Err(Errno::NOSPC) } else { Ok(()) };
+    let huge = options.mapped && durability::file_system_name(&*fd) == "tmpfs";
+    let huge = |()| if huge { huge::allocate(&*fd, size_bytes) } else { Ok(()) };
+    let allocated = match fits.and_then(huge).and_then(|()| take_range(fd, 0, size_bytes)) {
+        Ok(()) => give_size(fd, size_bytes),
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            fill_beside(fd, path, size_bytes, options.lock).map(|new| *fd = new)
+        }
         Err(errno) => Err(failed("allocate file")(errno)),
     };
     if allocated.is_err() && !created {
         // It was empty before: leave it so.
-        let _ = rustix::fs::ftruncate(fd, 0);
+        let _ = rustix::fs::ftruncate(&*fd, 0);
     }
     allocated?;
-    rustix::fs::fsync(fd).map_err(failed("flush new file"))?;
+    // A link stays one, and leads to where the file is.
+    flush_folder(&path.canonicalize().unwrap_or_else(|_| path.to_path_buf()))
+}
+
+/// Makes the entry of a file durable.
+fn flush_folder(path: &Path) -> Result<()> {
     let parent = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -184,25 +206,92 @@ fn create(
     rustix::fs::fsync(&folder).map_err(failed("flush folder of new file"))
 }
 
-/// Allocates a range of a file, behind its end or inside; where the file system cannot, a file is only
-/// made longer.
-pub(super) fn allocate(fd: &LockedFile, offset: u64, length: u64) -> Result<()> {
-    let flags = FallocateFlags::empty();
-    match rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, length)) {
-        Ok(()) => Ok(()),
-        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
-            let size = rustix::fs::seek(fd, SeekFrom::End(0)).map_err(failed("size device"))?;
-            let end = offset.saturating_add(length);
-            if end > size {
-                rustix::fs::ftruncate(fd, end).map_err(failed("allocate file"))?;
-            }
-            Ok(())
-        }
-        Err(errno) => Err(failed("allocate file")(errno)),
+/// Bytes that the file system still has. One that counts none (ramfs, some of FUSE) is not full.
+fn room(fd: &LockedFile) -> u64 {
+    rustix::fs::fstatvfs(fd)
+        .ok()
+        .filter(|of| of.f_blocks > 0)
+        .map_or(u64::MAX, |of| of.f_bavail.saturating_mul(of.f_frsize))
+}
+
+/// Gives a file that is allocated its size (I1).
+fn give_size(fd: &LockedFile, size_bytes: u64) -> Result<()> {
+    rustix::fs::fsync(fd).map_err(failed("flush new file"))?;
+    #[cfg(test)]
+    tests::before_whole();
+    rustix::fs::ftruncate(fd, size_bytes).map_err(failed("allocate file"))?;
+    rustix::fs::fsync(fd).map_err(failed("flush new file"))
+}
+
+/// Takes space for a range of a file. Behind its end it has that without being longer: a file system that runs full, or
+/// a crash, amid this would leave it longer by a part of the range.
+fn take_range(fd: &LockedFile, offset: u64, length: u64) -> rustix::io::Result<()> {
+    let take =
+        |flags| rustix::io::retry_on_intr(|| rustix::fs::fallocate(fd, flags, offset, length));
+    match take(FallocateFlags::KEEP_SIZE) {
+        // NFS only knows the other kind, and does it at once.
+        Err(Errno::OPNOTSUPP) => take(FallocateFlags::empty()),
+        taken => taken,
     }
 }
 
-/// Writes zeros where the file system cannot allocate otherwise.
+/// Allocates a range of a file, behind its end or inside; where the file system cannot, a file is only
+/// made longer. Only one at a time may go behind the end, which stays where it was if that fails.
+pub(crate) fn allocate(fd: &LockedFile, offset: u64, length: u64) -> Result<()> {
+    let (size, end) = (size(fd)?, offset.saturating_add(length));
+    let taken = match take_range(fd, offset, length) {
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) if end <= size => Ok(()),
+        Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => rustix::fs::ftruncate(fd, end),
+        Err(errno) => Err(errno),
+    };
+    if taken.is_err() && end > size {
+        // ext4 keeps what it had taken before it found no more.
+        let _ = rustix::fs::ftruncate(fd, size);
+    }
+    taken.map_err(failed("allocate file"))
+}
+
+/// Makes a file of zeros beside the empty one at `path`, where the file system cannot allocate otherwise, and puts it in
+/// that one's place, whose lock the caller has (I1).
+fn fill_beside(
+    empty: &LockedFile,
+    path: &Path,
+    size_bytes: u64,
+    with_lock: bool,
+) -> Result<LockedFile> {
+    const OPERATION: &str = "create file beside";
+    let path = path.canonicalize().map_err(|source| Error::io(OPERATION, source))?;
+    let mut beside = path.clone().into_os_string();
+    beside.push(BESIDE);
+    let beside = PathBuf::from(beside);
+    match rustix::fs::unlink(&beside) {
+        Ok(()) | Err(Errno::NOENT) => {}
+        Err(errno) => return Err(failed("remove what an earlier making left")(errno)),
+    }
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let new =
+        rustix::fs::open(&beside, flags, Mode::RUSR | Mode::WUSR).map_err(failed(OPERATION))?;
+    let whole = || {
+        let new = if with_lock { lock(new, false)? } else { LockedFile::without_lock(new) };
+        if let Ok(stat) = rustix::fs::fstat(empty) {
+            // As whoever made the empty one wants it, as far as this process may.
+            let (owner, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+            let _ = rustix::fs::fchown(&new, Some(owner), Some(group));
+            let _ = rustix::fs::fchmod(&new, Mode::from_raw_mode(stat.st_mode));
+        }
+        fill(&new, size_bytes)?;
+        rustix::fs::fsync(&new).map_err(failed("flush new file"))?;
+        #[cfg(test)]
+        tests::before_whole();
+        rustix::fs::rename(&beside, &path).map_err(failed(OPERATION))?;
+        Ok(new)
+    };
+    whole().inspect_err(|_| {
+        let _ = rustix::fs::unlink(&beside);
+    })
+}
+
+/// Writes zeros.
 fn fill(fd: &LockedFile, size_bytes: u64) -> Result<()> {
     let zeros = BufferPool::new(0).get_zeroed(FILL_CHUNK_BYTES);
     let mut done = 0;
@@ -263,12 +352,13 @@ fn try_direct(fd: &LockedFile, logical: u32) -> Result<Option<(u32, usize)>> {
     for block_size_bytes in [first, 4096] {
         let mut probe = pool.get(block_size_bytes as usize);
         match rustix::io::pread(fd.as_fd(), &mut probe[..], 0) {
-            Ok(_) if block_size_bytes.is_power_of_two() => {
+            Err(Errno::INVAL) => {}
+            // Also with a first block that cannot be read: who reads it in earnest meets that.
+            _ if block_size_bytes.is_power_of_two() => {
                 let alignment = memory_alignment.unwrap_or(block_size_bytes as usize).max(1);
                 return Ok(Some((block_size_bytes, alignment)));
             }
-            Ok(_) | Err(Errno::INVAL) => {}
-            Err(errno) => return Err(failed("read first block")(errno)),
+            _ => {}
         }
     }
     rustix::fs::fcntl_setfl(fd, flags).map_err(failed("examine device"))?;

@@ -338,17 +338,24 @@ fn a_raw_device_is_claimed_written_and_told_of_discards() {
     assert_eq!(FileDevice::open(&raw.0, larger).unwrap_err().kind(), ErrorKind::NoSpace);
 }
 
-/// A folder on a tmpfs of `size`, unmounted at the end; `None` where mounting is not allowed.
-struct SmallDisk(tempfile::TempDir);
+/// A folder on a file system of its own, unmounted at the end; `None` where mounting is not allowed.
+pub(super) struct SmallDisk(pub(super) tempfile::TempDir);
 
 impl SmallDisk {
-    fn new(size: &str) -> Option<SmallDisk> {
+    /// A tmpfs of `size`.
+    pub(super) fn new(size: &str) -> Option<SmallDisk> {
+        SmallDisk::mount(&["-t", "tmpfs", "-o", size, "esker-test"])
+    }
+
+    pub(super) fn mount(what: &[&str]) -> Option<SmallDisk> {
         let folder = tempfile::tempdir().unwrap();
-        let status = std::process::Command::new("mount")
-            .args(["-t", "tmpfs", "-o", size, "esker-test"])
-            .arg(folder.path())
-            .status();
+        let status = std::process::Command::new("mount").args(what).arg(folder.path()).status();
         status.is_ok_and(|status| status.success()).then_some(SmallDisk(folder))
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let of = rustix::fs::statvfs(self.0.path()).unwrap();
+        of.f_bavail * of.f_frsize
     }
 }
 
@@ -370,4 +377,39 @@ fn a_full_file_system_is_no_space_and_leaves_no_file() {
     assert!(!path.exists(), "the partial file is gone");
     let device = FileDevice::open(&path, create(512 << 10)).unwrap();
     assert!(device.report().contains("NOTHING HERE SURVIVES A POWER CUT"), "{}", device.report());
+}
+
+#[test]
+fn growth_without_room_takes_none() {
+    // A file system of its own that, as it fills up, keeps what it could give.
+    let (_folder, image) = folder();
+    drop(FileDevice::open(&image, create(64 << 20)).unwrap());
+    let made = std::process::Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image).status();
+    let disk = made
+        .is_ok_and(|status| status.success())
+        .then(|| SmallDisk::mount(&["-t", "ext4", "-o", "loop", image.to_str().unwrap()]));
+    let Some(disk) = disk.flatten() else {
+        eprintln!("skipped: making and mounting a small ext4 is not allowed here");
+        return;
+    };
+    let path = disk.0.path().join("device");
+    let device = FileDevice::open(&path, create(4 << 20)).unwrap();
+    let free = disk.free_bytes();
+    let error = device.reserve(WRITE, 4 << 20, 1 << 30).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::NoSpace);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 4 << 20);
+    assert!(disk.free_bytes() + (1 << 20) >= free, "{} of {free} bytes", disk.free_bytes());
+    device.reserve(WRITE, 4 << 20, 4 << 20).unwrap();
+    assert_eq!(device.geometry().size_bytes, 8 << 20);
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), 8 << 20);
+}
+
+#[test]
+fn many_short_reads_of_the_page_cache_are_one_call_each() {
+    let (_folder, path) = folder();
+    let options = OpenOptions { direct: Direct::Never, ..create(1 << 20) };
+    let device = FileDevice::open(&path, options).unwrap();
+    let (mut one, mut two) = ([0; 300], [0; 300]);
+    device.read_many_at(READ, &mut [(7, &mut one[..]), (5000, &mut two[..])]).unwrap();
+    assert_eq!((device.counters().reads, device.counters().read_bytes), (2, 600));
 }

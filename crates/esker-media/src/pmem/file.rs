@@ -72,6 +72,12 @@ fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
+/// Whether a file in main memory has as many pages as `size_bytes` are; a doubt is a no.
+fn has_all_pages(fd: &LockedFile, size_bytes: u64) -> bool {
+    rustix::fs::fstat(fd)
+        .is_ok_and(|stat| u64::try_from(stat.st_blocks).unwrap_or(0) >= size_bytes / 512)
+}
+
 impl PmemFile {
     /// Opens and maps the file at `path`, locked against other openers.
     ///
@@ -105,8 +111,13 @@ impl PmemFile {
         if size_bytes == 0 {
             return Err(Error::invalid(OPERATION, "smaller than a page"));
         }
-        let instruction = FlushInstruction::detect();
         let file_system = opened.backing.file_system;
+        // I3, also of a copy with holes, and of one whose making was cut off. Main memory looks at each page for that, but
+        // knows how many there are.
+        if file_system != "tmpfs" || !has_all_pages(&opened.fd, size_bytes) {
+            open::allocate(&opened.fd, 0, size_bytes)?;
+        }
+        let instruction = FlushInstruction::detect();
         let real = if instruction == FlushInstruction::None {
             None
         } else {

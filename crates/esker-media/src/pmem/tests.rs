@@ -243,3 +243,24 @@ fn opening_takes_no_memory_that_others_map_meanwhile() {
         opened.unwrap();
     });
 }
+
+#[test]
+fn a_file_with_holes_is_allocated_before_it_is_mapped() {
+    use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, ftruncate};
+    use std::os::unix::fs::MetadataExt;
+    for folder in [std::env::temp_dir(), "/dev/shm".into()] {
+        let folder = tempfile::tempdir_in(folder).unwrap();
+        let path = folder.path().join("memory");
+        // What a making leaves that is killed when the file has its size, and what a copy of a store may be.
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = rustix::fs::open(&path, flags, Mode::RUSR | Mode::WUSR).unwrap();
+        ftruncate(&file, 1 << 20).unwrap();
+        fallocate(&file, FallocateFlags::empty(), 8192, 700 << 10).unwrap();
+        drop(file);
+        let options = PmemOptions { emulate: true, ..PmemOptions::default() };
+        let memory = PmemFile::open(&path, options).unwrap();
+        assert_eq!(memory.size_bytes(), 1 << 20);
+        let blocks = std::fs::metadata(&path).unwrap().blocks();
+        assert!(blocks * 512 >= 1 << 20, "{blocks} blocks in {}", folder.path().display());
+    }
+}

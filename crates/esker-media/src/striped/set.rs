@@ -319,26 +319,52 @@ fn write_members(
     members.iter().try_for_each(|member| member.flush(sites::MEMBER_FLUSH))
 }
 
-/// The header of a member: the newer valid copy.
-fn read_member(member: &dyn BlockDevice, pool: &BufferPool) -> Result<Found> {
-    let mut newest: Option<MemberHeader> = None;
-    let (mut copies, mut flaw) = (0, None);
+/// What the two copies of a member's header are.
+#[derive(Default)]
+struct Copies {
+    /// The newer one of those that are valid, and how many say the same.
+    newest: Option<(MemberHeader, u32)>,
+    /// What is wrong with the first one that is neither valid nor blank.
+    flaw: Option<Flaw>,
+    /// Why the first one that cannot be read cannot.
+    unread: Option<Error>,
+}
+
+fn read_copies(member: &dyn BlockDevice, pool: &BufferPool) -> Result<Copies> {
+    let mut copies = Copies::default();
     for offset in [0, MEMBER_COPY_OFFSET] {
         let mut buffer = pool.get(member.geometry().block_size_bytes as usize);
-        member.read_at(sites::MEMBER_READ, offset, &mut buffer)?;
+        match member.read_at(sites::MEMBER_READ, offset, &mut buffer) {
+            Ok(()) => {}
+            // The other one may be whole.
+            Err(error) if error.kind() == ErrorKind::Io => {
+                copies.unread = copies.unread.or(Some(error));
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         match MemberHeader::decode(&buffer) {
-            Ok(found) => match newest {
-                Some(other) if other == found => copies = 2,
-                Some(other)
+            Ok(found) => match copies.newest {
+                Some((other, _)) if other == found => copies.newest = Some((found, 2)),
+                Some((other, _))
                     if (other.generation, other.state) >= (found.generation, found.state) => {}
-                _ => (newest, copies) = (Some(found), 1),
+                _ => copies.newest = Some((found, 1)),
             },
             Err(_) if buffer.iter().all(|byte| *byte == 0) => {}
-            Err(found) => flaw = flaw.or(Some(found)),
+            Err(found) => copies.flaw = copies.flaw.or(Some(found)),
         }
     }
-    if let Some(header) = newest {
+    Ok(copies)
+}
+
+/// The header of a member: the newer valid copy. One that cannot be read is not blank.
+fn read_member(member: &dyn BlockDevice, pool: &BufferPool) -> Result<Found> {
+    let Copies { newest, flaw, unread } = read_copies(member, pool)?;
+    if let Some((header, copies)) = newest {
         return Ok(Found::Header(header, copies < 2));
+    }
+    if let Some(error) = unread {
+        return Err(error);
     }
     match flaw {
         None => Ok(Found::Blank),
@@ -357,9 +383,12 @@ fn read_member(member: &dyn BlockDevice, pool: &BufferPool) -> Result<Found> {
 /// # Errors
 /// `Io`.
 pub(super) fn membership(device: &dyn BlockDevice) -> Result<Option<(u32, u32)>> {
-    match read_member(device, &BufferPool::new(0)) {
-        Ok(Found::Header(header, _)) => Ok(Some((header.member_index, header.layout.member_count))),
-        Err(error) if error.kind() == ErrorKind::Io => Err(error),
-        Ok(Found::Blank) | Err(_) => Ok(None),
+    match read_copies(device, &BufferPool::new(0)) {
+        Ok(Copies { newest: Some((header, _)), .. }) => {
+            Ok(Some((header.member_index, header.layout.member_count)))
+        }
+        // What is no header at all says that the other one was none either.
+        Ok(Copies { unread: Some(error), flaw, .. }) if flaw != Some(Flaw::Magic) => Err(error),
+        Ok(_) | Err(_) => Ok(None),
     }
 }

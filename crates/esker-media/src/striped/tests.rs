@@ -330,3 +330,46 @@ fn a_member_that_holds_something_behind_its_first_blocks_is_refused_by_name() {
     let replace = NewSet { replace: true, ..new(1) };
     StripedDevice::open(members(devices), Some(&replace)).unwrap();
 }
+
+#[test]
+fn a_first_copy_that_cannot_be_read_leaves_the_other_one() {
+    let made = sims(3);
+    let device = StripedDevice::open(members(made.devices()), Some(&new(1))).unwrap();
+    device.write_durable_at(DURABLE, 2048, &[IoSlice::new(&[7; 3 * 4096])]).unwrap();
+    let images = images(&made);
+    let failing = |count| {
+        let sims = attach(&images);
+        let mut plan = FaultPlan::none();
+        for nth in 1..=count {
+            plan = plan.with(FaultKind::ReadError, Trigger::Nth(nth));
+        }
+        sims.devices()[1].set_faults(plan);
+        sims
+    };
+    let sims = failing(1);
+    assert_eq!(StripedDevice::membership(&*sims.devices()[1]).unwrap(), Some((1, 3)));
+    let sims = failing(1);
+    let device = StripedDevice::open(members(sims.devices()), None).unwrap();
+    let mut found = [0; 3 * 4096];
+    device.read_at(SITE, 2048, &mut found).unwrap();
+    assert_eq!(found, [7; 3 * 4096]);
+    // One of which nothing can be read is not blank.
+    for new in [None, Some(&new(2))] {
+        let error = StripedDevice::open(members(failing(2).devices()), new).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+    }
+    assert_eq!(
+        StripedDevice::membership(&*failing(2).devices()[1]).unwrap_err().kind(),
+        ErrorKind::Io
+    );
+}
+
+#[test]
+fn a_device_that_holds_something_else_is_no_member_whatever_cannot_be_read() {
+    for (byte, expected) in [(7, Ok(None)), (0, Err(ErrorKind::Io))] {
+        let sim = SimBlock::new(SimBlockOptions::new(MEMBER, 1));
+        sim.write_durable_at(DURABLE, 4096, &[IoSlice::new(&[byte; 512])]).unwrap();
+        sim.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::Nth(1)));
+        assert_eq!(StripedDevice::membership(&sim).map_err(|error| error.kind()), expected);
+    }
+}

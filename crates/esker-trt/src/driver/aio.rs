@@ -6,6 +6,10 @@
 //! the epoll descriptor turns their events into completions, so that an idle core waits in one
 //! place for everything (uDepot §3, §5.2).
 //!
+//! # Invariants
+//! - I1: an idle core hears its epoll descriptor, however many disk requests do not come back: of the places in the
+//!   context, one more than disk requests may be in flight, the last is for the poll request, which goes first.
+//!
 //! # Layout of the ring (the kernel's `struct aio_ring`, unchanged since 2002)
 //! ```text
 //! id u32 | count u32 | head u32 | tail u32 | magic u32 | compat u32 | incompat u32 | header u32
@@ -28,6 +32,7 @@ use crate::driver::epoll::Epoll;
 use crate::driver::{Event, IoKind, IoRequest, Round, Wait, left_until};
 use crate::wake::Mailbox;
 use rustix::event::Timespec;
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
@@ -92,10 +97,12 @@ pub(crate) struct Aio {
     timer: OwnedFd,
     /// What the timer is set to.
     timer_ns: u64,
-    unsubmitted: Vec<Request>,
+    /// What the kernel has not taken yet. The poll request is the first of them, if it is there (I1).
+    unsubmitted: VecDeque<Request>,
     pointers: Vec<*const Request>,
-    /// Disk requests in flight; the poll request does not count.
+    /// Disk requests in flight, up to `queue_depth`; the poll request does not count.
     in_flight: usize,
+    queue_depth: usize,
     pub(super) round: Round,
     epoll_fired: bool,
     waited: Vec<Completion>,
@@ -114,6 +121,7 @@ impl Aio {
         let timer = unsafe { OwnedFd::from_raw_fd(timer) };
         epoll.watch_timer(timer.as_fd())?;
         let mut context: libc::c_ulong = 0;
+        let queue_depth = queue_depth.max(1);
         let depth = libc::c_long::from(queue_depth) + 1;
         // SAFETY: `context` is zero, as the call requires, and ours to fill.
         let result = unsafe { libc::syscall(libc::SYS_io_setup, depth, &raw mut context) };
@@ -126,9 +134,10 @@ impl Aio {
             epoll,
             timer,
             timer_ns: u64::MAX,
-            unsubmitted: Vec::new(),
+            unsubmitted: VecDeque::new(),
             pointers: Vec::new(),
             in_flight: 0,
+            queue_depth: usize::try_from(queue_depth).unwrap_or(usize::MAX),
             // The kernel holds back batches that are longer than two to merge them.
             round: Round::new(2),
             epoll_fired: false,
@@ -173,7 +182,7 @@ impl Aio {
             }
             (_, count) => (opcode + CMD_VECTORS, request.vectors as u64, u64::from(count)),
         };
-        self.unsubmitted.push(Request {
+        self.unsubmitted.push_back(Request {
             data: u64::from(task),
             rw_flags: u32::try_from(rw_flags).unwrap_or(0),
             opcode,
@@ -187,7 +196,10 @@ impl Aio {
     }
 
     fn arm_epoll(&mut self) {
-        self.unsubmitted.push(Request {
+        if self.is_deaf() {
+            return;
+        }
+        self.unsubmitted.push_front(Request {
             data: DATA_EPOLL,
             opcode: CMD_POLL,
             fd: u32::try_from(self.epoll.as_fd().as_raw_fd()).unwrap_or(u32::MAX),
@@ -196,12 +208,22 @@ impl Aio {
         });
     }
 
-    /// One `io_submit` for all; what the kernel has no room for stays for the next round.
+    /// Whether the kernel has not taken the poll request yet.
+    fn is_deaf(&self) -> bool {
+        self.unsubmitted.front().is_some_and(|request| request.data == DATA_EPOLL)
+    }
+
+    /// One `io_submit` for all that may be in flight; the rest stays for the next round.
     fn submit(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
-        while !self.unsubmitted.is_empty() {
+        loop {
+            let room = self.queue_depth.saturating_sub(self.in_flight);
+            let room = room.saturating_add(usize::from(self.is_deaf()));
             self.pointers.clear();
-            self.pointers.extend(self.unsubmitted.iter().map(ptr::from_ref));
+            self.pointers.extend(self.unsubmitted.iter().take(room).map(ptr::from_ref));
             let count = self.pointers.len();
+            if count == 0 {
+                return Ok(());
+            }
             let pointers = self.pointers.as_ptr();
             // SAFETY: pointers to live requests (S2) that name memory of parked tasks (S1).
             let result =
@@ -221,7 +243,7 @@ impl Aio {
                 Some(libc::EINTR) => {}
                 // The first request is at fault: it fails, the others go on.
                 Some(number) => {
-                    let refused = self.unsubmitted.remove(0);
+                    let refused = self.unsubmitted.pop_front().unwrap_or_default();
                     match u32::try_from(refused.data) {
                         Ok(task) => events.push(Event::Io { task, result: -number }),
                         Err(_) => return Err(error),
@@ -230,13 +252,14 @@ impl Aio {
                 None => return Err(error),
             }
         }
-        Ok(())
     }
 
     pub(crate) fn poll(&mut self, wait: Wait, events: &mut Vec<Event>) -> io::Result<()> {
         self.submit(events)?;
         self.reap(events);
         self.round.looked(self.in_flight > 0);
+        // Whom the kernel did not hear looks for itself.
+        self.epoll_fired |= self.is_deaf();
         if let Wait::Until(at_ns) = wait
             && events.is_empty()
             && !self.epoll_fired
@@ -363,3 +386,6 @@ impl Drop for Aio {
         unsafe { libc::syscall(libc::SYS_io_destroy, self.context) };
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,7 +9,7 @@
 //! - S2: the kernel copies a request during `io_submit`; ours need only live through the call.
 //!
 //! # Failure
-//! Where the system has no context to give, [`read`] did nothing and says so. A file that is not open for direct I/O is
+//! Where the system has no context to give, or the thread ends and has dropped its own, [`read`] did nothing and says so. A file that is not open for direct I/O is
 //! read inside `io_submit`: correct, but one after the other.
 #![expect(unsafe_code, reason = "system calls without a safe wrapper")]
 
@@ -38,13 +38,15 @@ pub(super) type Done<'d> = &'d mut dyn FnMut(usize, Result<usize>);
 
 /// Does all reads. False: none of them, one at a time is the only way.
 pub(super) fn read(fd: BorrowedFd<'_>, reads: &mut [(u64, &mut [u8])], done: Done<'_>) -> bool {
-    CONTEXT.with_borrow_mut(|context| {
+    let all = CONTEXT.try_with(|context| {
+        let mut context = context.borrow_mut();
         let Ok(context) = context.get_or_insert_with(Context::new) else { return false };
         for (part, reads) in reads.chunks_mut(DEPTH).enumerate() {
             context.run(fd, reads, &mut |number, result| done(part * DEPTH + number, result));
         }
         true
-    })
+    });
+    all.unwrap_or(false)
 }
 
 impl Context {

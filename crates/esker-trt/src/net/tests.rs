@@ -377,3 +377,41 @@ fn a_peer_that_never_stops_sending_leaves_the_core_to_others() {
         runtime.shutdown().unwrap();
     });
 }
+
+/// In a child process, as the limit is one of the process: this test binary calls itself.
+#[test]
+fn a_socket_that_finds_no_descriptor_to_move_with_is_forgotten_when_it_goes() {
+    const CHILD: &str = "ESKER_TRT_NO_DESCRIPTORS";
+    const NAME: &str =
+        "net::tests::a_socket_that_finds_no_descriptor_to_move_with_is_forgotten_when_it_goes";
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    if std::env::var_os(CHILD).is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    // A poll in its ring keeps a connection open, whoever closed it.
+    let runtime = crate::runtime::tests::runtime(crate::Facility::Uring, 2);
+    let (ours, theirs) = pair();
+    let watched = runtime.spawn_on(CoreId(0), move || {
+        ours.set_deadline(Some(Duration::from_millis(10)));
+        assert_eq!(ours.read(&mut [0]).unwrap_err().kind(), ErrorKind::TimedOut);
+        ours
+    });
+    let ours = watched.join().unwrap();
+    let moved = runtime.spawn_on(CoreId(1), move || {
+        ours.set_deadline(None);
+        let limit = getrlimit(Resource::Nofile);
+        setrlimit(Resource::Nofile, Rlimit { current: Some(1), ..limit }).unwrap();
+        let error = ours.read(&mut [0]).unwrap_err();
+        setrlimit(Resource::Nofile, limit).unwrap();
+        assert_eq!(error.raw_os_error(), Some(libc::EMFILE));
+    });
+    moved.join().unwrap();
+    theirs.set_deadline(Some(Duration::from_secs(20)));
+    assert_eq!(theirs.read(&mut [0]).unwrap(), 0, "the connection has ended");
+}

@@ -55,7 +55,7 @@ fn try_read(facility: Facility, config: &Config) -> io::Result<()> {
         offset: 0,
     };
     driver.submit_io(0, request);
-    let end = SystemClock.monotonic() + config.probe_limit;
+    let end = SystemClock.monotonic().saturating_add(config.probe_limit);
     let mut events = Vec::new();
     while SystemClock.monotonic() < end {
         let end_ns = u64::try_from(end.as_nanos()).unwrap_or(u64::MAX);

@@ -241,3 +241,18 @@ fn a_panic_of_a_blocking_call_surfaces_in_its_task() {
     let error = error.unwrap_err();
     assert!(error.to_string().contains("far away"), "{error}");
 }
+
+#[test]
+fn limits_may_be_for_ever() {
+    for facility in Facility::ALL {
+        let config = Config {
+            facilities: vec![facility],
+            probe_limit: Duration::MAX,
+            shutdown_limit: Duration::MAX,
+            ..Config::default()
+        };
+        let runtime = Runtime::start(config).unwrap();
+        assert_eq!(runtime.spawn(|| 7).join().unwrap(), 7);
+        runtime.shutdown().unwrap();
+    }
+}

@@ -1,6 +1,8 @@
 //! The sleep cell: with `--cfg loom` under every interleaving, else in plain runs.
 
 use crate::wake::SleepCell;
+#[cfg(not(loom))]
+use crate::wake::{Waker, park};
 
 #[cfg(loom)]
 #[test]
@@ -50,4 +52,44 @@ fn one_poster_rouses_a_sleeping_core_and_none_a_running_one() {
     cell.announce();
     cell.awake();
     assert!(!cell.must_rouse());
+}
+
+/// Waits when all else of its thread is gone, as a store may that closes.
+#[cfg(not(loom))]
+struct WaitsLast;
+
+#[cfg(not(loom))]
+impl Drop for WaitsLast {
+    fn drop(&mut self) {
+        let waker = Waker::current();
+        assert!(waker.is_same(&Waker::current()));
+        let other = waker.clone();
+        let thread = std::thread::Builder::new().spawn(move || other.wake());
+        park("the other thread");
+        thread.unwrap().join().unwrap();
+    }
+}
+
+/// In a child process, which a panic there would end: this test binary calls itself.
+#[cfg(not(loom))]
+#[test]
+fn a_destructor_of_a_thread_that_ends_may_wait() {
+    const CHILD: &str = "ESKER_TRT_THREAD_ENDS";
+    const NAME: &str = "wake::tests::a_destructor_of_a_thread_that_ends_may_wait";
+    thread_local! { static LAST: WaitsLast = const { WaitsLast }; }
+    if std::env::var_os(CHILD).is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    let thread = std::thread::Builder::new().spawn(|| {
+        // What comes first goes last.
+        LAST.with(|_| ());
+        drop(Waker::current());
+    });
+    thread.unwrap().join().unwrap();
 }

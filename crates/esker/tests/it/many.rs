@@ -5,7 +5,7 @@ use esker::{Attributes, Condition, Durability, ErrorKind, Options, PutOptions, R
 use esker_base::Site;
 use esker_base::rng::Rng;
 use esker_media::sim::SimBlock;
-use esker_media::{BlockDevice, BlockGeometry, Counters};
+use esker_media::{BlockDevice, BlockGeometry, Counters, NewSet, StripedDevice};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -148,4 +148,37 @@ fn a_key_that_is_none_and_damage_are_errors() {
     wanted.pop();
     (0..200).for_each(|_| flip_on(&device.device, 8192 + rng.below(DEVICE_SIZE - 8192)));
     assert_eq!(store.multi_get(&wanted).unwrap_err().kind(), ErrorKind::Corrupted);
+}
+
+#[test]
+fn reads_of_a_striped_device_go_together_to_each_member() {
+    const SITE: Site = Site::new("test.many", esker_base::SiteKind::Read);
+    let counting = |seed| Counting { device: device(seed), together: AtomicUsize::new(0) };
+    let members: Vec<_> = (0..3).map(|seed| Arc::new(counting(seed))).collect();
+    let set =
+        NewSet { lead_size_bytes: 4096, unit_size_bytes: 4096, set_id: [1; 16], replace: false };
+    let devices = members.iter().map(|member| Arc::clone(member) as Arc<dyn BlockDevice>);
+    let striped = StripedDevice::open(devices.collect(), Some(&set)).unwrap();
+    let mut data = vec![0; 64 << 10];
+    Rng::from_seed(1).fill(&mut data);
+    striped.write_at(SITE, 0, &[IoSlice::new(&data)]).unwrap();
+    // The lead, units of each member, and one read over the end of a unit.
+    let places = [0, 4096, 8192, 12288, 16384, 20480, 24576 + 3584, 40960 + 512];
+    let mut bufs = vec![vec![0; 1024]; places.len()];
+    let mut reads: Vec<(u64, &mut [u8])> =
+        places.iter().zip(&mut bufs).map(|(at, buf)| (*at, &mut buf[..])).collect();
+    striped.read_many_at(SITE, &mut reads).unwrap();
+    for (at, buf) in places.iter().zip(&bufs) {
+        let at = usize::try_from(*at).unwrap();
+        assert!(*buf == data[at..at + 1024], "{at}");
+    }
+    let together = members.iter().map(|member| member.together.load(Ordering::Relaxed));
+    assert_eq!(together.sum::<usize>(), places.len() - 1);
+    let (mut inside, mut outside) = ([0; 512], [0; 512]);
+    let size = striped.geometry().size_bytes;
+    let mut reads = [(0, &mut inside[..]), (size, &mut outside[..])];
+    assert_eq!(
+        striped.read_many_at(SITE, &mut reads).unwrap_err().kind(),
+        ErrorKind::InvalidArgument
+    );
 }

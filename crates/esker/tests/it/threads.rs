@@ -1,7 +1,7 @@
 //! Many threads on one store, on a real file.
 
 use crate::support::{device, open, options};
-use esker::{Batch, Options, Outcome, Store};
+use esker::{Batch, EngineKind, Options, Outcome, Store};
 use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
 use esker_media::{FileDevice, OpenOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -232,5 +232,58 @@ fn a_get_whose_record_dies_while_it_waits_and_whose_segment_is_given_back_finds_
         assert!(value.is_none_or(|value| *value == [0; 1500]));
         assert!(!armed.load(Ordering::Relaxed), "nothing was read");
         assert!(store.check().unwrap().is_sound());
+    }
+}
+
+/// A store that a thread has to its end, and that is used, and closed, when all that the thread had is gone.
+struct UntilTheEnd(Option<Store>);
+
+impl Drop for UntilTheEnd {
+    fn drop(&mut self) {
+        let Some(store) = self.0.take() else { return };
+        assert_eq!(store.get(b"one").unwrap().as_deref(), Some(&b"1"[..]));
+        assert_eq!(store.multi_get(&[b"one", b"two"]).unwrap().len(), 2);
+        store.put(b"last", b"3").unwrap();
+    }
+}
+
+thread_local! {
+    static STORE: std::cell::RefCell<UntilTheEnd> = const { std::cell::RefCell::new(UntilTheEnd(None)) };
+}
+
+/// In a child process, which a panic there would end: this test binary calls itself.
+#[test]
+fn a_thread_that_ends_may_use_its_store_to_the_last() {
+    const CHILD: &str = "ESKER_TEST_THREAD_ENDS";
+    const NAME: &str = "threads::a_thread_that_ends_may_use_its_store_to_the_last";
+    if std::env::var_os(CHILD).is_none() {
+        let output = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(CHILD, "1")
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        return;
+    }
+    for engine in [EngineKind::Depot, EngineKind::Flex, EngineKind::FlatMasstree] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(engine);
+        options.size_bytes = 64 << 20;
+        options.pmem_emulate = true;
+        let of_thread = options.clone();
+        let thread = std::thread::Builder::new().spawn(move || {
+            // First of all: what comes first goes last.
+            STORE.with_borrow_mut(|last| {
+                let store = Store::open(&of_thread).unwrap();
+                store.put(b"one", b"1").unwrap();
+                store.put(b"two", b"2").unwrap();
+                store.multi_get(&[b"one", b"two"]).unwrap();
+                last.0 = Some(store);
+            });
+        });
+        thread.unwrap().join().unwrap();
+        let store = Store::open(&options).unwrap();
+        assert_eq!(store.get(b"last").unwrap().as_deref(), Some(&b"3"[..]), "{engine:?}");
     }
 }

@@ -194,3 +194,23 @@ fn copies_of_a_move_that_found_damage_are_whole_after_a_power_cut() {
     }
     assert!(states > 500, "{states}");
 }
+
+#[test]
+fn a_first_block_that_cannot_be_read_leaves_the_other_superblock() {
+    let device = device(9);
+    let store = open(&device, &options(9)).unwrap();
+    store.put(b"key", b"value").unwrap();
+    store.close().unwrap();
+    drop(store);
+    device.set_faults(FaultPlan::none().with(FaultKind::ReadError, Trigger::Nth(1)));
+    let store = open(&device, &options(9)).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+    store.close().unwrap();
+    drop(store);
+    // Neither can be: that is not a blank device.
+    let both = FaultPlan::none().with(FaultKind::ReadError, Trigger::Nth(1));
+    device.set_faults(both.with(FaultKind::ReadError, Trigger::Nth(2)));
+    assert_eq!(open(&device, &options(9)).unwrap_err().kind(), ErrorKind::Io);
+    let store = open(&device, &options(9)).unwrap();
+    assert_eq!(store.get(b"key").unwrap().as_deref(), Some(&b"value"[..]));
+}

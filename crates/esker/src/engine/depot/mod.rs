@@ -414,8 +414,8 @@ pub(crate) fn plan(geometry: BlockGeometry, segment_size: Option<u64>) -> Result
 
 const HOLDS_SOMETHING: &str = "the device holds something that is no esker store";
 
-/// Reads the superblock: the newer valid copy, and whether the other one needs repair; `None` if both
-/// places are blank.
+/// Reads the superblock: the newer valid copy, and whether the other one needs repair, as one that cannot be read does;
+/// `None` if both places are blank.
 fn read_superblock(
     device: &dyn BlockDevice,
     pool: &BufferPool,
@@ -424,10 +424,18 @@ fn read_superblock(
     let block = device.geometry().block_size_bytes as usize;
     let mut newest: Option<Superblock> = None;
     let mut copies = 0;
-    let (mut flaw, mut restoring) = (None, false);
+    let (mut flaw, mut restoring, mut unread) = (None, false, None);
     for offset in [0, SUPERBLOCK_COPY_OFFSET] {
         let mut buffer = pool.get(block.max(SUPERBLOCK_SIZE));
-        device.read_at(sites::OPEN_READ, offset, &mut buffer)?;
+        match device.read_at(sites::OPEN_READ, offset, &mut buffer) {
+            Ok(()) => {}
+            // The other one may be whole.
+            Err(error) if error.kind() == ErrorKind::Io => {
+                unread = unread.or(Some(error));
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
         match Superblock::decode(&buffer) {
             Ok(found) => match newest {
                 Some(other) if other == found => copies = 2,
@@ -442,6 +450,9 @@ fn read_superblock(
     }
     if let Some(superblock) = newest {
         return Ok(Some((superblock, copies < 2)));
+    }
+    if let Some(error) = unread {
+        return Err(error);
     }
     let error = match flaw {
         None if restoring => {
