@@ -14,10 +14,10 @@
 //! - M2: an entry names its file by segment, epoch and the number of the backup that wrote it: a
 //!   later backup never writes to a file that an earlier manifest names.
 
-use crate::Flaw;
 use crate::depot::{SUPERBLOCK_SIZE, Superblock};
 use crate::flat;
 use crate::head::Head;
+use crate::{Flaw, bounded};
 use esker_base::ids::{SegmentEpoch, SegmentId, StoreId, Version};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
@@ -145,6 +145,8 @@ pub trait Root: Sized {
     fn decode_root(bytes: &[u8]) -> Result<Self, Flaw>;
     /// Identity of the store.
     fn identity(&self) -> StoreId;
+    /// The first segment that can have data.
+    const FIRST_SEGMENT: u32;
     /// Segments of the store.
     fn segments(&self) -> u32;
     /// Whether a file of this form can have so many bytes.
@@ -153,6 +155,7 @@ pub trait Root: Sized {
 
 impl Root for Superblock {
     const ENGINE: BackupEngine = BackupEngine::Depot;
+    const FIRST_SEGMENT: u32 = 0;
 
     fn encode_root(&self) -> Vec<u8> {
         self.encode().to_vec()
@@ -186,6 +189,8 @@ impl Root for Superblock {
 
 impl Root for flat::Superblock {
     const ENGINE: BackupEngine = BackupEngine::Flat;
+    // Before it stands what the store is.
+    const FIRST_SEGMENT: u32 = 1;
 
     fn encode_root(&self) -> Vec<u8> {
         self.encode().to_vec()
@@ -301,9 +306,9 @@ impl<R: Root> ManifestOf<R> {
             segments.push(entry);
         }
         Ok(ManifestOf {
-            number: raw.number.get(),
-            next_version: Version(raw.next_version.get()),
-            clear_version: Version(raw.clear_version.get()),
+            number: bounded("number", raw.number.get())?,
+            next_version: Version(bounded("next_version", raw.next_version.get())?),
+            clear_version: Version(bounded("clear_version", raw.clear_version.get())?),
             created_unix_seconds: raw.created_unix_seconds.get(),
             superblock,
             segments,
@@ -322,16 +327,16 @@ fn decode_entry<R: Root>(bytes: &[u8], superblock: &R) -> Result<ManifestEntry, 
     if !superblock.fits(form, length_bytes) {
         return Err(Flaw::Field("length_bytes"));
     }
-    if raw.segment_id.get() >= superblock.segments() {
+    if !(R::FIRST_SEGMENT..superblock.segments()).contains(&raw.segment_id.get()) {
         return Err(Flaw::Field("segment_id"));
     }
     Ok(ManifestEntry {
         id: SegmentId(raw.segment_id.get()),
-        epoch: SegmentEpoch(raw.epoch.get()),
+        epoch: SegmentEpoch(bounded("epoch", raw.epoch.get())?),
         salt: raw.salt.get(),
         form,
         length_bytes,
-        number: raw.number.get(),
+        number: bounded("number", raw.number.get())?,
         checksum: raw.checksum.get(),
     })
 }

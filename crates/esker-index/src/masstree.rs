@@ -166,7 +166,9 @@ fn lock_at<'g>(root: &'g Node, slice: u64, level: u64, guard: &'g Guard) -> Opti
             node.unlock();
             node = next;
         }
-        if !version.is_deleted() && version.level() == level {
+        // A node above may have been led past while it took over its right neighbour: it has the neighbour's end before the next
+        // one, and a reader the next one with the end of before.
+        if !version.is_deleted() && version.level() == level && slice >= node.low() {
             return Some(node);
         }
         node.unlock();

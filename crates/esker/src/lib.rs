@@ -1,7 +1,7 @@
 //! Esker: key-value storage for fast non-volatile storage, as a library.
 //!
 //! [`Store`] is the whole interface: open one with [`Options`], use it from any thread or from a
-//! task of the run-time.
+//! task of the run-time. What signatures name of the layers below is here as well: [`clock`], [`media`], [`trt`].
 
 mod backup;
 mod batch;
@@ -23,8 +23,11 @@ pub use check::{repair_on, repair_on_flex, repair_on_memory};
 pub use engine::flat::batching::Batching;
 #[doc(hidden)]
 pub use engine::flex::FlexFiles;
+pub use esker_base::clock;
 pub use esker_base::ids::Version;
 pub use esker_base::{Error, ErrorKind, Result};
+pub use esker_media as media;
+pub use esker_trt as trt;
 pub use options::{Durability, EngineKind, FlexOptions, Options, Progress};
 pub use store::{Direction, Iter, Met, Range, Snapshot, Stats, Store, behind_prefix};
 pub use value::{Attributes, Condition, Outcome, PutOptions, Value};

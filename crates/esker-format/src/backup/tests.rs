@@ -100,6 +100,60 @@ fn entries_that_no_backup_writes_are_refused() {
 }
 
 #[test]
+fn numbers_that_nobody_could_count_on_from_are_refused() {
+    let with = |change: &dyn Fn(&mut Manifest)| {
+        let mut manifest = manifest();
+        change(&mut manifest);
+        Manifest::decode(&manifest.encode())
+    };
+    let end = crate::NUMBER_END;
+    assert!(with(&|manifest| manifest.number = end - 1).is_ok());
+    assert_eq!(with(&|manifest| manifest.number = end), Err(Flaw::Field("number")));
+    let next = with(&|manifest| manifest.next_version = Version(end));
+    assert_eq!(next, Err(Flaw::Field("next_version")));
+    let clear = with(&|manifest| manifest.clear_version = Version(u64::MAX));
+    assert_eq!(clear, Err(Flaw::Field("clear_version")));
+    let epoch = with(&|manifest| manifest.segments[0].epoch = SegmentEpoch(end));
+    assert_eq!(epoch, Err(Flaw::Field("epoch")));
+    let number = with(&|manifest| manifest.segments[0].number = end);
+    assert_eq!(number, Err(Flaw::Field("number")));
+}
+
+/// A restore would have written a store without it before it noticed.
+#[test]
+fn no_chunk_stands_in_the_place_of_what_a_flat_is() {
+    let superblock = flat::Superblock {
+        store_id: StoreId([1; 16]),
+        hash_key: [2; 16],
+        hash_mask: u64::MAX,
+        size_bytes: 1 << 20,
+        chunk_size_bytes: 65_536,
+        chunk_count: 16,
+        index: flat::IndexKind::Cceh,
+        created_unix_seconds: 0,
+    };
+    let manifest = |id| FlatManifest {
+        number: 1,
+        next_version: Version(2),
+        clear_version: Version(0),
+        created_unix_seconds: 0,
+        superblock,
+        segments: vec![ManifestEntry {
+            id: SegmentId(id),
+            epoch: SegmentEpoch(1 << 32),
+            salt: 9,
+            form: SegmentForm::Whole,
+            length_bytes: 65_536,
+            number: 1,
+            checksum: 0,
+        }],
+    };
+    assert!(FlatManifest::decode(&manifest(1).encode()).is_ok());
+    let refused = FlatManifest::decode(&manifest(0).encode());
+    assert_eq!(refused, Err(Flaw::Field("segment_id")));
+}
+
+#[test]
 fn only_names_that_a_backup_gives_are_its_own() {
     for entry in &manifest().segments {
         assert!(is_backup_name(&entry.file_name()), "{}", entry.file_name());

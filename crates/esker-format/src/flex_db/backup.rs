@@ -173,7 +173,7 @@ impl FlexBackup {
             Ok(BackupEntry {
                 form,
                 checksum: raw.checksum.get(),
-                number: raw.number.get(),
+                number: bounded("number", raw.number.get())?,
                 id: raw.id.get(),
                 length_bytes: raw.length_bytes.get(),
                 hash: raw.hash.get(),
@@ -181,7 +181,7 @@ impl FlexBackup {
         };
         Ok(FlexBackup {
             store_id: raw.store_id,
-            number: raw.number.get(),
+            number: bounded("number", raw.number.get())?,
             last_version: bounded("last_version", raw.last_version.get())?,
             created_unix_seconds: raw.created_unix_seconds.get(),
             capacity_bytes: raw.capacity_bytes.get(),

@@ -45,6 +45,8 @@ pub(super) struct Slot {
     turns: AtomicU32,
     /// Whether a thread has this slot. Becomes true under the lock of the slots.
     taken: AtomicBool,
+    /// Whether the thread gives it back when it leaves: it ends, and cannot note that it has one. Only the thread uses this.
+    once: AtomicBool,
 }
 
 /// Epochs of their own: who notes one delays nobody who uses another domain.
@@ -126,13 +128,16 @@ impl<const NUMBER: usize> Domain<NUMBER> {
                 entered: AtomicU32::new(0),
                 turns: AtomicU32::new(0),
                 taken: AtomicBool::new(true),
+                once: AtomicBool::new(false),
             }));
             slots.push(slot);
             slot
         });
         slot.taken.store(true, Ordering::Relaxed);
-        // A thread that reads while its locals are being destroyed keeps the slot for ever.
-        if LEAVE.try_with(|_| ()).is_ok() {
+        // A thread whose locals are being destroyed has nobody any more who would give the slot back.
+        let keeps = LEAVE.try_with(|_| ()).is_ok();
+        slot.once.store(!keeps, Ordering::Relaxed);
+        if keeps {
             OWN.with(|own| own.get(NUMBER).map(|own| own.set(Some(slot))));
         }
         slot
@@ -148,6 +153,9 @@ impl<const NUMBER: usize> Domain<NUMBER> {
             slot.epoch.store(OUT, Ordering::Release);
             if self.waiting.load(Ordering::Relaxed) > 0 {
                 self.turn(slot);
+            }
+            if slot.once.load(Ordering::Relaxed) {
+                slot.taken.store(false, Ordering::Release);
             }
         }
     }
@@ -237,6 +245,37 @@ mod barrier {
 mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};
+
+    /// Reads in its destructor, behind that of the thread's slots.
+    struct Late;
+
+    static OF_LATE: Domain<2> = Domain::new();
+
+    impl Drop for Late {
+        fn drop(&mut self) {
+            for _ in 0..100 {
+                let (outer, inner) = (OF_LATE.enter(), OF_LATE.enter());
+                OF_LATE.leave(inner);
+                OF_LATE.leave(outer);
+            }
+        }
+    }
+
+    #[test]
+    fn a_thread_that_ends_takes_no_slot_for_each_time_that_it_reads() {
+        thread_local! {
+            static LATE: Late = const { Late };
+        }
+        let reads = || {
+            LATE.with(|_| ());
+            let slot = OF_LATE.enter();
+            OF_LATE.leave(slot);
+        };
+        std::thread::spawn(reads).join().unwrap();
+        let slots = OF_LATE.slots.lock();
+        assert!(slots.len() <= 3, "{} slots", slots.len());
+        assert!(slots.iter().all(|slot| !slot.taken.load(Ordering::SeqCst)));
+    }
 
     #[test]
     fn garbage_waits_for_those_who_may_read_it_and_for_no_others() {

@@ -2,16 +2,17 @@
 //!
 //! # Failure
 //! Files are durable before a manifest names them, and it gets its name at once; older files go last. A crash or an error
-//! leaves the earlier backup and files that the next one removes.
+//! leaves the earlier backup and files that the next one removes before it begins.
 
 use crate::engine::depot::sites;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::SegmentId;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::{
-    BackupEngine, MANIFEST_NAME, MANIFEST_NEW_NAME, ManifestEntry, ManifestOf, Root, SegmentForm,
-    is_backup_name,
+    BackupEngine, FlatManifest, MANIFEST_NAME, MANIFEST_NEW_NAME, Manifest, ManifestEntry,
+    ManifestOf, Root, SegmentForm, is_backup_name,
 };
+use esker_format::flex_db::backup::FlexBackup;
 use esker_media::{Archive, BufferPool, IoBuf};
 use std::collections::{HashMap, HashSet};
 
@@ -59,8 +60,25 @@ pub(crate) fn read_manifest<R: Root>(archive: &dyn Archive) -> Result<Option<Man
             let words = format!("format version {version} is not known to this build");
             named(Error::new(ErrorKind::UnsupportedFormat, "read backup").context(words))
         }
-        flaw => named(Error::corrupted("read backup", flaw.to_string())),
+        flaw => match other_engine::<R>(&bytes) {
+            Some(other) => {
+                let words = format!("the folder has backups of a store of {other}");
+                named(Error::invalid("read backup", words))
+            }
+            None => named(Error::corrupted("read backup", flaw.to_string())),
+        },
     })
+}
+
+/// The engine of another kind of store, if this is the whole manifest of a backup of one.
+fn other_engine<R: Root>(bytes: &[u8]) -> Option<&'static str> {
+    if FlexBackup::decode(bytes).is_ok() {
+        return Some("flex");
+    }
+    match R::ENGINE {
+        BackupEngine::Depot => FlatManifest::decode(bytes).ok().map(|_| "flat"),
+        BackupEngine::Flat => Manifest::decode(bytes).ok().map(|_| "depot"),
+    }
 }
 
 /// Full segments of an earlier backup whose files are there.
@@ -87,7 +105,17 @@ pub(crate) fn publish<R: Root>(archive: &dyn Archive, manifest: &ManifestOf<R>) 
     archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
     // PERSIST: the new manifest's name, before files go that only the earlier one names.
     archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    let named: HashSet<String> = manifest.segments.iter().map(ManifestEntry::file_name).collect();
+    remove_unnamed(archive, Some(manifest))
+}
+
+/// Removes the files that the manifest of an archive does not name, if there is one: before a backup what those that failed have left,
+/// which would else be more with each, until there is no room for one that succeeds.
+pub(crate) fn remove_unnamed<R>(
+    archive: &dyn Archive,
+    manifest: Option<&ManifestOf<R>>,
+) -> Result<()> {
+    let entries = manifest.into_iter().flat_map(|manifest| &manifest.segments);
+    let named: HashSet<String> = entries.map(ManifestEntry::file_name).collect();
     for name in archive.list()? {
         if is_backup_name(&name) && name != MANIFEST_NAME && !named.contains(&name) {
             archive.remove(&name)?;

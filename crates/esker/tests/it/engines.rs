@@ -159,6 +159,57 @@ fn a_backup_that_is_ended_leaves_the_one_before_and_room_for_the_next() {
     }
 }
 
+/// Each is ended when some of it is copied, and all is written anew before the next one.
+#[test]
+fn what_backups_leave_that_were_ended_does_not_pile_up() {
+    const ASKED: u32 = 6;
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        let target = folder.path().join("backup");
+        let files = || std::fs::read_dir(&target).unwrap().count();
+        store.put(b"early", b"value").unwrap();
+        store.backup(&target).unwrap();
+        let (before, mut most) = (files(), 0);
+        for round in 0..8_u8 {
+            for n in 0..400_u32 {
+                store.put(&n.to_be_bytes(), &[round; 20_000]).unwrap();
+            }
+            let left = AtomicU32::new(ASKED);
+            let progress = Progress::default().until(move || {
+                left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+                    .is_err()
+            });
+            let error = store.backup_with(&target, &progress).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Cancelled, "{kind}: {error}");
+            most = most.max(files() - before);
+        }
+        assert!(most <= ASKED as usize + 1, "{kind}: {most} files are left");
+    }
+}
+
+#[test]
+fn a_folder_with_backups_of_another_engine_is_refused_and_not_called_damaged() {
+    let made = EngineKind::ALL.map(|kind| {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        store.put(b"who", kind.name().as_bytes()).unwrap();
+        store.backup(&folder.path().join("backup")).unwrap();
+        (kind, folder, store)
+    });
+    for (kind, _, store) in &made {
+        for (other, folder, _) in made.iter().filter(|(other, ..)| other != kind) {
+            let target = folder.path().join("backup");
+            let error = store.backup(&target).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{kind}, {other}: {error}");
+        }
+    }
+    for (kind, folder, store) in made {
+        let report = store.backup(&folder.path().join("backup")).unwrap();
+        assert!(report.segments_copied + report.segments_reused > 0, "{kind}: as it was");
+    }
+}
+
 #[test]
 fn an_engine_that_never_evicts_makes_no_cache() {
     for kind in EngineKind::ALL.into_iter().filter(|kind| *kind != EngineKind::Depot) {

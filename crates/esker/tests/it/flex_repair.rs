@@ -3,9 +3,9 @@
 use crate::client::Map;
 use crate::flex_db::{Devices, files_of, options};
 use crate::flex_whole::{bytes, held, sound};
-use esker::{ErrorKind, Options, RepairReport, Store, repair_on_flex};
+use esker::{ErrorKind, Options, Progress, RepairReport, Store, repair_on_flex, restore_flex_on};
 use esker_base::rng::Rng;
-use esker_media::sim::{Image, SimBlockOptions, SimDevices};
+use esker_media::sim::{Image, SimArchive, SimBlockOptions, SimDevices};
 use std::collections::BTreeMap;
 
 /// All values that each key had, the newest last; none: it was deleted.
@@ -261,6 +261,8 @@ fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
     let (images, history) = worked(2, true);
     let options = history_options(8);
     let (mut states, mut refused, mut worse) = (0, 0, 0);
+    let (backup, other) = (SimArchive::new(), Devices::new(9).open(&history_options(9)).unwrap());
+    other.backup_to(&backup, &Progress::default()).unwrap();
     for block in (16..images[1].size_bytes() / 512).step_by(3) {
         let mut damaged = images.clone();
         damaged[1].flip(block * 512 + 100, 1);
@@ -284,6 +286,11 @@ fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
             let devices = Devices::with(cut, 6);
             let is_refused = opened.is_err_and(|error| error.kind() == ErrorKind::InvalidArgument);
             refused += usize::from(is_refused);
+            if is_refused {
+                // What it holds is not given away for a backup, unless that is said.
+                let error = restore_flex_on(&backup, devices.files(), &options).unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{context}: {error}");
+            }
             repair_on_flex(devices.files(), &options)
                 .unwrap_or_else(|error| panic!("{context}: {error}"));
             let store = devices.open(&options).unwrap();

@@ -50,7 +50,7 @@ use super::scan::{SegmentEnd, Step};
 use super::segments::Incarnation;
 use super::{Depot, sites};
 use crate::backup::BackupReport;
-use crate::engine::backup::{Copied, copied, publish, read_manifest};
+use crate::engine::backup::{Copied, copied, publish, read_manifest, remove_unnamed};
 use crate::options::Progress;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentId, Sequence, Version};
@@ -110,6 +110,7 @@ impl Depot {
             );
             return Err(Error::invalid("back up", words).device(archive.name()));
         }
+        remove_unnamed(archive, earlier.as_ref())?;
         let copied = self.same_of(archive, copied(archive, earlier.as_ref())?)?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
         let (holding, cut) = self.cut(&copied)?;

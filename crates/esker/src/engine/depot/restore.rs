@@ -25,7 +25,7 @@ use crate::engine::backup::{Backup, COPY_SIZE};
 use crate::options::Progress;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
 use esker_base::units::format_size_bytes;
-use esker_base::{Error, ErrorKind, Result};
+use esker_base::{Error, Result};
 use esker_format::backup::{Manifest, ManifestEntry, SegmentForm, encode_restoring, is_restoring};
 use esker_format::depot::{
     SEGMENT_HEADER_SIZE, SUPERBLOCK_COPY_OFFSET, SUPERBLOCK_SIZE, SegmentHeader, Stream, Superblock,
@@ -269,10 +269,5 @@ pub(crate) fn restore(
     target.flush()?;
     target.write_roots(&superblock.encode())?;
     target.flush()?;
-    if report.segments != entries.len() as u64 {
-        return Err(
-            Error::new(ErrorKind::Corrupted, "restore").context("segments are out of order")
-        );
-    }
     Ok(report)
 }

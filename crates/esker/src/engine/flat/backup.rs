@@ -9,8 +9,8 @@
 //! What is copied was verified, as `check` does: logs in the memory that they are copied from, records before the cut, with their
 //! entries, which have the keys that checksums of records cover. What is written from then on is as it was written.
 //!
-//! Full logs and large records do not change in one incarnation, so those that an earlier backup has, by number, epoch and
-//! salt, are not read again and not held.
+//! Full logs and large records do not change in one incarnation, so those that an earlier backup has, by number, epoch, salt and
+//! the checksum of what they hold, are not copied again and not held.
 //!
 //! # Concurrency
 //! One backup at a time. The locks are held for a look at each chunk; then nothing is held across a copy that anybody
@@ -19,7 +19,7 @@
 //! # Failure
 //! As [`crate::engine::backup`].
 
-use super::chunks::{Since, Use};
+use super::chunks::{Chunk, Since, Use};
 use super::hold::Holding;
 use super::index::Part as IndexPart;
 use super::layout::kind_of;
@@ -27,7 +27,7 @@ use super::recover::read_header;
 use super::{Flat, sites};
 use crate::backup::BackupReport;
 use crate::engine::Cursor;
-use crate::engine::backup::{Copied, copied, publish, read_manifest};
+use crate::engine::backup::{Copied, copied, publish, read_manifest, remove_unnamed};
 use crate::options::Progress;
 use esker_base::checksum::Crc32c;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
@@ -35,7 +35,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::{FlatManifest, ManifestEntry, SegmentForm};
 use esker_format::flat::{CHUNK_HEADER_SIZE, CHUNK_START, ChunkHeader};
 use esker_index::Word;
-use esker_media::Archive;
+use esker_media::{Archive, IoBuf};
 use std::sync::atomic::Ordering;
 
 /// A chunk of the cut, or the chunks of a large record.
@@ -76,7 +76,8 @@ impl Flat {
             );
             return Err(Error::invalid("back up", words).device(archive.name()));
         }
-        let copied = copied(archive, earlier.as_ref())?;
+        remove_unnamed(archive, earlier.as_ref())?;
+        let copied = self.same_of(copied(archive, earlier.as_ref())?, progress)?;
         let number = earlier.map_or(1, |earlier| earlier.number + 1);
         self.verify_records(progress)?;
         let (holding, cut) = self.cut(&copied)?;
@@ -123,29 +124,11 @@ impl Flat {
             entries: Vec::new(),
         };
         for (number, chunk) in self.chunks.iter() {
-            let tail = u64::from(chunk.tail.load(Ordering::Relaxed)).max(CHUNK_START);
-            let live = chunk.live.load(Ordering::Relaxed) > 0;
-            let (form, length) = match chunk.usage() {
-                Use::Log => (SegmentForm::Whole, tail),
-                Use::OpenLog => (SegmentForm::Cut, tail),
-                Use::Blocks if live => (SegmentForm::Cut, self.layout.chunk_size),
-                Use::Large if live => (SegmentForm::Whole, self.layout.chunk_size),
-                _ => continue,
-            };
-            let Some((header, _)) = read_header(&*self.memory, &self.layout, number)? else {
-                let words = format!("neither header of chunk {number} is whole");
-                return Err(Error::corrupted("back up", words).device(self.memory.name()));
-            };
-            let chunks = if chunk.usage() == Use::Large { header.chunks.max(1) } else { 1 };
-            let part = Part { header, chunks, form, is_log: chunk.is_log(), length };
-            let known: Option<Vec<ManifestEntry>> = (0..chunks)
-                .map(|more| {
-                    let entry = self.entry_of(&part, number + more, 0);
-                    let known = earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied();
-                    known.filter(|known| known.length_bytes == entry.length_bytes)
-                })
-                .collect();
-            match known.filter(|_| form == SegmentForm::Whole) {
+            let Some(part) = self.part_of(number, chunk)? else { continue };
+            let numbers = number..number + part.chunks;
+            let known: Option<Vec<ManifestEntry>> =
+                numbers.map(|number| self.known_in(earlier, &part, number)).collect();
+            match known {
                 Some(known) => cut.entries.extend(known),
                 None => cut.missing.push(part),
             }
@@ -156,6 +139,53 @@ impl Flat {
                 .context("another backup of this store is under way")
         })?;
         Ok((holding, cut))
+    }
+
+    /// What is to be copied of a chunk, or of the chunks of the large record that begins there; `None` if nothing is.
+    fn part_of(&self, number: u32, chunk: &Chunk) -> Result<Option<Part>> {
+        let tail = u64::from(chunk.tail.load(Ordering::Relaxed)).max(CHUNK_START);
+        let live = chunk.live.load(Ordering::Relaxed) > 0;
+        let (form, length) = match chunk.usage() {
+            Use::Log => (SegmentForm::Whole, tail),
+            Use::OpenLog => (SegmentForm::Cut, tail),
+            Use::Blocks if live => (SegmentForm::Cut, self.layout.chunk_size),
+            Use::Large if live => (SegmentForm::Whole, self.layout.chunk_size),
+            _ => return Ok(None),
+        };
+        let Some((header, _)) = read_header(&*self.memory, &self.layout, number)? else {
+            let words = format!("neither header of chunk {number} is whole");
+            return Err(Error::corrupted("back up", words).device(self.memory.name()));
+        };
+        let chunks = if chunk.usage() == Use::Large { header.chunks.max(1) } else { 1 };
+        Ok(Some(Part { header, chunks, form, is_log: chunk.is_log(), length }))
+    }
+
+    /// The file of an earlier backup for a chunk of a part that does not change any more.
+    fn known_in(&self, earlier: &Copied, part: &Part, number: u32) -> Option<ManifestEntry> {
+        let entry = self.entry_of(part, number, 0);
+        let known = earlier.get(&(entry.id, entry.epoch.0, entry.salt)).copied();
+        known.filter(|known| {
+            part.form == SegmentForm::Whole && known.length_bytes == entry.length_bytes
+        })
+    }
+
+    /// Of the files that an earlier backup has, those with what the chunks hold. A store whose medium is put back to what it was
+    /// goes on from there, with the same epochs as after the first time.
+    fn same_of(&self, copied: Copied, progress: &Progress) -> Result<Copied> {
+        let mut same = Copied::new();
+        for (number, chunk) in self.chunks.iter().filter(|_| !copied.is_empty()) {
+            progress.check("back up")?;
+            // It may be freed meanwhile; what cannot be read is told when it is copied.
+            let Ok(Some(part)) = self.part_of(number, chunk) else { continue };
+            for number in number..number + part.chunks {
+                if let Some(known) = self.known_in(&copied, &part, number)
+                    && self.part_bytes(number, &part).is_ok_and(|(_, sum)| sum == known.checksum)
+                {
+                    same.insert((known.id, known.epoch.0, known.salt), known);
+                }
+            }
+        }
+        Ok(same)
     }
 
     fn entry_of(&self, part: &Part, number: u32, backup: u64) -> ManifestEntry {
@@ -184,8 +214,13 @@ impl Flat {
             progress.check("back up")?;
             let mut entry = self.entry_of(part, number, backup);
             let mut writer = archive.create(&entry.file_name())?;
-            entry.checksum =
-                self.copy_bytes(number, part, holding, &mut |bytes| writer.write(bytes))?;
+            self.check_open()?;
+            // If it is, the end of this part tells.
+            if !holding.is_broken() {
+                let (bytes, checksum) = self.part_bytes(number, part)?;
+                writer.write(&bytes)?;
+                entry.checksum = checksum;
+            }
             writer.finish(crate::engine::depot::sites::BACKUP_FILE_FLUSH)?;
             entries.push(entry);
         }
@@ -199,19 +234,8 @@ impl Flat {
         Ok(())
     }
 
-    /// Gives the bytes of a chunk to `write`; returns their checksum.
-    fn copy_bytes(
-        &self,
-        number: u32,
-        part: &Part,
-        holding: &Holding<'_>,
-        write: &mut dyn FnMut(&[u8]) -> Result<()>,
-    ) -> Result<u32> {
-        self.check_open()?;
-        if holding.is_broken() {
-            // Told by the caller.
-            return Ok(0);
-        }
+    /// The bytes of a chunk of a part as they are copied, and their checksum.
+    fn part_bytes(&self, number: u32, part: &Part) -> Result<(IoBuf, u32)> {
         let mut bytes = self.pool.get(usize::try_from(part.length).unwrap_or(0));
         self.memory.read(self.layout.start_of(number), &mut bytes)?;
         if part.is_log {
@@ -230,8 +254,7 @@ impl Flat {
         }
         let mut crc = Crc32c::new();
         crc.update(&bytes);
-        write(&bytes)?;
-        Ok(crc.finish())
+        Ok((bytes, crc.finish()))
     }
 
     /// Reads all records that the index knows, each with its entry.

@@ -77,12 +77,18 @@ struct Target<'a> {
 impl Target<'_> {
     fn is_taken(&self) -> Result<bool> {
         for offset in SUPERBLOCK_OFFSETS {
-            let magic = self.memory.load_u64(offset)?;
-            if magic != 0 && magic != u64::from_le_bytes(MAKING) {
-                return Ok(true);
+            match self.memory.load_u64(offset) {
+                Ok(magic) if magic == 0 || magic == u64::from_le_bytes(MAKING) => {}
+                // Where nobody can read, something may be.
+                Ok(_) => return Ok(true),
+                Err(error) if error.kind() == ErrorKind::Corrupted => return Ok(true),
+                Err(error) => return Err(error),
             }
         }
-        Ok(remains(self.memory, Some(self.layout.chunk_size))?.is_some())
+        match remains(self.memory, Some(self.layout.chunk_size)) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => Ok(true),
+            found => Ok(found?.is_some()),
+        }
     }
 
     /// The latest session of this very store that wrote here, before the backup or after it; 0 if none did.
@@ -224,14 +230,13 @@ pub(crate) fn restore(
     }
     let bytes = superblock.encode();
     let (magic, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
+    // Whole lines: one that cannot be read is so until all of it is written.
+    let unfinished = [&MAKING[..], rest].concat();
     for offset in SUPERBLOCK_OFFSETS {
-        target.write(offset + 8, rest)?;
+        target.write(offset, &unfinished)?;
     }
     // PERSIST: everything, before the superblock says that there is a store.
     target.fence()?;
     target.write_magic(u64::from_le_bytes(*magic))?;
-    if report.segments != entries.len() as u64 {
-        return Err(Error::corrupted("restore", "chunks are out of order"));
-    }
     Ok(report)
 }

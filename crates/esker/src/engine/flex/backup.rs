@@ -192,6 +192,7 @@ impl Flex {
             let words = "the folder has backups of another store";
             return Err(Error::invalid(BACK_UP, words).device(archive.name()));
         }
+        remove_unnamed(archive, earlier.as_ref())?;
         let mut making = Making {
             flex: self,
             archive,
@@ -274,7 +275,13 @@ fn publish(archive: &dyn Archive, manifest: &FlexBackup) -> Result<()> {
     archive.rename(MANIFEST_NEW_NAME, MANIFEST_NAME)?;
     // PERSIST: the new manifest's name, before files go that only the earlier one names.
     archive.flush(sites::BACKUP_FOLDER_FLUSH)?;
-    let named: HashSet<String> = manifest.entries.iter().map(BackupEntry::file_name).collect();
+    remove_unnamed(archive, Some(manifest))
+}
+
+/// Removes the files that the manifest of an archive does not name, if there is one: before a backup what those that failed have left.
+fn remove_unnamed(archive: &dyn Archive, manifest: Option<&FlexBackup>) -> Result<()> {
+    let entries = manifest.into_iter().flat_map(|manifest| &manifest.entries);
+    let named: HashSet<String> = entries.map(BackupEntry::file_name).collect();
     for name in archive.list()? {
         if is_backup_file(&name) && !named.contains(&name) {
             archive.remove(&name)?;

@@ -231,6 +231,8 @@ impl Slots {
 
 /// Memory of a key beside its bytes and those of its value: its place, its share of the tree, and an allocation.
 const KEY_OVERHEAD_BYTES: u64 = 72;
+/// Memory of the tree that does not count: what it takes for few keys.
+const TREE_LEAST_BYTES: u64 = 1 << 20;
 /// Bits of the filter for each byte of the table.
 const FILTER_SHARE: u64 = 16;
 
@@ -292,6 +294,14 @@ impl MemTable {
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Whether it takes `times` the memory that it is to have. The tree has nodes of its own for what few keys have in common, which may be
+    /// much more than the keys.
+    #[inline]
+    pub(super) fn has_grown(&self, times: u64) -> bool {
+        let (most, tree) = (times * self.size_bytes, self.tree.memory_bytes() as u64);
+        self.bytes() >= most || tree >= most + TREE_LEAST_BYTES
     }
 
     /// Bytes that may have expired by now: all of it if something has, and large values.

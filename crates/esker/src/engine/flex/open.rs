@@ -120,8 +120,9 @@ impl Flex {
             let name = files.space.data.name().to_owned();
             let space = Space::open_on(files.space.clone(), &space_options(&options))?;
             if space.size_bytes() > 0
-                && recover::root(&space, None, &name)?.unfinished == Unfinished::No
+                && recover::root(&space, None, &name)?.unfinished != Unfinished::Restore
             {
+                // Also one whose repair did not end: another repair finds what it has.
                 let words = "there is a store here already";
                 return Err(Error::invalid("restore store", words).device(name));
             }

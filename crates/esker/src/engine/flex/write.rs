@@ -323,13 +323,15 @@ impl Flex {
         if let Durability::Periodic(_) = self.durability {
             self.wal.write_if_much()?;
         }
-        if table.bytes() >= table.size_bytes {
-            self.table_is_full(table.generation)?;
+        match table.has_grown(1) {
+            false => Ok(()),
+            true if table.has_grown(2) => self.change_table(table.generation),
+            true => self.table_is_full(table.generation),
         }
-        Ok(())
     }
 
-    /// Begins another table if the one before is in the space already; else this one grows on, until the log is full.
+    /// Begins another table if the one before is in the space already; else this one grows on, until the log is full or its tree is too
+    /// large.
     fn table_is_full(&self, generation: u64) -> Result<()> {
         let is_free = {
             let tables = self.tables();

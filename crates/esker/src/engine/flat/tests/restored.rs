@@ -11,7 +11,7 @@ use esker_format::flat::image::{CHUNK_STATE_SIZE, LOG_TAIL_SIZE};
 use esker_format::flat::{
     CHUNK_START, ChunkState, IMAGE_HEADER_SIZE, ImageHeader, LogTail, SESSION_OFFSET,
 };
-use esker_media::sim::SimArchive;
+use esker_media::sim::{Initial, SimArchive};
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
 const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
@@ -125,6 +125,72 @@ fn a_backup_of_a_restored_store_has_no_file_of_the_one_that_went_on() {
             crash(last);
             crash(store);
         }
+    }
+}
+
+/// It fills the same chunks again, with the same epochs.
+#[test]
+fn a_store_whose_medium_was_put_back_takes_no_file_of_what_came_after_that() {
+    for engine in KINDS {
+        let memory = blank();
+        let store = opened(&memory, engine);
+        put_small(&store, b"a");
+        crash(store);
+        let image = memory.image();
+        let archive = SimArchive::new();
+        for value in [1_u8, 2] {
+            let initial = Initial::Recycled(image.clone());
+            let options = SimPmOptions::new(16 * LARGE_CHUNK, 1).initial(initial);
+            let store = opened(&Arc::new(SimPm::new(options)), engine);
+            // Chunks of its own, and a log that fills up.
+            let put = |key: &[u8], value: &[u8]| {
+                store.put_value(key, value, Attributes::default(), Condition::Always).unwrap();
+            };
+            put(b"large", &[value; 100_000]);
+            (0..1500_u16).for_each(|number| put(&number.to_be_bytes(), &[value; 30]));
+            for again in [false, true] {
+                let report = store.backup_store(&archive, &Progress::default()).unwrap();
+                assert!(
+                    report.segments_reused > 0 || !again,
+                    "what is the same is not copied again"
+                );
+            }
+            crash(store);
+            let restored = blank();
+            let backup = Backup::open(&archive).unwrap();
+            restore(&backup, &*restored, false, &Progress::default()).unwrap();
+            let store = opened(&restored, engine);
+            let get = |key: &[u8]| store.get_value(key, &mut |_| Ok(())).unwrap().unwrap().to_vec();
+            assert_eq!(get(b"large"), [value; 100_000], "{engine}");
+            assert!(
+                (0..1500_u16).all(|number| get(&number.to_be_bytes()) == [value; 30]),
+                "{engine}"
+            );
+            crash(store);
+        }
+    }
+}
+
+/// The error of a store that lost both says that this is what helps.
+#[test]
+fn a_backup_is_restored_over_superblocks_that_cannot_be_read() {
+    for lost in [&[0][..], &[0, 1]] {
+        let memory = blank();
+        let archive = SimArchive::new();
+        let store = opened(&memory, EngineKind::FlatCceh);
+        put_small(&store, b"a");
+        store.backup_store(&archive, &Progress::default()).unwrap();
+        crash(store);
+        for index in lost {
+            memory.poison(esker_format::flat::SUPERBLOCK_OFFSETS[*index], 64);
+        }
+        let backup = Backup::open(&archive).unwrap();
+        let refused = restore(&backup, &*memory, false, &Progress::default()).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        restore(&backup, &*memory, true, &Progress::default()).unwrap();
+        let store = opened(&memory, EngineKind::FlatCceh);
+        assert!(has(&store, b"a"));
+        crash(store);
     }
 }
 

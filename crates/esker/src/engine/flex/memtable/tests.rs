@@ -106,3 +106,20 @@ fn versions_agree_with_a_list() {
         }
     }
 }
+
+/// Pairs of keys with much in common: the tree has a node for each eight bytes of that.
+#[test]
+fn a_table_is_full_when_its_tree_is() {
+    const SIZE: u64 = 4 << 20;
+    let table = MemTable::new(1, 1, SIZE, false);
+    let content = || (1, Content::Put(Extra::default(), b"value"));
+    for number in (0..u64::MAX).take_while(|_| !table.has_grown(1)) {
+        for last in [0, 1] {
+            let key = [&number.to_be_bytes()[..], &[7; 4000], &[last]].concat();
+            table.insert((&key, number), content(), None, |_| false);
+        }
+    }
+    let tree = table.tree.memory_bytes() as u64;
+    assert!(tree < 2 * SIZE, "{tree} bytes");
+    assert!(table.bytes() < SIZE && !table.has_grown(2));
+}
