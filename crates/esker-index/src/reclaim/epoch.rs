@@ -271,7 +271,7 @@ mod tests {
             let slot = OF_LATE.enter();
             OF_LATE.leave(slot);
         };
-        std::thread::spawn(reads).join().unwrap();
+        std::thread::scope(|scope| scope.spawn(reads).join().unwrap());
         let slots = OF_LATE.slots.lock();
         assert!(slots.len() <= 3, "{} slots", slots.len());
         assert!(slots.iter().all(|slot| !slot.taken.load(Ordering::SeqCst)));
