@@ -117,7 +117,9 @@ pub(crate) fn remove_unnamed<R>(
     let entries = manifest.into_iter().flat_map(|manifest| &manifest.segments);
     let named: HashSet<String> = entries.map(ManifestEntry::file_name).collect();
     for name in archive.list()? {
-        if is_backup_name(&name) && name != MANIFEST_NAME && !named.contains(&name) {
+        // A manifest that did not become one is written over.
+        let is_manifest = [MANIFEST_NAME, MANIFEST_NEW_NAME].contains(&name.as_str());
+        if is_backup_name(&name) && !is_manifest && !named.contains(&name) {
             archive.remove(&name)?;
         }
     }
