@@ -166,8 +166,9 @@ fn lock_at<'g>(root: &'g Node, slice: u64, level: u64, guard: &'g Guard) -> Opti
             node.unlock();
             node = next;
         }
-        // A node above may have been led past while it took over its right neighbour: it has the neighbour's end before the next
-        // one, and a reader the next one with the end of before.
+        // The way here is taken without locks. An interior node that takes over its right neighbour changes its end and its next
+        // node one after the other: who read the old end and the new next node was led past the slice, to a node that begins
+        // behind it.
         if !version.is_deleted() && version.level() == level && slice >= node.low() {
             return Some(node);
         }
