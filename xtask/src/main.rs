@@ -1,11 +1,13 @@
 //! Everything that checks Esker. `cargo xtask check` is the one command that tests it all; the
 //! others are its parts, and the longer runs that it samples.
 
+mod programs;
 mod run;
 mod tidy;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use programs::Program;
 use run::{Step, cargo};
 use std::process::ExitCode;
 
@@ -208,41 +210,42 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Check => check(),
         Command::Tidy => tidy::run(),
-        Command::Fmt { check: false } => run::all(&[cargo("fmt", &["fmt", "--all"])]),
-        Command::Fmt { check: true } => run::all(&[format_check()]),
-        Command::Lint => run::all(&lint()),
-        Command::Test { filter } => run::all(&tests(filter.as_deref())),
-        Command::Crash { arguments } => run::all(&[crash(&arguments)]),
-        Command::Mutants { arguments } => run::all(&[mutants(&arguments)]),
-        Command::CrashFlex { arguments } => run::all(&[crash_flex(&arguments)]),
-        Command::MutantsFlex { arguments } => run::all(&[mutants_flex(&arguments)]),
-        Command::CrashFlexDb { arguments } => run::all(&[crash_flexdb(&arguments)]),
-        Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
-        Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
-        Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
-        Command::Soak { arguments } => run::all(&[soak(&arguments)]),
+        Command::Fmt { check: false } => run::all([cargo("fmt", &["fmt", "--all"])]),
+        Command::Fmt { check: true } => run::all([format_check()]),
+        Command::Lint => run::all(lint()),
+        Command::Test { filter } => tests(filter.as_deref()),
+        Command::Crash { arguments } => run::all([crash(&arguments)]),
+        Command::Mutants { arguments } => run::all([mutants(&arguments)]),
+        Command::CrashFlex { arguments } => run::all([crash_flex(&arguments)]),
+        Command::MutantsFlex { arguments } => run::all([mutants_flex(&arguments)]),
+        Command::CrashFlexDb { arguments } => run::all([crash_flexdb(&arguments)]),
+        Command::MutantsFlexDb { arguments } => run::all([mutants_flexdb(&arguments)]),
+        Command::CrashFlat { arguments } => run::all([crash_flat(&arguments)]),
+        Command::MutantsFlat { arguments } => run::all([mutants_flat(&arguments)]),
+        Command::Soak { arguments } => run::all([soak(&arguments)]),
         Command::Interleave => {
             let (loom, shuttle) = interleave();
-            run::beside(&loom, &[shuttle])
+            run::beside(vec![loom], vec![shuttle])
         }
-        Command::Doc => run::all(&[doc()]),
+        Command::Doc => run::all([doc()]),
         Command::Deny => deny(),
-        Command::Bench { bench } => run::all(&[benchmark(bench)]),
+        Command::Bench { bench } => run::all([benchmark(bench)]),
     }
 }
 
 fn check() -> Result<()> {
-    run::all(&[format_check()])?;
+    run::all([format_check()])?;
     tidy::run()?;
-    run::all(&lint())?;
-    run::all(&[doc()])?;
+    run::all(lint())?;
+    run::all([doc()])?;
     deny()?;
-    run::all(&tests(None))?;
+    tests(None)?;
     let (loom, shuttle) = interleave();
-    run::beside(&loom, &[shuttle])?;
-    run::all(&gates())?;
-    run::beside(&mutants_of_depot(), &mutants_of_others())?;
-    run::all(&[run::example("soak", "soak", &["--gate"])])?;
+    run::beside(vec![loom], vec![shuttle])?;
+    run::all(gates())?;
+    let mut others = mutants_of_others();
+    others.push(run::example("soak", "soak", &["--gate"]));
+    run::beside(vec![mutants_of_depot()], others)?;
     skipped();
     println!("check: everything passed");
     Ok(())
@@ -284,31 +287,41 @@ fn doc() -> Step {
         .env("RUSTDOCFLAGS", "-D warnings")
 }
 
-fn tests(filter: Option<&str>) -> Vec<Step> {
+/// Stores are tested in one lane, all else in the other.
+fn tests(filter: Option<&str>) -> Result<()> {
     // Not the examples: they have no tests, and the lints have seen them.
-    let base = ["test", "--workspace", "--locked", "--lib", "--bins", "--tests", "--"];
-    let units = ["test", "--locked", "--profile", "checked", "--lib"];
-    let units = units.into_iter().chain(OPTIMIZED.iter().flat_map(|name| ["-p", name]));
-    let stores = [&["test", "--test", "it"][..], &CHECKED, &["--"]].concat();
-    let filter = filter.as_slice();
-    let (skipped, of_stores) = match filter {
-        [] => (LONG.iter().flat_map(|name| ["--skip", name]).collect(), &STORES_OPTIMIZED[..]),
-        _ => (Vec::new(), filter),
-    };
-    vec![
-        cargo("tests with debug assertions", &[&base[..], filter, &skipped].concat()),
-        cargo(
-            "examples in texts",
-            &[&["test", "--workspace", "--locked", "--doc"], filter].concat(),
-        ),
-        cargo("tests in release mode", &[&units.collect::<Vec<_>>()[..], filter].concat()),
-        cargo("tests of stores in release mode", &[&stores[..], of_stores].concat()),
-    ]
+    let all = ["--workspace", "--locked", "--lib", "--bins", "--tests"];
+    let long: Vec<&str> = LONG.iter().flat_map(|name| ["--skip", name]).collect();
+    let chosen = filter.map_or(long, |filter| vec![filter]);
+    let built = programs::build("tests with debug assertions", &all)?;
+    let (of_stores, others) = built.iter().partition(is_of_stores);
+    let run = |programs: Vec<&Program>| programs.iter().map(|it| it.run(chosen.clone())).collect();
+    run::beside(run(of_stores), run(others))?;
+    let documented = ["test", "--workspace", "--locked", "--doc"];
+    run::all([cargo("examples in texts", &[&documented, filter.as_slice()].concat())])?;
+
+    let units = [&["--lib"][..], &OPTIMIZED].concat();
+    let units = programs::build("unit tests in release mode", &units)?;
+    let stores = [&["--test", "it"][..], &CHECKED].concat();
+    let stores = programs::build("tests of stores in release mode", &stores)?;
+    let stores =
+        |names: &[&str]| stores.iter().map(|it| it.run(names.to_vec())).collect::<Vec<_>>();
+    let units = units.iter().map(|it| it.run(filter)).collect::<Vec<_>>();
+    match filter {
+        Some(name) => run::beside(units, stores(&[name])),
+        None => {
+            let others = stores(&STORES_OPTIMIZED).into_iter().chain(units).collect();
+            run::beside(stores(&LONG), others)
+        }
+    }
 }
 
-/// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment. And
-/// [`LONG`] ones.
-const STORES_OPTIMIZED: [&str; 11] = [
+fn is_of_stores(program: &&Program) -> bool {
+    program.is("esker", "it")
+}
+
+/// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.
+const STORES_OPTIMIZED: [&str; 9] = [
     "threads::",
     "killed::",
     "cache_crash::",
@@ -318,8 +331,6 @@ const STORES_OPTIMIZED: [&str; 11] = [
     "model::",
     "flex::",
     "engines::",
-    LONG[0],
-    LONG[1],
 ];
 
 /// Tests of whole stores that the check runs in release mode alone: they fill stores, and take their time.
@@ -327,7 +338,22 @@ const LONG: [&str; 2] = ["small::", "depot_room::"];
 
 /// Crates whose unit tests are run in release mode as well: where threads meet, or `unsafe` is used. There the segments of indexes are as
 /// large as in stores.
-const OPTIMIZED: [&str; 4] = ["esker-index", "esker-media", "esker-shm", "esker-trt"];
+/// What else they are built of is that of stores.
+const OPTIMIZED: [&str; 13] = [
+    "--locked",
+    "--profile",
+    "checked",
+    "--features",
+    "esker-media/mutants",
+    "-p",
+    "esker-index",
+    "-p",
+    "esker-media",
+    "-p",
+    "esker-shm",
+    "-p",
+    "esker-trt",
+];
 
 /// How stores are built for tests in release mode and for explorers, so that both use what was built once: with the sites of the mutants,
 /// which do nothing until one is asked for.
@@ -423,7 +449,7 @@ fn interleave() -> (Step, Step) {
 
 fn deny() -> Result<()> {
     if run::is_installed("cargo-deny") {
-        run::all(&[cargo(
+        run::all([cargo(
             "dependencies",
             &["deny", "--all-features", "check", "bans", "licenses", "sources"],
         )])

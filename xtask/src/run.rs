@@ -1,13 +1,14 @@
 //! Steps: commands that run from the root of the repository, one after another, until one fails.
 
 use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Instant;
 
 /// One command.
 pub(crate) struct Step {
-    title: &'static str,
+    title: String,
     command: Command,
 }
 
@@ -17,81 +18,99 @@ pub(crate) fn root() -> &'static Path {
 }
 
 /// A call of cargo.
-pub(crate) fn cargo(title: &'static str, arguments: &[&str]) -> Step {
+pub(crate) fn cargo(title: &str, arguments: &[&str]) -> Step {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(root()).args(arguments);
     // Set by the outer cargo for this program, and wrong for the inner one.
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
-    Step { title, command }
+    Step { title: title.to_owned(), command }
 }
 
 /// An example that was built in the profile `checked`.
-pub(crate) fn example(title: &'static str, name: &str, arguments: &[&str]) -> Step {
+pub(crate) fn example(title: &str, name: &str, arguments: &[&str]) -> Step {
     let target =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let mut command = Command::new(target.join("checked/examples").join(name));
-    command.args(arguments);
-    Step { title, command }
+    let path = target.join("checked/examples").join(name);
+    Step::program(title.to_owned(), &path, root()).arguments(arguments.iter().copied())
 }
 
 impl Step {
+    /// A program, run in a folder.
+    pub(crate) fn program(title: String, path: &Path, folder: &Path) -> Step {
+        let mut command = Command::new(path);
+        command.current_dir(folder);
+        Step { title, command }
+    }
+
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
         self.command.env(name, value);
         self
     }
 
+    pub(crate) fn arguments(
+        mut self,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> Step {
+        self.command.args(arguments);
+        self
+    }
+
+    /// Runs the command, and returns what it prints; what it says of errors goes where ours does.
+    pub(crate) fn output(mut self) -> Result<String> {
+        println!("== {}", self.title);
+        let mut printed = Vec::new();
+        self.run(|command| {
+            let output = command.stderr(Stdio::inherit()).output()?;
+            printed = output.stdout;
+            Ok(output.status)
+        })?;
+        String::from_utf8(printed).with_context(|| format!("{}: no text", self.title))
+    }
+
     /// Runs the command as `how` says.
     #[expect(clippy::disallowed_methods, reason = "how long a step took is told to people only")]
-    fn run(&self, how: impl FnOnce(&mut Command) -> std::io::Result<ExitStatus>) -> Result<()> {
-        let mut command = Command::new(self.command.get_program());
-        command.args(self.command.get_args()).current_dir(root());
-        for (name, value) in self.command.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
+    fn run(&mut self, how: impl FnOnce(&mut Command) -> std::io::Result<ExitStatus>) -> Result<()> {
         let start = Instant::now();
-        let status = how(&mut command).with_context(|| format!("{}: cannot start", self.title))?;
+        let status =
+            how(&mut self.command).with_context(|| format!("{}: cannot start", self.title))?;
         if !status.success() {
             bail!("{} failed ({status})", self.title);
         }
         println!("== {} took {:.0?}", self.title, start.elapsed());
         Ok(())
     }
-
-    pub(crate) fn arguments(mut self, arguments: &[String]) -> Step {
-        self.command.args(arguments);
-        self
-    }
 }
 
 /// Runs the steps in order; the first that fails ends it.
-pub(crate) fn all(steps: &[Step]) -> Result<()> {
-    for step in steps {
+pub(crate) fn all(steps: impl IntoIterator<Item = Step>) -> Result<()> {
+    for mut step in steps {
         println!("== {}", step.title);
         step.run(Command::status)?;
     }
     Ok(())
 }
 
-/// Runs one step that leaves a processor idle, and others in order meanwhile. It prints what it has to say at its end.
-pub(crate) fn beside(alone: &Step, others: &[Step]) -> Result<()> {
-    println!("== {}, beside the next ones", alone.title);
+/// Runs steps in order, and others in order at the same time. What those print that stand `aside` comes when each has ended.
+pub(crate) fn beside(aside: Vec<Step>, others: Vec<Step>) -> Result<()> {
     std::thread::scope(|scope| {
-        let alone = scope.spawn(|| {
-            let mut printed = Vec::new();
-            let ran = alone.run(|command| {
-                let output = command.output()?;
-                printed = [output.stdout, output.stderr].concat();
-                Ok(output.status)
-            });
-            (printed, ran)
+        let aside = scope.spawn(|| {
+            for mut step in aside {
+                println!("== {}, beside others", step.title);
+                let mut printed = Vec::new();
+                let ran = step.run(|command| {
+                    let output = command.output()?;
+                    printed = [output.stdout, output.stderr].concat();
+                    Ok(output.status)
+                });
+                // In one piece, amid what the others print.
+                print!("{}", String::from_utf8_lossy(&printed));
+                ran?;
+            }
+            Ok(())
         });
         let others = all(others);
-        let Ok((printed, ran)) = alone.join() else { bail!("a step panicked") };
-        print!("{}", String::from_utf8_lossy(&printed));
-        ran.and(others)
+        let Ok(aside) = aside.join() else { bail!("a step panicked") };
+        aside.and(others)
     })
 }
 

@@ -139,3 +139,43 @@ fn a_damaged_head_does_not_keep_the_extents_of_its_value() {
     assert!(store.get(b"hot").unwrap().is_some());
     assert!(!store.contains(KEY).unwrap());
 }
+
+/// What stands behind a damaged batch of a segment whose summary is damaged, too, is not known to the eviction: it would take the
+/// segment's header away, and leave the older values of other segments to be found after a crash.
+#[test]
+fn a_segment_that_hides_records_is_not_evicted() {
+    const KEY: &[u8] = b"a key with two values";
+    let device = device(9);
+    let clock = Arc::new(ManualClock::new(START));
+    let options = Options { clock: Arc::clone(&clock) as Arc<_>, ..cache_options(9) };
+    let store = open(&device, &options).unwrap();
+    store.put(KEY, b"older").unwrap();
+    for number in 0..8_u8 {
+        store.put(&[b'h', number], &[5; 900]).unwrap();
+    }
+    for number in 0..20_u8 {
+        store.put(&[b'f', number], &[number; 900]).unwrap();
+        if number == 3 {
+            store.put(KEY, &[4; 100]).unwrap();
+        }
+    }
+    let image = device.image().to_vec();
+    let newer = image.windows(KEY.len()).rposition(|bytes| bytes == KEY).unwrap() as u64;
+    let segment = newer / SEGMENT_SIZE * SEGMENT_SIZE;
+    let older = image.windows(KEY.len()).position(|bytes| bytes == KEY).unwrap() as u64;
+    assert!(older < segment);
+    // Its first batch, and its trailer.
+    flip_on(&device, segment + 512 + 100);
+    flip_on(&device, segment + SEGMENT_SIZE - 1000);
+    clock.advance(Duration::from_secs(1));
+    assert!(store.get(b"h\0").unwrap().is_some(), "the segment of the older value goes last");
+    store.evict(2).unwrap();
+    assert_eq!(store.get(KEY).unwrap().as_deref(), Some(&[4; 100][..]));
+    let image = cut(&device, false);
+    store.forget();
+    let survived = SimBlockOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image));
+    match open(&Arc::new(SimBlock::new(survived)), &cache_options(9)) {
+        Ok(store) => assert_ne!(store.get(KEY).unwrap().as_deref(), Some(&b"older"[..])),
+        Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted),
+    }
+}

@@ -26,8 +26,8 @@ use super::moves::{Move, Mover};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
 use super::place::GIVE_WAY;
 use super::scan::{Source, Step, noted};
-use super::segments::{Incarnation, Urgency, record_bytes};
-use super::tombstones::TombstonePlace;
+use super::segments::{Incarnation, Urgency, Use, record_bytes};
+use super::tombstones::{TombstonePlace, unless_unread};
 use super::unread::{FAILURES_MAX, Unread};
 use super::{Depot, sites, spread};
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
@@ -43,6 +43,9 @@ const AHEAD_MIN: usize = 3;
 const AHEAD_SHARE: usize = 64;
 /// So many more, so that the cleaner is at work before anybody is held back.
 pub(super) const HEAD_START: usize = 2;
+
+/// How often who waits for the cleaner looks whether there is room.
+const ROOM_SLICE: Duration = Duration::from_micros(200);
 
 /// The cleaner's place in its two streams.
 #[derive(Debug)]
@@ -111,7 +114,17 @@ impl Depot {
     /// `NoSpace` if all the rest is live; what a failing device says.
     pub(super) fn make_room(&self, kept: usize) -> Result<()> {
         self.background.wake();
-        self.make_room_with(&mut self.cleaner.lock(), kept)
+        loop {
+            if let Some(mut cleaner) = self.cleaner.try_lock() {
+                return self.make_room_with(&mut cleaner, kept);
+            }
+            // Who has the lock may be making room, or be at something longer that began before.
+            if self.has_room(kept) {
+                return Ok(());
+            }
+            self.log.refuse()?;
+            esker_trt::sleep(ROOM_SLICE);
+        }
     }
 
     /// As [`Depot::make_room`], for who has the cleaner's lock.
@@ -138,7 +151,11 @@ impl Depot {
                 continue;
             }
             let unheld = || full && self.segments.break_hold();
-            if !freed && !self.purge_for_room(cleaner)? && !unheld() && !held {
+            let purged = |cleaner: &mut Cleaner| {
+                let purged = self.purge_for_room(cleaner);
+                unless_unread(cleaner, purged)
+            };
+            if !freed && !purged(cleaner)? && !unheld() && !held {
                 break;
             }
             let now = self.log.next_version();
@@ -200,7 +217,8 @@ impl Depot {
                 None => break,
             }
         }
-        self.purge_tombstones(&mut cleaner)?;
+        let purged = self.purge_tombstones(&mut cleaner);
+        unless_unread(&mut cleaner, purged)?;
         cleaner.unread.end_round(cleaned)
     }
 
@@ -358,7 +376,7 @@ impl Depot {
         let base = self.layout.segment_offset(id);
         let mut live = Vec::new();
         let mut count = 0_usize;
-        self.each_record(&self.source(sites::CLEAN_READ), id, of, &mut |record| {
+        self.every_record(id, of, &mut |record| {
             let link = self.layout.link(record.kind, base + record.offset, record.size_bytes);
             count += 1;
             if count.is_multiple_of(GIVE_WAY) {
@@ -382,16 +400,46 @@ impl Depot {
         }
     }
 
-    /// What the summary of a segment says, or a walk through it if it has none.
+    /// As [`Depot::each_record`], for who goes on as if there were no other records in the segment.
+    ///
+    /// # Errors
+    /// `Corrupted` if there were more; some may have been visited by then.
+    pub(super) fn every_record(
+        &self,
+        id: SegmentId,
+        of: Incarnation,
+        visit: &mut dyn FnMut(SummaryRecord),
+    ) -> Result<()> {
+        let base = self.layout.segment_offset(id);
+        let source = self.source(sites::CLEAN_READ);
+        let full = self.segments.state(id) == Use::Sealed;
+        let (mut met, written) = (0, self.segments.written_bytes(id));
+        let by_summary = self.each_record(&source, id, of, &mut |record| {
+            let link = self.layout.link(record.kind, base + record.offset, record.size_bytes);
+            met += link.map_or(0, |link| record_bytes(link, record.size_bytes));
+            visit(record);
+        })?;
+        // A walk ends where nothing follows. A repair knows what is lost.
+        let missing = full && !by_summary && self.repair.is_none() && met < written;
+        if missing && self.segments.epoch(id) == of.epoch {
+            let words = "a full segment has fewer records than were written";
+            return Err(Error::corrupted("read log", words)
+                .device(self.device.name())
+                .at(base, self.layout.segment_size));
+        }
+        Ok(())
+    }
+
+    /// What the summary of a segment says, or a walk through it if it has none; whether it was the summary.
     pub(super) fn each_record(
         &self,
         source: &Source<'_>,
         id: SegmentId,
         of: Incarnation,
         visit: &mut dyn FnMut(SummaryRecord),
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if source.summary(id, of, visit)?.is_some() {
-            return Ok(());
+            return Ok(true);
         }
         let base = self.layout.segment_offset(id);
         let over = self.repair.as_ref().map(|known| known.over(id, of.stream));
@@ -409,6 +457,6 @@ impl Depot {
             }
             Ok(())
         })?;
-        Ok(())
+        Ok(false)
     }
 }

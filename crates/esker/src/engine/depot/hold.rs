@@ -103,7 +103,7 @@ impl Segments {
 
     /// Whether segments may be held.
     pub(super) fn is_holding(&self) -> bool {
-        self.hold.lock().stage != Stage::None
+        matches!(self.hold.lock().stage, Stage::Choosing | Stage::Copying)
     }
 
     /// Gives up the hold, if there is one, because somebody finds no room. False if there was none.

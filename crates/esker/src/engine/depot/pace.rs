@@ -20,6 +20,8 @@ const REST_MAX: Duration = Duration::from_millis(5);
 const PACE_MAX: Duration = Duration::from_millis(20);
 /// Least that a batch is held back; less is owed until it is enough.
 const PACE_MIN: Duration = Duration::from_micros(100);
+/// Most that is owed: a batch of large records may be worth many waits.
+const OWED_MAX: Duration = Duration::from_secs(1);
 pub(super) const CLEANING_RATE_MIN: f64 = 4e6;
 
 /// How a cleaner that is in no hurry spends its time.
@@ -58,9 +60,9 @@ impl Depot {
     /// cleaner's lead is whole, at the cleaner's own pace when a third of it is left, slower below.
     /// `room` is what is left of the open segment.
     pub(super) fn pace(&self, bytes: u64, room: u64) {
-        let owed = self.pace.owe(self.debt(room) * bytes as f64);
-        if owed > PACE_MIN {
-            esker_trt::sleep(owed.min(PACE_MAX));
+        let wait = self.pace.owe(self.debt(room) * bytes as f64);
+        if !wait.is_zero() {
+            esker_trt::sleep(wait);
         }
     }
 
@@ -95,7 +97,7 @@ impl Depot {
 pub(super) struct Pace {
     /// Bytes a second that cleaning makes free, as the bits of a number.
     rate: AtomicU64,
-    /// Nanoseconds that batches were not held back, since each was too short.
+    /// Nanoseconds that batches were not held back, since that was too short, or longer than one is held back.
     owed: AtomicU64,
     /// Seconds that a byte of a write to memory is held back, as the bits of a number.
     asked: AtomicU64,
@@ -140,14 +142,18 @@ impl Pace {
         Duration::from_nanos(before.map_or(0, next).saturating_sub(now))
     }
 
-    /// Adds `seconds`; returns what is owed, and forgets it if it is enough to be paid. Only the
-    /// leader of the log comes here.
+    /// Adds `seconds`; returns how long to wait for now, the rest stays owed. Where nothing is asked for any more, nothing is
+    /// owed: the cleaner has its lead. Only the leader of the log comes here.
     fn owe(&self, seconds: f64) -> Duration {
-        let owed = Duration::from_nanos(self.owed.load(Ordering::Relaxed));
-        let owed = owed + Duration::try_from_secs_f64(seconds).unwrap_or(PACE_MAX);
-        let kept = if owed > PACE_MIN { 0 } else { owed.as_nanos() };
-        self.owed.store(u64::try_from(kept).unwrap_or(0), Ordering::Relaxed);
-        owed
+        let (mut wait, mut owed) = (Duration::ZERO, Duration::ZERO);
+        if seconds > 0.0 {
+            owed = Duration::from_nanos(self.owed.load(Ordering::Relaxed));
+            owed += Duration::try_from_secs_f64(seconds).unwrap_or(OWED_MAX).min(OWED_MAX);
+            wait = if owed > PACE_MIN { owed.min(PACE_MAX) } else { Duration::ZERO };
+            owed = (owed - wait).min(OWED_MAX);
+        }
+        self.owed.store(u64::try_from(owed.as_nanos()).unwrap_or(0), Ordering::Relaxed);
+        wait
     }
 }
 
@@ -168,6 +174,20 @@ mod tests {
         assert_eq!(pace.spend(100 * MS, 3.0), PACE_MAX);
         assert_eq!(pace.spend(100 * MS, 3.0), PACE_MAX);
         assert_eq!(pace.spend(110 * MS, 0.0), PACE_MAX - 10 * MS);
+    }
+
+    #[test]
+    fn what_one_batch_is_not_held_back_for_the_next_ones_are() {
+        let pace = Pace::default();
+        assert_eq!(pace.owe(0.00006), Duration::ZERO, "too short");
+        assert_eq!(pace.owe(0.00006), Duration::from_micros(120));
+        assert_eq!(
+            [0.047, 0.001, 0.0001, 0.0001].map(|more| pace.owe(more)),
+            [20, 20, 8, 0].map(|ms| ms * MS + Duration::from_micros(if ms == 8 { 100 } else { 0 }))
+        );
+        assert_eq!(pace.owe(f64::INFINITY), PACE_MAX);
+        assert_eq!(pace.owe(0.0), Duration::ZERO, "the cleaner has its lead");
+        assert_eq!(pace.owe(0.001), MS);
     }
 
     #[test]

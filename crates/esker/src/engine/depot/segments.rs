@@ -257,6 +257,11 @@ impl Segments {
         self.get(id).map_or(0, Segment::live_bytes)
     }
 
+    /// Bytes of all records that were written to a segment, at least: dead extents may count, or not.
+    pub(super) fn written_bytes(&self, id: SegmentId) -> u64 {
+        self.get(id).map_or(0, |segment| segment.written_bytes.load(Ordering::Relaxed))
+    }
+
     pub(super) fn sealed(&self) -> impl Iterator<Item = SegmentId> + '_ {
         self.all().map(|(id, _)| id).filter(|id| self.state(*id) == Use::Sealed)
     }

@@ -16,14 +16,16 @@
 //! any tombstone that was noted.
 //!
 //! # Failure
-//! Dropping changes DRAM only: after a crash the tombstone is back, until its segment is reused.
+//! Dropping changes DRAM only: after a crash the tombstone is back, until its segment is reused. Of a segment that is damaged, or
+//! cannot be read, nobody knows what it hides: tombstones that may be for that stay.
 
 use super::clean::Cleaner;
 use super::scan::form_of;
 use super::segments::Free;
+use super::unread::FAILURES_MAX;
 use super::{Depot, sites, spread};
-use esker_base::Result;
 use esker_base::ids::{SegmentId, Version};
+use esker_base::{ErrorKind, Result};
 use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
 use std::collections::BTreeMap;
@@ -50,12 +52,28 @@ struct Tombstone {
     needed: bool,
 }
 
+/// Whether a purge is due that the one before left so many tombstones to, and perhaps stopped amid them.
+fn is_due(tombstones: u64, items: u64, (kept, stopped): (u64, bool)) -> bool {
+    let more = stopped || tombstones > kept / 4 * 5;
+    tombstones > DUE_MIN.max(items / DUE_SHARE) && more
+}
+
+/// What a purge did that ended at a device which could not be read: who asked for room is told.
+pub(super) fn unless_unread<T: Default>(cleaner: &mut Cleaner, purged: Result<T>) -> Result<T> {
+    match purged {
+        Err(error) if error.kind() == ErrorKind::Io => {
+            cleaner.unread.tell(error);
+            Ok(T::default())
+        }
+        purged => purged,
+    }
+}
+
 impl Depot {
-    /// Whether tombstones are many, and more by a quarter than the last purge left.
+    /// Whether tombstones are many, and more by a quarter than the last purge left, or it did not come to all.
     pub(super) fn purge_due(&self, cleaner: &Cleaner) -> bool {
-        let tombstones = self.tombstones();
-        tombstones > DUE_MIN.max(self.items() / DUE_SHARE)
-            && tombstones > cleaner.tombstones_kept / 4 * 5
+        let stopped = cleaner.purge_from.is_some();
+        is_due(self.tombstones(), self.items(), (cleaner.tombstones_kept, stopped))
     }
 
     /// As [`Depot::purge_tombstones`], for a writer that finds no room; false if nothing was dropped. Where no segment came or
@@ -132,7 +150,7 @@ impl Depot {
         let mut full = [full, self.segments.full_or_held()].concat();
         full.sort_unstable();
         full.dedup();
-        self.each_of(&full, |record, _| meet(record))?;
+        let hidden_from = self.each_of(&full, |record, _| meet(record))?;
         for (_, stream, summary) in cleaner.open() {
             // Of our own making, in memory.
             let _ = read_summary(summary, form_of(stream), self.layout.of_summaries(), &mut meet);
@@ -141,7 +159,9 @@ impl Depot {
         self.renew_taken()?;
         let mut dropped = 0;
         for (hash, tombstones) in noted {
-            for tombstone in tombstones.iter().filter(|tombstone| !tombstone.needed) {
+            let unneeded =
+                |tombstone: &&Tombstone| !tombstone.needed && tombstone.version < hidden_from;
+            for tombstone in tombstones.iter().filter(unneeded) {
                 dropped += usize::from(self.drop_tombstone(hash, tombstone.link));
             }
         }
@@ -150,21 +170,39 @@ impl Depot {
         Ok(dropped)
     }
 
-    /// Gives the records of these segments to `visit`, with their segment.
+    /// Gives the records of these segments to `visit`, with their segment. Returns the version from which on records may be hidden
+    /// in what cannot be read.
     fn each_of(
         &self,
         segments: &[SegmentId],
         mut visit: impl FnMut(SummaryRecord, SegmentId),
-    ) -> Result<()> {
-        let source = self.source(sites::CLEAN_READ);
+    ) -> Result<Version> {
+        let mut hidden_from = Version(u64::MAX);
+        let mut failures = 0;
         for id in segments.iter().copied() {
             let of = self.segments.incarnation(id);
             if of.stream == Stream::Checkpoint {
                 continue;
             }
-            self.each_record(&source, id, of, &mut |record| visit(record, id))?;
+            let error = match self.every_record(id, of, &mut |record| visit(record, id)) {
+                Ok(()) => {
+                    failures = 0;
+                    continue;
+                }
+                Err(error) => error,
+            };
+            failures += usize::from(error.kind() == ErrorKind::Io);
+            if failures >= FAILURES_MAX
+                || !matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted)
+            {
+                return Err(error);
+            }
+            tracing::warn!(%error, segment = id.0, "tombstones stay for what cannot be read of a segment");
+            // What clients write is numbered by its version; what was moved may be of any age.
+            let oldest = if of.stream == Stream::Fresh { of.base.0 } else { 0 };
+            hidden_from = hidden_from.min(Version(oldest));
         }
-        Ok(())
+        Ok(hidden_from)
     }
 
     fn drop_tombstone(&self, hash: u64, link: Link) -> bool {

@@ -75,6 +75,11 @@ impl Unread {
         self.error = None;
     }
 
+    /// A read failed that is not of one segment.
+    pub(super) fn tell(&mut self, error: Error) {
+        self.error = Some(error);
+    }
+
     /// What a read said that failed in this round.
     pub(super) fn error(&self) -> Option<&Error> {
         self.error.as_ref()

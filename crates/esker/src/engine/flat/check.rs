@@ -11,7 +11,8 @@ use crate::engine::Cursor;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::{
-    Action, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkKind, Clear, LINE, Stamp,
+    Action, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkKind, Clear, LINE, SUPERBLOCK_OFFSETS,
+    SUPERBLOCK_SIZE, Stamp,
 };
 use esker_index::Word;
 use std::borrow::Cow;
@@ -39,11 +40,12 @@ impl Flat {
 
     pub(super) fn check_store(&self) -> Result<CheckReport> {
         self.check_open()?;
-        // Nothing is moved meanwhile; writers go on.
-        let _still = self.hold_cleaning();
         let mut report = CheckReport::default();
+        self.check_superblocks(&mut report)?;
         self.check_clear(&mut report)?;
         for (number, chunk) in self.chunks.iter() {
+            // Nothing of it is moved meanwhile. Writers go on, and the cleaner before the next one: somebody may need room.
+            let _cleaner = self.cleaner_of_log(number);
             let kind = match chunk.usage() {
                 Use::OpenLog | Use::Log => ChunkKind::Log,
                 Use::Blocks => ChunkKind::Blocks,
@@ -67,12 +69,28 @@ impl Flat {
             if header.is_none_or(|(header, _)| header.kind != kind) && chunk.is_log() {
                 report.problem(format!("the header of chunk {number} is not that of its use"));
             }
+            if header.is_some_and(|(_, differs)| differs.is_some()) && chunk.is_log() {
+                report.problem(format!("one of the two headers of chunk {number} is damaged"));
+            }
             if kind == ChunkKind::Log {
                 self.check_log(number, &mut report)?;
             }
         }
         self.check_index(&mut report)?;
         Ok(report)
+    }
+
+    /// Both superblocks are those of the store. Nobody writes them once it is open.
+    fn check_superblocks(&self, report: &mut CheckReport) -> Result<()> {
+        let whole = self.superblock.encode();
+        for offset in SUPERBLOCK_OFFSETS {
+            let mut bytes = [0; SUPERBLOCK_SIZE];
+            let read = self.memory.read(offset, &mut bytes);
+            if told(read, report)?.is_some() && bytes != whole {
+                report.problem(format!("the superblock at {offset} is not that of the store"));
+            }
+        }
+        Ok(())
     }
 
     /// Both slots say what was cleared.
@@ -158,7 +176,11 @@ impl Flat {
     fn check_index(&self, report: &mut CheckReport) -> Result<()> {
         let mut lines = HashMap::new();
         let mut cursor = Cursor::Start;
-        while let Some((part, next)) = self.index.walk(&cursor) {
+        loop {
+            // For one part: nothing in it is moved, and what is gone was written anew.
+            let _still = self.hold_cleaning();
+            self.check_open()?;
+            let Some((part, next)) = self.index.walk(&cursor) else { return Ok(()) };
             cursor = next;
             match part {
                 Part::Hashes(entries) => {
@@ -174,7 +196,6 @@ impl Flat {
                 }
             }
         }
-        Ok(())
     }
 
     fn check_entry(

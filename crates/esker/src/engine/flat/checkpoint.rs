@@ -286,7 +286,7 @@ impl Flat {
             let mut buffer = Vec::new();
             loop {
                 let step = done.fetch_add(1, Ordering::Relaxed);
-                if step >= image.chunks.len() {
+                if step >= image.chunks.len() || !whole.load(Ordering::Relaxed) {
                     return Ok(());
                 }
                 let part = self.read_part(image, step, &mut buffer)?;

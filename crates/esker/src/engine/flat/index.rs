@@ -22,6 +22,12 @@ pub(super) struct Run {
     words: Vec<(usize, Word)>,
 }
 
+#[cfg(test)]
+thread_local! {
+    /// Runs that this thread has collected.
+    pub(super) static DESCENTS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 impl Run {
     pub(super) fn new(keys: usize) -> Run {
         Run { keys: Vec::with_capacity(16 * keys), words: Vec::with_capacity(keys) }
@@ -53,6 +59,8 @@ impl Run {
         max: usize,
         mut met: impl FnMut(usize, Word),
     ) {
+        #[cfg(test)]
+        DESCENTS.with(|descents| descents.set(descents.get() + 1));
         let mut left = max;
         let add = |key: &[u8], word| {
             if !is_before(key, end, direction) {

@@ -97,6 +97,8 @@ pub(crate) fn plan_memory(size_bytes: u64, chunk_size: Option<u64>) -> Result<()
 
 /// Locks of keys: 512 KiB.
 const KEY_STRIPES: usize = 1 << 17;
+/// A log of its own for a core is worth as many chunks.
+const LOG_CHUNKS_MIN: u32 = 8;
 /// Most cores that have a log of their own.
 const CORES_MAX: usize = 60;
 
@@ -158,6 +160,13 @@ pub(crate) struct Flat {
     damaged: Option<Damaged>,
 }
 
+/// Logs of a store of so many chunks on a machine of so many processors: each has a chunk that is open, and all of these together are
+/// a small part of the store.
+fn logs_of(processors: usize, chunk_count: u32) -> usize {
+    let most = usize::try_from(chunk_count / LOG_CHUNKS_MIN).unwrap_or(CORES_MAX);
+    processors.min(CORES_MAX).min(most).max(1)
+}
+
 impl Flat {
     /// Opens the store in `memory`, or makes one there if it is blank.
     ///
@@ -174,16 +183,15 @@ impl Flat {
             _ => None,
         };
         let root = Root::open(&*memory, options, index, &mut Rng::from_seed(seed), false)?;
-        let flat = Flat::empty(&memory, options, &root);
-        let flat = match flat.recover(&root, options, true)? {
-            true => flat,
-            false => {
-                tracing::warn!("an image of the index is damaged: the logs are read");
-                let flat = Flat::empty(&memory, options, &root);
-                flat.recover(&root, options, false)?;
-                flat
-            }
-        };
+        let mut flat = Flat::empty(&memory, options, &root);
+        if !flat.recover(&root, options, true)? {
+            tracing::warn!("an image of the index is damaged: the logs are read");
+            // What was made of the image goes first, and writes nothing: nobody needs memory for two indexes.
+            crate::engine::Engine::abandon(&flat);
+            drop(flat);
+            flat = Flat::empty(&memory, options, &root);
+            flat.recover(&root, options, false)?;
+        }
         flat.versions.raise(options.testing.first_version);
         let flat = Arc::new(flat);
         if options.testing.background {
@@ -215,7 +223,7 @@ impl Flat {
         let processors = || std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let (cores, threads) = match options.testing.cores {
             Some(cores) => (cores.clamp(1, CORES_MAX), 1),
-            None => (processors().min(CORES_MAX), processors()),
+            None => (logs_of(processors(), layout.chunk_count), processors()),
         };
         let index: Box<dyn KeyIndex> = match superblock.index {
             IndexKind::Cceh => Box::new(HashIndex {

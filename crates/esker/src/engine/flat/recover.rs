@@ -467,7 +467,10 @@ impl Flat {
             match self.memory.read(offset, &mut bytes) {
                 Ok(()) if bytes == whole => continue,
                 // Lost memory: nothing more can be done.
-                Err(error) if error.kind() == ErrorKind::Corrupted => continue,
+                Err(error) if error.kind() == ErrorKind::Corrupted => {
+                    tracing::warn!(offset, %error, "a superblock stands on memory that is lost");
+                    continue;
+                }
                 read => read?,
             }
             tracing::warn!(offset, "a superblock is written anew");

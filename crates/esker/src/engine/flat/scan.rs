@@ -124,9 +124,10 @@ impl Flat {
         let mut last: Option<Vec<u8>> = None;
         let mut left = limit;
         let mut run = Run::new(limit.min(PART));
+        let mut wanted = limit.min(PART);
         while left > 0 {
-            let wanted = left.min(PART);
             run.clear();
+            let before = left;
             let since = self.chunks.now();
             let start = last.as_deref().map_or(start, Bound::Excluded);
             // The first ones come while the index is still being read, the others while those before them are.
@@ -159,6 +160,8 @@ impl Flat {
                 Some(key) if run.len() == wanted => last = Some(key.to_vec()),
                 _ => break,
             }
+            // Where many keys are deleted, as behind a queue's head, a descent of the index for each would be slow.
+            wanted = if left == before { (2 * wanted).min(PART) } else { left.min(PART) };
         }
         Ok(())
     }

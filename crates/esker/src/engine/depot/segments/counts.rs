@@ -136,7 +136,7 @@ impl Segments {
             let more = u64::from(segment.live_records.load(Ordering::Relaxed));
             let live = segment.live_bytes();
             let written = segment.written_bytes.load(Ordering::Relaxed).max(self.size_bytes);
-            (records + more, bytes + share(live, self.size_bytes, written))
+            (records + more, bytes.saturating_add(share(live, self.size_bytes, written)))
         })
     }
 }
@@ -150,7 +150,8 @@ impl Segment {
         if tombstones == 0 {
             return live;
         }
-        live + share(self.beyond_bytes.load(Ordering::Relaxed), tombstones, written)
+        let beyond = share(self.beyond_bytes.load(Ordering::Relaxed), tombstones, written);
+        live.saturating_add(beyond)
     }
 
     /// Takes a record out of what is live, but for the number of records.

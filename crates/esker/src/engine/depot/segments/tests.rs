@@ -170,3 +170,27 @@ fn what_is_said_of_a_header_late_is_not_said_of_the_next_one() {
     segments.forget_header(ID, SegmentEpoch(9));
     assert!(segments.take_stale().is_none());
 }
+
+#[test]
+fn a_hold_that_is_broken_holds_nothing_any_more() {
+    let segments = Segments::new(4, 8192, false);
+    let holding = segments.begin_hold().unwrap();
+    assert!(segments.is_holding());
+    holding.keep([ID].into());
+    assert!(segments.is_holding());
+    assert!(segments.break_hold());
+    assert!(!segments.is_holding(), "nobody waits for the backup's end");
+}
+
+/// Nothing bounds what a checkpoint says of tombstones.
+#[test]
+fn sizes_that_no_segment_has_do_not_overflow() {
+    let segments = Segments::new(4, 8192, false);
+    for id in [SegmentId(1), ID] {
+        segments.open(id, incarnation(7));
+        segments.restore_live(id, Live { records: 1, bytes: 40, items: false, tombstones: 1 });
+        segments.add_written(id, Written { bytes: 0, tombstones: 1, beyond_bytes: u64::MAX });
+        assert_eq!(segments.live_bytes(id), u64::MAX);
+    }
+    assert_eq!(segments.live(), (2, u64::MAX));
+}

@@ -3,8 +3,10 @@
 use super::*;
 use crate::options::Options;
 use crate::value::{Attributes, Condition};
+use esker_base::{Site, SiteKind};
 use esker_media::sim::{SimBlock, SimBlockOptions};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A store with tombstones in full segments: ten that are needed for older records, then ten that are not.
 fn with_tombstones() -> Arc<Depot> {
@@ -54,4 +56,58 @@ fn who_needs_room_looks_at_all_tombstones() {
         assert_eq!(store.purge_for_room(&mut cleaner).unwrap(), stopped);
     }
     assert_eq!(store.tombstones(), 10);
+}
+
+/// Overwrites a block of the segment that the record of `key` stands in.
+fn damage(store: &Depot, key: &[u8], offset: u64) {
+    const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
+    let link = store.index.lookup(spread(store.hasher.hash(key))).iter().next().unwrap();
+    let segment = store.layout.segment_of(store.layout.offset_of(link)).unwrap();
+    let at = store.layout.segment_offset(segment) + offset;
+    store.device.write_at(DAMAGE, at, &[IoSlice::new(&[7; 512])]).unwrap();
+}
+
+#[test]
+fn tombstones_stay_for_what_a_damaged_segment_may_hide() {
+    let store = with_tombstones();
+    damage(&store, b"lives", store.layout.trailer());
+    damage(&store, b"lives", store.layout.first_batch());
+    let mut cleaner = store.lock_cleaner().unwrap();
+    assert_eq!(store.purge_tombstones(&mut cleaner).unwrap(), 0);
+    assert_eq!((store.tombstones(), cleaner.tombstones_kept), (20, 20), "and the purge is done");
+    // Damage to the summary alone hides nothing.
+    drop(cleaner);
+    let store = with_tombstones();
+    damage(&store, b"lives", store.layout.trailer());
+    assert_eq!(store.purge_tombstones(&mut store.lock_cleaner().unwrap()).unwrap(), 10);
+}
+
+#[test]
+fn a_purge_that_stopped_amid_the_tombstones_is_followed_by_another() {
+    assert!(!is_due(4096, 0, (0, true)), "few");
+    assert!(is_due(4097, 0, (0, false)));
+    assert!(!is_due(5000, 0, (4001, false)), "about as many as the last one left");
+    assert!(is_due(5000, 0, (4001, true)));
+    assert!(!is_due(5000, 16 * 5000, (0, true)), "a small share of the items");
+}
+
+#[test]
+fn who_finds_room_does_not_wait_for_the_cleaner() {
+    let store = with_tombstones();
+    let cleaner = store.lock_cleaner().unwrap();
+    let went_on = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            store.make_room(0).unwrap();
+            went_on.store(true, Ordering::SeqCst);
+        });
+        let mut tries = 0;
+        while !went_on.load(Ordering::SeqCst) && tries < 5000 {
+            esker_trt::sleep(Duration::from_millis(1));
+            tries += 1;
+        }
+        let in_time = went_on.load(Ordering::SeqCst);
+        drop(cleaner);
+        assert!(in_time);
+    });
 }

@@ -267,6 +267,31 @@ fn an_image_of_which_the_medium_lost_something_is_not_used() {
     }
 }
 
+/// Recovery with the logs after one with an image that is damaged takes no more memory than the first: the store of that one is gone.
+#[test]
+fn what_was_made_of_a_damaged_image_is_gone_before_the_logs_are_read() {
+    for engine in KINDS {
+        let (memory, image) = with_image(engine, true);
+        memory.poison(image[image.len() - 1] + 4096, 64);
+        let shared: Arc<dyn Pmem> = memory;
+        let (weak, most) = (Arc::downgrade(&shared), Arc::new(AtomicU32::new(0)));
+        let seen = Arc::clone(&most);
+        let mut options = options(engine);
+        options.testing.segment_size_bytes = Some(LARGE_CHUNK);
+        options.testing.background = false;
+        options.progress = Progress::new(move |_, _| {
+            let holders = u32::try_from(weak.strong_count()).unwrap();
+            seen.fetch_max(holders, Ordering::SeqCst);
+        });
+        let store = Flat::open(Arc::clone(&shared), &options).unwrap();
+        assert_eq!(store.chunks.iter().filter(|(_, chunk)| chunk.is_log()).count(), 1);
+        // The open itself has one more.
+        let holders = u32::try_from(Arc::strong_count(&shared)).unwrap() + 1;
+        assert_eq!(most.load(Ordering::SeqCst), holders, "{engine}");
+        crash(store);
+    }
+}
+
 /// Changes the payload of an image's part, with the right checksum.
 fn forge(
     memory: &SimPm,

@@ -1,12 +1,18 @@
 //! Room that nobody uses comes back, and checkpoints come no more often than they are worth.
 
 use super::super::chunks::Use;
+use super::super::index::DESCENTS;
+use super::super::scan::Item;
+use super::super::{CORES_MAX, logs_of};
 use super::*;
 use crate::options::Progress;
+use crate::store::Direction;
 use crate::value::Condition;
-use esker_base::ErrorKind;
+use esker_base::{ErrorKind, SiteKind};
 use esker_media::sim::SimArchive;
+use std::ops::{Bound, ControlFlow};
 
+const DAMAGE: Site = Site::new("test.damage", SiteKind::Write);
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
 
 fn memory(chunks: u64, chunk_size: u64) -> Arc<dyn Pmem> {
@@ -165,4 +171,72 @@ fn recovery_keeps_to_its_memory_however_long_keys_are() {
         assert_eq!(store.get_value(key, &mut |_| Ok(())).unwrap().unwrap().len(), size);
     }
     assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+}
+
+/// Each log has a chunk that nobody else may use: on a machine of many cores a small store would be full of these.
+#[test]
+fn a_small_store_has_no_log_for_each_of_many_cores() {
+    const CHUNK_SIZE: u64 = 64 << 10;
+    assert_eq!((logs_of(4, 1 << 20), logs_of(200, 1 << 20)), (4, CORES_MAX));
+    assert_eq!((logs_of(16, 12), logs_of(16, 0)), (1, 1));
+    for engine in KINDS {
+        let memory = memory(16, CHUNK_SIZE);
+        let mut options = options(engine);
+        options.testing.segment_size_bytes = Some(CHUNK_SIZE);
+        options.testing.background = false;
+        options.testing.cores = Some(logs_of(16, 16));
+        let store = Flat::open(memory, &options).unwrap();
+        for key in 0..200_u16 {
+            put_value(&store, &key.to_le_bytes(), 9).unwrap();
+        }
+    }
+}
+
+/// Keys that were deleted are passed many at a time: behind the head of a queue there may be any number.
+#[test]
+fn a_scan_passes_many_deleted_keys_at_once() {
+    const KEYS: u32 = 5000;
+    let memory = memory(64, 64 << 10);
+    let store = open(&memory, EngineKind::FlatMasstree, 64 << 10);
+    for key in 0..KEYS {
+        put_value(&store, &key.to_be_bytes(), 9).unwrap();
+    }
+    for key in (0..KEYS).filter(|key| *key != KEYS / 2) {
+        store.delete_key(&key.to_be_bytes(), Condition::Present).unwrap();
+    }
+    for direction in [Direction::Forward, Direction::Reverse] {
+        let (before, mut met) = (DESCENTS.get(), Vec::new());
+        let all = (Bound::Unbounded, Bound::Unbounded);
+        let one = |key: &[u8], _: Item<'_>| {
+            met.push(key.to_vec());
+            ControlFlow::Break(())
+        };
+        store.scan_each(all, direction, 1, one).unwrap();
+        assert_eq!(met, [(KEYS / 2).to_be_bytes()]);
+        assert!((20..40).contains(&(DESCENTS.get() - before)), "{}", DESCENTS.get() - before);
+    }
+}
+
+#[test]
+fn a_check_sees_damage_to_copies_that_only_an_open_reads() {
+    for engine in KINDS {
+        let memory = memory(64, CHUNK_SIZE);
+        let store = open(&memory, engine, CHUNK_SIZE);
+        put_value(&store, b"key", 9).unwrap();
+        let log = store.chunks.iter().find(|(_, chunk)| chunk.is_log()).unwrap().0;
+        let header = store.layout.start_of(log);
+        let size = esker_format::flat::CHUNK_HEADER_SIZE as u64;
+        let places = [0, esker_format::flat::SUPERBLOCK_OFFSETS[1], header, header + size];
+        for place in places.map(|place| place + 20) {
+            let flip = || {
+                let mut byte = [0];
+                memory.read(place, &mut byte).unwrap();
+                memory.store(DAMAGE, place, &[byte[0] ^ 8]).unwrap();
+            };
+            flip();
+            assert_eq!(store.check_store().unwrap().problems.len(), 1, "{engine} {place}");
+            flip();
+            assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+        }
+    }
 }
