@@ -230,9 +230,16 @@ impl Flex {
 /// A store in a folder, without its threads, in which values over 1000 bytes are large: for tests of what only the inside shows.
 #[cfg(test)]
 fn opened_in(folder: &tempfile::TempDir) -> Arc<Flex> {
+    opened_with(folder, Durability::Sync)
+}
+
+/// The same, as durable as is said.
+#[cfg(test)]
+fn opened_with(folder: &tempfile::TempDir, durability: Durability) -> Arc<Flex> {
     let mut options = Options::new(folder.path());
     options.engine = Some(EngineKind::Flex);
     options.size_bytes = 64 << 20;
+    options.durability = durability;
     options.testing.background = false;
     options.flex.large_value_size_bytes = 1000;
     Flex::open(&options).unwrap()

@@ -38,10 +38,11 @@ impl Snapshots {
         self.newest.store(newest, Ordering::Release);
     }
 
-    /// Whether somebody may see `version` although a newer one of its key is there.
+    /// Whether somebody sees `version` of a key, of which `newer` is the next one: also a snapshot that is made from now on sees that.
     #[inline]
-    pub(super) fn may_see(&self, version: u64) -> bool {
+    pub(super) fn may_see(&self, version: u64, newer: u64) -> bool {
         self.newest.load(Ordering::Acquire) > version
+            && self.versions.lock().range(version..newer.max(version)).next().is_some()
     }
 
     /// All versions, descending.
