@@ -311,7 +311,7 @@ impl MemTable {
     /// Bytes that may have expired by now: all of it if something has, and large values.
     pub(super) fn expired_bytes(&self, now: u64) -> u64 {
         match self.expires_first.load(Ordering::Relaxed) <= now {
-            true => self.bytes() + self.expiring_large.load(Ordering::Relaxed),
+            true => self.bytes().saturating_add(self.expiring_large.load(Ordering::Relaxed)),
             false => 0,
         }
     }

@@ -123,3 +123,12 @@ fn a_table_is_full_when_its_tree_is() {
     assert!(tree < 2 * SIZE, "{tree} bytes");
     assert!(table.bytes() < SIZE && !table.has_grown(2));
 }
+
+#[test]
+fn large_values_of_any_length_are_summed_up() {
+    let table = MemTable::new(1, 1, 1 << 10, false);
+    let extra = Extra { expires_at: 6, ..Extra::default() };
+    let large = Content::Large(extra, 1, u64::MAX);
+    table.insert((b"key", 7), (1, large), None, |_, _| false);
+    assert_eq!((table.expired_bytes(4), table.expired_bytes(5)), (0, u64::MAX));
+}
