@@ -39,6 +39,7 @@ mod files;
 mod index;
 mod interval;
 mod kept;
+mod lapsing;
 mod large;
 mod late;
 mod memtable;
@@ -122,7 +123,7 @@ pub(crate) struct Flex {
     committer: sync::Mutex<Committer>,
     /// Why the committer gets no further.
     stuck: Mutex<Option<Error>>,
-    snapshots: Snapshots,
+    snapshots: Arc<Snapshots>,
     scrubbed: tend::Scrubbed,
     backing_up: sync::Mutex<()>,
     store_id: [u8; 16],

@@ -9,7 +9,7 @@
 //! does not get to the space, the store is as if that had happened while it was open: all can be read, and nothing be written.
 
 use super::commit::Committer;
-use super::index::{Fresh, Index};
+use super::index::{Index, Leaves};
 use super::memtable::MemTable;
 use super::recover::{self, FoundTables};
 use super::snapshots::Snapshots;
@@ -48,7 +48,7 @@ pub(super) struct Found {
     pub(super) space: Space,
     pub(super) root: Root,
     pub(super) tables: FoundTables,
-    pub(super) intervals: Vec<Fresh>,
+    pub(super) intervals: Leaves,
     pub(super) values: Vec<large::FoundLarge>,
 }
 
@@ -189,7 +189,10 @@ impl Flex {
         let mut ends_at = |total| behind.end_at(total);
         let intervals = match saved::load(&*files.index, &space, root.store_id, &mut ends_at)? {
             Some(intervals) => intervals,
-            None => recover::intervals(&space, behind.intervals_end, of_flex, &name)?,
+            None => {
+                let found = recover::intervals(&space, behind.intervals_end, of_flex, &name)?;
+                found.into_iter().collect()
+            }
         };
         if options.durability != Durability::Sync && !is_new && restoring.is_none() {
             recover::note_versions(&space, &mut root, tables.next_version - 1)?;
@@ -213,11 +216,12 @@ impl Flex {
         let last = found.tables.pop().map(Arc::new);
         let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
         let live_bytes = space.stat().data_bytes;
+        let snapshots: Arc<Snapshots> = Arc::default();
         let flex = Arc::new(Flex {
             name,
             space,
             wal,
-            index: Index::new(intervals, options.flex.cache_size_bytes),
+            index: Index::new(intervals, options.flex.cache_size_bytes, Arc::clone(&snapshots)),
             large,
             staging: sync::Mutex::default(),
             tables: ShardedLock::new(Tables { active, sealed: None }),
@@ -225,7 +229,7 @@ impl Flex {
             rotating: sync::Mutex::default(),
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),
-            snapshots: Snapshots::default(),
+            snapshots,
             scrubbed: tend::Scrubbed::default(),
             backing_up: sync::Mutex::default(),
             store_id: root.store_id,
