@@ -162,6 +162,7 @@ fn flush_log(store: &Weak<Flex>, window: Duration) -> Option<Duration> {
 /// One round; whether there is more to do at once. `None` if the store is gone.
 fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option<bool> {
     let store = store.upgrade()?;
+    told.tell("a table cannot be sealed", store.seal_littered());
     told.tell("a table does not get into the space", store.commit_sealed());
     let brought = store.defragment();
     let more = told.tell("an interval cannot be brought together", brought).unwrap_or(false);

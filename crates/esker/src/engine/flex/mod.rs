@@ -139,6 +139,8 @@ pub(crate) struct Flex {
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
     fruitless: room::Fruitless,
+    /// The generation of a table in which scans go past much that is deleted.
+    littered: AtomicU64,
     reservations: room::Reservations,
     closed: AtomicBool,
     closing: Closing,

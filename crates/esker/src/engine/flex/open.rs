@@ -243,6 +243,7 @@ impl Flex {
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
             fruitless: room::Fruitless::default(),
+            littered: AtomicU64::new(0),
             reservations: room::Reservations::default(),
             closed: AtomicBool::new(false),
             closing: Closing::default(),
