@@ -11,7 +11,6 @@
 //! cannot be read, tried twice, stays where it is, and is named once: its segment is no victim any more until the space is opened
 //! again.
 
-use super::nodes::LEAVES_OF_A_PART;
 use super::read::{Outcome, Part, is_unread};
 use super::{Inner, Writer};
 use esker_base::{Error, Result};
@@ -116,7 +115,6 @@ impl Inner {
         // New places are durable before the old ones are written again.
         let done = self.commit(writer, false);
         self.fail_on(done)?;
-        self.forget_idle(writer, LEAVES_OF_A_PART);
         Ok(moved)
     }
 

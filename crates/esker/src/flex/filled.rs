@@ -19,6 +19,7 @@
 //! A crash leaves any part of them on the device, in segments that nothing durable points at.
 
 use super::commit::no_lack;
+use super::nodes::LEAVES_AT_REST;
 use super::{Inner, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::IoBuf;
@@ -82,7 +83,7 @@ impl Inner {
         spare.unwrap_or_else(|| Arc::new(self.pool.get_zeroed(size)))
     }
 
-    /// Frees memory of segments, if none was begun since this was called last.
+    /// Frees memory of segments, and that of leaves that lie idle, if no segment was begun since this was called last.
     pub(super) fn free_spare(&self) {
         if !self.behind.is_filling.swap(false, Ordering::Relaxed) {
             let mut spare = self.behind.spare.lock();
@@ -90,6 +91,9 @@ impl Inner {
             let gone = spare.split_off(stays);
             drop(spare);
             drop(gone);
+            if let Some(writer) = self.writer.try_lock() {
+                self.forget_idle(&writer, LEAVES_AT_REST);
+            }
         }
     }
 

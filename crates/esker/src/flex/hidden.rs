@@ -83,7 +83,7 @@ impl Space {
         self.0.write_filled()
     }
 
-    /// Frees memory for segments, if none was begun since this was called last.
+    /// Frees memory for segments, and of leaves that lie idle, if no segment was begun since this was called last.
     pub(crate) fn free_spare(&self) {
         self.0.free_spare();
     }

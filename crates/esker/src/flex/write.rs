@@ -4,7 +4,6 @@
 //! - W1: an operation's records are in one group: groups end between operations.
 //! - W2: nothing is visible before all data of the operation is placed.
 
-use super::nodes::LEAVES_OF_A_LOAD;
 use super::place::Piece;
 use super::{Inner, Writer, sites};
 use crate::flex::state::{SIZE_END, Unfit};
@@ -140,7 +139,6 @@ impl Inner {
         data: &[u8],
         (offset, length): (u64, u64),
     ) -> Result<()> {
-        self.forget_idle(writer, LEAVES_OF_A_LOAD);
         // Nodes first: one that cannot be read refuses this operation only.
         self.load_range(offset, length)?;
         let done = self
