@@ -169,6 +169,10 @@ pub struct FlexTree {
     height: u8,
     size_bytes: u64,
     extent_count: u64,
+    /// Where the last insertion ended.
+    inserted_end: u64,
+    /// Where the hand of the clock is that forgets leaves.
+    hand: u64,
 }
 
 impl FlexTree {
@@ -195,6 +199,8 @@ impl FlexTree {
             height: 0,
             size_bytes: 0,
             extent_count: 0,
+            inserted_end: u64::MAX,
+            hand: 0,
         };
         tree.root = tree.leaves.add(Leaf::empty());
         tree

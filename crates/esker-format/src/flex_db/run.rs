@@ -5,7 +5,7 @@
 //!
 //! What all keys of a run begin with, its *stem*, stands in it once; that of a base run is the beginning of its anchor.
 
-use super::{Extra, KEY_SIZE_MAX_BYTES, Key, split, varint};
+use super::{Extra, KEY_SIZE_MAX_BYTES, Key, VALUE_SIZE_MAX_BYTES, split, varint};
 use crate::Flaw;
 use esker_base::checksum::crc32c;
 
@@ -102,7 +102,12 @@ pub(super) fn take_content<'a>(
         _ => {
             let (number, rest) = value.split_first_chunk::<8>()?;
             let (length, _) = rest.split_first_chunk::<8>()?;
-            Content::Large(extra, u64::from_le_bytes(*number), u64::from_le_bytes(*length))
+            let length = u64::from_le_bytes(*length);
+            // No value is so long, and sums of lengths have no end to fear.
+            if length > VALUE_SIZE_MAX_BYTES {
+                return None;
+            }
+            Content::Large(extra, u64::from_le_bytes(*number), length)
         }
     };
     Some((key, version, content))

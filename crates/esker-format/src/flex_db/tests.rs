@@ -186,6 +186,20 @@ fn a_run_comes_back_and_every_flipped_bit_is_noticed() {
 }
 
 #[test]
+fn a_pair_that_names_a_value_longer_than_any_is_none() {
+    for (length, count) in [(VALUE_SIZE_MAX_BYTES, 1), (VALUE_SIZE_MAX_BYTES + 1, 0), (u64::MAX, 0)]
+    {
+        let content = Content::Large(Extra::default(), 7, length);
+        let mut writer = RunWriter::new(1);
+        writer.push(&Pair { key: Key::from(b"key"), version: 1, content });
+        let mut bytes = Vec::new();
+        writer.finish(None, &mut bytes);
+        let run = Run::take(&mut &bytes[..], never).unwrap();
+        assert_eq!(run.pairs().count(), count, "{length}");
+    }
+}
+
+#[test]
 fn runs_of_any_keys_come_back_and_what_keys_share_stands_there_once() {
     let mut rng = Rng::from_seed(31);
     let mut saved = 0;

@@ -40,7 +40,7 @@ impl FlexTree {
 
     /// Removes what one leaf holds of the range; how many bytes.
     fn collapse_in_leaf(&mut self, offset: u64, length: u64, removed: impl FnMut(Extent)) -> u64 {
-        self.split_root(false);
+        self.split_root(None);
         let mut base = self.root_shift;
         let mut node = self.root;
         let mut path = Path { steps: [(0, 0); LEVELS_MAX], depth: 0 };
@@ -48,7 +48,7 @@ impl FlexTree {
             let target = signed(offset).wrapping_sub(base);
             let mut x = self.inners[node].branch_of(target);
             // A removal in the middle of an extent makes two of it.
-            if self.split_child(node, x, level, false) {
+            if self.split_child(node, x, level, None) {
                 x = self.inners[node].branch_of(target);
             }
             path.steps[path.depth] = (node, x);

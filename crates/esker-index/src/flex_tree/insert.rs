@@ -89,14 +89,16 @@ impl FlexTree {
     }
 
     fn insert_piece(&mut self, offset: u64, length: u64, address: u64) {
-        let append = offset == self.size_bytes;
-        self.split_root(append);
         let mut target = signed(offset).wrapping_sub(self.root_shift);
+        // More is likely to come behind it: what is full is split there.
+        let continues = offset == self.size_bytes || offset == self.inserted_end;
+        self.inserted_end = offset + length;
+        self.split_root(continues.then_some(target));
         let mut node = self.root;
         let mut parent = None;
         for level in (0..self.height).rev() {
             let mut x = self.inners[node].branch_before(target);
-            if self.split_child(node, x, level, append) {
+            if self.split_child(node, x, level, continues.then_some(target)) {
                 x = self.inners[node].branch_before(target);
             }
             let inner = self.dirty_inner(node);
@@ -123,8 +125,8 @@ impl FlexTree {
         self.size_bytes += length;
     }
 
-    /// Puts a node above a full root, and splits that.
-    pub(super) fn split_root(&mut self, append: bool) {
+    /// Puts a node above a full root, and splits that: see [`FlexTree::split_child`].
+    pub(super) fn split_root(&mut self, place: Option<i64>) {
         if !self.is_full(self.root, self.height) {
             return;
         }
@@ -132,7 +134,7 @@ impl FlexTree {
         above.branches.push(Branch { shift: 0, child: self.root });
         self.root = self.inners.add(above);
         self.height += 1;
-        self.split_child(self.root, 0, self.height - 1, append);
+        self.split_child(self.root, 0, self.height - 1, place);
     }
 
     /// Whether an insertion might not find room: it may split an extent, and so add two.
@@ -144,17 +146,25 @@ impl FlexTree {
         }
     }
 
-    /// Splits child `x` of `node` if it is full. When the space is appended to, the left half keeps
-    /// nearly all.
-    pub(super) fn split_child(&mut self, node: NodeId, x: usize, level: u8, append: bool) -> bool {
+    /// Splits child `x` of `node` if it is full: in the middle, or where an insertion at `place`, relative to the node, finds room for
+    /// those that follow it. At its end the left half keeps nearly all.
+    pub(super) fn split_child(
+        &mut self,
+        node: NodeId,
+        x: usize,
+        level: u8,
+        place: Option<i64>,
+    ) -> bool {
         let Branch { shift, child } = self.inners[node].branches[x];
         if !self.is_full(child, level) {
             return false;
         }
-        let middle = |count: usize| if append { count - 2 } else { count / 2 };
+        let place = place.map(|place| place.wrapping_sub(shift));
         let (pivot, right) = if level > 0 {
             let left = self.dirty_inner(child);
-            let middle = middle(left.branches.len());
+            let count = left.branches.len();
+            let before = place.map(|place| left.branch_before(place) + 1);
+            let middle = before.map_or(count / 2, |before| before.clamp(1, count - 2));
             let mut right = Inner::empty();
             right.branches = left.branches.split_off(middle);
             right.pivots = left.pivots.split_off(middle);
@@ -163,8 +173,13 @@ impl FlexTree {
             (pivot, self.inners.add(right))
         } else {
             let left = self.dirty_leaf(child);
+            let count = left.entries.len();
+            let before = place.map(|place| {
+                left.entries.partition_point(|entry| entry.offset() < place.cast_unsigned())
+            });
+            let middle = before.map_or(count / 2, |before| before.clamp(1, count - 2));
             let mut right = Leaf::empty();
-            right.entries = left.entries.split_off(middle(left.entries.len()));
+            right.entries = left.entries.split_off(middle);
             let pivot = right.entries.first().map_or(0, |first| signed(first.offset()));
             (pivot, self.leaves.add(right))
         };

@@ -305,27 +305,54 @@ impl FlexTree {
         std::mem::take(&mut self.released)
     }
 
-    /// Forgets clean leaves that nobody looked at since the last call, until at most `leaves_max` are
-    /// in memory, or no more are idle. What `store` gave them as places must be durable.
-    pub fn evict(&mut self, leaves_max: usize) {
-        if self.height > 0 {
-            self.evict_below(self.root, self.height, leaves_max);
+    /// Forgets clean leaves that nobody looked at since the hand of the clock was there, until at most `leaves_max` are in memory: it goes
+    /// past `most` leaves, and past each once. What `store` gave them as places must be durable.
+    pub fn evict(&mut self, leaves_max: usize, most: usize) {
+        if self.height == 0 {
+            return;
+        }
+        let mut left = most.min(self.leaves.count());
+        let from_hand = (self.root, self.height, self.root_shift, 0);
+        // To the end, and on from the beginning.
+        for _ in 0..2 {
+            match self.evict_below(from_hand, leaves_max, &mut left) {
+                Some(hand) => {
+                    self.hand = hand;
+                    return;
+                }
+                None => self.hand = 0,
+            }
         }
     }
 
-    fn evict_below(&mut self, node: NodeId, level: u8, leaves_max: usize) {
-        if is_absent(node) {
-            return;
-        }
-        for x in 0..self.inners[node].branches.len() {
-            if self.resident().0 <= leaves_max {
-                return;
+    /// Of leaves below a node, which begins at `start`, those from the hand on. Where the next one begins, if it does not go on.
+    fn evict_below(
+        &mut self,
+        (node, level, base, start): (NodeId, u8, i64, u64),
+        leaves_max: usize,
+        left: &mut usize,
+    ) -> Option<u64> {
+        let first = self.inners[node].branch_of(super::signed(self.hand).wrapping_sub(base));
+        for x in first..self.inners[node].branches.len() {
+            let Branch { shift, child } = self.inners[node].branches[x];
+            let pivot = x.checked_sub(1).map(|before| self.inners[node].pivots[before]);
+            let begin = pivot.map_or(start, |pivot| pivot.wrapping_add(base).cast_unsigned());
+            if *left == 0 || self.leaves.count() <= leaves_max {
+                return Some(begin.max(self.hand));
             }
-            let child = self.inners[node].branches[x].child;
+            if is_absent(child) {
+                continue;
+            }
             if level > 1 {
-                self.evict_below(child, level - 1, leaves_max);
-            } else if !is_absent(child)
-                && let Some(home) = self.leaves[child].home
+                let below = (child, level - 1, base.wrapping_add(shift), begin);
+                let stop = self.evict_below(below, leaves_max, left);
+                if stop.is_some() {
+                    return stop;
+                }
+                continue;
+            }
+            *left -= 1;
+            if let Some(home) = self.leaves[child].home
                 && !self.leaves[child].untouch()
             {
                 self.leaves[child].entries.clear();
@@ -336,5 +363,6 @@ impl FlexTree {
                 self.inners[node].branches[x].child = absent;
             }
         }
+        None
     }
 }

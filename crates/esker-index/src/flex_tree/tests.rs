@@ -358,8 +358,8 @@ fn a_tree_is_stored_loaded_on_demand_and_evicted_without_a_difference() {
             match round % 3 {
                 0 => pair.tree = FlexTree::stored(small(), root),
                 1 => {
-                    pair.tree.evict(1);
-                    pair.tree.evict(1);
+                    pair.tree.evict(1, usize::MAX);
+                    pair.tree.evict(1, usize::MAX);
                 }
                 _ => {}
             }
@@ -377,6 +377,56 @@ fn a_tree_is_stored_loaded_on_demand_and_evicted_without_a_difference() {
         let (leaves, inners) = again.resident();
         let stored = if size == 0 { 0 } else { leaves + inners };
         assert_eq!(pair.shelf.nodes.len(), stored, "seed {seed}: no stored node is leaked");
+    }
+}
+
+#[test]
+fn leaves_that_somebody_looks_at_again_and_again_stay_while_others_come_and_go() {
+    const LEAVES_MAX: usize = 16;
+    let mut pair = Pair::new(5, small());
+    (0..1000).for_each(|_| pair.insert());
+    let root = pair.shelf.store(&mut pair.tree);
+    let mut tree = FlexTree::stored(small(), root);
+    let size = tree.size_bytes();
+    let (mut loads, mut loads_of_hot) = (0, 0);
+    for round in 0..3000 {
+        let cold = pair.rng.below(size);
+        for offset in [cold, 0, size / 2, size - 1] {
+            while let Err(missing) = tree.lookup(offset) {
+                pair.shelf.load(&mut tree, &missing);
+                tree.evict(LEAVES_MAX, 4);
+                loads += 1;
+                loads_of_hot += usize::from(offset != cold && round > 0);
+            }
+        }
+        let leaves = tree.resident().0;
+        assert!(leaves <= 2 * LEAVES_MAX, "{leaves} leaves in round {round}");
+    }
+    assert!(loads > 2000, "{loads}: too few leaves to say something");
+    assert!(loads_of_hot < 30, "{loads_of_hot} times one that is always needed");
+    pair.tree = tree;
+    pair.compare_all();
+}
+
+/// A shape of the paper whose extents never grow together.
+fn by_extents(tree: &mut FlexTree, numbers: std::ops::Range<u64>, mut offset: u64) {
+    for number in numbers {
+        tree.insert(offset, 10, number * 100).unwrap();
+        offset += 10;
+    }
+}
+
+#[test]
+fn what_is_inserted_one_behind_the_other_fills_leaves_wherever_it_is() {
+    for (before, behind) in [(0, 1), (0, 100), (1000, 1), (1000, 1000)] {
+        let mut tree = FlexTree::new(Shape::default());
+        by_extents(&mut tree, 0..before + behind, 0);
+        by_extents(&mut tree, 5000..15_000, before * 10);
+        check_structure(&tree);
+        let (leaves, inners) = tree.resident();
+        let least = usize::try_from(10_000 + before + behind).unwrap() / LEAF_CAPACITY_MAX;
+        assert!(leaves < least * 12 / 10, "{leaves} leaves, where {least} would do");
+        assert!(inners < least * 12 / 10 / CHILDREN_MAX * 14 / 10 + 3, "{inners} inner nodes");
     }
 }
 

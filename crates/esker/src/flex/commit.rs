@@ -238,8 +238,7 @@ impl Inner {
         writer.map = (map_at, map_slots as u64);
         writer.log = Log { generation, ..Log::default() };
         writer.is_mended = false;
-        let leaves = usize::try_from(self.options.tree_size_bytes_max / 1024).unwrap_or(usize::MAX);
-        self.shared.write().tree.evict(leaves);
+        self.forget_idle(writer, usize::MAX);
         Ok(())
     }
 

@@ -19,12 +19,13 @@
 //! A crash leaves any part of them on the device, in segments that nothing durable points at.
 
 use super::commit::no_lack;
+use super::nodes::LEAVES_AT_REST;
 use super::{Inner, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_media::IoBuf;
 use esker_trt::sync::Mutex;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 /// A segment whose last blocks are only in memory.
@@ -49,7 +50,12 @@ pub(super) struct Behind {
     turn: Mutex<()>,
     /// Memory of segments that were written, for those that are filled next.
     spare: parking_lot::Mutex<Vec<Arc<IoBuf>>>,
+    /// Whether a segment was begun since somebody asked.
+    is_filling: AtomicBool,
 }
+
+/// Spare segments that stay while none is begun: the next one does not wait for memory.
+const SPARE_AT_REST: usize = 1;
 
 impl Behind {
     pub(super) fn new(most: usize) -> Self {
@@ -71,9 +77,24 @@ impl Behind {
 impl Inner {
     /// Memory for another segment; nobody else has it.
     pub(super) fn segment_buffer(&self) -> Arc<IoBuf> {
+        self.behind.is_filling.store(true, Ordering::Relaxed);
         let spare = self.behind.spare.lock().pop();
         let size = usize::try_from(self.shape.segment_size_bytes).unwrap_or(0);
         spare.unwrap_or_else(|| Arc::new(self.pool.get_zeroed(size)))
+    }
+
+    /// Frees memory of segments, and that of leaves that lie idle, if no segment was begun since this was called last.
+    pub(super) fn free_spare(&self) {
+        if !self.behind.is_filling.swap(false, Ordering::Relaxed) {
+            let mut spare = self.behind.spare.lock();
+            let stays = spare.len().min(SPARE_AT_REST);
+            let gone = spare.split_off(stays);
+            drop(spare);
+            drop(gone);
+            if let Some(writer) = self.writer.try_lock() {
+                self.forget_idle(&writer, LEAVES_AT_REST);
+            }
+        }
     }
 
     /// A segment was filled: somebody else writes it, or, if too many wait, all are written now.
@@ -113,5 +134,33 @@ impl Inner {
         let offset = number * self.shape.segment_size_bytes + start;
         let write = self.files.data.write_at(sites::DATA_WRITE, offset, &[IoSlice::new(bytes)]);
         write.map_err(no_lack)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flex::{Space, SpaceOptions};
+
+    #[test]
+    fn memory_of_segments_goes_when_none_is_filled_any_more() {
+        const SEGMENTS: usize = 4;
+        let folder = tempfile::tempdir().unwrap();
+        let space = Space::open(&SpaceOptions::new(folder.path())).unwrap();
+        space.write_behind(SEGMENTS, || ());
+        let size = usize::try_from(space.segment_size_bytes()).unwrap();
+        let spare = || space.0.behind.spare.lock().len();
+        for _ in 0..2 {
+            for _ in 0..SEGMENTS {
+                space.append(&vec![7; size]).unwrap();
+            }
+            space.write_filled().unwrap();
+        }
+        let before = spare();
+        assert!(before > 1, "{before} buffers");
+        space.free_spare();
+        assert_eq!(spare(), before, "they were of use since");
+        space.free_spare();
+        assert_eq!(spare(), SPARE_AT_REST);
     }
 }

@@ -83,6 +83,11 @@ impl Space {
         self.0.write_filled()
     }
 
+    /// Frees memory for segments, and of leaves that lie idle, if no segment was begun since this was called last.
+    pub(crate) fn free_spare(&self) {
+        self.0.free_spare();
+    }
+
     /// What is called before a commit while operations are held, once for each [`Space::hold`]: the last chance to make
     /// durable elsewhere what they are parts of. It must not call this space. Set once.
     pub(crate) fn on_commit(&self, before: impl Fn() -> Result<()> + Send + Sync + 'static) {

@@ -1,6 +1,6 @@
-//! Nodes of the tree: loaded when they are needed (FlexSpace §4.2).
+//! Nodes of the tree: loaded when they are needed, and leaves are forgotten that nobody needs any more (FlexSpace §4.2).
 
-use super::{Inner, sites};
+use super::{Inner, Writer, sites};
 use esker_base::{Error, Result};
 use esker_format::flex::{Branch, Node, StoredAt};
 use esker_index::flex_tree::{BranchContent, Missing, NodeContent, Stored};
@@ -44,7 +44,28 @@ fn content_of(node: Node) -> NodeContent {
     }
 }
 
+/// Leaves that the hand of the clock goes past when one is loaded for a read, and now and then while nobody writes: the collector meets all
+/// of them. Where writes go on those stay until the next checkpoint that these need, and their neighbours, to grow together.
+const LEAVES_OF_A_LOAD: usize = 64;
+pub(super) const LEAVES_AT_REST: usize = 4096;
+/// Memory of a leaf, in bytes.
+const LEAF_BYTES: u64 = 1024;
+
 impl Inner {
+    /// Forgets leaves that lie idle, if more are in memory than there is room for: it looks at `most` of them. An operation that is under
+    /// way counts on those that it loaded, so only who has the writer's lock may do this, before or behind it. A checkpoint that failed
+    /// may not have written those that are taken for stored.
+    pub(super) fn forget_idle(&self, _: &Writer, most: usize) {
+        if self.failed.lock().is_some() {
+            return;
+        }
+        let room = usize::try_from(self.options.tree_size_bytes_max / LEAF_BYTES);
+        let room = room.unwrap_or(usize::MAX);
+        if self.shared.read().tree.resident().0 > room {
+            self.shared.write().tree.evict(room, most);
+        }
+    }
+
     /// Loads every node that an operation on the range needs. The writer's lock is held, so none goes meanwhile.
     pub(super) fn load_range(&self, offset: u64, length: u64) -> Result<()> {
         let (mut at, end) = (offset, offset.saturating_add(length));
@@ -57,7 +78,7 @@ impl Inner {
         }
     }
 
-    /// Reads a node and gives it to the tree.
+    /// Reads a node and gives it to the tree. Unless an operation is under way, others may go for it.
     pub(super) fn load(&self, missing: &Missing) -> Result<()> {
         const OPERATION: &str = "load node";
         let size = u64::from(self.shape.node_size_bytes);
@@ -79,7 +100,13 @@ impl Inner {
         let found = node
             .map_err(|flaw| flaw.to_string())
             .and_then(|node| shared.tree.install(missing, content_of(node)).map_err(str::to_owned));
-        let Err(words) = found else { return Ok(()) };
+        let Err(words) = found else {
+            drop(shared);
+            if let Some(writer) = self.writer.try_lock() {
+                self.forget_idle(&writer, LEAVES_OF_A_LOAD);
+            }
+            return Ok(());
+        };
         let error = damaged(words);
         if let Some(lost) = &mut *self.lost_nodes.lock()
             && let Some(bytes) = shared.tree.lose(missing)

@@ -25,8 +25,8 @@ pub struct SpaceOptions {
     pub log_size_bytes_max: u64,
     /// Memory for blocks of data that were read, in bytes, 16 TiB at most; 0: none. A 32nd of it is taken at once. Default 64 MiB.
     pub cache_size_bytes: u64,
-    /// Memory for leaves of the tree, in bytes: more are dropped after a checkpoint, if nobody used them.
-    /// Default 1 GiB.
+    /// Memory for leaves of the tree, in bytes: when there are more, those go that nobody used lately. Those that were changed since the
+    /// last checkpoint stay until the next one. Default 1 GiB.
     pub tree_size_bytes_max: u64,
     /// What only tests set.
     #[doc(hidden)]

@@ -182,7 +182,7 @@ impl Inner {
             let ends = marks.iter().copied().filter(|mark| *mark > 0).chain([data.len()]);
             for end in ends {
                 let part = data.get(at..end).unwrap_or_default();
-                let mut mark = if marks.contains(&at) { MARK } else { 0 };
+                let mut mark = if marks.binary_search(&at).is_ok() { MARK } else { 0 };
                 for (address, length) in self.place(&mut writer, part)? {
                     let offset = offset + at as u64;
                     records.push(Record::Insert { offset, length, address: address | mark });

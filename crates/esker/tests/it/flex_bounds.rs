@@ -354,6 +354,40 @@ fn a_large_value_that_expires_while_it_is_backed_up_is_left_out() {
 }
 
 #[test]
+fn leaves_that_are_read_make_way_for_each_other_without_a_checkpoint() {
+    const LEAVES_MAX: usize = 16;
+    let media = Media::new(16 << 20);
+    let mut options = small(1);
+    options.tree_size_bytes_max = LEAVES_MAX as u64 * 1024;
+    let mut rng = Rng::from_seed(9);
+    let mut model: Vec<u8> = Vec::new();
+    {
+        let space = Space::open_on(media.files(), &options).unwrap();
+        for round in 0..1500 {
+            let (at, piece) = (rng.index(model.len() + 1), bytes(round, 100));
+            space.insert_range(at as u64, &piece).unwrap();
+            model.splice(at..at, piece);
+        }
+        space.checkpoint().unwrap();
+        assert!(space.stat().extents > 1000);
+    }
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let before = space.stat();
+    for _ in 0..3 {
+        for (part, at) in model.chunks(200).zip((0..).step_by(200)) {
+            let mut read = vec![0; part.len()];
+            assert_eq!(space.read(at, &mut read).unwrap(), part.len());
+            assert_eq!(read, part);
+            let leaves = space.stat().resident_nodes.0;
+            assert!(leaves <= 2 * LEAVES_MAX, "{leaves} leaves at {at}");
+        }
+    }
+    let after = space.stat();
+    assert_eq!(before.generation, after.generation, "no checkpoint came by");
+    assert!(after.tree.reads - before.tree.reads > 500, "each leaf was read again and again");
+}
+
+#[test]
 fn the_collector_moves_no_more_at_once_than_its_bound_says() {
     const AT_ONCE: u64 = 16 << 10;
     let media = Media::new(16 << 20);

@@ -41,6 +41,35 @@ fn after_a_failed_write_or_flush_reads_go_on_and_writes_are_refused() {
     }
 }
 
+/// Nodes that a failed checkpoint was about to write are stored nowhere: they stay in memory.
+#[test]
+fn behind_a_failed_checkpoint_reads_find_what_it_did_not_write() {
+    let media = Media::new(4 << 20);
+    let mut options = small(9);
+    options.format = true;
+    options.tree_size_bytes_max = 8 << 10;
+    let mut rng = Rng::from_seed(5);
+    let mut model: Vec<u8> = Vec::new();
+    let space = Space::open_on(media.files(), &options).unwrap();
+    for round in 0..400 {
+        if round == 300 {
+            space.checkpoint().unwrap();
+        }
+        let (at, piece) = (rng.index(model.len() + 1), bytes_of(&mut rng, 100));
+        space.insert_range(at as u64, &piece).unwrap();
+        model.splice(at..at, piece);
+    }
+    media.0[1].set_faults(FaultPlan::none().with(FaultKind::WriteError, Trigger::Nth(1)));
+    assert_eq!(space.checkpoint().unwrap_err().kind(), ErrorKind::Io);
+    for _ in 0..4 {
+        for (part, at) in model.chunks(150).zip((0..).step_by(150)) {
+            let mut read = vec![0; part.len()];
+            assert_eq!(space.read(at, &mut read).unwrap(), part.len());
+            assert_eq!(read, part, "at {at}");
+        }
+    }
+}
+
 #[test]
 fn a_full_segment_that_cannot_be_written_fails_the_space_and_is_read_from_memory() {
     let media = Media::new(1 << 20);

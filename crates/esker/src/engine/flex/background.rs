@@ -48,6 +48,7 @@ impl Flex {
             self.log_writer.start("esker-flex-log", window, round)?;
         }
         let weak = Weak::clone(&store);
+        let mut freed_at = self.clock.monotonic();
         self.helper.start("esker-flex-help", PERIOD, move || {
             let flex = weak.upgrade()?;
             // A failure is the space's from then on: whoever writes next hears of it.
@@ -57,6 +58,12 @@ impl Flex {
             }
             let retired = flex.retired.lock().take();
             drop(retired);
+            // It may have been woken just now, and then again.
+            let now = flex.clock.monotonic();
+            if now.saturating_sub(freed_at) >= PERIOD {
+                flex.space.free_spare();
+                freed_at = now;
+            }
             Some(PERIOD)
         })?;
         let helper = Arc::clone(&self.helper);
@@ -155,6 +162,7 @@ fn flush_log(store: &Weak<Flex>, window: Duration) -> Option<Duration> {
 /// One round; whether there is more to do at once. `None` if the store is gone.
 fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option<bool> {
     let store = store.upgrade()?;
+    told.tell("a table cannot be sealed", store.seal_littered());
     told.tell("a table does not get into the space", store.commit_sealed());
     let brought = store.defragment();
     let more = told.tell("an interval cannot be brought together", brought).unwrap_or(false);

@@ -369,8 +369,16 @@ impl Flex {
         let fits = appended <= (PAIRS_GROWN * pairs_max).min(200)
             && size <= SIZE_GROWN * size_max
             && entry.runs < RUNS_MAX;
+        // Of an interval of which most is deleted little is left to be written, and scans go past it no more.
+        let deletes =
+            || group.pairs().filter(|pair| pair.content == Content::Delete).count() as u64;
+        let is_emptied = self.snapshots.oldest() == u64::MAX
+            && 2 * group.count() >= u64::from(entry.pairs)
+            && 2 * deletes() >= u64::from(entry.pairs);
         if entry.is_unread() {
             self.keep_unread(committer, located, Some(group), None)
+        } else if is_emptied {
+            self.rewrite(committer, located, Some(group), None)
         } else if fits && entry.runs > 0 && !self.is_tight() {
             self.append_run(committer, located, group)
         } else {
@@ -441,10 +449,11 @@ impl Flex {
         let mut count = 1;
         let mut remove = u64::from(located.entry.size);
         let mut merged = merge(pairs_of(first, group), erase, &moment, &mut expired);
-        // What became small takes the next interval along.
+        // What became small takes the next interval along; of what became nothing, nothing is written.
         let left = merged.len();
         let second;
         if left * 2 < pairs_max
+            && (left > 0 || located.anchor.is_empty())
             && let Some(next) = self.index.next(located.spot)
             && !next.entry.is_coarse()
             && usize::from(next.entry.pairs) + left <= pairs_max

@@ -23,13 +23,12 @@
 //! out, so what a device refused only for a while is back then.
 
 use super::commit::{Committer, RUNS_MAX};
-use super::expired::expiries_in;
 use super::index::{Entry, Fresh, Located, tail_of_run};
 use super::interval::{Interval, Part, parts};
+use super::lapsing::lapsing_in;
 use super::memtable::RangeDelete;
 use super::merge::{Merged, add_group, merge_behind, size_of};
 use super::{Flex, ROOT_BYTES};
-use crate::engine::expiries::Expiries;
 use crate::flex::{Space, Splice, is_unread};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
@@ -293,8 +292,7 @@ impl Flex {
         }
         let moment = self.moment();
         let merged = merge_behind(all, erase, &moment.snapshots);
-        let mut expiries = Expiries::default();
-        merged.iter().for_each(|pair| moment.note(pair, &mut expiries));
+        let lapsing = moment.lapsing(&merged);
         let data = &mut committer.data;
         data.clear();
         let mut tails = Vec::new();
@@ -311,7 +309,7 @@ impl Flex {
             anchor: located.anchor.clone(),
             entry: Entry::unread(size, runs),
             tail: tails_of(tails.iter()),
-            expiries,
+            lapsing,
         };
         committer.rewritten_bytes += data.len() as u64;
         let offset = ROOT_BYTES + located.offset + end as u64;
@@ -394,9 +392,9 @@ impl Flex {
                     is_refused |= piece.is_refused;
                     let runs = if is_refused { 0 } else { u32::from(piece.fresh.entry.runs) };
                     let entry = Entry::unread(size, runs);
-                    before.expiries.add_all(&piece.fresh.expiries);
-                    let expiries = std::mem::take(&mut before.expiries);
-                    *before = Fresh { anchor, entry, tail: piece.fresh.tail, expiries };
+                    before.lapsing.add_all(&piece.fresh.lapsing);
+                    let lapsing = std::mem::take(&mut before.lapsing);
+                    *before = Fresh { anchor, entry, tail: piece.fresh.tail, lapsing };
                     last = None;
                 }
                 (anchor, _) => {
@@ -430,7 +428,7 @@ impl Flex {
         let size_in_index = u32::try_from(size).unwrap_or(u32::MAX);
         let end = if around.bytes.len() < size { size } else { around.unread_end(&[]) };
         let (mut tails, mut rest) = (Vec::new(), around.bytes.get(end..).unwrap_or_default());
-        let expiries = expiries_in(rest).unwrap_or_default();
+        let lapsing = lapsing_in(rest, 0).unwrap_or_default();
         let mut before = rest.len();
         while let Some(run) = take_whole(&mut rest) {
             let size = u32::try_from(before - rest.len()).unwrap_or(u32::MAX);
@@ -439,7 +437,7 @@ impl Flex {
         }
         let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
         let entry = Entry::unread(size_in_index, runs);
-        let fresh = Fresh { entry, tail: tails_of(tails.iter()), expiries, ..Fresh::default() };
+        let fresh = Fresh { entry, tail: tails_of(tails.iter()), lapsing, ..Fresh::default() };
         Ok(Piece { is_refused: around.refused.is_some(), anchor, fresh, last: None })
     }
 
@@ -450,7 +448,7 @@ impl Flex {
             anchor: Vec::new(),
             entry: Entry::new(size, part.pairs, part.appended, part.runs),
             tail: super::index::tail_of(part.bytes, &self.hasher)?,
-            expiries: expiries_in(part.bytes)?,
+            lapsing: lapsing_in(part.bytes, self.snapshots.newest())?,
         })
     }
 }

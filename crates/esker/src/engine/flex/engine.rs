@@ -116,6 +116,7 @@ impl Engine for Flex {
 
     fn release(&self, snapshot: u64) {
         self.snapshots.remove(snapshot);
+        self.note_released();
     }
 
     fn get_as_of(&self, key: &[u8], snapshot: u64) -> Result<Option<Value>> {

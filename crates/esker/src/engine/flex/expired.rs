@@ -20,8 +20,7 @@
 use super::Flex;
 use super::merge::{Merged, size_of};
 use crate::engine::expiries::Expiries;
-use esker_format::Flaw;
-use esker_format::flex_db::{Content, Run};
+use esker_format::flex_db::Content;
 use std::sync::atomic::Ordering;
 
 /// Seconds after which somebody looks again for a pair that has expired and stays, because a snapshot sees an older one.
@@ -80,7 +79,7 @@ impl Expired {
 }
 
 /// Bytes of a pair, and of the large value that it names.
-fn bytes_of(pair: &Merged<'_>) -> u64 {
+pub(super) fn bytes_of(pair: &Merged<'_>) -> u64 {
     let large = match pair.2 {
         Content::Large(.., length) => length,
         _ => 0,
@@ -98,23 +97,6 @@ pub(super) fn add_expiry<'a>(pair: Merged<'a>, now: u64, expiries: &mut Expiries
         (None, _) => {}
     }
     pair.2
-}
-
-/// What expires of the pairs of these runs.
-///
-/// # Errors
-/// The first [`Flaw`] found.
-pub(super) fn expiries_in(mut bytes: &[u8]) -> Result<Expiries, Flaw> {
-    let mut expiries = Expiries::default();
-    while !bytes.is_empty() {
-        let run = Run::take(&mut bytes, || false)?;
-        for pair in run.pairs() {
-            if let Some(at) = expiry_of(&pair.content) {
-                expiries.add(at, bytes_of(&(pair.key, pair.version, pair.content)));
-            }
-        }
-    }
-    Ok(expiries)
 }
 
 impl Flex {

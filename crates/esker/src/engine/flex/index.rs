@@ -29,7 +29,9 @@ pub(super) use leaf::{Entry, Fresh};
 pub(super) use tails::{byte_of, is_tail_of, tail_of, tail_of_run};
 
 use super::interval::Interval;
+use super::lapsing::Lapsing;
 use super::pairs::Pairs;
+use super::snapshots::Snapshots;
 use crate::engine::expiries::Expiries;
 use crossbeam_utils::sync::{ShardedLock, ShardedLockReadGuard, ShardedLockWriteGuard};
 pub(super) use keep::Worth;
@@ -44,6 +46,8 @@ use std::sync::{Arc, PoisonError};
 
 /// Most intervals of a leaf.
 const LEAF_CAPACITY: usize = 64;
+/// Intervals of a leaf that an open makes.
+const LEAF_FOUND: usize = LEAF_CAPACITY / 4 * 3;
 
 /// Where an interval stands in the index; good until the index changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +67,11 @@ pub(super) struct LeafSums {
     pub(super) runs: usize,
     /// Bytes of appended runs, about.
     pub(super) appended: u64,
-    /// Bytes that have expired, those of large values that its pairs name among them, about.
+    /// Bytes that have lapsed, those of large values that its pairs name among them, about: they have expired, or stayed for a
+    /// snapshot that is gone.
     pub(super) expired: u64,
+    /// Those of them that stayed for a snapshot.
+    pub(super) let_go: u64,
 }
 
 /// The index. See the module's text.
@@ -90,17 +97,98 @@ pub(super) struct Index {
     appended: AtomicU64,
     /// Before this time, in Unix seconds, nothing has expired that is still there.
     expires_first: AtomicU64,
+    /// As long as there is a snapshot of this version or before, nothing stayed in vain for one.
+    seen_first: AtomicU64,
+    snapshots: Arc<Snapshots>,
     /// Whether there may be intervals in which nobody has looked.
     has_coarse: AtomicBool,
 }
 
+/// Intervals on their way to an index, in order: leaf by leaf, so that all of them are in memory in one form only.
+#[derive(Debug)]
+pub(super) struct Leaves {
+    whole: Vec<Leaf>,
+    /// Of the next leaf.
+    next: Vec<Fresh>,
+    intervals: u64,
+    pairs: u64,
+    appended: u64,
+    /// When the first bytes of them expire, and which snapshot is the first to let some go.
+    lapsing_first: (u64, u64),
+}
+
+/// The first moment of these; the last one there is, if there is none.
+fn first_of(moments: &Expiries) -> u64 {
+    moments.moments().first().map_or(u64::MAX, |(at, _)| *at)
+}
+
+impl Leaves {
+    /// Adds the interval that comes next. The first one holds what is below all anchors.
+    pub(super) fn push(&mut self, mut fresh: Fresh) {
+        if self.intervals == 0 {
+            fresh.anchor.clear();
+        }
+        self.intervals += 1;
+        fresh.entry.stamp = u32::try_from(self.intervals & u64::from(u32::MAX)).unwrap_or(0);
+        self.pairs += u64::from(fresh.entry.known_pairs());
+        self.appended += fresh.entry.appended_bytes();
+        let (expires, seen) = self.lapsing_first;
+        let lapsing = &fresh.lapsing;
+        self.lapsing_first =
+            (expires.min(first_of(&lapsing.expiries)), seen.min(first_of(&lapsing.seen)));
+        self.next.push(fresh);
+        if self.next.len() == LEAF_FOUND {
+            let whole = std::mem::replace(&mut self.next, Vec::with_capacity(LEAF_FOUND));
+            self.whole.push(Leaf::new(whole));
+        }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.intervals == 0
+    }
+
+    /// All are in leaves, and there is one at least.
+    fn finished(mut self) -> Self {
+        if self.is_empty() {
+            self.push(Fresh::default());
+        }
+        if !self.next.is_empty() {
+            let last = std::mem::take(&mut self.next);
+            self.whole.push(Leaf::new(last));
+        }
+        self
+    }
+}
+
+impl Default for Leaves {
+    fn default() -> Self {
+        let (whole, next) = (Vec::new(), Vec::new());
+        let lapsing_first = (u64::MAX, u64::MAX);
+        Leaves { whole, next, intervals: 0, pairs: 0, appended: 0, lapsing_first }
+    }
+}
+
+impl FromIterator<Fresh> for Leaves {
+    fn from_iter<I: IntoIterator<Item = Fresh>>(all: I) -> Self {
+        let mut leaves = Leaves::default();
+        all.into_iter().for_each(|fresh| leaves.push(fresh));
+        leaves
+    }
+}
+
 impl Index {
-    /// An index of these intervals, in order, which may keep so many bytes of them in memory.
-    pub(super) fn new(intervals: Vec<Fresh>, budget_bytes: u64) -> Self {
-        let index = Index {
-            row: ShardedLock::new(Row::default()),
-            sums: RwLock::new(Sums::default()),
-            stamps: AtomicU64::new(1),
+    /// An index of these intervals, which may keep so many bytes of them in memory.
+    pub(super) fn new(found: Leaves, budget_bytes: u64, snapshots: Arc<Snapshots>) -> Self {
+        let Leaves { whole, intervals, pairs, appended, lapsing_first, .. } = found.finished();
+        let (expires_first, seen_first) = lapsing_first;
+        let row = Row::new(whole);
+        let mut sums = Sums::default();
+        sums.rebuild(row.sizes());
+        let size = AtomicU64::new(sums.total());
+        Index {
+            row: ShardedLock::new(row),
+            sums: RwLock::new(sums),
+            stamps: AtomicU64::new(intervals + 1),
             cached_bytes: AtomicU64::new(0),
             budget_bytes,
             allowed_bytes: AtomicU64::new(budget_bytes),
@@ -109,41 +197,15 @@ impl Index {
             passed: Missed::new(PASSED),
             missed_pairs: Missed::new(budget_bytes / BYTES_OF_A_MISS),
             hands: Mutex::default(),
-            intervals: AtomicU64::new(0),
-            pairs: AtomicU64::new(0),
-            size: AtomicU64::new(0),
-            appended: AtomicU64::new(0),
-            expires_first: AtomicU64::new(u64::MAX),
+            intervals: AtomicU64::new(intervals),
+            pairs: AtomicU64::new(pairs),
+            size,
+            appended: AtomicU64::new(appended),
+            expires_first: AtomicU64::new(expires_first),
+            seen_first: AtomicU64::new(seen_first),
+            snapshots,
             has_coarse: AtomicBool::new(true),
-        };
-        index.fill(intervals);
-        index
-    }
-
-    fn fill(&self, mut intervals: Vec<Fresh>) {
-        match intervals.first_mut() {
-            Some(first) => first.anchor.clear(),
-            None => intervals.push(Fresh::default()),
         }
-        for new in &mut intervals {
-            new.entry.stamp = self.stamp();
-        }
-        let mut leaves = Vec::with_capacity(intervals.len() / LEAF_CAPACITY + 1);
-        self.intervals.store(intervals.len() as u64, Ordering::Relaxed);
-        let pairs = intervals.iter().map(|fresh| u64::from(fresh.entry.known_pairs())).sum();
-        self.pairs.store(pairs, Ordering::Relaxed);
-        let appended = intervals.iter().map(|fresh| fresh.entry.appended_bytes()).sum();
-        self.appended.store(appended, Ordering::Relaxed);
-        intervals.iter().for_each(|fresh| self.note_first(&fresh.expiries));
-        let mut rest = intervals.into_iter().peekable();
-        while rest.peek().is_some() {
-            let part: Vec<Fresh> = rest.by_ref().take(LEAF_CAPACITY / 4 * 3).collect();
-            leaves.push(Leaf::new(part));
-        }
-        let (mut row, mut sums) = (self.row_mut(), self.sums.write());
-        *row = Row::new(leaves);
-        sums.rebuild(row.sizes());
-        self.note_size(&sums);
     }
 
     fn row(&self) -> ShardedLockReadGuard<'_, Row> {
@@ -204,11 +266,11 @@ impl Index {
         (pairs, known, expiries): (u16, &[u8], &Expiries),
         cached: Option<Arc<Interval>>,
     ) {
-        self.note_first(expiries);
+        self.note_expiries(expiries);
         let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
         leaf.note_run(spot.index, known);
-        leaf.expiries.add_all(expiries);
+        leaf.lapsing.expiries.add_all(expiries);
         let entry = &mut leaf.entries[spot.index];
         let (appended, known) = (entry.appended_bytes(), entry.known_pairs());
         entry.grow(bytes, pairs);
@@ -249,7 +311,7 @@ impl Index {
         let keeps_first = spot.index > 0 || (fits && !fresh.is_empty());
         self.intervals.fetch_add(fresh.len() as u64, Ordering::Relaxed);
         self.intervals.fetch_sub(count as u64, Ordering::Relaxed);
-        fresh.iter().for_each(|new| self.note_first(&new.expiries));
+        fresh.iter().for_each(|new| self.note_first(&new.lapsing));
         let more: u64 = fresh.iter().map(|new| u64::from(new.entry.known_pairs())).sum();
         self.pairs.fetch_add(more, Ordering::Relaxed);
         let more = fresh.iter().map(|new| new.entry.appended_bytes()).sum();
@@ -294,46 +356,60 @@ impl Index {
     }
 
     /// Notes when the first of these bytes expire.
-    fn note_first(&self, expiries: &Expiries) {
+    fn note_expiries(&self, expiries: &Expiries) {
         if let Some((at, _)) = expiries.moments().first() {
             self.expires_first.fetch_min(*at, Ordering::Relaxed);
         }
     }
 
-    /// Whether something may have expired by now that is still there.
-    pub(super) fn has_expired(&self, now: u64) -> bool {
-        self.expires_first.load(Ordering::Relaxed) <= now
+    /// Notes when the first of these bytes lapse.
+    fn note_first(&self, lapsing: &Lapsing) {
+        self.note_expiries(&lapsing.expiries);
+        if let Some((seen, _)) = lapsing.seen.moments().first() {
+            self.seen_first.fetch_min(*seen, Ordering::Relaxed);
+        }
     }
 
-    /// Bytes that have expired by now and are still there, about. Nobody changes intervals meanwhile.
+    /// Whether something may have lapsed by now that is still there.
+    pub(super) fn has_expired(&self, now: u64) -> bool {
+        self.expires_first.load(Ordering::Relaxed) <= now
+            || self.seen_first.load(Ordering::Relaxed) < self.snapshots.oldest()
+    }
+
+    /// Bytes that have lapsed by now and are still there, about. Nobody changes intervals meanwhile.
     pub(super) fn expired_bytes(&self, now: u64) -> u64 {
         if !self.has_expired(now) {
             return 0;
         }
         let row = self.row();
-        let (mut expired, mut first) = (0, u64::MAX);
+        let oldest = self.snapshots.oldest();
+        let (mut expired, mut expires_first, mut seen_first) = (0_u64, u64::MAX, u64::MAX);
         for number in 0..row.len() {
             let leaf = row.leaf(number).read();
-            expired += leaf.expiries.expired(now);
-            first = first.min(leaf.expiries.moments().first().map_or(u64::MAX, |(at, _)| *at));
+            // What media say has no bound.
+            expired = expired.saturating_add(leaf.lapsing.expiries.expired(now));
+            expired = expired.saturating_add(leaf.lapsing.let_go(oldest));
+            expires_first = expires_first.min(first_of(&leaf.lapsing.expiries));
+            seen_first = seen_first.min(first_of(&leaf.lapsing.seen));
         }
-        self.expires_first.store(first, Ordering::Relaxed);
+        self.expires_first.store(expires_first, Ordering::Relaxed);
+        self.seen_first.store(seen_first, Ordering::Relaxed);
         expired
     }
 
-    /// Of intervals of a leaf, from `spot` on, it is known now what expires when. They stay as they are.
-    pub(super) fn set_expiries(&self, spot: Spot, count: usize, fresh: &[Fresh]) {
-        fresh.iter().for_each(|known| self.note_first(&known.expiries));
+    /// Of intervals of a leaf, from `spot` on, it is known now what lapses when. They stay as they are.
+    pub(super) fn set_lapsing(&self, spot: Spot, count: usize, fresh: &[Fresh]) {
+        fresh.iter().for_each(|known| self.note_first(&known.lapsing));
         let row = self.row();
         let mut leaf = row.leaf(spot.leaf).write();
         let range = clip(spot.index..spot.index + count, leaf.entries.len());
-        leaf.set_expiries(range, fresh.iter().map(|fresh| &fresh.expiries));
+        leaf.set_lapsing(range, fresh.iter().map(|fresh| &fresh.lapsing));
     }
 
-    /// Nothing in the leaf that holds `key` expires, as far as anybody is to know.
-    pub(super) fn forget_expiries(&self, key: &[u8]) {
+    /// Nothing in the leaf that holds `key` lapses, as far as anybody is to know.
+    pub(super) fn forget_lapsing(&self, key: &[u8]) {
         let row = self.row();
-        row.leaf(row.leaf_of(key)).write().expiries.clear();
+        row.leaf(row.leaf_of(key)).write().lapsing.clear();
     }
 
     /// Notes the sum of all sizes, which others ask for without a lock.
@@ -364,14 +440,14 @@ impl Index {
         leaves + row.memory_bytes() + self.sums.read().memory_bytes()
     }
 
-    /// Gives all intervals to `visit`, in order: the anchor of each, what is known of its appended runs, and what expires.
-    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8], &Expiries)) {
+    /// Gives all intervals to `visit`, in order: the anchor of each, what is known of its appended runs, and what lapses.
+    pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8], &Lapsing)) {
         let row = self.row();
         for number in 0..row.len() {
             let leaf = row.leaf(number).read();
             for (index, entry) in leaf.entries.iter().enumerate() {
-                let expiries = leaf.expiries_of(index..index + 1);
-                visit(&leaf.anchor(index), entry, leaf.tails.of(index), &expiries);
+                let lapsing = leaf.lapsing_of(index..index + 1);
+                visit(&leaf.anchor(index), entry, leaf.tails.of(index), &lapsing);
             }
         }
     }

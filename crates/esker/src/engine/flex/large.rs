@@ -285,6 +285,9 @@ impl Flex {
             return Ok(());
         }
         self.large.is_doubted.store(false, Ordering::Relaxed);
+        // Before anybody asks what they see: one that goes meanwhile has it asked again.
+        let has_snapshots = self.snapshots.oldest() != u64::MAX;
+        self.large.is_seen.store(has_snapshots, Ordering::Relaxed);
         let ranges = table.map_or_else(Vec::new, MemTable::ranges);
         let in_table =
             |key: &[u8]| table.is_some_and(|table| table.has(key, self.hasher.hash(key)));

@@ -104,13 +104,14 @@ impl Versions {
         one.map_or(0, |(_, kept)| kept.size_bytes()) + several.sum::<u64>()
     }
 
-    /// Adds what a key has from a version on; what it had before that counts stays if `keep` says so. How many bytes more and less.
+    /// Adds what a key has from a version on; what it had before that counts stays if `keep` says so of its version and the next newer
+    /// one. How many bytes more and less.
     fn push(
         &mut self,
         version: u64,
         content: &Content<'_>,
         gate: BatchGate,
-        keep: impl Fn(u64) -> bool,
+        keep: impl Fn(u64, u64) -> bool,
     ) -> (u64, u64) {
         let before = self.size_bytes();
         match self {
@@ -118,7 +119,9 @@ impl Versions {
             Versions::Several(None) if gate.is_none() => {
                 *self = Versions::One(version, Kept::new(content));
             }
-            Versions::One(last, kept) if gate.is_none() && *last < version && !keep(*last) => {
+            Versions::One(last, kept)
+                if gate.is_none() && *last < version && !keep(*last, version) =>
+            {
                 *last = version;
                 kept.set(content);
             }
@@ -130,13 +133,14 @@ impl Versions {
                 let at = all.partition_point(|item| item.version > version);
                 all.insert(at, Item { version, kept: Kept::new(content), gate });
                 // Until a batch counts, what was there before does; what is behind that, only for snapshots.
-                if let Some(first) = all.iter().position(Item::counts) {
-                    let mut index = 0;
-                    all.retain(|item| {
-                        index += 1;
-                        index <= first + 1 || keep(item.version)
-                    });
-                }
+                let mut newer = None;
+                all.retain(|item| {
+                    let stays = newer.is_none_or(|newer| keep(item.version, newer));
+                    if item.counts() {
+                        newer = Some(item.version);
+                    }
+                    stays
+                });
                 *self = match all.pop_if(|item| item.counts()) {
                     Some(only) if all.is_empty() => Versions::One(only.version, only.kept),
                     last => {
@@ -307,7 +311,7 @@ impl MemTable {
     /// Bytes that may have expired by now: all of it if something has, and large values.
     pub(super) fn expired_bytes(&self, now: u64) -> u64 {
         match self.expires_first.load(Ordering::Relaxed) <= now {
-            true => self.bytes() + self.expiring_large.load(Ordering::Relaxed),
+            true => self.bytes().saturating_add(self.expiring_large.load(Ordering::Relaxed)),
             false => 0,
         }
     }
@@ -355,13 +359,14 @@ impl MemTable {
         has(first) && has(second)
     }
 
-    /// Adds what a key has from a version on. What it had before stays if `keep` says that its version is needed.
+    /// Adds what a key has from a version on. What it had before stays if `keep` says that its version is needed, although there is
+    /// this newer one.
     pub(super) fn insert(
         &self,
         (key, hash): (&[u8], u64),
         (version, content): (u64, Content<'_>),
         gate: BatchGate,
-        keep: impl Fn(u64) -> bool,
+        keep: impl Fn(u64, u64) -> bool,
     ) {
         if let Some(at) = expiry_of(&content) {
             if at < self.expires_first.load(Ordering::Relaxed) {
@@ -393,7 +398,7 @@ impl MemTable {
                     self.tree.insert(key, word).and_then(|word| self.slots.get(word))
                 {
                     debug_assert!(false, "two writers of one key at a time");
-                    held.lock().push(version, &content, None, |_| true);
+                    held.lock().push(version, &content, None, |_, _| true);
                 }
                 (more + KEY_OVERHEAD_BYTES + key.len() as u64, 0)
             }

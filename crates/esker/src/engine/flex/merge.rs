@@ -11,7 +11,6 @@ use super::interval::Interval;
 use super::memtable::RangeDelete;
 use super::snapshots::needed;
 use super::{Flex, sites};
-use crate::engine::expiries::Expiries;
 use esker_base::Result;
 use esker_format::flex_db::{Content, Key, Pair, RunWriter, run};
 use std::sync::Arc;
@@ -200,8 +199,7 @@ impl Flex {
             };
             last = piece.last().map(|(key, ..)| *key);
             let first_version = piece.iter().map(|(_, version, _)| *version).min().unwrap_or(0);
-            let mut expiries = Expiries::default();
-            piece.iter().for_each(|pair| moment.note(pair, &mut expiries));
+            let lapsing = moment.lapsing(piece);
             let pairs = piece.iter();
             let pairs = pairs.map(|&(key, version, content)| Pair { key, version, content });
             let start = data.len();
@@ -215,7 +213,7 @@ impl Flex {
                 interval.touch_all();
                 entry.cached = Some(Arc::new(interval));
             }
-            fresh.push(Fresh { expiries, ..Fresh::new(anchor, entry) });
+            fresh.push(Fresh { lapsing, ..Fresh::new(anchor, entry) });
         }
         Ok((marks, fresh))
     }

@@ -39,6 +39,7 @@ mod files;
 mod index;
 mod interval;
 mod kept;
+mod lapsing;
 mod large;
 mod late;
 mod memtable;
@@ -122,7 +123,7 @@ pub(crate) struct Flex {
     committer: sync::Mutex<Committer>,
     /// Why the committer gets no further.
     stuck: Mutex<Option<Error>>,
-    snapshots: Snapshots,
+    snapshots: Arc<Snapshots>,
     scrubbed: tend::Scrubbed,
     backing_up: sync::Mutex<()>,
     store_id: [u8; 16],
@@ -138,6 +139,8 @@ pub(crate) struct Flex {
     /// Latest wall time seen, so that a clock that jumps back brings nothing back.
     latest_unix_seconds: AtomicU64,
     fruitless: room::Fruitless,
+    /// The generation of a table in which scans go past much that is deleted.
+    littered: AtomicU64,
     reservations: room::Reservations,
     closed: AtomicBool,
     closing: Closing,
@@ -230,9 +233,16 @@ impl Flex {
 /// A store in a folder, without its threads, in which values over 1000 bytes are large: for tests of what only the inside shows.
 #[cfg(test)]
 fn opened_in(folder: &tempfile::TempDir) -> Arc<Flex> {
+    opened_with(folder, Durability::Sync)
+}
+
+/// The same, as durable as is said.
+#[cfg(test)]
+fn opened_with(folder: &tempfile::TempDir, durability: Durability) -> Arc<Flex> {
     let mut options = Options::new(folder.path());
     options.engine = Some(EngineKind::Flex);
     options.size_bytes = 64 << 20;
+    options.durability = durability;
     options.testing.background = false;
     options.flex.large_value_size_bytes = 1000;
     Flex::open(&options).unwrap()

@@ -9,7 +9,7 @@
 //! does not get to the space, the store is as if that had happened while it was open: all can be read, and nothing be written.
 
 use super::commit::Committer;
-use super::index::{Fresh, Index};
+use super::index::{Index, Leaves};
 use super::memtable::MemTable;
 use super::recover::{self, FoundTables};
 use super::snapshots::Snapshots;
@@ -36,6 +36,9 @@ const STRIPES_OF_TESTS: usize = 32;
 const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
 
+/// What leaves of the space's tree may take in any case, in bytes.
+const TREE_MIN: u64 = 16 << 20;
+
 /// See [`versions_skipped`].
 const VERSIONS_SKIPPED_MIN: u64 = 1 << 20;
 
@@ -45,7 +48,7 @@ pub(super) struct Found {
     pub(super) space: Space,
     pub(super) root: Root,
     pub(super) tables: FoundTables,
-    pub(super) intervals: Vec<Fresh>,
+    pub(super) intervals: Leaves,
     pub(super) values: Vec<large::FoundLarge>,
 }
 
@@ -186,7 +189,10 @@ impl Flex {
         let mut ends_at = |total| behind.end_at(total);
         let intervals = match saved::load(&*files.index, &space, root.store_id, &mut ends_at)? {
             Some(intervals) => intervals,
-            None => recover::intervals(&space, behind.intervals_end, of_flex, &name)?,
+            None => {
+                let found = recover::intervals(&space, behind.intervals_end, of_flex, &name)?;
+                found.into_iter().collect()
+            }
         };
         if options.durability != Durability::Sync && !is_new && restoring.is_none() {
             recover::note_versions(&space, &mut root, tables.next_version - 1)?;
@@ -210,11 +216,12 @@ impl Flex {
         let last = found.tables.pop().map(Arc::new);
         let stripes = if options.testing.background { STRIPES } else { STRIPES_OF_TESTS };
         let live_bytes = space.stat().data_bytes;
+        let snapshots: Arc<Snapshots> = Arc::default();
         let flex = Arc::new(Flex {
             name,
             space,
             wal,
-            index: Index::new(intervals, options.flex.cache_size_bytes),
+            index: Index::new(intervals, options.flex.cache_size_bytes, Arc::clone(&snapshots)),
             large,
             staging: sync::Mutex::default(),
             tables: ShardedLock::new(Tables { active, sealed: None }),
@@ -222,7 +229,7 @@ impl Flex {
             rotating: sync::Mutex::default(),
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),
-            snapshots: Snapshots::default(),
+            snapshots,
             scrubbed: tend::Scrubbed::default(),
             backing_up: sync::Mutex::default(),
             store_id: root.store_id,
@@ -236,6 +243,7 @@ impl Flex {
             clock: Arc::clone(&options.clock),
             latest_unix_seconds: AtomicU64::new(0),
             fruitless: room::Fruitless::default(),
+            littered: AtomicU64::new(0),
             reservations: room::Reservations::default(),
             closed: AtomicBool::new(false),
             closing: Closing::default(),
@@ -299,6 +307,8 @@ pub(super) fn space_options(options: &Options) -> SpaceOptions {
     space.data_size_bytes_max = Some(options.size_bytes);
     // Intervals have a cache of their own; this one is for neighbours in a block.
     space.cache_size_bytes = (options.flex.cache_size_bytes / 16).min(16 << 20);
+    // A get that misses the other caches needs a leaf of it, and the collector meets them all.
+    space.tree_size_bytes_max = (options.flex.cache_size_bytes / 2).max(TREE_MIN);
     if let Some(testing) = &options.flex.space {
         space.testing = testing.clone();
         space.log_size_bytes_max = 3 << 10;

@@ -23,6 +23,8 @@ const OVERHEAD_BYTES: usize = 56;
 const SHARE_MAX: u64 = 32;
 /// Places that the hand goes past before it goes to the next shard.
 const PLACES_OF_A_SHARD: u64 = 8;
+/// Places of which so many may be free, whatever there is in others.
+const FREE_MIN: usize = 64;
 /// Rounds of the hand that a pair stays without being asked for, at most: as often as it was asked for before.
 const USES_MAX: u8 = 3;
 
@@ -90,6 +92,31 @@ impl Shard {
         }
         self.free.push(place);
         gone.size()
+    }
+
+    /// Closes up the places, if half of them are free: others may have their memory, which is counted for those that are taken.
+    fn close_up(&mut self) {
+        if self.free.len() < FREE_MIN || self.free.len() * 2 < self.places.len() {
+            return;
+        }
+        let before = self.places.get(..self.hand).unwrap_or_default();
+        self.hand = before.iter().flatten().count();
+        let mut places = Vec::with_capacity(self.places.len() - self.free.len());
+        places.extend(std::mem::take(&mut self.places).into_iter().filter(Option::is_some));
+        self.places = places;
+        self.free = Vec::new();
+        self.table = HashTable::with_capacity(self.places.len());
+        let Shard { table, places, .. } = self;
+        let mark_at = |place: &u32| {
+            let kept = places.get(*place as usize).and_then(Option::as_ref);
+            kept.map_or(0, |kept| spread(kept.hash))
+        };
+        for (place, kept) in (0..).zip(places.iter().flatten()) {
+            let _ = table.insert_unique(spread(kept.hash), place, mark_at);
+        }
+        if self.hand >= self.places.len() {
+            self.hand = 0;
+        }
     }
 
     fn insert(&mut self, hash: u64, pair: &Pair<'_>, uses: u8) -> u64 {
@@ -208,6 +235,7 @@ impl Pairs {
         {
             more = shard.insert(hash, pair, uses.unwrap_or(0));
         }
+        shard.close_up();
         self.note(more, less, u64::from(more > 0), u64::from(less > 0));
     }
 
@@ -243,6 +271,7 @@ impl Pairs {
                 }
             }
             left = left.saturating_sub(PLACES_OF_A_SHARD);
+            shard.close_up();
             self.note(0, less, 0, went);
         }
     }
@@ -327,6 +356,41 @@ mod tests {
             pairs.sweep(&mut hand, 1);
         }
         assert_eq!(pairs.bytes(), 0);
+    }
+
+    #[test]
+    fn places_of_pairs_that_went_take_no_memory() {
+        const MANY: u64 = 60_000;
+        let pairs = Pairs::new(1 << 20);
+        let mut hand = Hand::default();
+        let hash = |number: u64| number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let put = |number: u64, value: &[u8]| {
+            let key = number.to_be_bytes();
+            pairs.put(&key, hash(number), number, Extra::default(), value);
+        };
+        let places = || -> usize {
+            let shards = pairs.shards.iter().map(|shard| shard.lock());
+            shards.map(|shard| shard.places.capacity() + shard.free.capacity()).sum()
+        };
+        (0..MANY).for_each(|number| put(number, b"value"));
+        assert!(places() >= 60_000);
+        // Few large ones take the place of many small ones.
+        for number in MANY..MANY + 200 {
+            put(number, &[7; 3000]);
+            while pairs.bytes() > 600_000 {
+                pairs.sweep(&mut hand, 10);
+            }
+        }
+        let most = 4 * usize::try_from(pairs.count()).unwrap() + 6 * FREE_MIN * SHARDS;
+        assert!(places() <= most, "{} places for {} pairs", places(), pairs.count());
+        let found = (0..MANY + 200)
+            .filter(|number| find(&pairs, &number.to_be_bytes(), hash(*number)).is_some());
+        assert_eq!(found.count() as u64, pairs.count());
+        for number in 0..MANY + 200 {
+            pairs.replace(&number.to_be_bytes(), hash(number), MANY * 2, Content::Delete);
+        }
+        assert_eq!((pairs.bytes(), pairs.count()), (0, 0));
+        assert!(places() <= 6 * FREE_MIN * SHARDS, "{} places for none", places());
     }
 
     #[test]

@@ -328,7 +328,7 @@ pub(super) fn replay(
         .changes(bytes, |version, change| {
             match change {
                 Change::Set(key, content) => {
-                    table.insert((key, hasher.hash(key)), (version, content), None, |_| false);
+                    table.insert((key, hasher.hash(key)), (version, content), None, |_, _| false);
                 }
                 // A version that was written over before its table got a log.
                 Change::DeleteRange(from, Some(to)) if to <= from => {}

@@ -96,6 +96,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     let behind = large::find(&space, &name)?;
     let of_flex = &plan.options.flex;
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
+    let intervals = intervals.into_iter().collect();
     let values = behind.values;
     let flex = Flex::of(Found { files, space, root, tables, intervals, values }, plan)?;
     flex.check_stuck()?;

@@ -293,6 +293,12 @@ impl Flex {
         Error::new(ErrorKind::NoSpace, "put").device(self.name.clone())
     }
 
+    /// A snapshot is gone: what stayed for it makes room for whoever needs some next.
+    pub(super) fn note_released(&self) {
+        self.large.ask_again();
+        *self.fruitless.0.lock() = None;
+    }
+
     /// Makes room for so many bytes out of what does not count any more. Whether there is some.
     fn find_room(&self, bytes: u64) -> Result<bool> {
         let mut now = self.unix_seconds();

@@ -11,7 +11,7 @@
 //! Nobody depends on it: without it, or with one that does not count or that the device refuses to read, an open looks intervals up
 //! (FlexSpace §5.4). One that counts and does not fit the space is damage, and told.
 
-use super::index::{Entry, Fresh, is_tail_of};
+use super::index::{Entry, Fresh, Leaves, is_tail_of};
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
 use crate::flex::{Space, is_unread};
@@ -31,7 +31,8 @@ impl Flex {
         let Some((generation, map_checksum)) = self.space.stored_as() else { return Ok(()) };
         let mut writer = IndexWriter::default();
         let mut is_guessed = false;
-        self.index.visit(|anchor, entry, tail, expiries| {
+        self.index.visit(|anchor, entry, tail, lapsing| {
+            let expiries = lapsing.without_snapshots();
             let size = u64::from(entry.size);
             let known = IndexEntry {
                 size,
@@ -130,7 +131,7 @@ pub(super) fn load(
     space: &Space,
     store_id: [u8; 16],
     ends_at: &mut dyn FnMut(u64) -> bool,
-) -> Result<Option<Vec<Fresh>>> {
+) -> Result<Option<Leaves>> {
     let Some((first, head)) = if_read(read_head(device))? else { return Ok(None) };
     let as_stored = Some((head.generation, head.map_checksum)) == space.stored_as();
     if head.store_id != store_id || (!as_stored && !sites::INDEX_GENERATION.disabled()) {
@@ -147,7 +148,7 @@ pub(super) fn load(
             .device(device.name())
             .context("the saved index does not fit the space")
     };
-    let mut fresh: Vec<Fresh> = Vec::new();
+    let (mut leaves, mut last) = (Leaves::default(), Vec::new());
     let (mut total, mut is_ordered) = (ROOT_BYTES, true);
     let read = head.entries(body, |anchor, found| {
         let IndexEntry { size, pairs, appended, runs, tail, .. } = found;
@@ -162,11 +163,16 @@ pub(super) fn load(
         let tail = if is_tail_of(tail, size, runs) { tail.to_vec() } else { Vec::new() };
         let mut expiries = Expiries::default();
         found.expiries.iter().for_each(|(at, bytes)| expiries.add(*at, *bytes));
-        is_ordered &= fresh.last().is_none_or(|before| *before.anchor < *anchor);
-        fresh.push(Fresh { anchor: anchor.to_vec(), entry, tail, expiries });
+        is_ordered &= leaves.is_empty() || *last < *anchor;
+        last.clear();
+        last.extend_from_slice(anchor);
+        // What is out of order makes no leaf.
+        if is_ordered {
+            leaves.push(Fresh { anchor: anchor.to_vec(), entry, tail, lapsing: expiries.into() });
+        }
     });
-    if read.is_err() || !is_ordered || fresh.is_empty() || !ends_at(total) {
+    if read.is_err() || !is_ordered || leaves.is_empty() || !ends_at(total) {
         return Err(damaged());
     }
-    Ok(Some(fresh))
+    Ok(Some(leaves))
 }

@@ -30,6 +30,9 @@ const INTERVALS_AHEAD: usize = 16;
 const TABLES: usize = 2;
 /// So many pairs ahead one begins to come from memory.
 const PAIRS_AHEAD: usize = 4;
+/// Keys without a value that a scan goes past in the table that takes writes, before that is to go to the space: who takes items off the
+/// front of a queue goes past all that were taken before, each time.
+pub(super) const DELETED_MANY: u64 = 4096;
 /// Items of a part of a walk.
 const WALKED_AT_ONCE: usize = 128;
 /// Bytes of values from which on a part of a walk has only keys: who walks reads their values one by one.
@@ -242,6 +245,8 @@ struct Scan<'s, V> {
     end: Bound<&'s [u8]>,
     version: u64,
     visit: V,
+    /// Keys of the table that takes writes that had no value.
+    deleted: u64,
     /// For keys and values that are copied first.
     key: Vec<u8>,
     value: Vec<u8>,
@@ -287,8 +292,8 @@ impl Flex {
         // An interval that is met after the first one may have become larger meanwhile: what comes before `position` in
         // it was met already.
         let mut first = true;
-        let mut scan =
-            Scan { direction, end, version: at, visit, key: Vec::new(), value: Vec::new() };
+        let (key, value) = (Vec::new(), Vec::new());
+        let mut scan = Scan { direction, end, version: at, visit, deleted: 0, key, value };
         let mut ahead = Ahead { reverse, pairs: limit, intervals: INTERVALS_AHEAD, ..Ahead::ONE };
         // What is not met yet of what is expected; behind it, because much of that did not count, some more, and a scan that
         // goes on and on takes more at once.
@@ -420,7 +425,7 @@ impl Flex {
         let (key, at) = (&*scan.key, scan.version);
         let mut covered = 0;
         let mut found: Option<(u64, Content<'_>)> = None;
-        for (table, head) in tables.iter().zip(heads.iter_mut()) {
+        for (number, (table, head)) in tables.iter().zip(heads.iter_mut()).enumerate() {
             covered = covered.max(table.covered(key, at));
             if head.key() != Some(key) {
                 continue;
@@ -440,6 +445,12 @@ impl Flex {
                     }
                     Content::Delete => (version, Content::Delete),
                 });
+                if number == 0 && matches!(found, Some((_, Content::Delete))) {
+                    scan.deleted += 1;
+                    if scan.deleted == DELETED_MANY {
+                        self.note_littered(table);
+                    }
+                }
             }
             head.next();
         }

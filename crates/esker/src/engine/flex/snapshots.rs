@@ -8,11 +8,23 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Versions with living snapshots, and how many each has.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Snapshots {
     versions: Mutex<BTreeMap<u64, u64>>,
     /// The highest of them, plus one; 0 if there is none.
     newest: AtomicU64,
+    /// The lowest of them; `u64::MAX` if there is none.
+    oldest: AtomicU64,
+}
+
+impl Default for Snapshots {
+    fn default() -> Self {
+        Snapshots {
+            versions: Mutex::default(),
+            newest: AtomicU64::new(0),
+            oldest: AtomicU64::new(u64::MAX),
+        }
+    }
 }
 
 impl Snapshots {
@@ -36,12 +48,26 @@ impl Snapshots {
     fn note(&self, versions: &BTreeMap<u64, u64>) {
         let newest = versions.last_key_value().map_or(0, |(version, _)| version + 1);
         self.newest.store(newest, Ordering::Release);
+        let oldest = versions.first_key_value().map_or(u64::MAX, |(version, _)| *version);
+        self.oldest.store(oldest, Ordering::Release);
     }
 
-    /// Whether somebody may see `version` although a newer one of its key is there.
+    /// The lowest version with a snapshot; `u64::MAX` if there is none.
     #[inline]
-    pub(super) fn may_see(&self, version: u64) -> bool {
+    pub(super) fn oldest(&self) -> u64 {
+        self.oldest.load(Ordering::Acquire)
+    }
+
+    /// The highest version with a snapshot; 0 if there is none.
+    pub(super) fn newest(&self) -> u64 {
+        self.newest.load(Ordering::Acquire).saturating_sub(1)
+    }
+
+    /// Whether somebody sees `version` of a key, of which `newer` is the next one: also a snapshot that is made from now on sees that.
+    #[inline]
+    pub(super) fn may_see(&self, version: u64, newer: u64) -> bool {
         self.newest.load(Ordering::Acquire) > version
+            && self.versions.lock().range(version..newer.max(version)).next().is_some()
     }
 
     /// All versions, descending.

@@ -123,8 +123,10 @@ impl Flex {
         let (moment, mut expired) = (self.moment(), Expired::default());
         let (merged, dead) = self.merge_stretch(&bytes, group, &moment, &mut expired)?;
         let new = group.map_or(0, RunWriter::size_bytes) as u64;
-        committer.sweep.learn(leaf.appended + new, dead, OF_REWRITTEN);
-        committer.sweep.spend(leaf.appended.max(expired.bytes));
+        // What stayed for a snapshot says nothing of what is appended.
+        let of_appended = dead.saturating_sub(leaf.let_go);
+        committer.sweep.learn(leaf.appended + new, of_appended, OF_REWRITTEN);
+        committer.sweep.spend(leaf.appended.max(expired.bytes + dead.min(leaf.let_go)));
         let most = |most: u32| most as usize * 3 / 4;
         let pairs_max = most(self.options.interval_pairs_max);
         let size_max = most(self.options.interval_size_bytes_max);
@@ -142,7 +144,7 @@ impl Flex {
         committer.bytes = bytes;
         let is_same = group.is_none() && leaf.runs == leaf.sizes.len() && leaf.is_of_one;
         if is_same && dead + expired.bytes == 0 {
-            self.index.set_expiries(leaf.spot, leaf.sizes.len(), &fresh);
+            self.index.set_lapsing(leaf.spot, leaf.sizes.len(), &fresh);
             return Ok(());
         }
         committer.rewritten_bytes += committer.data.len() as u64;
@@ -169,7 +171,7 @@ impl Flex {
         if self.read_stretch(committer, leaf)? {
             let (moment, mut expired) = (self.moment(), Expired::default());
             let (_, dead) = self.merge_stretch(&committer.bytes, None, &moment, &mut expired)?;
-            committer.sweep.learn(leaf.appended, dead, OF_SAMPLE);
+            committer.sweep.learn(leaf.appended, dead.saturating_sub(leaf.let_go), OF_SAMPLE);
         }
         Ok(())
     }

@@ -283,7 +283,7 @@ impl Flex {
         while gained() < segments
             && let Some(key) = at
         {
-            let is_worth = |leaf: &LeafSums| leaf.appended + leaf.expired > 0;
+            let is_worth = |leaf: &LeafSums| leaf.appended > 0 || leaf.expired > 0;
             let mut committer = self.committer.lock();
             // What stayed for a snapshot, too.
             let now = self.unix_seconds().saturating_add(AGAIN_SECONDS);
@@ -361,7 +361,7 @@ impl Flex {
             return self.rewrite_stretch(committer, leaf, None);
         }
         // It stays as it is: nobody is to look for it again and again.
-        leaf.anchors.iter().for_each(|anchor| self.index.forget_expiries(anchor));
+        leaf.anchors.iter().for_each(|anchor| self.index.forget_lapsing(anchor));
         Ok(())
     }
 

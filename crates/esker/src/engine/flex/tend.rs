@@ -15,6 +15,7 @@ use super::commit::Committer;
 use super::index::Ahead;
 use super::interval::parts;
 use super::large::Reading;
+use super::memtable::MemTable;
 use super::{Flex, ROOT_BYTES};
 use crate::flex::is_unread;
 use esker_base::{Error, ErrorKind, Result};
@@ -266,6 +267,24 @@ impl Flex {
         }
     }
 
+    /// A scan went past much that this table deletes.
+    pub(super) fn note_littered(&self, table: &MemTable) {
+        if self.littered.swap(table.generation, Ordering::Relaxed) != table.generation {
+            self.background.wake();
+        }
+    }
+
+    /// Seals the table in which scans go past much that is deleted, if there is one, and the one before is in the space: there what is
+    /// deleted goes.
+    pub(super) fn seal_littered(&self) -> Result<()> {
+        let generation = self.littered.load(Ordering::Relaxed);
+        let is_due = {
+            let tables = self.tables();
+            tables.active.generation == generation && tables.sealed.is_none()
+        };
+        if is_due { self.change_table(generation) } else { Ok(()) }
+    }
+
     /// Brings leaves together that were noted, if the committer has nothing else to do. Whether there are more.
     pub(super) fn defragment(&self) -> Result<bool> {
         for _ in 0..REWRITTEN_AT_ONCE {
@@ -304,7 +323,47 @@ impl Flex {
 
 #[cfg(test)]
 mod tests {
+    use super::super::scan::DELETED_MANY;
     use super::*;
+    use crate::engine::Engine;
+    use crate::options::{Durability, EngineKind, Options};
+    use crate::store::Direction;
+    use crate::value::PutOptions;
+
+    /// A queue: whoever takes the first item goes past those that were taken before.
+    #[test]
+    fn who_takes_items_off_the_front_goes_past_few_that_are_gone() {
+        const ITEMS: u64 = 40_000;
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 256 << 20;
+        options.durability = Durability::None;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        let key = |number: u64| number.to_be_bytes();
+        for number in 0..ITEMS {
+            flex.put(&key(number), &[7; 40], PutOptions::default()).unwrap();
+        }
+        flex.commit_all().unwrap();
+        for number in 0..ITEMS {
+            if number % 64 == 0 {
+                let all = (Bound::Unbounded, Bound::Unbounded);
+                let first = flex.scan(all.0, all.1, Direction::Forward, 1).unwrap();
+                assert_eq!(first[0].0, key(number));
+                // As the background thread does when it is woken.
+                flex.seal_littered().unwrap();
+                flex.commit_sealed().unwrap();
+                let gone = flex.tables().active.len();
+                assert!(gone < DELETED_MANY + 64, "{gone} keys that are gone in the table");
+                let left = flex.index.pairs();
+                assert!(left < ITEMS - number + 2 * DELETED_MANY, "{left} pairs in the space");
+            }
+            assert!(flex.delete(&key(number), None).unwrap());
+        }
+        flex.commit_all().unwrap();
+        assert!(flex.index.pairs() < DELETED_MANY, "hardly anything is left of them");
+    }
 
     #[test]
     fn the_space_comes_to_rest_although_things_are_brought_together_for_ever() {

@@ -229,8 +229,8 @@ impl Flex {
                 let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
                 for (version, write) in (first_version..).zip(writes) {
                     let item = (version, write.content);
-                    table.insert((write.key, write.hash), item, gate.clone(), |version| {
-                        self.snapshots.may_see(version)
+                    table.insert((write.key, write.hash), item, gate.clone(), |version, newer| {
+                        self.snapshots.may_see(version, newer)
                     });
                 }
                 if let Some(gate) = gate {
@@ -395,8 +395,36 @@ impl Flex {
 mod tests {
     use super::*;
     use crate::engine::Engine;
-    use crate::engine::flex::opened_in;
+    use crate::engine::flex::{opened_in, opened_with};
+    use crate::store::Direction;
     use crate::value::PutOptions;
+    use std::ops::{Bound, ControlFlow};
+
+    #[test]
+    fn snapshots_that_follow_each_other_keep_no_more_than_they_see() {
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        let put = |number: u32| {
+            flex.put(b"key", &number.to_be_bytes(), PutOptions::default()).unwrap();
+        };
+        put(0);
+        let mut before = flex.snapshot().unwrap();
+        for number in 1..3000_u32 {
+            put(number);
+            put(number);
+            let snapshot = flex.snapshot().unwrap();
+            let found = flex.get_as_of(b"key", before).unwrap().unwrap();
+            assert_eq!(found.as_ref(), (number - 1).to_be_bytes());
+            let table = Arc::clone(&flex.tables().active);
+            let mut items = 0;
+            table.visit(Bound::Unbounded, Direction::Forward, 1, |_, word| {
+                items = table.slot(word).unwrap().lock().iter().count();
+                ControlFlow::Break(())
+            });
+            assert!((1..=3).contains(&items), "{items} versions in round {number}");
+            flex.release(std::mem::replace(&mut before, snapshot));
+        }
+    }
 
     #[test]
     fn a_table_has_no_more_range_deletes_than_a_get_can_look_at() {

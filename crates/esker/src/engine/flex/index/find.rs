@@ -136,8 +136,10 @@ pub(in crate::engine::flex) struct Neighbours {
     pub(in crate::engine::flex) is_of_one: bool,
     /// Bytes of appended runs, about.
     pub(in crate::engine::flex) appended: u64,
-    /// Whether something in them has expired.
+    /// Whether something in them has lapsed.
     pub(in crate::engine::flex) has_expired: bool,
+    /// Bytes that stayed for snapshots that are gone, about.
+    pub(in crate::engine::flex) let_go: u64,
     /// Anchor of the interval behind the last one; of none, that behind the leaf.
     pub(in crate::engine::flex) upper: Option<Vec<u8>>,
 }
@@ -166,6 +168,7 @@ impl Neighbours {
         self.sizes = self.sizes.drain(first..end).collect();
         self.cached = self.cached.drain(first..end).collect();
         self.appended = self.appended * self.size_bytes() / all.max(1);
+        self.let_go = self.let_go.min(all) * self.size_bytes() / all.max(1);
         self
     }
 }
@@ -328,12 +331,14 @@ impl Index {
             is_of_one: true,
             appended: 0,
             has_expired: false,
+            let_go: 0,
             upper: None,
         };
+        let oldest = self.snapshots.oldest();
         let (mut next, mut bytes) = (first, 0);
         while next < row.len() {
             let leaf = row.leaf(next).read();
-            let sums = LeafSums { before: found.offset + bytes, ..leaf.sums(now) };
+            let sums = LeafSums { before: found.offset + bytes, ..leaf.sums(now, oldest) };
             let fits = next == first || bytes + sums.size as u64 <= most;
             if !fits
                 || !is_wanted(&sums, next == first)
@@ -348,6 +353,7 @@ impl Index {
             found.runs += sums.runs;
             found.appended += sums.appended;
             found.has_expired |= sums.expired > 0;
+            found.let_go = found.let_go.saturating_add(sums.let_go);
             next += 1;
         }
         found.is_of_one = next <= first + 1;
@@ -363,10 +369,11 @@ impl Index {
         is_wanted: &dyn Fn(&LeafSums) -> bool,
     ) -> Option<Vec<u8>> {
         let row = self.row();
+        let oldest = self.snapshots.oldest();
         let mut leaves = row.leaf_of(key)..row.len();
         let found = leaves.find(|number| {
             let leaf = row.leaf(*number).read();
-            is_wanted(&leaf.sums(now))
+            is_wanted(&leaf.sums(now, oldest))
                 && !leaf.entries.iter().any(|entry| entry.is_coarse() || entry.is_unread())
         })?;
         row.first(found).map(<[u8]>::to_vec)

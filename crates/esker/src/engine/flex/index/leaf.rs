@@ -3,8 +3,8 @@
 
 use super::LeafSums;
 use super::tails::Tails;
-use crate::engine::expiries::Expiries;
 use crate::engine::flex::interval::Interval;
+use crate::engine::flex::lapsing::Lapsing;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -104,8 +104,8 @@ pub(in crate::engine::flex) struct Fresh {
     pub(in crate::engine::flex) entry: Entry,
     /// What is known of its appended runs.
     pub(in crate::engine::flex) tail: Vec<u8>,
-    /// Bytes of its pairs, and of large values that they name, that expire.
-    pub(in crate::engine::flex) expiries: Expiries,
+    /// What of it does not count any more some time.
+    pub(in crate::engine::flex) lapsing: Lapsing,
 }
 
 impl Fresh {
@@ -127,8 +127,8 @@ pub(super) struct Leaf {
     heads: Vec<u32>,
     pub(super) entries: Vec<Entry>,
     pub(super) tails: Tails,
-    /// What of all its intervals together expires when. Nobody knows of which one; by size, each has its share.
-    pub(super) expiries: Expiries,
+    /// What of all its intervals together lapses when. Nobody knows of which one; by size, each has its share.
+    pub(super) lapsing: Lapsing,
     /// Bytes that reads fetched in vain, because its intervals are in several places.
     owed: AtomicU64,
 }
@@ -164,8 +164,8 @@ impl Leaf {
         leaf.heads.reserve_exact(fresh.len());
         leaf.rests.reserve_exact(fresh.iter().map(|fresh| fresh.anchor.len() - shared).sum());
         leaf.tails.splice(0..0, fresh.iter().map(|fresh| &*fresh.tail));
-        for Fresh { anchor, mut entry, expiries, .. } in fresh {
-            leaf.expiries.add_all(&expiries);
+        for Fresh { anchor, mut entry, lapsing, .. } in fresh {
+            leaf.lapsing.add_all(&lapsing);
             let rest = &anchor[shared..];
             leaf.rests.extend_from_slice(rest);
             leaf.heads.push(head_of(rest));
@@ -232,34 +232,34 @@ impl Leaf {
                 anchor: self.anchor(index),
                 entry: self.entries[index].clone(),
                 tail: self.tails.of(index).to_vec(),
-                expiries: self.expiries_of(index..index + 1),
+                lapsing: self.lapsing_of(index..index + 1),
             })
             .collect();
         *self = Leaf::default();
         fresh
     }
 
-    /// What of these intervals expires when: their share by size.
-    pub(super) fn expiries_of(&self, range: Range<usize>) -> Expiries {
-        if self.expiries.is_empty() {
-            return Expiries::default();
+    /// What of these intervals lapses when: their share by size.
+    pub(super) fn lapsing_of(&self, range: Range<usize>) -> Lapsing {
+        if self.lapsing.is_empty() {
+            return Lapsing::default();
         }
         let part = self.entries[range].iter().map(|entry| u64::from(entry.size)).sum();
-        self.expiries.share(part, self.size())
+        self.lapsing.share(part, self.size())
     }
 
-    /// From now on it is known what of these intervals expires when.
-    pub(super) fn set_expiries<'e>(
+    /// From now on it is known what of these intervals lapses when.
+    pub(super) fn set_lapsing<'e>(
         &mut self,
         range: Range<usize>,
-        of_these: impl Iterator<Item = &'e Expiries>,
+        of_these: impl Iterator<Item = &'e Lapsing>,
     ) {
-        if !self.expiries.is_empty() {
+        if !self.lapsing.is_empty() {
             let all = self.size();
             let gone: u64 = self.entries[range].iter().map(|entry| u64::from(entry.size)).sum();
-            self.expiries = self.expiries.share(all - gone, all);
+            self.lapsing = self.lapsing.share(all - gone, all);
         }
-        of_these.for_each(|expiries| self.expiries.add_all(expiries));
+        of_these.for_each(|lapsing| self.lapsing.add_all(lapsing));
     }
 
     /// Replaces intervals; those that are gone.
@@ -270,7 +270,7 @@ impl Leaf {
             *self = Leaf::new(all);
             return gone.into_iter().map(|gone| gone.entry).collect();
         }
-        self.set_expiries(range.clone(), fresh.iter().map(|fresh| &fresh.expiries));
+        self.set_lapsing(range.clone(), fresh.iter().map(|fresh| &fresh.lapsing));
         let (start, shared) = (self.rest_start(range.start), self.shared.len());
         let end = self.rest_start(range.end);
         let mut at = start;
@@ -320,10 +320,11 @@ impl Leaf {
         self.owed.store(0, Ordering::Relaxed);
     }
 
-    /// What all of its intervals have together, at this time.
-    pub(super) fn sums(&self, now: u64) -> LeafSums {
-        let (count, expired) = (self.entries.len(), self.expiries.expired(now));
-        let mut sums = LeafSums { count, expired, ..LeafSums::default() };
+    /// What all of its intervals have together, at this time, while this is the oldest snapshot.
+    pub(super) fn sums(&self, now: u64, oldest: u64) -> LeafSums {
+        let (count, let_go) = (self.entries.len(), self.lapsing.let_go(oldest));
+        let expired = self.lapsing.expiries.expired(now).saturating_add(let_go);
+        let mut sums = LeafSums { count, expired, let_go, ..LeafSums::default() };
         for entry in &self.entries {
             sums.size += entry.size as usize;
             sums.pairs += usize::from(entry.known_pairs());
@@ -350,7 +351,7 @@ impl Leaf {
         let entries = self.entries.capacity() * size_of::<Entry>() + self.heads.capacity() * 4;
         let known = self.rests.capacity() + self.shared.len() + self.tails.memory_bytes();
         // Allocations have heads of their own.
-        (known + entries + self.expiries.memory_bytes() + size_of::<Self>() + 96) as u64
+        (known + entries + self.lapsing.memory_bytes() + size_of::<Self>() + 96) as u64
     }
 }
 

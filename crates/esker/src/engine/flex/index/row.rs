@@ -9,7 +9,8 @@ use std::ops::Range;
 /// Leaves in order. A search looks at eight bytes of each anchor, behind what all of them share, which lie side by side.
 #[derive(Debug, Default)]
 pub(super) struct Row {
-    leaves: Vec<RwLock<Leaf>>,
+    /// Each by itself: one that comes in between moves a pointer for each of those behind it, while everybody waits.
+    leaves: Vec<Box<RwLock<Leaf>>>,
     firsts: Vec<Box<[u8]>>,
     heads: Vec<u64>,
     /// Bytes that all first anchors but the first one begin with.
@@ -25,10 +26,14 @@ fn head_of(key: &[u8], start: usize) -> u64 {
     u64::from_be_bytes(bytes)
 }
 
+fn boxed(leaf: Leaf) -> Box<RwLock<Leaf>> {
+    Box::new(RwLock::new(leaf))
+}
+
 impl Row {
     pub(super) fn new(leaves: Vec<Leaf>) -> Self {
         let firsts = leaves.iter().map(|leaf| leaf.anchor(0).into_boxed_slice()).collect();
-        let leaves = leaves.into_iter().map(RwLock::new).collect();
+        let leaves = leaves.into_iter().map(boxed).collect();
         let mut row = Row { leaves, firsts, heads: Vec::new(), shared: 0 };
         row.index();
         row
@@ -166,7 +171,7 @@ impl Row {
         let firsts: Vec<Box<[u8]>> =
             leaves.iter().map(|leaf| leaf.anchor(0).into_boxed_slice()).collect();
         sums.splice(spot.leaf..last, leaves.iter().map(Leaf::size));
-        self.leaves.splice(spot.leaf..last, leaves.into_iter().map(RwLock::new));
+        self.leaves.splice(spot.leaf..last, leaves.into_iter().map(boxed));
         let shared = self.shared;
         let heads = firsts.iter().map(|first| head_of(first, shared));
         self.heads.splice(spot.leaf..last, heads);
@@ -178,7 +183,9 @@ impl Row {
     }
 
     pub(super) fn memory_bytes(&self) -> u64 {
-        let leaf = size_of::<RwLock<Leaf>>() - size_of::<Leaf>() + size_of::<Box<[u8]>>() + 8;
+        // The leaf itself counts for it.
+        let lock = size_of::<RwLock<Leaf>>() - size_of::<Leaf>() + size_of::<Box<Leaf>>() + 16;
+        let leaf = lock + size_of::<Box<[u8]>>() + 8;
         let firsts: usize = self.firsts.iter().map(|first| first.len() + 16).sum();
         (self.leaves.capacity() * leaf + firsts) as u64
     }
@@ -196,25 +203,26 @@ impl Sums {
         self.splice(0..self.sizes.len(), sizes);
     }
 
-    /// Replaces the sizes of some leaves.
+    /// Replaces the sizes of some leaves. Sums of those before them stay.
     pub(in crate::engine::flex) fn splice(
         &mut self,
         leaves: Range<usize>,
         sizes: impl Iterator<Item = u64>,
     ) {
+        self.tree.truncate(leaves.start);
         self.sizes.splice(leaves, sizes);
-        self.tree.clear();
-        self.tree.extend_from_slice(&self.sizes);
-        for index in 1..=self.tree.len() {
-            let above = index + (index & index.wrapping_neg());
-            if above <= self.tree.len() {
-                self.tree[above - 1] += self.tree[index - 1];
-            }
-        }
+        self.tree.reserve(self.sizes.len() - self.tree.len());
+        (self.tree.len()..self.sizes.len()).for_each(|number| self.push_sum(self.sizes[number]));
     }
 
     /// Adds one behind the others.
     pub(in crate::engine::flex) fn push(&mut self, size: u64) {
+        self.sizes.push(size);
+        self.push_sum(size);
+    }
+
+    /// Adds the sum that the next size belongs to.
+    fn push_sum(&mut self, size: u64) {
         let end = self.tree.len() + 1;
         let first = end & (end - 1);
         let (mut below, mut sum) = (end - 1, size);
@@ -223,7 +231,6 @@ impl Sums {
             below &= below - 1;
         }
         self.tree.push(sum);
-        self.sizes.push(size);
     }
 
     /// Bytes of the leaf `number`.
@@ -261,5 +268,55 @@ impl Sums {
 
     pub(in crate::engine::flex) fn memory_bytes(&self) -> u64 {
         ((self.tree.capacity() + self.sizes.capacity()) * 8) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use esker_base::rng::Rng;
+
+    #[test]
+    fn a_leaf_that_comes_in_between_moves_no_other() {
+        let leaf = |number: u8| Leaf::new(vec![Fresh::new(vec![number], Entry::new(9, 1, 0, 1))]);
+        let mut row = Row::new((0..100).map(leaf).collect());
+        let mut sums = Sums::default();
+        sums.rebuild(row.sizes());
+        let at = |row: &Row, number: usize| std::ptr::from_ref(row.leaf(number)).addr();
+        let (first, last) = (at(&row, 3), at(&row, 99));
+        let fresh = (50..200)
+            .map(|number| Fresh::new([vec![50], vec![number]].concat(), Entry::new(9, 1, 0, 1)));
+        row.splice(Spot { leaf: 50, index: 0 }, 1, fresh.collect(), &mut sums);
+        assert_eq!((at(&row, 3), at(&row, row.len() - 1)), (first, last));
+        assert_eq!(sums.total(), (99 + 150) * 9);
+    }
+
+    #[test]
+    fn sums_agree_with_a_list_and_those_before_a_change_are_left_alone() {
+        let mut rng = Rng::from_seed(3);
+        let (mut sums, mut model) = (Sums::default(), Vec::new());
+        for _ in 0..500 {
+            let start = rng.index(model.len() + 1);
+            let end = start + rng.index(model.len() - start + 1).min(4);
+            let new: Vec<u64> = (0..rng.index(6)).map(|_| rng.below(100)).collect();
+            // Sums before it that are wrong stay so.
+            let marked = start > 0 && rng.chance(1, 2);
+            if marked {
+                sums.tree[0] += 1000;
+            }
+            sums.splice(start..end, new.iter().copied());
+            model.splice(start..end, new);
+            if marked {
+                assert!(sums.tree[0] >= 1000, "it was made anew");
+                sums.tree[0] -= 1000;
+                sums.splice(1..model.len(), model[1..].iter().copied());
+            }
+            sums.push(7);
+            model.push(7);
+            for number in 0..=model.len() {
+                assert_eq!(sums.before(number), model[..number].iter().sum::<u64>());
+            }
+            assert_eq!(sums.total(), model.iter().sum::<u64>());
+        }
     }
 }

@@ -18,7 +18,7 @@ fn interval(key: &[u8]) -> Arc<Interval> {
 
 pub(super) fn found_at_open(count: u8) -> Index {
     let fresh = |number: u8| Fresh::new(vec![number], Entry::new(40, 1, 0, 1));
-    Index::new((0..count).map(fresh).collect(), 1 << 20)
+    Index::new((0..count).map(fresh).collect(), 1 << 20, Arc::default())
 }
 
 #[test]
@@ -107,7 +107,7 @@ fn what_is_read_of_a_leaf_is_the_same_in_both_directions() {
     // Nobody has looked into number 20.
     let entry = |number| if number == 20 { Entry::coarse(900) } else { Entry::new(40, 1, 0, 1) };
     let fresh = |number: u8| Fresh::new(vec![number], entry(number));
-    let index = Index::new((0..40).map(fresh).collect(), 1 << 20);
+    let index = Index::new((0..40).map(fresh).collect(), 1 << 20, Arc::default());
     let place = |key: u8, ahead| index.place(Some(&[key]), false, ahead, None);
     for key in [7, 8, 12] {
         let (_, stamp, _) = place(key, Ahead::ONE).sizes[0];
@@ -156,8 +156,44 @@ fn what_is_lent_is_used_and_given_back() {
     index.allow(0);
     keep_all();
     assert!((size..=5 * size).contains(&index.cached_bytes()), "a share stays");
-    let none = Index::new(Vec::new(), 0);
+    let none = Index::new(Leaves::default(), 0, Arc::default());
     none.allow(1 << 20);
     none.keep(b"", &[(0, none.place(None, false, Ahead::ONE, None).sizes[0].1, interval(b""))]);
     assert_eq!(none.cached_bytes(), 0);
+}
+
+#[test]
+fn bytes_of_which_media_say_any_number_are_summed_up() {
+    let mut expiries = Expiries::default();
+    expiries.add(1, u64::MAX);
+    let fresh = |number: u8| Fresh {
+        lapsing: expiries.clone().into(),
+        ..Fresh::new(vec![number], Entry::new(40, 1, 0, 1))
+    };
+    let index = Index::new((0..200).map(fresh).collect(), 1 << 20, Arc::default());
+    assert_eq!((index.expired_bytes(0), index.expired_bytes(1)), (0, u64::MAX));
+    let leaf = index.next_leaf(&[], 1, &|leaf| leaf.expired == u64::MAX);
+    assert_eq!(leaf.as_deref(), Some(&[][..]));
+}
+
+#[test]
+fn an_open_makes_leaves_of_intervals_as_they_come() {
+    let mut leaves = Leaves::default();
+    for number in 0..5000_u16 {
+        leaves.push(Fresh::new(number.to_be_bytes().to_vec(), Entry::new(40, 3, 1, 2)));
+        assert!(leaves.next.len() < LEAF_FOUND, "those of one leaf are all that waits");
+    }
+    let index = Index::new(leaves, 1 << 20, Arc::default());
+    assert_eq!((index.intervals(), index.pairs(), index.size_bytes()), (5000, 15_000, 200_000));
+    assert_eq!(index.appended_bytes(), 5000 * (40 / 3));
+    let mut stamps = Vec::new();
+    let mut anchors = Vec::new();
+    index.visit(|anchor, entry, _, _| {
+        stamps.push(entry.stamp);
+        anchors.push(anchor.to_vec());
+    });
+    assert!(anchors[0].is_empty() && anchors[4999] == 4999_u16.to_be_bytes());
+    assert!(anchors.is_sorted_by(|a, b| a < b));
+    stamps.push(index.stamp());
+    assert!(stamps.is_sorted_by(|a, b| a < b), "no two have the same one");
 }

@@ -160,6 +160,8 @@ pub(in crate::engine::flex) struct Directory {
     count: AtomicUsize,
     bytes: AtomicU64,
     pub(super) is_doubted: AtomicBool,
+    /// Whether one may stay for a snapshot, since somebody asked last.
+    pub(super) is_seen: AtomicBool,
 }
 
 impl Directory {
@@ -299,6 +301,13 @@ impl Directory {
                 large.is_doubtful = true;
                 self.is_doubted.store(true, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// A snapshot is gone: those that stayed for one are asked about again.
+    pub(in crate::engine::flex) fn ask_again(&self) {
+        if self.is_seen.swap(false, Ordering::Relaxed) {
+            self.is_doubted.store(true, Ordering::Relaxed);
         }
     }
 

@@ -21,7 +21,7 @@ fn what_a_batch_changes_counts_when_its_gate_opens() {
     let table = MemTable::new(1, 1, 1 << 10, false);
     let put = |key: &[u8], version, gate: &BatchGate| {
         let content = Content::Put(Extra::default(), b"");
-        table.insert((key, 7), (version, content), gate.clone(), |_| false);
+        table.insert((key, 7), (version, content), gate.clone(), |_, _| false);
     };
     let version = |key: &[u8], at| table.get(key, 7, at, |version, _| version);
     put(b"a", 1, &None);
@@ -39,7 +39,7 @@ fn a_key_of_every_batch_has_no_more_than_what_counts_and_what_is_about_to() {
     let table = MemTable::new(1, 1, 1 << 20, false);
     let put = |(key, hash): (&[u8], u64), version, gate: &BatchGate| {
         let content = Content::Put(Extra::default(), &[7; 100]);
-        table.insert((key, hash), (version, content), gate.clone(), |_| false);
+        table.insert((key, hash), (version, content), gate.clone(), |_, _| false);
     };
     let versions = |key: &[u8]| {
         let slot = table.slots.get(table.tree.get(key).unwrap()).unwrap();
@@ -77,7 +77,7 @@ fn versions_agree_with_a_list() {
             let gate = rng.chance(1, 3).then(|| Arc::new(AtomicBool::new(false)));
             let waits = gate.is_some();
             let content = Content::Put(Extra::default(), &[value]);
-            let (more, less) = versions.push(version, &content, gate.clone(), |_| keeps);
+            let (more, less) = versions.push(version, &content, gate.clone(), |_, _| keeps);
             bytes = bytes + more - less;
             let at = model.partition_point(|(other, _)| *other > version);
             model.insert(at, (version, value));
@@ -116,10 +116,19 @@ fn a_table_is_full_when_its_tree_is() {
     for number in (0..u64::MAX).take_while(|_| !table.has_grown(1)) {
         for last in [0, 1] {
             let key = [&number.to_be_bytes()[..], &[7; 4000], &[last]].concat();
-            table.insert((&key, number), content(), None, |_| false);
+            table.insert((&key, number), content(), None, |_, _| false);
         }
     }
     let tree = table.tree.memory_bytes() as u64;
     assert!(tree < 2 * SIZE, "{tree} bytes");
     assert!(table.bytes() < SIZE && !table.has_grown(2));
+}
+
+#[test]
+fn large_values_of_any_length_are_summed_up() {
+    let table = MemTable::new(1, 1, 1 << 10, false);
+    let extra = Extra { expires_at: 6, ..Extra::default() };
+    let large = Content::Large(extra, 1, u64::MAX);
+    table.insert((b"key", 7), (1, large), None, |_, _| false);
+    assert_eq!((table.expired_bytes(4), table.expired_bytes(5)), (0, u64::MAX));
 }
