@@ -4,7 +4,7 @@
 //! read. Stored nodes are never overwritten: a changed node gets a new place, its old one is released.
 
 use super::node::Stored;
-use super::node::{Branch, Entry, Inner, Leaf, NodeId, absent, absent_id, is_absent};
+use super::node::{Branch, Entry, HOLE, Inner, Leaf, MARK, NodeId, absent, absent_id, is_absent};
 use super::{FlexTree, Missing, Shape};
 use std::ops::Range;
 
@@ -53,6 +53,21 @@ pub struct Walk {
 
 /// Highest tree that is opened: a fuller one fits no medium.
 pub const HEIGHT_MAX: u8 = 20;
+
+impl Shape {
+    /// Whether a tree has extents as long as this one, which ends where its address says.
+    fn has_extent(&self, length: u32, address: u64) -> bool {
+        if address == HOLE {
+            return length <= self.hole_size_bytes_max;
+        }
+        let place = address & !MARK;
+        let room = match self.boundary {
+            0 => u64::MAX,
+            boundary => boundary - place % boundary,
+        };
+        length <= self.extent_size_bytes_max && u64::from(length) <= room
+    }
+}
 
 impl FlexTree {
     /// A stored tree, with no node in memory.
@@ -120,6 +135,9 @@ impl FlexTree {
         for (offset, length, address) in entries {
             if *offset != next || *length == 0 || *address >> 48 != 0 {
                 return Err("extents are not contiguous");
+            }
+            if !self.shape.has_extent(*length, *address) {
+                return Err("an extent is too long");
             }
             next = offset.saturating_add(u64::from(*length));
             leaf.entries.push(Entry::new(*offset, *length, *address));

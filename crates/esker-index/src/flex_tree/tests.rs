@@ -219,6 +219,12 @@ impl Pair {
         if self.rng.chance(1, 3) {
             self.next_address += 1;
         }
+        // As in segments: none goes over a boundary.
+        if let boundary @ 1.. = self.tree.shape.boundary
+            && self.next_address % boundary + length > boundary
+        {
+            self.next_address = self.next_address.next_multiple_of(boundary);
+        }
         let address = self.next_address;
         self.next_address += length;
         address
@@ -617,7 +623,14 @@ fn nodes_that_do_not_fit_are_refused() {
     longer.last_mut().unwrap().1 += 1;
     let mut gap = right.clone();
     gap[0].1 += 1;
-    for wrong in [longer, gap, Vec::new(), vec![(0, 1, 1 << 48)]] {
+    let sum = right.iter().map(|(_, length, _)| length).sum();
+    assert!(sum > 64, "{right:?}");
+    let too_long = |address| vec![(right[0].0, sum, address)];
+    let mut over_boundary = right.clone();
+    let long = over_boundary.iter_mut().find(|(_, length, _)| *length > 1).unwrap();
+    long.2 = MARK | 999;
+    let wrong = [longer, gap, Vec::new(), vec![(0, 1, 1 << 48)], too_long(0), too_long(HOLE)];
+    for wrong in wrong.into_iter().chain([over_boundary]) {
         assert!(tree.install(&missing, NodeContent::Leaf(wrong)).is_err());
     }
     assert!(tree.install(&missing, NodeContent::Inner(Vec::new())).is_err());

@@ -293,9 +293,10 @@ impl Inner {
             for extent in batch {
                 let (segment, position) = (extent.place() / payload, extent.place() % payload);
                 let salt = shared.salt(segment).unwrap_or(0);
+                let counts = !shared.is_empty(segment);
                 let range = end..end + extent.length as usize;
                 end = range.end;
-                parts.push(Part { segment, salt, position, range });
+                parts.push(Part { segment, salt, counts, position, range });
             }
         }
         let mut bytes = self.pool.get(end);

@@ -40,6 +40,8 @@ pub struct SpaceExtent {
 pub(super) struct Part {
     pub(super) segment: u64,
     pub(super) salt: u64,
+    /// Whether anything in the segment counted. It does wherever an extent stands, unless media lie.
+    pub(super) counts: bool,
     /// In the segment's payload.
     pub(super) position: u64,
     /// In the caller's buffer.
@@ -160,18 +162,15 @@ impl Inner {
     }
 
     pub(super) fn next_mark(&self, offset: u64) -> Result<Option<u64>> {
-        /// Bytes that are looked at under one lock.
-        const STEP: u64 = 4 << 20;
+        /// Extents that are looked at under one lock: not bytes, of which a hole may have any number.
+        const AT_ONCE: usize = 1024;
         let mut at = offset;
         loop {
-            let size = self.shared.read().tree.size_bytes();
-            if at >= size {
-                return Ok(None);
-            }
-            let found = self.shared.read().next_mark(at, STEP);
+            let found = self.shared.read().next_marked(at, AT_ONCE);
             match found {
-                Ok(Some(mark)) => return Ok(Some(mark)),
-                Ok(None) => at += STEP,
+                Ok(Some(extent)) if extent.is_marked() => return Ok(Some(extent.offset)),
+                Ok(Some(extent)) => at = extent.end(),
+                Ok(None) => return Ok(None),
                 Err(missing) => self.load(&missing)?,
             }
         }
@@ -266,7 +265,8 @@ impl Inner {
                 copy_out(buffer, &self.shape, position, to);
             } else {
                 let salt = shared.salt(segment).unwrap_or(0);
-                parts.push(Part { segment, salt, position, range });
+                let counts = !shared.is_empty(segment);
+                parts.push(Part { segment, salt, counts, position, range });
             }
         })?;
         match lost.filter(|_| self.has_no_holes.load(Ordering::Relaxed)) {
@@ -419,7 +419,9 @@ impl Inner {
     fn unsound(&self, part: &Part, block: u64) -> Result<Outcome> {
         let is_left = {
             let shared = self.shared.read();
-            shared.salt(part.segment) != Some(part.salt) || shared.is_empty(part.segment)
+            // What was the same before will be the same again.
+            shared.salt(part.segment).unwrap_or(0) != part.salt
+                || part.counts && shared.is_empty(part.segment)
         };
         if is_left && !sites::READ_SALT.disabled() {
             return Ok(Outcome::Stale);

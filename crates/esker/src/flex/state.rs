@@ -228,15 +228,19 @@ impl Shared {
         }
     }
 
-    /// The first marked byte in `length` bytes from `offset` on.
-    pub(super) fn next_mark(&self, offset: u64, length: u64) -> Result<Option<u64>, Missing> {
-        for extent in self.tree.range(offset, length) {
-            let extent = extent?;
-            if extent.is_marked() {
-                return Ok(Some(extent.offset));
+    /// The next extent from `offset` on whose first byte is marked, or the last one of those that were looked at: so many, and none
+    /// behind a node that is missing. `None` at the end.
+    pub(super) fn next_marked(&self, offset: u64, most: usize) -> Result<Option<Extent>, Missing> {
+        let mut last = None;
+        for extent in self.tree.range(offset, u64::MAX).take(most) {
+            match extent {
+                Ok(extent) if extent.is_marked() => return Ok(Some(extent)),
+                Ok(extent) => last = Some(extent),
+                Err(missing) if last.is_none() => return Err(missing),
+                Err(_) => break,
             }
         }
-        Ok(None)
+        Ok(last)
     }
 
     /// The blocks of a segment that is in memory because not all of it is on the device.

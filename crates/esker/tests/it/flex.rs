@@ -4,12 +4,14 @@
 use crate::support::End;
 use esker::flex::{Space, SpaceFiles, SpaceOptions};
 use esker::{ErrorKind, Result};
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use esker_format::flex::SpaceShape;
 use esker_media::BlockDevice;
 use esker_media::sim::{Asking, FaultPlan, Image, Initial, SimBlock, SimBlockOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 /// Segments of 16 blocks, nodes of a few entries: everything happens within a few hundred operations.
 pub(crate) fn small(seed: u64) -> SpaceOptions {
@@ -550,4 +552,19 @@ fn a_check_counts_each_extent_of_a_large_space_once() {
     }
     let found = space.check().unwrap();
     assert_eq!((found.extents, found.problems), (5, vec![]));
+}
+
+/// Steps of some MiB each would be millions.
+#[test]
+fn marks_are_looked_for_behind_a_hole_of_any_size_at_once() {
+    let media = Media::new(1 << 20);
+    let mut options = small(1);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    space.insert_hole(0, 1 << 47).unwrap();
+    let begun = SystemClock.monotonic();
+    for offset in 0..8 {
+        assert_eq!(space.next_mark(offset).unwrap(), None);
+    }
+    assert!(SystemClock.monotonic() - begun < Duration::from_secs(5));
 }

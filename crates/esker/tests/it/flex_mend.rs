@@ -3,11 +3,14 @@
 use crate::flex::{Media, assert_sound, content, small, step};
 use esker::ErrorKind;
 use esker::flex::{Space, SpaceFiles, SpaceRepair};
+use esker_base::Error;
 use esker_base::rng::Rng;
+use esker_format::flex::{HEADER_OFFSETS, Header, Map};
 use esker_media::BlockDevice;
-use esker_media::sim::{Image, SimBlockOptions, SimDevices};
+use esker_media::sim::{Asking, Image, SimBlockOptions, SimDevices};
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A space that checkpoints, and operations that are in its log only. What it holds, and what it held
 /// before each of these.
@@ -363,4 +366,46 @@ fn a_damaged_header_and_a_torn_group_behind_it_are_no_space_of_before() {
         }
     }
     assert_eq!(refused, 1, "the older header says less");
+}
+
+/// A map, with a right checksum, says that nothing counts in segments to which extents point: a reader of a block there that is damaged
+/// does not take it for one that was taken anew meanwhile, again and again.
+#[test]
+fn a_segment_that_counts_for_nothing_is_damage() {
+    let (mut images, ..) = history(2);
+    let tree = images[1].to_vec();
+    let at = |offset: u64| usize::try_from(offset).unwrap();
+    let headers = HEADER_OFFSETS.into_iter().filter_map(|offset| {
+        let header = Header::decode(&tree[at(offset)..], || false).ok()?;
+        Some((header.generation, offset, header))
+    });
+    let (_, offset, mut header) = headers.max_by_key(|(generation, ..)| *generation).unwrap();
+    let start = header.map.slot * u64::from(header.shape.node_size_bytes);
+    let bytes = &tree[at(start)..at(start + header.map_size_bytes)];
+    let (id, generation) = (header.space_id, header.generation);
+    let mut map = Map::decode(bytes, &id, generation, header.map.checksum, || false).unwrap();
+    map.segments.iter_mut().for_each(|segment| segment.valid_bytes = 0);
+    let (bytes, checksum) = map.encode(&id, generation);
+    header.map.checksum = checksum;
+    images[1].write(start, &bytes);
+    images[1].write(offset, &header.encode());
+    (0..images[0].size_bytes() / 512).for_each(|block| images[0].flip(block * 512 + 9, 1));
+    let media = Media::of(&images);
+    let reads = AtomicU32::new(0);
+    let data = Asking::new(Arc::clone(&media.0[0]), move |_| {
+        match reads.fetch_add(1, Ordering::Relaxed) {
+            0..1000 => Ok(()),
+            _ => Err(Error::new(ErrorKind::Io, "read again and again")),
+        }
+    });
+    let files = SpaceFiles { data, ..media.files() };
+    let space = Space::open_on(files, &small(2)).unwrap();
+    let mut bytes = [0; 512];
+    for offset in (0..space.size_bytes()).step_by(512) {
+        if let Err(error) = space.read(offset, &mut bytes) {
+            assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+        }
+    }
+    let unread = space.read(0, &mut bytes);
+    assert!(unread.is_err(), "everything is damaged");
 }

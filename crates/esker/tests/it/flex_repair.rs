@@ -231,6 +231,42 @@ fn a_damaged_batch_of_a_log_costs_its_keys_alone() {
     assert!(refused > 30 && (15..=refused + 1).contains(&all_changed), "{refused}, {all_changed}");
 }
 
+/// An open refuses it whatever the space has, so a repair must not leave it.
+#[test]
+fn a_log_that_begins_with_anything_else_says_nothing_after_a_repair() {
+    for (is_closed, log) in [(true, 3), (true, 4), (false, 3), (false, 4)] {
+        let (mut images, history) = worked(3, is_closed);
+        images[log].write(0, &[0xA5; 512]);
+        let context = format!("log {log}, {is_closed}");
+        let opened = Devices::with(images.clone(), 5).open(&history_options(8));
+        assert!(opened.is_err_and(|error| error.kind() == ErrorKind::Corrupted), "{context}");
+        assert!(repaired(images, &history, &context).is_some(), "{context}");
+    }
+}
+
+/// Without its head it looks like a part of the last interval.
+#[test]
+fn the_only_large_value_is_missed_if_it_is_lost() {
+    let devices = Devices::new(1);
+    let store = devices.open(&history_options(1)).unwrap();
+    let mut history = History::new();
+    for n in 0..12_u8 {
+        let value = bytes(u64::from(n), if n == 5 { 5000 } else { 80 });
+        store.put(&[n], &value).unwrap();
+        history.insert(vec![n], vec![Some(value)]);
+    }
+    store.close().unwrap();
+    let images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let mut lost = 0;
+    for block in 0..images[0].size_bytes() / 512 {
+        let mut damaged = images.clone();
+        damaged[0].flip(block * 512 + 100, 5);
+        let (_, changed) = repaired(damaged, &history, &format!("block {block}")).unwrap();
+        lost += changed;
+    }
+    assert!(lost > 10, "{lost}");
+}
+
 #[test]
 fn a_root_that_is_lost_is_made_anew_and_of_a_store_that_was_closed_once_nothing_is_missing() {
     for (seed, is_closed) in [(4, false), (4, true), (5, false), (5, true)] {

@@ -140,11 +140,7 @@ impl Reader<'_> {
 
     /// Fails if a log begins with neither a batch nor zeros: a head has one sector, which is not torn.
     fn check_start(&self) -> Result<()> {
-        let size = self.device.geometry().size_bytes;
-        let mut head = self.pool.get(usize::try_from(self.block.min(size)).unwrap_or(0));
-        self.device.read_at(sites::WAL_READ, 0, &mut head)?;
-        let head = head.get(..BATCH_HEADER_SIZE).unwrap_or_default();
-        if Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0) {
+        if starts_soundly(self.device)? {
             return Ok(());
         }
         Err(Error::corrupted(OPERATION, "the log does not begin with a batch")
@@ -240,6 +236,16 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether a log begins with a batch, or with zeros.
+pub(super) fn starts_soundly(device: &dyn BlockDevice) -> Result<bool> {
+    let geometry = device.geometry();
+    let size = u64::from(geometry.block_size_bytes.max(512)).min(geometry.size_bytes);
+    let mut head = BufferPool::new(0).get(usize::try_from(size).unwrap_or(0));
+    device.read_at(sites::WAL_READ, 0, &mut head)?;
+    let head = head.get(..BATCH_HEADER_SIZE).unwrap_or_default();
+    Ok(Batch::peek(head, 0).is_ok() || head.iter().all(|byte| *byte == 0))
 }
 
 /// Replays the logs whose tables are not in the space. Versions go on so far behind all that was found: those of writes that were lost,

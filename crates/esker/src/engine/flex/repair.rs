@@ -94,16 +94,21 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
         space.sync()?;
     }
     let behind = large::find(&space, &name)?;
+    // The only values, if they cannot be read, look like a part of the last interval.
+    let may_miss_large = has_strays || !behind.unread.is_empty();
     let of_flex = &plan.options.flex;
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let intervals = intervals.into_iter().collect();
     let values = behind.values;
+    let devices = files.logs.clone();
     let flex = Flex::of(Found { files, space, root, tables, intervals, values }, plan)?;
     flex.check_stuck()?;
     flex.mend_intervals(&mut report)?;
     flex.commit_all()?;
-    flex.mend_large(&mut report, has_strays)?;
+    flex.mend_large(&mut report, may_miss_large)?;
     flex.commit_all()?;
+    // What they hold is in the space.
+    devices.iter().try_for_each(|log| logs::blank_damaged(&**log))?;
     flex.end_repair()?;
     Engine::close(&*flex)?;
     Ok(report)

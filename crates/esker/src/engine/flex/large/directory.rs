@@ -132,7 +132,7 @@ pub(in crate::engine::flex) struct FoundBehind {
     pub(in crate::engine::flex) intervals_end: u64,
     /// Marks before that of which nobody knows what they begin, and nothing else is behind them: an interval is an error for those
     /// who ask for keys that it may have, and a value that is missing is one, too.
-    pub(super) unread: Vec<u64>,
+    pub(in crate::engine::flex) unread: Vec<u64>,
     pub(in crate::engine::flex) values: Vec<FoundLarge>,
 }
 

@@ -1,7 +1,7 @@
 //! Logs of which a batch is damaged: what is whole counts, also behind the damage.
 
 use super::super::memtable::MemTable;
-use super::super::recover::{FoundTables, readers, replay};
+use super::super::recover::{FoundTables, blank, readers, replay, starts_soundly};
 use super::super::sites;
 use super::super::wal::Tail;
 use esker_base::hash::KeyHasher;
@@ -49,4 +49,9 @@ pub(super) fn over_damage(
     }
     let tail = Tail { generation: newest + 1, ..Tail::default() };
     Ok(FoundTables { tables, next_version: next_version + versions_skipped, tail })
+}
+
+/// Makes a log say nothing that does not begin as one: an open would refuse it. Nothing in it counts any more.
+pub(super) fn blank_damaged(device: &dyn BlockDevice) -> Result<()> {
+    if starts_soundly(device)? { Ok(()) } else { blank(device, false) }
 }
