@@ -10,6 +10,7 @@ use std::ops::Range;
 #[derive(Debug, Default)]
 pub(super) struct Row {
     /// Each by itself: one that comes in between moves a pointer for each of those behind it, while everybody waits.
+    #[expect(clippy::vec_box, reason = "pointers are moved instead of leaves")]
     leaves: Vec<Box<RwLock<Leaf>>>,
     firsts: Vec<Box<[u8]>>,
     heads: Vec<u64>,
