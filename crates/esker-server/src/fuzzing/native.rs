@@ -98,10 +98,10 @@ fn read(opcode: u8, payload: &[u8]) {
     match Opcode::from_number(opcode).expect("what was done is known") {
         Opcode::Get => assert!(Item::decode(payload).is_ok()),
         Opcode::MultiGet => assert!(Items::new(payload).all(|item| item.is_ok())),
-        Opcode::Put | Opcode::Delete | Opcode::Batch => assert!(decode_version(payload).is_ok()),
+        Opcode::Put | Opcode::Batch => assert!(decode_version(payload).is_ok()),
         Opcode::Stats => assert!(std::str::from_utf8(payload).is_ok()),
         Opcode::Backup | Opcode::Goodbye => panic!("nobody may do that, or says so"),
-        Opcode::Ping | Opcode::Authenticate | Opcode::Sync | Opcode::Clear => {
+        Opcode::Ping | Opcode::Authenticate | Opcode::Delete | Opcode::Sync | Opcode::Clear => {
             assert!(payload.is_empty());
         }
     }
