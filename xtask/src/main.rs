@@ -1,6 +1,7 @@
 //! Everything that checks Esker. `cargo xtask check` is the one command that tests it all; the
 //! others are its parts, and the longer runs that it samples.
 
+mod fuzz;
 mod run;
 mod tidy;
 
@@ -93,6 +94,8 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Coverage-guided fuzzers of every parser and decoder, if `cargo-fuzz` is installed.
+    Fuzz(fuzz::Arguments),
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
     Interleave,
     /// Documentation, with warnings denied.
@@ -221,6 +224,7 @@ fn run(command: Command) -> Result<()> {
         Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
         Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
         Command::Soak { arguments } => run::all(&[soak(&arguments)]),
+        Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Interleave => {
             let (loom, shuttle) = interleave();
             run::beside(&loom, &[shuttle])

@@ -73,7 +73,7 @@ fn size(source: &Source) -> Option<String> {
 
 fn sources() -> Result<Vec<Source>> {
     let mut found = Vec::new();
-    for folder in ["crates", "xtask"] {
+    for folder in ["crates", "fuzz", "xtask"] {
         collect(&root().join(folder), &mut found)?;
     }
     found.sort();

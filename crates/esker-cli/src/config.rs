@@ -278,6 +278,12 @@ impl Config {
         Ok(config)
     }
 
+    /// For tests: the name of an option, by number.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn name(number: usize) -> &'static str {
+        SETTINGS.get(number % SETTINGS.len()).map_or("", |setting| setting.name)
+    }
+
     /// The defaults as a configuration file.
     pub(crate) fn print_defaults() -> String {
         let lines = SETTINGS
@@ -287,7 +293,7 @@ impl Config {
     }
 
     /// Takes over what the TOML text of `file` says.
-    fn read(&mut self, text: &str, file: &str) -> Result<(), Failure> {
+    pub(crate) fn read(&mut self, text: &str, file: &str) -> Result<(), Failure> {
         type Table = BTreeMap<String, toml::Spanned<toml::Value>>;
         let line_of = |offset: usize| {
             let before = text.as_bytes().get(..offset).unwrap_or_default();
@@ -307,7 +313,7 @@ impl Config {
     }
 
     /// Sets one option.
-    fn set(&mut self, name: &str, values: &[String]) -> Result<(), String> {
+    pub(crate) fn set(&mut self, name: &str, values: &[String]) -> Result<(), String> {
         if name == "listen" {
             let addresses: Result<Vec<ListenAddress>, _> =
                 values.iter().map(|text| text.parse()).collect();

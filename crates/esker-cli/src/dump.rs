@@ -120,6 +120,15 @@ impl Item {
     }
 }
 
+/// The line of an item.
+pub(crate) fn line_of(
+    key: &[u8],
+    value: &[u8],
+    attributes: Attributes,
+) -> serde_json::Result<String> {
+    serde_json::to_string(&Item::new(key, value, attributes))
+}
+
 /// The file that a dump goes to.
 struct Target {
     file: File,
@@ -210,7 +219,7 @@ pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Resu
             }
             item => item?,
         };
-        write(serde_json::to_string(&Item::new(&key, &value, value.attributes())))?;
+        write(line_of(&key, &value, value.attributes()))?;
         items += 1;
         bar.inc(1);
     }
@@ -282,6 +291,14 @@ pub(crate) fn load(data: &Data, new: &New, file: Option<&Path>) -> Result<Done, 
 
 type Parts = (Vec<u8>, Vec<u8>, Attributes);
 
+/// For tests: all items of a dump.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn read_all(input: impl BufRead + 'static) -> Result<Vec<Parts>, String> {
+    let mut reader = DumpReader { input: Box::new(input), line: 0, items: 0 };
+    reader.header()?;
+    std::iter::from_fn(|| reader.item().transpose()).collect()
+}
+
 /// Reads the lines of a dump.
 struct DumpReader {
     input: Box<dyn BufRead>,
@@ -348,16 +365,6 @@ impl DumpReader {
 mod tests {
     use super::*;
 
-    fn read_all(text: &'static str) -> Result<Vec<Parts>, String> {
-        let mut reader = DumpReader { input: Box::new(text.as_bytes()), line: 0, items: 0 };
-        reader.header()?;
-        let mut items = Vec::new();
-        while let Some(item) = reader.item()? {
-            items.push(item);
-        }
-        Ok(items)
-    }
-
     #[test]
     fn items_survive_the_way_through_a_line() {
         let attributes = Attributes { flags: 7, expires_at: Some(1_767_225_600), state: 3 };
@@ -366,7 +373,7 @@ mod tests {
             (b"\xff", b"\x00\xfe", Attributes::default()),
             (b"k", b"", Attributes::default()),
         ] {
-            let line = serde_json::to_string(&Item::new(key, value, attributes)).expect("JSON");
+            let line = line_of(key, value, attributes).expect("JSON");
             assert!(!line.contains('\n'));
             let item: Item = serde_json::from_str(&line).expect("JSON");
             assert_eq!(item.parts(), Ok((key.to_vec(), value.to_vec(), attributes)));
@@ -377,7 +384,7 @@ mod tests {
     fn what_is_no_whole_dump_is_refused_in_words() {
         const HEAD: &str = "{\"format\":\"esker-dump\",\"version\":1}\n";
         assert_eq!(
-            read_all("{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n\r\n\n"),
+            read_all(&b"{\"format\":\"esker-dump\",\"version\":1}\n{\"items\":0}\n\r\n\n"[..]),
             Ok(vec![])
         );
         for (text, words) in [
@@ -411,7 +418,7 @@ mod tests {
                 "key_base64",
             ),
         ] {
-            let error = read_all(text).expect_err(text);
+            let error = read_all(text.as_bytes()).expect_err(text);
             assert!(error.contains(words), "{error}");
         }
     }

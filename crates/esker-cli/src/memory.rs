@@ -9,6 +9,8 @@
 
 use std::ffi::{c_int, c_long};
 
+// A fuzzer looks at what the system's allocator does.
+#[cfg(not(fuzzing))]
 #[global_allocator]
 static MEMORY: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -423,7 +423,7 @@ impl Connection {
         let mut used = 0_usize;
         let mut ended = Ok(());
         loop {
-            match self.first_frame(bytes.get(used..).unwrap_or_default()) {
+            match first_frame(bytes.get(used..).unwrap_or_default(), self.hello.reply_size_max) {
                 Ok(Some((size, id, reply))) => {
                     used = used.saturating_add(size);
                     replies.push((id, reply));
@@ -455,33 +455,37 @@ impl Connection {
         }
         ended.map(|()| used)
     }
+}
 
-    /// The reply at the start of `bytes`, with the size of its frame and its id; none if it is not whole.
-    fn first_frame(&self, bytes: &[u8]) -> esker_base::Result<Option<(usize, u32, Reply)>> {
-        if bytes.len() < FRAME_HEADER_SIZE {
-            return Ok(None);
-        }
-        let damaged = |flaw| no_sense("a frame").source(flaw);
-        let header = FrameHeader::peek(bytes).map_err(damaged)?;
-        if header.payload_size > self.hello.reply_size_max {
-            return Err(no_sense("a reply over the server's own limit"));
-        }
-        let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
-        let Some(frame) = bytes.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
-            return Ok(None);
-        };
-        header.verify_frame(frame).map_err(damaged)?;
-        let Some(status) = Status::from_number(header.status) else {
-            return Err(no_sense("a status that has no meaning"));
-        };
-        if header.id == NO_REQUEST {
-            let said = Error::of_status(status);
-            let cause = esker_base::Error::new(said.kind(), "read reply");
-            return Err(cause.context(format!("the server says goodbye: {}", status.words())));
-        }
-        let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
-        Ok(Some((frame.len(), header.id, Reply { opcode: header.opcode, status, payload })))
+/// The reply at the start of `bytes`, with the size of its frame and its id; none if it is not whole. The server has said how large
+/// a payload may be.
+pub(crate) fn first_frame(
+    bytes: &[u8],
+    reply_size_max: u32,
+) -> esker_base::Result<Option<(usize, u32, Reply)>> {
+    if bytes.len() < FRAME_HEADER_SIZE {
+        return Ok(None);
     }
+    let damaged = |flaw| no_sense("a frame").source(flaw);
+    let header = FrameHeader::peek(bytes).map_err(damaged)?;
+    if header.payload_size > reply_size_max {
+        return Err(no_sense("a reply over the server's own limit"));
+    }
+    let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
+    let Some(frame) = bytes.get(..FRAME_HEADER_SIZE.saturating_add(payload_size)) else {
+        return Ok(None);
+    };
+    header.verify_frame(frame).map_err(damaged)?;
+    let Some(status) = Status::from_number(header.status) else {
+        return Err(no_sense("a status that has no meaning"));
+    };
+    if header.id == NO_REQUEST {
+        let said = Error::of_status(status);
+        let cause = esker_base::Error::new(said.kind(), "read reply");
+        return Err(cause.context(format!("the server says goodbye: {}", status.words())));
+    }
+    let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
+    Ok(Some((frame.len(), header.id, Reply { opcode: header.opcode, status, payload })))
 }
 
 /// What a server says that breaks the protocol.

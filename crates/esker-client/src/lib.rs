@@ -37,6 +37,15 @@ mod cluster;
 mod connection;
 mod deadline;
 mod error;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "fuzz targets fail by panicking"
+)]
+pub mod fuzzing;
 mod greeting;
 mod options;
 mod pending;

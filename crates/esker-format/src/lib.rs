@@ -14,6 +14,16 @@ pub mod depot;
 pub mod flat;
 pub mod flex;
 pub mod flex_db;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "fuzz targets fail by panicking"
+)]
+pub mod fuzzing;
 mod head;
 pub mod native;
 pub mod stripe;

@@ -18,6 +18,10 @@ mod counter;
 pub mod directory;
 mod entry;
 pub mod flex_tree;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(clippy::indexing_slicing, clippy::expect_used, reason = "fuzz targets fail by panicking")]
+pub mod fuzzing;
 mod line;
 pub mod link;
 mod locks;

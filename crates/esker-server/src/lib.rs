@@ -21,6 +21,15 @@ pub mod counters;
 pub mod errors;
 mod execute;
 pub mod expiry;
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    clippy::unwrap_used,
+    reason = "fuzz targets fail by panicking"
+)]
+pub mod fuzzing;
 mod guests;
 mod item;
 pub mod limits;

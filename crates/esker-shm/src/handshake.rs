@@ -32,7 +32,7 @@ use std::time::Duration;
 pub const STREAMS_MAX: usize = 64;
 /// Bytes of a ring, at most.
 pub const CAPACITY_MAX: usize = 16 << 20;
-const GREETING_SIZE: usize = 32;
+pub(crate) const GREETING_SIZE: usize = 32;
 const MAGIC: [u8; 8] = *b"EskerShm";
 const VERSION: u32 = 1;
 
@@ -59,7 +59,7 @@ pub struct Greeting {
 }
 
 impl Greeting {
-    fn encode(self) -> [u8; GREETING_SIZE] {
+    pub(crate) fn encode(self) -> [u8; GREETING_SIZE] {
         let mut bytes = [0; GREETING_SIZE];
         let fields = [VERSION, self.status, self.streams, self.capacity];
         let all = MAGIC.into_iter().chain(fields.into_iter().flat_map(u32::to_le_bytes));
@@ -67,7 +67,7 @@ impl Greeting {
         bytes
     }
 
-    fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<Greeting> {
+    pub(crate) fn decode(bytes: &[u8; GREETING_SIZE]) -> Result<Greeting> {
         let wrong = |words: &str| Error::new(ErrorKind::Unsupported, "greet server").context(words);
         let (magic, rest) = bytes.split_at(MAGIC.len());
         let (fields, _) = rest.as_chunks::<4>();

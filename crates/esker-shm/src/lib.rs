@@ -17,6 +17,10 @@
 //! # Concurrency
 //! One reader and one writer for each ring. Nothing here blocks but for [`connect`] and [`accept`], each for a limited time.
 
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+#[allow(clippy::indexing_slicing, clippy::expect_used, reason = "fuzz targets fail by panicking")]
+pub mod fuzzing;
 pub mod handshake;
 mod memory;
 pub mod ring;

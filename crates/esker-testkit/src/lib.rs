@@ -6,6 +6,7 @@
 
 pub mod command;
 pub mod explore;
+pub mod fuzz;
 pub mod generator;
 pub mod linearizability;
 pub mod model;

@@ -77,8 +77,9 @@ fn found(root: &Path) -> Result<(Edges, Edges)> {
             package.get("dependencies").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
         for dependency in dependencies {
             let kind = text(dependency, "kind").unwrap_or("normal");
-            let conditional = text(dependency, "target")
-                .is_some_and(|t| t.contains("loom") || t.contains("shuttle"));
+            let conditional = text(dependency, "target").is_some_and(|t| {
+                ["loom", "shuttle", "fuzzing"].iter().any(|word| t.contains(word))
+            });
             let target = text(dependency, "name").unwrap_or_default();
             if kind != "normal" || conditional {
                 continue;

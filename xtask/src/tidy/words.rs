@@ -41,11 +41,12 @@ const RULES: [Rule; 8] = [
             "crates/esker-bench/src/files.rs",
             "crates/esker-server/src/stats.rs",
             "crates/esker-trt/src/topology.rs",
+            "fuzz/",
             "xtask/",
         ],
         tests: true,
         reason: "only media open files; the program has its configuration and dumps, the bench its results and \
-                 traces; the run-time asks for the processor's sockets, a server for its processor time",
+                 traces, a fuzzer its seeds; the run-time asks for the processor's sockets, a server for its processor time",
     },
     Rule {
         word: "Instant::now",

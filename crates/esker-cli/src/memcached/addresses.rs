@@ -34,20 +34,28 @@ pub(super) fn usable(
     if here.is_empty() { (addresses, Vec::new()) } else { (here, unusable) }
 }
 
-/// Addresses of `HOST`, `HOST:PORT`, `[HOST]` or `[HOST]:PORT`.
-pub(super) fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
-    let failed = |why: &dyn std::fmt::Display| wrong(format!("-l {text}: {why}"));
-    let numbered = with_interface_number(text).map_err(|error| failed(&error))?;
+/// What an argument of `-l` names.
+#[derive(Debug)]
+pub(super) enum Named {
+    /// These.
+    Addresses(Vec<SocketAddr>),
+    /// Those of a host, at this port.
+    Host(String, u16),
+}
+
+/// Reads `HOST`, `HOST:PORT`, `[HOST]` or `[HOST]:PORT`, without looking a host up.
+pub(super) fn read(text: &str, port: u16) -> Result<Named, Failure> {
+    let numbered = with_interface_number(text).map_err(|error| failed(text, &error))?;
     let text = numbered.as_str();
     if let Ok(address) = text.parse::<SocketAddr>() {
-        return Ok(vec![address]);
+        return Ok(Named::Addresses(vec![address]));
     }
     let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
     if let Ok(address) = format!("[{bare}]:{port}").parse() {
-        return Ok(vec![SocketAddr::V6(address)]);
+        return Ok(Named::Addresses(vec![SocketAddr::V6(address)]));
     }
     if let Ok(ip) = bare.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
+        return Ok(Named::Addresses(vec![SocketAddr::new(ip, port)]));
     }
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) => (host, number("-l", port)?),
@@ -57,12 +65,25 @@ pub(super) fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure>
     if host == "*" {
         // What memcached has for all addresses of this host.
         let all = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
-        return Ok(all.map(|ip| SocketAddr::new(ip, port)).into());
+        return Ok(Named::Addresses(all.map(|ip| SocketAddr::new(ip, port)).into()));
     }
-    let found: Vec<SocketAddr> =
-        (host, port).to_socket_addrs().map_err(|error| failed(&error))?.collect();
+    Ok(Named::Host(host.to_owned(), port))
+}
+
+/// Addresses of what `text` names.
+pub(super) fn resolve(text: &str, port: u16) -> Result<Vec<SocketAddr>, Failure> {
+    let (host, port) = match read(text, port)? {
+        Named::Addresses(addresses) => return Ok(addresses),
+        Named::Host(host, port) => (host, port),
+    };
+    let found = (host.as_str(), port).to_socket_addrs();
+    let found: Vec<SocketAddr> = found.map_err(|error| failed(text, &error))?.collect();
     // As in memcached: every address that the name has.
-    if found.is_empty() { Err(failed(&"no address")) } else { Ok(found) }
+    if found.is_empty() { Err(failed(text, &"no address")) } else { Ok(found) }
+}
+
+fn failed(text: &str, why: &dyn std::fmt::Display) -> Failure {
+    wrong(format!("-l {text}: {why}"))
 }
 
 /// An address of one interface, as `fe80::1%eth0`, with the interface's number, which is all that addresses have.

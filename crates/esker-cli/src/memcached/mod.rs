@@ -94,6 +94,25 @@ pub(crate) fn memcached(words: &[OsString]) -> Result<Done, Failure> {
     run(plan)
 }
 
+/// For fuzz targets: what a command line comes to, as far as nobody is asked for addresses.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn read_line(words: &[String]) {
+    let Ok(mut given) = options::read(words) else { return };
+    for (letter, text) in &given {
+        if *letter == 'l' {
+            text.split([',', ';']).for_each(|name| drop(addresses::read(name, 1)));
+        }
+    }
+    given.retain(|(letter, _)| *letter != 'l');
+    if let Ok(mut plan) = Plan::of(&given) {
+        assert!(plan.limits.check(plan.tls.is_some()).is_ok() && !plan.listen.is_empty());
+        // Both fail for an empty path.
+        let place = plan.place().ok().flatten();
+        assert!(place.is_none_or(|name| !name.contains('/')), "it is the name of one folder");
+        let _ = plan.make_absolute();
+    }
+}
+
 /// A word of the command line as text. Of another one nobody knows where the path ends that it may have in it.
 fn read_word(word: &OsString) -> Result<String, Failure> {
     word.to_str().map(str::to_owned).ok_or_else(|| {

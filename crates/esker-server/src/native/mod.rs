@@ -40,6 +40,8 @@ mod session;
 pub(crate) mod shm;
 mod stats;
 
+#[cfg(any(test, fuzzing))]
+pub(crate) use duplex::Duplex;
 pub(crate) use duplex::Encrypted;
 pub(crate) use session::Session;
 

@@ -1,0 +1,4 @@
+//! Manifests of backups.
+#![no_main]
+
+esker_fuzz::target!("backup", esker_format::fuzzing::backup);

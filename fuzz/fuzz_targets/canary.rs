@@ -1,0 +1,4 @@
+//! Has to fail with a panic.
+#![no_main]
+
+esker_fuzz::target!("canary", esker_fuzz::canary::panics);

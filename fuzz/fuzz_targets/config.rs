@@ -1,0 +1,4 @@
+//! Configuration files.
+#![no_main]
+
+esker_fuzz::target!("config", esker_cli::fuzzing::config);

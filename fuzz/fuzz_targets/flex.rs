@@ -1,0 +1,4 @@
+//! Decoders of FlexSpace.
+#![no_main]
+
+esker_fuzz::target!("flex", esker_format::fuzzing::flex);

@@ -1,0 +1,4 @@
+//! Sessions of memcache's protocol.
+#![no_main]
+
+esker_fuzz::target!("memcache", esker_server::fuzzing::memcache);

@@ -1,0 +1,4 @@
+//! Decoders of the native protocol.
+#![no_main]
+
+esker_fuzz::target!("native", esker_format::fuzzing::native);
