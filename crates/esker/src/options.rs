@@ -241,7 +241,7 @@ pub struct Options {
 #[derive(Clone, Debug)]
 pub struct FlexOptions {
     /// DRAM for intervals and single pairs that were read, in bytes; 0: none. What tables of writes do not use of theirs at
-    /// the moment is for these, too. Half as much, and at least 16 MiB, may be taken by what is known of where things stand in the
+    /// the moment is for these, too. As much again, and at least 64 MiB, may be taken by what is known of where things stand in the
     /// space. At most 16 TiB. Default 256 MiB.
     pub cache_size_bytes: u64,
     /// DRAM of a table of writes, in bytes; there are two, and each log takes what its table does on disk, and half of this. At most a

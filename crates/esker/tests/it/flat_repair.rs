@@ -187,47 +187,6 @@ fn whatever_is_damaged_what_can_be_read_is_there_after_a_repair() {
     assert!(changed < repairs * KEYS / 20, "{changed} keys changed in {repairs} repairs");
 }
 
-/// What can be read of a damaged batch is written anew, and the last of it may be the first in the chunk in which it stood.
-#[test]
-fn a_log_that_was_emptied_may_be_in_use_again() {
-    for (kind, count) in KINDS.into_iter().flat_map(|kind| (2..17).map(move |n| (kind, n))) {
-        for free in 1..5 {
-            let bed = Bed::new(kind, 1);
-            let mut options = bed.options(1);
-            options.testing.cores = Some(1);
-            let store = bed.open(&options).unwrap();
-            let mut batch = Batch::new();
-            let value = |number: u8| [number; 200];
-            for number in 0..count {
-                batch.put(&[number], &value(number));
-            }
-            store.write(&batch).unwrap();
-            // Until as many chunks are free.
-            for number in 0..200_u8 {
-                let is_full = store.stats().free_segments <= free;
-                if is_full || store.put(&[b'f', number], &[number; 3500]).is_err() {
-                    break;
-                }
-            }
-            let Bed::Memory(memory, _) = &bed else { panic!() };
-            let mut image = memory.image();
-            store.forget();
-            let bytes = image.to_vec();
-            let place = bytes.windows(200).position(|bytes| bytes == value(1)).unwrap();
-            image.flip(place as u64 + 50, 1);
-            let memory = memory_of(&image) as Arc<dyn Pmem>;
-            let words = format!("{kind}, {count} entries, {free} chunks free");
-            repair_on_memory(&memory, &options).unwrap_or_else(|error| panic!("{words}: {error}"));
-            let store = Store::open_on_memory(memory, &options).unwrap();
-            assert_eq!(store.check().unwrap().problems, Vec::<String>::new(), "{words}");
-            for number in (0..count).filter(|number| *number != 1) {
-                let found = store.get(&[number]).unwrap().map(|found| found.to_vec());
-                assert_eq!(found.as_deref(), Some(&value(number)[..]), "{words}: {number}");
-            }
-        }
-    }
-}
-
 #[test]
 fn a_repair_of_flat_that_is_cut_off_can_be_done_again() {
     let (mut states, mut moved) = (0, 0);

@@ -1,7 +1,7 @@
 //! Repairs: what can be read is kept, what cannot is gone, and nothing that was known to be replaced
 //! comes back.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
+use crate::support::{DEVICE_SIZE, device, open, options};
 use esker::{Batch, ErrorKind, RepairReport, Store, repair_on};
 use esker_base::rng::Rng;
 use esker_format::depot::{BatchHeader, BatchKind};
@@ -234,33 +234,6 @@ fn a_damaged_end_is_no_torn_one_after_a_clean_stop() {
     // The checkpoint says how far the log was, and the header alone of that batch was damaged.
     let (report, lacking) = mended(&damaged, &history, "both");
     assert!(report.damaged_segments == 0 && lacking == 0, "{report:?}, {lacking} lacking");
-}
-
-/// The summary of a full segment is damaged, and so is the first batch of the one behind it, which would tell that it was full.
-#[test]
-fn a_full_segment_without_a_summary_is_mended_at_once() {
-    let (image, history) = populated(6, true);
-    let bytes = image.to_vec();
-    let batches: Vec<(u64, BatchHeader)> = (8192..bytes.len())
-        .step_by(512)
-        .filter_map(|at| Some((at as u64, BatchHeader::peek(&bytes[at..], 512).ok()?)))
-        .collect();
-    let segment = |at: u64| (at - 8192) / SEGMENT_SIZE;
-    let mark = end_mark(&image);
-    let (first, header) =
-        *batches.iter().find(|(at, _)| segment(*at) == segment(mark)).expect("a batch");
-    let ends_there = |(_, summary): &&(u64, BatchHeader)| {
-        summary.kind == BatchKind::Summary && summary.first_sequence == header.first_sequence
-    };
-    let mut damaged = image.clone();
-    let mut summaries = 0;
-    for (at, _) in batches.iter().filter(ends_there) {
-        damaged.flip(at + 20, 1);
-        summaries += 1;
-    }
-    assert!(summaries > 0);
-    damaged.flip(first + 20, 1);
-    mended(&damaged, &history, "summary and what is behind it");
 }
 
 #[test]

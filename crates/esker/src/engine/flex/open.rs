@@ -37,7 +37,7 @@ const TABLE_SHARE_OF_ALL: u64 = 64;
 const TABLE_MIN: u64 = 256 << 10;
 
 /// What leaves of the space's tree may take in any case, in bytes.
-const TREE_MIN: u64 = 16 << 20;
+const TREE_MIN: u64 = 64 << 20;
 
 /// See [`versions_skipped`].
 const VERSIONS_SKIPPED_MIN: u64 = 1 << 20;
@@ -308,7 +308,7 @@ pub(super) fn space_options(options: &Options) -> SpaceOptions {
     // Intervals have a cache of their own; this one is for neighbours in a block.
     space.cache_size_bytes = (options.flex.cache_size_bytes / 16).min(16 << 20);
     // A get that misses the other caches needs a leaf of it, and the collector meets them all.
-    space.tree_size_bytes_max = (options.flex.cache_size_bytes / 2).max(TREE_MIN);
+    space.tree_size_bytes_max = options.flex.cache_size_bytes.max(TREE_MIN);
     if let Some(testing) = &options.flex.space {
         space.testing = testing.clone();
         space.log_size_bytes_max = 3 << 10;
