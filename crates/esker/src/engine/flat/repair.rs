@@ -342,7 +342,7 @@ impl Flat {
         if chunk.usage() != Use::Log {
             return Ok(());
         }
-        let (entries, dead) = chunk.counts();
+        let (salt, (entries, dead)) = (chunk.salt(), chunk.counts());
         let victim = Victim { number, born: self.versions.meet(), needed: 0 };
         self.copy_live(&mut self.cleaner_of_log(number), victim, &mut Vec::new())?;
         // Entries that are whole, of batches that are not.
@@ -355,6 +355,10 @@ impl Flat {
         let live = u64::from(entries.saturating_sub(dead));
         report.records_moved += live.saturating_sub(left.len() as u64);
         left.into_iter().try_for_each(|met| self.rescue(&met, false, report))?;
+        // The same once the last of them has left it.
+        if chunk.usage() != Use::Log || chunk.salt() != salt {
+            return Ok(());
+        }
         self.blank(number)?;
         self.release_log(&mut self.cleaner_of_log(number), number)
     }
