@@ -105,7 +105,8 @@ impl Depot {
         }
         let over = self.repair.as_ref().map(|known| known.over(id, of.stream));
         let behind = source.walk_over(id, of, over, &mut |_| Ok(()))?;
-        Ok(behind.position > end.position || source.summary(id, of, &mut drop)?.is_some())
+        // A trailer says that it was full, also if the summary is damaged that it tells of.
+        Ok(behind.position > end.position || source.trailer(id, of)?.is_some())
     }
 
     fn is_readable(&self, record: &SummaryRecord, link: Link) -> Result<bool> {
