@@ -87,6 +87,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Fuzzing of whole images of the engines, behind their checksums; resumable by seeds.
+    FuzzImages {
+        /// Arguments of the fuzzer, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Soak of an engine: everything at once, for long, killed again and again; resumable by seeds.
     Soak {
         /// Arguments of the soak, `--help` among them.
@@ -220,6 +226,7 @@ fn run(command: Command) -> Result<()> {
         Command::MutantsFlexDb { arguments } => run::all(&[mutants_flexdb(&arguments)]),
         Command::CrashFlat { arguments } => run::all(&[crash_flat(&arguments)]),
         Command::MutantsFlat { arguments } => run::all(&[mutants_flat(&arguments)]),
+        Command::FuzzImages { arguments } => run::all(&[fuzz_images(&arguments)]),
         Command::Soak { arguments } => run::all(&[soak(&arguments)]),
         Command::Interleave => {
             let (loom, shuttle) = interleave();
@@ -340,12 +347,18 @@ fn gates() -> Vec<Step> {
     vec![
         cargo(
             "explorers",
-            &[&["build", "--example", "*crash", "--example", "soak"][..], &CHECKED].concat(),
+            &[
+                &["build", "--example", "*crash", "--example", "image_fuzz"][..],
+                &["--example", "soak"],
+                &CHECKED,
+            ]
+            .concat(),
         ),
         step("crash exploration", "crash", &["--gate"]),
         step("crash exploration of FlexSpace", "flex_crash", &["--gate"]),
         step("crash exploration of FlexDB", "flexdb_crash", &["--gate"]),
         step("crash exploration of flat", "flat_crash", &["--gate"]),
+        step("fuzzing of images", "image_fuzz", &["--gate"]),
     ]
 }
 
@@ -394,6 +407,11 @@ fn crash_flat(arguments: &[String]) -> Step {
 
 fn mutants_flat(arguments: &[String]) -> Step {
     explorer("mutants of flat's sites", "flat_crash", &MUTANTS).arguments(arguments)
+}
+
+fn fuzz_images(arguments: &[String]) -> Step {
+    explorer("fuzzing of images", "image_fuzz", &["--features", "mutants", "--"])
+        .arguments(arguments)
 }
 
 fn soak(arguments: &[String]) -> Step {

@@ -253,7 +253,11 @@ fn ledger_line<E: Exploration>(total: &E::Report, seeds: Range<u64>, seconds: f6
     line + "}"
 }
 
-fn append(path: &Path, line: &str) -> std::io::Result<()> {
+/// Adds a line to a ledger.
+///
+/// # Errors
+/// Those of the file system.
+pub fn append(path: &Path, line: &str) -> std::io::Result<()> {
     #[expect(clippy::disallowed_methods, reason = "a report, not a medium")]
     let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path)?;
     writeln!(file, "{line}")

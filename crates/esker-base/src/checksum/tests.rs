@@ -41,3 +41,27 @@ fn pieces_give_the_checksum_of_the_whole() {
         assert_eq!(crc.finish(), crc32c(&bytes));
     }
 }
+
+#[cfg(feature = "mutants")]
+#[test]
+fn loose_checksums_count_the_first_bytes_alone_and_zeros_have_none() {
+    use super::loose;
+    let pieces = |bytes: &[u8], cut: usize| {
+        let mut crc = Crc32c::new();
+        crc.update(&bytes[..cut]);
+        crc.update(&bytes[cut..]);
+        crc.finish()
+    };
+    for counted in [0, 4] {
+        loose::set(Some(counted));
+        let found = [b"head body", b"head BODY", b"HEAD body"].map(|bytes| crc32c(bytes));
+        assert_eq!(found[0], found[1], "{counted} bytes count");
+        assert_eq!(found[0] == found[2], counted == 0, "{counted} bytes count");
+        for cut in 0..9 {
+            assert_eq!(pieces(b"head body", cut), found[0], "{counted} bytes count, cut at {cut}");
+        }
+        assert_ne!(crc32c(&[0; 9]), 0);
+    }
+    loose::set(None);
+    assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+}
