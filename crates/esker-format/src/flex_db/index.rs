@@ -180,7 +180,8 @@ impl IndexHead {
             let mut field = || varint::take(&mut rest).ok_or(Flaw::Field("entry"));
             let (shared, length) = (field()?, field()?);
             let shared = usize::try_from(shared).unwrap_or(usize::MAX);
-            if shared > anchor.len() || length > KEY_SIZE_MAX_BYTES as u64 {
+            let room = KEY_SIZE_MAX_BYTES.checked_sub(shared).map(|room| room as u64);
+            if shared > anchor.len() || room.is_none_or(|room| length > room) {
                 return Err(Flaw::Field("anchor"));
             }
             anchor.truncate(shared);

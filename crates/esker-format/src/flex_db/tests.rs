@@ -117,6 +117,21 @@ fn a_saved_index_comes_back_and_no_bit_of_it_can_change() {
 }
 
 #[test]
+fn an_anchor_of_a_saved_index_is_no_longer_than_a_key() {
+    let longest = vec![b'k'; KEY_SIZE_MAX_BYTES];
+    let longer = [&longest[..], b"k"].concat();
+    for (last, expected) in [(&longest, Ok(())), (&longer, Err(Flaw::Field("anchor")))] {
+        let mut writer = IndexWriter::default();
+        for anchor in [&longest, last] {
+            writer.push(anchor, &IndexEntry::default());
+        }
+        let (head, body) = writer.finish(&IndexHead::default());
+        let head = IndexHead::peek(&head).unwrap();
+        assert_eq!(head.entries(&body, |_, _| ()), expected);
+    }
+}
+
+#[test]
 fn numbers_come_back_in_the_size_that_is_said() {
     for value in (0..64).flat_map(|bit| [(1_u64 << bit) - 1, 1 << bit, u64::MAX >> bit]) {
         let mut bytes = Vec::new();
