@@ -448,13 +448,13 @@ fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
 
 /// loom, which needs one processor, and shuttle.
 fn interleave() -> (Step, Step) {
-    let units = ["test", "--locked", "--lib", "-p"];
-    // A target folder of its own: another configuration of every dependency. It is built for longer than it runs.
+    let checked = ["test", "--profile", "checked", "--locked", "--lib", "-p"];
+    // A target folder of its own: another configuration of every dependency.
     (
-        cargo("loom", &[&units[..], &["esker-trt", "wake::"]].concat())
+        cargo("loom", &[&checked[..], &["esker-trt", "wake::"]].concat())
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
-        cargo("shuttle", &[&units[..], &["esker-index", "-p", "esker", "interleave"]].concat())
+        cargo("shuttle", &[&checked[..], &["esker-index", "-p", "esker", "interleave"]].concat())
             .env("RUSTFLAGS", "--cfg shuttle")
             .env("CARGO_TARGET_DIR", "target/shuttle"),
     )
