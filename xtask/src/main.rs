@@ -222,7 +222,10 @@ fn run(command: Command) -> Result<()> {
         Command::Fmt { check: false } => run::all([cargo("fmt", &["fmt", "--all"])]),
         Command::Fmt { check: true } => run::all([format_check()]),
         Command::Lint => run::all(lint()),
-        Command::Test { filter } => tests(filter.as_deref()),
+        Command::Test { filter } => {
+            tests(filter.as_deref())?;
+            units_in_release_mode(filter.as_deref())
+        }
         Command::Crash { arguments } => run::all([crash(&arguments)]),
         Command::Mutants { arguments } => run::all([mutants(&arguments)]),
         Command::CrashFlex { arguments } => run::all([crash_flex(&arguments)]),
@@ -311,20 +314,21 @@ fn tests(filter: Option<&str>) -> Result<()> {
     let documented = ["test", "--workspace", "--locked", "--doc"];
     run::all([cargo("examples in texts", &[&documented, filter.as_slice()].concat())])?;
 
-    let units = [&["--lib"][..], &OPTIMIZED].concat();
-    let units = programs::build("unit tests in release mode", &units)?;
     let stores = [&["--test", "it"][..], &CHECKED].concat();
     let stores = programs::build("tests of stores in release mode", &stores)?;
     let stores =
         |names: &[&str]| stores.iter().map(|it| it.run(names.to_vec())).collect::<Vec<_>>();
-    let units = units.iter().map(|it| it.run(filter)).collect::<Vec<_>>();
     match filter {
-        Some(name) => run::beside(units, stores(&[name])),
-        None => {
-            let others = stores(&STORES_OPTIMIZED).into_iter().chain(units).collect();
-            run::beside(stores(&LONG), others)
-        }
+        Some(name) => run::all(stores(&[name])),
+        None => run::beside(stores(&LONG), stores(&STORES_OPTIMIZED)),
     }
+}
+
+/// Not part of the check, which has no time for another build of so much: there shuttle and the explorations run what these test.
+fn units_in_release_mode(filter: Option<&str>) -> Result<()> {
+    let units = [&["--lib"][..], &OPTIMIZED].concat();
+    let units = programs::build("unit tests in release mode", &units)?;
+    run::all(units.iter().map(|it| it.run(filter)))
 }
 
 fn is_of_stores(program: &&Program) -> bool {
