@@ -76,7 +76,7 @@ impl ErrorKind {
             ErrorKind::NoSpace => "no space left in the store",
             ErrorKind::Corrupted => "data on media are corrupted",
             ErrorKind::Io => "input/output error",
-            ErrorKind::ReadOnly => "store is read-only after a failure",
+            ErrorKind::ReadOnly => "store is read-only",
             ErrorKind::DurabilityUnknown => "outcome unknown: a write or flush failed",
             ErrorKind::Locked => "store is open already, here or in another process",
             ErrorKind::UnsupportedFormat => "unsupported format version",

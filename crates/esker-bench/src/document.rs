@@ -174,6 +174,11 @@ pub struct Setting {
     pub system: String,
 }
 
+/// A share in percent, so exact that another setting is told from it, and no further: a share that was computed is not.
+fn percent(share: f64) -> f64 {
+    (share * 1e8).round() / 1e6
+}
+
 impl Row {
     /// Notes percentiles and curve of latencies in nanoseconds.
     pub fn note_latencies(&mut self, latencies: &Histogram<u64>) {
@@ -194,17 +199,17 @@ impl Row {
     pub fn setting(&self) -> Setting {
         let mut point = format!("{}x{}", self.threads, self.depth);
         if let Some(utilization) = self.utilization {
-            point += &format!(" full {:.0} %", utilization * 100.0);
+            point += &format!(" full {} %", percent(utilization));
         }
         if let Some(rate) = self.rate {
-            point += &format!(" rate {rate:.0}");
+            point += &format!(" rate {rate}");
         }
         point += &format!(
-            " {}+{} B, {} records, {:.0} % writes",
+            " {}+{} B, {} records, {} % writes",
             self.key_size,
             self.value_size,
             self.records,
-            self.write_share * 100.0
+            percent(self.write_share)
         );
         Setting {
             workload: self.workload.clone(),
@@ -328,6 +333,22 @@ mod tests {
             options: serde_json::json!({"records": 3}),
             rows,
         }
+    }
+
+    #[test]
+    fn settings_that_differ_by_little_are_no_repetitions_of_each_other() {
+        let rows = |change: fn(&mut Row, f64), values: [f64; 2]| {
+            let row = |value| {
+                let mut row = Row::default();
+                change(&mut row, value);
+                row
+            };
+            document(values.map(row).to_vec()).groups().len()
+        };
+        assert_eq!(rows(|row, share| row.write_share = share, [0.0, 0.004]), 2);
+        assert_eq!(rows(|row, share| row.write_share = share, [0.3, 0.1 + 0.2]), 1);
+        assert_eq!(rows(|row, full| row.utilization = Some(full), [0.946, 0.95]), 2);
+        assert_eq!(rows(|row, rate| row.rate = Some(rate), [0.6, 1.0]), 2);
     }
 
     #[test]

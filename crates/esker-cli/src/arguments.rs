@@ -158,13 +158,16 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Verify everything on media; exit code 1 if something is wrong. No server may have the store open
+    /// Verify everything on media, and change nothing; exit code 1 if something is wrong. No server may have the store open
     Check {
         #[command(flatten)]
         data: Data,
         /// First move what can be read away from damage, and forget what cannot
         #[arg(long)]
         repair: bool,
+        /// Only say what a repair would do; then verify the store as it is
+        #[arg(long, requires = "repair")]
+        dry_run: bool,
     },
     /// Move live records together, so that as much space as possible is free. No server may have the store open: one that runs
     /// cleans by itself
@@ -175,18 +178,19 @@ pub(crate) enum Command {
         #[arg(long)]
         trim: bool,
     },
-    /// Copy the store to the folder DIR, while no server has it open; or have each --server copy its own while it serves, to the folder
-    /// that it has for that (serve --backups). What an earlier backup there has is not copied again
+    /// Copy the store to the folder DIR or the file FILE.tar, while no server has it open; or have each --server copy its own while it
+    /// serves, to the folder that it has for that (serve --backups). What an earlier backup in a folder has is not copied again; a file
+    /// has all of it
     Backup {
         #[command(flatten)]
         data: Data,
         #[command(flatten)]
         servers: Servers,
-        /// Folder for the copy; none with --server
-        #[arg(value_name = "DIR")]
+        /// Folder, or file whose name ends in .tar, for the copy; none with --server
+        #[arg(value_name = "TARGET")]
         target: Option<PathBuf>,
     },
-    /// Make a store from the backup in the folder DIR, where there is none
+    /// Make a store from the backup in the folder or file SOURCE, where there is none
     Restore {
         #[command(flatten)]
         data: Data,
@@ -195,7 +199,7 @@ pub(crate) enum Command {
         size: Option<String>,
         #[command(flatten)]
         memory: Memory,
-        #[arg(value_name = "DIR")]
+        #[arg(value_name = "SOURCE")]
         source: PathBuf,
     },
     /// Write all items to FILE, or standard output, as JSON lines

@@ -1,4 +1,4 @@
-//! `esker backup` and `esker restore`: a store as a folder of files, and back; `remote` has the backups of servers.
+//! `esker backup` and `esker restore`: a store as a folder of files, or a tar of them, and back; `remote` has the backups of servers.
 //!
 //! Both say what they did in one line on standard error. Format: `docs/format/backup.md`.
 
@@ -21,7 +21,7 @@ pub(crate) fn backup(
         (Some(target), true) => target,
         (None, false) => return remote::backup(servers),
         (None, true) => {
-            let words = "backup needs the folder DIR for the copy, or --server URL of a server that has one";
+            let words = "backup needs the folder DIR or FILE.tar for the copy, or --server URL of a server that has one";
             return Err(Failure::usage(words));
         }
         (Some(_), false) => {
@@ -32,7 +32,12 @@ pub(crate) fn backup(
     };
     let store = open(data)?;
     let bar = progress("copying segments", 0);
-    let report = store.backup_with(target, &shown_on(&bar));
+    // A name that says so, or a file that is there.
+    let is_file = target.is_file() || target.extension().is_some_and(|end| end == "tar");
+    let report = match is_file && !target.is_dir() {
+        true => store.backup_file_with(target, &shown_on(&bar)),
+        false => store.backup_with(target, &shown_on(&bar)),
+    };
     bar.finish_and_clear();
     let report = report?;
     say(&report.to_string());

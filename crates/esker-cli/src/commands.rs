@@ -5,7 +5,7 @@ use crate::failure::{Done, Failure};
 use crate::output::{output_failed, tell};
 use crate::progress::progress;
 use crate::remote;
-use crate::store::{open, open_or_make, options_at, options_of};
+use crate::store::{open, open_or_make, open_to_read, options_at, options_of};
 use esker::{EngineKind, ErrorKind};
 use esker_base::units::format_size_bytes;
 use std::ffi::{OsStr, OsString};
@@ -20,7 +20,7 @@ pub(crate) fn get(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done, F
     if !servers.urls.is_empty() {
         return remote::get(servers, key.as_bytes());
     }
-    let store = open(data)?;
+    let store = open_to_read(data)?;
     let value = store.get(key.as_bytes())?;
     let written = value.map(|value| {
         let mut output = std::io::stdout().lock();
@@ -77,11 +77,11 @@ pub(crate) fn delete(data: &Data, servers: &Servers, key: &OsStr) -> Result<Done
 }
 
 /// `esker check`.
-pub(crate) fn check(data: &Data, repair: bool) -> Result<Done, Failure> {
+pub(crate) fn check(data: &Data, repair: bool, dry_run: bool) -> Result<Done, Failure> {
     if repair {
-        mend(data)?;
+        mend(data, dry_run)?;
     }
-    let store = open(data)?;
+    let store = open_to_read(data)?;
     let bar = progress("checking", store.stats().items);
     let report = store.check();
     bar.finish_and_clear();
@@ -101,8 +101,12 @@ pub(crate) fn check(data: &Data, repair: bool) -> Result<Done, Failure> {
     Ok(if report.is_sound() { Done::Yes } else { Done::No })
 }
 
-fn mend(data: &Data) -> Result<(), Failure> {
+fn mend(data: &Data, dry_run: bool) -> Result<(), Failure> {
     let mut options = options_at(&data.paths);
+    options.read_only = dry_run;
+    if dry_run {
+        tell("a repair would do this, and nothing is changed:")?;
+    }
     let report = match esker::repair(&options) {
         // As for a command that opens a store that is there.
         Err(error) if error.kind() == ErrorKind::Unsupported => {

@@ -23,16 +23,16 @@ use crate::arguments::{Data, New};
 use crate::failure::{Done, Failure};
 use crate::progress::progress;
 use crate::service::say;
-use crate::store::{open, open_or_make, options_of};
+use crate::store::{open_or_make, open_to_read, options_of};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use esker::{Attributes, Condition, Durability, ErrorKind, PutOptions};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, BufWriter, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The format in short, for `--help`.
@@ -147,15 +147,18 @@ impl Target {
             (_, None) => None,
             (_, Some(name)) => {
                 let until = path.with_file_name(format!(".{}.esker", name.display()));
-                // Of a dump that was killed.
-                let _ = std::fs::remove_file(&until);
-                options.create_new(true);
+                // That of a dump which was killed is written over.
+                options.create(true);
                 Some((until, path.clone()))
             }
         };
         let at = names.as_ref().map_or(&path, |(until, _)| until);
+        let failed = |source: std::io::Error| Failure::io(at.display(), &source);
         #[expect(clippy::disallowed_methods, reason = "a dump is the program's own file")]
-        let file = options.open(at).map_err(|source| Failure::io(at.display(), &source))?;
+        let file = options.open(at).map_err(failed)?;
+        if names.is_some() {
+            own(&file, at).map_err(failed)?;
+        }
         Ok(Target { file, names })
     }
 
@@ -169,6 +172,21 @@ impl Target {
         self.names = None;
         Ok(())
     }
+}
+
+/// Takes the file of this name for one dump, and empties it.
+fn own(file: &File, path: &Path) -> std::io::Result<()> {
+    let busy = || std::io::Error::other("another dump writes to this file");
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Err(Errno::WOULDBLOCK) => return Err(busy()),
+        locked => locked?,
+    }
+    // The other one may have been done just before, and given the file its name.
+    let (here, there) = (file.metadata()?, std::fs::symlink_metadata(path)?);
+    if (here.dev(), here.ino()) != (there.dev(), there.ino()) {
+        return Err(busy());
+    }
+    file.set_len(0)
 }
 
 /// Makes the name of a file durable, where the folder can be opened for that: who may write there need not be one who may
@@ -194,7 +212,7 @@ impl Drop for Target {
 
 /// `esker dump`.
 pub(crate) fn dump(data: &Data, skip_damaged: bool, file: Option<&Path>) -> Result<Done, Failure> {
-    let store = open(data)?;
+    let store = open_to_read(data)?;
     let name = file.map_or_else(|| "standard output".into(), |path| path.display().to_string());
     let failed = |source: std::io::Error| Failure::io(&name, &source);
     let target = file.map(Target::create).transpose()?;
@@ -378,6 +396,29 @@ mod tests {
             let item: Item = serde_json::from_str(&line).expect("JSON");
             assert_eq!(item.parts(), Ok((key.to_vec(), value.to_vec(), attributes)));
         }
+    }
+
+    #[test]
+    fn a_file_is_written_by_one_dump_at_a_time() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("items");
+        std::fs::write(&path, b"earlier").expect("a file");
+        let mut first = Target::create(&path).map_err(|_| "first").expect("a target");
+        first.file.write_all(b"first").expect("written");
+        assert!(Target::create(&path).is_err(), "the first one is not done");
+        first.finish().expect("done");
+        assert_eq!(std::fs::read(&path).expect("a file"), b"first");
+        let mut killed = Target::create(&path).map_err(|_| "next").expect("a target");
+        killed.file.write_all(b"some more that was never done").expect("written");
+        // A kill leaves the file, and no lock.
+        let (until, _) = killed.names.take().expect("names");
+        drop(killed);
+        assert!(until.exists());
+        let mut next = Target::create(&path).map_err(|_| "next").expect("a target");
+        next.file.write_all(b"next").expect("written");
+        next.finish().expect("done");
+        assert_eq!(std::fs::read(&path).expect("a file"), b"next");
+        assert!(!until.exists());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use crate::arguments::{Data, Servers};
 use crate::failure::{Done, Failure};
 use crate::output::output_failed;
-use crate::store::open;
+use crate::store::open_to_read;
 use esker_base::units::format_size_bytes;
 use serde::Serialize;
 use std::io::Write;
@@ -28,7 +28,7 @@ pub(crate) fn stat(data: &Data, servers: &Servers, json: bool) -> Result<Done, F
     if !servers.urls.is_empty() {
         return crate::remote::stat(servers, json);
     }
-    let store = open(data)?;
+    let store = open_to_read(data)?;
     let stats = store.stats();
     let figures = Figures {
         items: stats.items,

@@ -60,7 +60,7 @@ fn run(command: Command) -> Result<Done, Failure> {
         Command::Delete { data, servers, key } => commands::delete(&data, &servers, &key),
         Command::Scan { data, shown } => scan::scan(&data, &shown),
         Command::Stat { data, servers, json } => figures::stat(&data, &servers, json),
-        Command::Check { data, repair } => commands::check(&data, repair),
+        Command::Check { data, repair, dry_run } => commands::check(&data, repair, dry_run),
         Command::Compact { data, trim } => commands::compact(&data, trim),
         Command::Backup { data, servers, target } => {
             backup::backup(&data, &servers, target.as_deref())

@@ -85,13 +85,17 @@ pub(crate) fn backup(servers: &Servers) -> Result<Done, Failure> {
             }
             Err(error) => not_backed_up(&member.name, error),
         };
-        match &failed {
-            // The first one is said last, and is the command's.
-            None => failed = Some(failure),
-            Some(_) => say(&failure.to_string()),
-        }
+        note(&mut failed, failure);
     }
     failed.map_or(Ok(Done::Yes), Err)
+}
+
+/// Of the failures of several servers the first one is said last, and is the command's; the others are said at once.
+fn note(first: &mut Option<Failure>, failure: Failure) {
+    match first {
+        None => *first = Some(failure),
+        Some(_) => say(&failure.to_string()),
+    }
 }
 
 /// Why there is no backup of a server.
@@ -128,8 +132,16 @@ pub(crate) fn stat(servers: &Servers, json: bool) -> Result<Done, Failure> {
     let cluster = cluster(servers)?;
     let mut output = std::io::stdout().lock();
     let mut say = |line: String| writeln!(output, "{line}").map_err(output_failed);
+    let mut failed: Option<Failure> = None;
     for (member, client) in cluster.members() {
-        let stats = client.stats()?;
+        let stats = match client.stats() {
+            Ok(stats) => stats,
+            Err(error) => {
+                // Who is there is told of all the same.
+                note(&mut failed, Failure::from(error).at(&member.name));
+                continue;
+            }
+        };
         if json {
             let mut object = serde_json::Map::new();
             object.insert("server".into(), member.name.clone().into());
@@ -146,5 +158,5 @@ pub(crate) fn stat(servers: &Servers, json: bool) -> Result<Done, Failure> {
             }
         }
     }
-    Ok(Done::Yes)
+    failed.map_or(Ok(Done::Yes), Err)
 }

@@ -3,7 +3,7 @@
 use crate::arguments::{Data, Shown};
 use crate::failure::{Done, Failure};
 use crate::output::output_failed;
-use crate::store::open;
+use crate::store::open_to_read;
 use esker::{Direction, Store, behind_prefix};
 use std::ffi::OsStr;
 use std::io::Write;
@@ -15,7 +15,7 @@ const AT_ONCE: usize = 1024;
 
 /// `esker scan`.
 pub(crate) fn scan(data: &Data, shown: &Shown) -> Result<Done, Failure> {
-    let store = open(data)?;
+    let store = open_to_read(data)?;
     let needs_order = shown.from.is_some() || shown.to.is_some() || shown.reverse;
     if needs_order && !store.is_ordered() {
         let words = format!("engine {} keeps no order: no --from, --to, --reverse", store.engine());

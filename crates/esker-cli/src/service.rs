@@ -123,7 +123,7 @@ impl Service {
         said: impl FnOnce() -> Result<(), Failure>,
     ) -> Result<Done, Failure> {
         start_log(self.log);
-        let mut signals = catch_signals()?;
+        let mut signals = catch_hangups()?;
         raise_descriptors(u64::from(self.server.limits.connections_max))?;
         self.raise_descriptors_further();
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
@@ -135,6 +135,7 @@ impl Service {
             self.server.check_addresses()?;
         }
         let store = open_served(&mut self.store)?;
+        catch_ends(&signals)?;
         let runtime = Runtime::start(esker_trt::Config {
             cores: self.cores,
             spin: self.spin,
@@ -242,19 +243,29 @@ fn start_log(level: &str) {
         .try_init();
 }
 
-/// From here on the first signal is told by the iterator, and the second ends the process.
-fn catch_signals() -> Result<Signals, Failure> {
-    let failed = |source: std::io::Error| Failure::io("catch signals", &source);
+fn uncaught(source: std::io::Error) -> Failure {
+    Failure::io("catch signals", &source)
+}
+
+/// From here on a hangup is told by the iterator. Signals that end the process still do so at once: while the store is opened there
+/// is nothing to finish, and nothing to lose.
+fn catch_hangups() -> Result<Signals, Failure> {
+    Signals::new([SIGHUP]).map_err(uncaught)
+}
+
+/// From here on the first signal that ends the process is told by the iterator, and the second ends it.
+fn catch_ends(signals: &Signals) -> Result<(), Failure> {
     let again = Arc::new(AtomicBool::new(false));
     // The last one is memcached's wish for an end that loses nothing.
     let ending = [SIGTERM, SIGINT, SIGUSR1];
     for signal in &ending {
         // In this order: the first signal finds the flag down, and raises it.
         signal_hook::flag::register_conditional_shutdown(*signal, 128 + signal, again.clone())
-            .map_err(failed)?;
-        signal_hook::flag::register(*signal, again.clone()).map_err(failed)?;
+            .map_err(uncaught)?;
+        signal_hook::flag::register(*signal, again.clone()).map_err(uncaught)?;
+        signals.add_signal(*signal).map_err(uncaught)?;
     }
-    Signals::new(ending.iter().chain(&[SIGHUP])).map_err(failed)
+    Ok(())
 }
 
 impl Service {

@@ -64,6 +64,13 @@ pub(crate) fn open(data: &Data) -> Result<Store, Failure> {
     open_as_made(options)
 }
 
+/// Opens the store that is there to read it: nothing of it is changed, and others may read it, too.
+pub(crate) fn open_to_read(data: &Data) -> Result<Store, Failure> {
+    let mut options = options_at(&data.paths);
+    options.read_only = true;
+    Ok(open_with(&mut options)?)
+}
+
 /// Options of a store that is created if there is none.
 pub(crate) fn new_options(data: &Data, memory: &Memory) -> Options {
     let mut options = options_at(&data.paths);

@@ -1,8 +1,8 @@
 //! Archives: folders of files that are written once and read whole, for backups.
 //!
 //! What a backup needs of a medium, so that it can be tested on one that fails and crashes:
-//! [`FolderArchive`] is a folder of the file system, [`SimArchive`](crate::sim::SimArchive) its
-//! simulated twin.
+//! [`FolderArchive`] is a folder of the file system, [`TarArchive`] one file of it, [`SimArchive`](crate::sim::SimArchive) the
+//! simulated twin of the first.
 //!
 //! # Invariants
 //! - A1: a file's bytes are durable once [`ArchiveWriter::finish`] returned, its name once a later
@@ -17,6 +17,8 @@
 //! A crash leaves, of what was not durable, any part: a file may be missing, empty or cut short, a
 //! new name may be there or the old one.
 
+mod tar;
+
 use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_trt::io::{self, WriteMode};
@@ -26,6 +28,8 @@ use std::fmt::Debug;
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+
+pub use tar::TarArchive;
 
 /// A folder of files. See the module's text.
 pub trait Archive: Send + Sync + Debug {

@@ -10,13 +10,15 @@ pub mod buffer;
 pub mod file;
 pub mod folder;
 mod locked;
+pub mod overlay;
 pub mod pmem;
 pub mod sim;
 pub mod striped;
 
-pub use archive::{Archive, ArchiveWriter, FolderArchive};
+pub use archive::{Archive, ArchiveWriter, FolderArchive, TarArchive};
 pub use block::{BlockDevice, BlockGeometry, Counters, is_zero};
 pub use buffer::{BufferPool, IoBuf};
 pub use file::{Direct, FileDevice, OpenOptions};
+pub use overlay::OverlayDevice;
 pub use pmem::{Pmem, PmemCounters, PmemFile, PmemOptions};
 pub use striped::{NewSet, StripedDevice};

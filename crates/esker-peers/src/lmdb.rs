@@ -50,11 +50,16 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
     let map_size = map_size.next_multiple_of(1 << 20);
     let mut open = EnvOpenOptions::new();
     open.map_size(usize::try_from(map_size)?).max_readers(READERS_MAX);
-    let lazy = options.durability != Durability::Sync;
-    if lazy {
-        // SAFETY: a crash may damage the file, and it is not opened after one (S2).
-        unsafe { open.flags(EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC) };
+    let mut flags = EnvFlags::empty();
+    if options.durability != Durability::Sync {
+        flags |= EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC;
     }
+    if options.direct {
+        // Memory is little beside the data then, and what is read ahead would take the place of what is needed.
+        flags |= EnvFlags::NO_READ_AHEAD;
+    }
+    // SAFETY: a crash may damage the file, and it is not opened after one (S2).
+    unsafe { open.flags(flags) };
     // SAFETY: the files are this process's alone (S1).
     let env = unsafe { open.open(&options.folder) }?;
     let database = env
@@ -75,6 +80,10 @@ fn open(options: &OpenOptions) -> Outcome<Box<dyn System>> {
         ("durability", words.to_owned()),
         ("cache", "the kernel's page cache: the cache bytes do not bound it".to_owned()),
         ("map size", format!("{map_size} bytes")),
+        (
+            "read ahead",
+            if options.direct { "no: MDB_NORDAHEAD" } else { "the kernel's" }.to_owned(),
+        ),
         ("transactions", "one for each operation".to_owned()),
     ]);
     Ok(Box::new(Lmdb { env, database, ticker, options }))

@@ -170,20 +170,20 @@ impl Share {
     }
 }
 
-/// Memory for a data block that arrives: taken from the budget, and counted among all blocks that do.
+/// Memory of one kind, such as data blocks that arrive: taken from the budget, and counted among all of that kind.
 #[derive(Debug)]
-pub(crate) struct BodyShare {
+pub(crate) struct KindShare {
     share: Share,
     counted: Share,
 }
 
-impl BodyShare {
-    /// For the first byte of a block, of `budget` and among `bodies`.
-    pub(crate) fn new(budget: &Budget, bodies: &Budget) -> BodyShare {
-        BodyShare { share: budget.nothing(), counted: bodies.nothing() }
+impl KindShare {
+    /// Of nothing, of `budget` and among those of `kind`.
+    pub(crate) fn new(budget: &Budget, kind: &Budget) -> KindShare {
+        KindShare { share: budget.nothing(), counted: kind.nothing() }
     }
 
-    /// Takes `more` bytes if there are so many for blocks; says whether.
+    /// Takes `more` bytes if there are so many for the kind; says whether.
     pub(crate) fn try_grow(&mut self, more: u64) -> bool {
         let counted = self.counted.bytes();
         if !self.counted.try_grow(more) {
@@ -196,7 +196,7 @@ impl BodyShare {
         grown
     }
 
-    /// The memory, and what counts it among blocks: that is to live as long.
+    /// The memory, and what counts it: that is to live as long.
     pub(crate) fn into_parts(self) -> (Share, Share) {
         (self.share, self.counted)
     }
@@ -264,8 +264,8 @@ mod tests {
     #[test]
     fn blocks_that_arrive_take_no_more_than_is_theirs() {
         let (budget, bodies) = (Budget::new(100), Budget::new(50));
-        let mut one = BodyShare::new(&budget, &bodies);
-        let mut other = BodyShare::new(&budget, &bodies);
+        let mut one = KindShare::new(&budget, &bodies);
+        let mut other = KindShare::new(&budget, &bodies);
         assert!(one.try_grow(30) && other.try_grow(20) && !other.try_grow(1));
         let values = budget.try_take(50).expect("free");
         assert!(budget.is_short() && bodies.is_short());

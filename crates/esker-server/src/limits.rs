@@ -92,6 +92,12 @@ impl Limits {
         self.memory_max_bytes / 2
     }
 
+    /// Memory of all clients in shared memory, in bytes: at most a quarter of the budget, however many are there and ask for
+    /// nothing.
+    pub(crate) fn rings_max_bytes(&self) -> u64 {
+        self.memory_max_bytes / 4
+    }
+
     /// Memory that a connection takes as long as it lasts, in bytes.
     pub fn connection_bytes(encrypted: bool) -> u64 {
         RECEIVE_BYTES_MIN as u64 + if encrypted { tls::CONNECTION_BYTES } else { 0 }

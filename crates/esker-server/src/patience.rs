@@ -13,15 +13,19 @@ const PATIENCE_SLICE: Duration = Duration::from_millis(200);
 /// What `request_timeout` shrinks to once the server stops.
 const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// What is left of the time for a request, from `since`.
-pub(crate) fn remaining(shared: &Shared, since: Duration) -> IoResult<Duration> {
-    let passed = shared.clock.monotonic().saturating_sub(since);
+/// What is left of the time for a request with this progress.
+pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Duration> {
+    let passed = shared.clock.monotonic().saturating_sub(progress.since);
+    let idle = progress.idle_limit(shared);
+    if idle.is_some_and(|idle| passed >= idle) {
+        return Err(IoErrorKind::TimedOut.into());
+    }
     let mut limit = shared.limits.wait_timeout();
     let stops = shared.is_stopping();
     if stops {
         limit = limit.min(STOP_TIMEOUT);
     }
-    let left = limit.saturating_sub(passed);
+    let left = limit.min(idle.unwrap_or(limit)).saturating_sub(passed);
     if !left.is_zero() {
         return Ok(left);
     }
@@ -38,12 +42,19 @@ pub(crate) struct Progress {
     bytes: usize,
     /// A reply is sent to its end, if it is taken; what is not whole yet is given up when the server stops.
     sends: bool,
+    /// A line: who never ends one is as idle as who never begins one.
+    is_line: bool,
 }
 
 impl Progress {
     /// Of a request that arrives, from now.
     pub(crate) fn receiving(shared: &Shared) -> Progress {
-        Progress { since: shared.clock.monotonic(), bytes: 0, sends: false }
+        Progress { since: shared.clock.monotonic(), bytes: 0, sends: false, is_line: false }
+    }
+
+    /// Of the line of a request that arrives, from now.
+    pub(crate) fn receiving_line(shared: &Shared) -> Progress {
+        Progress { is_line: true, ..Progress::receiving(shared) }
     }
 
     /// Of replies that are sent, from now.
@@ -51,8 +62,17 @@ impl Progress {
         Progress { sends: true, ..Progress::receiving(shared) }
     }
 
-    pub(crate) fn since(&self) -> Duration {
-        self.since
+    /// A line takes no longer than a connection may be idle, where there is no other limit (as in memcached).
+    fn idle_limit(&self, shared: &Shared) -> Option<Duration> {
+        let idle = shared.limits.idle_timeout;
+        let limits = self.is_line && shared.limits.request_timeout.is_zero() && !idle.is_zero();
+        limits.then_some(idle)
+    }
+
+    /// Whether it took longer than that.
+    pub(crate) fn is_idle(&self, shared: &Shared) -> bool {
+        let passed = shared.clock.monotonic().saturating_sub(self.since);
+        self.idle_limit(shared).is_some_and(|idle| passed >= idle)
     }
 
     /// `bytes` more were moved.
@@ -66,14 +86,14 @@ impl Progress {
 }
 
 /// Runs `call`, which waits at most as long as it is told, until it succeeds or the time for a
-/// request, from `since`, is over; a stop of the server shortens it under way.
+/// request with this progress is over; a stop of the server shortens it under way.
 pub(crate) fn patiently<T>(
     shared: &Shared,
-    since: Duration,
+    progress: &Progress,
     mut call: impl FnMut(Duration) -> IoResult<T>,
 ) -> IoResult<T> {
     loop {
-        let left = remaining(shared, since)?;
+        let left = remaining(shared, progress)?;
         match call(left.min(PATIENCE_SLICE)) {
             Err(error) if error.kind() == IoErrorKind::TimedOut => {}
             result => return result,

@@ -6,7 +6,7 @@
 use crate::access::Access;
 use crate::auth::Credentials;
 use crate::backups::Backups;
-use crate::budget::{BodyShare, Budget};
+use crate::budget::{Budget, KindShare};
 use crate::counters::{Counter, Counters};
 use crate::execute::Ground;
 use crate::expiry::expires_at;
@@ -42,6 +42,8 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     /// What data blocks that are arriving take of the budget, out of what they may take.
     pub(crate) bodies: Budget,
+    /// What clients in shared memory take of the budget, out of what they may take.
+    pub(crate) rings: Budget,
     pub(crate) counters: Counters,
     /// Evictions up to the last `stats reset`.
     pub(crate) evictions_forgotten: AtomicU64,
@@ -94,6 +96,7 @@ impl Shared {
             store,
             budget: Budget::new(limits.memory_max_bytes),
             bodies: Budget::new(limits.bodies_max_bytes()),
+            rings: Budget::new(limits.rings_max_bytes()),
             counters: Counters::new(cores),
             evictions_forgotten: AtomicU64::new(0),
             cores,
@@ -140,8 +143,8 @@ impl Shared {
     }
 
     /// Memory for a data block that arrives.
-    pub(crate) fn body_share(&self) -> BodyShare {
-        BodyShare::new(&self.budget, &self.bodies)
+    pub(crate) fn body_share(&self) -> KindShare {
+        KindShare::new(&self.budget, &self.bodies)
     }
 
     /// Whether clients that are slow hold what others may need.

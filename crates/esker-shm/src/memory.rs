@@ -3,7 +3,8 @@
 //! # Safety invariants
 //! - M1: `base..base + words * 8` is mapped readable and writable until `Drop`; the words that are handed
 //!   out borrow the `Memory`.
-//! - M2: the file is at least as long as the mapping and sealed against shrinking, so that no access faults.
+//! - M2: the file is at least as long as the mapping and sealed against shrinking, so that no access faults. It is no file of huge
+//!   pages, which can be taken out of a sealed file, and not be there when they are wanted again.
 //! - M3: a mapping begins at a page, so every word is aligned; nobody accesses it but as `AtomicU64`, so what
 //!   another process does to it at the same time is a race of atomics.
 #![expect(unsafe_code, reason = "maps memory that another process maps, too")]
@@ -15,6 +16,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::AtomicU64;
+
+/// What the kernel calls a file of its ordinary memory (`TMPFS_MAGIC`).
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 
 const WORD: usize = size_of::<AtomicU64>();
 
@@ -46,15 +50,18 @@ impl Memory {
     /// The memory in `file`, which the other side made.
     ///
     /// # Errors
-    /// `InvalidArgument` if it is not sealed or too short.
+    /// `InvalidArgument` if it is not sealed, too short, or of huge pages: those can be taken away all the same.
     pub(crate) fn open(file: BorrowedFd<'_>, words: usize) -> Result<Memory> {
         let wrong = |words: &str| Error::invalid("open shared memory", words);
         let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| wrong("it cannot be sealed"))?;
         if !seals.contains(SealFlags::SHRINK) {
             return Err(wrong("it may shrink"));
         }
-        let stat = rustix::fs::fstat(file)
-            .map_err(|errno| Error::io("open shared memory", errno.into()))?;
+        let failed = |errno: rustix::io::Errno| Error::io("open shared memory", errno.into());
+        if rustix::fs::fstatfs(file).map_err(failed)?.f_type != TMPFS {
+            return Err(wrong("it is no ordinary memory"));
+        }
+        let stat = rustix::fs::fstat(file).map_err(failed)?;
         if u64::try_from(stat.st_size).unwrap_or(0) < (words * WORD) as u64 {
             return Err(wrong("it is shorter than was said"));
         }

@@ -140,3 +140,20 @@ fn refusals_and_nonsense_are_no_memory() {
         );
     }
 }
+
+/// Pages of such a file can be taken out of it, sealed as it is.
+#[test]
+fn memory_of_huge_pages_is_refused() {
+    use rustix::fs::{MemfdFlags, SealFlags};
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    for (more, kind) in [(MemfdFlags::empty(), None), (MemfdFlags::HUGETLB, Some("ordinary"))] {
+        let file = rustix::fs::memfd_create("esker-test", flags | more).unwrap();
+        rustix::fs::ftruncate(&file, 2 << 20).unwrap();
+        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+        let opened = Memory::open(file.as_fd(), 64).map_err(|error| error.to_string());
+        match kind {
+            None => drop(opened.unwrap()),
+            Some(words) => assert!(opened.is_err_and(|said| said.contains(words))),
+        }
+    }
+}

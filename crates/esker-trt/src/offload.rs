@@ -65,21 +65,21 @@ impl HelperPool {
 
     fn post(self: &Arc<Self>, job: Job) {
         let mut queue = self.queue.lock();
-        queue.jobs.push_back(job);
-        if queue.idle >= queue.jobs.len() || queue.threads >= self.threads_max {
+        // Under the lock: what is in the queue waits for somebody who is there.
+        let is_short = queue.idle <= queue.jobs.len() && queue.threads < self.threads_max;
+        if is_short && self.start_helper() {
+            queue.threads += 1;
+        }
+        if queue.threads > 0 {
+            queue.jobs.push_back(job);
             drop(queue);
             self.posted.notify_one();
             return;
         }
-        queue.threads += 1;
         drop(queue);
-        if !self.start_helper() {
-            self.queue.lock().threads -= 1;
-            // With no helper at all the poster has to do the work itself, late but surely.
-            while let Some(job) = self.left_over() {
-                job.run();
-            }
-        }
+        // With no helper at all a task does the work itself, its own and no other's: what a call waits for is told to the
+        // task in which it runs.
+        job.run();
     }
 
     fn start_helper(self: &Arc<Self>) -> bool {
@@ -90,12 +90,6 @@ impl HelperPool {
         let pool = Arc::clone(self);
         let thread = std::thread::Builder::new().name("esker-helper".to_owned());
         thread.spawn(move || pool.run()).is_ok()
-    }
-
-    /// What nobody else would do: there is no helper.
-    fn left_over(&self) -> Option<Job> {
-        let mut queue = self.queue.lock();
-        if queue.threads == 0 { queue.jobs.pop_front() } else { None }
     }
 
     fn run(&self) {

@@ -24,7 +24,7 @@ use esker_base::ids::CoreId;
 use esker_base::{Error, ErrorKind, Result};
 use parking_lot::{Condvar, Mutex as Lock};
 use rustix::event::{EventfdFlags, eventfd};
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::thread::{CpuSet, sched_setaffinity};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -65,7 +65,7 @@ impl Runtime {
     /// `Unsupported` when none works, with the reason of each; `InvalidArgument` for a
     /// configuration that asks for no facility, or for more than 65,535 cores.
     pub fn start(config: Config) -> Result<Runtime> {
-        let processors = processors()?;
+        let processors = crate::topology::processors()?;
         let cores = if config.cores == 0 { processors.len().max(1) } else { config.cores };
         if config.facilities.is_empty() {
             return Err(Error::invalid("start run-time", "no facility is allowed"));
@@ -235,13 +235,6 @@ fn refusals(refused: &[(Facility, String)]) -> String {
     let words: Vec<String> =
         refused.iter().map(|(facility, reason)| format!("{facility} ({reason})")).collect();
     words.join(", ")
-}
-
-/// The processors that this process may use.
-fn processors() -> Result<Vec<usize>> {
-    let set = sched_getaffinity(None)
-        .map_err(|source| Error::io("read processor affinity", source.into()))?;
-    Ok((0..CpuSet::MAX_CPU).filter(|processor| set.is_set(*processor)).collect())
 }
 
 type Started = (Vec<CoreHandle>, Arc<HelperPool>, Arc<Ended>);

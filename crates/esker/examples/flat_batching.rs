@@ -245,7 +245,7 @@ fn measure(arguments: &Arguments, kind: Kind, model: Batching, clients: usize) -
     let cores = arguments.cores;
     let _ = std::fs::remove_file(&arguments.path);
     let size = Some(LOG_BYTES * cores as u64);
-    let options = PmemOptions { create_size_bytes: size, emulate: true };
+    let options = PmemOptions { create_size_bytes: size, emulate: true, ..PmemOptions::default() };
     let logs = PmemLogs {
         pmem: PmemFile::open(&arguments.path, options).unwrap(),
         tails: (0..cores).map(|_| Mutex::default()).collect(),

@@ -1,6 +1,7 @@
 //! Backups of a store, and stores from backups.
 //!
-//! [`Store::backup`](crate::Store::backup) copies an open store to a folder while everything goes on;
+//! [`Store::backup`](crate::Store::backup) copies an open store to a folder while everything goes on,
+//! [`Store::backup_file`](crate::Store::backup_file) to a file;
 //! [`restore`] makes a store of it elsewhere. Format: `docs/format/backup.md`.
 //!
 //! # Failure
@@ -18,7 +19,7 @@ use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
 use esker_base::{Error, Result};
 use esker_format::backup::BackupEngine;
-use esker_media::{Archive, BlockDevice, FolderArchive, Pmem};
+use esker_media::{Archive, BlockDevice, BufferPool, FolderArchive, Pmem, TarArchive};
 use std::fmt;
 use std::path::Path;
 
@@ -60,29 +61,38 @@ pub struct RestoreReport {
     pub last_version: Version,
 }
 
-/// Makes a store at `options.path` (and `options.devices`) from the backup in the folder `source`; it is opened as any other
+/// Makes a store at `options.path` (and `options.devices`) from the backup in the folder or file `source`; it is opened as any other
 /// afterwards. Its size is `options.size_bytes`, or that of the store that was backed up if it is 0;
 /// segments keep their places, so a smaller one must still reach to the last one in use. It has the
 /// identity of that store: do not use both as one.
 ///
 /// Every checksum is compared. `options.format` replaces what is at the path, after the whole backup
-/// was found sound. `options.progress` is told the segments done and in all.
+/// was found sound; of `flex`, a size that turns out to be too small is found only behind that. `options.progress` is told the segments done and in all.
 ///
 /// # Errors
-/// `InvalidArgument` if there is no backup, if there is something at the path (of another engine: also with `options.format`), or
-/// if it is too small;
+/// `InvalidArgument` if there is no backup, if `options.read_only` is set, if there is something at the path (of another engine: also with `options.format`),
+/// if it is too small, or if the store would be none that these options open (another engine, a cache);
 /// `Corrupted` naming the file of the backup that is damaged or missing; `UnsupportedFormat`;
 /// `Locked`; `NoSpace`; `Io`.
 pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
-    let archive = FolderArchive::open(source)?;
-    if flex::is_flex(&archive)? {
-        check_engine(options, &[EngineKind::Flex])?;
-        return flex::restore(&archive, None, options);
+    if options.read_only {
+        return Err(Error::invalid(
+            "restore store",
+            "a store is not made by somebody who only reads",
+        ));
+    }
+    let archive: &dyn Archive = match source.is_file() {
+        true => &TarArchive::open(source)?,
+        false => &FolderArchive::open(source)?,
+    };
+    if flex::is_flex(archive)? {
+        check_engine(options, EngineKind::Flex)?;
+        return flex::restore(archive, None, options);
     }
     let mut sized = options.clone();
-    if engine_of(&archive)? == Some(BackupEngine::Flat) {
-        check_engine(options, &[EngineKind::FlatCceh, EngineKind::FlatMasstree])?;
-        let backup = Backup::open(&archive)?;
+    if engine_of(archive)? == Some(BackupEngine::Flat) {
+        let backup = Backup::open(archive)?;
+        check_engine(options, backup.kind())?;
         if sized.size_bytes == 0 {
             sized.size_bytes = backup.memory_size_bytes();
         }
@@ -91,27 +101,34 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         let memory = devices::open_memory(&sized)?;
         return restore_flat(&backup, &*memory, options.format, &options.progress);
     }
-    check_engine(options, &[EngineKind::Depot])?;
-    let backup = Backup::open(&archive)?;
+    check_engine(options, EngineKind::Depot)?;
+    let backup = Backup::open(archive)?;
+    backup.fits_a_cache(options.cache)?;
     if sized.size_bytes == 0 {
         sized.size_bytes = backup.device_size_bytes();
     }
     // As above.
     backup.segments_in(sized.size_bytes)?;
+    if options.format && !options.devices.is_empty() {
+        // Making a set takes what is on its devices: only for a backup that is sound, and fits there.
+        let there = Options { create: false, format: false, ..sized.clone() };
+        if let Ok(device) = devices::open(&there, None) {
+            backup.superblock(&*device)?;
+        }
+        backup.verify(&BufferPool::new(0))?;
+    }
     let device = devices::open(&sized, Some(backup.shape()))?;
     restore_depot(&backup, &*device, options.format, &options.progress)
 }
 
-/// Refuses a backup of a store of `kinds` if that of another engine is wanted, or is there.
-fn check_engine(options: &Options, kinds: &[EngineKind]) -> Result<()> {
+/// Refuses a backup of a store of `kind` if that of another engine is wanted, or is there, and options that no open takes.
+fn check_engine(options: &Options, kind: EngineKind) -> Result<()> {
     const OPERATION: &str = "restore store";
-    match (options.engine, kinds) {
-        (Some(wanted), [kind, ..]) if !kinds.contains(&wanted) => {
-            Err(Error::invalid(OPERATION, format!("this is a backup of a store of {kind}")))
-        }
-        (_, [kind, ..]) => refuse_others(options, *kind, OPERATION),
-        (_, []) => Ok(()),
+    if options.engine.is_some_and(|wanted| wanted != kind) {
+        return Err(Error::invalid(OPERATION, format!("this is a backup of a store of {kind}")));
     }
+    options.check_for(kind)?;
+    refuse_others(options, kind, OPERATION)
 }
 
 /// As [`restore`], of a store of `flex`, to devices that the caller opened.

@@ -18,6 +18,10 @@ use std::sync::Arc;
 /// Of a batch of `depot` that is damaged every record counts that is whole, also of those that were made at once
 /// ([`Store::write`](crate::Store::write)): such a batch may count in part then.
 ///
+/// The capacity of a store of `flex` whose root is lost is `options.size_bytes` from then on, or what it takes, if that is more.
+///
+/// With [`Options::read_only`] nothing is changed: the report says what a repair would do.
+///
 /// Where damage hides what stood in it ([`RepairReport::damaged_segments`]), keys that were written or
 /// deleted there may show an older value, or be gone: restore a backup if that matters.
 ///

@@ -6,6 +6,7 @@
 
 use crate::engine::depot::plan;
 use crate::engine::flat::plan_memory;
+use crate::engine::reading::to_read;
 use crate::flex;
 use crate::options::{EngineKind, Options};
 use esker_base::rng::{self, Rng};
@@ -46,7 +47,7 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
         // Before there is a file that nothing fits in.
         planned(options.size_bytes, options)?;
     }
-    let device = open_file(&found, options.size_bytes, options.size_bytes)?;
+    let device = open_file(&found, options.size_bytes, options)?;
     if !options.format
         && let Some((index, count)) = StripedDevice::membership(&device)?
     {
@@ -54,7 +55,7 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
             format!("this is member {index} of a store over {count} devices; name them all");
         return Err(Error::invalid("open store", words).device(device.name()));
     }
-    Ok(Arc::new(device))
+    Ok(to_read(Arc::new(device), options.read_only))
 }
 
 /// The engine whose data are in the folder, or one of several, if any are. Of the two kinds of `flat` it says one: the store knows.
@@ -90,6 +91,7 @@ pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
     let memory = PmemOptions {
         create_size_bytes: (!found.exists).then_some(options.size_bytes),
         emulate: options.pmem_emulate,
+        read_only: options.read_only,
     };
     let mut opened = PmemFile::open(&found.path, memory);
     for _ in 0..LOCK_TRIES {
@@ -119,8 +121,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
     let mut members: Vec<Option<Arc<FileDevice>>> = Vec::with_capacity(found.len());
     let mut member_of = None;
     for located in &found {
-        let member =
-            located.exists.then(|| open_file(located, 0, options.size_bytes)).transpose()?;
+        let member = located.exists.then(|| open_file(located, 0, options)).transpose()?;
         if let Some(member) = &member {
             member_of = member_of.or(StripedDevice::membership(member)?);
         }
@@ -153,7 +154,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
             Some(member) => member,
             None => {
                 let was_there = located.path.symlink_metadata().is_ok();
-                let member = Arc::new(open_file(located, each, options.size_bytes)?);
+                let member = Arc::new(open_file(located, each, options)?);
                 new_files.0.push((located.path.clone(), was_there, Arc::clone(&member)));
                 member
             }
@@ -167,7 +168,7 @@ fn open_striped(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Block
             (set.lead_size_bytes, set.unit_size_bytes) = shape;
         }
     }
-    let members = members.into_iter().map(|member| member as Arc<dyn BlockDevice>);
+    let members = members.into_iter().map(|member| to_read(member, options.read_only));
     let new = (options.create || options.format).then_some(&set);
     let device = StripedDevice::open(members.collect(), new)?;
     new_files.0.clear();
@@ -207,17 +208,17 @@ fn identity(options: &Options) -> Result<[u8; 16]> {
     }
 }
 
-/// Opens a file, which is created with `size_bytes` if there is none, or a raw device, of a store of
-/// `store_size_bytes`.
-fn open_file(found: &Located, size_bytes: u64, store_size_bytes: u64) -> Result<FileDevice> {
+/// Opens a file, which is created with `size_bytes` if there is none, or a raw device, of the store of `options`.
+fn open_file(found: &Located, size_bytes: u64, options: &Options) -> Result<FileDevice> {
     let create_size_bytes = (!found.exists).then_some(size_bytes);
+    let read_only = options.read_only;
     // The store tells of free space only when it is asked to, or when much of it lies idle.
     let device_options =
-        OpenOptions { create_size_bytes, punch_holes: true, ..OpenOptions::default() };
+        OpenOptions { create_size_bytes, read_only, punch_holes: true, ..OpenOptions::default() };
     let open = || {
         FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => {
-                let wanted = format_size_bytes(store_size_bytes);
+                let wanted = format_size_bytes(options.size_bytes);
                 error.context(format!("a new store takes {wanted}; a smaller size may fit"))
             }
             _ => error,

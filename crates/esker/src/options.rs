@@ -197,19 +197,25 @@ pub struct Options {
     /// has an older value than it had. An existing store stays what it is: one that was made to keep
     /// what it is given is refused. Default false.
     pub cache: bool,
-    /// DRAM for records that were read, or written under `sync`, in bytes, for devices that are slow to read: values over
+    /// Engine `depot`: DRAM for records that were read, or written under `sync`, in bytes, for devices that are slow to read: values over
     /// an eighth of a segment and over 1 in 64 of this are not kept, and once it is full, or if the page cache is not
     /// bypassed, only what is asked for twice is, or replaces what is kept. Default 0: none.
     pub record_cache_bytes: u64,
     /// What only `flex` looks at.
     pub flex: FlexOptions,
-    /// Whether free space is given back to the file system or device while nobody writes, once it is more
+    /// Engine `depot`: whether free space is given back to the file system or device while nobody writes, once it is more
     /// than an eighth of the store besides what is kept ready for writes (512 MiB, at most a quarter).
     /// Writes into it then pay for file-system metadata again. Default false: only
     /// [`Store::trim`](crate::Store::trim) gives space back.
     pub trim_idle: bool,
     /// Whether to make a store where there is none. Default true.
     pub create: bool,
+    /// Whether the store is only read: nothing on media is changed, not even by the recovery after a crash, whose writes stay in
+    /// memory for as long as the store is open. Any number of openers may read it at once, also other processes, while none has it
+    /// open to write. Calls that change something are refused with `ReadOnly`, and a backup is
+    /// `Unsupported`; `format` is `InvalidArgument`, and `create` is not looked at. A [`repair`](crate::repair) says what it would do. Files and
+    /// folders need no permission to write. Default false.
+    pub read_only: bool,
     /// Whether to make a new store in place of what is there. Everything there is lost. A store of another engine
     /// is not replaced. Default false.
     pub format: bool,
@@ -225,8 +231,8 @@ pub struct Options {
     /// Engine `flat`: how many cores take each other's entries along in the horizontal models (FlatStore §3.3), and have one cleaner
     /// in all of them (§3.4). Default 0: those of a socket.
     pub batching_group: usize,
-    /// Number of items that the index has room for from the start, no more than the store can hold; it grows in any case. Default: as
-    /// many as are there.
+    /// Engines `depot` and `flat:cceh`: number of items that the index has room for from the start, no more than the store can hold;
+    /// it grows in any case. Default: as many as are there.
     pub index_entries: Option<u64>,
     /// Told how far recovery is.
     pub progress: Progress,
@@ -248,7 +254,7 @@ pub struct FlexOptions {
     /// 64th of the store's capacity, or 256 KiB. What the cache does not use of its memory is for tables: while little is
     /// read they grow up to twice as large, each to an eighth of what is stored. Default 64 MiB.
     pub memtable_size_bytes: u64,
-    /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). Default 16 pairs and
+    /// An interval is split when it has more pairs, or more bytes, than these (FlexSpace §5.1). At most 4096 pairs. Default 16 pairs and
     /// 4 KiB: an interval is read and cached as a whole, so longer values are better off in shorter ones than the
     /// paper's 16 KiB.
     pub interval_pairs_max: u32,
@@ -290,12 +296,19 @@ pub(crate) const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
 /// What is between two intervals that an open looks up is read at once, and has less than 4 GiB.
 const FLEX_STEP_MAX_BYTES: u64 = 1 << 30;
 
+/// What appends add to an interval besides is to fit where the index counts its pairs.
+const FLEX_PAIRS_MAX: u32 = 4096;
+
 impl FlexOptions {
     /// Whether a store can be opened with them.
     ///
     /// # Errors
-    /// `InvalidArgument` for a cache or a table of more than 16 TiB, or a step of more than 1 GiB.
+    /// `InvalidArgument` for a cache or a table of more than 16 TiB, a step of more than 1 GiB, or more than 4096 pairs.
     pub fn check(&self) -> Result<()> {
+        if self.interval_pairs_max > FLEX_PAIRS_MAX {
+            let words = format!("an interval of flex has at most {FLEX_PAIRS_MAX} pairs");
+            return Err(Error::invalid("options", words));
+        }
         let sizes = [
             ("cache", self.cache_size_bytes, CACHE_SIZE_MAX_BYTES),
             ("memtable", self.memtable_size_bytes, CACHE_SIZE_MAX_BYTES),
@@ -416,6 +429,7 @@ impl Options {
             flex: FlexOptions::default(),
             trim_idle: false,
             create: true,
+            read_only: false,
             format: false,
             format_foreign: false,
             pmem_emulate: false,

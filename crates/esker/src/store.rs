@@ -21,12 +21,12 @@ use crate::check::CheckReport;
 use crate::engine::depot::Depot;
 use crate::engine::flat::Flat;
 use crate::engine::flex::{Flex, FlexFiles};
-use crate::engine::{self, Cursor, Engine};
+use crate::engine::{self, Cursor, Engine, reading};
 use crate::options::{EngineKind, Options, Progress};
 use crate::value::{Attributes, Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
-use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters};
+use esker_media::{Archive, BlockDevice, Counters, FolderArchive, Pmem, PmemCounters, TarArchive};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::path::Path;
@@ -75,7 +75,7 @@ pub struct Stats {
     /// GETs answered from DRAM ([`Options::record_cache_bytes`]), and those that were not, since the store
     /// was opened; and the DRAM in use, in bytes.
     pub record_cache: [u64; 3],
-    /// Why the store is read-only, if it is.
+    /// Why the store is read-only, if a failure made it so.
     pub read_only: Option<String>,
 }
 
@@ -144,9 +144,7 @@ impl Deref for Opened {
 impl Drop for Opened {
     /// Its threads keep the engine while they work, and so its files locked.
     fn drop(&mut self) {
-        if !std::thread::panicking() {
-            self.0.end();
-        }
+        self.0.end();
     }
 }
 
@@ -156,7 +154,7 @@ impl Store {
     }
 
     /// Opens the store at `options.path`, or over that and `options.devices`, and creates it if there is
-    /// none.
+    /// none. One that is only to be read: [`Options::read_only`].
     ///
     /// # Errors
     /// `Locked` if another process has it open and keeps it for some seconds, `UnsupportedFormat`, `Corrupted` naming the place,
@@ -172,24 +170,31 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
         options.check_values()?;
-        Ok(Store::of(Depot::open(device, options)?))
+        let device = reading::to_read(device, options.read_only);
+        let engine = Depot::open(device, &*reading::of_engine(options)?)?;
+        Ok(Store::of(reading::as_asked(engine, options)))
     }
 
     /// Opens a store of `flat` in memory that the caller opened; `options.path`, `devices` and `size_bytes` are
-    /// not looked at.
+    /// not looked at. With `options.read_only` the memory itself is to be one that nobody else sees ([`PmemOptions::read_only`]).
+    ///
+    /// [`PmemOptions::read_only`]: esker_media::PmemOptions::read_only
     ///
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
         options.check_values()?;
-        Ok(Store::of(Flat::open(memory, options)?))
+        let engine = Flat::open(memory, &*reading::of_engine(options)?)?;
+        Ok(Store::of(reading::as_asked(engine, options)))
     }
 
     /// Opens a store of `flex` on devices that the caller opened.
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
         options.check_values()?;
-        Ok(Store::of(Flex::open_on(files, options)?))
+        let files = if options.read_only { files.to_read() } else { files };
+        let engine = Flex::open_on(files, &*reading::of_engine(options)?)?;
+        Ok(Store::of(reading::as_asked(engine, options)))
     }
 
     /// The value of `key`, if it has one.
@@ -467,6 +472,12 @@ impl Store {
         self.engine.write_out()
     }
 
+    /// Does what the store does while nobody writes. For tests of crashes, in which it has no thread for that.
+    #[doc(hidden)]
+    pub fn tidy(&self) -> Result<()> {
+        self.engine.tidy()
+    }
+
     /// Makes everything durable that was acknowledged.
     ///
     /// # Errors
@@ -527,6 +538,27 @@ impl Store {
     /// As [`Store::backup`]; `Cancelled` if `progress` ended it.
     pub fn backup_with(&self, target: &Path, progress: &Progress) -> Result<BackupReport> {
         self.backup_to(&FolderArchive::create(target)?, progress)
+    }
+
+    /// Copies the store to one file, a tar of what [`Store::backup`] would put in an empty folder: all of it each time. A file
+    /// that is there is replaced once the new one is whole and durable. [`restore`](crate::restore) takes the file, or the folder
+    /// that `tar` extracts of it.
+    ///
+    /// # Errors
+    /// As [`Store::backup`]; `InvalidArgument` if something else than a file is there.
+    pub fn backup_file(&self, target: &Path) -> Result<BackupReport> {
+        self.backup_file_with(target, &Progress::default())
+    }
+
+    /// As [`Store::backup_file`], with the progress of [`Store::backup_with`].
+    ///
+    /// # Errors
+    /// As [`Store::backup_file`]; `Cancelled` if `progress` ended it.
+    pub fn backup_file_with(&self, target: &Path, progress: &Progress) -> Result<BackupReport> {
+        let archive = TarArchive::create(target)?;
+        let report = self.backup_to(&archive, progress)?;
+        archive.publish()?;
+        Ok(report)
     }
 
     /// As [`Store::backup_with`], to an archive that the caller opened.

@@ -35,7 +35,9 @@ pub fn run(
     command
         .args(["--name=raw", "--output-format=json", "--direct=1", "--time_based"])
         .args(["--thread", "--cpus_allowed=0", "--randrepeat=0", "--norandommap"])
-        .arg(format!("--filename={}", target.path().display()))
+        .arg(file_name(&target.path().display().to_string()))
+        // It is there: no other one is to be made, whatever becomes of the name.
+        .arg("--allow_file_create=0")
         .arg(format!("--size={}", target.size_bytes()))
         .arg(format!("--runtime={}ms", whole(real(time.as_millis().try_into().unwrap_or(0)))))
         .arg(format!("--rw={kind}"))
@@ -91,6 +93,11 @@ fn read(told: &Value, direction: &str, access: Access, mut row: Row) -> Outcome<
     Ok(row)
 }
 
+/// The argument for one file: fio takes what a colon divides for several.
+fn file_name(path: &str) -> String {
+    format!("--filename={}", path.replace('\\', "\\\\").replace(':', "\\:"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -106,5 +113,14 @@ mod tests {
         assert_eq!((row.ops, row.value_size), (500, 4096));
         assert!((row.seconds - 0.5).abs() < 1e-9 && (row.p99_us - 9.0).abs() < 1e-9);
         assert!(read(&told, "write", Access::DurableWrite, Row::default()).is_err());
+    }
+
+    #[test]
+    fn a_path_is_one_file_whatever_stands_in_it() {
+        assert_eq!(
+            file_name("/dev/disk/pci-0000:01:00.0"),
+            r"--filename=/dev/disk/pci-0000\:01\:00.0"
+        );
+        assert_eq!(file_name(r"a\b"), r"--filename=a\\b");
     }
 }

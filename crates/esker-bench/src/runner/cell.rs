@@ -13,7 +13,7 @@ use crate::workload::distribution::Distribution;
 use crate::workload::shape::{Filler, KeyShape, ValueShape};
 use crate::workload::space::KeySpace;
 use crate::workload::stream::write_share;
-use crate::workload::trace::Trace;
+use crate::workload::trace::{Trace, TraceSizes};
 use crate::workload::{Kind, Operation, Order, Workload};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
@@ -91,6 +91,8 @@ struct Runner<'a> {
     open: OpenOptions,
     filler: Arc<Filler>,
     trace: Option<Arc<Trace>>,
+    /// What it writes.
+    told: Option<TraceSizes>,
     tell: &'a mut dyn FnMut(Event),
 }
 
@@ -121,14 +123,23 @@ pub fn run(cell: &Cell, registry: &Registry, tell: &mut dyn FnMut(Event)) -> Out
         (None, ValueShape::Uniform { max, .. }) => max,
         (None, ValueShape::Etc) => crate::workload::shape::ETC_LARGE.1,
     };
-    let sizes = (first.keys.size_mean(), first.values.size_mean());
+    let told = trace.as_ref().map(|trace| trace.sizes());
+    let records = told.map_or(settings.records, |told| told.records);
+    let sizes = match told {
+        Some(told) => (told.key_bytes / records.max(1), told.value_bytes.div_ceil(records.max(1))),
+        None => (first.keys.size_mean(), first.values.size_mean()),
+    };
+    let data_bytes = match told {
+        Some(told) => told.key_bytes + told.value_bytes,
+        None => records * (sizes.0 + sizes.1),
+    };
     let folder = settings.data.join("cell");
     let open = OpenOptions {
         folder: folder.clone(),
         durability: settings.durability,
         cache_bytes: settings.cache_bytes,
-        records: settings.records,
-        data_bytes: settings.records * (sizes.0 + sizes.1),
+        records,
+        data_bytes,
         utilization: settings.utilization,
         record_size_bytes: sizes,
         threads: settings.threads,
@@ -137,7 +148,7 @@ pub fn run(cell: &Cell, registry: &Registry, tell: &mut dyn FnMut(Event)) -> Out
         variant,
     };
     let filler = Arc::new(Filler::new(settings.seed, value_size_max));
-    let mut runner = Runner { cell, kind, folder, open, filler, trace, tell };
+    let mut runner = Runner { cell, kind, folder, open, filler, trace, told, tell };
     let workloads = runner.possible(value_size_max);
     let done = match cell.stage {
         _ if workloads.is_empty() => return Ok(()),
@@ -190,6 +201,11 @@ impl Runner<'_> {
             Kind::Fill(_) => 1.0,
             Kind::Recovery | Kind::Trace(_) => 0.0,
         };
+        let of_workload = (workload.keys.size_mean(), workload.values.size_mean());
+        let (sizes, share) = match self.told {
+            Some(told) => (self.open.record_size_bytes, told.write_share),
+            None => (of_workload, share),
+        };
         Row {
             system: self.cell.system.clone(),
             workload: workload.name.clone(),
@@ -197,9 +213,9 @@ impl Runner<'_> {
             durability: Some(settings.durability),
             threads: settings.threads,
             depth: settings.depth,
-            records: settings.records,
-            key_size: workload.keys.size_mean(),
-            value_size: workload.values.size_mean(),
+            records: self.open.records,
+            key_size: sizes.0,
+            value_size: sizes.1,
             write_share: share,
             utilization: settings.utilization,
             rate: settings.rate,

@@ -257,7 +257,13 @@ fn work(phase: &Phase, session: Box<dyn Session>, number: u64) -> Outcome<Tally>
         Requests::new(&phase.workload, &phase.space, phase.keys, phase.seed, number, phase.clients);
     for request in requests {
         hands.prepare(request);
-        let Some(begin) = clock.begin() else { break };
+        let Some(begin) = clock.begin() else {
+            // The number of a key is taken: those that follow are asked for only once it is there.
+            if request.operation == Operation::Insert {
+                hands.serve(request)?;
+            }
+            break;
+        };
         hands.serve(request)?;
         clock.end(&mut hands, request.operation, begin)?;
     }

@@ -15,6 +15,7 @@ use super::Operation;
 use super::distribution::scatter;
 use crate::failure::{Failure, Outcome};
 use crate::files;
+use crate::numbers::real;
 use std::collections::{BTreeMap, HashMap};
 use std::io::BufRead;
 use std::path::Path;
@@ -35,6 +36,19 @@ pub struct TraceRequest {
     pub expected: Option<u32>,
     /// Microseconds since the trace began.
     pub time_micros: u64,
+}
+
+/// Sizes of what a trace writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TraceSizes {
+    /// Keys that are written.
+    pub records: u64,
+    /// Bytes of those, together.
+    pub key_bytes: u64,
+    /// Bytes of the longest values of each, together.
+    pub value_bytes: u64,
+    /// Share of requests that write.
+    pub write_share: f64,
 }
 
 /// A trace in memory.
@@ -207,6 +221,26 @@ impl Trace {
             .iter()
             .fold(0_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(1_099_511_628_211));
         scatter(hash) % clients.max(1)
+    }
+
+    /// What systems that have a size are made for: every key that is written, with its longest value.
+    #[must_use]
+    pub fn sizes(&self) -> TraceSizes {
+        let mut values: HashMap<&[u8], u64> = HashMap::new();
+        let mut writes = 0_u64;
+        for request in &self.requests {
+            if request.operation.is_write() && request.operation != Operation::Delete {
+                let longest = values.entry(self.key(request)).or_default();
+                *longest = (*longest).max(u64::from(request.value_size));
+            }
+            writes += u64::from(request.operation.is_write());
+        }
+        TraceSizes {
+            records: values.len() as u64,
+            key_bytes: values.keys().map(|key| key.len() as u64).sum(),
+            value_bytes: values.values().sum(),
+            write_share: real(writes) / real(self.requests.len().max(1) as u64),
+        }
     }
 
     /// Longest value in bytes.

@@ -252,7 +252,7 @@ impl Bench {
         let after = used();
         let mut row = Row {
             system: name.to_owned(),
-            workload: format!("{}-gets-{percent:.0}", self.protocol),
+            workload: format!("{}-gets-{percent}", self.protocol),
             phase: "run".to_owned(),
             durability: server.map(|_| self.arguments.durability),
             threads: load.connections,

@@ -24,6 +24,7 @@ use rustix::process::geteuid;
 use std::ffi::OsString;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Folder for the data of those who name none.
@@ -156,7 +157,12 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
     store.durability = Durability::None;
     store.cache = plan.evict;
     let on_shutdown = plan.shutdown.then(|| {
-        ShutdownHook::new(|| {
+        let asked = AtomicBool::new(false);
+        ShutdownHook::new(move || {
+            // Once: a second signal would end the process amid the first one's clean stop.
+            if asked.swap(true, Ordering::Relaxed) {
+                return;
+            }
             if let Err(error) = signal_hook::low_level::raise(signal_hook::consts::SIGINT) {
                 tracing::warn!("shutdown failed: {error}");
             }

@@ -480,3 +480,27 @@ fn root_becomes_the_user_it_names() {
     assert_eq!(talk(&port, "shutdown\r\n"), "");
     assert!(child.wait().expect("ends").success());
 }
+
+#[test]
+fn a_shutdown_that_two_clients_ask_for_loses_nothing() {
+    let scratch = Scratch::new();
+    let port = port();
+    let options = ["-l", "127.0.0.1", "-p", &port, "-A", "-o", "data=here"];
+    let running = Running::start(&scratch, &options);
+    assert_eq!(talk(&port, "set k 0 0 2\r\nhi\r\nquit\r\n"), "STORED\r\n");
+    let connect = || TcpStream::connect(format!("127.0.0.1:{port}")).expect("connect");
+    let mut clients: Vec<TcpStream> = (0..4).map(|_| connect()).collect();
+    // All are served before one of them speaks.
+    for client in &mut clients {
+        client.write_all(b"mn\r\n").expect("send");
+        client.read_exact(&mut [0; 4]).expect("an answer");
+    }
+    for client in &mut clients {
+        // Who comes late finds nobody.
+        let _ = client.write_all(b"shutdown\r\n");
+    }
+    running.ends();
+    let running = Running::start(&scratch, &options);
+    assert_eq!(talk(&port, "get k\r\nshutdown\r\n"), "VALUE k 0 2\r\nhi\r\nEND\r\n");
+    running.ends();
+}

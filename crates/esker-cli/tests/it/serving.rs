@@ -339,3 +339,26 @@ fn variables_that_are_no_options_are_named() {
     let warnings: Vec<&str> = said.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(warnings, ["warning: ESKER_MEMORYMAX is no option of esker serve and is ignored"]);
 }
+
+/// There is nothing to finish then, and whoever stops a service does not wait for its recovery.
+#[test]
+fn the_first_signal_ends_a_server_that_is_still_opening_its_store() {
+    use std::os::unix::process::ExitStatusExt;
+    let scratch = Scratch::new();
+    let serving = Serving::start(&scratch, &[]);
+    stop_and_wait(serving, "-TERM");
+    let file = scratch.path("esker-data/depot.esker");
+    let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+    let held = rustix::fs::open(&file, flags, rustix::fs::Mode::empty()).expect("a store");
+    // It waits for the lock for some seconds.
+    let lock = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(&held, lock).expect("nobody has it");
+    let child = scratch.spawn(&["serve"]);
+    std::thread::park_timeout(Duration::from_millis(700));
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("it runs");
+    let done = child.wait_with_output().expect("ends");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert_eq!(done.status.signal(), Some(15), "{said}");
+    assert!(!said.contains("ready"), "{said}");
+}

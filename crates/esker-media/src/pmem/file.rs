@@ -15,7 +15,7 @@
 //! A lost page is `Corrupted`; see the module `fault`.
 
 use super::cpu::{self, FlushInstruction};
-use super::mapping::Mapping;
+use super::mapping::{Mapping, Sharing};
 use super::{AtomicPmemCounters, LINE_SIZE_BYTES, Pmem, PmemCounters, check};
 use crate::file::{Direct, OpenOptions, open};
 use crate::locked::LockedFile;
@@ -37,6 +37,9 @@ pub struct PmemOptions {
     /// Take a file that is not persistent memory as if it were: memory speed, and nothing survives
     /// a power cut. Ignored where the memory is real.
     pub emulate: bool,
+    /// The file is only read, and locked beside others that only read it; what is stored stays in memory that is this opener's
+    /// own. Nothing is to be durable, so any file will do.
+    pub read_only: bool,
 }
 
 /// What makes a store durable.
@@ -48,6 +51,8 @@ pub enum PmemMode {
     Msync,
     /// Nothing: emulated.
     Emulated,
+    /// Nothing: what is stored stays in memory.
+    ReadOnly,
 }
 
 /// A mapped file. See the module's text.
@@ -97,6 +102,7 @@ impl PmemFile {
             &OpenOptions {
                 create_size_bytes: options.create_size_bytes,
                 direct: Direct::Never,
+                read_only: options.read_only,
                 mapped: true,
                 ..OpenOptions::default()
             },
@@ -114,17 +120,19 @@ impl PmemFile {
         let file_system = opened.backing.file_system;
         // I3, also of a copy with holes, and of one whose making was cut off. Main memory looks at each page for that, but
         // knows how many there are.
-        if file_system != "tmpfs" || !has_all_pages(&opened.fd, size_bytes) {
+        let has_room = file_system == "tmpfs" && has_all_pages(&opened.fd, size_bytes);
+        if !has_room && !options.read_only {
             open::allocate(&opened.fd, 0, size_bytes)?;
         }
         let instruction = FlushInstruction::detect();
-        let real = if instruction == FlushInstruction::None {
-            None
-        } else {
-            Mapping::new(opened.fd.as_fd(), index(size_bytes), true)?
+        let map = |sharing| Mapping::new(opened.fd.as_fd(), index(size_bytes), sharing);
+        let (first, mode) = match options.read_only {
+            true => (map(Sharing::Private)?, PmemMode::ReadOnly),
+            false if instruction == FlushInstruction::None => (None, PmemMode::Direct),
+            false => (map(Sharing::Synchronous)?, PmemMode::Direct),
         };
-        let (mapping, mode) = match real {
-            Some(mapping) => (mapping, PmemMode::Direct),
+        let (mapping, mode) = match first {
+            Some(mapping) => (mapping, mode),
             None if !options.emulate && matches!(file_system, "tmpfs" | "ramfs") => {
                 if !existed {
                     let _ = rustix::fs::unlink(path);
@@ -135,8 +143,7 @@ impl PmemFile {
                 )));
             }
             None => {
-                let mapping = Mapping::new(opened.fd.as_fd(), index(size_bytes), false)?;
-                let Some(mapping) = mapping else {
+                let Some(mapping) = map(Sharing::Shared)? else {
                     return Err(Error::new(ErrorKind::Unsupported, OPERATION));
                 };
                 (mapping, if options.emulate { PmemMode::Emulated } else { PmemMode::Msync })
@@ -233,6 +240,9 @@ impl Pmem for PmemFile {
                  refused): NOT persistent memory; a store is durable after msync, which each \
                  fence pays for"
             ),
+            PmemMode::ReadOnly => format!(
+                "file {name} on {file_system}, {size} bytes, only read: what is stored stays in memory"
+            ),
             PmemMode::Emulated => format!(
                 "file {name} on {file_system}, {size} bytes, EMULATES persistent memory as was \
                  asked for ({flush} and sfence are executed): NOTHING HERE SURVIVES A POWER CUT"
@@ -308,6 +318,7 @@ impl Pmem for PmemFile {
             PmemMode::Direct | PmemMode::Emulated => {
                 self.mapping.write_back(self.instruction, index(offset), index(length));
             }
+            PmemMode::ReadOnly => {}
         }
         // Of a page that was lost since the store nothing was written back but what stands in its place.
         self.check_damage(OPERATION, offset, length)
@@ -321,7 +332,7 @@ impl Pmem for PmemFile {
         cpu::fence();
         match self.mode {
             PmemMode::Msync => self.sync_dirty(),
-            PmemMode::Direct | PmemMode::Emulated => Ok(()),
+            PmemMode::Direct | PmemMode::Emulated | PmemMode::ReadOnly => Ok(()),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! - S2: callers pass ranges inside `length` (asserted at each entry).
 //! - S3: `base` is aligned to a page, so an offset that is a multiple of 8 is an aligned word.
 //! - S4: mapped bytes are only accessed as `AtomicU64`, `AtomicU8` or by streaming stores of aligned
-//!   words.
+//!   words; the same bytes also in both sizes at once, which processors take and a reader then sees a mix of.
 #![expect(unsafe_code, reason = "maps persistent memory")]
 
 use super::LINE_SIZE_BYTES;
@@ -32,6 +32,17 @@ fn head(offset: usize, length: usize) -> usize {
     (offset.wrapping_neg() % WORD).min(length)
 }
 
+/// Where stores to a mapping go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sharing {
+    /// To the medium, with nothing but the caches of the processor between (`MAP_SYNC`), which only real persistent memory grants.
+    Synchronous,
+    /// To the file.
+    Shared,
+    /// Nowhere: to pages that are this mapping's own.
+    Private,
+}
+
 /// A mapped file.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -47,18 +58,19 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps `length` bytes of `fd`; `synchronous` demands `MAP_SYNC`, which only real persistent
-    /// memory grants. `None` if it was demanded and refused.
-    pub(super) fn new(
-        fd: BorrowedFd<'_>,
-        length: usize,
-        synchronous: bool,
-    ) -> Result<Option<Self>> {
-        let flags =
-            if synchronous { MapFlags::SHARED_VALIDATE | MapFlags::SYNC } else { MapFlags::SHARED };
+    /// Maps `length` bytes of `fd`. `None` where it is refused to be [`Sharing::Synchronous`].
+    pub(super) fn new(fd: BorrowedFd<'_>, length: usize, sharing: Sharing) -> Result<Option<Self>> {
+        let flags = match sharing {
+            Sharing::Synchronous => MapFlags::SHARED_VALIDATE | MapFlags::SYNC,
+            Sharing::Shared => MapFlags::SHARED,
+            // Few of its pages will be written.
+            Sharing::Private => MapFlags::PRIVATE | MapFlags::NORESERVE,
+        };
         let base = match huge::map(fd, length, 0, flags) {
             Ok(base) => base,
-            Err(Errno::OPNOTSUPP | Errno::INVAL) if synchronous => return Ok(None),
+            Err(Errno::OPNOTSUPP | Errno::INVAL) if sharing == Sharing::Synchronous => {
+                return Ok(None);
+            }
             Err(errno) => return Err(Error::io("map persistent memory", errno.into())),
         };
         let Some(base) = NonNull::new(base.cast::<u8>()) else {
@@ -171,7 +183,7 @@ impl Mapping {
         self.word(offset).store(value.to_le(), Ordering::Release);
     }
 
-    /// Copies aligned words past the caches.
+    /// Copies aligned words past the caches, before whatever the thread does next.
     pub(super) fn ntstore(&self, offset: usize, bytes: &[u8]) {
         self.check(offset, bytes.len());
         let (words, rest) = bytes.as_chunks::<WORD>();
@@ -181,6 +193,8 @@ impl Mapping {
             // SAFETY: aligned (S3) and inside the live mapping (S1, S2).
             unsafe { cpu::stream(to, u64::from_le_bytes(*word).to_le()) }
         }
+        // The processor orders such stores with no others by itself, also not with those that release.
+        cpu::fence();
     }
 
     /// Starts to write back each line of the range.

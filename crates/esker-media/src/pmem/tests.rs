@@ -15,7 +15,7 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 }
 
 fn options(emulate: bool) -> PmemOptions {
-    PmemOptions { create_size_bytes: Some(64 << 10), emulate }
+    PmemOptions { create_size_bytes: Some(64 << 10), emulate, ..PmemOptions::default() }
 }
 
 #[test]
@@ -129,7 +129,8 @@ fn memory_that_there_is_not_is_refused_before_any_is_taken() {
     // A page more than an empty one has.
     let size = of.f_blocks * of.f_frsize + 4096;
     let path = folder.path().join("memory");
-    let with = PmemOptions { create_size_bytes: Some(size), emulate: true };
+    let with =
+        PmemOptions { create_size_bytes: Some(size), emulate: true, ..PmemOptions::default() };
     let error = PmemFile::open(&path, with).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
     assert!(!path.exists(), "nothing is left behind");
@@ -143,7 +144,8 @@ fn a_file_in_main_memory_is_allocated_and_zero_whatever_its_pages() {
     };
     let path = folder.path().join("memory");
     let size = (5 << 20) + (12 << 10);
-    let with = PmemOptions { create_size_bytes: Some(size), emulate: true };
+    let with =
+        PmemOptions { create_size_bytes: Some(size), emulate: true, ..PmemOptions::default() };
     let memory = PmemFile::open(&path, with).unwrap();
     let allocated = rustix::fs::fstat(&memory.fd).unwrap().st_blocks * 512;
     assert!(allocated.unsigned_abs() >= size, "{allocated} bytes");
@@ -223,7 +225,11 @@ fn many_threads_store_their_own_words() {
 fn opening_takes_no_memory_that_others_map_meanwhile() {
     const BYTES: usize = 40 << 20;
     let (_folder, path) = folder();
-    let options = PmemOptions { create_size_bytes: Some(3 * BYTES as u64 / 2), emulate: true };
+    let options = PmemOptions {
+        create_size_bytes: Some(3 * BYTES as u64 / 2),
+        emulate: true,
+        ..PmemOptions::default()
+    };
     drop(PmemFile::open(&path, options).unwrap());
     let done = std::sync::atomic::AtomicBool::new(false);
     std::thread::scope(|scope| {

@@ -226,11 +226,11 @@ impl<D: Duplex> Connection<D> {
         let mut progress = Progress::sending(&self.shared);
         let sent = batch.send(|slices| {
             let write = |limit| self.duplex.write_vectored(slices, limit);
-            let taken = patiently(&self.shared, progress.since(), write)?;
+            let taken = patiently(&self.shared, &progress, write)?;
             progress.add(&self.shared, taken);
             Ok(taken)
         })?;
-        patiently(&self.shared, progress.since(), |limit| self.duplex.flush(limit))?;
+        patiently(&self.shared, &progress, |limit| self.duplex.flush(limit))?;
         self.count(Counter::BytesWritten, sent as u64);
         Ok(())
     }

@@ -19,7 +19,7 @@ impl<D: Duplex + 'static> Session<D> {
     ) -> IoResult<Option<End>> {
         self.connection.send();
         self.received.consume(FRAME_HEADER_SIZE);
-        self.partial_since = None;
+        self.partial = None;
         let mut share = self.shared().body_share();
         let mut payload = Vec::new();
         let mut received = 0_usize;
@@ -37,7 +37,7 @@ impl<D: Duplex + 'static> Session<D> {
             let pending = self.received.pending();
             let taken = if pending.is_empty() {
                 let read = |limit| self.connection.duplex.read(room, Some(limit));
-                match patiently_read(self.shared(), progress.since(), read)? {
+                match patiently_read(self.shared(), &progress, read)? {
                     None => return Ok(Some(self.too_slow())),
                     Some(0) => return Ok(Some(End::Client)),
                     Some(taken) => taken,
@@ -73,7 +73,7 @@ impl<D: Duplex + 'static> Session<D> {
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
             let read = |limit| self.connection.duplex.read(room, Some(limit));
-            let count = match patiently_read(&shared, progress.since(), read)? {
+            let count = match patiently_read(&shared, &progress, read)? {
                 None => return Ok(Some(self.too_slow())),
                 Some(0) => return Ok(Some(End::Client)),
                 Some(count) => count,
@@ -91,10 +91,10 @@ impl<D: Duplex + 'static> Session<D> {
 /// As [`patiently`]; `None` if the time is over.
 fn patiently_read(
     shared: &crate::shared::Shared,
-    since: std::time::Duration,
+    progress: &Progress,
     read: impl FnMut(std::time::Duration) -> IoResult<usize>,
 ) -> IoResult<Option<usize>> {
-    match patiently(shared, since, read) {
+    match patiently(shared, progress, read) {
         Ok(count) => Ok(Some(count)),
         Err(error) if error.kind() == IoErrorKind::TimedOut => Ok(None),
         Err(error) => Err(error),

@@ -10,10 +10,10 @@ use super::order::{Access, KEYS_MAX};
 use super::run::{Job, Told};
 use super::{IN_FLIGHT_MAX, MULTI_GET_BYTES_MAX};
 use crate::backups::Turn;
-use crate::budget::{BodyShare, Share};
+use crate::budget::{KindShare, Share};
 use crate::counters::Counter;
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN, UNIT_WORK};
-use crate::patience::{patiently, remaining};
+use crate::patience::{Progress, patiently, remaining};
 use crate::place::TaskPlace;
 use crate::receive::Received;
 use crate::shared::Shared;
@@ -28,7 +28,6 @@ use esker_format::native::{
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest payload of a client that has not said who it is: credentials are no longer.
 const UNADMITTED_BYTES_MAX: usize = 1 << 10;
@@ -53,7 +52,7 @@ pub(crate) struct Session<D: Duplex + 'static> {
     pub(super) received: Received,
     share: Share,
     hashes: Vec<u64>,
-    pub(super) partial_since: Option<Duration>,
+    pub(super) partial: Option<Progress>,
     /// Whether the client may give commands.
     admitted: bool,
 }
@@ -67,7 +66,7 @@ impl<D: Duplex + 'static> Session<D> {
             received: Received::new(),
             share,
             hashes: Vec::new(),
-            partial_since: None,
+            partial: None,
             admitted,
         }
     }
@@ -99,12 +98,12 @@ impl<D: Duplex + 'static> Session<D> {
 
     /// Exchanges hellos.
     fn greet(&mut self) -> IoResult<Option<End>> {
-        let since = self.shared().clock.monotonic();
+        let progress = Progress::receiving(self.shared());
         while self.received.pending().len() < CLIENT_HELLO_SIZE {
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
             let read = |limit| self.connection.duplex.read(room, Some(limit));
-            let count = patiently(&shared, since, read)?;
+            let count = patiently(&shared, &progress, read)?;
             if count == 0 {
                 return Ok(Some(End::Client));
             }
@@ -124,10 +123,10 @@ impl<D: Duplex + 'static> Session<D> {
         while !rest.is_empty() {
             let slices = [IoSlice::new(rest)];
             let write = |limit| self.connection.duplex.write_vectored(&slices, limit);
-            let sent = patiently(self.shared(), since, write)?;
+            let sent = patiently(self.shared(), &progress, write)?;
             rest = rest.get(sent..).unwrap_or_default();
         }
-        patiently(self.shared(), since, |limit| self.connection.duplex.flush(limit))?;
+        patiently(self.shared(), &progress, |limit| self.connection.duplex.flush(limit))?;
         Ok((answer.status != Status::Ok).then_some(End::Server))
     }
 
@@ -200,7 +199,7 @@ impl<D: Duplex + 'static> Session<D> {
             }
             let payload = frame.get(FRAME_HEADER_SIZE..).unwrap_or_default().to_vec();
             self.received.consume(size);
-            self.partial_since = None;
+            self.partial = None;
             // Requests that the session answers itself must not keep the core from the others.
             esker_trt::work(UNIT_WORK);
             self.accept(header, payload, None)?;
@@ -217,14 +216,14 @@ impl<D: Duplex + 'static> Session<D> {
         }
         let pending = !self.received.pending().is_empty();
         let timeout = if pending {
-            let now = self.shared().clock.monotonic();
-            let since = *self.partial_since.get_or_insert(now);
-            match remaining(self.shared(), since) {
+            let shared = &self.connection.shared;
+            let partial = self.partial.get_or_insert_with(|| Progress::receiving_line(shared));
+            match remaining(shared, partial) {
                 Ok(left) => Some(left),
                 Err(_) => return Ok(Some(self.too_slow())),
             }
         } else {
-            self.partial_since = None;
+            self.partial = None;
             if self.received.shrink() {
                 self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
             }
@@ -300,7 +299,7 @@ impl<D: Duplex + 'static> Session<D> {
         &mut self,
         header: FrameHeader,
         payload: Vec<u8>,
-        body: Option<BodyShare>,
+        body: Option<KindShare>,
     ) -> IoResult<()> {
         let Ok(request) = Request::decode(header.opcode, &payload) else {
             let known = Opcode::from_number(header.opcode).is_some_and(|o| o != Opcode::Goodbye);
@@ -326,7 +325,7 @@ impl<D: Duplex + 'static> Session<D> {
         };
         let held_bytes = self.held_bytes(&request);
         let bytes = held_bytes.saturating_add(needed_bytes(&request, payload.len() as u64));
-        let (share, counted) = body.map(BodyShare::into_parts).unzip();
+        let (share, counted) = body.map(KindShare::into_parts).unzip();
         let Some(share) = self.admit(held_bytes, bytes, share)? else {
             self.connection.count(Counter::StoreNoMemory, 1);
             return self.refuse(header, Status::Failed(ErrorKind::OutOfMemory));

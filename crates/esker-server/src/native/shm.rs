@@ -18,7 +18,7 @@
 
 use super::Session;
 use super::duplex::Duplex;
-use crate::budget::Share;
+use crate::budget::KindShare;
 use crate::shared::Shared;
 use esker::Result;
 use esker_base::Error;
@@ -29,7 +29,8 @@ use esker_shm::{Endpoint, Reader, STREAMS_MAX, Writer, handshake};
 use esker_trt::net::Stream;
 use esker_trt::sync::Signal;
 use esker_trt::{Runtime, current_core};
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::SendFlags;
 use std::cell::Cell;
 use std::io::{Error as IoError, ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::net::Shutdown;
@@ -119,13 +120,13 @@ impl SharedMemory {
         if left.is_zero() { Err(IoErrorKind::TimedOut.into()) } else { Ok(left) }
     }
 
-    /// Whether the client still holds its end of the bell; looked at without taking anything from it.
+    /// Whether the client still holds its end of the bell; looked at without taking anything from it, and whatever it has rung.
     fn is_gone(&self) -> bool {
         let Ok(bell) = self.bell.as_fd() else { return true };
-        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-        let mut byte = [0; 1];
-        let peeked = rustix::net::recv(bell, &mut byte, flags);
-        self.ended.get() || matches!(peeked, Ok((0, _)) | Err(rustix::io::Errno::CONNRESET))
+        let gone = PollFlags::HUP | PollFlags::RDHUP | PollFlags::ERR;
+        let mut polled = [PollFd::from_borrowed_fd(bell, gone)];
+        let found = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+        self.ended.get() || found.is_ok() && polled.iter().any(|fd| fd.revents().intersects(gone))
     }
 
     fn write_some(&self, slices: &[IoSlice<'_>]) -> IoResult<usize> {
@@ -240,7 +241,7 @@ impl Drop for SharedMemory {
 /// What all sessions of a client hold.
 struct Held<P> {
     _place: P,
-    _memory: Share,
+    _memory: KindShare,
 }
 
 /// Starts the sessions of the client that has connected by `socket`. The caller, a task of `core`, runs the agent that
@@ -262,10 +263,12 @@ pub(crate) fn serve<P: Send + Sync + 'static>(
     let count = streams(runtime.cores());
     let bytes = handshake::memory_bytes(count, CAPACITY);
     let limit = shared.limits.wait_timeout();
-    let Some(memory) = shared.budget.take(bytes, limit) else {
+    // Without waiting: who is there keeps what it has, and all requests would wait behind this one.
+    let mut memory = KindShare::new(&shared.budget, &shared.rings);
+    if !memory.try_grow(bytes) {
         let status = Status::Failed(esker::ErrorKind::OutOfMemory);
         return esker_shm::refuse(fd, status.number().into()).map(|()| None);
-    };
+    }
     let endpoints = esker_shm::offer(fd, count, CAPACITY)?;
     // All that may fail comes before the first session: no client is served by half.
     let (mut bells, mut sides) = (Vec::new(), Vec::new());

@@ -101,7 +101,7 @@ impl<T: Transport> Session<T> {
             let taken = if pending.is_empty() {
                 let connection = &mut self.connection;
                 let read = |limit| connection.read(room, Some(limit));
-                let taken = patiently(&self.shared, progress.since(), read)?;
+                let taken = patiently(&self.shared, &progress, read)?;
                 self.count(Counter::BytesRead, taken as u64);
                 if taken == 0 {
                     return Err(IoErrorKind::UnexpectedEof.into());

@@ -102,6 +102,8 @@ pub(crate) struct Session<T> {
     /// Memory for values that the wave's units have.
     wave_bytes: u64,
     share: Share,
+    /// What of it counts as a data block: the longer part of a long line.
+    long_line: Share,
     /// Memory for values that is kept between requests, and how much that may be.
     pocket: Option<Share>,
     pocket_bytes: u64,
@@ -121,6 +123,7 @@ impl<T: Transport> Session<T> {
     pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
         let admitted = shared.auth.is_none();
         let pocket_bytes = shared.limits.pocket_bytes();
+        let long_line = shared.bodies.nothing();
         Session {
             pocket: None,
             pocket_bytes,
@@ -137,6 +140,7 @@ impl<T: Transport> Session<T> {
             broken: None,
             wave_bytes: 0,
             share,
+            long_line,
             partial: None,
             crowded: false,
             busy: false,

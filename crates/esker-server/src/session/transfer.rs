@@ -2,7 +2,7 @@
 
 use super::{End, Session};
 use crate::counters::Counter;
-use crate::limits::RECEIVE_BYTES_MIN;
+use crate::limits::{RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
 use crate::patience::{Progress, patiently};
 use crate::protocol::{GET_LINE_BYTES_MAX, line};
 use crate::transport::Transport;
@@ -15,16 +15,17 @@ impl<T: Transport> Session<T> {
             self.partial = None;
             if self.received.shrink() {
                 self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
+                self.long_line.shrink_to(0);
             }
         } else if self.partial.is_none() {
-            self.partial = Some(Progress::receiving(&self.shared));
+            self.partial = Some(Progress::receiving_line(&self.shared));
         }
         self.note_waiting(self.partial.is_some());
         let mut capacity = self.received.capacity();
         if let Some(wanted) = self.received.wanted_capacity() {
             let wanted = wanted.min(GET_LINE_BYTES_MAX.saturating_mul(2));
             let full = self.received.pending().len() == capacity;
-            if self.share.try_grow(wanted.saturating_sub(capacity) as u64) {
+            if self.grow_share(capacity, wanted) {
                 capacity = wanted;
             } else if full && !self.crowded {
                 // A data block may go on in a buffer of its own, or be refused there.
@@ -40,9 +41,18 @@ impl<T: Transport> Session<T> {
         let connection = &mut self.connection;
         let count = if let Some(partial) = &mut self.partial {
             let read = |limit| connection.read(room, Some(limit));
-            let count = patiently(&self.shared, partial.since(), read)?;
-            partial.add(&self.shared, count);
-            count
+            match patiently(&self.shared, partial, read) {
+                Err(error)
+                    if error.kind() == IoErrorKind::TimedOut && partial.is_idle(&self.shared) =>
+                {
+                    return Ok(Some(End::Silence));
+                }
+                read => {
+                    let count = read?;
+                    partial.add(&self.shared, count);
+                    count
+                }
+            }
         } else {
             let idle = self.shared.limits.idle_timeout;
             match connection.read(room, (!idle.is_zero()).then_some(idle)) {
@@ -58,6 +68,21 @@ impl<T: Transport> Session<T> {
             self.work();
         }
         Ok((count == 0).then_some(End::Client))
+    }
+
+    /// Takes memory for a larger receive buffer; says whether there was some. What is longer than usual counts as a data block
+    /// that arrives: lines that stand still are to leave as much to others.
+    fn grow_share(&mut self, capacity: usize, wanted: usize) -> bool {
+        let usual = capacity.max(RECEIVE_BYTES_MAX);
+        let long = self.long_line.bytes();
+        if !self.long_line.try_grow(wanted.saturating_sub(usual) as u64) {
+            return false;
+        }
+        let grown = self.share.try_grow(wanted.saturating_sub(capacity) as u64);
+        if !grown {
+            self.long_line.shrink_to(long);
+        }
+        grown
     }
 
     /// Takes `bytes` from the stream and drops them.
@@ -76,7 +101,7 @@ impl<T: Transport> Session<T> {
             let room = self.received.make_room(0);
             let connection = &mut self.connection;
             let read = |limit| connection.read(room, Some(limit));
-            let count = patiently(&self.shared, progress.since(), read)?;
+            let count = patiently(&self.shared, &progress, read)?;
             if count == 0 {
                 return Err(IoErrorKind::UnexpectedEof.into());
             }
@@ -95,12 +120,12 @@ impl<T: Transport> Session<T> {
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
             let write = |limit| connection.write_vectored(slices, Some(limit));
-            let taken = patiently(shared, progress.since(), write)?;
+            let taken = patiently(shared, &progress, write)?;
             progress.add(shared, taken);
             Ok(taken)
         })?;
         if connection.holds_back() {
-            patiently(shared, progress.since(), |limit| connection.flush(limit))?;
+            patiently(shared, &progress, |limit| connection.flush(limit))?;
         }
         if let Some(share) = self.output.take_sent() {
             self.put_share(share);

@@ -4,7 +4,7 @@ use crate::harness::{Client, TestServer};
 use esker::EngineKind;
 use esker_base::clock::{Clock as _, SystemClock};
 use esker_server::{Limits, VERSION};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 fn version() -> String {
@@ -257,6 +257,58 @@ fn uploads_that_stand_still_leave_half_of_the_memory_to_others() {
         client.check_chat(b"get large\r\n", &reply);
         client.check_chat(b"set n 0 0 2\r\n10\r\nincr n 5\r\n", "STORED\r\n15\r\n");
     }
+}
+
+/// A line can be as long as a data block, and stand still as well.
+#[test]
+fn lines_that_stand_still_leave_half_of_the_memory_to_others() {
+    let limits = Limits {
+        connections_max: 32,
+        memory_max_bytes: 8 << 20,
+        request_timeout: Duration::from_secs(20),
+        ..Limits::default()
+    };
+    let server = TestServer::with_limits(limits);
+    let value = "v".repeat(1 << 20);
+    let mut client = server.client();
+    let large = format!("set large 0 0 {}\r\n{value}\r\n", value.len());
+    client.check_chat(large.as_bytes(), "STORED\r\n");
+    let line = format!("get {}", format!("{} ", "k".repeat(249)).repeat(3900));
+    let _holders: Vec<Client> = (0..12)
+        .map(|_| {
+            let mut holder = server.client();
+            // Who finds no memory is refused before it has said all.
+            let _ = holder.0.write_all(line.as_bytes());
+            holder
+        })
+        .collect();
+    while stat(&mut client, "memory_budget_free_bytes") > 6 << 20 {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+    esker_trt::sleep(Duration::from_millis(500));
+    let free = stat(&mut client, "memory_budget_free_bytes");
+    assert!(free > (4 << 20) - (1 << 20), "{free} bytes are free");
+    let reply = format!("VALUE large 0 {}\r\n{value}\r\nEND\r\n", value.len());
+    for _ in 0..10 {
+        client.check_chat(b"get large\r\n", &reply);
+    }
+}
+
+/// As in memcached: who has begun a line is as idle as who has not.
+#[test]
+fn a_line_that_never_ends_is_idle_where_requests_may_take_for_ever() {
+    let idle = Duration::from_millis(300);
+    let limits =
+        Limits { request_timeout: Duration::ZERO, idle_timeout: idle, ..Limits::default() };
+    let server = TestServer::with_limits(limits);
+    for said in [&b""[..], b"g", b"get ", b"version\r\nget k"] {
+        let mut client = server.client();
+        client.send(said);
+        let mut rest = Vec::new();
+        client.0.read_to_end(&mut rest).expect("closed in time");
+    }
+    let mut client = server.client();
+    assert_eq!((stat(&mut client, "request_timeouts"), stat(&mut client, "idle_kicks")), (0, 4));
 }
 
 pub(crate) fn stat(client: &mut Client, name: &str) -> u64 {

@@ -4,8 +4,8 @@
 //! system call, and another one waits for all.
 //!
 //! # Safety invariants
-//! - S1: the memory that requests name is borrowed by the caller of [`read`], which returns only when the kernel has told
-//!   of each request that it took: what cannot be waited for ends the process.
+//! - S1: the memory that requests name is borrowed by the caller of [`read`], which returns, and calls what may panic, only when
+//!   the kernel has told of each request that it took: what cannot be waited for ends the process.
 //! - S2: the kernel copies a request during `io_submit`; ours need only live through the call.
 //!
 //! # Failure
@@ -38,14 +38,18 @@ pub(super) type Done<'d> = &'d mut dyn FnMut(usize, Result<usize>);
 
 /// Does all reads. False: none of them, one at a time is the only way.
 pub(super) fn read(fd: BorrowedFd<'_>, reads: &mut [(u64, &mut [u8])], done: Done<'_>) -> bool {
+    let mut ended = Vec::with_capacity(reads.len());
     let all = CONTEXT.try_with(|context| {
         let mut context = context.borrow_mut();
         let Ok(context) = context.get_or_insert_with(Context::new) else { return false };
         for (part, reads) in reads.chunks_mut(DEPTH).enumerate() {
-            context.run(fd, reads, &mut |number, result| done(part * DEPTH + number, result));
+            context
+                .run(fd, reads, &mut |number, result| ended.push((part * DEPTH + number, result)));
         }
         true
     });
+    // Nothing is in flight, and the context is free for who reads in turn.
+    ended.into_iter().for_each(|(number, result)| done(number, result));
     all.unwrap_or(false)
 }
 

@@ -165,3 +165,26 @@ fn what_was_done_while_a_timer_was_armed_does_not_wait_for_it() {
     let took = took.join().unwrap();
     assert!(took < SLEEP / 3, "{took:?}");
 }
+
+/// Whoever is told of a read may read in turn: nothing is in flight any more, and nothing is borrowed.
+#[test]
+fn reads_may_be_asked_for_by_who_is_told_of_others() {
+    let file = file();
+    write_vectored_at(file.as_fd(), &[IoSlice::new(&[5; 4096])], 0, WriteMode::Plain).unwrap();
+    let (mut first, mut second) = ([0; 100], [0; 100]);
+    let mut told = 0;
+    crate::io::read_many_at(
+        file.as_fd(),
+        &mut [(0, &mut first), (200, &mut second)],
+        |_, result| {
+            assert_eq!(result.unwrap(), 100);
+            let mut more = [[0; 10]; 2];
+            let [one, two] = &mut more;
+            crate::io::read_many_at(file.as_fd(), &mut [(0, one), (10, two)], |_, result| {
+                told += result.unwrap();
+            });
+            assert_eq!(more, [[5; 10]; 2]);
+        },
+    );
+    assert_eq!((told, first, second), (40, [5; 100], [5; 100]));
+}

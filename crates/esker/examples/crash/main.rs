@@ -27,7 +27,7 @@ use esker_testkit::explore::{Explorer, Report};
 use std::ops::Range;
 use std::process::ExitCode;
 use std::sync::Arc;
-use subject::{Depot, SEGMENT_SIZE, config};
+use subject::{Depot, SEGMENT_SIZE, config, growing};
 
 /// Kinds of hashes: all bits; none; few enough that some keys share a hash.
 const HASH_MASKS: [u64; 4] = [u64::MAX, 0, u64::MAX, 15];
@@ -46,10 +46,11 @@ fn main() -> ExitCode {
 }
 
 fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
+    let grows = piece % 6 == 1;
     let cache = piece % 3 == 2;
     // Of those where nothing expires, all items are counted.
     let expires = piece.is_multiple_of(2);
-    let mut config = config(cache, expires);
+    let mut config = if grows { growing() } else { config(cache, expires) };
     config.only_point = point;
     // Every fourth piece tears blocks inside, as sectors of 512 bytes; in the others each block is one.
     let blocks = if piece % 4 == 3 { 8 } else { 1 };
@@ -62,7 +63,8 @@ fn explorer(piece: u64, point: Option<u64>) -> Explorer<Depot> {
     let grain = [1, 1, 2, 4, 8][usize::try_from(piece % 5).unwrap_or(0)];
     let segment_size = SEGMENT_SIZE * u64::from(blocks);
     let seconds = Arc::default();
-    let depot = Depot { hash_mask, cache, grain, durability, segment_size, expires, seconds };
+    let depot =
+        Depot { hash_mask, cache, grain, durability, segment_size, grows, expires, seconds };
     Explorer::new(depot, config)
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct Depot {
     /// Where it is not `Sync`, an operation is over once all that was written before is durable: what it read as well.
     pub(crate) durability: Durability,
     pub(crate) segment_size: u64,
+    /// Many small records, so that the index grows from nothing.
+    pub(crate) grows: bool,
     /// Whether values expire, so that some are counted that nobody finds.
     pub(crate) expires: bool,
     pub(crate) seconds: Arc<AtomicU64>,
@@ -44,6 +46,14 @@ pub(crate) fn options(hash_mask: u64, format: bool) -> Options {
     // Few tasks make small batches.
     options.testing.leave_share = 2;
     options
+}
+
+/// As [`config`], with keys that make the index grow again and again.
+pub(crate) fn growing() -> Config {
+    let usual = config(false, false);
+    let limits =
+        Limits { value_size_bytes_max: 20, key_count: 250, key_size_bytes_max: 40, ..usual.limits };
+    Config { op_count: 260, limits, ..usual }
 }
 
 /// Geometry of an exploration: that of a cache is so small that it evicts.
@@ -83,7 +93,17 @@ impl Subject for Depot {
         options.cache = self.cache && fresh;
         options.testing.grain_size_bytes = Some(self.grain);
         options.durability = self.durability;
-        Store::open_on(device, &options)
+        // What an open would find is found by one that only reads, too. Things expire between the two.
+        let is_read = !fresh && !self.expires && esker_trt::sim::random(16) == Some(0);
+        let before = if is_read { Some(self.read(&device, &options)?) } else { None };
+        let store = Store::open_on(device, &options)?;
+        match before {
+            Some(before) if self.dump(&store)? != before => {
+                let words = "who opened the store to read it found something else";
+                Err(Error::new(ErrorKind::Corrupted, "open store").context(words))
+            }
+            _ => Ok(store),
+        }
     }
 
     fn apply(&self, store: &Store, op: &Op) -> Result<Reply> {
@@ -123,17 +143,30 @@ impl Depot {
     fn options(&self, format: bool) -> Options {
         let mut options = options(self.hash_mask, format);
         options.testing.segment_size_bytes = Some(self.segment_size);
+        if self.grows {
+            options.index_entries = None;
+        }
         options.clock = Ticking::of(&self.seconds);
         options
     }
 
-    /// A backup beside whatever else goes on, restored at once: a store that opens and is sound. It may
-    /// fail where the device does, or for lack of room.
+    /// What is in a store of which nothing is changed.
+    fn read(&self, device: &Arc<dyn BlockDevice>, options: &Options) -> Result<Map> {
+        let options = Options { read_only: true, ..options.clone() };
+        self.dump(&Store::open_on(Arc::clone(device), &options)?)
+    }
+
+    /// A backup beside whatever else goes on, restored at once: a store that opens and is sound, and holds what the store held, if
+    /// nobody changed that meanwhile. It may fail where the device does, or for lack of room.
     fn backup_beside(&self, store: &Store) -> Result<()> {
         let archive = SimArchive::new();
-        if store.backup_to(&archive, &Progress::default()).is_err() {
-            return Ok(());
+        let before = self.dump(store);
+        match store.backup_to(&archive, &Progress::default()) {
+            Err(error) if error.kind() == ErrorKind::Corrupted => return Err(error),
+            Err(_) => return Ok(()),
+            Ok(_) => {}
         }
+        let after = self.dump(store);
         let size_bytes = config(false, false).size_bytes * (self.segment_size / SEGMENT_SIZE);
         let mut of = SimBlockOptions::new(size_bytes, 1);
         // A store with larger blocks than the device's is fine.
@@ -141,6 +174,13 @@ impl Depot {
         let target = Arc::new(SimBlock::new(of));
         restore_on(&archive, &*target, &self.options(false))?;
         let restored = Store::open_on(target, &self.options(false))?;
+        if let (Ok(before), Ok(after), false) = (before, after, self.expires)
+            && before == after
+            && self.dump(&restored)? != before
+        {
+            let words = "a restored store holds something else than the one that was backed up";
+            return Err(Error::new(ErrorKind::Corrupted, "restore store").context(words));
+        }
         check(&restored, "check restored")
     }
 }

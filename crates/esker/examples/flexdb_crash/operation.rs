@@ -3,7 +3,7 @@
 use crate::content::{Content, Held};
 use crate::scenarios::words;
 use crate::workload::{LIFE_MAX, Running};
-use esker::{Attributes, Batch, Condition, Outcome, PutOptions};
+use esker::{Attributes, Batch, Condition, Direction, Outcome, PutOptions};
 use esker_base::rng::Rng;
 
 /// Changes that are made together, of one key each.
@@ -86,8 +86,17 @@ pub(crate) fn any(run: &mut Running) -> Verdict {
             let last = store.write(&batch_of(&changes)).map_err(words)?;
             done(run, begun, changes, last.0)
         }
-        _ => delete_range(run),
+        18 => delete_range(run),
+        _ => tidy(run),
     }
+}
+
+/// What is in many places is read, until that has paid for it to be brought together, as the store does while it rests.
+fn tidy(run: &mut Running) -> Verdict {
+    for _ in 0..run.rng.below(3) {
+        run.store.scan(.., Direction::Forward, usize::MAX).map_err(words)?;
+    }
+    run.store.tidy().map_err(words)
 }
 
 /// A change begins: what the store holds when it is done, but for versions.

@@ -114,8 +114,18 @@ pub(crate) fn open_and_read(images: &[Image], seed: u64) -> Result<Content> {
     options.create = false;
     let time = time_of(seed);
     options.clock = Arc::new(ManualClock::new(time));
+    let before = match seed % 8 {
+        // Nothing is changed by that.
+        1 => {
+            let options = Options { read_only: true, ..options.clone() };
+            let store = Store::open_flex_on(files(&devices), &options)?;
+            Some(content::read(&store, seed / 4)?)
+        }
+        _ => None,
+    };
     let store = Store::open_flex_on(files(&devices), &options)?;
     let items = content::read(&store, seed / 4)?;
+    assert!(before.is_none_or(|before| before == items), "who only read found something else");
     if seed.is_multiple_of(4) {
         let report = store.check()?;
         assert!(report.is_sound(), "{:?}", report.problems);

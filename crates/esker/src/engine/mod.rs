@@ -7,6 +7,7 @@ pub(crate) mod depot;
 mod expiries;
 pub(crate) mod flat;
 pub(crate) mod flex;
+pub(crate) mod reading;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;
@@ -42,15 +43,16 @@ pub(crate) fn open(options: &Options) -> Result<Arc<dyn Engine>> {
     let kind = options.engine.or(devices::engine_there(options)).unwrap_or_default();
     refuse_others(options, kind, "open store")?;
     options.check_for(kind)?;
-    match kind {
-        EngineKind::Depot => {
-            Ok(depot::Depot::open(devices::open(options, None)?, options)? as Arc<dyn Engine>)
-        }
+    let asked = options;
+    let options = &*reading::of_engine(asked)?;
+    let engine: Arc<dyn Engine> = match kind {
+        EngineKind::Depot => depot::Depot::open(devices::open(options, None)?, options)?,
         EngineKind::FlatCceh | EngineKind::FlatMasstree => {
-            Ok(flat::Flat::open(devices::open_memory(options)?, options)? as Arc<dyn Engine>)
+            flat::Flat::open(devices::open_memory(options)?, options)?
         }
-        EngineKind::Flex => Ok(flex::Flex::open(options)? as Arc<dyn Engine>),
-    }
+        EngineKind::Flex => flex::Flex::open(options)?,
+    };
+    Ok(reading::as_asked(engine, asked))
 }
 
 /// Refuses the place of another engine's store, also for a new one: both would be there, and opens find one.
@@ -169,6 +171,10 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     }
     /// Items of the part of a walk that begins at `from`, and where the next one begins; `None` at the end.
     fn walk(&self, from: Cursor) -> Result<(Items, Option<Cursor>)>;
+    /// Does what its thread does while nobody writes, if that changes media.
+    fn tidy(&self) -> Result<()> {
+        Ok(())
+    }
     /// Brings to the device what is in memory only, to stay or not.
     fn write_out(&self) -> Result<()>;
     fn sync(&self) -> Result<()>;

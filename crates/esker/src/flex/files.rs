@@ -7,6 +7,7 @@
 
 use super::recover::find_header;
 use super::{SpaceOptions, sites};
+use crate::engine::reading::to_read;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::header::SLOTS_OFFSET;
 use esker_media::folder::locate;
@@ -110,7 +111,7 @@ fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<
     if was_there {
         refuse_without(options, name)?;
     }
-    let create = options.create || options.format;
+    let create = (options.create || options.format) && !options.read_only;
     let found = locate(&options.path, name, create)?;
     if found.path == options.path {
         let words = "neither a folder nor nothing: a space has several files";
@@ -120,9 +121,10 @@ fn open_file(options: &SpaceOptions, name: &str, was_there: bool) -> Result<Arc<
         create_size_bytes: (!found.exists).then_some(NEW_SIZE),
         direct: Direct::Prefer,
         punch_holes: true,
+        read_only: options.read_only,
         ..OpenOptions::default()
     };
-    open_device(&found.path, device_options)
+    Ok(to_read(open_device(&found.path, device_options)?, options.read_only))
 }
 
 /// Opens a file; waits for a process that was killed, of which requests may hold one file longer than another.

@@ -201,7 +201,12 @@ impl Space {
     pub fn open(options: &SpaceOptions) -> Result<Space> {
         options.check()?;
         refuse_store(options)?;
-        Space::open_on(SpaceFiles::open(options)?, options)
+        let space = Space::open_on(SpaceFiles::open(options)?, options)?;
+        if options.read_only {
+            let why = Error::new(ErrorKind::ReadOnly, "open space");
+            *space.0.failed.lock() = Some(why.context("the space was opened to be read"));
+        }
+        Ok(space)
     }
 
     /// As [`Space::open`], on these devices.

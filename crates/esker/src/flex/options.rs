@@ -13,6 +13,9 @@ pub struct SpaceOptions {
     pub path: PathBuf,
     /// Whether to make a space where there is none. Default true.
     pub create: bool,
+    /// Whether the space is only read: nothing in its files is changed, and what an open after a crash writes stays in memory. Others may
+    /// read it at the same time. Writes are refused with `ReadOnly`. Default false.
+    pub read_only: bool,
     /// Whether to make a new space in place of what is there. Everything there is lost. Default false.
     pub format: bool,
     /// Most bytes of the data file; `None`: as much as the file system gives. Live bytes are limited to
@@ -80,6 +83,7 @@ impl SpaceOptions {
         SpaceOptions {
             path: path.into(),
             create: true,
+            read_only: false,
             format: false,
             data_size_bytes_max: None,
             fill_percent_min: 80,

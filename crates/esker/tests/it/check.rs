@@ -6,8 +6,11 @@ use esker::Store;
 use esker_base::rng::Rng;
 use esker_base::{Site, SiteKind};
 use esker_media::BlockDevice;
+use esker_media::sim::{Initial, SimBlock, SimBlockOptions};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 const LOOK: Site = Site::new("test.look", SiteKind::Read);
@@ -87,4 +90,51 @@ fn a_check_beside_writers_and_a_cleaner_finds_damage() {
         });
         report.outcome.unwrap();
     }
+}
+
+/// What a check does not see is no reason for the next open to refuse the store, or to show something else.
+#[test]
+fn a_store_that_a_check_finds_sound_opens_after_a_kill() {
+    type Items = BTreeMap<Vec<u8>, Vec<u8>>;
+    let items = |store: &Store| -> esker::Result<Items> {
+        store.iter().map(|item| item.map(|(key, value)| (key, value.to_vec()))).collect()
+    };
+    let made = device(3);
+    let mut rng = Rng::from_seed(3);
+    let store = open(&made, &options(3)).unwrap();
+    for round in 0..6_u32 {
+        for _ in 0..40 {
+            let key = [b"key", &rng.below(30).to_be_bytes()[..]].concat();
+            store.put(&key, &vec![round as u8; rng.index(900)]).unwrap();
+            if rng.chance(1, 6) {
+                store.delete(&key).unwrap();
+            }
+        }
+        // Two sorts of segments that the cleaner writes, full ones among them.
+        store.clean(4).unwrap();
+    }
+    let wanted = items(&store).unwrap();
+    // Its end is durable. As after a kill, there is no checkpoint.
+    drop(store);
+    let image = made.image();
+    let (mut seen, mut unseen) = (0, 0);
+    for offset in (0..DEVICE_SIZE).step_by(37) {
+        let initial = Initial::Recycled(image.clone());
+        let device = SimBlockOptions::new(DEVICE_SIZE, 3).initial(initial);
+        let device = Arc::new(SimBlock::new(device));
+        let store = open(&device, &options(3)).unwrap();
+        flip_on(&device, offset);
+        let report = store.check().unwrap();
+        store.forget();
+        if !report.is_sound() {
+            seen += 1;
+            continue;
+        }
+        unseen += 1;
+        let store = open(&device, &options(3));
+        let store = store.unwrap_or_else(|error| panic!("a flip at {offset}: {error}"));
+        assert!(items(&store).unwrap() == wanted, "a flip at {offset}");
+        store.forget();
+    }
+    assert!(seen > 500 && unseen > 100, "{seen}, {unseen}");
 }

@@ -1,7 +1,7 @@
 //! Damaged media: found, named, never returned as data.
 
 use crate::support::{DEVICE_SIZE, device, flip_on, open, options};
-use esker::ErrorKind;
+use esker::{Batch, ErrorKind};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
 use std::collections::BTreeMap;
@@ -17,6 +17,13 @@ enum End {
     Closed,
 }
 
+/// Keys that a history has a part of.
+const KEYS: u64 = 40;
+
+fn name(number: u64) -> Vec<u8> {
+    format!("key{number}").into_bytes()
+}
+
 /// A store with some history, and what it holds.
 fn populated(seed: u64, end: End) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
     let device = device(seed);
@@ -24,13 +31,22 @@ fn populated(seed: u64, end: End) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
     let mut rng = Rng::from_seed(seed);
     let mut model = BTreeMap::new();
     for n in 0..120u32 {
-        let key = format!("key{}", rng.below(40)).into_bytes();
+        let key = name(rng.below(KEYS));
         // Some of them in extents.
         let mut value = vec![0; if n % 30 == 7 { 2500 } else { rng.index(600) }];
         rng.fill(&mut value);
         value.extend_from_slice(&n.to_le_bytes());
-        store.put(&key, &value).unwrap();
-        model.insert(key, value);
+        if rng.chance(1, 4) {
+            assert_eq!(store.delete(&key).unwrap(), model.remove(&key).is_some());
+        } else if rng.chance(1, 8) {
+            let other = name(rng.below(KEYS));
+            store.write(Batch::new().put(&key, &value).delete(&other)).unwrap();
+            model.insert(key.clone(), value);
+            model.remove(&other);
+        } else {
+            store.put(&key, &value).unwrap();
+            model.insert(key, value);
+        }
         if n == 95 && end == End::Overtaken {
             store.clean(64).unwrap();
             assert!(store.checkpoint().unwrap());
@@ -67,12 +83,15 @@ fn no_flipped_bit_hides_behind_a_checkpoint_that_is_overtaken() {
     assert!(refused > 100 && harmless > 1000, "{refused} refused, {harmless} harmless");
 }
 
-/// Flips a bit of every seventh byte; returns how often the store was refused, and how often not.
+/// Flips a bit of every seventh byte, or as `ESKER_FLIP_STEP` says; returns how often the store was refused, and how often not.
 fn flip_everywhere(end: End) -> (u32, u32) {
     let (image, model) = populated(1, end);
     let mut rng = Rng::from_seed(99);
     let (mut refused, mut harmless) = (0, 0);
-    for offset in (0..DEVICE_SIZE).step_by(7) {
+    let step = std::env::var("ESKER_FLIP_STEP").ok().and_then(|step| step.parse().ok());
+    let absent: Vec<_> = (0..KEYS).map(name).filter(|key| !model.contains_key(key)).collect();
+    assert!(absent.len() > 2 && model.len() > 15);
+    for offset in (0..DEVICE_SIZE).step_by(step.unwrap_or(7)) {
         let mut damaged = image.clone();
         damaged.flip(offset, u32::try_from(rng.below(8)).unwrap());
         let store = match open(&reopened(&damaged), &options(5)) {
@@ -93,6 +112,17 @@ fn flip_everywhere(end: End) -> (u32, u32) {
                 ),
                 Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}"),
             }
+        }
+        for key in &absent {
+            match store.get(key) {
+                Ok(found) => assert!(found.is_none(), "offset {offset}: {key:?} is back"),
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Corrupted, "offset {offset}"),
+            }
+        }
+        let walked: esker::Result<BTreeMap<_, _>> =
+            store.iter().map(|item| item.map(|(key, value)| (key, value.to_vec()))).collect();
+        if let Ok(walked) = walked {
+            assert!(walked == model, "offset {offset}");
         }
         harmless += 1;
     }

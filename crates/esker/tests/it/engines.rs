@@ -363,3 +363,116 @@ fn a_window_of_zero_and_a_record_cache_beyond_any_memory_are_refused() {
         assert!(!good.path.exists(), "{kind}: nothing was made");
     }
 }
+
+/// A restore makes no store that its options do not open.
+#[test]
+fn a_backup_is_not_restored_with_options_that_no_open_takes() {
+    use EngineKind::{Depot, FlatCceh, FlatMasstree, Flex};
+    for (made, engine, cache) in [
+        (FlatCceh, Some(FlatMasstree), false),
+        (FlatMasstree, Some(FlatCceh), false),
+        (Depot, None, true),
+        (FlatCceh, None, true),
+        (Flex, None, true),
+    ] {
+        let [folder, source] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let store = Store::open(&options(&source, Some(made))).unwrap();
+        store.put(b"who", b"backup").unwrap();
+        let backup = source.path().join("backup");
+        store.backup(&backup).unwrap();
+        let own = options(&folder, engine.or(Some(made)));
+        let store = Store::open(&own).unwrap();
+        store.put(b"who", b"there").unwrap();
+        drop(store);
+        let over = Options { engine, cache, format: true, ..own.clone() };
+        let refused = esker::restore(&backup, &over).unwrap_err();
+        let kinds = [ErrorKind::InvalidArgument, ErrorKind::Unsupported];
+        assert!(kinds.contains(&refused.kind()), "{made}: {refused}");
+        let store = Store::open(&own).unwrap();
+        assert_eq!(store.get(b"who").unwrap().as_deref(), Some(&b"there"[..]), "{made}");
+    }
+}
+
+#[test]
+fn a_store_that_a_panic_drops_keeps_what_was_acknowledged() {
+    for (kind, durability) in EngineKind::ALL.into_iter().flat_map(|kind| {
+        [Durability::None, Durability::Periodic(Duration::from_secs(3600)), Durability::Sync]
+            .map(|durability| (kind, durability))
+    }) {
+        let folder = tempfile::tempdir().unwrap();
+        let options = Options { durability, ..options(&folder, Some(kind)) };
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let store = Store::open(&options).unwrap();
+            store.put(b"key", b"value").unwrap();
+            std::panic::resume_unwind(Box::new("not caught within"));
+        }));
+        assert!(panicked.is_err());
+        let store = Store::open(&options).unwrap();
+        let found = store.get(b"key").unwrap();
+        assert_eq!(found.as_deref(), Some(&b"value"[..]), "{kind}, {durability}");
+    }
+}
+
+/// The room of what it read is given back as well.
+#[test]
+fn a_backup_whose_progress_panics_leaves_nothing_held() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        store.put(b"early", b"value").unwrap();
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let progress = Progress::new(|_, _| std::panic::resume_unwind(Box::new("progress")));
+            store.backup_with(&folder.path().join("backup"), &progress)
+        }));
+        assert!(panicked.is_err(), "{kind}");
+        for round in 0..100_u8 {
+            let put = store.put(b"key", &vec![round; 2 << 20]);
+            put.unwrap_or_else(|error| panic!("{kind}, {round}: {error}"));
+        }
+        store.backup(&folder.path().join("backup")).unwrap();
+    }
+}
+
+#[test]
+fn a_backup_in_one_file_is_one_of_a_folder_packed() {
+    for kind in EngineKind::ALL {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        for n in 0..300_u32 {
+            store.put(&n.to_be_bytes(), &[n as u8; 20_000]).unwrap();
+        }
+        store.put(b"large", &vec![7; 6 << 20]).unwrap();
+        let file = folder.path().join("backup.tar");
+        store.backup_file(&file).unwrap();
+        let before = std::fs::read(&file).unwrap();
+        // One that is ended leaves the earlier one, and nothing else.
+        store.put(b"later", b"value").unwrap();
+        let ended = store.backup_file_with(&file, &Progress::default().until(|| true));
+        assert_eq!(ended.unwrap_err().kind(), ErrorKind::Cancelled, "{kind}");
+        assert!(std::fs::read(&file).unwrap() == before, "{kind}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "{kind}");
+        let restored = |source: &std::path::Path, name: &str| {
+            let mut options = options(&folder, None);
+            options.path = folder.path().join(name);
+            options.size_bytes = 0;
+            esker::restore(source, &options)?;
+            Store::open(&Options { size_bytes: 64 << 20, ..options })
+        };
+        let copy = restored(&file, "copy").unwrap();
+        assert_eq!(copy.get(&7_u32.to_be_bytes()).unwrap().as_deref(), Some(&[7; 20_000][..]));
+        assert!(copy.get(b"large").unwrap().is_some_and(|value| value.len() == 6 << 20));
+        assert!(copy.get(b"later").unwrap().is_none() && copy.check().unwrap().is_sound());
+        store.backup_file(&file).unwrap();
+        let copy = restored(&file, "later").unwrap();
+        assert_eq!(copy.get(b"later").unwrap().as_deref(), Some(&b"value"[..]), "{kind}");
+        // Damage, and an end that is missing, are told.
+        let mut bytes = std::fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        std::fs::write(&file, &bytes).unwrap();
+        let error = restored(&file, "damaged").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{kind}: {error}");
+        std::fs::write(&file, &bytes[..middle]).unwrap();
+        restored(&file, "short").unwrap_err();
+    }
+}

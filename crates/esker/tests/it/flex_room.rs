@@ -164,6 +164,35 @@ fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_w
     sound(&store);
 }
 
+/// A range, and deletes that are few beside a table, but not beside what they delete.
+#[test]
+fn what_little_deletes_gives_its_space_back_while_nobody_writes_as_well() {
+    for by_range in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(folder.path());
+        options.flex = esker::FlexOptions::default();
+        let store = Store::open(&options).unwrap();
+        for number in 0..PAIRS {
+            store.put(&key(number), &bytes(1, 1000)).unwrap();
+        }
+        store.clean(usize::MAX).unwrap();
+        assert!(taken(folder.path()) > LIVE);
+        if by_range {
+            store.delete_range(&[], None).unwrap();
+        } else {
+            (0..PAIRS).for_each(|number| assert!(store.delete(&key(number)).unwrap()));
+        }
+        let waited = (0..300).any(|_| {
+            esker_trt::sleep(std::time::Duration::from_millis(100));
+            taken(folder.path()) <= SPARE
+        });
+        assert!(waited, "{by_range}: {} bytes", taken(folder.path()));
+        let read = store.stats().device.read_bytes;
+        assert!(store.scan(.., esker::Direction::Forward, 1).unwrap().is_empty());
+        assert!(store.stats().device.read_bytes - read < 1 << 20);
+    }
+}
+
 #[test]
 fn leaves_that_grow_alike_are_rewritten_one_after_the_other() {
     const TABLE: u64 = 128 << 10;

@@ -54,6 +54,7 @@ mod many;
 mod model;
 mod prefix;
 mod range;
+mod read_only;
 mod record_cache;
 mod repair;
 mod restore;

@@ -307,3 +307,42 @@ fn a_member_with_blocks_over_4_kib_is_refused() {
     assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
     assert!(refused.to_string().contains("at most 4096"), "{refused}");
 }
+
+/// What is on the devices of a set goes for a backup that is sound, and no other.
+#[test]
+fn a_set_is_not_replaced_by_a_backup_that_cannot_be_restored() {
+    let scratch = tempfile::tempdir().unwrap();
+    let options = file_options(&scratch, &["a", "b", "c"]);
+    let store = Store::open(&options).unwrap();
+    for n in 0..200u32 {
+        store.put(&n.to_le_bytes(), &[3; 40_000]).unwrap();
+    }
+    let source = scratch.path().join("backup");
+    store.backup(&source).unwrap();
+    store.put(b"later", b"value").unwrap();
+    let held_before = held(&store);
+    store.close().unwrap();
+    drop(store);
+    let segments = || {
+        let files = std::fs::read_dir(&source).unwrap().map(|file| file.unwrap().path());
+        files.filter(|file| file.file_name().unwrap().to_str().unwrap().starts_with("segment"))
+    };
+    let damaged = segments().max().unwrap();
+    let sound = std::fs::read(&damaged).unwrap();
+    let mut bytes = sound.clone();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&damaged, &bytes).unwrap();
+    let over = Options { format: true, size_bytes: 0, ..options.clone() };
+    let refused = esker::restore(&source, &over).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Corrupted, "{refused}");
+    let store = Store::open(&options).unwrap();
+    assert_eq!(held(&store), held_before);
+    store.close().unwrap();
+    drop(store);
+    std::fs::write(&damaged, &sound).unwrap();
+    esker::restore(&source, &over).unwrap();
+    let store = Store::open(&options).unwrap();
+    assert!(store.get(b"later").unwrap().is_none());
+    assert_eq!(store.stats().items, 200);
+}

@@ -29,7 +29,8 @@ pub(super) fn between_mark_and_page() {
 /// Memory of sixteen pages of which all but four are lost, the ninth after somebody stored there.
 fn cut_short() -> (tempfile::TempDir, PmemFile) {
     let folder = tempfile::tempdir().unwrap();
-    let options = PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true };
+    let options =
+        PmemOptions { create_size_bytes: Some(16 * PAGE), emulate: true, ..PmemOptions::default() };
     let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
     memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
     rustix::fs::ftruncate(&memory.fd, 4 * PAGE).unwrap();

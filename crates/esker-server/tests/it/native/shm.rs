@@ -310,3 +310,53 @@ fn a_client_that_speaks_by_one_stream_keeps_the_others() {
     // Once nobody speaks, all are sent away.
     sharing.check_left(0);
 }
+
+/// Those who are there keep what they have, however long somebody waits.
+#[test]
+fn one_client_too_many_is_refused_at_once_and_nobody_waits_for_it() {
+    let sharing = sharing(|config| {
+        config.limits =
+            Limits { connections_max: 64, memory_max_bytes: 8 << 20, ..Limits::default() };
+    });
+    let mut watcher = Raw::connect(&sharing.server);
+    watcher.check_status(&put(b"k", &vec![1; 1 << 20]), Status::Ok);
+    let mut there = Vec::new();
+    let refused = loop {
+        let since = SystemClock.monotonic();
+        match sharing.connect() {
+            Ok(streams) => there.push(streams),
+            Err(status) => {
+                let waited = SystemClock.monotonic().saturating_sub(since);
+                assert!(waited < Duration::from_secs(5), "{waited:?}");
+                break status;
+            }
+        }
+    };
+    assert_eq!(refused, u32::from(Status::Failed(esker::ErrorKind::OutOfMemory).number()));
+    assert!(there.len() > 1, "{} fit", there.len());
+    // What is asked for without a data block finds memory, and uploads theirs.
+    assert!(super::free_bytes(&mut watcher) >= 6 << 20);
+    assert_eq!(watcher.ask(&get(b"k")).item().value.len(), 1 << 20);
+    there.pop();
+    sharing.check_left(u32::try_from(there.len()).expect("few") + 1);
+    assert!(sharing.connect().is_ok(), "there is room again");
+}
+
+/// A byte in its bell that nobody has read is no sign of life.
+#[test]
+fn a_client_that_died_after_it_rang_is_missed_while_it_takes_no_replies() {
+    let sharing = sharing(|config| {
+        config.limits = Limits { request_timeout: Duration::ZERO, ..Limits::default() };
+    });
+    let mut watcher = Raw::connect(&sharing.server);
+    watcher.check_status(&put(b"k", &vec![7; 20_000]), Status::Ok);
+    let mut client = sharing.clients().remove(0);
+    let mut frames = Vec::new();
+    (1..=256).for_each(|id| push_frame(&mut frames, id, &get(b"k")));
+    client.send(&frames);
+    // Until the ring is full of replies, and the server waits for room in it.
+    std::thread::park_timeout(Duration::from_millis(300));
+    client.stream.bell.write_all(b"!!").expect("rung");
+    drop(client);
+    sharing.check_left(1);
+}

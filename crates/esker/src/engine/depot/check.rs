@@ -1,27 +1,49 @@
 //! `check`: everything on media against the index.
 
-use super::scan::Step;
+use super::scan::{Source, Step};
 use super::segments::{Incarnation, Use};
 use super::{Depot, sites};
 use crate::check::CheckReport;
 use esker_base::Result;
 use esker_base::ids::{SegmentEpoch, SegmentId};
-use esker_format::depot::{RecordKind, Stream};
+use esker_format::depot::{RecordKind, SegmentHeader, Stream};
 use esker_index::Link;
+use std::collections::HashMap;
+
+/// Where the log of a segment ends too early.
+struct Damage {
+    position: u64,
+    /// It is no segment that the cleaner may leave unfinished.
+    is_full: bool,
+    /// There was more: it is no segment that its session left unfinished.
+    is_certain: bool,
+}
 
 impl Depot {
     /// Reads all records that the index knows and all batches of all segments, while writes go on.
     pub(super) fn check_store(&self) -> CheckReport {
         let mut report = CheckReport::default();
         let mut cursor = 0;
+        // The last record in each segment that counts.
+        let mut last: HashMap<SegmentId, Link> = HashMap::new();
         loop {
             let generation = self.segments.generation();
             let Some((links, next)) = self.index.walk(cursor) else { break };
-            links.into_iter().for_each(|link| self.check_link(link, generation, &mut report));
+            for link in links {
+                self.check_link(link, generation, &mut report);
+                let offset = self.layout.offset_of(link);
+                if let Some(segment) = self.layout.segment_of(offset) {
+                    let last = last.entry(segment).or_insert(link);
+                    if link.grain() > last.grain() {
+                        *last = link;
+                    }
+                }
+            }
             cursor = next;
         }
         for index in 0..self.layout.segment_count {
-            self.check_segment(SegmentId(index), &mut report);
+            let id = SegmentId(index);
+            self.check_segment(id, last.get(&id).copied(), &mut report);
         }
         report
     }
@@ -79,19 +101,28 @@ impl Depot {
 
     /// Whether a segment is full, and which time it is used: what both are before and after it was
     /// read, it was all the while.
-    fn standing(&self, id: SegmentId) -> (bool, SegmentEpoch) {
-        (self.segments.state(id) == Use::Sealed, self.segments.epoch(id))
+    fn standing(&self, id: SegmentId) -> (Use, SegmentEpoch) {
+        (self.segments.state(id), self.segments.epoch(id))
     }
 
-    fn check_segment(&self, id: SegmentId, report: &mut CheckReport) {
+    /// `last` was the last record that counts here.
+    fn check_segment(&self, id: SegmentId, last: Option<Link>, report: &mut CheckReport) {
         let standing = self.standing(id);
-        let (full, epoch) = standing;
-        let damage = self.find_damage(id, epoch, report);
+        let (used, epoch) = standing;
+        let mut damage = self.find_damage(id, epoch, report);
+        // What counts stands in the log, or else the next recovery does not find it; but for what is in memory only.
+        let last = last.filter(|_| used != Use::Open || !self.writes_later());
+        if let (Ok(Some(damage)), Some(last)) = (&mut damage, last) {
+            let position = self.layout.offset_of(last) - self.layout.segment_offset(id);
+            damage.is_certain |= position >= damage.position && self.is_indexed(last);
+        }
         if self.standing(id) != standing {
             return;
         }
         match damage {
-            Ok(Some(position)) if full && self.live_in(id) => {
+            Ok(Some(Damage { position, is_full, is_certain }))
+                if is_certain || used == Use::Sealed && is_full && self.live_in(id) =>
+            {
                 let offset = self.layout.segment_offset(id) + position;
                 report.problem(format!("segment {id} is damaged at device offset {offset}"));
             }
@@ -100,18 +131,48 @@ impl Depot {
         }
     }
 
+    /// Whether a segment's log went on in another one: then it was sealed, or all of it was written.
+    fn is_followed(&self, source: &Source<'_>, header: &SegmentHeader) -> Result<bool> {
+        for index in 0..self.layout.segment_count {
+            let Some(other) = source.header(self.superblock.store_id, SegmentId(index))? else {
+                continue;
+            };
+            let follows = other.epoch > header.epoch
+                && other.stream == header.stream
+                && (header.stream == Stream::Fresh || other.session_epoch == header.session_epoch);
+            if follows {
+                let of = Incarnation::from(&other);
+                if source.walk(SegmentId(index), of, &mut |_| Ok(()))?.batches > 0 {
+                    return Ok(true);
+                }
+            }
+        }
+        Ok(false)
+    }
+
     /// Reads all batches of a segment; returns where in it they end, if that is not where the batches
-    /// of a full one do.
+    /// of a full one do, or if what stands behind says that there were more.
     fn find_damage(
         &self,
         id: SegmentId,
         epoch: SegmentEpoch,
         report: &mut CheckReport,
-    ) -> Result<Option<u64>> {
+    ) -> Result<Option<Damage>> {
         let source = self.source(sites::CHECK_READ);
-        // One that is being evicted has no header any more.
-        let Some(header) = source.header(self.superblock.store_id, id)? else { return Ok(None) };
-        let end = source.walk(id, Incarnation::from(&header), &mut |step| {
+        let at = |position, is_full, is_certain| Ok(Some(Damage { position, is_full, is_certain }));
+        let Some(header) = source.header(self.superblock.store_id, id)? else {
+            // One that is being evicted has no header any more.
+            return if self.superblock.cache { Ok(None) } else { at(0, true, false) };
+        };
+        let of = Incarnation::from(&header);
+        // How far the clients' log reaches here, if all of it was written.
+        let written = {
+            let state = self.log.lock();
+            let is_still = state.in_flight.is_none() && state.failure.is_none();
+            let is_still = is_still && !self.writes_later();
+            state.tail.filter(|tail| is_still && tail.segment == id).map(|tail| tail.position)
+        };
+        let end = source.walk(id, of, &mut |step| {
             if let Step::Record(record, _) = step {
                 report.bytes += record.size_bytes as u64;
             }
@@ -119,9 +180,21 @@ impl Depot {
         })?;
         report.batches += end.batches;
         if header.epoch != epoch {
-            return Ok(Some(0));
+            return at(0, true, false);
         }
-        // The cleaner leaves its open segments as they are when a store closes or crashes.
-        Ok((!end.sealed && header.stream == Stream::Fresh).then_some(end.position))
+        if end.sealed || header.stream == Stream::Checkpoint {
+            return Ok(None);
+        }
+        // The cleaner leaves its open segments as they are when a store closes or crashes. What the next recovery would miss, it
+        // would refuse the store for, be it of records that count or not.
+        let mut is_certain = source.durable_behind(id, of.salt, &end)? > end.next
+            || written.is_some_and(|written| end.position < written)
+            || end.batches > 0 && self.is_followed(&source, &header)?;
+        if is_certain {
+            // Unless that came meanwhile.
+            let again = source.walk(id, of, &mut |_| Ok(()))?;
+            is_certain = !again.sealed && again.position == end.position;
+        }
+        at(end.position, header.stream == Stream::Fresh, is_certain)
     }
 }

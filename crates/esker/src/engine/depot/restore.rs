@@ -66,8 +66,20 @@ impl Backup<'_, Superblock> {
         Ok(count)
     }
 
+    /// Refuses to make a cache of a store that keeps what it is given: no open takes one for it.
+    pub(crate) fn fits_a_cache(&self, wanted: bool) -> Result<()> {
+        if wanted && !self.manifest.superblock.cache {
+            let words = "this is a backup of a store that keeps what it is given: it is no cache";
+            return Err(Error::invalid("restore", words));
+        }
+        Ok(())
+    }
+
     /// The superblock of the new store on `device`.
-    fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
+    ///
+    /// # Errors
+    /// `InvalidArgument` if the store does not fit there.
+    pub(crate) fn superblock(&self, device: &dyn BlockDevice) -> Result<Superblock> {
         let old = &self.manifest.superblock;
         let geometry = device.geometry();
         if geometry.block_size_bytes > old.block_size_bytes {

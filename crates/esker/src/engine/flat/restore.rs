@@ -21,14 +21,14 @@ use super::recover::{EPOCH_BITS, read_header, remains};
 use super::sites;
 use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
-use crate::options::Progress;
+use crate::options::{EngineKind, Progress};
 use esker_base::ids::Version;
 use esker_base::rng::secret;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::ManifestEntry;
 use esker_format::flat::{
-    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, MAKING, SESSION_OFFSET,
-    SUPERBLOCK_OFFSETS, Session, Superblock,
+    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, IndexKind, MAKING,
+    SESSION_OFFSET, SUPERBLOCK_OFFSETS, Session, Superblock,
 };
 use esker_media::{BufferPool, Pmem};
 
@@ -39,6 +39,14 @@ impl Backup<'_, Superblock> {
     /// Size of the memory that was backed up, in bytes.
     pub(crate) fn memory_size_bytes(&self) -> u64 {
         self.manifest.superblock.size_bytes
+    }
+
+    /// The engine of the store that was backed up.
+    pub(crate) fn kind(&self) -> EngineKind {
+        match self.manifest.superblock.index {
+            IndexKind::Cceh => EngineKind::FlatCceh,
+            IndexKind::Masstree => EngineKind::FlatMasstree,
+        }
     }
 
     /// How many chunks a store of so many bytes has.

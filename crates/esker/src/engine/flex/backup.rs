@@ -81,6 +81,15 @@ struct Making<'a> {
     report: BackupReport,
 }
 
+/// What a backup reads, which the store keeps until this is dropped, also by a panic of whoever is told of the progress.
+struct Released<'a>(&'a Flex, u64);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.release(self.1);
+    }
+}
+
 impl Making<'_> {
     fn add(&mut self, pair: &Pair<'_>) -> Result<()> {
         if let Content::Large(_, number, length) = pair.content
@@ -218,9 +227,9 @@ impl Flex {
             }
         }
         let version = self.snapshot()?;
-        let done = self.copy_snapshot(&mut making, version);
-        self.release(version);
-        done?;
+        let released = Released(self, version);
+        self.copy_snapshot(&mut making, version)?;
+        drop(released);
         let Making { entries, mut report, number, .. } = making;
         report.last_version = Version(version);
         let manifest = FlexBackup {

@@ -150,6 +150,11 @@ impl Engine for Flex {
         if self.keeps_log() { self.wal.write_all(true) } else { self.commit_all() }
     }
 
+    fn tidy(&self) -> Result<()> {
+        while self.defragment()? {}
+        self.settle_at_rest().map(|_| ())
+    }
+
     fn close(&self) -> Result<()> {
         self.closing.once(|| {
             if self.closed.swap(true, Ordering::AcqRel) {

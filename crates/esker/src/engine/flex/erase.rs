@@ -30,8 +30,9 @@ impl Flex {
         range: &RangeDelete,
         replayed: bool,
     ) -> Result<()> {
-        // A log that was found may have brought newer pairs there already.
-        let careful = replayed || !self.snapshots.all().is_empty();
+        // A log that was found may have brought newer pairs there already. A snapshot from before the range sees what it covers.
+        let oldest = self.snapshots.all().last().copied();
+        let careful = replayed || oldest.is_some_and(|oldest| oldest < range.version);
         let segments = PART_SEGMENTS * self.space.segment_size_bytes();
         let part = segments.max(self.index.size_bytes() / PARTS);
         let mut key = range.from.clone();

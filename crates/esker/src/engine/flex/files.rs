@@ -1,11 +1,12 @@
 //! The files of a store: those of its space, two logs, and the saved index.
 
+use crate::engine::reading::to_read;
 use crate::flex::{
     STORE_LOGS, SpaceFiles, SpaceOptions, open_device, refuse_remains, refuse_without,
 };
 use esker_base::Result;
 use esker_media::folder::locate;
-use esker_media::{BlockDevice, OpenOptions};
+use esker_media::{BlockDevice, OpenOptions, OverlayDevice};
 use std::sync::Arc;
 
 /// Name and first size of the saved index.
@@ -31,17 +32,32 @@ impl FlexFiles {
             STORE_LOGS.iter().try_for_each(|name| refuse_without(options, name))?;
         }
         let file = |(name, size_bytes)| -> Result<Arc<dyn BlockDevice>> {
+            let read_only = options.read_only;
             let found = locate(&options.path, name, true)?;
+            if !found.exists && read_only {
+                let beside = Arc::clone(&space.tree);
+                return Ok(Arc::new(OverlayDevice::blank_beside(beside, size_bytes)));
+            }
             let create_size_bytes = (!found.exists).then_some(size_bytes);
             // Direct: what a failed flush left in a page cache is not what the device has.
-            let options = OpenOptions { create_size_bytes, ..OpenOptions::default() };
-            open_device(&found.path, options)
+            let options = OpenOptions { create_size_bytes, read_only, ..OpenOptions::default() };
+            Ok(to_read(open_device(&found.path, options)?, read_only))
         };
         let [even, odd] = STORE_LOGS.map(|name| (name, log_size_bytes));
         let logs = [file(even)?, file(odd)?];
         if !space.is_made(options)? && !options.format {
             logs.iter().try_for_each(|log| refuse_remains(&**log, 0))?;
         }
-        Ok(FlexFiles { space, logs, index: file(INDEX)? })
+        let index = file(INDEX)?;
+        Ok(FlexFiles { space, logs, index })
+    }
+
+    /// The same of which nothing is changed.
+    pub(crate) fn to_read(self) -> FlexFiles {
+        let to_read = |device| to_read(device, true);
+        let FlexFiles { space: SpaceFiles { data, tree, log }, logs, index } = self;
+        let [data, tree, log] = [data, tree, log].map(to_read);
+        let space = SpaceFiles { data, tree, log };
+        FlexFiles { space, logs: logs.map(to_read), index: to_read(index) }
     }
 }

@@ -263,6 +263,8 @@ pub(super) struct MemTable {
     has_ranges: AtomicBool,
     /// Before this time, in Unix seconds, nothing in it expires.
     expires_first: AtomicU64,
+    /// How often a key was deleted.
+    deletes: AtomicU64,
     /// Bytes of large values that expire, and were named by it at some time.
     expiring_large: AtomicU64,
 }
@@ -290,6 +292,7 @@ impl MemTable {
             ranges: RwLock::default(),
             has_ranges: AtomicBool::new(false),
             expires_first: AtomicU64::new(u64::MAX),
+            deletes: AtomicU64::new(0),
             expiring_large: AtomicU64::new(0),
         }
     }
@@ -376,6 +379,9 @@ impl MemTable {
                 self.expiring_large.fetch_add(length, Ordering::Relaxed);
             }
         }
+        if content == Content::Delete {
+            self.deletes.fetch_add(1, Ordering::Relaxed);
+        }
         let known = self.may_have(hash);
         if !known {
             for (word, bit) in self.bits(hash) {
@@ -437,6 +443,11 @@ impl MemTable {
         self.bytes.fetch_add(128 + range.from.len() as u64, Ordering::Relaxed);
         self.ranges.write().push(range);
         self.has_ranges.store(true, Ordering::Release);
+    }
+
+    /// How often a key was deleted.
+    pub(super) fn deletes(&self) -> u64 {
+        self.deletes.load(Ordering::Relaxed)
     }
 
     /// Whether a range was deleted.

@@ -303,6 +303,7 @@ pub(super) fn open_files(options: &Options) -> Result<FlexFiles> {
 pub(super) fn space_options(options: &Options) -> SpaceOptions {
     let mut space = SpaceOptions::new(&options.path);
     space.create = options.create;
+    space.read_only = options.read_only;
     space.format = options.format;
     space.data_size_bytes_max = Some(options.size_bytes);
     // Intervals have a cache of their own; this one is for neighbours in a block.

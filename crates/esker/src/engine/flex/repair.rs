@@ -134,10 +134,12 @@ fn root_of(
                 None => identity(options)?,
             };
             let size = space.stat().file_size_bytes;
+            let capacity_bytes = options.size_bytes.max(size);
+            tracing::warn!(capacity_bytes, "what the store may take is not known any more");
             let root = Root {
                 store_id,
                 last_version: highest_version(space)?,
-                capacity_bytes: options.size_bytes.max(size),
+                capacity_bytes,
                 ..Root::default()
             };
             Ok((root, false))
@@ -282,7 +284,8 @@ impl Flex {
             }
         }
         for key in &lost {
-            tracing::warn!(?key, "a large value is lost");
+            // Keys do not belong in logs.
+            tracing::warn!(key_size_bytes = key.len(), "a large value is lost");
             self.delete_if(key, None)?;
             report.records_lost += 1;
         }

@@ -468,6 +468,16 @@ impl Flex {
             (None, Some(pair)) if pair.version >= covered && pair.content != Content::Delete => {
                 (scan.visit)(Ok(&pair))?
             }
+            // A range of the table covers it, or of the one before, which is on its way.
+            (None, Some(_)) => {
+                scan.deleted += 1;
+                if scan.deleted == DELETED_MANY
+                    && let Some(table) = tables.first().filter(|table| table.has_ranges())
+                {
+                    self.note_littered(table);
+                }
+                Continue(())
+            }
             _ => Continue(()),
         };
         if is_here {

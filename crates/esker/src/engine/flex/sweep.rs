@@ -228,7 +228,7 @@ impl Flex {
         if !rest.is_now(now) {
             return Ok(None);
         }
-        let is_much = bytes > self.options.memtable_size_bytes / TABLE_SHARE;
+        let is_much = bytes > self.options.memtable_size_bytes / TABLE_SHARE || self.deletes_much();
         if (is_much || self.has_expired_table(self.unix_seconds())) && is_free {
             self.change_table(table)?;
             rest.seen = (self.tables().active.generation, 0, now);
@@ -253,6 +253,17 @@ impl Flex {
         };
         rest.reads = reads();
         Ok(more.then(|| self.clock.monotonic().saturating_sub(now) * waits))
+    }
+
+    /// Whether the table deletes much of the space, little as it may be itself: a range, or keys with values of the size that values
+    /// have.
+    fn deletes_much(&self) -> bool {
+        let (has_ranges, deletes) = {
+            let tables = self.tables();
+            (tables.active.has_ranges(), tables.active.deletes())
+        };
+        let each = self.space.stat().data_bytes / self.index.pairs().max(1);
+        has_ranges || deletes.saturating_mul(each) > self.options.memtable_size_bytes / TABLE_SHARE
     }
 
     /// Whether much has expired since all leaves were looked at: what did not count then was brought out.

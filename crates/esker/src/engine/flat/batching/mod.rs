@@ -160,7 +160,8 @@ pub struct BatchingOptions {
     pub model: Batching,
     /// Number of logs, at least 1.
     pub cores: usize,
-    /// Cores that steal each other's entries; 0 means those of one socket.
+    /// Cores that steal each other's entries; 0 means those of one socket, as many as the first one has: tasks of a run-time are bound
+    /// socket by socket, threads of a program are not bound.
     pub group_size: usize,
     /// Entries of a batch, at most; at least 1.
     pub entries_max: usize,
