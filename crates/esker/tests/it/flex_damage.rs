@@ -707,3 +707,81 @@ fn intervals_out_of_order_are_damage_and_no_panic() {
         }
     }
 }
+
+/// Nothing else is behind the damage than what came to its interval since, in blocks that are whole: an acknowledged delete of a range
+/// counts for that, as each get does.
+#[test]
+fn a_deleted_range_is_gone_behind_a_damaged_block_of_a_small_interval() {
+    let mut options = options(4);
+    options.flex.cache_size_bytes = 0;
+    let devices = Devices::new(4);
+    let store = devices.open(&options).unwrap();
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(u64::from(n), 40)).unwrap();
+    }
+    store.close().unwrap();
+    let mut hit = 0;
+    for block in 1..devices.device(0).image().size_bytes() / 512 {
+        let (_media, files, _) = harmed(&devices, block, Harm::Flip);
+        let Ok(store) = Store::open_flex_on(files, &options) else { continue };
+        let lost: Vec<u8> = (0..200).filter(|n| store.get(&[*n]).is_err()).collect();
+        let have = |value: Option<&[u8]>, words: &str| {
+            // Brings the table to the space.
+            store.check().unwrap();
+            for n in &lost {
+                let found = store.get(&[*n]);
+                let is_right = match (&found, value) {
+                    (Ok(found), _) => found.as_deref() == value,
+                    // Of what was there nobody knows when it was written.
+                    (Err(_), value) => value.is_none(),
+                };
+                assert!(is_right, "block {block}, key {n}, {words}: {found:?}");
+            }
+        };
+        for n in &lost {
+            store.put(&[*n], b"new").unwrap();
+        }
+        have(Some(b"new"), "put");
+        for n in &lost {
+            store.delete_range(&[*n], Some(&[n + 1])).unwrap();
+        }
+        have(None, "deleted");
+        hit += lost.len();
+    }
+    assert!(hit > 100, "{hit}");
+}
+
+/// A get goes past a run that cannot be read if the index knows that it has not the key.
+#[test]
+fn a_deleted_range_is_gone_before_a_damaged_run_of_its_interval() {
+    let mut options = options(4);
+    options.flex.cache_size_bytes = 0;
+    let devices = Devices::new(4);
+    let store = devices.open(&options).unwrap();
+    let put = |count: u8, step: u8| {
+        for n in (0..count).step_by(usize::from(step)) {
+            store.put(&[n], &bytes(u64::from(n), 40)).unwrap();
+        }
+        store.check().unwrap();
+    };
+    put(200, 1);
+    put(200, 3);
+    store.close().unwrap();
+    let (mut kept, mut hit) = (0, 0);
+    for block in 1..devices.device(0).image().size_bytes() / 512 {
+        let (_media, files, _) = harmed(&devices, block, Harm::Flip);
+        let Ok(store) = Store::open_flex_on(files, &options) else { continue };
+        hit += (0..200).filter(|n| store.get(&[*n]).is_err()).count();
+        for n in (0..200).step_by(2) {
+            store.delete_range(&[n], Some(&[n + 1])).unwrap();
+        }
+        store.check().unwrap();
+        for n in 0..200 {
+            let found = store.get(&[n]);
+            let is_there = found.as_ref().is_ok_and(|found| found.is_some());
+            assert!(n % 2 == 1 || !is_there, "block {block}, key {n}: {found:?}");
+            kept += usize::from(is_there);
+        }
+    }
+    assert!(hit > 50 && kept > 2000, "{hit} keys cannot be read, {kept} are there");
+}
