@@ -750,38 +750,3 @@ fn a_deleted_range_is_gone_behind_a_damaged_block_of_a_small_interval() {
     }
     assert!(hit > 100, "{hit}");
 }
-
-/// A get goes past a run that cannot be read if the index knows that it has not the key.
-#[test]
-fn a_deleted_range_is_gone_before_a_damaged_run_of_its_interval() {
-    let mut options = options(4);
-    options.flex.cache_size_bytes = 0;
-    let devices = Devices::new(4);
-    let store = devices.open(&options).unwrap();
-    let put = |count: u8, step: u8| {
-        for n in (0..count).step_by(usize::from(step)) {
-            store.put(&[n], &bytes(u64::from(n), 40)).unwrap();
-        }
-        store.check().unwrap();
-    };
-    put(200, 1);
-    put(200, 3);
-    store.close().unwrap();
-    let (mut kept, mut hit) = (0, 0);
-    for block in 1..devices.device(0).image().size_bytes() / 512 {
-        let (_media, files, _) = harmed(&devices, block, Harm::Flip);
-        let Ok(store) = Store::open_flex_on(files, &options) else { continue };
-        hit += (0..200).filter(|n| store.get(&[*n]).is_err()).count();
-        for n in (0..200).step_by(2) {
-            store.delete_range(&[n], Some(&[n + 1])).unwrap();
-        }
-        store.check().unwrap();
-        for n in 0..200 {
-            let found = store.get(&[n]);
-            let is_there = found.as_ref().is_ok_and(|found| found.is_some());
-            assert!(n % 2 == 1 || !is_there, "block {block}, key {n}: {found:?}");
-            kept += usize::from(is_there);
-        }
-    }
-    assert!(hit > 50 && kept > 2000, "{hit} keys cannot be read, {kept} are there");
-}

@@ -1,7 +1,7 @@
 //! Repairs: what can be read is kept, what cannot is gone, and nothing that was known to be replaced
 //! comes back.
 
-use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, open, options};
+use crate::support::{DEVICE_SIZE, device, open, options};
 use esker::{Batch, ErrorKind, RepairReport, Store, repair_on};
 use esker_base::rng::Rng;
 use esker_format::depot::{BatchHeader, BatchKind};
@@ -336,35 +336,4 @@ fn a_cache_evicts_what_a_repair_has_moved() {
         assert!(store.stats().items <= 1, "{:?}", store.stats());
         assert_eq!(store.check().unwrap().problems, Vec::<String>::new());
     }
-}
-
-/// Its trailer says that it was full, also if nothing behind it does.
-#[test]
-fn a_full_segment_with_a_damaged_summary_is_mended_whatever_stands_behind_it() {
-    let (mut full, mut moved) = (0, 0);
-    for close in [true, false] {
-        let (image, history) = populated(8, close);
-        let bytes = image.to_vec();
-        let starts = (8192..DEVICE_SIZE).step_by(usize::try_from(SEGMENT_SIZE).unwrap());
-        let starts: Vec<u64> = starts.filter(|start| start + SEGMENT_SIZE <= DEVICE_SIZE).collect();
-        for start in &starts {
-            let trailer = start + SEGMENT_SIZE - 1024;
-            let at = usize::try_from(trailer).unwrap();
-            if BatchHeader::peek(&bytes[at..], 512).is_err() {
-                continue;
-            }
-            full += 1;
-            for behind in starts.iter().filter(|behind| *behind != start) {
-                let mut damaged = image.clone();
-                // The end of the summary stands before the trailer, and the first batch behind a header.
-                (0..8).for_each(|n| damaged.flip(trailer - 500 + 60 * n, 3));
-                damaged.flip(behind + 512 + 20, 3);
-                let at = format!("closed {close}, segments at {start} and {behind}");
-                let (report, lacking) = mended(&damaged, &history, &at);
-                moved += report.records_moved;
-                assert!(lacking <= 8, "{at}: {lacking} keys, {report:?}");
-            }
-        }
-    }
-    assert!(full > 4 && moved > 100, "{full} full segments, {moved} moved");
 }
