@@ -6,6 +6,7 @@
 //! In the build of a fuzzer (`fuzz/`) each checksum is [`FUZZED`]: of what a fuzzer changes nothing else would get past them.
 
 use crc_fast::{CrcAlgorithm, Digest};
+use std::ops::Range;
 
 /// What all checksums are in the build of a fuzzer.
 pub const FUZZED: u32 = 0x7A5C_E51E;
@@ -16,6 +17,8 @@ pub fn crc32c(bytes: &[u8]) -> u32 {
     if cfg!(fuzzing) {
         return FUZZED;
     }
+    #[cfg(feature = "mutants")]
+    work::note(bytes);
     #[cfg(feature = "mutants")]
     if let Some(counted) = loose::counted() {
         let counted = bytes.get(..counted.min(bytes.len())).unwrap_or_default();
@@ -55,6 +58,8 @@ impl Crc32c {
                 counted
             }
         };
+        #[cfg(feature = "mutants")]
+        work::note(bytes);
         self.digest.update(bytes);
     }
 
@@ -76,6 +81,48 @@ impl Crc32c {
 impl Default for Crc32c {
     fn default() -> Self {
         Crc32c::new()
+    }
+}
+
+/// Checksums of bytes of which any stretch of whole steps may be asked for, in a time that does not depend on its length: for who looks
+/// for something with a checksum where anything may stand, and may claim all that follows.
+#[derive(Clone, Debug)]
+pub struct Stretches {
+    step: usize,
+    /// Of the first 0, 1, 2... steps.
+    sums: Vec<u32>,
+}
+
+impl Stretches {
+    /// Of these bytes, which are gone through once; `None` if not all bytes count for a checksum.
+    #[must_use]
+    pub fn of(bytes: &[u8], step: usize) -> Option<Stretches> {
+        #[cfg(feature = "mutants")]
+        if loose::counted().is_some() {
+            return None;
+        }
+        #[cfg(feature = "mutants")]
+        work::note(bytes);
+        let mut all = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let mut sums = vec![narrow(all.finalize())];
+        for bytes in bytes.chunks_exact(step.max(1)) {
+            all.update(bytes);
+            sums.push(narrow(all.finalize()));
+        }
+        (!cfg!(fuzzing)).then_some(Stretches { step: step.max(1), sums })
+    }
+
+    /// The checksum of `head` and, behind it, of these steps; `None` if there are not so many.
+    #[must_use]
+    pub fn behind(&self, head: &[u8], steps: Range<usize>) -> Option<u32> {
+        let (before, all) = (self.sums.get(steps.start)?, self.sums.get(steps.end)?);
+        let length = steps.end.checked_sub(steps.start)?.checked_mul(self.step)? as u64;
+        let after = |first: u32, second: u32| {
+            let (first, second) = (u64::from(first), u64::from(second));
+            crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, length)
+        };
+        // What stands before them is taken out of the checksum of all, and the head put in its place.
+        Some(narrow(after(crc32c(head), narrow(after(*before, *all)))))
     }
 }
 
@@ -108,6 +155,25 @@ pub mod loose {
 
     pub(super) fn marked(crc: u64) -> u32 {
         super::narrow(crc) ^ MARK
+    }
+}
+
+/// How many bytes a thread went through for checksums, in a build with the feature `mutants`: for tests that bound that.
+#[cfg(feature = "mutants")]
+pub mod work {
+    use std::cell::Cell;
+
+    thread_local! {
+        static BYTES: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Bytes since this thread asked last.
+    pub fn take() -> u64 {
+        BYTES.take()
+    }
+
+    pub(super) fn note(bytes: &[u8]) {
+        BYTES.set(BYTES.get().wrapping_add(bytes.len() as u64));
     }
 }
 

@@ -1,6 +1,6 @@
 //! The checksum against its published check value, a bitwise reference, and itself in pieces.
 
-use super::{Crc32c, crc32c};
+use super::{Crc32c, Stretches, crc32c};
 use crate::rng::Rng;
 
 /// The definition, bit by bit.
@@ -64,4 +64,22 @@ fn loose_checksums_count_the_first_bytes_alone_and_zeros_have_none() {
     }
     loose::set(None);
     assert_eq!(crc32c(b"123456789"), 0xE306_9283);
+}
+
+#[test]
+fn stretches_have_the_checksums_of_their_bytes_behind_any_head() {
+    const STEP: usize = 64;
+    let mut rng = Rng::from_seed(3);
+    let mut bytes = vec![0; 40 * STEP + 7];
+    rng.fill(&mut bytes);
+    let stretches = Stretches::of(&bytes, STEP).unwrap();
+    for start in 0..=40 {
+        for end in start..=40 {
+            let head = &bytes[..rng.index(100)];
+            let whole = [head, &bytes[start * STEP..end * STEP]].concat();
+            assert_eq!(stretches.behind(head, start..end), Some(crc32c(&whole)), "{start}..{end}");
+        }
+    }
+    let beyond = [stretches.behind(&[], 0..41), stretches.behind(&[], 41..41)];
+    assert_eq!(beyond, [None, None], "steps that are not there");
 }

@@ -9,6 +9,7 @@ use super::root::{RawClear, RawSuperblock};
 use super::*;
 use crate::tests::table;
 use crate::{Flaw, NUMBER_END};
+use esker_base::checksum::Stretches;
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
 
@@ -283,4 +284,30 @@ fn bytes_that_nobody_wrote_give_errors_and_no_panics() {
         whole += usize::from(BatchHeader::decode(&mut bytes, 1, 64, || false).is_ok());
     }
     assert_eq!(whole, 0, "random bytes pass for a batch");
+}
+
+#[test]
+fn a_batch_is_the_same_by_the_checksums_of_its_lines() {
+    let mut rng = Rng::from_seed(5);
+    let mut bytes = vec![0; 12 * LINE];
+    let payload_bytes = 100;
+    rng.fill(&mut bytes[3 * LINE + 16..3 * LINE + 116]);
+    let header = BatchHeader { kind: BatchKind::Entries, payload_bytes, base_version: 9 };
+    let place = 3 * LINE..3 * LINE + batch_size(payload_bytes);
+    seal_batch(&mut bytes[place.clone()], &header, 5, 640);
+    let no = || false;
+    let decode = |bytes: &[u8], salt, offset| {
+        let lines = Stretches::of(bytes, LINE).unwrap();
+        BatchHeader::decode_known((&bytes[3 * LINE..], 3), &lines, salt, offset, no)
+            .map(|(header, payload)| (header, payload.to_vec()))
+    };
+    let payload = bytes[3 * LINE + 16..3 * LINE + 116].to_vec();
+    assert_eq!(decode(&bytes, 5, 640), Ok((header, payload)));
+    assert_eq!(decode(&bytes, 6, 640), Err(Flaw::Checksum), "another time");
+    assert_eq!(decode(&bytes, 5, 704), Err(Flaw::Checksum), "another place");
+    for bit in place.start * 8..place.end * 8 {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        assert!(decode(&bytes, 5, 640).is_err(), "bit {bit}");
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
 }

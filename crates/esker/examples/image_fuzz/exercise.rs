@@ -110,19 +110,13 @@ pub(crate) fn try_repair(
     let checked = tried.store.check();
     if strict {
         let checked = checked.map_err(|error| format!("repaired, no check: {error}"))?;
-        if let Some(problem) = checked.problems.iter().find(|problem| !is_known(problem)) {
+        if let Some(problem) = checked.problems.first() {
             return Err(format!("repaired, it is not sound: {problem}"));
         }
     }
     tried.all()?;
     tried.store.forget();
     Ok(seen)
-}
-
-/// Not mended yet: after damage to several files at once a repair of `flex` may leave a block of its space that is damaged, an error for who
-/// reads it.
-fn is_known(problem: &str) -> bool {
-    problem.starts_with("read space") && problem.contains("the block does not have its checksum")
 }
 
 /// Restores a changed backup to blank media, and uses what is there then.

@@ -34,6 +34,15 @@ impl Space {
         self.0.begun(range)
     }
 
+    /// A range in parts of which each stands in one block, as far as nodes can be read: one of them can be read, or cannot, whatever the
+    /// others are.
+    ///
+    /// # Errors
+    /// Those of loading nodes, unless they cannot be read.
+    pub(crate) fn in_blocks(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        self.0.in_blocks(range)
+    }
+
     pub(crate) fn shape(&self) -> &SpaceShape {
         &self.0.shape
     }

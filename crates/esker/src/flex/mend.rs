@@ -14,6 +14,8 @@
 //! - M2: the new header has a generation above all that is there, so that nothing of an old log counts for it.
 //! - M3: segments that may hold bytes which nothing points at any more, because it is lost, are neither free nor collected until the
 //!   space is opened again: who uses the space looks for what it knows ([`Space::visit_stray`]).
+//! - M4: blocks are verified by the salt that their segment was given last, in groups of the log that do not count, too. So what is left of
+//!   a tree that is older than that finds nothing of its own there: other bytes, which are whole.
 //!
 //! # Failure
 //! A crash before that commit leaves the space as it was.
@@ -30,6 +32,7 @@ use esker_format::flex::{Group, Header, Map, Record, SegmentState, block_is_soun
 use esker_index::FlexTree;
 use esker_index::flex_tree::{Extent, HOLE};
 use esker_media::BufferPool;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 const OPERATION: &str = "repair space";
@@ -147,8 +150,8 @@ impl Inner {
             }
         };
         let in_file = segments_in(&self.files, header);
-        let (extents, cut_off) = self.extents(in_file);
-        cut_off.into_iter().for_each(|range| lost.add(range));
+        let (extents, gone) = self.extents(in_file, &stranded.takes);
+        gone.into_iter().for_each(|range| lost.add(range));
         let valid = self.valid_bytes(&extents);
         let mut report = SpaceRepair {
             is_older: is_cut || proof.is_err() || slots.is_none(),
@@ -162,7 +165,8 @@ impl Inner {
         };
         let counted: Vec<u32> =
             self.shared.read().segments.iter().map(|segment| segment.valid_bytes).collect();
-        report.is_mended |= counted != valid;
+        // An open refuses a map of more segments than the file has, also if nothing is in those.
+        report.is_mended |= counted != valid || counted.len() as u64 > in_file;
         if !report.is_mended {
             self.erase(&proof.unwrap_or_default())?;
             self.find_free(&mut writer);
@@ -262,21 +266,24 @@ impl Inner {
         Ok(stranded)
     }
 
-    /// All extents, and what is lost because it stands behind the end of the data file.
-    fn extents(&self, in_file: u64) -> (Vec<Extent>, Vec<Range<u64>>) {
+    /// All extents, and what is lost because it stands behind the end of the data file, or where something else was written since: in a
+    /// segment that was taken anew (M4).
+    fn extents(&self, in_file: u64, takes: &[(u64, u64)]) -> (Vec<Extent>, Vec<Range<u64>>) {
         let payload = self.shape.segment_payload();
-        let (mut extents, mut cut_off) = (Vec::new(), Vec::new());
+        let taken: BTreeSet<u64> = takes.iter().map(|(segment, _)| *segment).collect();
+        let (mut extents, mut gone) = (Vec::new(), Vec::new());
         let shared = self.shared.read();
         let size = shared.tree.size_bytes();
         // All nodes are in memory.
         let _ = shared.tree.visit(0, size, |extent| {
-            let is_behind = !extent.is_hole() && extent.place() / payload >= in_file;
-            if is_behind {
-                cut_off.push(extent.offset..extent.end());
+            let segment = extent.place() / payload;
+            let is_gone = !extent.is_hole() && (segment >= in_file || taken.contains(&segment));
+            if is_gone {
+                gone.push(extent.offset..extent.end());
             }
-            extents.push(if is_behind { Extent { address: HOLE, ..extent } } else { extent });
+            extents.push(if is_gone { Extent { address: HOLE, ..extent } } else { extent });
         });
-        (extents, cut_off)
+        (extents, gone)
     }
 
     /// How many bytes extents have in each segment.

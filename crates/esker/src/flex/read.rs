@@ -201,6 +201,33 @@ impl Inner {
         Ok(starts)
     }
 
+    /// A range in parts of which each stands in one block, in a hole, or where a node cannot be read.
+    pub(super) fn in_blocks(&self, range: Range<u64>) -> Result<Vec<Range<u64>>> {
+        let payload = self.shape.block_payload().max(1);
+        let (mut parts, mut at) = (Vec::new(), range.start);
+        while at < range.end {
+            let found = self.shared.read().tree.lookup(at);
+            let end = match found {
+                Ok(Some(extent)) if extent.is_hole() => extent.end(),
+                Ok(Some(extent)) => {
+                    let place = extent.place() + (at - extent.offset);
+                    extent.end().min(at + payload - place % payload)
+                }
+                Ok(None) => break,
+                Err(missing) => match self.load(&missing) {
+                    Err(error) if is_unread(&error) => self.end_of(&missing, at),
+                    done => {
+                        done?;
+                        continue;
+                    }
+                },
+            };
+            parts.push(at..end.min(range.end));
+            at = end;
+        }
+        Ok(parts)
+    }
+
     pub(super) fn read_extent(&self, offset: u64, buf: &mut [u8]) -> Result<Option<SpaceExtent>> {
         loop {
             let mut parts = Parts::new();

@@ -707,3 +707,46 @@ fn intervals_out_of_order_are_damage_and_no_panic() {
         }
     }
 }
+
+/// Nothing else is behind the damage than what came to its interval since, in blocks that are whole: an acknowledged delete of a range
+/// counts for that, as each get does.
+#[test]
+fn a_deleted_range_is_gone_behind_a_damaged_block_of_a_small_interval() {
+    let mut options = options(4);
+    options.flex.cache_size_bytes = 0;
+    let devices = Devices::new(4);
+    let store = devices.open(&options).unwrap();
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(u64::from(n), 40)).unwrap();
+    }
+    store.close().unwrap();
+    let mut hit = 0;
+    for block in 1..devices.device(0).image().size_bytes() / 512 {
+        let (_media, files, _) = harmed(&devices, block, Harm::Flip);
+        let Ok(store) = Store::open_flex_on(files, &options) else { continue };
+        let lost: Vec<u8> = (0..200).filter(|n| store.get(&[*n]).is_err()).collect();
+        let have = |value: Option<&[u8]>, words: &str| {
+            // Brings the table to the space.
+            store.check().unwrap();
+            for n in &lost {
+                let found = store.get(&[*n]);
+                let is_right = match (&found, value) {
+                    (Ok(found), _) => found.as_deref() == value,
+                    // Of what was there nobody knows when it was written.
+                    (Err(_), value) => value.is_none(),
+                };
+                assert!(is_right, "block {block}, key {n}, {words}: {found:?}");
+            }
+        };
+        for n in &lost {
+            store.put(&[*n], b"new").unwrap();
+        }
+        have(Some(b"new"), "put");
+        for n in &lost {
+            store.delete_range(&[*n], Some(&[n + 1])).unwrap();
+        }
+        have(None, "deleted");
+        hit += lost.len();
+    }
+    assert!(hit > 100, "{hit}");
+}

@@ -1,6 +1,6 @@
 //! Repair of a space: whatever block of tree or log is damaged, everything else stays where it is, and the space is sound.
 
-use crate::flex::{Media, assert_sound, content, small, step};
+use crate::flex::{Media, assert_sound, bytes_of, content, small, step};
 use esker::ErrorKind;
 use esker::flex::{Space, SpaceFiles, SpaceRepair};
 use esker_base::Error;
@@ -408,4 +408,101 @@ fn a_segment_that_counts_for_nothing_is_damage() {
     }
     let unread = space.read(0, &mut bytes);
     assert!(unread.is_err(), "everything is damaged");
+}
+
+/// Nothing is lost with them, but a map of segments that the file has not is refused.
+#[test]
+fn a_data_file_that_is_cut_short_by_free_segments_opens_once_it_is_mended() {
+    let media = Media::new(1 << 20);
+    let mut options = small(3);
+    options.format = true;
+    let space = Space::open_on(media.files(), &options).unwrap();
+    let model = bytes_of(&mut Rng::from_seed(3), 1).into_iter().chain([5; 20_000]);
+    let model: Vec<u8> = model.collect();
+    space.append(&model).unwrap();
+    space.append(&[6; 30_000]).unwrap();
+    space.checkpoint().unwrap();
+    space.collapse_range(model.len() as u64, 30_000).unwrap();
+    space.sync().unwrap();
+    drop(space);
+    let whole = media.images();
+    options.format = false;
+    options.create = false;
+    let mut cut = 0;
+    for segments in 3..whole[0].size_bytes() / 8192 {
+        let mut images = whole.clone();
+        let end = usize::try_from(segments * 8192).unwrap();
+        images[0] = Image::from_bytes(&images[0].to_vec()[..end]);
+        let error = Space::open_on(Media::of(&images).files(), &options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+        let media = Media::of(&images);
+        let (space, report) = Space::mend_on(media.files(), &options).unwrap();
+        let words = format!("{segments} segments");
+        assert!(report.is_mended && report.lost.is_empty(), "{words}: {report:?}");
+        space.close().unwrap();
+        let space = Space::open_on(Media::of(&media.images()).files(), &options);
+        let space = space.unwrap_or_else(|error| panic!("{words}: {error}"));
+        assert_holds(&space, &model, &[], &words);
+        assert_sound(&space);
+        cut += 1;
+    }
+    assert!(cut > 1, "{cut}");
+}
+
+/// What the older tree points at may have been written over since, by segments that the newer log took: other bytes, which are whole.
+#[test]
+fn a_space_that_is_older_than_its_log_has_nothing_that_was_written_later() {
+    let (mut older, mut read, mut lost) = (0, 0, 0);
+    for seed in 0..12 {
+        let media = Media::new(1 << 20);
+        let mut options = small(seed);
+        options.format = true;
+        let space = Space::open_on(media.files(), &options).unwrap();
+        let mut rng = Rng::from_seed(seed);
+        let mut model = Vec::new();
+        // All that it ever was.
+        let mut all: Vec<Vec<u8>> = vec![Vec::new()];
+        let mut work = |operations: u32| {
+            for _ in 0..operations {
+                step(&space, &mut model, &mut rng).unwrap();
+                all.push(model.clone());
+            }
+        };
+        work(150);
+        space.checkpoint().unwrap();
+        work(40);
+        space.checkpoint().unwrap();
+        work(40);
+        space.sync().unwrap();
+        drop(space);
+        let mut images = media.images();
+        let tree = images[1].to_vec();
+        let newest = HEADER_OFFSETS.into_iter().filter_map(|offset| {
+            let bytes = &tree[usize::try_from(offset).unwrap()..];
+            Some((Header::decode(bytes, || false).ok()?.generation, offset))
+        });
+        let (_, offset) = newest.max().unwrap();
+        images[1].flip(offset + 40, 3);
+        options.format = false;
+        options.create = false;
+        let (space, report) = Space::mend_on(Media::of(&images).files(), &options).unwrap();
+        older += u32::from(report.is_older);
+        lost += report.lost.len();
+        // Piece by piece, as it was at one time or another.
+        const PIECE: usize = 16;
+        let is_lost = |at: u64| report.lost.iter().any(|range| range.contains(&at));
+        let mut bytes = [0; PIECE];
+        for at in (0..space.size_bytes()).step_by(PIECE) {
+            let Ok(count) = space.read(at, &mut bytes) else { continue };
+            let end = at + count as u64;
+            if (at..end).any(is_lost) {
+                continue;
+            }
+            let place = usize::try_from(at).unwrap()..usize::try_from(end).unwrap();
+            let was = all.iter().any(|was| was.get(place.clone()) == Some(&bytes[..count]));
+            assert!(was, "seed {seed}: at {at} of {} nothing of this ever was", space.size_bytes());
+            read += 1;
+        }
+    }
+    assert!(older > 6 && read > 300 && lost > 10, "{older} older, {read} read, {lost} lost");
 }

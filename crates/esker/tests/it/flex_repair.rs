@@ -3,10 +3,16 @@
 use crate::client::Map;
 use crate::flex_db::{Devices, files_of, options};
 use crate::flex_whole::{bytes, held, sound};
-use esker::{ErrorKind, Options, Progress, RepairReport, Store, repair_on_flex, restore_flex_on};
+use crate::support::START;
+use esker::{
+    Attributes, ErrorKind, Options, Progress, PutOptions, RepairReport, Store, repair_on_flex,
+    restore_flex_on,
+};
+use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, SimArchive, SimBlockOptions, SimDevices};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// All values that each key had, the newest last; none: it was deleted.
 type History = BTreeMap<Vec<u8>, Vec<Option<Vec<u8>>>>;
@@ -338,4 +344,107 @@ fn a_crash_within_a_repair_leaves_a_store_that_is_refused_or_sound() {
     assert!(states > 200 && refused > 20, "{states} states, {refused} refused");
     // What is looked for of all keys, as nobody knows of which it is missing, was deleted at times.
     assert!(worse * 20 < states, "{worse} keys that a whole repair would have, in {states} states");
+}
+
+/// Who looks at the large values of pairs does not look at it.
+#[test]
+fn a_damaged_large_value_whose_pair_is_lost_as_well_goes() {
+    let devices = Devices::new(1);
+    let store = devices.open(&history_options(1)).unwrap();
+    let mut history = History::new();
+    for n in 0..12_u8 {
+        let value = bytes(u64::from(n), if n % 6 == 5 { 4500 } else { 80 });
+        store.put(&[n], &value).unwrap();
+        history.insert(vec![n], vec![Some(value)]);
+    }
+    store.close().unwrap();
+    let images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let blocks = images[0].size_bytes() / 512;
+    let mut lost = 0;
+    for (one, other) in (0..blocks).flat_map(|one| (0..one).map(move |other| (one, other))) {
+        if (one + other) % 3 > 0 {
+            continue;
+        }
+        let mut damaged = images.clone();
+        damaged[0].flip(one * 512 + 100, 5);
+        damaged[0].flip(other * 512 + 100, 5);
+        let (_, changed) = repaired(damaged, &history, &format!("{one}, {other}")).unwrap();
+        lost += changed;
+    }
+    assert!(lost > 100, "{lost}");
+}
+
+/// A pair that has expired is there until somebody writes its interval anew, and names its value as long.
+#[test]
+fn the_pair_of_a_damaged_large_value_goes_also_if_it_has_expired() {
+    let devices = Devices::new(1);
+    let store = devices.open(&history_options(1)).unwrap();
+    for n in 0..12_u8 {
+        let attributes = Attributes { expires_at: Some(START + 100), ..Attributes::default() };
+        let options = PutOptions { attributes, ..PutOptions::default() };
+        let value = bytes(u64::from(n), if n == 5 { 5000 } else { 80 });
+        store.put_with(&[n], &value, options).unwrap();
+    }
+    store.close().unwrap();
+    let images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let mut options = history_options(8);
+    options.clock = Arc::new(ManualClock::new(START + 1000));
+    let mut lost = 0;
+    for block in 0..images[0].size_bytes() / 512 {
+        let mut damaged = images.clone();
+        damaged[0].flip(block * 512 + 100, 5);
+        let devices = Devices::with(damaged, 5);
+        lost += repair_on_flex(devices.files(), &options).unwrap().records_lost;
+        sound(&devices.open(&options).unwrap());
+    }
+    assert!(lost > 5, "{lost}");
+}
+
+/// Media that lie, with right checksums: what is written next would be older than what a log has.
+#[cfg(feature = "mutants")]
+#[test]
+fn a_log_whose_versions_go_back_is_refused() {
+    use esker_base::checksum::loose;
+    // Where the first version stands in the header of a batch.
+    const FIRST_VERSION: u64 = 32;
+    loose::set(Some(0));
+    let devices = Devices::new(3);
+    let mut options = history_options(3);
+    options.flex.rebuild_threads = 1;
+    let store = devices.open(&options).unwrap();
+    for n in 0..12_u8 {
+        store.put(&[n], &[n; 60]).unwrap();
+    }
+    store.forget();
+    let mut images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let log = [3, 4]
+        .into_iter()
+        .max_by_key(|log| images[*log].to_vec().iter().filter(|byte| **byte != 0).count());
+    images[log.unwrap()].flip(FIRST_VERSION + 6, 0);
+    let opened = Devices::with(images, 5).open(&options);
+    loose::set(None);
+    assert!(opened.is_err_and(|error| error.kind() == ErrorKind::Corrupted));
+}
+
+/// The log of the space lost its end, and that had the only large value; the log of the table has the pair that names it.
+#[test]
+fn the_only_large_value_is_missed_if_the_space_never_had_it() {
+    let devices = Devices::new(1);
+    let store = devices.open(&history_options(1)).unwrap();
+    let mut history = History::new();
+    for n in 0..12_u8 {
+        let value = bytes(u64::from(n), if n == 11 { 5000 } else { 80 });
+        store.put(&[n], &value).unwrap();
+        history.insert(vec![n], vec![Some(value)]);
+    }
+    store.forget();
+    let images: Vec<Image> = (0..6).map(|index| devices.device(index).image()).collect();
+    let mut lost = 0;
+    for block in 0..images[2].size_bytes() / 512 {
+        let mut damaged = images.clone();
+        damaged[2].write(block * 512, &[0; 512]);
+        let (_, changed) = repaired(damaged, &history, &format!("block {block}")).unwrap();
+        lost += changed;
+    }
+    assert!(lost > 0);
 }

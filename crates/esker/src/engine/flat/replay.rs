@@ -119,28 +119,32 @@ impl Scan<'_> {
             flat.read_of_log(number, start + at as u64, bytes)?;
             let mut batches = Batches::new(bytes, start + at as u64, salt);
             let mut group = Vec::with_capacity(GROUP);
-            while let Ok(Some(batch)) = batches.take_next() {
-                last = Some(batch.offset);
-                // Its entries at once, while it is in the cache.
-                self.batch(&batch, &mut found, &mut group)?;
-            }
-            self.enter(number, &mut group)?;
-            let end = batches.offset();
+            let end = loop {
+                while let Ok(Some(batch)) = batches.take_next() {
+                    last = Some(batch.offset);
+                    // Its entries at once, while it is in the cache.
+                    self.batch(&batch, &mut found, &mut group)?;
+                }
+                self.enter(number, &mut group)?;
+                let end = batches.offset();
+                // Only the last one can be torn (L1), and what stands behind this piece is not known.
+                if batches.is_sealed()
+                    || to < size
+                    || !batches.skip_damage()
+                    || sites::COMMITTED_POINT.disabled()
+                {
+                    break end;
+                }
+                let words = "a batch is damaged, and whole ones follow it".to_owned();
+                flat.note_damaged_log(number, corrupted(&*flat.memory, words, end, LINE as u64))?;
+            };
             if batches.is_sealed() {
                 // What stands before that was durable before it was stored.
                 sealed = true;
                 break end;
             }
             if to == size {
-                // Only the last one can be torn (L1).
-                if !batches.skip_damage() || sites::COMMITTED_POINT.disabled() {
-                    break end;
-                }
-                let words = "a batch is damaged, and whole ones follow it".to_owned();
-                flat.note_damaged_log(number, corrupted(&*flat.memory, words, end, LINE as u64))?;
-                at = usize::try_from(batches.offset() - start).unwrap_or(usize::MAX);
-                piece = PIECE_SIZE;
-                continue;
+                break end;
             }
             // What is no batch may go on behind the piece.
             let next = usize::try_from(end - start).unwrap_or(usize::MAX);

@@ -31,7 +31,7 @@ use super::merge::{Merged, add_group, merge_behind, size_of};
 use super::{Flex, ROOT_BYTES};
 use crate::flex::{Space, Splice, is_unread};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::flex_db::{KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
+use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, Pair, Run, RunKind, RunWriter};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -74,40 +74,58 @@ fn pairs_in(mut bytes: &[u8]) -> Vec<Merged<'_>> {
     all
 }
 
+fn behind_the_end() -> Error {
+    Error::corrupted("read space", "an interval is behind the end of the space")
+}
+
 impl Around {
-    /// Reads so many bytes of a space, as far as that is possible.
+    /// Reads so many bytes of a space, as far as that is possible: what stands in a block that cannot be read is a hole, and nothing else,
+    /// for whoever reads a run of those beside it finds it (D1).
     pub(super) fn read(space: &Space, offset: u64, size: usize) -> Result<Around> {
         let mut around = Around { bytes: vec![0; size], ..Around::default() };
-        around.read_part(space, offset, 0..size)?;
+        if around.read_part(space, offset, 0..size)?.is_some() {
+            around.read_blocks(space, offset)?;
+        }
         let begun = space.begun(offset..offset + size as u64)?;
         let place = |start: u64| usize::try_from(start.checked_sub(offset)?).ok();
         around.begun = begun.into_iter().filter_map(place).collect();
         Ok(around)
     }
 
-    /// Reads a part of it; what cannot be read in halves, down to about a block.
-    fn read_part(&mut self, space: &Space, start: u64, range: Range<usize>) -> Result<()> {
-        let part = self.bytes.get_mut(range.clone()).unwrap_or_default();
-        let error = match space.read(start + range.start as u64, part) {
-            Ok(count) if count == range.len() => return Ok(()),
-            Ok(_) => {
-                let words = "an interval is behind the end of the space";
-                return Err(Error::corrupted("read space", words));
-            }
-            Err(error) if is_unread(&error) => error,
-            Err(error) => return Err(error),
-        };
-        if range.len() > space.shape().block_size_bytes as usize {
-            let middle = range.start + range.len() / 2;
-            self.read_part(space, start, range.start..middle)?;
-            return self.read_part(space, start, middle..range.end);
+    /// Reads all of it, block by block.
+    fn read_blocks(&mut self, space: &Space, start: u64) -> Result<()> {
+        let parts = space.in_blocks(start..start + self.bytes.len() as u64)?;
+        let place = |at: u64| usize::try_from(at - start).unwrap_or(usize::MAX);
+        if parts.last().is_none_or(|last| place(last.end) < self.bytes.len()) {
+            return Err(behind_the_end());
         }
-        part.fill(0);
-        self.holes.push(range);
-        if error.kind() == ErrorKind::Io {
-            self.refused = Some(error);
+        for part in parts {
+            let part = place(part.start)..place(part.end);
+            if let Some(error) = self.read_part(space, start, part.clone())? {
+                self.bytes.get_mut(part.clone()).unwrap_or_default().fill(0);
+                self.holes.push(part);
+                self.refused = Some(error)
+                    .filter(|error| error.kind() == ErrorKind::Io)
+                    .or(self.refused.take());
+            }
         }
         Ok(())
+    }
+
+    /// Reads a part of it; why it cannot be read, if it cannot.
+    fn read_part(
+        &mut self,
+        space: &Space,
+        start: u64,
+        range: Range<usize>,
+    ) -> Result<Option<Error>> {
+        let part = self.bytes.get_mut(range.clone()).unwrap_or_default();
+        match space.read(start + range.start as u64, part) {
+            Ok(count) if count == range.len() => Ok(None),
+            Ok(_) => Err(behind_the_end()),
+            Err(error) if is_unread(&error) => Ok(Some(error)),
+            Err(error) => Err(error),
+        }
     }
 
     fn has_hole(&self, range: &Range<usize>) -> bool {
@@ -287,6 +305,16 @@ impl Flex {
         let behind = around.bytes.get(end..).unwrap_or_default();
         let mut all = pairs_in(behind);
         add_group(&mut all, group);
+        if let Some(range) = erase {
+            // What gets find before what cannot be read, as the index knows that this has not the key, is gone, too (D1).
+            let is_erased = |(key, version, _): &Merged<'_>| {
+                let is_here = *key >= located.anchor[..]
+                    && located.upper.as_ref().is_none_or(|upper| *key < upper[..]);
+                is_here && *version < range.version && range.covers(*key)
+            };
+            let before = around.pairs().into_iter().filter(is_erased);
+            all.extend(before.map(|(key, ..)| (key, range.version, Content::Delete)));
+        }
         if all.is_empty() {
             return Ok(());
         }

@@ -160,6 +160,7 @@ impl Reader<'_> {
                     batch.generation == log.generation
                         && batch.sequence == log.end.sequence
                         && batch.previous_checksum == log.end.previous_checksum
+                        && batch.first_version >= log.next_version
                 }
             };
             if !follows {

@@ -3,7 +3,7 @@
 //! First the space is made one again (`flex::mend`): nodes of its tree that are damaged become holes, which are as good as unread. Then the
 //! store is opened over what is damaged, and each interval that cannot be read is written anew with what of it can be: whole runs,
 //! and of others the pairs before the damage. Where a node is lost, runs are looked for in the data file to which nothing points any more.
-//! Large values that are damaged go, and the pairs that name them.
+//! Large values that are damaged go, and the pairs that name them; so do those that no pair names any more.
 //!
 //! What stood in a damaged part of an interval is not known by name. Keys that were written there, or deleted, may show an older value, or
 //! be gone.
@@ -28,6 +28,7 @@ use super::index::Located;
 use super::merge::{Merged, merge};
 use super::open::{Found, Plan, identity, open_files, space_options, versions_skipped};
 use super::{Flex, FlexFiles, ROOT_BYTES, large, recover, saved};
+use crate::batch::Batch;
 use crate::check::RepairReport;
 use crate::engine::Engine;
 use crate::flex::{Space, Splice};
@@ -94,8 +95,6 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
         space.sync()?;
     }
     let behind = large::find(&space, &name)?;
-    // The only values, if they cannot be read, look like a part of the last interval.
-    let may_miss_large = has_strays || !behind.unread.is_empty();
     let of_flex = &plan.options.flex;
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let intervals = intervals.into_iter().collect();
@@ -105,8 +104,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     flex.check_stuck()?;
     flex.mend_intervals(&mut report)?;
     flex.commit_all()?;
-    flex.mend_large(&mut report, may_miss_large)?;
-    flex.commit_all()?;
+    flex.mend_large(&mut report)?;
     // What they hold is in the space.
     devices.iter().try_for_each(|log| logs::blank_damaged(&**log))?;
     flex.end_repair()?;
@@ -258,11 +256,10 @@ impl Flex {
         Ok(merged.len() as u64)
     }
 
-    /// Deletes the keys whose large values are missing or damaged, and removes what is left of values of which nobody knows the key.
-    fn mend_large(&self, report: &mut RepairReport, may_be_missing: bool) -> Result<()> {
-        if self.large.is_empty() && !may_be_missing {
-            return Ok(());
-        }
+    /// Deletes the keys whose large values are missing or damaged, and removes values of which nobody knows the key.
+    ///
+    /// Also if there is none: then all are missing that a pair names.
+    fn mend_large(&self, report: &mut RepairReport) -> Result<()> {
         let mut lost: BTreeSet<Vec<u8>> = BTreeSet::new();
         let mut from = Vec::new();
         loop {
@@ -286,9 +283,26 @@ impl Flex {
         for key in &lost {
             // Keys do not belong in logs.
             tracing::warn!(key_size_bytes = key.len(), "a large value is lost");
-            self.delete_if(key, None)?;
+            // Also if it has expired: the pair is there.
+            let mut batch = Batch::new();
+            batch.delete(key);
+            self.write_batch(&batch)?;
             report.records_lost += 1;
         }
+        self.commit_all()?;
+        self.remove_nameless()
+    }
+
+    /// Removes all large values that no pair names: of some the pair is lost, and whether those are whole nobody asks.
+    fn remove_nameless(&self) -> Result<()> {
+        let committer = self.committer.lock();
+        // PERSIST: pairs that took the place of others (B2).
+        self.space.sync()?;
+        self.large.doubt_all();
+        // No log has any more.
+        let (committed_generation, last_version) = (u64::MAX, u64::MAX);
+        let root = Root { committed_generation, last_version, ..committer.root };
+        self.collect_large(&root, None)?;
         self.remove_unread()
     }
 

@@ -304,6 +304,11 @@ impl Directory {
         }
     }
 
+    /// Nobody knows of any whether it is needed.
+    pub(in crate::engine::flex) fn doubt_all(&self) {
+        self.values.write().all.iter_mut().for_each(|large| large.is_doubtful = true);
+    }
+
     /// A snapshot is gone: those that stayed for one are asked about again.
     pub(in crate::engine::flex) fn ask_again(&self) {
         if self.is_seen.swap(false, Ordering::Relaxed) {
