@@ -113,6 +113,8 @@ pub(super) struct Chunk {
     pub(super) live: AtomicU32,
     /// Logs: bytes that are written.
     pub(super) tail: AtomicU32,
+    /// Logs: where those end whose entries were cleared.
+    cleared: AtomicU32,
     /// Logs: those of them that are entries; 0 as long as nobody knows.
     payload: AtomicU32,
     /// Blocks: lines of each. Large: chunks.
@@ -140,6 +142,7 @@ impl Chunk {
             dead: AtomicU32::new(0),
             live: AtomicU32::new(0),
             tail: AtomicU32::new(0),
+            cleared: AtomicU32::new(0),
             payload: AtomicU32::new(0),
             lines: AtomicU32::new(0),
             owner: AtomicU32::new(0),
@@ -197,6 +200,7 @@ impl Chunk {
         let count = if header.kind == ChunkKind::Large { header.chunks } else { header.lines };
         self.lines.store(count, Ordering::Relaxed);
         self.set_counts(0, 0, 0);
+        self.cleared.store(0, Ordering::Relaxed);
         self.learn(0, Expiries::default());
         self.live.store(0, Ordering::Relaxed);
         self.set_usage(usage);

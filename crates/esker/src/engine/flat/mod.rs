@@ -28,6 +28,7 @@ mod checkpoint;
 mod chunks;
 mod clean;
 mod cleaners;
+mod clear;
 mod commit;
 mod engine;
 mod hold;
@@ -137,6 +138,8 @@ pub(crate) struct Flat {
     row: Mutex<()>,
     cleaners: Cleaners,
     cleared: Mutex<Clear>,
+    /// Words of the index of what was cleared.
+    unswept: AtomicU64,
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
     lost: Lost,
@@ -208,7 +211,10 @@ impl Flat {
         // What is parked would be in use for ever: the image says so, and nobody frees it afterwards.
         self.break_hold();
         let refused = self.refuse();
-        let left = refused.is_ok().then(|| self.clean_left(&mut still));
+        let left = refused.is_ok().then(|| {
+            self.sweep_rest()?;
+            self.clean_left(&mut still)
+        });
         match (self.state.swap(CLOSED, Ordering::AcqRel), left) {
             (OPEN, Some(Ok(true))) => self.write_image(),
             (FAILED, None) => refused,
@@ -251,6 +257,7 @@ impl Flat {
             background: (0..cleaners.count()).map(|_| Arc::default()).collect(),
             cleaners,
             cleared: Mutex::new(root.clear),
+            unswept: AtomicU64::new(0),
             checkpoint: Mutex::default(),
             hold: Hold::default(),
             lost: Lost::default(),
