@@ -31,6 +31,7 @@ mod cleaners;
 mod clear;
 mod commit;
 mod engine;
+mod fruitless;
 mod hold;
 mod index;
 mod keys;
@@ -73,6 +74,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::{Clear, IndexKind, LINE, Superblock};
 use esker_index::{Cceh, Masstree};
 use esker_media::{BufferPool, Pmem};
+use fruitless::Fruitless;
 use hold::Hold;
 use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
@@ -142,6 +144,7 @@ pub(crate) struct Flat {
     unswept: AtomicU64,
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
+    fruitless: Fruitless,
     lost: Lost,
     /// Of each cleaner.
     background: Box<[Arc<Background>]>,
@@ -260,6 +263,7 @@ impl Flat {
             unswept: AtomicU64::new(0),
             checkpoint: Mutex::default(),
             hold: Hold::default(),
+            fruitless: Fruitless::default(),
             lost: Lost::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),
