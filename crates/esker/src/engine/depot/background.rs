@@ -157,7 +157,7 @@ impl Depot {
             let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + 1;
             self.clean_until(room, || self.background.is_stopping())?;
         }
-        self.write_checkpoint().map(drop)
+        self.write_checkpoint_beside().map(drop)
     }
 
     /// Readies segments for a busy log, or for an idle one if nobody wrote since version `seen`.

@@ -18,13 +18,15 @@
 //!   what it is while it was copied.
 //!
 //! # Concurrency
-//! One at a time, under a lock that is held across I/O. The ends are taken with the locks of the cleaner and of the log.
+//! One at a time, under a lock that is held across I/O. The ends are taken with the locks of the cleaner and of the log. The thread that
+//! cleans ahead of clients rests between the pieces of a checkpoint, and cleans in between when they are short of free segments.
 //!
 //! # Failure
 //! A crash leaves the checkpoint before, or this one, or none. A failed write makes the store read-only.
 
 pub(super) mod load;
 
+use super::pace::Tempo;
 use super::place::Tail;
 use super::segments::Incarnation;
 use super::{Depot, sites};
@@ -54,6 +56,10 @@ struct Writer<'a> {
     segments: Vec<SegmentId>,
     /// What its segments have in common: the epoch of the first one.
     group: SegmentEpoch,
+    /// Of the thread that cleans ahead of clients.
+    tempo: Option<Tempo>,
+    /// As [`Depot::clean_between`] says.
+    in_vain: Option<u64>,
 }
 
 impl Writer<'_> {
@@ -108,7 +114,27 @@ impl Writer<'_> {
         depot.device.write_at(sites::CHECKPOINT_WRITE, offset, &[IoSlice::new(&batch)])?;
         tail.position += total;
         self.batches += 1;
+        self.give_way();
         Ok(true)
+    }
+
+    /// Between two pieces: what the thread is there for comes first.
+    fn give_way(&mut self) {
+        let depot = self.depot;
+        if self.tempo.is_none() || depot.background.is_stopping() {
+            return;
+        }
+        depot.rest(&mut self.tempo);
+        let mut clean = || depot.clean_between(&mut depot.cleaner.lock(), &mut self.in_vain);
+        let cleaned = loop {
+            match clean() {
+                Ok(true) if !depot.background.is_stopping() => {}
+                cleaned => break cleaned,
+            }
+        };
+        if let Err(error) = cleaned {
+            tracing::error!(%error, "cleaning failed");
+        }
     }
 
     /// Adds something of `size` bytes to the payload of batches of one kind, and writes what is full; false if there is no
@@ -141,6 +167,15 @@ impl Depot {
     /// Writes a checkpoint; false if nothing was written since the last one, if one is under way, or if there is no room
     /// beside what the log needs.
     pub(super) fn write_checkpoint(&self) -> Result<bool> {
+        self.write_checkpoint_at(None)
+    }
+
+    /// As [`Depot::write_checkpoint`], by the thread that cleans ahead of clients.
+    pub(super) fn write_checkpoint_beside(&self) -> Result<bool> {
+        self.write_checkpoint_at(Some(Tempo::new(self.clock.monotonic())))
+    }
+
+    fn write_checkpoint_at(&self, tempo: Option<Tempo>) -> Result<bool> {
         self.log.refuse()?;
         let Some(mut taken) = self.checkpoint.try_lock() else { return Ok(false) };
         // Nothing is written behind the last checkpoint, nor after the store was closed.
@@ -152,19 +187,24 @@ impl Depot {
         if self.segments.free_count() <= kept + self.checkpoint_segments() {
             return Ok(false);
         }
-        self.write_checkpoint_in(&mut taken, Some(kept))
+        self.write_checkpoint_in(&mut taken, Some(kept), tempo)
     }
 
     /// Writes a checkpoint at the end of a session, unless the last one says all there is to say.
     pub(super) fn close_checkpoint(&self) -> Result<()> {
         let mut taken = self.checkpoint.lock();
         if *taken != Some((self.log.next_version(), self.log.next_epoch())) {
-            self.write_checkpoint_in(&mut taken, None)?;
+            self.write_checkpoint_in(&mut taken, None, None)?;
         }
         Ok(())
     }
 
-    fn write_checkpoint_in(&self, taken: &mut Taken, kept: Option<usize>) -> Result<bool> {
+    fn write_checkpoint_in(
+        &self,
+        taken: &mut Taken,
+        kept: Option<usize>,
+        tempo: Option<Tempo>,
+    ) -> Result<bool> {
         let mut end = self.cover(kept.is_none())?;
         let mut writer = Writer {
             depot: self,
@@ -173,6 +213,8 @@ impl Depot {
             batches: 0,
             segments: Vec::new(),
             group: SegmentEpoch(0),
+            tempo,
+            in_vain: None,
         };
         let written = self.write_index(&mut writer, &mut end);
         if written.as_ref().is_ok_and(|done| *done) {

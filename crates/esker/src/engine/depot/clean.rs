@@ -22,7 +22,7 @@
 //! A crash leaves originals, copies or both. A damaged record stays where it is, and its segment is not cleaned again; one that
 //! the device fails to read is tried again later ([`super::unread`]). A failed write or flush makes the store read-only.
 
-use super::moves::{Move, Mover};
+use super::moves::{Move, Mover, Steps};
 use super::pace::{CLEANING_RATE_MIN, Tempo};
 use super::place::GIVE_WAY;
 use super::scan::{Source, Step, noted};
@@ -243,26 +243,49 @@ impl Depot {
     pub(super) fn clean_until(&self, wanted: usize, mut stop: impl FnMut() -> bool) -> Result<()> {
         while self.segments.free_count() < wanted && !stop() {
             let mut cleaner = self.cleaner.lock();
-            let began = self.clock.monotonic();
-            cleaner.rested = Duration::ZERO;
-            let Some(gain) = self.free_one(&mut cleaner, Urgency::Ahead)? else {
-                // While nobody writes, nobody needs the room.
-                if self.log.has_written() && self.look_further(&mut cleaner)? {
-                    continue;
-                }
-                self.pace.clear();
-                break;
-            };
-            let took = self.clock.monotonic().saturating_sub(began);
-            let seconds = took.saturating_sub(cleaner.rested).as_secs_f64();
-            let rate = gain as f64 / seconds.max(1e-6);
-            cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
-            self.pace.set(cleaner.rate);
-            if self.segments.free_count() >= self.clean_below() {
-                self.pace.ask(0.0);
+            if self.free_one_ahead(&mut cleaner)? {
+                continue;
             }
+            // While nobody writes, nobody needs the room.
+            if self.log.has_written() && self.look_further(&mut cleaner)? {
+                continue;
+            }
+            self.pace.clear();
+            break;
         }
         Ok(())
+    }
+
+    /// Makes a segment free ahead of the clients, and says how fast that went; false if there is nothing to gain.
+    fn free_one_ahead(&self, cleaner: &mut Cleaner) -> Result<bool> {
+        let began = self.clock.monotonic();
+        cleaner.rested = Duration::ZERO;
+        let Some(gain) = self.free_one(cleaner, Urgency::Ahead)? else { return Ok(false) };
+        let took = self.clock.monotonic().saturating_sub(began);
+        let seconds = took.saturating_sub(cleaner.rested).as_secs_f64();
+        let rate = gain as f64 / seconds.max(1e-6);
+        cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
+        self.pace.set(cleaner.rate);
+        if self.segments.free_count() >= self.clean_below() {
+            self.pace.ask(0.0);
+        }
+        Ok(true)
+    }
+
+    /// Between two pieces of longer work of a cleaner: makes a segment free if clients are short of them; false if they are not, or nothing
+    /// is to gain. Then it is not tried again before somebody took one: `in_vain` says since when.
+    pub(super) fn clean_between(
+        &self,
+        cleaner: &mut Cleaner,
+        in_vain: &mut Option<u64>,
+    ) -> Result<bool> {
+        let taken = self.segments.generation();
+        if self.segments.free_count() >= self.clean_below() || *in_vain == Some(taken) {
+            return Ok(false);
+        }
+        let is_gain = self.free_one_ahead(cleaner)?;
+        *in_vain = (!is_gain).then_some(taken);
+        Ok(is_gain)
     }
 
     /// Makes a segment free, by moving what is live or by evicting it; says how many bytes that gained,
@@ -334,7 +357,12 @@ impl Depot {
             return Err(Error::new(ErrorKind::NoSpace, "clean segment"));
         }
         let mut moving = Move::new(&self.pool, &self.layout, cleaner.mover_from(of.stream));
-        moving.tempo = ahead.then_some(Tempo { since: now, rested: Duration::ZERO });
+        moving.steps = Steps {
+            all: records.len() as u64,
+            gain: self.layout.segment_size.saturating_sub(live_bytes),
+            done: 0,
+        };
+        moving.tempo = ahead.then(|| Tempo::new(now));
         let copied = self.copy_records(&mut moving, victim, of, &records);
         let rested = moving.tempo.as_ref().map_or(Duration::ZERO, |tempo| tempo.rested);
         let (moved, durable) = self.end_move(moving, copied);
@@ -347,6 +375,7 @@ impl Depot {
                 self.segments.remove(moved.to, moved.new, Version(0));
             }
         }
+        self.pace.gained(0);
         if durable.is_err() {
             self.give_back(cleaner.mover_from(of.stream))?;
         }
@@ -460,3 +489,6 @@ impl Depot {
         Ok(false)
     }
 }
+
+#[cfg(test)]
+mod tests;

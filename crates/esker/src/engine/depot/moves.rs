@@ -65,12 +65,29 @@ pub(super) struct Move<'a> {
     moved: Vec<Moved>,
     /// Of a cleaner ahead of its clients.
     pub(super) tempo: Option<Tempo>,
+    pub(super) steps: Steps,
+}
+
+/// How far the records of a victim are copied, and the bytes that come free with the last one.
+#[derive(Default)]
+pub(super) struct Steps {
+    pub(super) done: u64,
+    pub(super) all: u64,
+    pub(super) gain: u64,
+}
+
+impl Steps {
+    /// Bytes that the records so far are worth.
+    fn gained(&self) -> u64 {
+        self.gain.saturating_mul(self.done) / self.all.max(1)
+    }
 }
 
 impl<'a> Move<'a> {
     pub(super) fn new(pool: &BufferPool, layout: &Layout, mover: &'a mut Mover) -> Self {
         let batch = Batch::new(pool, layout, mover.next, VersionForm::Whole);
-        Move { mover, batch, originals: Vec::new(), moved: Vec::new(), tempo: None }
+        let (originals, moved) = (Vec::new(), Vec::new());
+        Move { mover, batch, originals, moved, tempo: None, steps: Steps::default() }
     }
 }
 
@@ -114,6 +131,8 @@ impl Depot {
             if count.is_multiple_of(GIVE_WAY) {
                 self.rest(&mut moving.tempo);
             }
+            moving.steps.done += 1;
+            self.pace.gained(moving.steps.gained());
             self.copy_record(moving, noted.hash, record, link)
         })
     }

@@ -1,8 +1,8 @@
 //! Pace: how clients and the cleaner share the device, the processor and the free space.
 //!
 //! A cleaner that is ahead of the clients rests between pieces of its work, the longer the larger its lead. Clients are held back
-//! in proportion to the debt of free space, so that they slow down smoothly and nobody waits for a whole segment. Where the
-//! cleaner finds nothing to gain they are not: waiting makes no room.
+//! in proportion to the debt of free space, so that they slow down smoothly and nobody waits for a whole segment: what the cleaner has
+//! gained so far of the one that it is at counts. Where the cleaner finds nothing to gain they are not: waiting makes no room.
 //!
 //! # Concurrency
 //! Numbers that anybody may change; each is a hint, and none guards anything.
@@ -29,6 +29,12 @@ pub(super) struct Tempo {
     /// Since when it has worked.
     pub(super) since: Duration,
     pub(super) rested: Duration,
+}
+
+impl Tempo {
+    pub(super) fn new(now: Duration) -> Tempo {
+        Tempo { since: now, rested: Duration::ZERO }
+    }
 }
 
 impl Depot {
@@ -75,7 +81,8 @@ impl Depot {
         }
         let size = self.layout.segment_size as f64;
         let lead = (below - kept) as f64 * size;
-        let left = (free.saturating_sub(kept)) as f64 * size + room as f64;
+        let gained = self.pace.gained.load(Ordering::Relaxed) as f64;
+        let left = (free.saturating_sub(kept)) as f64 * size + room as f64 + gained;
         (1.5 * (1.0 - left / lead)).max(0.0) / self.pace.rate()
     }
 
@@ -101,6 +108,8 @@ pub(super) struct Pace {
     owed: AtomicU64,
     /// Seconds that a byte of a write to memory is held back, as the bits of a number.
     asked: AtomicU64,
+    /// Bytes that the cleaner has gained so far of the segment that it is at, and that count once that is free.
+    gained: AtomicU64,
     /// Until when the writes so far have spent the time, in nanoseconds.
     spent_until: AtomicU64,
 }
@@ -114,6 +123,11 @@ impl Pace {
     pub(super) fn clear(&self) {
         self.set(f64::INFINITY);
         self.ask(0.0);
+    }
+
+    /// The cleaner is so far with its segment, in bytes that will be free.
+    pub(super) fn gained(&self, bytes: u64) {
+        self.gained.store(bytes, Ordering::Relaxed);
     }
 
     fn rate(&self) -> f64 {

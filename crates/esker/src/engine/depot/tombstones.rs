@@ -12,8 +12,9 @@
 //!   taken have their new ones durably; those that a backup holds back are read like full ones.
 //!
 //! # Concurrency
-//! Under the cleaner's lock, so nothing is moved meanwhile; what clients write meanwhile is newer than
-//! any tombstone that was noted.
+//! Under the cleaner's lock. What clients write meanwhile is newer than any tombstone that was noted. As they wait for nobody else,
+//! segments are cleaned in between while they are short of free ones: what is moved then was live, and so no older record of a key
+//! whose tombstone was. What had been moved before, and died, stands in segments that are listed, or were open, when the purge began.
 //!
 //! # Failure
 //! Dropping changes DRAM only: after a crash the tombstone is back, until its segment is reused. Of a segment that is damaged, or
@@ -24,7 +25,7 @@ use super::scan::form_of;
 use super::segments::Free;
 use super::unread::FAILURES_MAX;
 use super::{Depot, sites, spread};
-use esker_base::ids::{SegmentId, Version};
+use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
@@ -113,11 +114,16 @@ impl Depot {
         full.sort_unstable();
         self.blank_stale()?;
         self.renew_taken()?;
+        let begun: Vec<SegmentId> = cleaner.open().map(|(id, ..)| id).collect();
+        let mut in_vain = None;
         // In an order that a second run has as well.
         let mut noted: BTreeMap<u64, Vec<Tombstone>> = BTreeMap::new();
         let (from, mut rest) = (cleaner.purge_from, None);
         let mut count = 0;
-        self.each_of(&full, |record, id| {
+        let epochs: BTreeMap<SegmentId, SegmentEpoch> =
+            full.iter().map(|id| (*id, self.segments.epoch(*id))).collect();
+        let mut clean = || self.clean_between(cleaner, &mut in_vain).map(drop);
+        self.each_of(&full, &mut clean, |record, id| {
             let place = (id, record.offset);
             if !record.kind.is_tombstone() || Some(place) < from || rest.is_some() {
                 return;
@@ -147,14 +153,18 @@ impl Depot {
                 }
             }
         };
-        let mut full = [full, self.segments.full_or_held()].concat();
-        full.sort_unstable();
-        full.dedup();
-        let hidden_from = self.each_of(&full, |record, _| meet(record))?;
+        // Before any of them is full: what comes to them from now on is live.
         for (_, stream, summary) in cleaner.open() {
             // Of our own making, in memory.
             let _ = read_summary(summary, form_of(stream), self.layout.of_summaries(), &mut meet);
         }
+        let is_open = |id: &SegmentId| cleaner.open().any(|(open, ..)| open == *id);
+        let mut full = [full, begun, self.segments.full_or_held()].concat();
+        full.retain(|id| !is_open(id));
+        full.sort_unstable();
+        full.dedup();
+        let mut clean = || self.clean_between(cleaner, &mut in_vain).map(drop);
+        let hidden_from = self.each_of(&full, &mut clean, |record, _| meet(record))?;
         // Of those that were listed and taken meanwhile, what they were before has not been read.
         self.renew_taken()?;
         let mut dropped = 0;
@@ -162,7 +172,7 @@ impl Depot {
             let unneeded =
                 |tombstone: &&Tombstone| !tombstone.needed && tombstone.version < hidden_from;
             for tombstone in tombstones.iter().filter(unneeded) {
-                dropped += usize::from(self.drop_tombstone(hash, tombstone.link));
+                dropped += usize::from(self.drop_tombstone(hash, tombstone.link, &epochs));
             }
         }
         cleaner.tombstones_kept = self.tombstones();
@@ -170,16 +180,18 @@ impl Depot {
         Ok(dropped)
     }
 
-    /// Gives the records of these segments to `visit`, with their segment. Returns the version from which on records may be hidden
-    /// in what cannot be read.
+    /// Gives the records of these segments to `visit`, with their segment; `between` comes between two of them. Returns the version from
+    /// which on records may be hidden in what cannot be read.
     fn each_of(
         &self,
         segments: &[SegmentId],
+        between: &mut dyn FnMut() -> Result<()>,
         mut visit: impl FnMut(SummaryRecord, SegmentId),
     ) -> Result<Version> {
         let mut hidden_from = Version(u64::MAX);
         let mut failures = 0;
         for id in segments.iter().copied() {
+            between()?;
             let of = self.segments.incarnation(id);
             if of.stream == Stream::Checkpoint {
                 continue;
@@ -205,11 +217,20 @@ impl Depot {
         Ok(hidden_from)
     }
 
-    fn drop_tombstone(&self, hash: u64, link: Link) -> bool {
-        let gone = self.pending.relocate(hash, link, None, || self.index.remove(hash, link));
+    /// Drops a tombstone that stood there when its segment had this epoch.
+    fn drop_tombstone(
+        &self,
+        hash: u64,
+        link: Link,
+        epochs: &BTreeMap<SegmentId, SegmentEpoch>,
+    ) -> bool {
+        let segment = self.layout.segment_of(self.layout.offset_of(link)).unwrap_or_default();
+        // Not one of the segment's next incarnation, which may look the same.
+        let same = || epochs.get(&segment) == Some(&self.segments.epoch(segment));
+        let remove = || same() && self.index.remove(hash, link);
+        let gone = self.pending.relocate(hash, link, None, remove);
         if gone {
-            let segment = self.layout.segment_of(self.layout.offset_of(link));
-            self.segments.remove(segment.unwrap_or_default(), link, Version(0));
+            self.segments.remove(segment, link, Version(0));
         }
         gone
     }

@@ -3,7 +3,7 @@
 use super::Flat;
 use super::commit::LogEntry;
 use super::keys::KeyLock;
-use super::layout::Kind;
+use super::layout::{Kind, kind_of};
 use super::write::Prepared;
 use crate::batch::{Batch, Change};
 use esker_base::ids::Version;
@@ -43,7 +43,8 @@ impl Flat {
             let hash = hash(key);
             let (found, lost) = self.find_to_write(hash, key)?;
             // What is not there needs no tombstone, and one that is there stays.
-            let gone = found.is_none_or(|word| super::layout::kind_of(word).is_tombstone());
+            let is_gone = |word| kind_of(word).is_tombstone() || self.is_cleared(word);
+            let gone = found.is_none_or(is_gone);
             if lost || !(gone && change == Change::Delete) {
                 steps.push(Step { hash, key, change, found, lost });
             }

@@ -286,6 +286,7 @@ impl Flat {
     /// Reads the record of an entry, if it has one. Nothing is moved meanwhile.
     fn verify_record(&self, (hash, key): (u64, &[u8]), word: Word) -> Result<()> {
         if kind_of(word).has_record()
+            && !self.is_cleared(word)
             && let Some(key) = self.key_of((hash, key), word, Since::HELD)?
         {
             self.read_value(hash, &key, word, Since::HELD, &mut |_| Ok(()))?;

@@ -206,6 +206,9 @@ impl Flat {
         lines: &mut HashMap<u64, Word>,
         report: &mut CheckReport,
     ) -> Result<()> {
+        if self.is_cleared(word) {
+            return Ok(());
+        }
         let place = Place::of(word);
         let number = self.layout.chunk_of(place.offset);
         if !self.chunks.get(number).is_some_and(super::chunks::Chunk::is_log) {

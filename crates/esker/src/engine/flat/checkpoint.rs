@@ -222,7 +222,7 @@ impl Flat {
             cursor = next;
             match part {
                 Part::Hashes(entries) => {
-                    for (hash, word) in entries {
+                    for (hash, word) in entries.into_iter().filter(|it| !self.is_cleared(it.1)) {
                         if !writer.room_for(ImageKind::Hashes, HASH_ENTRY_SIZE)? {
                             return Ok(false);
                         }
@@ -231,7 +231,7 @@ impl Flat {
                     }
                 }
                 Part::Keys(entries) => {
-                    for (key, word) in entries {
+                    for (key, word) in entries.into_iter().filter(|it| !self.is_cleared(it.1)) {
                         if !writer.room_for(ImageKind::Keys, key_entry_size(key.len()))? {
                             return Ok(false);
                         }

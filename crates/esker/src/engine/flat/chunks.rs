@@ -37,6 +37,12 @@ const KEPT_FOR_DELETES: usize = 4;
 /// The same for all but checkpoints.
 const KEPT_FOR_WRITERS: usize = 7;
 
+#[cfg(test)]
+thread_local! {
+    /// How often this thread went through all chunks.
+    pub(super) static WALKS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
+
 /// For whom a chunk is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum For {
@@ -113,6 +119,8 @@ pub(super) struct Chunk {
     pub(super) live: AtomicU32,
     /// Logs: bytes that are written.
     pub(super) tail: AtomicU32,
+    /// Logs: where those end whose entries were cleared.
+    cleared: AtomicU32,
     /// Logs: those of them that are entries; 0 as long as nobody knows.
     payload: AtomicU32,
     /// Blocks: lines of each. Large: chunks.
@@ -140,6 +148,7 @@ impl Chunk {
             dead: AtomicU32::new(0),
             live: AtomicU32::new(0),
             tail: AtomicU32::new(0),
+            cleared: AtomicU32::new(0),
             payload: AtomicU32::new(0),
             lines: AtomicU32::new(0),
             owner: AtomicU32::new(0),
@@ -197,6 +206,7 @@ impl Chunk {
         let count = if header.kind == ChunkKind::Large { header.chunks } else { header.lines };
         self.lines.store(count, Ordering::Relaxed);
         self.set_counts(0, 0, 0);
+        self.cleared.store(0, Ordering::Relaxed);
         self.learn(0, Expiries::default());
         self.live.store(0, Ordering::Relaxed);
         self.set_usage(usage);
@@ -234,6 +244,8 @@ pub(super) struct Chunks {
     taken: explored::AtomicU64,
     /// Chunks that came free.
     released: AtomicU64,
+    /// Chunks whose memory is bad.
+    bad: AtomicU32,
     cleaners: usize,
 }
 
@@ -250,6 +262,7 @@ impl Chunks {
             epoch: AtomicU64::new(0),
             taken: explored::AtomicU64::new(0),
             released: AtomicU64::new(0),
+            bad: AtomicU32::new(0),
             cleaners,
         };
         if let Some(root) = chunks.get(0) {
@@ -275,6 +288,8 @@ impl Chunks {
 
     /// All but the root, with their numbers.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Chunk)> {
+        #[cfg(test)]
+        WALKS.set(WALKS.get() + 1);
         (0..).zip(&*self.chunks).skip(1)
     }
 
@@ -303,6 +318,17 @@ impl Chunks {
     /// A number that grows before a chunk is seen to be free.
     pub(super) fn released(&self) -> u64 {
         self.released.load(Ordering::SeqCst)
+    }
+
+    /// Lets nobody have a chunk that was taken: its memory is bad.
+    pub(super) fn set_bad(&self, chunk: &Chunk) {
+        chunk.set_usage(Use::Bad);
+        self.bad.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Chunks that are unused because their memory is bad.
+    pub(super) fn bad_count(&self) -> u32 {
+        self.bad.load(Ordering::Relaxed)
     }
 
     pub(super) fn next_epoch(&self) -> u64 {

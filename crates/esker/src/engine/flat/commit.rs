@@ -442,21 +442,28 @@ impl Flat {
                 }
                 return Ok(first);
             }
+            if self.is_fruitless(count, whom) {
+                return Err(self.full());
+            }
+            let look = self.begin_look();
             if count > 1
                 && let Some(first) = self.make_row(count, whom)?
             {
                 return Ok(first);
             }
             if !self.make_room(core, count, whom)? {
-                let words = match self.bad_chunks() {
-                    0 => "the store is full; deletes go on".to_owned(),
-                    bad => {
-                        format!("the store is full, {bad} chunks have bad memory; deletes go on")
-                    }
-                };
-                return Err(Error::new(ErrorKind::NoSpace, "write").context(words));
+                self.note_fruitless(look, count);
+                return Err(self.full());
             }
         }
+    }
+
+    fn full(&self) -> Error {
+        let words = match self.chunks.bad_count() {
+            0 => "the store is full; deletes go on".to_owned(),
+            bad => format!("the store is full, {bad} chunks have bad memory; deletes go on"),
+        };
+        Error::new(ErrorKind::NoSpace, "write").context(words)
     }
 
     /// Whether these entries have versions by their places, whatever else their batch holds.

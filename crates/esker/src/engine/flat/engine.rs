@@ -135,8 +135,9 @@ impl Engine for Flat {
 
     fn stats(&self) -> Stats {
         let tombstones = self.tombstones.load(Ordering::Relaxed);
+        let unswept = self.unswept.load(Ordering::Relaxed);
         Stats {
-            items: self.index.len().saturating_sub(tombstones),
+            items: self.index.len().saturating_sub(unswept).saturating_sub(tombstones),
             tombstones,
             live_bytes: self.live_bytes(),
             capacity_bytes: self.layout.chunk_size * u64::from(self.layout.chunk_count - 1),

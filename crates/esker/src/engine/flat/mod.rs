@@ -28,8 +28,10 @@ mod checkpoint;
 mod chunks;
 mod clean;
 mod cleaners;
+mod clear;
 mod commit;
 mod engine;
+mod fruitless;
 mod hold;
 mod index;
 mod keys;
@@ -72,6 +74,7 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::{Clear, IndexKind, LINE, Superblock};
 use esker_index::{Cceh, Masstree};
 use esker_media::{BufferPool, Pmem};
+use fruitless::Fruitless;
 use hold::Hold;
 use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
@@ -137,8 +140,11 @@ pub(crate) struct Flat {
     row: Mutex<()>,
     cleaners: Cleaners,
     cleared: Mutex<Clear>,
+    /// Words of the index of what was cleared.
+    unswept: AtomicU64,
     checkpoint: Mutex<Checkpoint>,
     hold: Hold,
+    fruitless: Fruitless,
     lost: Lost,
     /// Of each cleaner.
     background: Box<[Arc<Background>]>,
@@ -208,7 +214,10 @@ impl Flat {
         // What is parked would be in use for ever: the image says so, and nobody frees it afterwards.
         self.break_hold();
         let refused = self.refuse();
-        let left = refused.is_ok().then(|| self.clean_left(&mut still));
+        let left = refused.is_ok().then(|| {
+            self.sweep_rest()?;
+            self.clean_left(&mut still)
+        });
         match (self.state.swap(CLOSED, Ordering::AcqRel), left) {
             (OPEN, Some(Ok(true))) => self.write_image(),
             (FAILED, None) => refused,
@@ -251,8 +260,10 @@ impl Flat {
             background: (0..cleaners.count()).map(|_| Arc::default()).collect(),
             cleaners,
             cleared: Mutex::new(root.clear),
+            unswept: AtomicU64::new(0),
             checkpoint: Mutex::default(),
             hold: Hold::default(),
+            fruitless: Fruitless::default(),
             lost: Lost::default(),
             pool: BufferPool::default(),
             clock: Arc::clone(&options.clock),

@@ -234,7 +234,8 @@ impl Flat {
         }
         let has_expired = self.is_expired(attributes_of(entry).expires_at);
         let is_needed = version >= victim.needed && !sites::TOMBSTONE_NEEDED.disabled();
-        if (place.kind.is_tombstone() || has_expired) && !is_needed {
+        let may_go = (place.kind.is_tombstone() || has_expired) && !is_needed;
+        if may_go || self.is_cleared(word) {
             if self.index.remove(hash, &key, word) {
                 self.let_go(word, None);
                 self.leave(cleaner, victim.number, record_of_action(entry.action));

@@ -12,7 +12,7 @@
 //! A page that goes bad after its chunk was taken makes a store read-only when it is written to, as any failed write does.
 
 use super::Flat;
-use super::chunks::{For, Use};
+use super::chunks::For;
 use esker_base::{ErrorKind, Result};
 
 /// Bytes of a page, which is what the kernel gives up.
@@ -45,16 +45,11 @@ impl Flat {
         }
         for (number, bad) in bad {
             match self.chunks.get(number).filter(|_| bad) {
-                Some(chunk) => chunk.set_usage(Use::Bad),
+                Some(chunk) => self.chunks.set_bad(chunk),
                 None => self.chunks.add_free(number),
             }
         }
         Ok(None)
-    }
-
-    /// Chunks that are unused because their memory is bad.
-    pub(super) fn bad_chunks(&self) -> usize {
-        self.chunks.iter().filter(|(_, chunk)| chunk.usage() == Use::Bad).count()
     }
 
     /// Whether a chunk has memory that is bad.

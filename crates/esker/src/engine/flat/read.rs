@@ -176,7 +176,7 @@ impl Flat {
         Ok(Version(stamp.version(base, place.ordinal as u64)))
     }
 
-    /// The key's word, by reading the entries of candidates if their hash does not tell.
+    /// The key's word, by reading the entries of candidates if their hash does not tell. It may be one that was cleared.
     #[inline]
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Result<Option<Word>> {
         let found = self.find_known(hash, key)?;
@@ -200,7 +200,11 @@ impl Flat {
         })
     }
 
+    /// Whether an entry is that of a key; one that was cleared is nobody's, whatever stands there. `None` if it is gone meanwhile.
     pub(super) fn is_entry_of(&self, word: Word, key: &[u8], since: Since) -> Result<Option<bool>> {
+        if self.is_cleared(word) {
+            return Ok(Some(false));
+        }
         let place = Place::of(word);
         // Whoever uses the entry checks it.
         let seen = self.with_entry_if(
@@ -339,7 +343,8 @@ impl Flat {
         }
         loop {
             let since = self.chunks.now();
-            let Some(word) = self.find(hash, key)? else { return Ok(None) };
+            let found = self.find(hash, key)?.filter(|word| !self.is_cleared(*word));
+            let Some(word) = found else { return Ok(None) };
             if std::mem::take(&mut beside) {
                 self.fetch_entry_beside_others(word);
             }
@@ -452,6 +457,9 @@ impl Flat {
         let hash = self.hasher.hash(key);
         let since = self.chunks.now();
         let Ok(Some(word)) = self.find(hash, key) else { return 0 };
+        if self.is_cleared(word) {
+            return 0;
+        }
         match Place::of(word).kind {
             Kind::Tombstone | Kind::TombstoneRecord => 0,
             Kind::Value => ENTRY_SIZE_MAX as u64,

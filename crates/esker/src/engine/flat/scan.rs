@@ -56,7 +56,7 @@ impl Flat {
         match part {
             Part::Hashes(entries) => {
                 for (hash, word) in entries {
-                    if kind_of(word).is_tombstone() {
+                    if kind_of(word).is_tombstone() || self.is_cleared(word) {
                         continue;
                     }
                     let mut seen = since;
@@ -74,7 +74,8 @@ impl Flat {
                 }
             }
             Part::Keys(entries) => {
-                let live = entries.into_iter().filter(|(_, word)| !kind_of(*word).is_tombstone());
+                let is_live = |word| !kind_of(word).is_tombstone() && !self.is_cleared(word);
+                let live = entries.into_iter().filter(|(_, word)| is_live(*word));
                 items.extend(live.map(|(key, _)| Ok((key, None))));
             }
         }
@@ -140,6 +141,9 @@ impl Flat {
                 let ahead = run.word(place + AHEAD);
                 ahead.into_iter().for_each(|word| self.prefetch_entry(word));
                 let Some((key, word)) = run.get(place) else { break };
+                if self.is_cleared(word) {
+                    continue;
+                }
                 let near = |value: &[u8], version, attributes| {
                     show(key, Item::Here(Met { key, value, version, attributes }))
                 };

@@ -8,18 +8,18 @@
 //! A key whose entry is damaged is written and deleted as others are ([`lost`](super::lost)): only what depends on what the entry says is
 //! refused. The damaged entry's record stays in use until a recovery finds that nothing points at it.
 
+use super::Flat;
 use super::chunks::{For, Since};
 use super::commit::Placed;
 use super::keys::KeyLock;
 use super::layout::{Place, kind_of};
 use super::read::{Known, entry_attributes};
-use super::{Flat, sites};
 use crate::value::{Attributes, Condition, Outcome};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::{
-    Action, CLEAR_OFFSETS, Clear, EncodeEntry, EntryKey, INLINE_KEY_MAX, INLINE_VALUE_MAX,
-    KEY_SIZE_MAX_BYTES, VALUE_SIZE_MAX_BYTES,
+    Action, EncodeEntry, EntryKey, INLINE_KEY_MAX, INLINE_VALUE_MAX, KEY_SIZE_MAX_BYTES,
+    VALUE_SIZE_MAX_BYTES,
 };
 use esker_index::{Near, Word};
 use std::sync::atomic::Ordering;
@@ -179,6 +179,9 @@ impl Flat {
                 found => found?,
             };
             let Some(word) = found else { return Ok((None, None)) };
+            if self.is_cleared(word) {
+                return Ok((found, None));
+            }
             let known = match self.known(word, since) {
                 Err(error) if error.kind() == ErrorKind::Corrupted => Some(damaged(found, error)?),
                 known => known?,
@@ -351,76 +354,19 @@ impl Flat {
     /// An entry does not count any more.
     pub(super) fn let_go(&self, old: Word, record: Option<u64>) {
         let place = Place::of(old);
+        // First: once it is dead, its chunk may be used anew.
+        let was_cleared = self.is_cleared(old);
         if let Some(chunk) = self.chunks.get(self.layout.chunk_of(place.offset)) {
             chunk.count_dead();
         }
-        if place.kind.is_tombstone() {
+        if was_cleared {
+            self.unswept.fetch_sub(1, Ordering::Relaxed);
+        } else if place.kind.is_tombstone() {
             self.tombstones.fetch_sub(1, Ordering::Relaxed);
         }
         if let Some(line) = record {
             self.free_record(line);
         }
-    }
-
-    /// Deletes everything: two durable slots say that older entries are gone (`flush_all` of memcache).
-    pub(super) fn clear_all(&self) -> Result<()> {
-        self.refuse()?;
-        let _locks = self.keys.lock_all();
-        // Nobody moves what is about to go.
-        let _still = self.hold_cleaning();
-        // Who closed the store meanwhile has written an image, in which everything is still there.
-        self.refuse()?;
-        let mut cleared = self.cleared.lock();
-        let next = Clear { generation: cleared.generation + 1, version: self.versions.meet() };
-        // So that a checkpoint from now on comes after it.
-        self.versions.raise(next.version + 1);
-        let written = || {
-            let bytes = next.encode(&self.layout.store_id);
-            for offset in CLEAR_OFFSETS {
-                // PERSIST: one after the other: torn, one does not count, and the other says what was so before, or is so
-                //          now. Nobody hears of it before there are two: damage to one then brings nothing back.
-                self.memory.store(sites::CLEAR_STORE, offset, &bytes)?;
-                self.memory.flush(sites::CLEAR_FLUSH, offset, bytes.len() as u64)?;
-                self.memory.fence(sites::CLEAR_FENCE)?;
-            }
-            Ok(())
-        };
-        written().map_err(|error| self.poison(&error))?;
-        *cleared = next;
-        drop(cleared);
-        self.forget_all()?;
-        self.lost.clear();
-        Ok(())
-    }
-
-    /// Takes every entry out of the index. The caller holds all keys' locks.
-    fn forget_all(&self) -> Result<()> {
-        let mut cursor = crate::engine::Cursor::Start;
-        while let Some((part, next)) = self.index.walk(&cursor) {
-            cursor = next;
-            match part {
-                super::index::Part::Hashes(entries) => {
-                    for (hash, word) in entries {
-                        self.forget(hash, &[], word)?;
-                    }
-                }
-                super::index::Part::Keys(entries) => {
-                    for (key, word) in entries {
-                        self.forget(0, &key, word)?;
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn forget(&self, hash: u64, key: &[u8], word: Word) -> Result<()> {
-        if let Some(record) = self.record_to_free(word, Since::HELD)?
-            && self.index.remove(hash, key, word)
-        {
-            self.let_go(word, record);
-        }
-        Ok(())
     }
 
     pub(super) fn last_version(&self) -> Version {

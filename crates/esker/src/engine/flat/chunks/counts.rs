@@ -20,6 +20,17 @@ impl Chunk {
         self.dead.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// All entries so far were cleared. Nothing is appended meanwhile.
+    pub(in super::super) fn clear(&self) {
+        self.cleared.store(self.tail.load(Ordering::Acquire), Ordering::Release);
+    }
+
+    /// Whether an entry so many bytes behind the start of the chunk was cleared.
+    #[inline]
+    pub(in super::super) fn has_cleared(&self, within: u64) -> bool {
+        within < u64::from(self.cleared.load(Ordering::Acquire))
+    }
+
     /// Entries, and those that do not count.
     pub(in super::super) fn counts(&self) -> (u32, u32) {
         (self.entries.load(Ordering::Relaxed), self.dead.load(Ordering::Acquire))

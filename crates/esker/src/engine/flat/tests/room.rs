@@ -1,6 +1,6 @@
 //! Room that nobody uses comes back, and checkpoints come no more often than they are worth.
 
-use super::super::chunks::Use;
+use super::super::chunks::{Use, WALKS};
 use super::super::index::DESCENTS;
 use super::super::scan::Item;
 use super::super::{CORES_MAX, logs_of};
@@ -238,5 +238,49 @@ fn a_check_sees_damage_to_copies_that_only_an_open_reads() {
             flip();
             assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
         }
+    }
+}
+
+/// A look for room goes through all chunks, several times, and a full store is asked for some again and again.
+#[test]
+fn a_full_store_refuses_at_once_until_something_changed() {
+    for engine in KINDS {
+        let clock = Arc::new(ManualClock::new(1));
+        let mut options = options(engine);
+        options.clock = Arc::clone(&clock) as Arc<dyn esker_base::clock::Clock>;
+        options.testing.background = false;
+        let store = Flat::open(memory(60, CHUNK_SIZE), &options).unwrap();
+        let soon = Attributes { expires_at: Some(5), ..Attributes::default() };
+        // Until the logs of all cores are full; how many were stored before the first one was.
+        let fill = |first: u32, attributes| {
+            let put = |number: &u32| {
+                let key = number.to_be_bytes();
+                store.put_value(&key, &[7; 100], attributes, Condition::Always).is_err()
+            };
+            let refused: Vec<u32> = (first..1 << 20).filter(put).take(64).collect();
+            refused[0] - first
+        };
+        let count = fill(0, soon);
+        let refused = |size: usize| {
+            let error = put_value(&store, b"one more", size).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "{engine}");
+        };
+        let before = WALKS.get();
+        for _ in 0..100 {
+            refused(100);
+            refused(900);
+            refused(3000);
+        }
+        assert_eq!(WALKS.get(), before, "{engine}: somebody looked again");
+        // What is deleted makes room, as far as it can.
+        for number in 0..count / 2 {
+            store.delete_key(&number.to_be_bytes(), Condition::Present).unwrap();
+        }
+        put_value(&store, b"one more", 100).unwrap();
+        fill(1 << 16, Attributes::default());
+        refused(100);
+        // Nothing happens but that time passes.
+        clock.advance(Duration::from_secs(10));
+        put_value(&store, b"one more", 100).unwrap();
     }
 }
