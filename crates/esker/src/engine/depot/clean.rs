@@ -272,15 +272,17 @@ impl Depot {
         Ok(true)
     }
 
-    /// Between two pieces of longer work of a cleaner: makes a segment free if clients are short of them; false if they are not, or nothing
-    /// is to gain. Then it is not tried again before somebody took one: `in_vain` says since when.
+    /// Between two pieces of longer work of a cleaner: makes a segment free if clients are short of them; false if they are not, nobody cleans
+    /// ahead of them, or nothing is to gain. Then it is not tried again before somebody took one: `in_vain` says since when.
     pub(super) fn clean_between(
         &self,
         cleaner: &mut Cleaner,
         in_vain: &mut Option<u64>,
     ) -> Result<bool> {
         let taken = self.segments.generation();
-        if self.segments.free_count() >= self.clean_below() || *in_vain == Some(taken) {
+        let is_ahead =
+            !self.background.is_running() || self.segments.free_count() >= self.clean_below();
+        if is_ahead || *in_vain == Some(taken) {
             return Ok(false);
         }
         let is_gain = self.free_one_ahead(cleaner)?;
