@@ -192,7 +192,7 @@ impl Store {
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
         options.check_values()?;
-        let files = if options.read_only { files.to_read() } else { files };
+        let files = if options.read_only { files.into_read() } else { files };
         let engine = Flex::open_on(files, &*reading::of_engine(options)?)?;
         Ok(Store::of(reading::as_asked(engine, options)))
     }

@@ -23,7 +23,7 @@ fn get(archive: &dyn Archive, file: &str) -> Vec<u8> {
 /// Files that end at blocks, and next to them.
 fn files() -> Vec<(String, Vec<u8>)> {
     let size = |n: usize| [0, 1, 511, 512, 513, 1024, 70_000][n % 7];
-    (0..14).map(|n| (format!("file-{n}"), vec![n as u8 + 1; size(n)])).collect()
+    (0..14_u8).map(|n| (format!("file-{n}"), vec![n + 1; size(n.into())])).collect()
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl FlexFiles {
     }
 
     /// The same of which nothing is changed.
-    pub(crate) fn to_read(self) -> FlexFiles {
+    pub(crate) fn into_read(self) -> FlexFiles {
         let to_read = |device| to_read(device, true);
         let FlexFiles { space: SpaceFiles { data, tree, log }, logs, index } = self;
         let [data, tree, log] = [data, tree, log].map(to_read);
