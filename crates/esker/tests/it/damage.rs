@@ -1,6 +1,6 @@
 //! Damaged media: found, named, never returned as data.
 
-use crate::support::{DEVICE_SIZE, device, flip_on, open, options};
+use crate::support::{DEVICE_SIZE, SEGMENT_SIZE, device, flip_on, open, options};
 use esker::{Batch, ErrorKind};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, SimBlock, SimBlockOptions};
@@ -72,9 +72,10 @@ fn no_flipped_bit_is_ever_returned_as_data_or_takes_a_key_away_in_silence() {
 
 #[test]
 fn no_flipped_bit_hides_behind_a_checkpoint() {
-    // What is damaged in the log is not read at open: its records say so when they are.
+    // What is damaged in the log is not read at open: its records say so when they are. The segment in which the log goes on is read.
     let (refused, harmless) = flip_everywhere(End::Closed);
-    assert!(refused == 0 && harmless > 1000, "{refused} refused, {harmless} harmless");
+    let of_a_segment = (SEGMENT_SIZE / 7) as u32;
+    assert!(refused < of_a_segment && harmless > 1000, "{refused} refused, {harmless} harmless");
 }
 
 #[test]

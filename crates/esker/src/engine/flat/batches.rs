@@ -183,7 +183,8 @@ mod tests {
             };
             let header = BatchHeader { kind, payload_bytes, base_version: 7 };
             // That of one line, whatever it claims.
-            seal_batch(&mut bytes[start..start + LINE], &header, SALT, OFFSET + start as u64);
+            let Some(line) = bytes.get_mut(start..start + LINE) else { break };
+            seal_batch(line, &header, SALT, OFFSET + start as u64);
         }
         bytes
     }
@@ -199,7 +200,9 @@ mod tests {
             work::take();
             loop {
                 match batches.take_next() {
-                    Ok(Some(batch)) => found.push((batch.offset - OFFSET) as usize / LINE),
+                    Ok(Some(batch)) => {
+                        found.push(usize::try_from(batch.offset - OFFSET).unwrap() / LINE);
+                    }
                     Ok(None) => break,
                     Err(_) => {
                         damaged += 1;
