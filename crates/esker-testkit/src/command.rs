@@ -219,7 +219,9 @@ fn disable<E: Exploration>(arguments: &Arguments) -> Result<bool, String> {
     let wanted = |site: &Site| arguments.site.as_ref().is_none_or(|name| name == site.name());
     let sites: Vec<Site> = E::sites().into_iter().filter(wanted).collect();
     let [seeds, piece] = E::EFFORT.mutant_seeds;
+    let mut is_whole = true;
     let report = mutants::run(&sites, || {
+        let is_whole = std::mem::take(&mut is_whole);
         // The cheap part first: most mutants end there.
         if let Err(words) = E::scenarios() {
             say(&format!("  {words}"));
@@ -228,7 +230,12 @@ fn disable<E: Exploration>(arguments: &Arguments) -> Result<bool, String> {
         let first = arguments.seed;
         (first..first + seeds).step_by(usize::try_from(piece).unwrap_or(1)).all(|seed| {
             let seeds = seed..seed + piece;
-            E::explore(seed / piece, seeds, arguments.threads).violation_count() == 0
+            let report = E::explore(seed / piece, seeds, arguments.threads);
+            let is_sound = report.violation_count() == 0;
+            if is_whole && !is_sound {
+                say(&report);
+            }
+            is_sound
         })
     });
     let report = report.map_err(|error| format!("mutants: {error}"))?;
