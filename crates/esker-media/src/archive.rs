@@ -26,7 +26,7 @@ use rustix::fs::{AtFlags, CWD, Dir, Mode, OFlags};
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::io::IoSlice;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 pub use tar::TarArchive;
@@ -205,19 +205,7 @@ impl Archive for FolderArchive {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = rustix::fs::openat(&self.folder, file, flags, Mode::empty())
             .map_err(self.failed(OPERATION, file))?;
-        let mut done = 0;
-        while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match io::read_at(fd.as_fd(), rest, offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let device = format!("{}/{file}", self.name);
-                    return Err(Error::io(OPERATION, error).device(device));
-                }
-            }
-        }
-        Ok(done)
+        read_all(fd.as_fd(), &format!("{}/{file}", self.name), offset, buf)
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
@@ -249,43 +237,55 @@ struct FileWriter {
 }
 
 impl ArchiveWriter for FileWriter {
-    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
-        const OPERATION: &str = "write file";
-        while !bytes.is_empty() {
-            let slices = [IoSlice::new(bytes)];
-            let at = self.length_bytes;
-            match io::write_vectored_at(self.fd.as_fd(), &slices, at, WriteMode::Plain) {
-                Ok(0) => {
-                    let words = "the file takes no more bytes";
-                    return Err(Error::new(ErrorKind::Io, OPERATION)
-                        .context(words)
-                        .device(&self.name));
-                }
-                Ok(count) => {
-                    self.length_bytes += count as u64;
-                    bytes = bytes.get(count..).unwrap_or(&[]);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io(OPERATION, error).device(&self.name)),
-            }
-        }
+    fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        write_all(self.fd.as_fd(), &self.name, self.length_bytes, bytes)?;
+        self.length_bytes += bytes.len() as u64;
         Ok(())
     }
 
     fn finish(self: Box<Self>, site: Site) -> Result<()> {
-        if site.disabled() {
-            return Ok(());
-        }
-        loop {
-            match rustix::fs::fsync(&self.fd) {
-                Err(Errno::INTR) => {}
-                result => {
-                    return result
-                        .map_err(|errno| Error::io("flush file", errno.into()).device(&self.name));
-                }
+        if site.disabled() { Ok(()) } else { sync(self.fd.as_fd(), &self.name) }
+    }
+}
+
+/// Writes all of `bytes` to the file called `name`.
+fn write_all(fd: BorrowedFd<'_>, name: &str, mut at: u64, mut bytes: &[u8]) -> Result<()> {
+    const OPERATION: &str = "write file";
+    while !bytes.is_empty() {
+        match io::write_vectored_at(fd, &[IoSlice::new(bytes)], at, WriteMode::Plain) {
+            Ok(0) => {
+                let words = "the file takes no more bytes";
+                return Err(Error::new(ErrorKind::Io, OPERATION).context(words).device(name));
             }
+            Ok(count) => {
+                at += count as u64;
+                bytes = bytes.get(count..).unwrap_or(&[]);
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::io(OPERATION, error).device(name)),
         }
     }
+    Ok(())
+}
+
+/// Fills `buf` from the file called `name`, as far as that goes; how many bytes.
+fn read_all(fd: BorrowedFd<'_>, name: &str, at: u64, buf: &mut [u8]) -> Result<usize> {
+    let mut done = 0;
+    while let Some(rest) = buf.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match io::read_at(fd, rest, at + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(Error::io("read file", error).device(name)),
+        }
+    }
+    Ok(done)
+}
+
+/// Makes what was written to the file called `name` durable.
+fn sync(fd: BorrowedFd<'_>, name: &str) -> Result<()> {
+    rustix::io::retry_on_intr(|| rustix::fs::fsync(fd))
+        .map_err(|errno| Error::io("flush file", errno.into()).device(name))
 }
 
 #[cfg(test)]

@@ -18,13 +18,11 @@
 use super::{Archive, ArchiveWriter};
 use crate::locked::LockedFile;
 use esker_base::{Error, ErrorKind, Result, Site};
-use esker_trt::io::{self, WriteMode};
 use parking_lot::Mutex;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::IoSlice;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
@@ -178,38 +176,12 @@ impl TarArchive {
             .device(format!("{}/{file}", self.name))
     }
 
-    fn write(&self, mut at: u64, mut bytes: &[u8]) -> Result<()> {
-        const OPERATION: &str = "write file";
-        while !bytes.is_empty() {
-            let slices = [IoSlice::new(bytes)];
-            match io::write_vectored_at(self.file.as_fd(), &slices, at, WriteMode::Plain) {
-                Ok(0) => {
-                    let words = "the file takes no more bytes";
-                    return Err(Error::new(ErrorKind::Io, OPERATION)
-                        .context(words)
-                        .device(&self.name));
-                }
-                Ok(count) => {
-                    at += count as u64;
-                    bytes = bytes.get(count..).unwrap_or(&[]);
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(Error::io(OPERATION, error).device(&self.name)),
-            }
-        }
-        Ok(())
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        super::write_all(self.file.as_fd(), &self.name, at, bytes)
     }
 
     fn sync(&self) -> Result<()> {
-        loop {
-            match rustix::fs::fsync(&self.file) {
-                Err(Errno::INTR) => {}
-                done => {
-                    return done
-                        .map_err(|errno| Error::io("flush file", errno.into()).device(&self.name));
-                }
-            }
-        }
+        super::sync(self.file.as_fd(), &self.name)
     }
 
     /// Writes the header of an entry, in front of its bytes.
@@ -277,19 +249,9 @@ impl Archive for TarArchive {
         let Entry { offset: start, size } = entry.ok_or_else(|| self.missing(file))?;
         let wanted = usize::try_from(size.saturating_sub(offset)).unwrap_or(usize::MAX);
         let wanted = wanted.min(buf.len());
-        let mut done = 0;
-        while let Some(rest) = buf.get_mut(done..wanted).filter(|rest| !rest.is_empty()) {
-            match io::read_at(self.file.as_fd(), rest, start + offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => {
-                    let device = format!("{}/{file}", self.name);
-                    return Err(Error::io("read file", error).device(device));
-                }
-            }
-        }
-        Ok(done)
+        let name = format!("{}/{file}", self.name);
+        let buf = buf.get_mut(..wanted).unwrap_or_default();
+        super::read_all(self.file.as_fd(), &name, start + offset, buf)
     }
 
     fn rename(&self, from: &str, to: &str) -> Result<()> {
