@@ -9,6 +9,7 @@ use esker_media::BlockDevice;
 use esker_media::sim::{Initial, SimBlock};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 fn usual() -> Options {
     options(u64::MAX, false)
@@ -151,7 +152,8 @@ pub(super) fn a_value_that_is_half_written_is_whole_later() -> Verdict {
     for _ in 0..2 {
         armed.store(true, Ordering::SeqCst);
         while armed.load(Ordering::SeqCst) {
-            esker_trt::yield_now();
+            // Not by turns of the scheduler: the write before takes ten seconds.
+            esker_trt::sleep(Duration::from_millis(1));
         }
     }
     checkpoint(&store)?;
