@@ -109,7 +109,8 @@ fn every_call_on_a_closed_store_says_so() {
 /// A store has a backup from before `later` was put; another one is ended when it was asked `asked` times. Says whether it was.
 fn backup_ended_after(kind: EngineKind, asked: u32) -> bool {
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&options(&folder, Some(kind))).unwrap();
+    let unsynced = Options { durability: Durability::None, ..options(&folder, Some(kind)) };
+    let store = Store::open(&unsynced).unwrap();
     store.put(b"early", b"value").unwrap();
     let target = folder.path().join("backup");
     store.backup(&target).unwrap();
@@ -165,7 +166,8 @@ fn what_backups_leave_that_were_ended_does_not_pile_up() {
     const ASKED: u32 = 6;
     for kind in EngineKind::ALL {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        let options = Options { durability: Durability::None, ..options(&folder, Some(kind)) };
+        let store = Store::open(&options).unwrap();
         let target = folder.path().join("backup");
         let files = || std::fs::read_dir(&target).unwrap().count();
         store.put(b"early", b"value").unwrap();
@@ -336,7 +338,8 @@ fn an_index_has_room_from_the_start_for_no_more_than_the_store_can_hold() {
 fn a_walk_ends_where_the_store_is_closed() {
     for kind in EngineKind::ALL {
         let folder = tempfile::tempdir().unwrap();
-        let store = Store::open(&options(&folder, Some(kind))).unwrap();
+        let options = Options { durability: Durability::None, ..options(&folder, Some(kind)) };
+        let store = Store::open(&options).unwrap();
         for number in 0..2000_u32 {
             store.put(&number.to_be_bytes(), &[7; 600]).unwrap();
         }

@@ -471,6 +471,7 @@ fn a_scan_reads_what_it_needs_at_once_in_both_directions() {
     let mut options = Options::new(folder.path());
     options.engine = Some(EngineKind::Flex);
     options.size_bytes = 64 << 20;
+    options.durability = Durability::None;
     options.flex.scrub_bytes_per_second = 0;
     let store = Store::open(&options).unwrap();
     for number in 0..PAIRS {
