@@ -73,7 +73,7 @@ impl Turn {
     #[inline]
     #[must_use]
     pub fn try_take(&self) -> Option<TurnGuard<'_>> {
-        take_free(self.0.state(0)).then(|| self.0.guard(0))
+        self.0.try_take(0)
     }
 }
 
@@ -93,6 +93,13 @@ impl<const N: usize> Turns<N> {
             wait(state, &self.waiters);
         }
         self.guard(number)
+    }
+
+    /// The turn of this number, modulo `N`, if it is free and nobody waits.
+    #[inline]
+    #[must_use]
+    pub fn try_take(&self, number: usize) -> Option<TurnGuard<'_>> {
+        take_free(self.state(number)).then(|| self.guard(number))
     }
 
     /// Waits for all of them, in their order.

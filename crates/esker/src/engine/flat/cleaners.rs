@@ -123,6 +123,14 @@ impl Flat {
         Still { _packer, cleaners }
     }
 
+    /// As [`hold_cleaning`](Flat::hold_cleaning), if nobody cleans.
+    pub(super) fn try_hold_cleaning(&self) -> Option<Still<'_>> {
+        let _packer = self.cleaners.packer.try_lock()?;
+        let groups = 0..self.cleaners.count();
+        let cleaners = groups.map(|group| self.cleaners.of_group(group).try_lock());
+        Some(Still { cleaners: cleaners.collect::<Option<_>>()?, _packer })
+    }
+
     /// As [`hold_cleaning`](Flat::hold_cleaning), for the writer of a checkpoint; `None` if the store is closed meanwhile: who closes it has
     /// these locks, and waits for the checkpoint.
     pub(super) fn hold_cleaning_while_open(&self) -> Option<Still<'_>> {

@@ -8,7 +8,7 @@ use super::layout::Place;
 use crate::engine::Cursor;
 use crate::store::Direction;
 use esker_base::{ErrorKind, Result};
-use esker_index::{Cceh, Masstree, Word};
+use esker_index::{Cceh, Masstree, Near, Word};
 use std::fmt::Debug;
 use std::ops::{Bound, ControlFlow};
 
@@ -131,6 +131,10 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn insert(&self, hash: u64, key: &[u8], word: Word);
     /// Replaces a word; false if it is not there.
     fn replace(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool;
+    /// As before, for who holds the key's lock.
+    fn supersede(&self, hash: u64, key: &[u8], old: Word, new: Word) -> bool {
+        self.replace(hash, key, old, new)
+    }
     /// Removes a word; false if it is not there.
     fn remove(&self, hash: u64, key: &[u8], old: Word) -> bool;
     /// Starts to fetch what operations on these keys will read.
@@ -142,9 +146,15 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn prefetch_step(&self, hash: u64, key: &[u8], step: u64) -> bool;
     /// The word that is most likely the key's, if there is one.
     fn guess(&self, hash: u64, key: &[u8]) -> Option<Word>;
+    /// Where a key's word is or would be, for who holds its lock, if the index tells without looking at entries.
+    fn near(&self, _key: &[u8]) -> Option<Near<'_>> {
+        None
+    }
+    /// Puts a tombstone where scans do not meet it, for who holds the key's lock while no cleaner works.
+    fn bury(&self, _key: &[u8], _word: Word) {}
     /// A part of a walk over everything, and where it goes on.
     fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)>;
-    /// The index itself, if it has an order.
+    /// The keys with a value in their order, if there is one, and some without.
     fn ordered(&self) -> Option<&Masstree>;
     /// Whether there is an order.
     fn is_ordered(&self) -> bool {
@@ -160,11 +170,6 @@ pub(super) trait KeyIndex: Send + Sync + Debug {
     fn capacity(&self) -> u64;
     fn memory_bytes(&self) -> u64;
 }
-
-/// Keys of a part of a walk over the ordered index.
-const PART: usize = 1000;
-/// Levels of the ordered index that are rarely in the processor's caches: of ten million keys, those above have a few thousand nodes.
-const LEVELS_FAR: u64 = 2;
 
 /// The hash index.
 #[derive(Debug)]
@@ -287,86 +292,5 @@ impl KeyIndex for HashIndex {
 
     fn memory_bytes(&self) -> u64 {
         self.table.memory_bytes() as u64
-    }
-}
-
-impl KeyIndex for Masstree {
-    #[inline]
-    fn find(&self, _hash: u64, key: &[u8], _same: Same<'_>) -> Result<Option<Word>> {
-        Ok(self.get(key))
-    }
-
-    #[inline]
-    fn is_exact(&self, _key: &[u8]) -> bool {
-        true
-    }
-
-    fn holds(&self, _hash: u64, key: &[u8], word: Word) -> bool {
-        self.get(key) == Some(word)
-    }
-
-    fn insert(&self, _hash: u64, key: &[u8], word: Word) {
-        Masstree::insert(self, key, word);
-    }
-
-    fn replace(&self, _hash: u64, key: &[u8], old: Word, new: Word) -> bool {
-        Masstree::replace(self, key, old, new)
-    }
-
-    fn remove(&self, _hash: u64, key: &[u8], old: Word) -> bool {
-        Masstree::remove(self, key, old)
-    }
-
-    fn prefetch(&self, keys: &[(u64, &[u8])]) {
-        // What a descent reads is known only as it goes.
-        let keys: Vec<&[u8]> = keys.iter().map(|(_, key)| *key).collect();
-        self.lookup_many(&keys, |_, _| ());
-    }
-
-    fn guess(&self, _hash: u64, key: &[u8]) -> Option<Word> {
-        self.get(key)
-    }
-
-    fn prefetch_one(&self, _hash: u64) {}
-
-    #[inline]
-    fn prefetch_step(&self, _hash: u64, key: &[u8], step: u64) -> bool {
-        let level = LEVELS_FAR.saturating_sub(1 + step);
-        Masstree::prefetch(self, key, level);
-        level > 0
-    }
-
-    fn walk(&self, cursor: &Cursor) -> Option<(Part, Cursor)> {
-        let after = match cursor {
-            Cursor::Key(key) => Some(&key[..]),
-            Cursor::Start | Cursor::Hash(_) => None,
-        };
-        let entries = Masstree::walk(self, after, PART);
-        let last = entries.last()?.0.clone();
-        Some((Part::Keys(entries), Cursor::Key(last)))
-    }
-
-    fn ordered(&self) -> Option<&Masstree> {
-        Some(self)
-    }
-
-    fn expect(&self, _hashes: u64) {}
-
-    fn load_hashes(&self, _entries: &[(u64, Word)]) {}
-
-    fn load_keys(&self, entries: &[(&[u8], Word)]) {
-        self.insert_many(entries);
-    }
-
-    fn len(&self) -> u64 {
-        Masstree::len(self)
-    }
-
-    fn capacity(&self) -> u64 {
-        Masstree::len(self)
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        Masstree::memory_bytes(self) as u64
     }
 }

@@ -78,6 +78,13 @@ impl KeyLocks {
         self.lock_stripe(self.stripe_of(hash))
     }
 
+    /// As [`KeyLocks::lock`], if that is free.
+    pub(super) fn try_lock(&self, hash: u64) -> Option<KeyLock<'_>> {
+        let (line, number) = self.stripe_of(hash);
+        let line = self.0.get(line)?;
+        Some(KeyLock { line, _turn: line.turns.try_take(number)? })
+    }
+
     /// Locks the stripes of several keys.
     pub(super) fn lock_many(&self, hashes: impl Iterator<Item = u64>) -> Vec<KeyLock<'_>> {
         let mut stripes: Vec<(usize, usize)> = hashes.map(|hash| self.stripe_of(hash)).collect();

@@ -38,6 +38,7 @@ mod keys;
 mod layout;
 mod lost;
 mod moves;
+mod ordered;
 mod pack;
 mod periodic;
 mod place;
@@ -72,7 +73,7 @@ use esker_base::hash::KeyHasher;
 use esker_base::rng::{self, Rng};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::{Clear, IndexKind, LINE, Superblock};
-use esker_index::{Cceh, Masstree};
+use esker_index::Cceh;
 use esker_media::{BufferPool, Pmem};
 use fruitless::Fruitless;
 use hold::Hold;
@@ -80,6 +81,7 @@ use index::{HashIndex, KeyIndex};
 use keys::KeyLocks;
 use layout::Layout;
 use lost::Lost;
+use ordered::Ordered;
 use parking_lot::Mutex;
 use periodic::Checkpoint;
 use place::CoreBlocks;
@@ -239,7 +241,7 @@ impl Flat {
                 table: Cceh::with_capacity(options.index_entries_within(superblock.size_bytes)),
                 exact: superblock.hash_mask == u64::MAX,
             }),
-            IndexKind::Masstree => Box::new(Masstree::new()),
+            IndexKind::Masstree => Box::new(Ordered::default()),
         };
         let batching = commit::batching(options, cores, &layout);
         let group_size = cleaners::group_size(cores, batching.cores_together(), layout.chunk_count);

@@ -137,6 +137,7 @@ impl Flat {
                     self.prefetch_entry(word);
                 }
             });
+            let mut met_dead = false;
             for place in 0..run.len() {
                 let ahead = run.word(place + AHEAD);
                 ahead.into_iter().for_each(|word| self.prefetch_entry(word));
@@ -148,17 +149,23 @@ impl Flat {
                     show(key, Item::Here(Met { key, value, version, attributes }))
                 };
                 let shown = match self.show_near(word, since, near)? {
-                    Some(Shown::Nothing) => continue,
+                    Some(Shown::Nothing) => {
+                        met_dead = true;
+                        continue;
+                    }
                     Some(Shown::Item(shown)) => shown,
                     None => match self.value_of(key, word, since)? {
                         Some(value) => show(key, Item::Read(value)),
                         None => continue,
                     },
                 };
-                left = left.saturating_sub(1);
-                if shown.is_break() {
-                    return Ok(());
+                left = if shown.is_break() { 0 } else { left.saturating_sub(1) };
+                if left == 0 {
+                    break;
                 }
+            }
+            if met_dead {
+                self.bury_dead(&run);
             }
             match run.last_key() {
                 Some(key) if run.len() == wanted => last = Some(key.to_vec()),
@@ -168,6 +175,19 @@ impl Flat {
             wanted = if left == before { (2 * wanted).min(PART) } else { left.min(PART) };
         }
         Ok(())
+    }
+
+    /// Takes tombstones out of the way of later scans, unless somebody is at work with what they stand for.
+    #[cold]
+    fn bury_dead(&self, run: &Run) {
+        let Some(_still) = self.try_hold_cleaning() else { return };
+        for (key, word) in (0..run.len()).filter_map(|place| run.get(place)) {
+            if kind_of(word).is_tombstone()
+                && let Some(_lock) = self.keys.try_lock(self.hasher.hash(key))
+            {
+                self.index.bury(key, word);
+            }
+        }
     }
 
     /// Starts to fetch an entry, and its batch's header.

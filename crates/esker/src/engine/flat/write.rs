@@ -156,8 +156,8 @@ impl Flat {
     /// What the index knows of a key whose lock the caller holds, if it knows without looking at entries.
     #[inline]
     fn ask(&self, hash: u64, key: &[u8]) -> Asked<'_> {
-        match self.index.ordered() {
-            Some(tree) => Asked::Near(tree.near(key)),
+        match self.index.near(key) {
+            Some(near) => Asked::Near(near),
             None => Asked::Found(self.find(hash, key)),
         }
     }
@@ -290,7 +290,7 @@ impl Flat {
             // Its entry may be gone as soon as the index does not have it any more: it was looked up long ago. The new
             // one is durable: without a place in the index the store cannot go on.
             if let Some(record) = self.standing_record(hash, key, old)?
-                && self.index.replace(hash, key, old, new)
+                && self.index.supersede(hash, key, old, new)
             {
                 self.let_go(old, record);
                 break;
