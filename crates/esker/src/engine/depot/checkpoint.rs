@@ -205,7 +205,7 @@ impl Depot {
         kept: Option<usize>,
         tempo: Option<Tempo>,
     ) -> Result<bool> {
-        let mut end = self.cover(kept.is_none())?;
+        let mut end = self.cover()?;
         let mut writer = Writer {
             depot: self,
             kept,
@@ -226,8 +226,8 @@ impl Depot {
         written.map_err(|error| self.poison(&error))
     }
 
-    /// What a checkpoint covers that begins now; the index knows it when this returns. `last`: nothing is written any more.
-    fn cover(&self, last: bool) -> Result<CheckpointEnd> {
+    /// What a checkpoint covers that begins now; the index knows it when this returns.
+    fn cover(&self) -> Result<CheckpointEnd> {
         let cleaner = self.cleaner.lock();
         let (end, in_flight) = {
             let mut guard = self.log.lock();
@@ -237,9 +237,7 @@ impl Depot {
                 self.end_piece(state);
             }
             let of_clients = state.tail.map(|tail| (tail.segment, tail.position));
-            // The cleaner begins new segments in each session.
-            let of_cleaner = cleaner.tails().filter(|_| !last);
-            let open: Vec<_> = of_clients.into_iter().chain(of_cleaner).collect();
+            let open: Vec<_> = of_clients.into_iter().chain(cleaner.tails()).collect();
             let end = CheckpointEnd {
                 next_version: state.next_version(),
                 clear_version: state.clear_version(),

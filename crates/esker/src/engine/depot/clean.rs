@@ -195,6 +195,18 @@ impl Depot {
         Ok(cleaner)
     }
 
+    /// Completes the segments that are open for copies, when the store is closed: the next session begins others, and a summary tells
+    /// damage from an end. Nobody cleans any more; a flush must follow.
+    pub(super) fn complete_open(&self) -> Result<()> {
+        let cleaner = &mut *self.cleaner.lock();
+        for mover in [&mut cleaner.warm, &mut cleaner.cold] {
+            if let Some(tail) = mover.tail {
+                self.complete_moved(mover, tail)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
     pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
         let mut cleaner = self.lock_cleaner()?;

@@ -92,7 +92,7 @@ impl Engine for Depot {
             let closed = self.close_log();
             self.background.join();
             self.log_writer.join();
-            closed?;
+            closed.and_then(|()| self.complete_open())?;
             if self.log.failure().is_none()
                 && let Err(error) = self.close_checkpoint()
             {
