@@ -234,6 +234,15 @@ impl Depot {
         cleaner.unread.end_round(cleaned)
     }
 
+    /// Cleans the full segment with this number among them, and drops no tombstones; false if there is none.
+    pub(super) fn clean_full(&self, number: usize) -> Result<bool> {
+        let mut cleaner = self.lock_cleaner()?;
+        let mut full = self.segments.sealed().filter(|id| self.segments.is_cleanable(*id));
+        let Some(victim) = full.nth(number) else { return Ok(false) };
+        self.clean_segment(&mut cleaner, victim, false)?;
+        Ok(true)
+    }
+
     /// Number of free segments below which the cleaner works ahead of clients.
     pub(super) fn clean_below(&self) -> usize {
         let count = usize::try_from(self.layout.segment_count).unwrap_or(0);

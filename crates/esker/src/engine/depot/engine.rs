@@ -62,6 +62,10 @@ impl Engine for Depot {
         self.clean_now(segments)
     }
 
+    fn clean_full(&self, number: usize) -> Result<bool> {
+        Depot::clean_full(self, number)
+    }
+
     fn clear(&self) -> Result<()> {
         self.clear_records()
     }
