@@ -10,6 +10,7 @@
 //! While the thread waits it holds no reference to the store, so a dropped store ends it; a closed one waits until
 //! it ended, so that the device is free for the next opener.
 
+use super::checkpoint::GROWTH;
 use super::segments::Free;
 use super::{Depot, sites};
 use crate::options::Durability;
@@ -154,7 +155,7 @@ impl Depot {
             return Ok(());
         }
         if !self.superblock.cache {
-            let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + 1;
+            let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + GROWTH;
             self.clean_until(room, || self.background.is_stopping())?;
         }
         self.write_checkpoint_beside().map(drop)
