@@ -277,6 +277,28 @@ impl Depot {
         Ok(())
     }
 
+    /// Bytes that [`Depot::clean_idly`] would gain; none of a cache, which moves nothing.
+    pub(super) fn idle_gain(&self) -> u64 {
+        if self.superblock.cache {
+            return 0;
+        }
+        let passed = self.passed_over(&self.cleaner.lock());
+        self.segments.idle_gain(self.now(), &passed)
+    }
+
+    /// Cleans while nobody writes, in no hurry, until no segment is worth it or `stop` says so; then drops the tombstones that stood for
+    /// what went.
+    pub(super) fn clean_idly(&self, stop: impl Fn() -> bool) -> Result<()> {
+        while !stop() {
+            let mut cleaner = self.cleaner.lock();
+            if self.clean_one(&mut cleaner, Urgency::Idle)?.is_none() {
+                self.purge_tombstones(&mut cleaner)?;
+                break;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a segment free ahead of the clients, and says how fast that went; false if there is nothing to gain.
     fn free_one_ahead(&self, cleaner: &mut Cleaner) -> Result<bool> {
         let began = self.clock.monotonic();
@@ -330,7 +352,7 @@ impl Depot {
                 break;
             };
             let epoch = self.segments.epoch(victim);
-            match self.clean_segment(cleaner, victim, urgency == Urgency::Ahead) {
+            match self.clean_segment(cleaner, victim, urgency.has_time()) {
                 Ok(moved) => return Ok(Some(self.layout.segment_size.saturating_sub(moved))),
                 // The reserve is for this; if it is used up, what is free now must do.
                 Err(error) if error.kind() == ErrorKind::NoSpace => break,
