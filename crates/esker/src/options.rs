@@ -204,7 +204,8 @@ pub struct Options {
     /// What only `flex` looks at.
     pub flex: FlexOptions,
     /// Engine `depot`: whether free space is given back to the file system or device while nobody writes, once it is more
-    /// than an eighth of the store besides what is kept ready for writes (512 MiB, at most a quarter).
+    /// than an eighth of the store besides what is kept ready for writes (512 MiB, at most a quarter). Where nobody
+    /// has written for two seconds, and cleaning would free as much, it is cleaned for that, in no hurry: segments of which an eighth or more is garbage.
     /// Writes into it then pay for file-system metadata again. Default false: only
     /// [`Store::trim`](crate::Store::trim) gives space back.
     pub trim_idle: bool,

@@ -472,6 +472,13 @@ impl Store {
         self.engine.write_out()
     }
 
+    /// Engine `depot`: cleans the full segment with this number among them, and drops no tombstones; false if there is none. For tests
+    /// in which the order matters.
+    #[doc(hidden)]
+    pub fn clean_full(&self, number: usize) -> Result<bool> {
+        self.engine.clean_full(number)
+    }
+
     /// Does what the store does while nobody writes. For tests of crashes, in which it has no thread for that.
     #[doc(hidden)]
     pub fn tidy(&self) -> Result<()> {

@@ -15,6 +15,7 @@ mod evictions;
 mod expiries;
 mod members;
 mod operation;
+mod orders;
 mod scenarios;
 mod stories;
 mod subject;

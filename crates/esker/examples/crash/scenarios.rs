@@ -4,7 +4,7 @@
 //! crash exploration and with every mutant.
 
 use super::subject::{SEGMENT_SIZE, options};
-use super::{backups, checkpoints, evictions, expiries, members, stories};
+use super::{backups, checkpoints, evictions, expiries, members, orders, stories};
 use esker::{Durability, ErrorKind, Options, Store};
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Version};
@@ -23,7 +23,7 @@ type Scenario = (&'static str, fn() -> Verdict);
 
 /// Runs them all, each in a simulation of its own.
 pub(crate) fn all() -> Verdict {
-    let scenarios: [Scenario; 37] = [
+    let scenarios: [Scenario; 38] = [
         ("sync makes durable", sync_makes_durable),
         ("recovery makes durable what it shows", recovery_makes_durable_what_it_shows),
         ("a lost session cannot come back", a_lost_session_cannot_come_back),
@@ -41,6 +41,7 @@ pub(crate) fn all() -> Verdict {
             "a tombstone outlives what is about to go",
             stories::a_tombstone_outlives_what_is_about_to_go,
         ),
+        ("what is deleted stays so in every order", orders::what_is_deleted_stays_so),
         ("a header goes after what made it free", stories::a_header_goes_after_what_made_it_free),
         ("space goes after what made it free", stories::space_goes_after_what_made_it_free),
         (

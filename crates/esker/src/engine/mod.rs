@@ -110,6 +110,10 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     /// Cleans up to `segments` segments and drops tombstones that nobody needs; returns how many
     /// segments it cleaned.
     fn clean(&self, segments: usize) -> Result<usize>;
+    /// Cleans the full segment with this number among them, and drops no tombstones; false if there is none.
+    fn clean_full(&self, _number: usize) -> Result<bool> {
+        Ok(false)
+    }
     /// Evicts up to `segments` segments of a cache; returns how many.
     fn evict(&self, segments: usize) -> Result<usize>;
     /// Writes what makes the next open fast, beside everything else; false if there is nothing to write or no room.

@@ -90,10 +90,9 @@ fn writers_and_the_cleaner_go_on_while_checkpoints_are_written() {
     }
 }
 
-/// Segments of a store that hold a checkpoint, or a part of one.
-fn checkpoint_segments(file: &Path) -> usize {
-    let bytes = std::fs::read(file).unwrap();
-    let superblock = Superblock::decode(&bytes).unwrap();
+/// Headers of the segments of a store that hold a checkpoint, or a part of one.
+pub(crate) fn of_checkpoints(bytes: &[u8]) -> Vec<SegmentHeader> {
+    let superblock = Superblock::decode(bytes).unwrap();
     let size = usize::try_from(superblock.segment_size_bytes).unwrap();
     let start = usize::try_from(superblock.data_offset).unwrap();
     let segments = bytes[start..].chunks_exact(size);
@@ -101,7 +100,7 @@ fn checkpoint_segments(file: &Path) -> usize {
         let header = bytes.get(..esker_format::depot::SEGMENT_HEADER_SIZE)?;
         SegmentHeader::decode(header, superblock.store_id, id).ok()
     });
-    headers.filter(|header| header.stream == Stream::Checkpoint).count()
+    headers.filter(|header| header.stream == Stream::Checkpoint).collect()
 }
 
 #[test]
@@ -115,7 +114,7 @@ fn the_background_writes_a_checkpoint_while_nobody_writes() {
     let file = folder.path().join("depot.esker");
     let written = (0..300).any(|_| {
         esker_trt::sleep(Duration::from_millis(100));
-        checkpoint_segments(&file) > 0
+        !of_checkpoints(&std::fs::read(&file).unwrap()).is_empty()
     });
     assert!(written, "a checkpoint");
     // Nothing is new, or it is still being written.

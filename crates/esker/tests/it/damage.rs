@@ -10,9 +10,9 @@ use std::sync::Arc;
 /// How a history ends, or goes on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
-    /// The store is left as it is, without a checkpoint.
+    /// The store is dropped: a clean stop without a checkpoint.
     Left,
-    /// It is left, and there is a checkpoint of a while ago.
+    /// It is dropped, and there is a checkpoint of a while ago.
     Overtaken,
     Closed,
 }
@@ -24,7 +24,7 @@ fn name(number: u64) -> Vec<u8> {
     format!("key{number}").into_bytes()
 }
 
-/// A store with some history, and what it holds.
+/// A store with some history, and what it holds. It was cleaned last, so that the last batches of the cleaner's streams count.
 fn populated(seed: u64, end: End) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
     let device = device(seed);
     let store = open(&device, &options(seed)).unwrap();
@@ -52,6 +52,7 @@ fn populated(seed: u64, end: End) -> (Image, BTreeMap<Vec<u8>, Vec<u8>>) {
             assert!(store.checkpoint().unwrap());
         }
     }
+    store.clean(1).unwrap();
     if end == End::Closed {
         store.close().unwrap();
     }

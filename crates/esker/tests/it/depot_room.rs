@@ -1,11 +1,13 @@
 //! A full `depot`: what frees room always works, whatever copies take, and the room comes back.
 
+use crate::checkpoint::of_checkpoints;
 use crate::support::{flip_on, open, options};
 use esker::{Durability, ErrorKind, Options, Result, Store};
 use esker_base::Error;
 use esker_base::rng::Rng;
+use esker_format::depot::{SegmentHeader, Superblock};
 use esker_media::BlockDevice;
-use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
+use esker_media::sim::{Asking, Image, Initial, SimBlock, SimBlockOptions};
 use esker_trt::{sim, spawn, yield_now};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,4 +265,109 @@ fn damaged_records_leave_the_cleaner_of_a_full_store_its_segment() {
     for number in (0..full).filter(|number| damaged().all(|damaged| damaged != number + 1)) {
         delete(&number.to_be_bytes());
     }
+}
+
+/// A device with this content.
+fn recycled(image: &Image) -> Arc<SimBlock> {
+    let mut inner = SimBlockOptions::new(SIZE, 1).initial(Initial::Recycled(image.clone()));
+    (inner.record, inner.latency_max) = (false, Duration::ZERO);
+    Arc::new(SimBlock::new(inner))
+}
+
+/// Opens what is there, in which these keys are; returns how often the device was read for that.
+fn reads_of_an_open(image: &Image, options: &Options, keys: u32) -> u64 {
+    let store = open(&recycled(image), options).unwrap();
+    let reads = store.stats().device.reads;
+    assert_eq!(store.stats().items, u64::from(keys));
+    for number in 0..keys {
+        let found = store.get(&number.to_be_bytes()).unwrap();
+        assert_eq!(found.as_deref(), Some(&number.to_be_bytes()[..]), "{number}");
+    }
+    let report = store.check().unwrap();
+    assert!(report.is_sound(), "{:?}", report.problems);
+    reads
+}
+
+/// Headers of the newest checkpoint, or of what is left of it.
+fn newest_checkpoint(device: &SimBlock) -> Vec<SegmentHeader> {
+    let mut headers = of_checkpoints(&device.image().to_vec());
+    let newest = headers.iter().map(|header| header.session_epoch).max();
+    headers.retain(|header| Some(header.session_epoch) == newest);
+    headers
+}
+
+/// The same, as if no segment of a checkpoint had a header.
+fn without_checkpoint(image: &Image) -> Image {
+    let bytes = image.to_vec();
+    let start = Superblock::decode(&bytes).unwrap().data_offset;
+    let mut image = image.clone();
+    for header in of_checkpoints(&bytes) {
+        let base = start + u64::from(header.segment_id.0) * SEGMENT;
+        for at in [base, base + SEGMENT - 512] {
+            image.write(at, &[0; 512]);
+        }
+    }
+    image
+}
+
+/// What there is of the checkpoint is of use to an open, and all keys are there.
+fn is_of_use(image: &Image, options: &Options, keys: u32) {
+    let [with, without] =
+        [image, &without_checkpoint(image)].map(|image| reads_of_an_open(image, options, keys));
+    assert!(with < without, "{with} reads with a checkpoint, {without} without");
+}
+
+/// Puts so many keys from this one on, or as many as there is room for; returns the next one.
+fn put_some(store: &Store, from: u32, count: u32) -> u32 {
+    let put = |number: &u32| match store.put(&number.to_be_bytes(), &number.to_be_bytes()) {
+        Ok(_) => true,
+        Err(error) => {
+            assert_eq!(error.kind(), ErrorKind::NoSpace, "put {number}: {error}");
+            false
+        }
+    };
+    (from..from + count).take_while(put).last().map_or(from, |last| last + 1)
+}
+
+/// Of small records, the index is a third. Where there is no room for two checkpoints, one takes the place of the last.
+#[test]
+fn a_checkpoint_is_renewed_as_long_as_there_is_room_for_one() {
+    const STEP: u32 = 2000;
+    let (store, device, options) = store(11, Durability::None);
+    let (mut keys, mut last, mut in_place) = (0, 0, 0);
+    loop {
+        let next = put_some(&store, keys, STEP);
+        let is_full = next < keys + STEP;
+        keys = next;
+        let free = store.stats().free_segments;
+        let is_renewed = store.checkpoint().unwrap();
+        if !is_renewed {
+            // The three that puts leave alone, one for the index's growth, and what it grew by.
+            assert!(free <= last + 5, "{free} free segments with {last} of the last checkpoint");
+            break;
+        }
+        last = newest_checkpoint(&device).len() as u64;
+        // Nobody writes less than he did, so there was no room for both.
+        in_place += u32::from(free < 2 * last + 3);
+        if is_full {
+            break;
+        }
+    }
+    assert!(in_place > 0, "there was room for two");
+    store.write_out().unwrap();
+    is_of_use(&device.image(), &options, keys);
+}
+
+#[test]
+fn a_clean_stop_without_room_for_a_checkpoint_leaves_the_last_one() {
+    let (store, device, options) = store(12, Durability::None);
+    let keys = put_some(&store, 0, 80_000);
+    assert!(store.checkpoint().unwrap());
+    let last = newest_checkpoint(&device);
+    let keys = put_some(&store, keys, u32::MAX / 2);
+    assert_eq!(newest_checkpoint(&device), last, "it stands before");
+    store.close().unwrap();
+    assert_eq!(newest_checkpoint(&device), last, "it stands");
+    // What came later overtakes it.
+    reads_of_an_open(&device.image(), &options, keys);
 }

@@ -1,7 +1,7 @@
 //! Many threads on one store, on a real file.
 
 use crate::support::{device, open, options};
-use esker::{Batch, EngineKind, Options, Outcome, Store};
+use esker::{Batch, Durability, EngineKind, Options, Outcome, Store};
 use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
 use esker_media::{FileDevice, OpenOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -198,6 +198,42 @@ fn space_goes_back_to_the_file_system_on_request_and_while_nobody_writes() {
             store.put(&[n], &vec![n; 1 << 20]).unwrap();
         }
     }
+}
+
+/// Most of a store is deleted, here and there, and nobody asks for anything then.
+#[test]
+fn space_comes_back_after_mass_deletes_though_nobody_cleans() {
+    const KEYS: u32 = 9000;
+    let folder = tempfile::tempdir().unwrap();
+    let mut options = Options::new(folder.path());
+    options.size_bytes = 64 << 20;
+    options.durability = Durability::None;
+    options.trim_idle = true;
+    let store = Store::open(&options).unwrap();
+    let value = |key: u32| key.to_be_bytes().repeat(1200);
+    for key in 0..KEYS {
+        store.put(&key.to_be_bytes(), &value(key)).unwrap();
+    }
+    let path = folder.path().join("depot.esker");
+    let is_kept = |key: u32| key.is_multiple_of(10);
+    for key in (0..KEYS).filter(|key| !is_kept(*key)) {
+        assert!(store.delete(&key.to_be_bytes()).unwrap());
+    }
+    store.sync().unwrap();
+    let full = allocated(&path);
+    assert!(full > 40 << 20, "{full} bytes");
+    let mut left = 300;
+    // What is live, what is kept ready for writes, and as much as is not worth it.
+    while allocated(&path) > full / 2 && left > 0 {
+        esker_trt::sleep(std::time::Duration::from_millis(100));
+        left -= 1;
+    }
+    assert!(allocated(&path) <= full / 2, "{} of {full} bytes", allocated(&path));
+    for key in 0..KEYS {
+        let found = store.get(&key.to_be_bytes()).unwrap();
+        assert_eq!(found.as_deref(), is_kept(key).then(|| value(key)).as_deref(), "{key}");
+    }
+    assert!(store.check().unwrap().is_sound());
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! The background thread of a store: cleans ahead of the clients, readies free segments, and writes checkpoints of the index: while
-//! clients rest, and now and then while they do not. Where writes go to memory first, another one brings full pieces of the log to the device, and by and by those that do not get full; it
-//! flushes for `periodic`. So neither waits for the other.
+//! clients rest, and now and then while they do not. If asked, it gives space back while they rest, and cleans for it. Where writes go to
+//! memory first, another one brings full pieces of the log to the device, and by and by those that do not get full; it flushes for
+//! `periodic`. So neither waits for the other.
 //!
 //! A file's fresh extents make each flush pay for file-system metadata (docs/rfcs/0002); the thread
 //! has them written once before the log comes there: of a busy log the next segment once half of the open one is used,
@@ -10,6 +11,7 @@
 //! While the thread waits it holds no reference to the store, so a dropped store ends it; a closed one waits until
 //! it ended, so that the device is free for the next opener.
 
+use super::checkpoint::GROWTH;
 use super::segments::Free;
 use super::{Depot, sites};
 use crate::options::Durability;
@@ -26,7 +28,8 @@ const BUSY_AHEAD: usize = 1;
 /// Bytes of free segments that are readied while nobody writes, and their share of the store.
 const IDLE_AHEAD_BYTES: u64 = 512 << 20;
 const IDLE_AHEAD_SHARE: u32 = 4;
-/// More than one free segment in so many, beyond those that are kept ready, are given back by and by.
+/// More than one free segment in so many, beyond those that are kept ready, are given back by and by. If what cleaning would gain is
+/// as much, it is cleaned for that.
 const TRIM_SHARE: usize = 8;
 /// Segments that are given back at a time: writers cannot have them meanwhile.
 const TRIM_STEP: usize = 4;
@@ -41,12 +44,26 @@ const CHECKPOINT_SHARE: u64 = 16;
 /// And if more than so many were: fewer are read in no time.
 const CHECKPOINT_MIN: u64 = 100_000;
 
-/// When the next checkpoint is due.
-struct Checkpoints {
+/// What is seen of the clients' writes.
+struct Writes {
     /// Version that was next when somebody looked last.
     seen: Version,
     /// When somebody wrote last, as far as was seen.
     wrote_at: Duration,
+}
+
+impl Writes {
+    /// Whether clients rest.
+    fn rest(&mut self, next: Version, now: Duration) -> bool {
+        if std::mem::replace(&mut self.seen, next) != next {
+            self.wrote_at = now;
+        }
+        now.saturating_sub(self.wrote_at) >= RESTING
+    }
+}
+
+/// When the next checkpoint is due.
+struct Checkpoints {
     /// When the last one was tried: there may have been no room.
     tried_at: Duration,
     /// Version that was next then.
@@ -55,13 +72,9 @@ struct Checkpoints {
 
 impl Checkpoints {
     /// Whether it is time for one.
-    fn are_due(&mut self, next: Version, entries: u64, now: Duration) -> bool {
-        if std::mem::replace(&mut self.seen, next) != next {
-            self.wrote_at = now;
-        }
+    fn are_due(&mut self, next: Version, entries: u64, now: Duration, rest: bool) -> bool {
         let written = next.0.saturating_sub(self.tried.0);
         let worth = written >= CHECKPOINT_MIN && written >= entries / CHECKPOINT_SHARE;
-        let rest = now.saturating_sub(self.wrote_at) >= RESTING;
         let due = worth && (rest || now.saturating_sub(self.tried_at) >= CHECKPOINT_PERIOD);
         if due {
             (self.tried_at, self.tried) = (now, next);
@@ -85,8 +98,8 @@ impl Depot {
         let now = SystemClock.monotonic();
         let next = self.log.next_version();
         let covered = self.checkpoint.lock().map_or(Version(0), |(version, _)| version);
-        let mut checkpoints =
-            Checkpoints { seen: next, wrote_at: now, tried_at: now, tried: covered };
+        let mut checkpoints = Checkpoints { tried_at: now, tried: covered };
+        let mut writes = Writes { seen: next, wrote_at: now };
         if self.writes_later() {
             let store = Weak::clone(&store);
             let mut due = SystemClock.monotonic() + period;
@@ -94,7 +107,7 @@ impl Depot {
             self.log_writer.start("esker-depot-log", period, round)?;
         }
         self.background.start("esker-depot", IDLE_PERIOD, move || {
-            work(&store, &mut seen, &mut checkpoints).then_some(IDLE_PERIOD)
+            work(&store, &mut seen, &mut writes, &mut checkpoints).then_some(IDLE_PERIOD)
         })
     }
 
@@ -133,28 +146,44 @@ impl Depot {
         usize::try_from(most).unwrap_or(0)
     }
 
-    /// Gives free space back in steps, if much of it lies idle and nobody wrote since version `seen`.
-    fn trim_while_idle(&self, seen: Version) -> Result<()> {
-        let kept = self.idle_ahead() + BUSY_AHEAD;
-        let much = self.segments.count() / TRIM_SHARE + kept;
-        if !self.trim_idle || self.segments.untrimmed() <= much {
+    /// Whether clients rest.
+    fn is_resting(&self, writes: &mut Writes) -> bool {
+        writes.rest(self.log.next_version(), SystemClock.monotonic())
+    }
+
+    /// Gives free space back in steps, if much of it lies idle and nobody wrote since version `seen`. If clients rest, and much more would be
+    /// free if somebody cleaned, it is cleaned first: nobody else does that for as long as there is room.
+    fn trim_while_idle(&self, seen: Version, is_resting: bool) -> Result<()> {
+        if !self.trim_idle {
             return Ok(());
         }
-        while self.log.next_version() == seen
-            && !self.background.is_stopping()
-            && self.trim_free(kept, TRIM_STEP)? > 0
-        {}
+        let share = self.segments.count() / TRIM_SHARE;
+        let kept = self.idle_ahead() + BUSY_AHEAD;
+        let is_over = || self.log.next_version() != seen || self.background.is_stopping();
+        if is_resting {
+            let gain = self.idle_gain() / self.layout.segment_size;
+            let gain = usize::try_from(gain).unwrap_or(usize::MAX);
+            // Short of room, it is cleaned as for clients.
+            let has_room = self.segments.free_count() >= self.clean_below();
+            if has_room && gain >= share.max(1) && self.segments.untrimmed() + gain > share + kept {
+                self.clean_idly(is_over)?;
+            }
+        }
+        if self.segments.untrimmed() > share + kept {
+            while !is_over() && self.trim_free(kept, TRIM_STEP)? > 0 {}
+        }
         Ok(())
     }
 
     /// Writes a checkpoint if it is time, after making room for it.
-    fn checkpoint_in_time(&self, checkpoints: &mut Checkpoints) -> Result<()> {
+    fn checkpoint_in_time(&self, writes: &mut Writes, checkpoints: &mut Checkpoints) -> Result<()> {
+        let rest = self.is_resting(writes);
         let now = SystemClock.monotonic();
-        if !checkpoints.are_due(self.log.next_version(), self.index.len(), now) {
+        if !checkpoints.are_due(self.log.next_version(), self.index.len(), now, rest) {
             return Ok(());
         }
         if !self.superblock.cache {
-            let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + 1;
+            let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + GROWTH;
             self.clean_until(room, || self.background.is_stopping())?;
         }
         self.write_checkpoint_beside().map(drop)
@@ -200,7 +229,12 @@ fn write_pieces(store: &Weak<Depot>, period: Duration, due: &mut Duration) -> Op
 }
 
 /// One round; false when the thread is to end.
-fn work(store: &Weak<Depot>, seen: &mut Version, checkpoints: &mut Checkpoints) -> bool {
+fn work(
+    store: &Weak<Depot>,
+    seen: &mut Version,
+    writes: &mut Writes,
+    checkpoints: &mut Checkpoints,
+) -> bool {
     let Some(store) = store.upgrade() else { return false };
     if store.log.is_closed() {
         return false;
@@ -216,12 +250,12 @@ fn work(store: &Weak<Depot>, seen: &mut Version, checkpoints: &mut Checkpoints) 
         tracing::warn!(%error, "preparing free segments failed");
     }
     if store.log.failure().is_none()
-        && let Err(error) = store.trim_while_idle(*seen)
+        && let Err(error) = store.trim_while_idle(*seen, store.is_resting(writes))
     {
         tracing::warn!(%error, "giving free space back failed");
     }
     if store.log.failure().is_none()
-        && let Err(error) = store.checkpoint_in_time(checkpoints)
+        && let Err(error) = store.checkpoint_in_time(writes, checkpoints)
     {
         tracing::warn!(%error, "writing a checkpoint failed");
     }

@@ -185,7 +185,7 @@ impl Depot {
         if end.sealed || header.stream == Stream::Checkpoint {
             return Ok(None);
         }
-        // The cleaner leaves its open segments as they are when a store closes or crashes. What the next recovery would miss, it
+        // A crash leaves the cleaner's open segments as they are. What the next recovery would miss, it
         // would refuse the store for, be it of records that count or not.
         let mut is_certain = source.durable_behind(id, of.salt, &end)? > end.next
             || written.is_some_and(|written| end.position < written)

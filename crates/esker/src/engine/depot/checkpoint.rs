@@ -6,7 +6,9 @@
 //! behind the ends, or in a segment that was begun later, is left out when it is loaded ([`load`]), since recovery reads those
 //! segments from there on ([`super::overtaken`]).
 //!
-//! It stands in free segments, which stay on the free list behind all others. A checkpoint that lost one of them is none.
+//! It stands in free segments, which stay on the free list behind all others. A checkpoint that lost one of them is none. Where there is
+//! no room for one beside the last one, that one's segments are taken, too, but only if the new one surely fits: who closes a full
+//! store leaves the last one as it is. What it takes is counted before it begins.
 //!
 //! # Invariants
 //! - P1: of the records that it covers, the index that it holds has the newest one of each key that is still on media. For
@@ -26,6 +28,7 @@
 
 pub(super) mod load;
 
+use super::layout::Layout;
 use super::pace::Tempo;
 use super::place::Tail;
 use super::segments::Incarnation;
@@ -40,17 +43,83 @@ use std::io::IoSlice;
 
 /// Most bytes of one batch of parts.
 const BATCH_SIZE: usize = 1 << 20;
-/// Bytes of an entry, with what stands around it, at most.
+/// Bytes of an entry, with what stands around it, as a rule.
 const ENTRY_SIZE: u64 = 9;
+/// No batch begins where less than this share of a segment is left.
+const REST_SHARE: u64 = 16;
+/// Segments that a checkpoint beside writers leaves free besides: the index grows meanwhile.
+pub(super) const GROWTH: usize = 1;
 
 /// The state of the log when the checkpoint that is on media was begun, and the next epoch when it was whole.
 pub(super) type Taken = Option<(Version, SegmentEpoch)>;
 
-/// Writes the batches of a checkpoint one behind the other.
+/// Where the batches of a checkpoint go, one behind the other.
+trait Batches {
+    /// Takes a batch; false if there is no segment for it.
+    fn write(&mut self, kind: BatchKind, payload: &[u8]) -> Result<bool>;
+
+    /// What a segment has room for, and what is left of the last one.
+    fn room(&self) -> (u64, u64);
+
+    /// Adds something of `size` bytes to the payload of batches of one kind, and writes what is full; false if there is no
+    /// segment for it.
+    fn add(
+        &mut self,
+        kind: BatchKind,
+        payload: &mut Vec<u8>,
+        size: usize,
+        push: impl FnOnce(&mut Vec<u8>),
+    ) -> Result<bool> {
+        let (all, left) = self.room();
+        // A batch ends where its segment does.
+        let most = if left < all / REST_SHARE { all } else { left };
+        let most = usize::try_from(most).unwrap_or(BATCH_SIZE);
+        let full = BATCH_HEADER_SIZE + payload.len() + size > BATCH_SIZE.min(most);
+        if full && !self.write_rest(kind, payload)? {
+            return Ok(false);
+        }
+        push(payload);
+        Ok(true)
+    }
+
+    /// Writes a payload that is not empty, and empties it; false if there is no segment for it.
+    fn write_rest(&mut self, kind: BatchKind, payload: &mut Vec<u8>) -> Result<bool> {
+        let written = payload.is_empty() || self.write(kind, payload)?;
+        payload.clear();
+        Ok(written)
+    }
+}
+
+/// Counts the segments that batches take.
+struct Count<'a> {
+    layout: &'a Layout,
+    segments: usize,
+    left: u64,
+}
+
+impl Batches for Count<'_> {
+    fn write(&mut self, _: BatchKind, payload: &[u8]) -> Result<bool> {
+        esker_trt::yield_now();
+        let total = self.layout.blocks((BATCH_HEADER_SIZE + payload.len()) as u64);
+        if total > self.left {
+            self.segments += 1;
+            self.left = self.layout.room_behind(self.layout.first_batch());
+        }
+        let left = self.left.checked_sub(total);
+        self.left = left.unwrap_or(0);
+        Ok(left.is_some())
+    }
+
+    fn room(&self) -> (u64, u64) {
+        (self.layout.batch_max(), self.left)
+    }
+}
+
+/// Writes the batches of a checkpoint.
 struct Writer<'a> {
     depot: &'a Depot,
-    /// Free segments that it leaves alone; `None`: it takes all there are, those of the last checkpoint last.
-    kept: Option<usize>,
+    /// Free segments that it leaves alone. Those of the last checkpoint it takes last.
+    kept: usize,
     tail: Option<Tail>,
     batches: u64,
     segments: Vec<SegmentId>,
@@ -66,8 +135,7 @@ impl Writer<'_> {
     /// Takes a segment; false if there is none.
     fn take(&mut self) -> Result<bool> {
         let depot = self.depot;
-        let spare = self.kept.map(|kept| depot.segments.take_spare(kept));
-        let Some(free) = spare.unwrap_or_else(|| depot.segments.take()) else { return Ok(false) };
+        let Some(free) = depot.segments.take_spare(self.kept) else { return Ok(false) };
         self.segments.push(free.id);
         if free.after >= depot.log.durable() {
             // PERSIST: what made the segment free must be durable before its header goes.
@@ -98,7 +166,27 @@ impl Writer<'_> {
         Ok(true)
     }
 
-    /// Writes a batch; false if there is no segment for it.
+    /// Between two pieces: what the thread is there for comes first.
+    fn give_way(&mut self) {
+        let depot = self.depot;
+        if self.tempo.is_none() || depot.background.is_stopping() {
+            return;
+        }
+        depot.rest(&mut self.tempo);
+        let mut clean = || depot.clean_between(&mut depot.cleaner.lock(), &mut self.in_vain);
+        let cleaned = loop {
+            match clean() {
+                Ok(true) if !depot.background.is_stopping() => {}
+                cleaned => break cleaned,
+            }
+        };
+        if let Err(error) = cleaned {
+            tracing::error!(%error, "cleaning failed");
+        }
+    }
+}
+
+impl Batches for Writer<'_> {
     fn write(&mut self, kind: BatchKind, payload: &[u8]) -> Result<bool> {
         let depot = self.depot;
         let layout = &depot.layout;
@@ -118,48 +206,10 @@ impl Writer<'_> {
         Ok(true)
     }
 
-    /// Between two pieces: what the thread is there for comes first.
-    fn give_way(&mut self) {
-        let depot = self.depot;
-        if self.tempo.is_none() || depot.background.is_stopping() {
-            return;
-        }
-        depot.rest(&mut self.tempo);
-        let mut clean = || depot.clean_between(&mut depot.cleaner.lock(), &mut self.in_vain);
-        let cleaned = loop {
-            match clean() {
-                Ok(true) if !depot.background.is_stopping() => {}
-                cleaned => break cleaned,
-            }
-        };
-        if let Err(error) = cleaned {
-            tracing::error!(%error, "cleaning failed");
-        }
-    }
-
-    /// Adds something of `size` bytes to the payload of batches of one kind, and writes what is full; false if there is no
-    /// segment for it.
-    fn add(
-        &mut self,
-        kind: BatchKind,
-        payload: &mut Vec<u8>,
-        size: usize,
-        push: impl FnOnce(&mut Vec<u8>),
-    ) -> Result<bool> {
-        let most = usize::try_from(self.depot.layout.batch_max()).unwrap_or(BATCH_SIZE);
-        let full = BATCH_HEADER_SIZE + payload.len() + size > BATCH_SIZE.min(most);
-        if full && !self.write_rest(kind, payload)? {
-            return Ok(false);
-        }
-        push(payload);
-        Ok(true)
-    }
-
-    /// Writes a payload that is not empty, and empties it; false if there is no segment for it.
-    fn write_rest(&mut self, kind: BatchKind, payload: &mut Vec<u8>) -> Result<bool> {
-        let written = payload.is_empty() || self.write(kind, payload)?;
-        payload.clear();
-        Ok(written)
+    fn room(&self) -> (u64, u64) {
+        let layout = &self.depot.layout;
+        let left = self.tail.map_or(0, |tail| layout.room_behind(tail.position));
+        (layout.batch_max(), left)
     }
 }
 
@@ -183,29 +233,38 @@ impl Depot {
         if taken.is_some_and(|(version, _)| version == self.log.next_version()) {
             return Ok(false);
         }
-        let kept = self.segments.reserve_of_puts();
-        if self.segments.free_count() <= kept + self.checkpoint_segments() {
-            return Ok(false);
-        }
-        self.write_checkpoint_in(&mut taken, Some(kept), tempo)
+        self.write_checkpoint_in(&mut taken, self.segments.reserve_of_puts(), GROWTH, tempo)
     }
 
-    /// Writes a checkpoint at the end of a session, unless the last one says all there is to say.
+    /// Writes a checkpoint at the end of a session, unless the last one says all there is to say, or there is no room: then the last one
+    /// stays, if there still is one.
     pub(super) fn close_checkpoint(&self) -> Result<()> {
         let mut taken = self.checkpoint.lock();
         if *taken != Some((self.log.next_version(), self.log.next_epoch())) {
-            self.write_checkpoint_in(&mut taken, None, None)?;
+            self.write_checkpoint_in(&mut taken, 0, 0, None)?;
         }
         Ok(())
     }
 
+    /// Writes a checkpoint that leaves so many free segments alone, and so many more at its begin.
     fn write_checkpoint_in(
         &self,
         taken: &mut Taken,
-        kept: Option<usize>,
+        kept: usize,
+        more: usize,
         tempo: Option<Tempo>,
     ) -> Result<bool> {
-        let mut end = self.cover(kept.is_none())?;
+        let mut end = self.cover()?;
+        let needed = self.segments_for(&end)?;
+        let free = self.segments.free_count();
+        if free < needed + kept + more {
+            tracing::warn!(
+                needed,
+                free,
+                "no room for a checkpoint of the index: the next open reads the log instead"
+            );
+            return Ok(false);
+        }
         let mut writer = Writer {
             depot: self,
             kept,
@@ -217,6 +276,9 @@ impl Depot {
             in_vain: None,
         };
         let written = self.write_index(&mut writer, &mut end);
+        if matches!(written, Ok(false)) {
+            tracing::warn!("writers left no room for a checkpoint of the index");
+        }
         if written.as_ref().is_ok_and(|done| *done) {
             self.segments.keep_checkpoint(&writer.segments);
             *taken = Some((end.next_version, self.log.next_epoch()));
@@ -226,8 +288,8 @@ impl Depot {
         written.map_err(|error| self.poison(&error))
     }
 
-    /// What a checkpoint covers that begins now; the index knows it when this returns. `last`: nothing is written any more.
-    fn cover(&self, last: bool) -> Result<CheckpointEnd> {
+    /// What a checkpoint covers that begins now; the index knows it when this returns.
+    fn cover(&self) -> Result<CheckpointEnd> {
         let cleaner = self.cleaner.lock();
         let (end, in_flight) = {
             let mut guard = self.log.lock();
@@ -237,9 +299,7 @@ impl Depot {
                 self.end_piece(state);
             }
             let of_clients = state.tail.map(|tail| (tail.segment, tail.position));
-            // The cleaner begins new segments in each session.
-            let of_cleaner = cleaner.tails().filter(|_| !last);
-            let open: Vec<_> = of_clients.into_iter().chain(of_cleaner).collect();
+            let open: Vec<_> = of_clients.into_iter().chain(cleaner.tails()).collect();
             let end = CheckpointEnd {
                 next_version: state.next_version(),
                 clear_version: state.clear_version(),
@@ -259,30 +319,17 @@ impl Depot {
         Ok(end)
     }
 
+    /// Segments that a checkpoint with this end takes now.
+    fn segments_for(&self, end: &CheckpointEnd) -> Result<usize> {
+        let mut count = Count { layout: &self.layout, segments: 0, left: 0 };
+        let fits = self.write_parts(&mut count, &mut 0)?
+            && count.write(BatchKind::CheckpointEnd, &end.encode())?;
+        Ok(if fits { count.segments } else { usize::MAX / 2 })
+    }
+
     /// Writes the index and the end; false if there is no room.
     fn write_index(&self, writer: &mut Writer<'_>, end: &mut CheckpointEnd) -> Result<bool> {
-        let mut payload = Vec::with_capacity(BATCH_SIZE);
-        let mut cursor = 0;
-        while let Some((part, next)) = self.index.export(cursor) {
-            cursor = next;
-            end.entries += Directory::entries_of(&part);
-            let push = |out: &mut Vec<u8>| push_part(out, &part);
-            if !writer.add(BatchKind::Checkpoint, &mut payload, part_size(&part), push)? {
-                return Ok(false);
-            }
-        }
-        if !writer.write_rest(BatchKind::Checkpoint, &mut payload)? {
-            return Ok(false);
-        }
-        // Also those whose keys' records are not there yet: these may come before the checkpoint is whole.
-        for value in self.extents.export() {
-            let size = CheckpointExtents::size_bytes(value.links.len());
-            let push = |out: &mut Vec<u8>| value.push(out);
-            if !writer.add(BatchKind::CheckpointExtents, &mut payload, size, push)? {
-                return Ok(false);
-            }
-        }
-        if !writer.write_rest(BatchKind::CheckpointExtents, &mut payload)? {
+        if !self.write_parts(writer, &mut end.entries)? {
             return Ok(false);
         }
         if !sites::CHECKPOINT_COVERED.disabled() {
@@ -293,14 +340,41 @@ impl Depot {
         if !writer.write(BatchKind::CheckpointEnd, &end.encode())? {
             return Ok(false);
         }
-        // PERSIST: this checkpoint, before the one before may be overwritten: or there may be none.
+        // PERSIST: this checkpoint, before what is left of the one before may be overwritten: or there may be none.
         self.device.flush(sites::SYNC_FLUSH)?;
         Ok(true)
+    }
+
+    /// Writes the index, and counts its entries; false if there is no room.
+    fn write_parts(&self, out: &mut impl Batches, entries: &mut u64) -> Result<bool> {
+        let mut payload = Vec::with_capacity(BATCH_SIZE);
+        let mut cursor = 0;
+        while let Some((part, next)) = self.index.export(cursor) {
+            cursor = next;
+            *entries += Directory::entries_of(&part);
+            let push = |payload: &mut Vec<u8>| push_part(payload, &part);
+            if !out.add(BatchKind::Checkpoint, &mut payload, part_size(&part), push)? {
+                return Ok(false);
+            }
+        }
+        if !out.write_rest(BatchKind::Checkpoint, &mut payload)? {
+            return Ok(false);
+        }
+        // Also those whose keys' records are not there yet: these may come before the checkpoint is whole.
+        for value in self.extents.export() {
+            let size = CheckpointExtents::size_bytes(value.links.len());
+            let push = |payload: &mut Vec<u8>| value.push(payload);
+            if !out.add(BatchKind::CheckpointExtents, &mut payload, size, push)? {
+                return Ok(false);
+            }
+        }
+        out.write_rest(BatchKind::CheckpointExtents, &mut payload)
     }
 
     /// Segments that a checkpoint takes, about.
     pub(super) fn checkpoint_segments(&self) -> usize {
         let bytes = self.index.len() * ENTRY_SIZE + self.extents.count() * ENTRY_SIZE;
+        let bytes = bytes + bytes / REST_SHARE;
         usize::try_from(bytes / self.layout.batch_max()).unwrap_or(usize::MAX).saturating_add(1)
     }
 }

@@ -195,6 +195,18 @@ impl Depot {
         Ok(cleaner)
     }
 
+    /// Completes the segments that are open for copies, when the store is closed: the next session begins others, and a summary tells
+    /// damage from an end. Nobody cleans any more; a flush must follow.
+    pub(super) fn complete_open(&self) -> Result<()> {
+        let cleaner = &mut *self.cleaner.lock();
+        for mover in [&mut cleaner.warm, &mut cleaner.cold] {
+            if let Some(tail) = mover.tail {
+                self.complete_moved(mover, tail)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Cleans up to `limit` segments, then drops tombstones; returns the number of segments.
     pub(super) fn clean_now(&self, limit: usize) -> Result<usize> {
         let mut cleaner = self.lock_cleaner()?;
@@ -220,6 +232,15 @@ impl Depot {
         let purged = self.purge_tombstones(&mut cleaner);
         unless_unread(&mut cleaner, purged)?;
         cleaner.unread.end_round(cleaned)
+    }
+
+    /// Cleans the full segment with this number among them, and drops no tombstones; false if there is none.
+    pub(super) fn clean_full(&self, number: usize) -> Result<bool> {
+        let mut cleaner = self.lock_cleaner()?;
+        let mut full = self.segments.sealed().filter(|id| self.segments.is_cleanable(*id));
+        let Some(victim) = full.nth(number) else { return Ok(false) };
+        self.clean_segment(&mut cleaner, victim, false)?;
+        Ok(true)
     }
 
     /// Number of free segments below which the cleaner works ahead of clients.
@@ -252,6 +273,28 @@ impl Depot {
             }
             self.pace.clear();
             break;
+        }
+        Ok(())
+    }
+
+    /// Bytes that [`Depot::clean_idly`] would gain; none of a cache, which moves nothing.
+    pub(super) fn idle_gain(&self) -> u64 {
+        if self.superblock.cache {
+            return 0;
+        }
+        let passed = self.passed_over(&self.cleaner.lock());
+        self.segments.idle_gain(self.now(), &passed)
+    }
+
+    /// Cleans while nobody writes, in no hurry, until no segment is worth it or `stop` says so; then drops the tombstones that stood for
+    /// what went.
+    pub(super) fn clean_idly(&self, stop: impl Fn() -> bool) -> Result<()> {
+        while !stop() {
+            let mut cleaner = self.cleaner.lock();
+            if self.clean_one(&mut cleaner, Urgency::Idle)?.is_none() {
+                self.purge_tombstones(&mut cleaner)?;
+                break;
+            }
         }
         Ok(())
     }
@@ -309,7 +352,7 @@ impl Depot {
                 break;
             };
             let epoch = self.segments.epoch(victim);
-            match self.clean_segment(cleaner, victim, urgency == Urgency::Ahead) {
+            match self.clean_segment(cleaner, victim, urgency.has_time()) {
                 Ok(moved) => return Ok(Some(self.layout.segment_size.saturating_sub(moved))),
                 // The reserve is for this; if it is used up, what is free now must do.
                 Err(error) if error.kind() == ErrorKind::NoSpace => break,

@@ -62,6 +62,10 @@ impl Engine for Depot {
         self.clean_now(segments)
     }
 
+    fn clean_full(&self, number: usize) -> Result<bool> {
+        Depot::clean_full(self, number)
+    }
+
     fn clear(&self) -> Result<()> {
         self.clear_records()
     }
@@ -92,7 +96,7 @@ impl Engine for Depot {
             let closed = self.close_log();
             self.background.join();
             self.log_writer.join();
-            closed?;
+            closed.and_then(|()| self.complete_open())?;
             if self.log.failure().is_none()
                 && let Err(error) = self.close_checkpoint()
             {

@@ -545,7 +545,8 @@ impl Drop for Depot {
         self.background.stop();
         self.log_writer.stop();
         if !self.log.is_closed()
-            && let Err(error) = self.close_log().and_then(|()| self.end_close())
+            && let Err(error) =
+                self.close_log().and_then(|()| self.complete_open()).and_then(|()| self.end_close())
         {
             tracing::warn!(%error, "closing the store failed");
         }

@@ -260,10 +260,17 @@ impl Depot {
         let Some(tail) = mover.tail.filter(is_dead).filter(|_| self.log.failure().is_none()) else {
             return Ok(());
         };
-        // PERSIST: a summary vouches for its records, so they are durable before it is. It is, itself, before the stream goes on
-        //          elsewhere: who takes a segment flushes.
-        self.device.flush(sites::SUMMARY_FLUSH).map_err(|error| self.poison(&error))?;
-        mover.durable = mover.next;
+        self.complete_moved(mover, tail)
+    }
+
+    /// Completes the segment that is open for copies.
+    pub(super) fn complete_moved(&self, mover: &mut Mover, tail: Tail) -> Result<()> {
+        if mover.durable < mover.next {
+            // PERSIST: a summary vouches for its records, so they are durable before it is. It is, itself, before the stream
+            //          goes on elsewhere: who takes a segment flushes.
+            self.device.flush(sites::SUMMARY_FLUSH).map_err(|error| self.poison(&error))?;
+            mover.durable = mover.next;
+        }
         let summary = std::mem::take(&mut mover.summary);
         self.complete(&tail, &summary, mover.next, mover.next)
             .map_err(|error| self.poison(&error))?;

@@ -47,7 +47,8 @@ impl Depot {
         let now = self.clock.monotonic();
         let share = REST_SHARE * self.head_start();
         let rest = now.saturating_sub(tempo.since).mul_f64(share).min(REST_MAX);
-        if rest > PACE_MIN {
+        // Who closes the store waits for the segment that is being cleaned.
+        if rest > PACE_MIN && !self.background.is_stopping() {
             esker_trt::sleep(rest);
             tempo.since = self.clock.monotonic();
             tempo.rested += tempo.since.saturating_sub(now);

@@ -42,7 +42,8 @@ pub(super) struct FreeList {
 }
 
 impl FreeList {
-    fn taken(&mut self, free: Option<Free>) -> Option<Free> {
+    fn take(&mut self) -> Option<Free> {
+        let free = self.list.pop_front().or_else(|| self.checkpoint.pop_front());
         self.renewed.extend(free.filter(|free| free.stale).map(|free| free.id));
         free
     }
@@ -89,9 +90,7 @@ impl Segments {
 
     /// Takes the next free segment; it keeps its old salt until [`Segments::open`].
     pub(in super::super) fn take(&self) -> Option<Free> {
-        let mut free = self.free.lock();
-        let next = free.list.pop_front().or_else(|| free.checkpoint.pop_front());
-        free.taken(next)
+        self.free.lock().take()
     }
 
     /// The new header of a segment that was taken is durable.
@@ -104,11 +103,13 @@ impl Segments {
         self.free.lock().renewed.clone()
     }
 
-    /// As [`Segments::take`], for what can do without: nothing of the checkpoint, and only if more than `kept` others are free.
+    /// As [`Segments::take`], if more than `kept` are free.
     pub(in super::super) fn take_spare(&self, kept: usize) -> Option<Free> {
         let mut free = self.free.lock();
-        let next = if free.list.len() > kept { free.list.pop_front() } else { None };
-        free.taken(next)
+        if free.list.len() + free.checkpoint.len() <= kept {
+            return None;
+        }
+        free.take()
     }
 
     /// The checkpoint stands in these segments, which are on no list; the one before is none any more.

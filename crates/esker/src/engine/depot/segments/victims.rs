@@ -17,12 +17,16 @@ use std::sync::atomic::Ordering;
 const GAIN_MIN_SHARE: u64 = 128;
 /// For a write that frees room, where nothing else makes room for it, one that would gain less than this share.
 const GAIN_LEAST_SHARE: u64 = 1024;
+/// While nobody writes, and only to give space back, one that would gain less than this share.
+const GAIN_IDLE_SHARE: u64 = 8;
 /// Bytes that a copy takes more than what a client wrote, in record and summary: it tells its version by itself.
 const COPY_GROWTH: u64 = 4;
 
 /// Why a segment is cleaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Urgency {
+    /// While nobody writes, to give space back: as ahead of the clients, but only for much of a segment.
+    Idle,
     /// Ahead of the clients: the one that is worth most in the long run.
     Ahead,
     /// A put finds no room: the one that gains most.
@@ -31,7 +35,30 @@ pub(in super::super) enum Urgency {
     Stuck,
 }
 
+impl Urgency {
+    /// Whether nobody waits for the segment.
+    pub(in super::super) fn has_time(self) -> bool {
+        matches!(self, Urgency::Idle | Urgency::Ahead)
+    }
+
+    /// A segment that would gain less than this share of it is left alone.
+    fn gain_share(self) -> u64 {
+        match self {
+            Urgency::Idle => GAIN_IDLE_SHARE,
+            Urgency::Ahead | Urgency::Full => GAIN_MIN_SHARE,
+            Urgency::Stuck => GAIN_LEAST_SHARE,
+        }
+    }
+}
+
 impl Segment {
+    /// Bytes that were written, and those of them that cleaning would gain; `None` if it is not worth it.
+    fn gain(&self, size_bytes: u64, now: u64, urgency: Urgency) -> Option<(u64, u64)> {
+        let (copies, written) = self.copies(size_bytes, now);
+        let dead = written.saturating_sub(copies);
+        (dead > 0 && dead >= written / urgency.gain_share()).then_some((written, dead))
+    }
+
     /// What is live, as the bytes of its copies, and all that was written. What has expired by `now`, in Unix seconds, is as
     /// good as dead.
     fn copies(&self, size_bytes: u64, now: u64) -> (u64, u64) {
@@ -116,14 +143,9 @@ impl Segments {
         urgency: Urgency,
         passed: &[SegmentId],
     ) -> Option<SegmentId> {
-        let share = if urgency == Urgency::Stuck { GAIN_LEAST_SHARE } else { GAIN_MIN_SHARE };
         let score = |segment: &Segment| {
-            let (copies, written) = segment.copies(self.size_bytes, now);
-            let dead = written.saturating_sub(copies);
-            if dead == 0 || dead < written / share {
-                return None;
-            }
-            if urgency != Urgency::Ahead {
+            let (written, dead) = segment.gain(self.size_bytes, now, urgency)?;
+            if !urgency.has_time() {
                 return Some(u128::from(dead));
             }
             let age = next.0.saturating_sub(segment.epoch.load(Ordering::Relaxed)).max(1);
@@ -133,6 +155,14 @@ impl Segments {
         };
         let scored = self.cleanable(passed).filter_map(|(id, segment)| Some((score(segment)?, id)));
         scored.max_by_key(|(score, id)| (*score, std::cmp::Reverse(*id))).map(|(_, id)| id)
+    }
+
+    /// Bytes that cleaning would gain that has nothing else to do ([`Urgency::Idle`]).
+    pub(in super::super) fn idle_gain(&self, now: u64, passed: &[SegmentId]) -> u64 {
+        let gain = |(_, segment): (SegmentId, &Segment)| {
+            segment.gain(self.size_bytes, now, Urgency::Idle).map(|(_, dead)| dead)
+        };
+        self.cleanable(passed).filter_map(gain).sum()
     }
 
     /// Whether the copies of all that is live would take so much that, with another segment of records, cleaning might
