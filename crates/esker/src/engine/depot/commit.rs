@@ -332,15 +332,20 @@ impl Depot {
         Ok(())
     }
 
+    /// From now on all writes are refused; nothing is written.
+    pub(super) fn shut(&self, state: &mut State) {
+        state.closed = true;
+        self.log.doors.closed.store(true, Ordering::Release);
+        self.log.doors.refusing.store(true, Ordering::Release);
+    }
+
     /// Waits for the writers under way, refuses others, and marks the end of the log; a flush must
     /// follow.
     pub(super) fn close_log(&self) -> Result<()> {
         loop {
             let ticket = {
                 let mut state = self.log.state.lock();
-                state.closed = true;
-                self.log.doors.closed.store(true, Ordering::Release);
-                self.log.doors.refusing.store(true, Ordering::Release);
+                self.shut(&mut state);
                 if !state.leading {
                     break;
                 }

@@ -20,6 +20,10 @@ impl Engine for Depot {
         EngineKind::Depot
     }
 
+    fn abandon(&self) {
+        self.shut(&mut self.log.state.lock());
+    }
+
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
         self.get_record(key, admit)
     }
