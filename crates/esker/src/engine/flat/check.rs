@@ -25,6 +25,9 @@ use std::sync::atomic::Ordering;
 /// Lines that were met twice after which they are looked at: at any time there are no more of them.
 const AGAIN_MAX: usize = 1 << 16;
 
+/// What is done with each entry: with the hash, the key if the index has it, and the word.
+type Check<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>, Word) -> Result<()>;
+
 /// What an entry says.
 struct Met {
     key: Option<Vec<u8>>,
@@ -239,11 +242,7 @@ impl Flat {
     }
 
     /// Gives the entries of the next part of the index to `check`; `None` behind the last one.
-    fn check_part(
-        &self,
-        cursor: &mut Cursor,
-        check: &mut dyn FnMut(u64, Option<&[u8]>, Word) -> Result<()>,
-    ) -> Result<Option<()>> {
+    fn check_part(&self, cursor: &mut Cursor, check: Check<'_>) -> Result<Option<()>> {
         // For one part: nothing in it is moved, and what is gone was written anew.
         let _still = self.hold_cleaning();
         self.check_open()?;
