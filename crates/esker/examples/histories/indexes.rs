@@ -25,9 +25,9 @@ pub(crate) fn explore(name: &str, seed: u64, effort: &Effort) -> Result<Figures,
 /// An index under test.
 struct Of<T>(T);
 
-/// Lets others run in the midst of a call, now and then.
-fn give_way(met: usize) {
-    if met % 16 == 3 {
+/// Lets others run in the midst of a call that meets this word, now and then: where processors are busy it takes milliseconds.
+fn give_way(number: u64) {
+    if histories::value_of(number) % 256 == 3 {
         std::thread::yield_now();
     }
 }
@@ -75,10 +75,12 @@ impl Index for Of<Cceh> {
         let mut found = Vec::new();
         self.0.find(key.hash, |word| {
             match word {
-                Some(word) => found.push(word.get()),
+                Some(word) => {
+                    found.push(word.get());
+                    give_way(word.get());
+                }
                 None => found.clear(),
             }
-            give_way(found.len());
             ControlFlow::<()>::Continue(())
         });
         found
@@ -235,7 +237,7 @@ impl Index for Of<Masstree> {
         let mut pairs = Vec::new();
         let visit = |key: &[u8], word: Word| {
             pairs.push((key.to_vec(), word.get()));
-            give_way(pairs.len());
+            give_way(word.get());
             if pairs.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         match back {
