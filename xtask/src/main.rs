@@ -102,6 +102,12 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Histories of indexes and stores under threads, judged call by call; resumable by seeds.
+    Histories {
+        /// Arguments of the run, `--help` among them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Coverage-guided fuzzers of every parser and decoder, if `cargo-fuzz` is installed.
     Fuzz(fuzz::Arguments),
     /// Interleavings of the lock-free parts: loom (all) and shuttle (random).
@@ -237,6 +243,7 @@ fn run(command: Command) -> Result<()> {
         Command::FuzzImages { arguments } => run::all([fuzz_images(&arguments)]),
         Command::Fuzz(arguments) => fuzz::run(&arguments),
         Command::Soak { arguments } => run::all([soak(&arguments)]),
+        Command::Histories { arguments } => run::all([histories(&arguments)]),
         Command::Interleave => {
             let (loom, shuttle) = interleave();
             run::beside(vec![loom], vec![shuttle])
@@ -441,6 +448,11 @@ fn fuzz_images(arguments: &[String]) -> Step {
 
 fn soak(arguments: &[String]) -> Step {
     explorer("soak", "soak", &["--"]).arguments(arguments)
+}
+
+fn histories(arguments: &[String]) -> Step {
+    let small = ["--features", "small", "--"];
+    explorer("histories", "histories", &small).arguments(arguments)
 }
 
 const MUTANTS: [&str; 4] = ["--features", "mutants", "--", "--mutants"];

@@ -130,7 +130,8 @@ impl Client {
         self.submit_delete(key, Some(expected))?.wait()
     }
 
-    /// Does all that `batch` says at once, or nothing. Returns the version of the last change.
+    /// Does all that `batch` says at once, or nothing. Returns the highest version that its changes got, no
+    /// matter which of them has it.
     ///
     /// # Errors
     /// As [`Client::put`]; `InvalidArgument` for a batch that is empty or over the server's limit.

@@ -156,6 +156,13 @@ impl Directory {
         Self::with_geometry(GEOMETRY, entries)
     }
 
+    /// An empty one of tables of 64 homes, so that they split after some dozens of entries: for tests.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn with_small_tables() -> Self {
+        Self::with_geometry(Geometry { home_bits: 6, region_bits: 5 }, 0)
+    }
+
     fn with_geometry(geometry: Geometry, entries: u64) -> Self {
         let pool = Arc::new(Pool::default());
         let root = Cell::new(Arc::new(Root::new(geometry, entries, &pool)));

@@ -8,6 +8,7 @@ pub mod command;
 pub mod explore;
 pub mod fuzz;
 pub mod generator;
+pub mod histories;
 pub mod linearizability;
 pub mod model;
 pub mod mutants;

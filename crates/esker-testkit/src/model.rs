@@ -38,7 +38,7 @@ pub type Map = BTreeMap<Vec<u8>, Held>;
 pub enum Reply {
     /// Done, with nothing to tell.
     Done,
-    /// A put, or a conditional one, was done as this version; of a batch, that of its last change.
+    /// A put, or a conditional one, was done as this version; of a batch, the highest of its changes.
     Stored(u64),
     /// What a read found.
     Found(Option<Held>),

@@ -372,7 +372,7 @@ impl Store {
 
     /// Does all that `batch` says at once: readers of one key see its change when the write returns,
     /// and after a crash all of it is there or nothing. Other writers may come between its keys, not
-    /// between the batch and its effect on one key. Returns the version of the last change.
+    /// between the batch and its effect on one key. Returns the highest version that its changes got, no matter which of them has it.
     ///
     /// # Errors
     /// As [`Store::put`]; `InvalidArgument` for a batch over [`Store::batch_size_max_bytes`].

@@ -1,4 +1,4 @@
-//! The index against a model while they grow, under colliding hashes; and threads beside splits.
+//! The index against a model while it grows, and threads beside splits. Colliding hashes, and histories of threads, are in `tests/histories.rs`.
 
 use super::*;
 use esker_base::rng::Rng;
@@ -101,26 +101,6 @@ fn agrees_with_a_model_while_it_grows() {
         let hashes = random(30_000, seed, |hash| hash);
         let index = agrees_with_a_model(&hashes, 150_000, seed);
         assert_eq!(index.stash_len(), 0, "nothing collides");
-    }
-}
-
-#[test]
-fn agrees_with_a_model_whatever_collides() {
-    // All in one home, all under one fingerprint, all in one segment, all but the upper bits equal,
-    // few hashes for many entries, hashes that differ in one part only.
-    let shapes: [fn(u64) -> u64; 8] = [
-        |hash| hash << 8 | 77,
-        |hash| hash & !0xFF00 | 0x1200,
-        |hash| hash >> 20 | 0xABCDE << 44,
-        |hash| hash << 54,
-        |hash| hash % 5,
-        |hash| (hash % 3000) << 16 | 255,
-        |hash| (hash % 7000) << 8,
-        |hash| u64::MAX - hash % 4000,
-    ];
-    for (seed, shape) in shapes.into_iter().enumerate() {
-        let hashes = random(5000, seed as u64, shape);
-        agrees_with_a_model(&hashes, 30_000, seed as u64);
     }
 }
 
@@ -264,42 +244,4 @@ fn lookups_and_walks_beside_splits_miss_nothing_that_stays() {
     });
     assert!(rounds.load(Ordering::Relaxed) > 0);
     assert_eq!(index.len(), 3000 + 200_000);
-}
-
-#[test]
-fn each_key_is_a_register_whoever_writes_it() {
-    // Words count up for each hash; replacing is a compare-and-swap, so no value may come twice, be
-    // lost, or be seen after a later one.
-    let index = Cceh::default();
-    let hot = random(8, 12, |hash| hash << 8 | 3);
-    hot.iter().for_each(|hash| index.insert(*hash, word(0)));
-    let wins: Vec<u64> = std::thread::scope(|scope| {
-        let (index, hot) = (&index, &hot);
-        let threads: Vec<_> = (0..3u64)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let mut rng = Rng::from_seed(200 + thread);
-                    let (mut wins, mut seen) = (0, [0; 8]);
-                    for n in 0..200_000u64 {
-                        let place = rng.index(8);
-                        let now = found(index, hot[place]);
-                        assert_eq!(now.len(), 1, "a key has one word at any time");
-                        let now = now[0].get() - 1;
-                        assert!(now >= seen[place], "went back");
-                        seen[place] = now;
-                        if rng.chance(1, 2) && index.replace(hot[place], word(now), word(now + 1)) {
-                            wins += 1;
-                            seen[place] = now + 1;
-                        }
-                        // Makes segments split.
-                        index.insert(rng.next_u64(), word(n));
-                    }
-                    wins
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    let last: u64 = hot.iter().map(|hash| found(&index, *hash)[0].get() - 1).sum();
-    assert_eq!(last, wins.iter().sum::<u64>());
 }

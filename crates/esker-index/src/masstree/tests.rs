@@ -1,4 +1,5 @@
-//! The tree against an ordered map, and threads beside splits and removals.
+//! The tree against an ordered map, and threads beside splits and removals. Most shapes of keys, and histories of threads, are in
+//! `tests/histories.rs`.
 
 use super::*;
 use esker_base::rng::Rng;
@@ -205,37 +206,6 @@ fn a_queue_of_keys_takes_no_more_memory_than_what_is_in_it() {
 }
 
 #[test]
-fn agrees_with_a_map_of_short_keys() {
-    for seed in 0..2 {
-        let eight = keys(20_000, seed, |rng| rng.next_u64().to_be_bytes().to_vec());
-        agrees_with_a_map(&eight, 120_000, seed);
-        let short = keys(20_000, seed, |rng| random_key(rng, 8, 6));
-        agrees_with_a_map(&short, 120_000, seed);
-    }
-}
-
-#[test]
-fn agrees_with_a_map_of_keys_in_layers() {
-    for seed in 0..2 {
-        // Few letters: shared slices, keys that are beginnings of others, zeros at their ends.
-        let deep = keys(8000, seed, |rng| random_key(rng, 40, 2));
-        agrees_with_a_map(&deep, 60_000, seed);
-        let long = keys(300, seed, |rng| {
-            let mut key = vec![7; 2000 * rng.index(2) + 30];
-            key.extend(random_key(rng, 20, 3));
-            key
-        });
-        agrees_with_a_map(&long, 6000, seed);
-        let prefixed = keys(8000, seed, |rng| {
-            let mut key = b"a prefix of all".to_vec();
-            key.extend(rng.below(5000).to_be_bytes());
-            key
-        });
-        agrees_with_a_map(&prefixed, 60_000, seed);
-    }
-}
-
-#[test]
 fn keys_of_the_greatest_length_may_differ_in_their_last_byte() {
     let tree = Masstree::new();
     let mut key = vec![9; 64 << 10];
@@ -323,49 +293,6 @@ fn scans_beside_changes_meet_everything_that_stays_once() {
     });
     assert!(rounds.load(Ordering::Relaxed) > 0);
     assert_eq!(tree.len(), stays.len() as u64);
-}
-
-#[test]
-fn each_key_is_a_register_whoever_writes_it() {
-    // Words count up for each key; replacing is a compare-and-swap, so no word may come twice, be
-    // lost, or be seen after a later one.
-    let tree = Masstree::new();
-    let hot: [&[u8]; 4] = [b"a", b"hot keyhot key1", b"hot keyhot key2", b"hot key"];
-    hot.iter().for_each(|key| assert_eq!(tree.insert(key, word(0)), None));
-    let wins: u64 = std::thread::scope(|scope| {
-        let tree = &tree;
-        let threads: Vec<_> = (0..3u64)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let mut rng = Rng::from_seed(200 + thread);
-                    let (mut wins, mut seen) = (0, [0; 4]);
-                    for n in 0..100_000u64 {
-                        let place = rng.index(4);
-                        let now = tree.get(hot[place]).unwrap().get() - 1;
-                        assert!(now >= seen[place], "went back");
-                        seen[place] = now;
-                        // Ends, whatever changes on the way.
-                        tree.prefetch(hot[place], n % 5);
-                        if rng.chance(1, 2) && tree.replace(hot[place], word(now), word(now + 1)) {
-                            wins += 1;
-                            seen[place] = now + 1;
-                        }
-                        // Splits nodes and makes layers around them.
-                        let mut key = hot[place].to_vec();
-                        key.extend((n << 8 | thread).to_le_bytes());
-                        tree.insert(&key, word(n));
-                        if n % 4 > 0 {
-                            tree.remove(&key, word(n));
-                        }
-                    }
-                    wins
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).sum()
-    });
-    let last: u64 = hot.iter().map(|key| tree.get(key).unwrap().get() - 1).sum();
-    assert_eq!(last, wins);
 }
 
 /// One thread adds, another one removes, and what it frees is its own to use again.

@@ -47,6 +47,7 @@ mod flex_unread;
 mod flex_whole;
 mod gather;
 mod headers;
+mod histories;
 mod killed;
 mod large;
 mod log_writer;

@@ -1,10 +1,13 @@
 //! Verifies what is on media against what DRAM knows, while other calls go on.
+//!
+//! Whether two entries have one record takes a bit for each line that has one, whatever the number of keys is (`lines`).
 
 use super::Flat;
 use super::batches::{Batches, FoundEntry};
 use super::chunks::{Since, Use};
 use super::index::Part;
 use super::layout::Place;
+use super::lines::Lines;
 use super::recover::read_header;
 use crate::check::CheckReport;
 use crate::engine::Cursor;
@@ -18,6 +21,21 @@ use esker_index::Word;
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
+
+/// Lines that were met twice after which they are looked at: at any time there are no more of them.
+const AGAIN_MAX: usize = 1 << 16;
+
+/// What is done with each entry: with the hash, the key if the index has it, and the word.
+type Check<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>, Word) -> Result<()>;
+
+/// What an entry says.
+struct Met {
+    key: Option<Vec<u8>>,
+    /// Whether it is of the kind that its word says.
+    same_kind: bool,
+    /// Where its record is.
+    line: Option<u64>,
+}
 
 /// What was read; `None` if it is damaged, which the report tells.
 fn told<T>(read: Result<T>, report: &mut CheckReport) -> Result<Option<T>> {
@@ -174,61 +192,96 @@ impl Flat {
 
     /// Reads what every entry of the index says, records included.
     fn check_index(&self, report: &mut CheckReport) -> Result<()> {
-        let mut lines = HashMap::new();
+        let (mut lines, mut again) = (Lines::default(), HashMap::new());
         let mut cursor = Cursor::Start;
         loop {
-            // For one part: nothing in it is moved, and what is gone was written anew.
-            let _still = self.hold_cleaning();
-            self.check_open()?;
-            let Some((part, next)) = self.index.walk(&cursor) else { return Ok(()) };
-            cursor = next;
-            match part {
-                Part::Hashes(entries) => {
-                    for (hash, word) in entries {
-                        self.check_entry(hash, None, word, &mut lines, report)?;
-                    }
+            let part = self.check_part(&mut cursor, &mut |hash, key, word| {
+                if let Some(line) = self.check_entry(hash, key, word, report)?
+                    && lines.insert(line)
+                {
+                    again.insert(line, None);
                 }
-                Part::Keys(entries) => {
-                    for (key, word) in entries {
-                        let hash = self.hasher.hash(&key);
-                        self.check_entry(hash, Some(&key), word, &mut lines, report)?;
-                    }
-                }
+                Ok(())
+            })?;
+            if again.len() >= AGAIN_MAX || part.is_none() {
+                self.check_again(&mut again, report)?;
+            }
+            if part.is_none() {
+                return Ok(());
             }
         }
     }
 
+    /// Tells of lines that were met twice whether two entries have their record. Mostly it was one that took the place of another
+    /// meanwhile: no entry is remembered for each line, so all are looked at once more.
+    fn check_again(
+        &self,
+        again: &mut HashMap<u64, Option<Word>>,
+        report: &mut CheckReport,
+    ) -> Result<()> {
+        let mut cursor = Cursor::Start;
+        while !again.is_empty()
+            && self
+                .check_part(&mut cursor, &mut |hash, key, word| {
+                    let met = self.entry_again(hash, key, word)?;
+                    let Some((key, line)) = met else { return Ok(()) };
+                    let Some(before) = again.get_mut(&line) else { return Ok(()) };
+                    // In this order: this entry had the record before the question whether the other one still has it.
+                    let before = before.replace(word);
+                    if before.is_some_and(|before| self.is_current(before))
+                        && self.index.holds(hash, &key, word)
+                    {
+                        report.problem(format!("two entries have the record at line {line}"));
+                    }
+                    Ok(())
+                })?
+                .is_some()
+        {}
+        again.clear();
+        Ok(())
+    }
+
+    /// Gives the entries of the next part of the index to `check`; `None` behind the last one.
+    fn check_part(&self, cursor: &mut Cursor, check: Check<'_>) -> Result<Option<()>> {
+        // For one part: nothing in it is moved, and what is gone was written anew.
+        let _still = self.hold_cleaning();
+        self.check_open()?;
+        let Some((part, next)) = self.index.walk(cursor) else { return Ok(None) };
+        *cursor = next;
+        match part {
+            Part::Hashes(entries) => {
+                entries.into_iter().try_for_each(|(hash, word)| check(hash, None, word))?;
+            }
+            Part::Keys(entries) => {
+                for (key, word) in entries {
+                    check(self.hasher.hash(&key), Some(&key), word)?;
+                }
+            }
+        }
+        Ok(Some(()))
+    }
+
+    /// Checks what an entry of the index says; the line of its record, if it has one.
     fn check_entry(
         &self,
         hash: u64,
         key: Option<&[u8]>,
         word: Word,
-        lines: &mut HashMap<u64, Word>,
         report: &mut CheckReport,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
         if self.is_cleared(word) {
-            return Ok(());
+            return Ok(None);
         }
         let place = Place::of(word);
         let number = self.layout.chunk_of(place.offset);
         if !self.chunks.get(number).is_some_and(super::chunks::Chunk::is_log) {
             report.problem(format!("an entry of the index points into chunk {number}, no log"));
-            return Ok(());
+            return Ok(None);
         }
-        // The cleaners' locks are held.
-        let seen = self.with_entry(place, Since::HELD, |entry, _| {
-            let found = self.key_of_entry(entry)?;
-            let same_kind = Flat::kind_of_action(entry.action) == place.kind;
-            let line = match entry.action {
-                Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
-                Action::Value(_) | Action::Delete(None) => None,
-            };
-            Ok::<_, Error>((found.map(Cow::into_owned), same_kind, line))
-        });
-        let Some(Some((found, same_kind, line))) = told(seen.and_then(Option::transpose), report)?
-        else {
-            return Ok(());
+        let Some(Some(met)) = told(self.met(word).and_then(Option::transpose), report)? else {
+            return Ok(None);
         };
+        let Met { key: found, same_kind, line } = met;
         report.records += 1;
         let right = found.as_ref().is_some_and(|found| {
             self.hasher.hash(found) == hash && key.is_none_or(|key| key == found)
@@ -239,18 +292,44 @@ impl Flat {
         if !(right && same_kind) && stands(&key) {
             report.problem(format!("the entry at {} is not what the index says", place.offset));
         }
-        if let Some(line) = line {
+        if line.is_some() {
             match self.read_value(hash, &key, word, Since::HELD, &mut |_| Ok(())) {
                 Err(error) if stands(&key) => report.problem(error.to_string()),
                 _ => {}
             }
-            // In this order: this entry had the record before the question whether the other one still has it.
-            let before = lines.insert(line, word);
-            if before.is_some_and(|before| self.is_current(before)) && stands(&key) {
-                report.problem(format!("two entries have the record at line {line}"));
-            }
         }
-        Ok(())
+        Ok(line)
+    }
+
+    /// Key and line of an entry that has a record, if it is still there. What is damaged has been told.
+    fn entry_again(
+        &self,
+        hash: u64,
+        key: Option<&[u8]>,
+        word: Word,
+    ) -> Result<Option<(Vec<u8>, u64)>> {
+        if self.is_cleared(word) {
+            return Ok(None);
+        }
+        let mut ignored = CheckReport::default();
+        let met = told(self.met(word).and_then(Option::transpose), &mut ignored)?.flatten();
+        let Some(Met { key: found, line: Some(line), .. }) = met else { return Ok(None) };
+        let key = key.map(<[u8]>::to_vec).or(found).unwrap_or_default();
+        Ok(self.index.holds(hash, &key, word).then_some((key, line)))
+    }
+
+    /// What stands where a word says. The cleaners' locks are held.
+    fn met(&self, word: Word) -> Result<Option<Result<Met>>> {
+        let place = Place::of(word);
+        self.with_entry(place, Since::HELD, |entry, _| {
+            let found = self.key_of_entry(entry)?;
+            let same_kind = Flat::kind_of_action(entry.action) == place.kind;
+            let line = match entry.action {
+                Action::Pointer(line) | Action::Delete(Some(line)) => Some(line),
+                Action::Value(_) | Action::Delete(None) => None,
+            };
+            Ok(Met { key: found.map(Cow::into_owned), same_kind, line })
+        })
     }
 
     /// Whether the index still says this of the key whose entry it is. The cleaners' locks are held.

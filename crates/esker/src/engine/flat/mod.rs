@@ -36,6 +36,7 @@ mod hold;
 mod index;
 mod keys;
 mod layout;
+mod lines;
 mod lost;
 mod moves;
 mod ordered;

@@ -1,6 +1,7 @@
 //! What only the inside shows: writers that stand still at a bad moment.
 
 mod births;
+mod checks;
 mod clears;
 mod killed;
 mod losses;

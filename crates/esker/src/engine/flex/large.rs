@@ -17,7 +17,7 @@
 //!
 //! # Concurrency
 //! Several values may be written at a time, each grows in its place. Lock order: the space, then this directory. A reader
-//! asks for the place of each piece anew; a value that goes meanwhile is looked up again through its key.
+//! asks for the place of each piece anew; a value that goes meanwhile is looked up again through its key. One value is removed at a time.
 //!
 //! # Failure
 //! A crash leaves values that are not whole, and such as no pair names: both go when the store is open again.
@@ -369,6 +369,9 @@ impl Flex {
     /// Takes a value out of the space, from its end, in pieces; its head as a whole (B4).
     fn remove_large(&self, number: u64) -> Result<()> {
         let piece = self.large_piece() as u64;
+        // Who gives up what he wrote and the committer may come for the same one: what the first takes out would be asked for again
+        // by the second, where others stand by then.
+        let _turn = self.removing.lock();
         loop {
             let Some((size, head_size)) = self.large.let_go(number) else { return Ok(()) };
             let left = match size <= piece.max(head_size) {

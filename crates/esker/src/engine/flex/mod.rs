@@ -116,6 +116,8 @@ pub(crate) struct Flex {
     large: large::Directory,
     /// For the moment in which a large value gets its number and its place.
     staging: sync::Mutex<()>,
+    /// For as long as a large value is taken out of the space.
+    removing: sync::Mutex<()>,
     /// Read by everybody all the time, changed seldom: readers of several threads do not touch the same line.
     tables: ShardedLock<Tables>,
     stripes: Box<[sync::Mutex<()>]>,

@@ -224,6 +224,7 @@ impl Flex {
             index: Index::new(intervals, options.flex.cache_size_bytes, Arc::clone(&snapshots)),
             large,
             staging: sync::Mutex::default(),
+            removing: sync::Mutex::default(),
             tables: ShardedLock::new(Tables { active, sealed: None }),
             stripes: (0..stripes).map(|_| sync::Mutex::new(())).collect(),
             rotating: sync::Mutex::default(),

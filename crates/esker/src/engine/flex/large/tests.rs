@@ -27,6 +27,35 @@ fn a_value_that_goes_while_it_is_verified_is_no_damage_of_the_next() {
 }
 
 #[test]
+fn two_who_remove_one_value_take_nothing_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let flex = opened_in(&folder);
+    let others = [0, 1].map(|number| vec![number; 300_000]);
+    for value in &others {
+        flex.put(&value[..1], value, PutOptions::default()).unwrap();
+    }
+    let (first, _) = flex.large.next(0).unwrap();
+    let (last, _) = flex.large.next(first + 1).unwrap();
+    for round in 0..40 {
+        flex.put(b"victim", &vec![7; 200_000], PutOptions::default()).unwrap();
+        let (victim, _) = flex.large.next(last + 1).unwrap();
+        let at_once = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    at_once.wait();
+                    flex.remove_large(victim).unwrap();
+                });
+            }
+        });
+        for value in &others {
+            let found = flex.get(&value[..1], &mut |_| Ok(())).unwrap();
+            assert!(found.is_some_and(|found| *found == value[..]), "round {round}");
+        }
+    }
+}
+
+#[test]
 fn a_pair_that_says_another_length_is_damage_before_there_is_memory_for_it() {
     let folder = tempfile::tempdir().unwrap();
     let flex = opened_in(&folder);
