@@ -240,6 +240,11 @@ const TREE_LEAST_BYTES: u64 = 1 << 20;
 /// Bits of the filter for each byte of the table.
 const FILTER_SHARE: u64 = 16;
 
+/// Deleted keys that scans go past before a table is to go to the space, where what is deleted goes; and more for each key of the table.
+/// About as long as they have taken then, that takes: so nobody loses more than twice what the best choice would have cost.
+const PASSED: u64 = 1 << 16;
+const PASSED_EACH: u64 = 64;
+
 /// A table. See the module's text.
 #[derive(Debug)]
 pub(super) struct MemTable {
@@ -265,6 +270,8 @@ pub(super) struct MemTable {
     expires_first: AtomicU64,
     /// How often a key was deleted.
     deletes: AtomicU64,
+    /// Keys without a value that scans went past.
+    passed: AtomicU64,
     /// Bytes of large values that expire, and were named by it at some time.
     expiring_large: AtomicU64,
 }
@@ -293,6 +300,7 @@ impl MemTable {
             has_ranges: AtomicBool::new(false),
             expires_first: AtomicU64::new(u64::MAX),
             deletes: AtomicU64::new(0),
+            passed: AtomicU64::new(0),
             expiring_large: AtomicU64::new(0),
         }
     }
@@ -448,6 +456,13 @@ impl MemTable {
     /// How often a key was deleted.
     pub(super) fn deletes(&self) -> u64 {
         self.deletes.load(Ordering::Relaxed)
+    }
+
+    /// A scan went past so many deleted keys; whether scans have by now gone past more than it costs to bring the table to the space: who
+    /// takes items off the front of a queue goes past all that were taken before, each time.
+    pub(super) fn is_littered(&self, passed: u64) -> bool {
+        let all = self.passed.fetch_add(passed, Ordering::Relaxed).saturating_add(passed);
+        all >= PASSED && all >= PASSED.saturating_add(PASSED_EACH * self.len())
     }
 
     /// Whether a range was deleted.

@@ -30,9 +30,6 @@ const INTERVALS_AHEAD: usize = 16;
 const TABLES: usize = 2;
 /// So many pairs ahead one begins to come from memory.
 const PAIRS_AHEAD: usize = 4;
-/// Keys without a value that a scan goes past in the table that takes writes, before that is to go to the space: who takes items off the
-/// front of a queue goes past all that were taken before, each time.
-pub(super) const DELETED_MANY: u64 = 4096;
 /// Items of a part of a walk.
 const WALKED_AT_ONCE: usize = 128;
 /// Bytes of values from which on a part of a walk has only keys: who walks reads their values one by one.
@@ -245,7 +242,7 @@ struct Scan<'s, V> {
     end: Bound<&'s [u8]>,
     version: u64,
     visit: V,
-    /// Keys of the table that takes writes that had no value.
+    /// Keys without a value in the table that takes writes, since that was told of the last ones.
     deleted: u64,
     /// For keys and values that are copied first.
     key: Vec<u8>,
@@ -320,7 +317,14 @@ impl Flex {
                 Direction::Forward => run.end.as_deref().is_none_or(|upper| key < upper),
                 Direction::Reverse => run.end.as_deref().is_none_or(|anchor| key >= anchor),
             };
-            if self.merge_run((&tables, &mut heads), &mut cursor, in_run, &mut scan)?.is_break() {
+            let met = self.merge_run((&tables, &mut heads), &mut cursor, in_run, &mut scan);
+            let deleted = std::mem::take(&mut scan.deleted);
+            if deleted > 0
+                && let Some(table) = tables.first().filter(|table| table.is_littered(deleted))
+            {
+                self.note_littered(table);
+            }
+            if met?.is_break() {
                 return Ok(());
             }
             if let Some(error) = unread
@@ -447,9 +451,6 @@ impl Flex {
                 });
                 if number == 0 && matches!(found, Some((_, Content::Delete))) {
                     scan.deleted += 1;
-                    if scan.deleted == DELETED_MANY {
-                        self.note_littered(table);
-                    }
                 }
             }
             head.next();
@@ -470,12 +471,7 @@ impl Flex {
             }
             // A range of the table covers it, or of the one before, which is on its way.
             (None, Some(_)) => {
-                scan.deleted += 1;
-                if scan.deleted == DELETED_MANY
-                    && let Some(table) = tables.first().filter(|table| table.has_ranges())
-                {
-                    self.note_littered(table);
-                }
+                scan.deleted += u64::from(tables.first().is_some_and(|table| table.has_ranges()));
                 Continue(())
             }
             _ => Continue(()),

@@ -323,12 +323,12 @@ impl Flex {
 
 #[cfg(test)]
 mod tests {
-    use super::super::scan::DELETED_MANY;
     use super::*;
     use crate::engine::Engine;
     use crate::options::{Durability, EngineKind, Options};
     use crate::store::Direction;
     use crate::value::PutOptions;
+    use esker_format::flex_db::Content;
 
     /// A queue: whoever takes the first item goes past those that were taken before.
     #[test]
@@ -346,23 +346,39 @@ mod tests {
             flex.put(&key(number), &[7; 40], PutOptions::default()).unwrap();
         }
         flex.commit_all().unwrap();
-        for number in 0..ITEMS {
-            if number % 64 == 0 {
-                let all = (Bound::Unbounded, Bound::Unbounded);
-                let first = flex.scan(all.0, all.1, Direction::Forward, 1).unwrap();
-                assert_eq!(first[0].0, key(number));
-                // As the background thread does when it is woken.
-                flex.seal_littered().unwrap();
-                flex.commit_sealed().unwrap();
-                let gone = flex.tables().active.len();
-                assert!(gone < DELETED_MANY + 64, "{gone} keys that are gone in the table");
-                let left = flex.index.pairs();
-                assert!(left < ITEMS - number + 2 * DELETED_MANY, "{left} pairs in the space");
+        // Who looks at each item goes past few, who looks seldom past more.
+        for (from, to, each, gone_max) in [(0, 10_000, 1, 600), (10_000, ITEMS, 64, 10_000)] {
+            for number in from..to {
+                if number % each == 0 {
+                    let all = (Bound::Unbounded, Bound::Unbounded);
+                    let first = flex.scan(all.0, all.1, Direction::Forward, 1).unwrap();
+                    assert_eq!(first[0].0, key(number));
+                    // As the background thread does when it is woken.
+                    flex.seal_littered().unwrap();
+                    flex.commit_sealed().unwrap();
+                    let gone = flex.tables().active.len();
+                    assert!(gone < gone_max, "{gone} keys that are gone in the table");
+                    let left = flex.index.pairs();
+                    assert!(left < ITEMS - number + 2 * gone_max, "{left} pairs in the space");
+                }
+                assert!(flex.delete(&key(number), None).unwrap());
             }
-            assert!(flex.delete(&key(number), None).unwrap());
         }
-        flex.commit_all().unwrap();
-        assert!(flex.index.pairs() < DELETED_MANY, "hardly anything is left of them");
+    }
+
+    #[test]
+    fn a_scan_over_what_few_have_gone_past_brings_no_table_to_the_space() {
+        let table = MemTable::new(1, 0, 64 << 20, false);
+        for number in 0..10_000_u64 {
+            table.insert(
+                (&number.to_be_bytes(), number),
+                (number, Content::Delete),
+                None,
+                |_, _| false,
+            );
+        }
+        assert!((0..70).all(|_| !table.is_littered(10_000)), "it costs more than that");
+        assert!(table.is_littered(10_000));
     }
 
     #[test]
