@@ -269,7 +269,8 @@ pub struct FlexOptions {
     /// Values with more bytes stand by themselves in the space: they are written once, durably before anything else, and go
     /// through neither log nor table. At most an eighth of the log. Default 1 MiB.
     pub large_value_size_bytes: u64,
-    /// Bytes a second that the store reads and verifies while it has nothing else to do; 0: none. Default 1 MiB.
+    /// Bytes a second that the store reads and verifies while it has nothing else to do; 0: none. All of it is read once a day at most, and
+    /// once behind each open. Default 1 MiB.
     pub scrub_bytes_per_second: u64,
     /// What only tests set: sizes of a new space.
     #[doc(hidden)]

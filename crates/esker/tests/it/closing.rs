@@ -4,6 +4,7 @@
 use crate::support::{device, open, options};
 use esker::{ErrorKind, Options, Result, Store};
 use esker_base::Error;
+use esker_base::clock::Clock;
 use esker_media::BlockDevice;
 use esker_media::sim::{Act, Asking, FaultKind, FaultPlan, Trigger};
 use esker_trt::{sim, spawn, yield_now};
@@ -110,4 +111,40 @@ fn who_closes_a_store_beside_somebody_else_is_told_what_came_of_it() {
     let (first, second) = run.outcome.unwrap();
     assert!(first.is_err());
     assert_eq!(first, second);
+}
+
+/// A purge reads the summaries of all segments, twice: who closes the store waits for one of them.
+#[test]
+fn who_closes_a_store_does_not_wait_for_a_purge() {
+    let run = sim::run(3, || {
+        let is_slow = Arc::new(AtomicBool::new(false));
+        let slow = Arc::clone(&is_slow);
+        let asking = Asking::new(device(5), move |call| {
+            if call.act == Act::Read && slow.load(Ordering::SeqCst) {
+                esker_trt::sleep(Duration::from_secs(10));
+            }
+            Ok(())
+        });
+        let store = Store::open_on(asking as Arc<dyn BlockDevice>, &options(5)).unwrap();
+        for number in 0..20_u8 {
+            store.put(&[number], &[number; 900]).unwrap();
+        }
+        (0..10).for_each(|number| assert!(store.delete(&[number]).unwrap()));
+        // So that the tombstones' segment is full.
+        for number in 20..40_u8 {
+            store.put(&[number], &[number; 900]).unwrap();
+        }
+        is_slow.store(true, Ordering::SeqCst);
+        let working = store.clone();
+        let purging = spawn(move || working.clean(1));
+        esker_trt::sleep(Duration::from_secs(25));
+        let now = || sim::clock().unwrap().monotonic();
+        let began = now();
+        store.close().unwrap();
+        let waited = now().saturating_sub(began);
+        purging.join().unwrap().unwrap();
+        waited
+    });
+    let waited = run.outcome.unwrap();
+    assert!(waited < Duration::from_secs(60), "{waited:?}");
 }

@@ -29,6 +29,7 @@ use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{Stream, SummaryRecord, read_summary};
 use esker_index::Link;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::time::Duration;
@@ -122,10 +123,16 @@ impl Depot {
         let mut count = 0;
         let epochs: BTreeMap<SegmentId, SegmentEpoch> =
             full.iter().map(|id| (*id, self.segments.epoch(*id))).collect();
-        let mut clean = || self.clean_between(cleaner, &mut in_vain).map(drop);
-        self.each_of(&full, &mut clean, |record, id| {
+        let behind = from.map_or(SegmentId(0), |(id, _)| id);
+        let noted_from: Vec<SegmentId> = full.iter().copied().filter(|id| *id >= behind).collect();
+        let is_more = Cell::new(true);
+        let mut clean = || {
+            self.clean_between(cleaner, &mut in_vain)?;
+            Ok(is_more.get() && !self.background.is_stopping())
+        };
+        self.each_of(&noted_from, &mut clean, |record, id| {
             let place = (id, record.offset);
-            if !record.kind.is_tombstone() || Some(place) < from || rest.is_some() {
+            if !record.kind.is_tombstone() || Some(place) < from || !is_more.get() {
                 return;
             }
             let base = self.layout.segment_offset(id);
@@ -134,6 +141,7 @@ impl Depot {
             if self.index.lookup(hash).iter().any(|found| found == link) {
                 if count >= most {
                     rest = Some(place);
+                    is_more.set(false);
                     return;
                 }
                 let needed = record.version >= open_from;
@@ -163,8 +171,15 @@ impl Depot {
         full.retain(|id| !is_open(id));
         full.sort_unstable();
         full.dedup();
-        let mut clean = || self.clean_between(cleaner, &mut in_vain).map(drop);
+        let mut clean = || {
+            self.clean_between(cleaner, &mut in_vain)?;
+            Ok(!self.background.is_stopping())
+        };
         let hidden_from = self.each_of(&full, &mut clean, |record, _| meet(record))?;
+        if self.background.is_stopping() {
+            // Not all may have been read; who closes the store waits.
+            return Ok(0);
+        }
         // Of those that were listed and taken meanwhile, what they were before has not been read.
         self.renew_taken()?;
         let mut dropped = 0;
@@ -180,18 +195,20 @@ impl Depot {
         Ok(dropped)
     }
 
-    /// Gives the records of these segments to `visit`, with their segment; `between` comes between two of them. Returns the version from
-    /// which on records may be hidden in what cannot be read.
+    /// Gives the records of these segments to `visit`, with their segment; `between` comes between two of them, and says whether it goes
+    /// on. Returns the version from which on records may be hidden in what cannot be read.
     fn each_of(
         &self,
         segments: &[SegmentId],
-        between: &mut dyn FnMut() -> Result<()>,
+        between: &mut dyn FnMut() -> Result<bool>,
         mut visit: impl FnMut(SummaryRecord, SegmentId),
     ) -> Result<Version> {
         let mut hidden_from = Version(u64::MAX);
         let mut failures = 0;
         for id in segments.iter().copied() {
-            between()?;
+            if !between()? {
+                break;
+            }
             let of = self.segments.incarnation(id);
             if of.stream == Stream::Checkpoint {
                 continue;

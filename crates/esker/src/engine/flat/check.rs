@@ -22,8 +22,14 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-/// Lines that were met twice after which they are looked at: at any time there are no more of them.
-const AGAIN_MAX: usize = 1 << 16;
+/// Lines that were met twice whose entries there is memory for.
+const AGAIN_MAX: usize = if cfg!(test) { 64 } else { 1 << 16 };
+
+#[cfg(test)]
+thread_local! {
+    /// Parts of the index that checks of this thread have gone through.
+    pub(super) static PARTS: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+}
 
 /// What is done with each entry: with the hash, the key if the index has it, and the word.
 type Check<'a> = &'a mut dyn FnMut(u64, Option<&[u8]>, Word) -> Result<()>;
@@ -192,57 +198,70 @@ impl Flat {
 
     /// Reads what every entry of the index says, records included.
     fn check_index(&self, report: &mut CheckReport) -> Result<()> {
-        let (mut lines, mut again) = (Lines::default(), HashMap::new());
-        let mut cursor = Cursor::Start;
-        loop {
-            let part = self.check_part(&mut cursor, &mut |hash, key, word| {
-                if let Some(line) = self.check_entry(hash, key, word, report)?
+        let (mut lines, mut again) = (Lines::default(), Lines::default());
+        self.check_parts(&mut |hash, key, word| {
+            if let Some(line) = self.check_entry(hash, key, word, report)?
+                && lines.insert(line)
+            {
+                again.insert(line);
+            }
+            Ok(())
+        })?;
+        // Mostly it was one that took the place of another meanwhile: no entry is remembered for each line, so all are looked at once
+        // more. Beside writers fewer are met twice each time, until there is memory for their entries.
+        while again.len() > AGAIN_MAX {
+            let (mut lines, mut left) = (Lines::default(), Lines::default());
+            self.check_parts(&mut |hash, key, word| {
+                if let Some((_, line)) = self.entry_again(hash, key, word)?
+                    && again.contains(line)
                     && lines.insert(line)
                 {
-                    again.insert(line, None);
+                    left.insert(line);
                 }
                 Ok(())
             })?;
-            if again.len() >= AGAIN_MAX || part.is_none() {
-                self.check_again(&mut again, report)?;
-            }
-            if part.is_none() {
-                return Ok(());
+            let are_few = left.len() <= again.len() / 2;
+            again = left;
+            if !are_few {
+                break;
             }
         }
+        self.check_again(&again, report)
     }
 
-    /// Tells of lines that were met twice whether two entries have their record. Mostly it was one that took the place of another
-    /// meanwhile: no entry is remembered for each line, so all are looked at once more.
-    fn check_again(
-        &self,
-        again: &mut HashMap<u64, Option<Word>>,
-        report: &mut CheckReport,
-    ) -> Result<()> {
+    /// Tells of lines that were met twice whether two entries have their record.
+    fn check_again(&self, again: &Lines, report: &mut CheckReport) -> Result<()> {
+        if again.len() == 0 {
+            return Ok(());
+        }
+        let mut met = HashMap::new();
+        self.check_parts(&mut |hash, key, word| {
+            let found = self.entry_again(hash, key, word)?;
+            let Some((key, line)) = found.filter(|(_, line)| again.contains(*line)) else {
+                return Ok(());
+            };
+            // In this order: this entry had the record before the question whether the other one still has it.
+            let before = met.insert(line, word);
+            if before.is_some_and(|before| self.is_current(before, line))
+                && self.index.holds(hash, &key, word)
+            {
+                report.problem(format!("two entries have the record at line {line}"));
+            }
+            Ok(())
+        })
+    }
+
+    /// Gives all entries of the index to `check`.
+    fn check_parts(&self, check: Check<'_>) -> Result<()> {
         let mut cursor = Cursor::Start;
-        while !again.is_empty()
-            && self
-                .check_part(&mut cursor, &mut |hash, key, word| {
-                    let met = self.entry_again(hash, key, word)?;
-                    let Some((key, line)) = met else { return Ok(()) };
-                    let Some(before) = again.get_mut(&line) else { return Ok(()) };
-                    // In this order: this entry had the record before the question whether the other one still has it.
-                    let before = before.replace(word);
-                    if before.is_some_and(|before| self.is_current(before))
-                        && self.index.holds(hash, &key, word)
-                    {
-                        report.problem(format!("two entries have the record at line {line}"));
-                    }
-                    Ok(())
-                })?
-                .is_some()
-        {}
-        again.clear();
+        while self.check_part(&mut cursor, check)?.is_some() {}
         Ok(())
     }
 
     /// Gives the entries of the next part of the index to `check`; `None` behind the last one.
     fn check_part(&self, cursor: &mut Cursor, check: Check<'_>) -> Result<Option<()>> {
+        #[cfg(test)]
+        PARTS.set(PARTS.get() + 1);
         // For one part: nothing in it is moved, and what is gone was written anew.
         let _still = self.hold_cleaning();
         self.check_open()?;
@@ -332,12 +351,12 @@ impl Flat {
         })
     }
 
-    /// Whether the index still says this of the key whose entry it is. The cleaners' locks are held.
-    fn is_current(&self, word: Word) -> bool {
-        let key = self.with_entry(Place::of(word), Since::HELD, |entry, _| {
-            self.key_of_entry(entry).map(|key| key.map(Cow::into_owned))
-        });
-        let Ok(Some(Ok(Some(key)))) = key else { return false };
-        self.index.holds(self.hasher.hash(&key), &key, word)
+    /// Whether the index still says this of the key whose entry it is, and that still has the record at this line: by now the word may be
+    /// another's. The cleaners' locks are held.
+    fn is_current(&self, word: Word, line: u64) -> bool {
+        let Ok(Some(Ok(Met { key: Some(key), line: found, .. }))) = self.met(word) else {
+            return false;
+        };
+        found == Some(line) && self.index.holds(self.hasher.hash(&key), &key, word)
     }
 }

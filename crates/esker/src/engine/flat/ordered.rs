@@ -4,11 +4,14 @@
 //! # Invariants
 //! - O1: a key is in one of the trees. In that of the living it may stand with a tombstone too: one that an open read, or the
 //!   cleaner made of what had expired. The first scan that meets it buries it.
-//! - O2: between the trees keys go under their locks alone, so that who holds one finds the key in one tree or in none; a tombstone
-//!   that goes as it is only while no cleaner works, which looks for it by its word.
+//! - O2: between the trees keys go under their locks alone, so that who holds one finds the key in one tree or in none. A tombstone that
+//!   is buried goes only while no cleaner works, which looks for it by its word.
+//! - O3: a tombstone that is buried is in both trees for a moment, never in none, and walks look at the living first: a checkpoint, which
+//!   holds no lock, would lack it, and it may be older than the tails of the logs.
 //!
 //! # Concurrency
-//! As [`KeyIndex`] says. Who holds no lock may miss a key that goes between the trees: it was deleted then, or was until then.
+//! As [`KeyIndex`] says. Who holds no lock may miss a key that is being deleted, or written where it was deleted: a checkpoint finds what is
+//! new of it behind the tails.
 
 use super::index::{KeyIndex, Part, Same};
 use super::layout::kind_of;
@@ -22,6 +25,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const PART: usize = 1000;
 /// Levels of the tree that are rarely in the processor's caches: of ten million keys, those above have a few thousand nodes.
 const LEVELS_FAR: u64 = 2;
+
+/// Looks at the trees.
+#[cfg(test)]
+type Look = Box<dyn FnMut(&Ordered)>;
+
+#[cfg(test)]
+thread_local! {
+    /// In the midst of each burial of this thread.
+    static BURYING: std::cell::RefCell<Option<Look>> = const { std::cell::RefCell::new(None) };
+}
 
 /// Both trees.
 #[derive(Debug, Default)]
@@ -140,8 +153,12 @@ impl KeyIndex for Ordered {
     }
 
     fn bury(&self, key: &[u8], word: Word) {
-        if self.living.remove(key, word) {
+        if self.living.get(key) == Some(word) {
+            // In this order (O3).
             self.add_grave(key, word);
+            #[cfg(test)]
+            BURYING.with_borrow_mut(|burying| burying.iter_mut().for_each(|look| look(self)));
+            self.living.remove(key, word);
         }
     }
 
@@ -255,5 +272,37 @@ mod tests {
                 assert_eq!(index.living.get(key).is_some(), !is_tombstone(*word), "O1");
             }
         }
+    }
+
+    /// In the midst of it, too: a checkpoint holds no lock, and a tombstone may be older than what it reads of the logs later.
+    #[test]
+    fn no_walk_misses_a_tombstone_that_is_buried() {
+        use super::super::layout::Kind;
+        const KEYS: u64 = 2500;
+        let index = Ordered::default();
+        let entries: Vec<_> =
+            (0..KEYS).map(|key| (key.to_be_bytes(), word(Kind::Tombstone, key))).collect();
+        let borrowed: Vec<(&[u8], Word)> =
+            entries.iter().map(|(key, word)| (&key[..], *word)).collect();
+        index.load_keys(&borrowed);
+        BURYING.set(Some(Box::new(|index| {
+            let (mut cursor, mut walked) = (Cursor::Start, 0);
+            while let Some((Part::Keys(entries), next)) = index.walk(&cursor) {
+                walked += entries.len() as u64;
+                cursor = next;
+            }
+            assert_eq!(walked, KEYS);
+        })));
+        for (key, word) in borrowed.iter().step_by(50) {
+            index.bury(key, *word);
+            assert!(index.living.get(key).is_none() && index.holds(0, key, *word), "O1");
+        }
+        BURYING.set(None);
+        assert_eq!(index.graves.len(), KEYS / 50);
+        // What is another's by now stays.
+        let (key, old) = borrowed[1];
+        assert!(index.supersede(0, key, old, word(Kind::Value, KEYS)));
+        index.bury(key, old);
+        assert!(index.grave(key).is_none());
     }
 }

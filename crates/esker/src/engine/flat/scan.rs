@@ -150,7 +150,8 @@ impl Flat {
                 };
                 let shown = match self.show_near(word, since, near)? {
                     Some(Shown::Nothing) => {
-                        met_dead = true;
+                        // What has expired is the cleaner's.
+                        met_dead |= kind_of(word).is_tombstone();
                         continue;
                     }
                     Some(Shown::Item(shown)) => shown,

@@ -222,12 +222,14 @@ impl Engine for Flex {
 
     fn report(&self) -> String {
         let moved = self.space.stat().moved_bytes;
-        let (appended, rewritten) = {
-            let committer = self.committer.lock();
-            (committer.appended_bytes, committer.rewritten_bytes)
-        };
+        // Whoever asks does not wait for a table.
+        let committed = self.committer.try_lock().map(|committer| {
+            let (appended, rewritten) = (committer.appended_bytes, committer.rewritten_bytes);
+            format!("{appended} bytes appended, {rewritten} written anew")
+        });
+        let committed = committed.unwrap_or_else(|| "a table on its way".to_owned());
         format!(
-            "{}; {}; {}; {appended} bytes appended, {rewritten} written anew, {moved} moved",
+            "{}; {}; {}; {committed}, {moved} moved",
             self.space.report(),
             self.wal.report(),
             self.scrubbed.report()

@@ -16,6 +16,7 @@ use super::memtable::RangeDelete;
 use super::{Flex, ROOT_BYTES};
 use crate::flex::Splice;
 use esker_base::Result;
+use esker_format::flex_db::Content;
 
 /// Segments whose bytes one collapse takes out, or one part of all in so many if that is more: each one also moves what the index
 /// has behind the range.
@@ -90,13 +91,64 @@ impl Flex {
         let Some(interval) = self.readable(located)? else {
             return self.keep_unread(committer, located, None, Some(range));
         };
-        let covered = |index| {
-            let pair = interval.pair(index);
-            range.covers(pair.key) && pair.version < range.version
+        // Of each key the newest pair that the range may cover: that it was deleted before says the same, to snapshots too.
+        let older = |index: &usize| interval.pair(*index).version < range.version;
+        let is_next = |index: &usize| {
+            let before = index.checked_sub(1).filter(|before| {
+                interval.pair(*before).key == interval.pair(*index).key && older(before)
+            });
+            older(index) && before.is_none()
         };
-        if !(0..interval.len()).any(covered) {
+        let covers = |index: usize| {
+            let pair = interval.pair(index);
+            range.covers(pair.key) && pair.content != Content::Delete
+        };
+        if !(0..interval.len()).filter(is_next).any(covers) {
             return Ok(());
         }
         self.rewrite_read(committer, located, &interval, None, Some(range))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::opened_with;
+    use crate::engine::Engine;
+    use crate::options::Durability;
+    use crate::value::PutOptions;
+
+    /// As who keeps the last day of a series does, while a backup goes on: each range begins where the one before did.
+    #[test]
+    fn ranges_beside_a_snapshot_write_anew_what_they_cover_first() {
+        const KEYS: u64 = 4000;
+        const ROUNDS: u64 = 20;
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        for key in 0..KEYS {
+            flex.put(&key.to_be_bytes(), &[7; 100], PutOptions::default()).unwrap();
+        }
+        flex.commit_all().unwrap();
+        let snapshot = flex.snapshot().unwrap();
+        let rewritten = || flex.committer.lock().rewritten_bytes;
+        let before = rewritten();
+        for round in 1..=ROUNDS {
+            let to = KEYS / ROUNDS * round;
+            flex.delete_range(&[], Some(&to.to_be_bytes())).unwrap();
+            flex.commit_all().unwrap();
+            for key in [0, to - 1, to] {
+                let key: &[u8] = &key.to_be_bytes();
+                let now = flex.get(key, &mut |_| Ok(())).unwrap();
+                assert_eq!(now.is_some(), *key >= to.to_be_bytes()[..] && to < KEYS);
+                let then = flex.get_as_of(key, snapshot).unwrap();
+                assert_eq!(then.is_some(), *key < KEYS.to_be_bytes()[..]);
+            }
+        }
+        let rewritten = rewritten() - before;
+        // Each pair once, with the mark that it is deleted; an interval at the end of a range twice.
+        assert!(rewritten < KEYS * 250, "{rewritten} bytes");
+        flex.release(snapshot);
+        flex.delete_range(&[], None).unwrap();
+        flex.commit_all().unwrap();
+        assert_eq!(flex.index.pairs(), 0);
     }
 }

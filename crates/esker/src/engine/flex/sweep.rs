@@ -182,6 +182,8 @@ pub(super) struct Rest {
     reads: u64,
     /// When somebody looked last how much has expired.
     looked: Duration,
+    /// When somebody looked at that last amid a round, and how much it was: all leaves are asked for it.
+    expired: (Duration, u64),
 }
 
 impl Rest {
@@ -247,7 +249,11 @@ impl Flex {
                 self.settle_at_rest()?
             }
             Some(at) => {
-                rest.at = self.sweep_at_rest(&at)?;
+                let (looked, _) = rest.expired;
+                if looked.is_zero() || now >= looked + LOOKS {
+                    rest.expired = (now, self.index.expired_bytes(self.unix_seconds()));
+                }
+                rest.at = self.sweep_at_rest(&at, rest.expired.1)?;
                 true
             }
         };
@@ -311,13 +317,12 @@ impl Flex {
         }
     }
 
-    /// Writes the next leaves from `at` on anew of which enough is dead, if there is much of that, or that are small and scattered: the
-    /// key behind them, if there is more to do.
-    fn sweep_at_rest(&self, at: &[u8]) -> Result<Option<Vec<u8>>> {
+    /// Writes the next leaves from `at` on anew of which enough is dead, if there is much of that and of what has expired, or that are small
+    /// and scattered: the key behind them, if there is more to do.
+    fn sweep_at_rest(&self, at: &[u8], expired: u64) -> Result<Option<Vec<u8>>> {
         let mut committer = self.committer.lock();
         let (appended, size) = (self.index.appended_bytes(), self.index.size_bytes());
         let now = self.unix_seconds();
-        let expired = self.index.expired_bytes(now);
         let sweep = committer.sweep.known();
         let is_much = sweep.is_much((appended, expired), size, DEAD_AT_REST_PERCENT);
         let is_worth = |leaf: &LeafSums| {

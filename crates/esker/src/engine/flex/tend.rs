@@ -43,6 +43,8 @@ const NOTED_MAX: usize = 1024;
 const NOTED_MUCH: usize = 8;
 /// Most places of which is known that they were told of.
 const TOLD_MAX: usize = 1024;
+/// Everything is verified once in this time, or slower: a small store would be read over and over.
+const AROUND: Duration = Duration::from_secs(24 * 60 * 60);
 /// Leaves that are rewritten before others are served.
 const REWRITTEN_AT_ONCE: usize = 4;
 
@@ -136,6 +138,10 @@ pub(super) struct Scrub {
     values: Option<Reading>,
     /// Bytes that were read beyond what was due, or less.
     ahead: u64,
+    /// When this time around began, if it has.
+    began: Option<Duration>,
+    /// When the next one may.
+    next: Duration,
 }
 
 /// What was verified since the store was opened.
@@ -165,16 +171,24 @@ impl Scrubbed {
 
 impl Flex {
     /// Reads and verifies as much as is due after `passed`, from where `scrub` is: intervals, and behind the last one large values,
-    /// piece by piece. Blocks that the space has in memory are taken from there. A table that is to be committed does not wait.
+    /// piece by piece; then not before it is time to go around again. Blocks that the space has in memory are taken from there. A table
+    /// that is to be committed does not wait.
     pub(super) fn scrub(&self, scrub: &mut Scrub, passed: Duration) -> Result<()> {
         let rate = u128::from(self.options.scrub_bytes_per_second);
         let due = u64::try_from(rate * passed.as_micros() / 1_000_000).unwrap_or(u64::MAX);
         let mut left = due.saturating_sub(scrub.ahead);
         scrub.ahead = scrub.ahead.saturating_sub(due);
+        let now = self.clock.monotonic();
+        if scrub.began.is_none() && now < scrub.next {
+            return Ok(());
+        }
+        let began = *scrub.began.get_or_insert(now);
         while left > 0 && !self.background.is_stopping() && self.tables().sealed.is_none() {
             let read = self.verify_next(scrub, left)?;
-            // Once around is enough for a round.
-            let Some(read) = read.map(|read| read.max(1)) else { return Ok(()) };
+            let Some(read) = read.map(|read| read.max(1)) else {
+                (scrub.began, scrub.next) = (None, began + AROUND);
+                return Ok(());
+            };
             self.scrubbed.bytes.fetch_add(read, Ordering::Relaxed);
             scrub.ahead = read.saturating_sub(left);
             left = left.saturating_sub(read);
@@ -328,7 +342,9 @@ mod tests {
     use crate::options::{Durability, EngineKind, Options};
     use crate::store::Direction;
     use crate::value::PutOptions;
+    use esker_base::clock::ManualClock;
     use esker_format::flex_db::Content;
+    use std::sync::Arc;
 
     /// A queue: whoever takes the first item goes past those that were taken before.
     #[test]
@@ -364,6 +380,34 @@ mod tests {
                 assert!(flex.delete(&key(number), None).unwrap());
             }
         }
+    }
+
+    #[test]
+    fn a_small_store_is_verified_once_a_day_and_not_over_and_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::new(1000));
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.size_bytes = 64 << 20;
+        options.clock = Arc::clone(&clock) as _;
+        options.testing.background = false;
+        let flex = Flex::open(&options).unwrap();
+        for number in 0..100_u64 {
+            flex.put(&number.to_be_bytes(), &[7; 100], PutOptions::default()).unwrap();
+        }
+        flex.commit_all().unwrap();
+        let mut scrub = Scrub::default();
+        let mut verified = |passed: Duration| {
+            clock.advance(passed);
+            // It takes more than one call to see that nothing is left.
+            (0..3).for_each(|_| flex.scrub(&mut scrub, passed).unwrap());
+            flex.scrubbed.bytes.load(Ordering::Relaxed)
+        };
+        let once = verified(Duration::from_secs(10));
+        assert!(once > 10_000, "{once} bytes");
+        assert_eq!(verified(AROUND / 2), once);
+        assert_eq!(verified(AROUND / 2 - Duration::from_secs(1)), once);
+        assert_eq!(verified(Duration::from_secs(1)), 2 * once);
     }
 
     #[test]
