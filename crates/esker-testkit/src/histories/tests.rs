@@ -159,6 +159,11 @@ fn what_an_index_does_wrong_beside_other_threads_is_found() {
         let keys = Keys::of_seed(0, &mut rng);
         let found = beside::run(&Map::new(wrong), &keys, &mut rng, &effort);
         let words = found.expect_err(&format!("{wrong:?} is found"));
-        assert!(words.contains("round 0"), "{wrong:?}: in the midst, not in the end: {words}");
+        // What is read wrongly may first be read when all is over.
+        let is_read = matches!(
+            wrong,
+            Wrong::FindMisses | Wrong::ScanMisses | Wrong::ScanRepeats | Wrong::WalkMisses
+        );
+        assert!(is_read || words.contains("round 0"), "{wrong:?} is judged: {words}");
     }
 }
