@@ -60,7 +60,9 @@ pub trait Index: Sync {
     /// As `insert`, of several keys.
     fn insert_many(&self, entries: &[(&Key, u64)]);
     /// Ordered ones: gives a key its word unless `goes` says that the one it has stays; tells which it had.
-    fn swap(&self, key: &Key, word: u64, goes: impl Fn(u64) -> bool) -> Option<u64>;
+    fn swap(&self, _key: &Key, _word: u64, _goes: impl Fn(u64) -> bool) -> Option<u64> {
+        None
+    }
     /// Puts `new` in the place of `old`, if that is there.
     fn replace(&self, key: &Key, old: u64, new: u64) -> bool;
     /// Removes `old`, if it is there.
@@ -70,7 +72,9 @@ pub trait Index: Sync {
     /// As `find`, of several keys.
     fn find_many(&self, keys: &[&Key]) -> Vec<Vec<u64>>;
     /// Ordered ones: up to `limit` pairs from there on, or back.
-    fn scan(&self, from: Bound<&[u8]>, back: bool, limit: usize) -> Pairs;
+    fn scan(&self, _from: Bound<&[u8]>, _back: bool, _limit: usize) -> Pairs {
+        Pairs::new()
+    }
     /// All words, in parts.
     fn walk(&self) -> Vec<u64>;
     /// Number of words. Exact while nothing changes.

@@ -4,7 +4,7 @@
 //! A crash while a store is made leaves blank files, or members of a set that holds nothing; the next
 //! open goes on from there.
 
-use crate::engine::depot::plan;
+use crate::engine::depot::{STORE_SIZE_MAX_BYTES, plan};
 use crate::engine::flat::plan_memory;
 use crate::engine::reading::to_read;
 use crate::flex;
@@ -192,6 +192,10 @@ impl Drop for NewFiles {
 
 /// Where segments would start, and how long one would be, in a new file of this size.
 fn planned(size_bytes: u64, options: &Options) -> Result<Shape> {
+    if size_bytes > STORE_SIZE_MAX_BYTES {
+        let most = format_size_bytes(STORE_SIZE_MAX_BYTES);
+        return Err(Error::invalid("open store", format!("a store of depot has up to {most}")));
+    }
     let geometry = BlockGeometry { size_bytes, block_size_bytes: BLOCK_SIZE };
     plan(geometry, options.testing.segment_size_bytes)
 }
@@ -233,4 +237,18 @@ fn open_file(found: &Located, size_bytes: u64, options: &Options) -> Result<File
         }
     }
     open()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_that_no_store_has_is_refused() {
+        let options = Options::new("");
+        assert_eq!(STORE_SIZE_MAX_BYTES, 8 << 40);
+        planned(STORE_SIZE_MAX_BYTES, &options).unwrap();
+        let refused = planned(STORE_SIZE_MAX_BYTES + (1 << 40), &options).unwrap_err();
+        assert!(refused.to_string().contains("8 TiB"), "{refused}");
+    }
 }

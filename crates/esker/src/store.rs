@@ -262,6 +262,23 @@ impl Store {
         Ok(values)
     }
 
+    /// For who reads a value to write it anew ([`Store::modify`]): what a write of `key` under way gives it, which is not durable yet, if
+    /// there is such a write and what it writes is to be had. A [`Store::compare_and_put`] on its version follows that write and shares its
+    /// flush: so a key that many change at once costs no flush for each. `None` says nothing of the key: then ask [`Store::get`]. `admit` is
+    /// asked as in [`Store::get_with`].
+    ///
+    /// Nobody is to hear of it before such a put has returned: a crash may take it back.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for a key over its limit, `Closed`, and those of `admit`.
+    pub fn get_pending(
+        &self,
+        key: &[u8],
+        mut admit: impl FnMut(u64) -> Result<()>,
+    ) -> Result<Option<Value>> {
+        self.engine.get_pending(key, &mut admit)
+    }
+
     /// Brings what the index knows of these keys near to the processor, all at once: for callers that will
     /// use many of them. No device read.
     pub fn prefetch<'a>(&self, keys: impl IntoIterator<Item = &'a [u8]>) {
@@ -344,9 +361,20 @@ impl Store {
     where
         F: FnMut(Option<&Value>) -> Option<(Vec<u8>, Attributes)>,
     {
+        // A refusal is decided on what is durable.
+        let mut newest = true;
         loop {
-            let old = self.get(key)?;
-            let Some((value, attributes)) = change(old.as_ref()) else { return Ok(None) };
+            let pending = if newest { self.get_pending(key, |_| Ok(()))? } else { None };
+            let is_pending = pending.is_some();
+            let old = if is_pending { pending } else { self.get(key)? };
+            newest = true;
+            let Some((value, attributes)) = change(old.as_ref()) else {
+                if is_pending {
+                    newest = false;
+                    continue;
+                }
+                return Ok(None);
+            };
             let condition =
                 old.map_or(Condition::Absent, |old| Condition::VersionIs(old.version()));
             if let Outcome::Stored(version) =

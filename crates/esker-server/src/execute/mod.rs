@@ -30,7 +30,7 @@ use crate::expiry::{expires_at, is_expired};
 use crate::item::{BINARY_KEY, CAS_BYTES, EXPLICIT_CAS, Item, STALE, TOKEN_SENT};
 use crate::protocol::base64::{Decoded, decode};
 use crate::protocol::{Arithmetic, MetaFlags, MetaVerb, Span, StoreVerb, line};
-use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store};
+use esker::{Attributes, Condition, Error, ErrorKind, Outcome, PutOptions, Result, Store, Value};
 
 /// How often a read-modify-write starts over because somebody else wrote the key. Each time
 /// somebody made progress; a limit all the same, so that no request runs for ever.
@@ -244,21 +244,24 @@ impl Ground<'_> {
     /// The item of `key`, unless it has expired by our clock. If it has grown since `share` was
     /// taken, so does the share.
     pub(crate) fn live(&self, key: &[u8], share: &mut Option<Share>) -> Result<Option<Item>> {
-        let value = self.store.get_with(key, |bytes| {
-            let Some(share) = share else { return Ok(()) };
-            let more = bytes.saturating_sub(share.bytes());
-            match more == 0 || share.try_grow(more) {
-                true => Ok(()),
-                false => Err(Error::new(ErrorKind::OutOfMemory, "read item")),
-            }
-        })?;
-        Ok(value.map(Item::new).filter(|item| {
-            let expired = is_expired(item.record().attributes().expires_at, self.now);
-            if expired {
-                self.counters.add(Counter::GetExpired, 1);
-            }
-            !expired
-        }))
+        let item = self.unless_expired(self.store.get_with(key, |bytes| grow(share, bytes))?);
+        if let Some(None) = item {
+            self.counters.add(Counter::GetExpired, 1);
+        }
+        Ok(item.flatten())
+    }
+
+    /// The item that a write under way makes of `key`, if it can be had: for who writes it anew. A refusal cannot rest on it.
+    fn pending(&self, key: &[u8], share: &mut Option<Share>) -> Result<Option<Item>> {
+        let value = self.store.get_pending(key, |bytes| grow(share, bytes))?;
+        Ok(self.unless_expired(value).flatten())
+    }
+
+    /// `Some(None)` if it has expired by our clock.
+    fn unless_expired(&self, value: Option<Value>) -> Option<Option<Item>> {
+        let item = Item::new(value?);
+        let expired = is_expired(item.record().attributes().expires_at, self.now);
+        Some((!expired).then_some(item))
     }
 
     /// Puts an item; with `cas`, that is its CAS id.
@@ -385,9 +388,20 @@ impl Ground<'_> {
         share: &mut Option<Share>,
         mut change: impl FnMut(&Item) -> Option<(New<'v>, Attributes, Option<u64>)>,
     ) -> Result<Modified> {
+        let mut newest = true;
         for _ in 0..RETRIES_MAX {
-            let Some(old) = self.live(key, share)? else { return Ok(Modified::Missing) };
-            let Some((new, attributes, cas)) = change(&old) else { return Ok(Modified::Refused) };
+            let pending = if newest { self.pending(key, share)? } else { None };
+            let is_pending = pending.is_some();
+            let old = if is_pending { pending } else { self.live(key, share)? };
+            let Some(old) = old else { return Ok(Modified::Missing) };
+            newest = true;
+            let Some((new, attributes, cas)) = change(&old) else {
+                if is_pending {
+                    newest = false;
+                    continue;
+                }
+                return Ok(Modified::Refused);
+            };
             let condition = Condition::VersionIs(old.record().version());
             let value = match &new {
                 New::Same => &*old,
@@ -414,6 +428,16 @@ impl Ground<'_> {
         if earlier.wrapping_add(1).is_power_of_two() {
             tracing::warn!(failures = earlier.wrapping_add(1), "request failed: {error}");
         }
+    }
+}
+
+/// Makes `share` as large as what is to be read, in bytes.
+fn grow(share: &mut Option<Share>, bytes: u64) -> Result<()> {
+    let Some(share) = share else { return Ok(()) };
+    let more = bytes.saturating_sub(share.bytes());
+    match more == 0 || share.try_grow(more) {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::OutOfMemory, "read item")),
     }
 }
 

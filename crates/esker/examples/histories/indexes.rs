@@ -55,10 +55,6 @@ impl Index for Of<Cceh> {
         self.0.insert_many(&entries);
     }
 
-    fn swap(&self, _: &Key, _: u64, _: impl Fn(u64) -> bool) -> Option<u64> {
-        unreachable!("only ordered indexes are asked")
-    }
-
     fn replace(&self, key: &Key, old: u64, new: u64) -> bool {
         self.0.replace(key.hash, word(old), word(new))
     }
@@ -96,10 +92,6 @@ impl Index for Of<Cceh> {
         all
     }
 
-    fn scan(&self, _: Bound<&[u8]>, _: bool, _: usize) -> Pairs {
-        unreachable!("only ordered indexes are asked")
-    }
-
     fn walk(&self) -> Vec<u64> {
         let (mut all, mut cursor) = (Vec::new(), 0);
         while let Some((entries, next)) = self.0.walk(cursor) {
@@ -129,10 +121,6 @@ impl Index for Of<Directory> {
         let entries: Vec<_> =
             entries.iter().map(|(key, number)| (key.hash, link(*number))).collect();
         self.0.insert_many(&entries);
-    }
-
-    fn swap(&self, _: &Key, _: u64, _: impl Fn(u64) -> bool) -> Option<u64> {
-        unreachable!("only ordered indexes are asked")
     }
 
     fn replace(&self, key: &Key, old: u64, new: u64) -> bool {
@@ -166,10 +154,6 @@ impl Index for Of<Directory> {
             all.push(found);
         });
         all
-    }
-
-    fn scan(&self, _: Bound<&[u8]>, _: bool, _: usize) -> Pairs {
-        unreachable!("only ordered indexes are asked")
     }
 
     fn walk(&self) -> Vec<u64> {

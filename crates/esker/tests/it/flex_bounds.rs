@@ -28,7 +28,7 @@ fn wait(duration: Duration) {
 }
 
 /// Whether something comes true within a long time.
-fn comes(is_true: impl Fn() -> bool) -> bool {
+pub(crate) fn comes(is_true: impl Fn() -> bool) -> bool {
     (0..2000).any(|_| {
         wait(Duration::from_millis(10));
         is_true()
@@ -37,15 +37,15 @@ fn comes(is_true: impl Fn() -> bool) -> bool {
 
 /// A call that waits, once it is armed, until it is let go. The test that ends lets it go.
 #[derive(Clone, Debug, Default)]
-struct Latch(Arc<[AtomicBool; 3]>);
+pub(crate) struct Latch(Arc<[AtomicBool; 3]>);
 
 impl Latch {
-    fn arm(&self) {
+    pub(crate) fn arm(&self) {
         self.0[0].store(true, Ordering::SeqCst);
     }
 
     /// Waits, if it is armed.
-    fn pass(&self) {
+    pub(crate) fn pass(&self) {
         if self.0[0].load(Ordering::SeqCst) {
             self.0[1].store(true, Ordering::SeqCst);
             while !self.0[2].load(Ordering::SeqCst) {
@@ -54,16 +54,16 @@ impl Latch {
         }
     }
 
-    fn holds(&self) -> bool {
+    pub(crate) fn holds(&self) -> bool {
         self.0[1].load(Ordering::SeqCst)
     }
 
-    fn let_go(&self) {
+    pub(crate) fn let_go(&self) {
         self.0[2].store(true, Ordering::SeqCst);
     }
 }
 
-struct LetGo<'a>(&'a Latch);
+pub(crate) struct LetGo<'a>(pub(crate) &'a Latch);
 
 impl Drop for LetGo<'_> {
     fn drop(&mut self) {
@@ -72,7 +72,7 @@ impl Drop for LetGo<'_> {
 }
 
 /// The files of these devices, each of which asks `before` with its number.
-fn asking(
+pub(crate) fn asking(
     devices: &Devices,
     before: impl Fn(usize, Site) + Clone + Send + Sync + 'static,
 ) -> FlexFiles {

@@ -6,6 +6,7 @@ use crate::flex_db::Devices;
 use crate::flex_whole::bytes;
 use esker::{ErrorKind, Store, repair_on_flex};
 use esker_base::rng::Rng;
+use esker_media::BlockDevice as _;
 
 #[test]
 fn runs_behind_a_beginning_that_is_damaged_are_read_and_repaired() {
@@ -112,4 +113,29 @@ fn a_block_that_a_device_refuses_lets_a_store_open_for_reading_where_a_table_can
         again.put(b"key", b"value").unwrap();
     }
     assert!(read_only > 0 && closed <= 2, "{read_only} read-only, {closed} refused");
+}
+
+#[test]
+fn an_open_reads_little_of_each_large_value_whatever_its_key() {
+    const VALUES: u8 = 80;
+    let devices = Devices::new(2);
+    let mut options = harm_options();
+    options.flex.large_value_size_bytes = 1000;
+    options.flex.rebuild_threads = 3;
+    let key = |n: u8| [vec![n], vec![n; if n.is_multiple_of(30) { 3000 } else { 8 }]].concat();
+    let value = |n: u8| bytes(u64::from(n), 6000);
+    let store = devices.open(&options).unwrap();
+    for n in 0..VALUES {
+        store.put(&key(n), &value(n)).unwrap();
+    }
+    store.close().unwrap();
+    drop(store);
+    let devices = devices.again();
+    let store = devices.open(&options).unwrap();
+    let read = devices.device(0).counters().read_bytes;
+    assert!(read < u64::from(VALUES) * 4096, "{read} bytes");
+    for n in 0..VALUES {
+        assert_eq!(store.get(&key(n)).unwrap().as_deref(), Some(&value(n)[..]));
+    }
+    assert!(store.check().unwrap().is_sound());
 }

@@ -53,6 +53,7 @@ mod large;
 mod log_writer;
 mod many;
 mod model;
+mod pending;
 mod prefix;
 mod range;
 mod read_only;

@@ -271,6 +271,46 @@ fn a_get_whose_record_dies_while_it_waits_and_whose_segment_is_given_back_finds_
     }
 }
 
+/// While a record is read others are written, so many that the log goes on in another segment.
+#[test]
+fn who_reads_does_not_start_over_for_each_segment_that_is_reused_meanwhile() {
+    const TRIES: u64 = 50;
+    let store = Arc::new(OnceLock::<Store>::new());
+    let (beside, reads) = (Arc::clone(&store), Arc::new(AtomicU64::new(TRIES)));
+    let (counter, is_within) = (Arc::clone(&reads), AtomicBool::new(false));
+    let media = Arc::new(SimBlock::new(SimBlockOptions::new(4 << 20, 3)));
+    let device = Asking::new(media, move |call| {
+        let count = counter.load(Ordering::SeqCst);
+        let is_read = call.site.name() == "depot.record.read" && count < TRIES;
+        // The others may read as well, what looks like their keys.
+        if is_read && !is_within.swap(true, Ordering::SeqCst) {
+            counter.store(count + 1, Ordering::SeqCst);
+            for half in [0, 1] {
+                let key = [&count.to_le_bytes()[..], &[half]].concat();
+                beside.get().unwrap().put(&key, &[1; 5000])?;
+            }
+            is_within.store(false, Ordering::SeqCst);
+        }
+        Ok(())
+    });
+    let store = store.get_or_init(|| Store::open_on(device, &options(3)).unwrap());
+    store.put(b"key", &[7; 500]).unwrap();
+    type Work = fn(&Store);
+    let work: [(&str, Work); 4] = [
+        ("get", |store| assert_eq!(*store.get(b"key").unwrap().unwrap(), [7; 500])),
+        ("gets", |store| assert_eq!(store.multi_get(&[b"key"]).unwrap().len(), 1)),
+        ("put", |store| assert!(store.put(b"key", &[7; 500]).is_ok())),
+        ("delete", |store| assert!(store.delete(b"key").unwrap())),
+    ];
+    for (name, work) in work {
+        reads.store(0, Ordering::SeqCst);
+        work(store);
+        let reads = reads.swap(TRIES, Ordering::SeqCst);
+        assert!((1..=3).contains(&reads), "{name}: {reads} reads");
+    }
+    assert!(store.check().unwrap().is_sound());
+}
+
 /// A store that a thread has to its end, and that is used, and closed, when all that the thread had is gone.
 struct UntilTheEnd(Option<Store>);
 

@@ -164,7 +164,7 @@ impl Depot {
             let gain = self.idle_gain() / self.layout.segment_size;
             let gain = usize::try_from(gain).unwrap_or(usize::MAX);
             // Short of room, it is cleaned as for clients.
-            let has_room = self.segments.free_count() >= self.clean_below();
+            let has_room = self.free_ahead() >= self.clean_below();
             if has_room && gain >= share.max(1) && self.segments.untrimmed() + gain > share + kept {
                 self.clean_idly(is_over)?;
             }

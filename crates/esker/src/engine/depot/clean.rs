@@ -43,6 +43,8 @@ const AHEAD_MIN: usize = 3;
 const AHEAD_SHARE: usize = 64;
 /// So many more, so that the cleaner is at work before anybody is held back.
 pub(super) const HEAD_START: usize = 2;
+/// A checkpoint is kept from writers as long as cleaning for it gains this share of a segment.
+const CHECKPOINT_GAIN_SHARE: u64 = 4;
 
 /// How often who waits for the cleaner looks whether there is room.
 const ROOM_SLICE: Duration = Duration::from_micros(200);
@@ -250,6 +252,12 @@ impl Depot {
         self.segments.reserve_of_puts() + AHEAD_MIN.max(share)
     }
 
+    /// Free segments that clients may take before the cleaner is to work. While much of what it cleans is dead, those of the checkpoint are
+    /// none of them: a checkpoint that steady writes take at once helps nobody.
+    pub(super) fn free_ahead(&self) -> usize {
+        self.segments.free_beside(!self.superblock.cache && self.pace.keeps_checkpoint())
+    }
+
     /// Cleans ahead of the clients, until enough is free or `stop` says so.
     pub(super) fn clean_ahead(&self, stop: impl FnMut() -> bool) -> Result<()> {
         self.clean_until(self.clean_below() + HEAD_START, stop)?;
@@ -262,7 +270,7 @@ impl Depot {
 
     /// Cleans until so many segments are free, nothing is worth it any more or `stop` says so.
     pub(super) fn clean_until(&self, wanted: usize, mut stop: impl FnMut() -> bool) -> Result<()> {
-        while self.segments.free_count() < wanted && !stop() {
+        while self.free_ahead() < wanted && !stop() {
             let mut cleaner = self.cleaner.lock();
             if self.free_one_ahead(&mut cleaner)? {
                 continue;
@@ -303,13 +311,17 @@ impl Depot {
     fn free_one_ahead(&self, cleaner: &mut Cleaner) -> Result<bool> {
         let began = self.clock.monotonic();
         cleaner.rested = Duration::ZERO;
-        let Some(gain) = self.free_one(cleaner, Urgency::Ahead)? else { return Ok(false) };
+        let Some(gain) = self.free_one(cleaner, Urgency::Ahead)? else {
+            self.pace.note_gain(false);
+            return Ok(false);
+        };
         let took = self.clock.monotonic().saturating_sub(began);
         let seconds = took.saturating_sub(cleaner.rested).as_secs_f64();
         let rate = gain as f64 / seconds.max(1e-6);
+        self.pace.note_gain(gain >= self.layout.segment_size / CHECKPOINT_GAIN_SHARE);
         cleaner.rate = cleaner.rate.mul_add(0.75, rate * 0.25).max(CLEANING_RATE_MIN);
         self.pace.set(cleaner.rate);
-        if self.segments.free_count() >= self.clean_below() {
+        if self.free_ahead() >= self.clean_below() {
             self.pace.ask(0.0);
         }
         Ok(true)
@@ -323,8 +335,7 @@ impl Depot {
         in_vain: &mut Option<u64>,
     ) -> Result<bool> {
         let taken = self.segments.generation();
-        let is_ahead =
-            !self.background.is_running() || self.segments.free_count() >= self.clean_below();
+        let is_ahead = !self.background.is_running() || self.free_ahead() >= self.clean_below();
         if is_ahead || *in_vain == Some(taken) {
             return Ok(false);
         }

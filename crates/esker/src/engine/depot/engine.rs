@@ -32,6 +32,10 @@ impl Engine for Depot {
         self.get_records(keys)
     }
 
+    fn get_pending(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.pending_value(key, admit)
+    }
+
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
         let hashes: Vec<u64> = keys.map(|key| self.hash(key)).collect();
         self.index.lookup_many(&hashes, |_, _| ());

@@ -17,6 +17,8 @@ pub(super) const DEFAULT_SEGMENT_SIZE_BYTES: u64 = 32 * MIB;
 const SEGMENT_SIZE_MIN_BYTES: u64 = MIB;
 /// Number of segments that a store has if their size allows it.
 const SEGMENT_COUNT_WANTED: u64 = 256;
+/// Most bytes of a store: what the index can address.
+pub(crate) const STORE_SIZE_MAX_BYTES: u64 = Link::GRAIN_END * GRAIN_SIZE_MAX as u64;
 /// Fewest segments of a store: one in use for each of three streams, three in reserve so that cleaning
 /// and deletes always work, and two.
 pub(super) const SEGMENT_COUNT_MIN: u64 = 8;

@@ -1,7 +1,6 @@
 //! Several keys at once, for threads that would wait for one read after the other.
 //!
-//! The records that the index offers are read together. What comes is taken if it is the key's record, whole, and no segment
-//! was reused meanwhile; all else is looked up by itself: keys with several candidates or none, records in memory, large
+//! The records that the index offers are read together. What comes is taken if it is the key's record, whole; all else is looked up by itself: keys with several candidates or none, records in memory, large
 //! values, and whatever could not be read.
 //!
 //! # Concurrency
@@ -31,16 +30,20 @@ impl Depot {
     /// The values of several keys.
     pub(super) fn get_records(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
         self.begin("get")?;
-        let generation = self.segments.generation();
-        let mut wanted: Vec<Option<Wanted>> = keys.iter().map(|key| self.wanted(key)).collect();
+        // As what the index offers for one key: of lives of segments in which it does.
+        let mut wanted: Vec<Option<Wanted>> = loop {
+            let generation = self.segments.generation();
+            let wanted = keys.iter().map(|key| self.wanted(key)).collect();
+            if !self.is_reused_since(generation) {
+                break wanted;
+            }
+        };
         let reads = wanted.iter_mut().flatten();
         let mut reads: Vec<_> = reads.map(|read| (read.first, &mut *read.buffer)).collect();
         let is_read = self.device.read_many_at(sites::RECORD_READ, &mut reads).is_ok();
         let values = keys.iter().zip(wanted).map(|(key, wanted)| {
             let found = wanted.filter(|_| is_read).and_then(|wanted| self.found(key, wanted));
-            let in_peace =
-                self.segments.generation() == generation || sites::READ_GENERATION.disabled();
-            match found.filter(|_| in_peace) {
+            match found {
                 Some(value) => Ok(value),
                 None => self.get_record(key, &mut |_| Ok(())),
             }

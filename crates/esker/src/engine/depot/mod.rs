@@ -76,6 +76,7 @@ use esker_media::{BlockDevice, BlockGeometry, BufferPool, IoBuf, is_zero};
 use esker_trt::sync::{self, Gate};
 use extents::Extents;
 use layout::Layout;
+pub(crate) use layout::STORE_SIZE_MAX_BYTES;
 use log::Log;
 use pace::Pace;
 use parking_lot::Mutex;
@@ -242,6 +243,10 @@ impl Depot {
             write_superblock(&*device, &pool, &Superblock { in_doubt: true, ..superblock })?;
         }
         let layout = Layout::of(&superblock);
+        let unused = device.geometry().size_bytes.saturating_sub(STORE_SIZE_MAX_BYTES);
+        if unused > 0 {
+            tracing::warn!(unused, "the device is larger than a store can be");
+        }
         let hasher = KeyHasher::new(superblock.hash_key).weakened(superblock.hash_mask);
         let source =
             Source { device: &*device, pool: &pool, layout: &layout, site: sites::RECOVER_READ };

@@ -9,7 +9,7 @@
 
 use super::Depot;
 use super::clean::HEAD_START;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Time that the cleaner rests for each time that it works, while its lead is whole, and at once at most.
@@ -59,7 +59,7 @@ impl Depot {
     fn head_start(&self) -> f64 {
         let size = self.layout.segment_size as f64;
         let room = self.log.lock().tail.map_or(0, |tail| self.layout.room_behind(tail.position));
-        let more = self.segments.free_count() as f64 - self.clean_below() as f64;
+        let more = self.free_ahead() as f64 - self.clean_below() as f64;
         ((more + room as f64 / size) / HEAD_START as f64).clamp(0.0, 1.0)
     }
 
@@ -76,7 +76,7 @@ impl Depot {
     /// Seconds that a byte is held back.
     pub(super) fn debt(&self, room: u64) -> f64 {
         let kept = self.segments.reserve_of_puts();
-        let (free, below) = (self.segments.free_count(), self.clean_below());
+        let (free, below) = (self.free_ahead(), self.clean_below());
         if free >= below || !self.background.is_running() {
             return 0.0;
         }
@@ -113,6 +113,8 @@ pub(super) struct Pace {
     gained: AtomicU64,
     /// Until when the writes so far have spent the time, in nanoseconds.
     spent_until: AtomicU64,
+    /// Whether the last segment that was cleaned gained too little to go on for the checkpoint's sake.
+    gains_little: AtomicBool,
 }
 
 impl Pace {
@@ -129,6 +131,16 @@ impl Pace {
     /// The cleaner is so far with its segment, in bytes that will be free.
     pub(super) fn gained(&self, bytes: u64) {
         self.gained.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The cleaner gained much of a segment, or little, or there was nothing to gain.
+    pub(super) fn note_gain(&self, is_much: bool) {
+        self.gains_little.store(!is_much, Ordering::Relaxed);
+    }
+
+    /// Whether the cleaner works to keep the checkpoint.
+    pub(super) fn keeps_checkpoint(&self) -> bool {
+        !self.gains_little.load(Ordering::Relaxed)
     }
 
     fn rate(&self) -> f64 {

@@ -14,12 +14,15 @@
 //! stripe.
 
 use super::log::Ticket;
+use crate::value::Value;
 use esker_base::ids::Version;
 use esker_index::Link;
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::Arc;
 
 const STRIPES: usize = 256;
+/// Bytes of a value that is kept for who reads it to write it anew.
+const VALUE_BYTES_MAX: usize = 4096;
 
 /// What is known of a key's newest record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub(super) struct PendingKey {
     key: Box<[u8]>,
     published: Option<Link>,
     pub(super) latest: Known,
+    /// Of that record, if it was made on a condition: there may be others who come to change it.
+    value: Option<Value>,
     pub(super) ticket: Arc<Ticket>,
     /// Another key with this hash has a value, or may get one while this key is pending.
     pub(super) collides: bool,
@@ -141,6 +146,14 @@ impl Pending {
     }
 }
 
+impl PendingKey {
+    /// The value that its newest record has, if it is kept.
+    pub(super) fn value(&self) -> Option<Value> {
+        let value = self.value.as_ref()?;
+        Some(Value::small(value, value.version(), value.attributes()))
+    }
+}
+
 impl Stripe<'_> {
     fn position(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.0.iter().position(|pending| pending.hash == hash && *pending.key == *key)
@@ -173,7 +186,7 @@ impl Stripe<'_> {
     ) {
         match self.position(hash, key).and_then(|place| self.0.get_mut(place)) {
             Some(pending) => {
-                pending.latest = latest;
+                (pending.latest, pending.value) = (latest, None);
                 pending.ticket = Arc::clone(ticket);
                 pending.collides |= collides;
                 pending.writes += 1;
@@ -183,10 +196,20 @@ impl Stripe<'_> {
                 key: key.into(),
                 published,
                 latest,
+                value: None,
                 ticket: Arc::clone(ticket),
                 collides,
                 writes: 1,
             }),
+        }
+    }
+
+    /// Keeps the value of the record that was appended last.
+    pub(super) fn keep(&mut self, hash: u64, key: &[u8], value: Value) {
+        if value.len() <= VALUE_BYTES_MAX
+            && let Some(pending) = self.position(hash, key).and_then(|place| self.0.get_mut(place))
+        {
+            pending.value = Some(value);
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Reads: one device read for a GET (uDepot §4.5).
 //!
 //! # Concurrency
-//! Reads take no lock. A read that raced with the reuse of its segment notices by the generation
-//! and starts over; see S2 of the segment table.
+//! Reads take no lock. What the index offers is read of the life of its segment in which it did: if it is whole, it was so then. A read
+//! that finds something else starts over if a segment was reused meanwhile; see S2 of the segment table.
 
 use super::layout::SIZE_UNIT_BYTES;
 use super::scan::evicted_hash;
@@ -16,6 +16,7 @@ use esker_format::Flaw;
 use esker_format::depot::{KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordMeta};
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
+use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ops::Deref;
 
@@ -156,11 +157,13 @@ impl Depot {
         }
         loop {
             let generation = self.segments.generation();
-            let found = self.find(hash, key, admit);
-            if self.segments.generation() != generation && !sites::READ_GENERATION.disabled() {
-                continue;
-            }
-            let Some((link, fetched)) = found? else { return Ok(None) };
+            let (link, fetched) = match self.find(hash, key, admit) {
+                Err(_) if self.is_reused_since(generation) => continue,
+                found => match found? {
+                    Some(found) => found,
+                    None => return Ok(None),
+                },
+            };
             if fetched.meta.kind != RecordKind::Large {
                 return Ok(Some(fetched.into_value()));
             }
@@ -194,12 +197,30 @@ impl Depot {
         sizes.max().unwrap_or(0)
     }
 
+    /// The records that the index offers for a hash, each with the life of its segment in which it does. What is read of that life was
+    /// so, whatever becomes of the segment meanwhile.
+    pub(super) fn offered(&self, hash: u64) -> Offered {
+        loop {
+            let generation = self.segments.generation();
+            let links = self.index.lookup(hash);
+            let offered = links.iter().map(|link| (link, self.life_of(link))).collect();
+            if !self.is_reused_since(generation) {
+                return offered;
+            }
+        }
+    }
+
+    /// Whether a segment was reused, or given back, since then: what could not be read may have been overwritten.
+    pub(super) fn is_reused_since(&self, generation: u64) -> bool {
+        self.segments.generation() != generation && !sites::READ_GENERATION.disabled()
+    }
+
     fn find(&self, hash: u64, key: &[u8], admit: Admit<'_>) -> Result<Option<(Link, Fetched)>> {
-        for link in self.index.lookup(hash).iter() {
+        for (link, life) in self.offered(hash) {
             if link.is_tombstone() {
                 continue;
             }
-            let fetched = self.read_kept(link, admit)?;
+            let fetched = self.read_kept(link, life, admit)?;
             let record = fetched.record();
             if record.key == key || sites::RECORD_KEY.disabled() {
                 if !self.is_valid(record.meta) {
@@ -242,19 +263,16 @@ impl Depot {
     /// Reads and checks the record that `link` points at; a bad checksum is read again, in case the
     /// bytes were damaged on their way.
     pub(super) fn read_record(&self, link: Link) -> Result<Fetched> {
-        self.read_admitted(link, &mut |_| Ok(()))
+        self.read_of(link, None, &mut |_| Ok(()))
     }
 
-    /// As [`Depot::read_record`], from DRAM if it is kept there; it is not kept for this.
-    pub(super) fn read_again(&self, link: Link) -> Result<Fetched> {
-        let segment = self.layout.segment_of(self.layout.offset_of(link));
-        if let (Some(cache), Some(segment)) = (&self.record_cache, segment) {
-            let (salt, base) = self.segments.place(segment);
-            if let Some(kept) = cache.peek((link, salt)) {
-                return self.fetch_kept(&kept, base, &mut |_| Ok(()));
-            }
+    /// As [`Depot::read_record`], of this life of its segment, from DRAM if it is kept there; it is not kept for this.
+    pub(super) fn read_again(&self, link: Link, life: Lived) -> Result<Fetched> {
+        let (salt, base) = life;
+        if let Some(kept) = self.record_cache.as_ref().and_then(|cache| cache.peek((link, salt))) {
+            return self.fetch_kept(&kept, base, &mut |_| Ok(()));
         }
-        self.read_record(link)
+        self.read_of(link, Some(life), &mut |_| Ok(()))
     }
 
     fn fetch_kept(&self, kept: &[u8], base: Sequence, admit: Admit<'_>) -> Result<Fetched> {
@@ -265,38 +283,27 @@ impl Depot {
             .map_err(|flaw| self.corrupted(0, 0, &flaw.to_string()))
     }
 
-    /// As [`Depot::read_record`], from DRAM if it is kept there, and kept there.
-    fn read_kept(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
-        let offset = self.layout.offset_of(link);
-        let segment = self.layout.segment_of(offset);
-        match (&self.record_cache, segment) {
-            (Some(cache), Some(segment)) => {
-                if let Some(fetched) = self.unwritten_record(segment, offset) {
-                    return Ok(fetched);
-                }
-                let (salt, base) = self.segments.place(segment);
-                if let Some(kept) = cache.get((link, salt)) {
-                    return self.fetch_kept(&kept, base, admit);
-                }
-                let fetched = self.read_of(link, Some(salt), admit)?;
-                if let Some(record) = fetched.on_media() {
-                    cache.keep((link, salt), record);
-                }
-                Ok(fetched)
-            }
-            _ => self.read_admitted(link, admit),
+    /// As [`Depot::read_again`], and it is kept.
+    fn read_kept(&self, link: Link, life: Lived, admit: Admit<'_>) -> Result<Fetched> {
+        let (salt, base) = life;
+        let Some(cache) = &self.record_cache else {
+            return self.read_of(link, Some(life), admit);
+        };
+        if let Some(kept) = cache.get((link, salt)) {
+            return self.fetch_kept(&kept, base, admit);
         }
+        let fetched = self.read_of(link, Some(life), admit)?;
+        if let Some(record) = fetched.on_media() {
+            cache.keep((link, salt), record);
+        }
+        Ok(fetched)
     }
 
-    fn read_admitted(&self, link: Link, admit: Admit<'_>) -> Result<Fetched> {
-        self.read_of(link, None, admit)
-    }
-
-    /// Reads the record of the segment's life with this salt; of the life it has if `None`.
-    fn read_of(&self, link: Link, salt: Option<u64>, admit: Admit<'_>) -> Result<Fetched> {
+    /// Reads the record of this life of its segment; of the life it has if `None`.
+    fn read_of(&self, link: Link, life: Option<Lived>, admit: Admit<'_>) -> Result<Fetched> {
         let mut tries = 1;
         loop {
-            match self.read_record_once(link, salt, admit) {
+            match self.read_record_once(link, life, admit) {
                 Err(error)
                     if tries < READ_TRIES
                         && matches!(error.kind(), ErrorKind::Io | ErrorKind::Corrupted) =>
@@ -311,7 +318,7 @@ impl Depot {
     pub(super) fn read_record_once(
         &self,
         link: Link,
-        of_life: Option<u64>,
+        life: Option<Lived>,
         admit: Admit<'_>,
     ) -> Result<Fetched> {
         let offset = self.layout.offset_of(link);
@@ -319,10 +326,13 @@ impl Depot {
             return Err(self.corrupted(offset, 0, "the index points outside the segments"));
         };
         if let Some(fetched) = self.unwritten_record(segment, offset) {
-            return Ok(fetched);
+            // Memory does not tell of which life it is.
+            return match life.is_none_or(|life| self.segments.place(segment) == life) {
+                true => Ok(fetched),
+                false => Err(self.corrupted(offset, 0, "the segment was reused")),
+            };
         }
-        let (salt, base) = self.segments.place(segment);
-        let salt = of_life.unwrap_or(salt);
+        let (salt, base) = life.unwrap_or_else(|| self.segments.place(segment));
         let limit = self.layout.segment_offset(segment) + self.layout.segment_size;
         let expected = match link.size() {
             SizeHint::Grains(grains) => grains * SIZE_UNIT_BYTES,
@@ -390,8 +400,7 @@ impl Depot {
         let mut before: HashMap<(Link, Lived), Result<Option<Walked>>> = HashMap::new();
         loop {
             let generation = self.segments.generation();
-            let in_peace =
-                || self.segments.generation() == generation || sites::READ_GENERATION.disabled();
+            let in_peace = || !self.is_reused_since(generation);
             let Some((links, next)) = self.index.walk(from) else { return (Items::new(), None) };
             let live = links.into_iter().filter(|link| !link.is_tombstone());
             let live: Vec<_> = live.map(|link| (link, self.life_of(link))).collect();
@@ -444,7 +453,10 @@ impl Depot {
 }
 
 /// A life of a segment: salt and first sequence number.
-type Lived = (u64, Sequence);
+pub(super) type Lived = (u64, Sequence);
+
+/// Records that the index offers for a hash: nearly always one.
+pub(super) type Offered = SmallVec<[(Link, Lived); 1]>;
 
 /// What a walk meets: a key, and its value unless that is read by itself.
 type Walked = (Vec<u8>, Option<Value>);

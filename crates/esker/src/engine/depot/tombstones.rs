@@ -34,8 +34,13 @@ use std::collections::BTreeMap;
 use std::io::IoSlice;
 use std::time::Duration;
 
-/// Most tombstones that one purge looks at; each takes some 50 bytes of memory for its time.
-const PURGE_MAX: usize = 1 << 20;
+/// Most tombstones that one purge looks at: this share of the items, as each purge reads the summaries of all of them; and so many at least and
+/// at most. Each takes 32 bytes of memory for its time.
+const PURGE_SHARE: u64 = 128;
+const PURGE_MIN: u64 = 1 << 20;
+const PURGE_MAX: u64 = 1 << 23;
+/// Bits for each of them that tell most records of other keys from those of theirs.
+const FILTER_BITS: usize = 16;
 /// A purge is due when tombstones are more than this many, and this share of the items.
 const DUE_MIN: u64 = 4096;
 const DUE_SHARE: u64 = 16;
@@ -49,9 +54,53 @@ pub(super) type TombstonePlace = (SegmentId, u64);
 /// A live tombstone.
 #[derive(Clone, Copy, Debug)]
 struct Tombstone {
+    /// Of its key.
+    hash: u64,
     version: Version,
     link: Link,
     needed: bool,
+}
+
+/// Tombstones that a purge looks at, by the hashes of their keys.
+#[derive(Debug)]
+struct Noted {
+    tombstones: Vec<Tombstone>,
+    filter: Vec<u64>,
+}
+
+impl Noted {
+    /// In an order that a second run has as well.
+    fn new(mut tombstones: Vec<Tombstone>) -> Self {
+        tombstones.sort_by_key(|tombstone| tombstone.hash);
+        let words = (tombstones.len() * FILTER_BITS / 64).next_power_of_two();
+        let mut noted = Noted { tombstones, filter: vec![0; words] };
+        for place in 0..noted.tombstones.len() {
+            let hash = noted.tombstones.get(place).map_or(0, |tombstone| tombstone.hash);
+            let (word, bit) = noted.bit(hash);
+            if let Some(word) = noted.filter.get_mut(word) {
+                *word |= bit;
+            }
+        }
+        noted
+    }
+
+    fn bit(&self, hash: u64) -> (usize, u64) {
+        let mixed = hash.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let word = usize::try_from(mixed >> 32).unwrap_or(0) & (self.filter.len() - 1);
+        (word, 1 << (mixed >> 26 & 63))
+    }
+
+    /// The tombstones of keys with this hash.
+    fn of(&mut self, hash: u64) -> &mut [Tombstone] {
+        let (word, bit) = self.bit(hash);
+        if self.filter.get(word).is_none_or(|word| word & bit == 0) {
+            return &mut [];
+        }
+        let start = self.tombstones.partition_point(|tombstone| tombstone.hash < hash);
+        let rest = self.tombstones.get_mut(start..).unwrap_or_default();
+        let count = rest.iter().take_while(|tombstone| tombstone.hash == hash).count();
+        rest.get_mut(..count).unwrap_or_default()
+    }
 }
 
 /// Whether a purge is due that the one before left so many tombstones to, and perhaps stopped amid them.
@@ -99,7 +148,8 @@ impl Depot {
 
     /// Drops the tombstones that nothing older is left of; returns how many.
     pub(super) fn purge_tombstones(&self, cleaner: &mut Cleaner) -> Result<usize> {
-        self.purge_some(cleaner, PURGE_MAX)
+        let most = (self.items() / PURGE_SHARE).clamp(PURGE_MIN, PURGE_MAX);
+        self.purge_some(cleaner, usize::try_from(most).unwrap_or(usize::MAX))
     }
 
     /// As [`Depot::purge_tombstones`], of so many of them; the next purge goes on behind.
@@ -117,10 +167,8 @@ impl Depot {
         self.renew_taken()?;
         let begun: Vec<SegmentId> = cleaner.open().map(|(id, ..)| id).collect();
         let mut in_vain = None;
-        // In an order that a second run has as well.
-        let mut noted: BTreeMap<u64, Vec<Tombstone>> = BTreeMap::new();
+        let mut noted: Vec<Tombstone> = Vec::new();
         let (from, mut rest) = (cleaner.purge_from, None);
-        let mut count = 0;
         let epochs: BTreeMap<SegmentId, SegmentEpoch> =
             full.iter().map(|id| (*id, self.segments.epoch(*id))).collect();
         let behind = from.map_or(SegmentId(0), |(id, _)| id);
@@ -139,26 +187,24 @@ impl Depot {
             let Some(link) = self.layout.link(record.kind, base + record.offset, 0) else { return };
             let hash = spread(record.hash);
             if self.index.lookup(hash).iter().any(|found| found == link) {
-                if count >= most {
+                if noted.len() >= most {
                     rest = Some(place);
                     is_more.set(false);
                     return;
                 }
                 let needed = record.version >= open_from;
-                let tombstone = Tombstone { version: record.version, link, needed };
-                noted.entry(hash).or_default().push(tombstone);
-                count += 1;
+                noted.push(Tombstone { hash, version: record.version, link, needed });
             }
         })?;
+        let mut noted = Noted::new(noted);
         let mut meet = |record: SummaryRecord| {
-            if record.kind.has_value()
-                && let Some(tombstones) = noted.get_mut(&spread(record.hash))
-            {
-                for tombstone in tombstones {
-                    // The same version: of a record that expired or was evicted.
-                    tombstone.needed |=
-                        record.version <= tombstone.version && !sites::TOMBSTONE_NEEDED.disabled();
-                }
+            if !record.kind.has_value() {
+                return;
+            }
+            for tombstone in noted.of(spread(record.hash)) {
+                // The same version: of a record that expired or was evicted.
+                tombstone.needed |=
+                    record.version <= tombstone.version && !sites::TOMBSTONE_NEEDED.disabled();
             }
         };
         // Before any of them is full: what comes to them from now on is live.
@@ -183,12 +229,10 @@ impl Depot {
         // Of those that were listed and taken meanwhile, what they were before has not been read.
         self.renew_taken()?;
         let mut dropped = 0;
-        for (hash, tombstones) in noted {
-            let unneeded =
-                |tombstone: &&Tombstone| !tombstone.needed && tombstone.version < hidden_from;
-            for tombstone in tombstones.iter().filter(unneeded) {
-                dropped += usize::from(self.drop_tombstone(hash, tombstone.link, &epochs));
-            }
+        let unneeded =
+            |tombstone: &&Tombstone| !tombstone.needed && tombstone.version < hidden_from;
+        for Tombstone { hash, link, .. } in noted.tombstones.iter().filter(unneeded) {
+            dropped += usize::from(self.drop_tombstone(*hash, *link, &epochs));
         }
         cleaner.tombstones_kept = self.tombstones();
         cleaner.purge_from = rest;

@@ -9,13 +9,15 @@ use super::clean::Cleaner;
 use super::commit::{Append, Item};
 use super::later::Later;
 use super::pending::{Known, PendingKey};
+use super::read::Offered;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
-use crate::value::{Attributes, Condition, Outcome};
+use crate::engine::Admit;
+use crate::value::{Attributes, Condition, Outcome, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_format::depot::{RecordKind, RecordMeta};
-use esker_index::{Candidates, Link};
+use esker_index::Link;
 use esker_trt::sync::Gate;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,8 +27,7 @@ pub(super) const STATE_MASK: u8 = 0xF;
 
 /// What the index and the media say of a key.
 pub(super) struct Resolved {
-    generation: u64,
-    candidates: Candidates,
+    offered: Offered,
     pub(super) published: Option<Link>,
     pub(super) known: Option<Known>,
     /// Entry of the note that a key with this hash was evicted.
@@ -69,6 +70,26 @@ impl Depot {
             key,
             &Change { kind: RecordKind::Put, value, attributes, condition, large: None },
         )
+    }
+
+    /// What a write under way gives `key`, if that is to be had.
+    pub(super) fn pending_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.check_key(key)?;
+        // Behind a failed write nothing follows what it left.
+        if self.writes_later() || self.log.refuse().is_err() {
+            return Ok(None);
+        }
+        let hash = self.hash(key);
+        let value = self.pending.lock(hash).find(hash, key).and_then(PendingKey::value);
+        let Some(value) = value.filter(|value| !self.is_expired(value.attributes().expires_at))
+        else {
+            return Ok(None);
+        };
+        match value.memory_bytes() {
+            0 => {}
+            bytes => admit(bytes)?,
+        }
+        Ok(Some(value))
     }
 
     pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {
@@ -161,6 +182,11 @@ impl Depot {
             expires_at: meta.expires_at,
         };
         stripe.appended(hash, key, start.published, latest, meta.collides, &appended.ticket);
+        let is_changed = matches!(change.condition, Condition::Absent | Condition::VersionIs(_));
+        if is_changed && change.kind == RecordKind::Put {
+            let attributes = Attributes { state: meta.state, ..change.attributes };
+            stripe.keep(hash, key, Value::small(change.value, appended.version, attributes));
+        }
         drop(stripe);
         self.finish(&appended)?;
         Ok(Some(Outcome::Stored(appended.version)))
@@ -207,9 +233,7 @@ impl Depot {
 
     /// Whether what `resolve` learnt is still so. The caller holds the stripe.
     pub(super) fn still_holds(&self, hash: u64, resolved: &Resolved) -> bool {
-        sites::WRITE_RESOLVED.disabled()
-            || (self.segments.generation() == resolved.generation
-                && self.index.lookup(hash) == resolved.candidates)
+        sites::WRITE_RESOLVED.disabled() || self.offered(hash) == resolved.offered
     }
 
     /// Why the condition does not hold, if it does not.
@@ -231,26 +255,23 @@ impl Depot {
     pub(super) fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
         loop {
             let generation = self.segments.generation();
-            let candidates = self.index.lookup(hash);
             let mut resolved = Resolved {
-                generation,
-                candidates,
+                offered: self.offered(hash),
                 published: None,
                 known: None,
                 note: None,
                 collides: false,
             };
-            let read = self.resolve_candidates(hash, key, &mut resolved);
-            // A record that was overwritten under the read is no corruption.
-            if self.segments.generation() == generation || sites::READ_GENERATION.disabled() {
-                return read.map(|()| resolved);
+            match self.resolve_offered(hash, key, &mut resolved) {
+                Err(_) if self.is_reused_since(generation) => {}
+                read => return read.map(|()| resolved),
             }
         }
     }
 
-    fn resolve_candidates(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
-        for link in resolved.candidates.iter() {
-            let fetched = self.read_again(link)?;
+    fn resolve_offered(&self, hash: u64, key: &[u8], resolved: &mut Resolved) -> Result<()> {
+        for (link, life) in resolved.offered.clone() {
+            let fetched = self.read_again(link, life)?;
             let record = fetched.record();
             if record.meta.kind == RecordKind::Evict {
                 if evicted_hash(record.key) == hash {

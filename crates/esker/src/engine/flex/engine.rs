@@ -25,6 +25,10 @@ impl Engine for Flex {
         self.get_at(key, u64::MAX, admit)
     }
 
+    fn get_pending(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.pending_value(key, admit)
+    }
+
     fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}
 
     fn read_size(&self, key: &[u8]) -> u64 {

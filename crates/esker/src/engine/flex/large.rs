@@ -28,6 +28,7 @@ pub(super) use directory::{Directory, FoundBehind, FoundLarge};
 
 use super::expired::expiry_of;
 use super::memtable::MemTable;
+use super::recover::in_parts;
 use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
 use crate::engine::Admit;
@@ -35,7 +36,7 @@ use crate::flex::{Space, Splice, is_unread};
 use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
-use esker_format::flex_db::{Content, KEY_SIZE_MAX_BYTES, LARGE_HEAD_SIZE, LargeHead, Root};
+use esker_format::flex_db::{Content, LARGE_HEAD_SIZE, LargeHead, Root};
 use std::sync::atomic::Ordering;
 
 /// Longest value in bytes.
@@ -45,6 +46,10 @@ const READ_BYTES: usize = 1 << 20;
 
 /// Least bytes that are read at once of a value that is read by and by.
 const PIECE_BYTES_MIN: u64 = 64 << 10;
+/// Bytes that an open reads of a value to know its head, unless its key is longer.
+const HEAD_READ_BYTES: usize = 512;
+/// Bytes of values that are worth a thread of their own when they are looked for.
+const PART_BYTES_MIN: u64 = 1 << 20;
 
 /// Who needs a large value; by default nobody.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -398,17 +403,22 @@ fn is_large_at(space: &Space, mark: u64) -> Result<Option<bool>> {
 
 /// The head of the large value at a mark, if it can be read.
 fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
-    let mut bytes = vec![0; LARGE_HEAD_SIZE + KEY_SIZE_MAX_BYTES];
+    let mut bytes = vec![0; HEAD_READ_BYTES];
     let read = space.read(mark, &mut bytes).or_else(|error| {
         if !is_unread(&error) {
             return Err(error);
         }
         // What is behind it does not matter.
         bytes.truncate(LARGE_HEAD_SIZE);
-        let read = space.read(mark, &mut bytes)?;
-        let Ok(size) = LargeHead::size(&bytes) else { return Ok(read) };
-        bytes.resize(size, 0);
         space.read(mark, &mut bytes)
+    });
+    // The key may be longer.
+    let read = read.and_then(|read| match LargeHead::size(bytes.get(..read).unwrap_or_default()) {
+        Ok(size) if size > read => {
+            bytes.resize(size, 0);
+            space.read(mark, &mut bytes)
+        }
+        _ => Ok(read),
     });
     let error = match read {
         Ok(read) => match LargeHead::decode(bytes.get(..read).unwrap_or_default()) {
@@ -422,8 +432,19 @@ fn head_at(space: &Space, mark: u64) -> Result<Option<LargeHead>> {
     Ok(None)
 }
 
-/// Where intervals end and large values begin in the space, and these.
-pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
+/// The heads of large values that begin between two offsets, and where.
+fn heads(space: &Space, start: u64, end: u64) -> Result<Vec<(u64, Option<LargeHead>)>> {
+    let mut found = Vec::new();
+    let mut next = space.next_mark(start)?;
+    while let Some(mark) = next.filter(|mark| *mark < end) {
+        found.push((mark, head_at(space, mark)?));
+        next = space.next_mark(mark + 1)?;
+    }
+    Ok(found)
+}
+
+/// Where intervals end and large values begin in the space, and these, by so many threads.
+pub(super) fn find(space: &Space, threads: usize, name: &str) -> Result<FoundBehind> {
     let end = space.size_bytes();
     // Intervals are before large values, and both begin with a mark. One that cannot be read says as much as the next one.
     let is_behind = |offset: u64| -> Result<bool> {
@@ -452,19 +473,18 @@ pub(super) fn find(space: &Space, name: &str) -> Result<FoundBehind> {
         next = space.next_mark(mark + 1)?;
     }
     let intervals_end = next.unwrap_or(end);
-    let mut values: Vec<FoundLarge> = Vec::new();
-    let mut last = None;
-    while let Some(mark) = next {
-        let head = head_at(space, mark)?;
-        if let Some(head) = &head
-            && last.replace(head.number).is_some_and(|last| last >= head.number)
-        {
-            let words = "large values are out of order";
-            return Err(Error::corrupted("open store", words).device(name));
-        }
-        next = space.next_mark(mark + 1)?;
-        values.push(FoundLarge { head, size_bytes: next.unwrap_or(end) - mark });
+    let found = in_parts(intervals_end..end, PART_BYTES_MIN, threads, |part| {
+        heads(space, part.start, part.end)
+    })?;
+    let numbers = || found.iter().filter_map(|(_, head)| Some(head.as_ref()?.number));
+    if !numbers().is_sorted_by(|one, next| one < next) {
+        let words = "large values are out of order";
+        return Err(Error::corrupted("open store", words).device(name));
     }
+    let ends: Vec<u64> = found.iter().skip(1).map(|(mark, _)| *mark).chain([end]).collect();
+    let values = found.into_iter().zip(ends);
+    let values =
+        values.map(|((mark, head), end)| FoundLarge { head, size_bytes: end - mark }).collect();
     Ok(FoundBehind { intervals_end, unread, values })
 }
 

@@ -47,6 +47,7 @@ mod merge;
 mod open;
 mod pace;
 mod pairs;
+mod pending;
 mod read;
 mod recover;
 pub(crate) mod repair;
@@ -120,7 +121,7 @@ pub(crate) struct Flex {
     removing: sync::Mutex<()>,
     /// Read by everybody all the time, changed seldom: readers of several threads do not touch the same line.
     tables: ShardedLock<Tables>,
-    stripes: Box<[sync::Mutex<()>]>,
+    pending: pending::Pending,
     rotating: sync::Mutex<()>,
     committer: sync::Mutex<Committer>,
     /// Why the committer gets no further.

@@ -11,6 +11,7 @@
 use super::commit::Committer;
 use super::index::{Index, Leaves};
 use super::memtable::MemTable;
+use super::pending::Pending;
 use super::recover::{self, FoundTables};
 use super::snapshots::Snapshots;
 use super::wal::{self, Wal};
@@ -185,7 +186,7 @@ impl Flex {
         let skipped = if is_new { 0 } else { versions_skipped(&plan.options) };
         let sizes = (of_flex.memtable_size_bytes, skipped);
         let tables = recover::logs(devices, &root, &plan.hasher, sizes)?;
-        let mut behind = large::find(&space, &name)?;
+        let mut behind = large::find(&space, options.flex.rebuild_threads, &name)?;
         let mut ends_at = |total| behind.end_at(total);
         let intervals = match saved::load(&*files.index, &space, root.store_id, &mut ends_at)? {
             Some(intervals) => intervals,
@@ -226,7 +227,7 @@ impl Flex {
             staging: sync::Mutex::default(),
             removing: sync::Mutex::default(),
             tables: ShardedLock::new(Tables { active, sealed: None }),
-            stripes: (0..stripes).map(|_| sync::Mutex::new(())).collect(),
+            pending: Pending::new(stripes),
             rotating: sync::Mutex::default(),
             committer: sync::Mutex::new(Committer::new(root)),
             stuck: Mutex::new(None),

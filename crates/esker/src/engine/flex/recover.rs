@@ -23,6 +23,7 @@ use esker_format::flex_db::{
 };
 use esker_media::{BlockDevice, BufferPool};
 use std::io::IoSlice;
+use std::ops::Range;
 
 const OPERATION: &str = "open store";
 /// Bytes of a log that are looked at with one call.
@@ -389,24 +390,35 @@ fn marks(space: &Space, end: u64, options: &FlexOptions, name: &str) -> Result<A
     if end <= ROOT_BYTES {
         return Ok(Anchors::new());
     }
-    let threads = (threads.max(1) as u64).min((end - ROOT_BYTES) / step.max(1) + 1);
-    let share = (end - ROOT_BYTES).div_ceil(threads);
-    let part = |number: u64| {
-        let start = ROOT_BYTES + number * share;
-        anchors(space, start, (start + share).min(end), step, name)
+    in_parts(ROOT_BYTES..end, step, threads, |part| {
+        anchors(space, part.start, part.end, step, name)
+    })
+}
+
+/// What `part` finds in each part of a range, one behind the other, by so many threads, each of which has `least` or more of it.
+pub(super) fn in_parts<T: Send>(
+    all: Range<u64>,
+    least: u64,
+    threads: usize,
+    part: impl Fn(Range<u64>) -> Result<Vec<T>> + Sync,
+) -> Result<Vec<T>> {
+    let length = all.end.saturating_sub(all.start);
+    let threads = (threads.max(1) as u64).min(length / least.max(1) + 1);
+    let share = length.div_ceil(threads).max(1);
+    let of = |number: u64| {
+        let start = all.start + number * share;
+        part(start.min(all.end)..(start + share).min(all.end))
     };
-    let parts: Vec<Result<Anchors>> = if threads == 1 {
-        vec![part(0)]
-    } else {
-        std::thread::scope(|scope| {
-            let part = &part;
-            let threads: Vec<_> =
-                (0..threads).map(|number| scope.spawn(move || part(number))).collect();
-            let lost = || Error::new(ErrorKind::Panicked, OPERATION);
-            threads.into_iter().map(|thread| thread.join().map_err(|_| lost())?).collect()
-        })
-    };
-    let mut found = Anchors::new();
+    if threads == 1 {
+        return of(0);
+    }
+    let parts: Vec<Result<Vec<T>>> = std::thread::scope(|scope| {
+        let of = &of;
+        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || of(number))).collect();
+        let lost = || Error::new(ErrorKind::Panicked, OPERATION);
+        threads.into_iter().map(|thread| thread.join().map_err(|_| lost())?).collect()
+    });
+    let mut found = Vec::new();
     for part in parts {
         found.extend(part?);
     }

@@ -94,7 +94,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
         space.write(0, &root.encode())?;
         space.sync()?;
     }
-    let behind = large::find(&space, &name)?;
+    let behind = large::find(&space, options.flex.rebuild_threads, &name)?;
     let of_flex = &plan.options.flex;
     let intervals = recover::intervals_over_damage(&space, behind.intervals_end, of_flex, &name)?;
     let intervals = intervals.into_iter().collect();

@@ -124,7 +124,7 @@ pub(super) struct LateLog {
 /// A place in the log.
 #[derive(Debug)]
 pub(super) struct Ticket {
-    batch: u64,
+    pub(super) batch: u64,
     pub(super) first_version: u64,
     pub(super) table: Arc<MemTable>,
     epoch: usize,

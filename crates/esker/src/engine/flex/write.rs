@@ -1,21 +1,24 @@
 //! Writes: a place in the log, then in the table (FlexSpace §5.3).
 //!
 //! # Concurrency
-//! Writers of one key take turns (`stripes`), so a condition is decided on what the write follows. With `sync` the turn
-//! is held until the log is durable, and only then is the value seen by anybody: what was read once survives.
+//! Writers of one key take turns ([`pending`](super::pending)), so a condition is decided on what the write follows. With `sync` the
+//! value is seen by anybody only when the log is durable: what was read once survives. Who writes the key before that decides on what is on
+//! its way, and waits for nobody's flush but its own.
 
 use super::large::VALUE_SIZE_MAX_BYTES;
-use super::memtable::{MemTable, RangeDelete};
-use super::read::extra_of;
+use super::memtable::{BatchGate, MemTable, RangeDelete};
+use super::pending::{Latest, Way};
+use super::read::{attributes_of, extra_of};
 use super::wal::{Appended, Ticket};
 use super::{Flex, Tables};
 use crate::batch::{Batch, Change};
+use crate::engine::Admit;
 use crate::options::Durability;
-use crate::value::{Condition, Outcome, PutOptions};
+use crate::value::{Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex_db::{Change as Logged, Content, Extra, KEY_SIZE_MAX_BYTES};
-use esker_trt::sync::{Gate, MutexGuard};
+use esker_trt::sync::Gate;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,6 +37,21 @@ struct Write<'a> {
     key: &'a [u8],
     hash: u64,
     content: Content<'a>,
+    condition: Condition,
+}
+
+/// What a decision on a key rests on.
+struct Known {
+    /// Of its value.
+    version: Option<u64>,
+    /// The changes that this is of, if they are on their way.
+    way: Option<Way>,
+}
+
+/// Why a write is refused, and which changes on their way this rests on.
+struct Refused {
+    outcome: Outcome,
+    way: Option<Way>,
 }
 
 impl Write<'_> {
@@ -72,25 +90,64 @@ impl Flex {
         value.len() as u64 > most
     }
 
+    /// What a decision on a key is to rest on. The caller has the key's turn, if it means to write.
+    fn known_of(&self, key: &[u8], hash: u64) -> Result<Known> {
+        if let Some(latest) = self.pending.latest(hash, key) {
+            let covered = self.tables().all().map(|table| table.covered(key, u64::MAX)).max();
+            let exists = latest.exists && covered < Some(latest.version);
+            let exists = exists && !self.is_expired(latest.expires_at);
+            let version = exists.then_some(latest.version);
+            return Ok(Known { version, way: Some(latest.way) });
+        }
+        let look = |version: u64, content: Content<'_>| match content {
+            Content::Put(Extra { expires_at, .. }, _)
+            | Content::Large(Extra { expires_at, .. }, ..) => {
+                (!self.is_expired(expires_at.checked_sub(1))).then_some(version)
+            }
+            Content::Delete => None,
+        };
+        Ok(Known { version: self.find(key, hash, u64::MAX, look)?, way: None })
+    }
+
     /// Why a write of `key` is refused, if it is.
-    fn refusal(&self, condition: Condition, key: &[u8], hash: u64) -> Result<Option<Outcome>> {
+    fn refusal(&self, condition: Condition, key: &[u8], hash: u64) -> Result<Option<Refused>> {
         if condition == Condition::Always {
             return Ok(None);
         }
-        let version = self.version_of(key, hash)?;
-        Ok(match (condition, version) {
-            (Condition::Absent, Some(_)) => Some(Outcome::KeyExists),
-            (Condition::Present | Condition::VersionIs(_), None) => Some(Outcome::KeyMissing),
+        let Known { version, way } = self.known_of(key, hash)?;
+        let outcome = match (condition, version) {
+            (Condition::Absent, Some(_)) => Outcome::KeyExists,
+            (Condition::Present | Condition::VersionIs(_), None) => Outcome::KeyMissing,
             (Condition::VersionIs(wanted), Some(version)) if wanted.0 != version => {
-                Some(Outcome::VersionDiffers)
+                Outcome::VersionDiffers
             }
-            _ => None,
-        })
+            _ => return Ok(None),
+        };
+        Ok(Some(Refused { outcome, way }))
     }
 
-    fn turn(&self, hash: u64) -> Option<MutexGuard<'_, ()>> {
-        let index = usize::try_from(hash).unwrap_or(0) & (self.stripes.len() - 1);
-        self.stripes.get(index).map(|stripe| stripe.lock())
+    /// Tells of a refusal, when what it rests on counts. The caller has no turn.
+    fn refuse(&self, refused: &Refused) -> Result<Outcome> {
+        if let Some(way) = &refused.way {
+            way.ended.wait();
+            self.wal.wait_durable(way.batch)?;
+        }
+        Ok(refused.outcome)
+    }
+
+    /// What a change on its way gives `key`, if that is to be had.
+    pub(super) fn pending_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+        self.check_key("get", key)?;
+        let value = self.pending.value(self.hasher.hash(key), key);
+        let Some(value) = value.filter(|value| !self.is_expired(value.attributes().expires_at))
+        else {
+            return Ok(None);
+        };
+        match value.memory_bytes() {
+            0 => {}
+            bytes => admit(bytes)?,
+        }
+        Ok(Some(value))
     }
 
     pub(super) fn put_if(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
@@ -108,32 +165,26 @@ impl Flex {
         let (content, staged) = if let Some(reserved) = &mut reserved {
             // Asked again in its turn: writing takes long, and others may write the key meanwhile.
             if let Some(refused) = self.refusal(options.condition, key, hash)? {
-                return Ok(refused);
+                return self.refuse(&refused);
             }
             let staged = self.stage(key, value, reserved)?;
             (Content::Large(extra, staged.number, value.len() as u64), Some(staged))
         } else {
             (Content::Put(extra, value), None)
         };
-        let _turn = self.turn(hash);
-        if let Some(refused) = self.refusal(options.condition, key, hash)? {
-            return Ok(refused);
-        }
-        let done = self.write_all(&[Write { key, hash, content }]);
+        let write = [Write { key, hash, content, condition: options.condition }];
+        let done = loop {
+            let turn = self.pending.take(hash);
+            if let Some(refused) = self.refusal(options.condition, key, hash)? {
+                drop(turn);
+                return self.refuse(&refused);
+            }
+            if let Some(done) = self.write_all(turn, &write).transpose() {
+                break done;
+            }
+        };
         staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
         Ok(Outcome::Stored(Version(done?)))
-    }
-
-    /// Version of the value of `key`.
-    fn version_of(&self, key: &[u8], hash: u64) -> Result<Option<u64>> {
-        let look = |version: u64, content: Content<'_>| match content {
-            Content::Put(Extra { expires_at, .. }, _)
-            | Content::Large(Extra { expires_at, .. }, ..) => {
-                (!self.is_expired(expires_at.checked_sub(1))).then_some(version)
-            }
-            Content::Delete => None,
-        };
-        self.find(key, hash, u64::MAX, look)
     }
 
     pub(super) fn delete_if(&self, key: &[u8], wanted: Option<Version>) -> Result<bool> {
@@ -141,13 +192,19 @@ impl Flex {
         self.wal.check()?;
         self.pace();
         let hash = self.hasher.hash(key);
-        let _turn = self.turn(hash);
-        let version = self.version_of(key, hash)?;
-        if version.is_none() || wanted.is_some_and(|wanted| Some(wanted.0) != version) {
-            return Ok(false);
+        let condition = wanted.map_or(Condition::Present, Condition::VersionIs);
+        let write = [Write { key, hash, content: Content::Delete, condition }];
+        loop {
+            let turn = self.pending.take(hash);
+            if let Some(refused) = self.refusal(condition, key, hash)? {
+                drop(turn);
+                self.refuse(&refused)?;
+                return Ok(false);
+            }
+            if self.write_all(turn, &write)?.is_some() {
+                return Ok(true);
+            }
         }
-        self.write_all(&[Write { key, hash, content: Content::Delete }])?;
-        Ok(true)
     }
 
     pub(super) fn write_batch(&self, batch: &Batch) -> Result<Version> {
@@ -182,7 +239,8 @@ impl Flex {
                 Change::Put(value, attributes) => Content::Put(extra_of(&attributes), value),
                 Change::Delete => Content::Delete,
             };
-            writes.push(Write { key, hash: self.hasher.hash(key), content });
+            let (hash, condition) = (self.hasher.hash(key), Condition::Always);
+            writes.push(Write { key, hash, content, condition });
         }
         let size: usize = writes.iter().map(Write::size_bytes).sum();
         if size > self.wal.batch_size_max() {
@@ -200,45 +258,89 @@ impl Flex {
             size => self.admit(size)?,
         }
         self.pace();
-        let mask = self.stripes.len() - 1;
-        let mut stripes: Vec<usize> =
-            writes.iter().map(|write| usize::try_from(write.hash).unwrap_or(0) & mask).collect();
-        stripes.sort_unstable();
-        stripes.dedup();
-        let _turns: Vec<_> =
-            stripes.iter().filter_map(|stripe| Some(self.stripes.get(*stripe)?.lock())).collect();
-        let done = self.write_all(&writes);
+        let done = loop {
+            let turns = self.pending.take_several(writes.iter().map(|write| write.hash));
+            if let Some(done) = self.write_all(turns, &writes).transpose() {
+                break done;
+            }
+        };
         staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
         let first = done?;
         Ok(Version(first + writes.len() as u64 - 1))
     }
 
-    /// Puts changes into the log, all at once, and then into the table. Version of the first one.
-    fn write_all(&self, writes: &[Write<'_>]) -> Result<u64> {
-        let size = writes.iter().map(Write::size_bytes).sum();
-        let first_version = self.log(
-            size,
-            writes.len() as u64,
-            |log| {
-                for write in writes {
-                    log.push(&Logged::Set(write.key, write.content));
-                }
-            },
-            |table, first_version| {
-                // Several count for readers at once.
-                let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
-                for (version, write) in (first_version..).zip(writes) {
-                    let item = (version, write.content);
-                    table.insert((write.key, write.hash), item, gate.clone(), |version, newer| {
-                        self.snapshots.may_see(version, newer)
+    /// Puts changes into the log, all at once, and then into the table. Version of the first one; `None` to come again. `turns` are those
+    /// of their keys.
+    fn write_all<T>(&self, turns: T, writes: &[Write<'_>]) -> Result<Option<u64>> {
+        let size_bytes = writes.iter().map(Write::size_bytes).sum();
+        let appended = self.append(size_bytes, writes.len() as u64, |log| {
+            for write in writes {
+                log.push(&Logged::Set(write.key, write.content));
+            }
+        })?;
+        let ticket = match appended {
+            Appended::Done(ticket) => ticket,
+            Appended::Full(generation) => {
+                drop(turns);
+                self.change_table(generation)?;
+                return Ok(None);
+            }
+        };
+        let versions = || (ticket.first_version..).zip(writes);
+        // Several count for readers at once.
+        let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
+        let open = || gate.iter().for_each(|gate| gate.store(true, Ordering::Release));
+        if self.durability == Durability::Sync {
+            let way = Way { batch: ticket.batch, ended: Arc::default() };
+            versions().for_each(|(version, write)| self.begin_pending(version, write, &way));
+            drop(turns);
+            let durable = self.wal.wait_durable(ticket.batch);
+            if durable.is_ok() {
+                for (version, write) in versions() {
+                    self.pending.alone(write.hash, || {
+                        self.insert(&ticket.table, version, write, gate.clone());
                     });
                 }
-                if let Some(gate) = gate {
-                    gate.store(true, Ordering::Release);
-                }
-            },
-        )?;
-        Ok(first_version)
+                open();
+            }
+            // Only now: who does not find the key among these looks into the tables.
+            writes.iter().for_each(|write| self.pending.end((write.key, write.hash)));
+            way.ended.open();
+            if let Err(error) = durable {
+                self.wal.leave(&ticket);
+                return Err(error);
+            }
+        } else {
+            for (version, write) in versions() {
+                self.insert(&ticket.table, version, write, gate.clone());
+            }
+            open();
+            drop(turns);
+        }
+        self.go_on(&ticket, writes.len() as u64, size_bytes);
+        Ok(Some(ticket.first_version))
+    }
+
+    fn begin_pending(&self, version: u64, write: &Write<'_>, way: &Way) {
+        let (exists, extra) = match write.content {
+            Content::Put(extra, _) | Content::Large(extra, ..) => (true, extra),
+            Content::Delete => (false, Extra::default()),
+        };
+        let attributes = attributes_of(&extra);
+        let latest =
+            Latest { version, exists, expires_at: attributes.expires_at, way: way.clone() };
+        let is_changed = matches!(write.condition, Condition::Absent | Condition::VersionIs(_));
+        self.pending.begin((write.key, write.hash), latest, || match write.content {
+            Content::Put(_, value) if is_changed => {
+                Some(Value::small(value, Version(version), attributes))
+            }
+            _ => None,
+        });
+    }
+
+    fn insert(&self, table: &MemTable, version: u64, write: &Write<'_>, gate: BatchGate) {
+        let keep = |version, newer| self.snapshots.may_see(version, newer);
+        table.insert((write.key, write.hash), (version, write.content), gate, keep);
     }
 
     pub(super) fn delete_between(&self, from: &[u8], to: Option<&[u8]>) -> Result<()> {
@@ -260,60 +362,59 @@ impl Flex {
         if ranges >= RANGES_MAX {
             self.change_table(generation)?;
         }
-        // Everybody's turn: conditions that are being decided see all of it or nothing.
-        let _turns: Vec<_> = self.stripes.iter().map(|stripe| stripe.lock()).collect();
-        let size = from.len() + to.map_or(0, <[u8]>::len) + CHANGE_OVERHEAD;
-        self.log(
-            size,
-            1,
-            |log| log.push(&Logged::DeleteRange(from, to)),
-            |table, version| {
-                table.delete_range(RangeDelete {
-                    from: from.to_vec(),
-                    to: to.map(<[u8]>::to_vec),
-                    version,
-                });
-            },
-        )?;
-        Ok(())
+        let size_bytes = from.len() + to.map_or(0, <[u8]>::len) + CHANGE_OVERHEAD;
+        loop {
+            // Everybody's turn: conditions that are being decided see all of it or nothing.
+            let turns = self.pending.take_all();
+            let range = Logged::DeleteRange(from, to);
+            let ticket = match self.append(size_bytes, 1, |log| log.push(&range))? {
+                Appended::Done(ticket) => ticket,
+                Appended::Full(generation) => {
+                    drop(turns);
+                    self.change_table(generation)?;
+                    continue;
+                }
+            };
+            if self.durability == Durability::Sync
+                && let Err(error) = self.wal.wait_durable(ticket.batch)
+            {
+                self.wal.leave(&ticket);
+                return Err(error);
+            }
+            ticket.table.delete_range(RangeDelete {
+                from: from.to_vec(),
+                to: to.map(<[u8]>::to_vec),
+                version: ticket.first_version,
+            });
+            drop(turns);
+            self.go_on(&ticket, 1, size_bytes);
+            return Ok(());
+        }
     }
 
-    /// A place in the log for changes that `write` appends; `insert` puts them into the table when they are as durable
-    /// as they are to be.
-    fn log(
+    /// A place in the log for `count` changes, which `write` appends.
+    fn append(
         &self,
         size_bytes: usize,
         count: u64,
         write: impl Fn(&mut esker_format::flex_db::WalWriter),
-        insert: impl FnOnce(&MemTable, u64),
-    ) -> Result<u64> {
-        let ticket = loop {
-            let appended = match self.keeps_log() {
-                true => self.wal.append(size_bytes, count, &write)?,
-                false => self.wal.pass(size_bytes, count)?,
-            };
-            match appended {
-                Appended::Done(ticket) => break ticket,
-                Appended::Full(generation) => self.change_table(generation)?,
-            }
-        };
-        if self.durability == Durability::Sync
-            && let Err(error) = self.wal.wait_durable(&ticket)
-        {
-            self.wal.leave(&ticket);
-            return Err(error);
+    ) -> Result<Appended> {
+        match self.keeps_log() {
+            true => self.wal.append(size_bytes, count, &write),
+            false => self.wal.pass(size_bytes, count),
         }
-        insert(&ticket.table, ticket.first_version);
-        self.wal.leave(&ticket);
-        // The write took place, whatever happens to the log and the tables behind it: the next one hears of that.
-        if let Err(error) = self.go_on(&ticket, count, size_bytes) {
-            tracing::warn!(%error, "a write took place, and the next one may not");
-        }
-        Ok(ticket.first_version)
     }
 
-    /// What is due when a table got more.
-    fn go_on(&self, ticket: &Ticket, count: u64, size_bytes: usize) -> Result<()> {
+    /// Changes are in their table: what is due then.
+    fn go_on(&self, ticket: &Ticket, count: u64, size_bytes: usize) {
+        self.wal.leave(ticket);
+        // The write took place, whatever happens to the log and the tables behind it: the next one hears of that.
+        if let Err(error) = self.try_go_on(ticket, count, size_bytes) {
+            tracing::warn!(%error, "a write took place, and the next one may not");
+        }
+    }
+
+    fn try_go_on(&self, ticket: &Ticket, count: u64, size_bytes: usize) -> Result<()> {
         let Ticket { table, first_version, .. } = ticket;
         // Now and then: what tables take is asked of lines of memory that every writer changes.
         let turn = |version: u64| version / SHARED_CHANGES;

@@ -15,7 +15,11 @@ const SEGMENT_SIZE: u64 = 8 << 10;
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn blank() -> Arc<SimBlock> {
-    let mut options = SimBlockOptions::new(48 * SEGMENT_SIZE, 1);
+    blank_of(48)
+}
+
+fn blank_of(segments: u64) -> Arc<SimBlock> {
+    let mut options = SimBlockOptions::new(segments * SEGMENT_SIZE, 1);
     options.record = false;
     Arc::new(SimBlock::new(options))
 }
@@ -144,4 +148,24 @@ fn what_the_cleaner_has_gained_of_a_segment_counts_before_that_is_free() {
     let after = store.debt(0);
     store.pace.gained(0);
     assert_eq!(after.to_bits(), store.debt(0).to_bits(), "it is free, and counts as that alone");
+}
+
+/// Small records, of which a checkpoint takes more than the cleaner keeps free.
+#[test]
+fn steady_writes_leave_the_checkpoint_where_cleaning_gains_much() {
+    const RECORDS: u32 = 6000;
+    let store = open(blank_of(200));
+    let checkpoint = || store.segments.free_count() - store.segments.free_beside(true);
+    for number in 0..RECORDS {
+        put(&store, &key(number), 100);
+    }
+    assert!(store.write_checkpoint_beside().unwrap());
+    let before = checkpoint();
+    assert!(before > store.clean_below() - store.segments.reserve_of_puts(), "{before} segments");
+    let mut rng = Rng::from_seed(1);
+    for _ in 0..4 * RECORDS {
+        put(&store, &key(u32::try_from(rng.below(u64::from(RECORDS))).unwrap()), 100);
+        store.clean_ahead(|| false).unwrap();
+    }
+    assert_eq!(checkpoint(), before);
 }

@@ -52,8 +52,13 @@ impl FreeList {
 impl Segments {
     /// Number of free segments, those of the checkpoint among them.
     pub(in super::super) fn free_count(&self) -> usize {
+        self.free_beside(false)
+    }
+
+    /// Number of free segments, those of the checkpoint among them unless it is `kept`.
+    pub(in super::super) fn free_beside(&self, kept: bool) -> usize {
         let free = self.free.lock();
-        free.list.len() + free.checkpoint.len()
+        free.list.len() + if kept { 0 } else { free.checkpoint.len() }
     }
 
     /// Puts a segment on the free list that holds nothing of this store.

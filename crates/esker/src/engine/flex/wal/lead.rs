@@ -6,7 +6,7 @@
 //! # Failure
 //! As in the log: a write or flush that failed is the last one.
 
-use super::{BATCH_BYTES, State, Tail, Ticket, Wal};
+use super::{BATCH_BYTES, State, Tail, Wal};
 use crate::engine::flex::memtable::MemTable;
 use crate::engine::flex::sites;
 use esker_base::{Error, Result};
@@ -18,9 +18,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 impl Wal {
-    /// Waits until a place in the log is durable.
-    pub(in crate::engine::flex) fn wait_durable(&self, ticket: &Ticket) -> Result<()> {
-        self.bring(ticket.batch, true).map_err(|_| self.unknown())
+    /// Waits until a batch of the log is durable.
+    pub(in crate::engine::flex) fn wait_durable(&self, batch: u64) -> Result<()> {
+        self.bring(batch, true).map_err(|_| self.unknown())
     }
 
     /// Writes what forms if it is much.
