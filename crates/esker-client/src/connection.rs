@@ -311,7 +311,12 @@ impl Connection {
         if !request.slot.is_filled() {
             self.send();
         }
-        let limit = self.options.request_timeout;
+        self.wait_at_most(request, self.options.request_timeout)
+    }
+
+    /// As [`Connection::wait`], for a request that was sent, at most `limit`; a backup's after that for as long as there are signs of
+    /// life.
+    pub(crate) fn wait_at_most(&self, request: &Submitted, mut limit: Duration) -> Result<Reply> {
         loop {
             if let Some(reply) = request.slot.wait(limit) {
                 return reply;
@@ -319,6 +324,7 @@ impl Connection {
             if !request.lasts {
                 break;
             }
+            limit = self.options.request_timeout;
             let ping = self.submit(&Request::Ping).and_then(|ping| self.wait(&ping));
             if ping.is_err_and(|error| error.kind() == ErrorKind::Timeout) && self.is_broken() {
                 // The slot may say that the connection was closed, but not that it was we who did so.
