@@ -114,22 +114,26 @@ pub(crate) struct Wanted {
     pub(crate) client: Client,
     keys: Vec<Vec<u8>>,
     pub(crate) values: Vec<Option<Value>>,
+    /// For how many the last reply was, if there was one.
+    told: Option<usize>,
 }
 
 impl Wanted {
     pub(crate) fn new(client: Client, keys: Vec<Vec<u8>>) -> Wanted {
         let values = Vec::with_capacity(keys.len());
-        Wanted { client, keys, values }
+        Wanted { client, keys, values, told: None }
     }
 
     pub(crate) fn is_answered(&self) -> bool {
         self.values.len() >= self.keys.len()
     }
 
-    /// Asks for those that are missing.
+    /// Asks for those that are missing: for half as many again as were told last. If all of them went there each time, and a
+    /// few came back, they would go there very often.
     pub(crate) fn ask(&self) -> Result<Pending<Vec<Option<Value>>>> {
         let missing = self.keys.get(self.values.len()..).unwrap_or_default();
-        self.client.submit_some(missing)
+        let most = self.told.map_or(usize::MAX, |told| told.saturating_add(told.div_ceil(2)));
+        self.client.submit_some(missing.get(..most).unwrap_or(missing))
     }
 
     /// Takes what a reply says of the next ones.
@@ -138,6 +142,7 @@ impl Wanted {
         if some.is_empty() || some.len() > missing {
             return Err(Error::of_flaw(esker_format::Flaw::Field("items")));
         }
+        self.told = Some(some.len());
         self.values.extend(some);
         Ok(())
     }
