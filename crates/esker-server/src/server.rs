@@ -45,7 +45,7 @@ const FLUSH_SLICE: Duration = Duration::from_millis(250);
 const STOP_SLICE: Duration = Duration::from_millis(2);
 
 /// Connections that are turned away gently at a time; others are closed at once.
-const TURNED_AWAY_MAX: u32 = 64;
+pub const TURNED_AWAY_MAX: u32 = 64;
 
 /// Permissions of a socket file that nothing is said about.
 pub const UNIX_MODE: u32 = 0o700;
