@@ -107,7 +107,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "trim-idle",
         "false",
-        "while nobody writes, free space goes back to the file system or device",
+        "while nobody writes, engine depot gives free space back to the file system or device, and cleans for that",
     ),
     setting(
         "durability",
