@@ -307,7 +307,7 @@ pub(crate) struct ServeArguments {
     /// Longest value
     #[arg(long, value_name = "BYTES", env = "ESKER_ITEM_SIZE_MAX")]
     pub(crate) item_size_max: Option<String>,
-    /// Memory for buffers and values in flight of all connections
+    /// Memory for buffers and values in flight of all connections; a quarter of it at most is for clients in shared memory
     #[arg(long, value_name = "BYTES", env = "ESKER_MEMORY_MAX")]
     pub(crate) memory_max: Option<String>,
     /// Close a connection that is silent for so long; 0: never

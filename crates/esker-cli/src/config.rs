@@ -130,7 +130,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "memory-max",
         r#""256MiB""#,
-        "memory for buffers and values in flight of all connections",
+        "memory for buffers and values in flight of all connections; a quarter of it at most is for clients in shared memory",
     ),
     setting("idle-timeout", r#""0s""#, "close a connection that is silent for so long; 0: never"),
     setting(

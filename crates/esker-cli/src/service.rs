@@ -174,6 +174,13 @@ impl Service {
         for address in server.addresses() {
             say(&format!("listening on {address}"));
         }
+        if server.addresses().iter().any(is_shared) {
+            let (clients, each) = server.shared_memory_room();
+            let each = format_size_bytes(each);
+            say(&format!(
+                "room for {clients} clients in shared memory: {each} each, together a quarter of memory-max"
+            ));
+        }
         serving()?;
         say("ready");
         said()?;

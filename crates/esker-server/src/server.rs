@@ -200,6 +200,13 @@ impl Server {
         &self.shared.addresses
     }
 
+    /// How many clients in shared memory find room at a time, and how many bytes each takes; others are refused. Connections of
+    /// another kind, which count as well, may leave room for fewer.
+    #[must_use]
+    pub fn shared_memory_room(&self) -> (u64, u64) {
+        native::shm::room(&self.shared.limits, self.shared.cores)
+    }
+
     /// Connections that are open.
     #[must_use]
     pub fn connections(&self) -> u32 {

@@ -310,6 +310,22 @@ fn there_are_descriptors_for_clients_in_shared_memory() {
     assert!(soft >= wanted, "{soft}");
 }
 
+/// Each client has memory for each core, so that on a machine with many of them few clients find room.
+#[test]
+fn a_server_says_how_many_clients_in_shared_memory_find_room() {
+    let scratch = Scratch::new();
+    let shared = format!("shm://{}", scratch.path("socket").display());
+    for (memory, words) in [("16MiB", "room for 15 clients"), ("32MiB", "room for 31 clients")] {
+        let more = ["--listen", &shared, "--cores", "2", "--memory-max", memory];
+        let serving = Serving::start(&scratch, &more);
+        let said = serving.lines.iter().any(|line| line.starts_with(words));
+        assert!(said, "{words:?} is missing in {:?}", serving.lines);
+        stop_and_wait(serving, "-TERM");
+    }
+    let serving = Serving::start(&scratch, &[]);
+    assert!(!serving.lines.iter().any(|line| line.contains("shared memory")));
+}
+
 /// Each core has some, too: a machine of many of them has none left for connections otherwise.
 #[test]
 fn there_are_descriptors_for_connections_beside_those_of_many_cores() {
