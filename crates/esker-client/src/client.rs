@@ -313,12 +313,15 @@ impl Client {
         link.is_some_and(|link| link.streams.as_ref().is_some_and(|streams| !streams.is_broken()))
     }
 
-    /// Whether the next call has to connect first, or to wait for another one that does.
-    pub(crate) fn is_to_connect(&self) -> bool {
-        let Some(link) = self.0.link.try_lock_for(LOCKED_AT_MOST) else { return true };
+    /// Whether a request that concerns several keys would be submitted at once now, or fail at once: without connecting first, or
+    /// waiting for others.
+    pub(crate) fn submits_at_once(&self) -> bool {
+        let Some(link) = self.0.link.try_lock_for(LOCKED_AT_MOST) else { return false };
         let rests = |(_, until): &(Error, Duration)| SystemClock.monotonic() < *until;
-        let is_there = link.streams.as_ref().is_some_and(|streams| !streams.is_broken());
-        !is_there && !link.failed.as_ref().is_some_and(rests)
+        match &link.streams {
+            Some(streams) if !streams.is_broken() => streams.has_room(),
+            _ => link.failed.as_ref().is_some_and(rests),
+        }
     }
 
     /// Sends what was submitted and has not left yet.

@@ -6,7 +6,7 @@
 //!
 //! # Concurrency
 //! As [`Client`]: cheap to clone, for any number of threads. What concerns several servers is submitted
-//! to all of them before any is waited for: to those that have to be connected to first from a thread each.
+//! to all of them before any is waited for: from a thread each where that may take long, as it does to connect.
 //!
 //! # Failure
 //! A server that cannot be reached, or is silent, fails the keys that belong to it, and no others. However many of them there are,
@@ -186,7 +186,7 @@ impl Cluster {
             }
             let asked = side_by_side(
                 &left,
-                |part| part.wanted.client.is_to_connect(),
+                |part| part.wanted.asks_slowly(),
                 |part| part.wanted.ask().inspect(Pending::send),
             );
             let by = Deadline::after(self.0.request_timeout);
@@ -268,7 +268,7 @@ impl Cluster {
         let clients: Vec<&Client> = self.members().map(|(_, client)| client).collect();
         let asked = side_by_side(
             &clients,
-            |client| client.is_to_connect(),
+            |client| !client.submits_at_once(),
             |client| client.submit_sync().inspect(Pending::send),
         );
         let by = Deadline::after(self.0.request_timeout);

@@ -34,7 +34,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Frames that nobody has asked to leave do so once they come to this.
-const QUEUE_BYTES: usize = 32 << 10;
+pub(crate) const QUEUE_BYTES: usize = 32 << 10;
 /// Callers wait while the queue is longer.
 const QUEUE_BYTES_MAX: usize = 4 << 20;
 /// Bytes that are received at once.
@@ -142,6 +142,17 @@ impl Connection {
     /// Whether it can no longer be used.
     pub(crate) fn is_broken(&self) -> bool {
         self.state.lock().broken.is_some()
+    }
+
+    /// Whether a request would be appended at once.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.state.lock();
+        state.table.len() < self.options.in_flight_max.max(1) && state.queue.len() < QUEUE_BYTES_MAX
+    }
+
+    /// Whether nothing waits for a reply.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.lock().table.len() == 0
     }
 
     /// Appends a request. It leaves at the next [`Connection::send`], or when much has come together.

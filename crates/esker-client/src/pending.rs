@@ -1,7 +1,7 @@
 //! Handles of requests that are in flight.
 
 use crate::client::Client;
-use crate::connection::{Handle, Submitted};
+use crate::connection::{Handle, QUEUE_BYTES, Submitted};
 use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::table::Reply;
@@ -128,12 +128,23 @@ impl Wanted {
         self.values.len() >= self.keys.len()
     }
 
-    /// Asks for those that are missing: for half as many again as were told last. If all of them went there each time, and a
-    /// few came back, they would go there very often.
-    pub(crate) fn ask(&self) -> Result<Pending<Vec<Option<Value>>>> {
+    /// Whether submitting what [`Wanted::ask`] asks for may take long: to connect, to wait for others, or for the network to take
+    /// many keys.
+    pub(crate) fn asks_slowly(&self) -> bool {
+        let bytes: usize = self.missing().iter().map(Vec::len).sum();
+        bytes > QUEUE_BYTES || !self.client.submits_at_once()
+    }
+
+    /// Those to ask for: half as many again as were told last. If all that are missing went there each time, and a few
+    /// came back, they would go there very often.
+    fn missing(&self) -> &[Vec<u8>] {
         let missing = self.keys.get(self.values.len()..).unwrap_or_default();
         let most = self.told.map_or(usize::MAX, |told| told.saturating_add(told.div_ceil(2)));
-        self.client.submit_some(missing.get(..most).unwrap_or(missing))
+        missing.get(..most).unwrap_or(missing)
+    }
+
+    pub(crate) fn ask(&self) -> Result<Pending<Vec<Option<Value>>>> {
+        self.client.submit_some(self.missing())
     }
 
     /// Takes what a reply says of the next ones.

@@ -6,7 +6,8 @@
 
 use std::thread::{Builder, ScopedJoinHandle, scope};
 
-/// Calls `call` for all `ones`, for those that `lasts` says may take long beside each other: what comes of each, in their order.
+/// Calls `call` for all `ones`, beside each other for those of which `lasts` says that they may take long: what comes of each, in their
+/// order.
 pub(crate) fn side_by_side<A: Sync, T: Send>(
     ones: &[A],
     lasts: impl Fn(&A) -> bool,
@@ -19,7 +20,9 @@ pub(crate) fn side_by_side<A: Sync, T: Send>(
             .iter()
             .map(|one| {
                 let thread = Builder::new().name("esker-cluster".into());
-                lasts(one).then(|| thread.spawn_scoped(scope, move || call(one)).ok()).flatten()
+                (ones.len() > 1 && lasts(one))
+                    .then(|| thread.spawn_scoped(scope, move || call(one)).ok())
+                    .flatten()
             })
             .collect();
         let begun: Vec<(&A, Result<T, ScopedJoinHandle<'_, T>>)> = ones
