@@ -286,7 +286,7 @@ pub(crate) struct ServeArguments {
     /// Bytes a second that engine flex reads and verifies while it has nothing else to do; 0: none
     #[arg(long, value_name = "BYTES", env = "ESKER_FLEX_SCRUB")]
     pub(crate) flex_scrub: Option<String>,
-    /// While nobody writes, free space goes back to the file system or device
+    /// While nobody writes, engine depot gives free space back to the file system or device, and cleans for that
     #[arg(long, env = "ESKER_TRIM_IDLE", value_name = "BOOL", num_args = 0..=1, default_missing_value = "true")]
     pub(crate) trim_idle: Option<String>,
     /// What an acknowledgement promises: sync, periodic, periodic:500ms, none
@@ -307,7 +307,7 @@ pub(crate) struct ServeArguments {
     /// Longest value
     #[arg(long, value_name = "BYTES", env = "ESKER_ITEM_SIZE_MAX")]
     pub(crate) item_size_max: Option<String>,
-    /// Memory for buffers and values in flight of all connections
+    /// Memory for buffers and values in flight of all connections; a quarter of it at most is for clients in shared memory
     #[arg(long, value_name = "BYTES", env = "ESKER_MEMORY_MAX")]
     pub(crate) memory_max: Option<String>,
     /// Close a connection that is silent for so long; 0: never

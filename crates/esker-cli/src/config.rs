@@ -107,7 +107,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "trim-idle",
         "false",
-        "while nobody writes, free space goes back to the file system or device",
+        "while nobody writes, engine depot gives free space back to the file system or device, and cleans for that",
     ),
     setting(
         "durability",
@@ -130,7 +130,7 @@ const SETTINGS: &[Setting] = &[
     setting(
         "memory-max",
         r#""256MiB""#,
-        "memory for buffers and values in flight of all connections",
+        "memory for buffers and values in flight of all connections; a quarter of it at most is for clients in shared memory",
     ),
     setting("idle-timeout", r#""0s""#, "close a connection that is silent for so long; 0: never"),
     setting(

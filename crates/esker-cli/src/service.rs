@@ -14,7 +14,7 @@ use crate::failure::{Done, Failure};
 use crate::store::open_served;
 use esker::{Options, Stats};
 use esker_base::units::format_size_bytes;
-use esker_server::{Credentials, ListenAddress, Server, ServerConfig, Tls};
+use esker_server::{Credentials, ListenAddress, Server, ServerConfig, TURNED_AWAY_MAX, Tls};
 use esker_trt::{Facility, Runtime};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -27,8 +27,11 @@ use std::time::Duration;
 
 /// How long requests that were received may take after the first signal.
 const STOP_LIMIT: Duration = Duration::from_secs(5);
-/// Descriptors beyond those of connections: data, rings, listeners, standard streams.
-const DESCRIPTORS_RESERVED: u64 = 128;
+/// Descriptors beyond those of connections and cores: of data, listeners, standard streams, and of those who are told that they are
+/// too many.
+const DESCRIPTORS_RESERVED: u64 = 64 + TURNED_AWAY_MAX as u64;
+/// The most that a core has for itself: to wait for events, for a time, and for other cores.
+const DESCRIPTORS_PER_CORE: u64 = 3;
 
 /// Most that is read of a file with credentials or certificates.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -124,7 +127,7 @@ impl Service {
     ) -> Result<Done, Failure> {
         start_log(self.log);
         let mut signals = catch_hangups()?;
-        raise_descriptors(u64::from(self.server.limits.connections_max))?;
+        raise_descriptors(u64::from(self.server.limits.connections_max), self.cores)?;
         self.raise_descriptors_further();
         let paths = std::iter::once(&self.store.path).chain(&self.store.devices);
         let paths: Vec<String> = paths.map(|path| path.display().to_string()).collect();
@@ -170,6 +173,13 @@ impl Service {
         say(&format!("I/O by {}", runtime.report()));
         for address in server.addresses() {
             say(&format!("listening on {address}"));
+        }
+        if server.addresses().iter().any(is_shared) {
+            let (clients, each) = server.shared_memory_room();
+            let each = format_size_bytes(each);
+            say(&format!(
+                "room for {clients} clients in shared memory: {each} each, together a quarter of memory-max"
+            ));
         }
         serving()?;
         say("ready");
@@ -272,17 +282,11 @@ impl Service {
     /// Clients in shared memory have two descriptors for each core: as many as the system permits, which may be fewer than
     /// all clients could take.
     fn raise_descriptors_further(&self) {
-        let is_shared = |address: &ListenAddress| matches!(address, ListenAddress::Shared(_));
         let limit = getrlimit(Resource::Nofile);
         if let (true, Some(current)) = (self.server.listen.iter().any(is_shared), limit.current) {
-            // As many as the run-time takes where nobody says.
-            let cores = match self.cores {
-                0 => std::thread::available_parallelism().map_or(1, usize::from),
-                cores => cores,
-            };
-            let each = 1 + 2 * cores as u64;
+            let each = cores_of(self.cores).saturating_mul(2).saturating_add(1);
             let wanted = u64::from(self.server.limits.connections_max).saturating_mul(each);
-            let wanted = wanted.saturating_add(DESCRIPTORS_RESERVED);
+            let wanted = wanted.saturating_add(descriptors_reserved(self.cores));
             let current = wanted.min(limit.maximum.unwrap_or(wanted)).max(current);
             // Who is not permitted goes on with what there is.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
@@ -290,10 +294,28 @@ impl Service {
     }
 }
 
-/// Makes room for the descriptors of all connections, as far as the system permits: root, who may raise the bound, calls it
+fn is_shared(address: &ListenAddress) -> bool {
+    matches!(address, ListenAddress::Shared(_))
+}
+
+/// As many cores as the run-time takes, where 0 was asked for, too.
+fn cores_of(asked: usize) -> u64 {
+    match asked {
+        0 => std::thread::available_parallelism().map_or(1, usize::from) as u64,
+        cores => cores as u64,
+    }
+}
+
+/// Descriptors that a server of so many cores has beyond those of connections.
+fn descriptors_reserved(cores: usize) -> u64 {
+    let of_cores = cores_of(cores).saturating_mul(DESCRIPTORS_PER_CORE);
+    of_cores.saturating_add(DESCRIPTORS_RESERVED)
+}
+
+/// Makes room for the descriptors of all connections and `cores`, as far as the system permits: root, who may raise the bound, calls it
 /// before it becomes somebody else.
-pub(crate) fn raise_descriptors(connections_max: u64) -> Result<(), Failure> {
-    let wanted = connections_max.saturating_add(DESCRIPTORS_RESERVED);
+pub(crate) fn raise_descriptors(connections_max: u64, cores: usize) -> Result<(), Failure> {
+    let wanted = connections_max.saturating_add(descriptors_reserved(cores));
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_none_or(|current| current >= wanted) {
         return Ok(());

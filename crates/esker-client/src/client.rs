@@ -10,7 +10,7 @@ use crate::address::Address;
 use crate::batch::Batch;
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::pending::{Pending, PendingValues, read_items};
+use crate::pending::{Pending, PendingValues, Wanted, read_items};
 use crate::streams::Streams;
 use crate::table::Reply;
 use crate::value::{Outcome, Value};
@@ -25,6 +25,9 @@ use parking_lot::Mutex;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+
+/// Whoever holds the lock of a link for longer connects.
+const LOCKED_AT_MOST: Duration = Duration::from_millis(1);
 
 /// The connection, or when the next one may be made.
 struct Link {
@@ -214,8 +217,7 @@ impl Client {
     /// Only those after which nothing was sent.
     pub fn submit_multi_get(&self, keys: &[&[u8]]) -> Result<PendingValues> {
         let keys: Vec<Vec<u8>> = keys.iter().map(|key| key.to_vec()).collect();
-        let first = if keys.is_empty() { None } else { Some(self.submit_some(&keys)?) };
-        Ok(PendingValues { client: self.clone(), keys, first })
+        PendingValues::begin(Wanted::new(self.clone(), keys))
     }
 
     /// Asks for as many of `keys`, at least one, as go in a request. A server that answers for fewer
@@ -309,6 +311,17 @@ impl Client {
         // Whoever holds the lock for long connects.
         let link = self.0.link.try_lock();
         link.is_some_and(|link| link.streams.as_ref().is_some_and(|streams| !streams.is_broken()))
+    }
+
+    /// Whether a request that concerns several keys would be submitted at once now, or fail at once: without connecting first, or
+    /// waiting for others.
+    pub(crate) fn submits_at_once(&self) -> bool {
+        let Some(link) = self.0.link.try_lock_for(LOCKED_AT_MOST) else { return false };
+        let rests = |(_, until): &(Error, Duration)| SystemClock.monotonic() < *until;
+        match &link.streams {
+            Some(streams) if !streams.is_broken() => streams.has_room(),
+            _ => link.failed.as_ref().is_some_and(rests),
+        }
     }
 
     /// Sends what was submitted and has not left yet.

@@ -6,23 +6,27 @@
 //!
 //! # Concurrency
 //! As [`Client`]: cheap to clone, for any number of threads. What concerns several servers is submitted
-//! to all of them before any is waited for, first to those that are connected.
+//! to all of them before any is waited for: from a thread each where that may take long, as it does to connect.
 //!
 //! # Failure
-//! A server that cannot be reached fails the keys that belong to it, and no others.
+//! A server that cannot be reached, or is silent, fails the keys that belong to it, and no others. However many of them there are,
+//! a call takes no longer than with one: the time for connecting runs at the same time, and so does that for replies.
 
 use crate::address::Address;
 use crate::batch::Batch;
 use crate::client::Client;
+use crate::deadline::Deadline;
 use crate::error::{Error, Result};
 use crate::options::Options;
-use crate::pending::{Pending, PendingValues};
+use crate::pending::{Pending, Wanted};
 use crate::ring::Ring;
+use crate::side_by_side::side_by_side;
 use crate::value::{Outcome, Value};
 use esker_base::ids::Version;
 use esker_format::native::{Attributes, BackupReport, Changes, Condition};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A server of a cluster.
 #[derive(Clone, Debug)]
@@ -46,6 +50,15 @@ impl From<Address> for Member {
 struct Inner {
     members: Vec<(Member, Client)>,
     ring: Ring,
+    request_timeout: Duration,
+}
+
+/// Keys of a `multi_get` that belong to one server.
+struct Part {
+    /// Where they stand among all.
+    places: Vec<usize>,
+    wanted: Wanted,
+    failed: Option<Error>,
 }
 
 /// Clients of several servers, by key. Cheap to clone.
@@ -76,7 +89,8 @@ impl Cluster {
                 (member, client)
             })
             .collect();
-        Ok(Cluster(Arc::new(Inner { members, ring })))
+        let request_timeout = options.request_timeout;
+        Ok(Cluster(Arc::new(Inner { members, ring, request_timeout })))
     }
 
     /// The members with their clients.
@@ -154,32 +168,43 @@ impl Cluster {
             let owner = self.0.ring.owner(key).unwrap_or(0);
             places.entry(owner).or_default().push(place);
         }
-        let mut asked: Vec<(&Client, Vec<usize>)> = places
-            .into_iter()
-            .filter_map(|(owner, places)| Some((&self.0.members.get(owner)?.1, places)))
-            .collect();
-        connected_first(&mut asked, |(client, _)| client);
-        let asked: Vec<(Vec<usize>, Result<PendingValues>)> = asked
-            .into_iter()
-            .map(|(client, places)| {
-                let some: Vec<&[u8]> =
-                    places.iter().filter_map(|place| keys.get(*place).copied()).collect();
-                let pending = client.submit_multi_get(&some);
-                client.flush();
-                (places, pending)
-            })
-            .collect();
+        let part = |(owner, places): (usize, Vec<usize>)| {
+            let (_, client) = self.0.members.get(owner)?;
+            let some = places.iter().filter_map(|place| Some(keys.get(*place)?.to_vec()));
+            let wanted = Wanted::new(client.clone(), some.collect());
+            Some(Part { places, wanted, failed: None })
+        };
+        let mut parts: Vec<Part> = places.into_iter().filter_map(part).collect();
+        loop {
+            // Those of which not all came with the first reply are asked again together.
+            let mut left: Vec<&mut Part> = parts
+                .iter_mut()
+                .filter(|part| part.failed.is_none() && !part.wanted.is_answered())
+                .collect();
+            if left.is_empty() {
+                break;
+            }
+            let asked = side_by_side(
+                &left,
+                |part| part.wanted.asks_slowly(),
+                |part| part.wanted.ask().inspect(Pending::send),
+            );
+            let by = Deadline::after(self.0.request_timeout);
+            for (part, pending) in left.iter_mut().zip(asked) {
+                let some = pending.and_then(|pending| pending.wait_until(by));
+                part.failed = some.and_then(|some| part.wanted.take(some)).err();
+            }
+        }
         let mut values: Vec<Result<Option<Value>>> = keys.iter().map(|_| Ok(None)).collect();
-        for (places, pending) in asked {
-            let mut told = pending.and_then(PendingValues::wait).map(Vec::into_iter);
+        for Part { places, wanted, failed } in parts {
+            let mut told = wanted.values.into_iter();
             for place in places {
-                let value = match &mut told {
-                    // There is one for each key.
-                    Ok(values) => Ok(values.next().flatten()),
-                    Err(error) => Err(error.clone()),
-                };
                 if let Some(slot) = values.get_mut(place) {
-                    *slot = value;
+                    *slot = match &failed {
+                        // There is one for each key.
+                        None => Ok(told.next().flatten()),
+                        Some(error) => Err(error.clone()),
+                    };
                 }
             }
         }
@@ -229,25 +254,10 @@ impl Cluster {
     /// the members. They are not copied at one moment.
     #[must_use = "a failure of one server is told with its name"]
     pub fn backup(&self) -> Vec<(&Member, Result<BackupReport>)> {
-        let mut asked: Vec<(usize, &Member, &Client)> = self
-            .members()
-            .enumerate()
-            .map(|(place, (member, client))| (place, member, client))
-            .collect();
-        connected_first(&mut asked, |(_, _, client)| client);
-        let mut asked: Vec<(usize, &Member, Result<Pending<BackupReport>>)> = asked
-            .into_iter()
-            .map(|(place, member, client)| {
-                let pending = client.submit_backup();
-                client.flush();
-                (place, member, pending)
-            })
-            .collect();
-        asked.sort_by_key(|(place, ..)| *place);
-        asked
-            .into_iter()
-            .map(|(_, member, pending)| (member, pending.and_then(Pending::wait)))
-            .collect()
+        let members: Vec<(&Member, &Client)> = self.members().collect();
+        // Each takes as long as it takes.
+        let done = side_by_side(&members, |_| true, |(_, client)| client.backup());
+        members.into_iter().map(|(member, _)| member).zip(done).collect()
     }
 
     /// As [`Client::sync`], on all servers at the same time.
@@ -255,23 +265,17 @@ impl Cluster {
     /// # Errors
     /// As [`Client::sync`]; all servers have been asked, and the first error is told.
     pub fn sync(&self) -> Result<()> {
-        let mut clients: Vec<&Client> = self.members().map(|(_, client)| client).collect();
-        connected_first(&mut clients, |client| client);
-        let asked: Vec<Result<Pending<()>>> = clients
+        let clients: Vec<&Client> = self.members().map(|(_, client)| client).collect();
+        let asked = side_by_side(
+            &clients,
+            |client| !client.submits_at_once(),
+            |client| client.submit_sync().inspect(Pending::send),
+        );
+        let by = Deadline::after(self.0.request_timeout);
+        let ended: Vec<Result<()>> = asked
             .into_iter()
-            .map(|client| {
-                let pending = client.submit_sync();
-                client.flush();
-                pending
-            })
+            .map(|pending| pending.and_then(|pending| pending.wait_until(by)))
             .collect();
-        let ended: Vec<Result<()>> =
-            asked.into_iter().map(|pending| pending.and_then(Pending::wait)).collect();
         ended.into_iter().collect()
     }
-}
-
-/// Those whose server is connected go first: a server that does not answer keeps nobody else from being asked.
-fn connected_first<T>(asked: &mut [T], client: impl Fn(&T) -> &Client) {
-    asked.sort_by_key(|one| !client(one).is_connected());
 }

@@ -34,7 +34,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// Frames that nobody has asked to leave do so once they come to this.
-const QUEUE_BYTES: usize = 32 << 10;
+pub(crate) const QUEUE_BYTES: usize = 32 << 10;
 /// Callers wait while the queue is longer.
 const QUEUE_BYTES_MAX: usize = 4 << 20;
 /// Bytes that are received at once.
@@ -142,6 +142,17 @@ impl Connection {
     /// Whether it can no longer be used.
     pub(crate) fn is_broken(&self) -> bool {
         self.state.lock().broken.is_some()
+    }
+
+    /// Whether a request would be appended at once.
+    pub(crate) fn has_room(&self) -> bool {
+        let state = self.state.lock();
+        state.table.len() < self.options.in_flight_max.max(1) && state.queue.len() < QUEUE_BYTES_MAX
+    }
+
+    /// Whether nothing waits for a reply.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.state.lock().table.len() == 0
     }
 
     /// Appends a request. It leaves at the next [`Connection::send`], or when much has come together.
@@ -311,7 +322,12 @@ impl Connection {
         if !request.slot.is_filled() {
             self.send();
         }
-        let limit = self.options.request_timeout;
+        self.wait_at_most(request, self.options.request_timeout)
+    }
+
+    /// As [`Connection::wait`], for a request that was sent, at most `limit`; a backup's after that for as long as there are signs of
+    /// life.
+    pub(crate) fn wait_at_most(&self, request: &Submitted, mut limit: Duration) -> Result<Reply> {
         loop {
             if let Some(reply) = request.slot.wait(limit) {
                 return reply;
@@ -319,6 +335,7 @@ impl Connection {
             if !request.lasts {
                 break;
             }
+            limit = self.options.request_timeout;
             let ping = self.submit(&Request::Ping).and_then(|ping| self.wait(&ping));
             if ping.is_err_and(|error| error.kind() == ErrorKind::Timeout) && self.is_broken() {
                 // The slot may say that the connection was closed, but not that it was we who did so.

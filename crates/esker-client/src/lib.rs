@@ -51,6 +51,7 @@ mod options;
 mod pending;
 mod ring;
 mod shared;
+mod side_by_side;
 mod socket;
 mod streams;
 mod table;

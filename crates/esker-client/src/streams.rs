@@ -45,6 +45,11 @@ impl Streams {
         self.all().any(|handle| handle.0.is_broken())
     }
 
+    /// Whether a request that concerns several keys would be submitted at once.
+    pub(crate) fn has_room(&self) -> bool {
+        self.first.0.has_room() && self.others.iter().all(|handle| handle.0.is_idle())
+    }
+
     pub(crate) fn hello(&self) -> &ServerHello {
         &self.first.0.hello
     }

@@ -50,7 +50,7 @@ mod transport;
 pub use auth::Credentials;
 pub use limits::Limits;
 pub use listen::{ListenAddress, Protocol};
-pub use server::{Server, ServerConfig, ShutdownHook, UNIX_MODE};
+pub use server::{Server, ServerConfig, ShutdownHook, TURNED_AWAY_MAX, UNIX_MODE};
 pub use tls::Tls;
 
 /// What `version` answers. Clients read the digits up to the first other character: the memcached

@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
-/// Connections that wait to be accepted.
-const BACKLOG: i32 = 1024;
+/// Connections that wait to be accepted: as many as the system permits, which makes less of it.
+const BACKLOG: i32 = i32::MAX;
 /// How often, and after which rest, an address that is in use is tried again: a server that was killed has its sockets until the
 /// kernel is done with it, and that may be after who started it has heard of its end.
 const BIND_TRIES: u32 = 100;
@@ -337,6 +337,31 @@ mod tests {
             });
             address.bind(false, 0o700).expect("free after a moment");
         });
+    }
+
+    #[test]
+    fn as_many_connections_wait_as_the_system_permits() {
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+        if files.is_some_and(|files| files < 2000) {
+            eprintln!("skipped: the system does not permit so many files");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("scratch folder");
+        let waiting = |path: &Path| {
+            let connected = (0..1500).map_while(|_| {
+                let socket = Socket::new(Domain::UNIX, Type::STREAM, None).expect("socket");
+                socket.set_nonblocking(true).expect("flag");
+                socket.connect(&SockAddr::unix(path).expect("address")).is_ok().then_some(socket)
+            });
+            connected.collect::<Vec<Socket>>().len()
+        };
+        let most = folder.path().join("most");
+        let socket = Socket::new(Domain::UNIX, Type::STREAM, None).expect("socket");
+        socket.bind(&SockAddr::unix(&most).expect("address")).expect("bind");
+        socket.listen(i32::MAX).expect("listen");
+        let path = folder.path().join("socket");
+        let _bound = ListenAddress::Unix(path.clone()).bind(false, 0o700).expect("bind");
+        assert_eq!(waiting(&path), waiting(&most));
     }
 
     #[test]

@@ -2,12 +2,17 @@
 //!
 //! Without a limit (`request_timeout` is zero) a slow client is let be, as by memcached: what it holds is nobody's
 //! loss while there is memory for the others. Once memory is short, it has the default's time, from its last progress.
+//! Who takes a reply then has to keep pace besides: values are held until they are sent, so that a few readers that are
+//! just fast enough would hold the memory of all for hours.
 
 use crate::limits::BODY_STEP_BYTES;
 use crate::shared::Shared;
+use esker_base::units::MIB;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::time::Duration;
 
+/// What a client takes of a reply in a second on an average, beyond the time without progress, while memory is short.
+const PACE_BYTES: u64 = MIB;
 /// How long a send or the rest of a request waits before it looks whether the server stops.
 const PATIENCE_SLICE: Duration = Duration::from_millis(200);
 /// What `request_timeout` shrinks to once the server stops.
@@ -17,7 +22,9 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Duration> {
     let passed = shared.clock.monotonic().saturating_sub(progress.since);
     let idle = progress.idle_limit(shared);
-    if idle.is_some_and(|idle| passed >= idle) {
+    if idle.is_some_and(|idle| passed >= idle)
+        || progress.is_behind(shared) && shared.budget.is_short()
+    {
         return Err(IoErrorKind::TimedOut.into());
     }
     let mut limit = shared.limits.wait_timeout();
@@ -40,6 +47,9 @@ pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Durati
 pub(crate) struct Progress {
     since: Duration,
     bytes: usize,
+    /// When it began, and what was moved since.
+    begun: Duration,
+    moved: u64,
     /// A reply is sent to its end, if it is taken; what is not whole yet is given up when the server stops.
     sends: bool,
     /// A line: who never ends one is as idle as who never begins one.
@@ -49,7 +59,8 @@ pub(crate) struct Progress {
 impl Progress {
     /// Of a request that arrives, from now.
     pub(crate) fn receiving(shared: &Shared) -> Progress {
-        Progress { since: shared.clock.monotonic(), bytes: 0, sends: false, is_line: false }
+        let now = shared.clock.monotonic();
+        Progress { since: now, bytes: 0, begun: now, moved: 0, sends: false, is_line: false }
     }
 
     /// Of the line of a request that arrives, from now.
@@ -75,8 +86,16 @@ impl Progress {
         self.idle_limit(shared).is_some_and(|idle| passed >= idle)
     }
 
+    /// Whether a reply is taken more slowly than it has to be while memory is short.
+    fn is_behind(&self, shared: &Shared) -> bool {
+        let passed = shared.clock.monotonic().saturating_sub(self.begun);
+        let pace = Duration::from_micros(self.moved.saturating_mul(1_000_000) / PACE_BYTES);
+        self.sends && passed >= shared.limits.wait_timeout().saturating_add(pace)
+    }
+
     /// `bytes` more were moved.
     pub(crate) fn add(&mut self, shared: &Shared, bytes: usize) {
+        self.moved = self.moved.saturating_add(bytes as u64);
         self.bytes = self.bytes.saturating_add(bytes);
         if self.bytes >= BODY_STEP_BYTES && (self.sends || !shared.is_stopping()) {
             self.bytes = 0;

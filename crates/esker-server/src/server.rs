@@ -45,7 +45,7 @@ const FLUSH_SLICE: Duration = Duration::from_millis(250);
 const STOP_SLICE: Duration = Duration::from_millis(2);
 
 /// Connections that are turned away gently at a time; others are closed at once.
-const TURNED_AWAY_MAX: u32 = 64;
+pub const TURNED_AWAY_MAX: u32 = 64;
 
 /// Permissions of a socket file that nothing is said about.
 pub const UNIX_MODE: u32 = 0o700;
@@ -198,6 +198,13 @@ impl Server {
     #[must_use]
     pub fn addresses(&self) -> &[ListenAddress] {
         &self.shared.addresses
+    }
+
+    /// How many clients in shared memory find room at a time, and how many bytes each takes; others are refused. Connections of
+    /// another kind, which count as well, may leave room for fewer.
+    #[must_use]
+    pub fn shared_memory_room(&self) -> (u64, u64) {
+        native::shm::room(&self.shared.limits, self.shared.cores)
     }
 
     /// Connections that are open.

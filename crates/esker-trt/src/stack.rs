@@ -4,9 +4,10 @@
 //! the middle of a mapping splits it in three. One mapping with one protected page for each stack
 //! therefore ends at 32 thousand tasks. Here a slab of stacks is one mapping, and its guards are
 //! guard regions (`MADV_GUARD_INSTALL`, Linux 6.13), which live in the page tables and split
-//! nothing. An older kernel gets protected pages until the limit is near, then stacks whose
-//! guard page is merely filled with a pattern that is checked when the task ends; the run-time's
-//! report says which of these it is.
+//! nothing. An older kernel gets protected pages until those of the whole process have taken half
+//! of its mappings (at the limit nobody maps anything any more, and no thread starts), then stacks
+//! whose guard page is merely filled with a pattern that is checked when the task ends; the
+//! run-time's report says which of these it is.
 //!
 //! # Layout
 //! ```text
@@ -19,19 +20,22 @@
 //! - S2: every stack is handed out once until it is given back: it moves between the pool and one
 //!   coroutine.
 //! - S3: the bytes `limit + PAGE .. base` are mapped, readable and writable.
+//! - S4: protected pages of all slabs are at most a quarter of the mappings that a process may have.
 //!
 //! # Concurrency
-//! A pool belongs to one thread.
+//! A pool belongs to one thread; all of them count protected pages together.
 #![expect(unsafe_code, reason = "maps memory and implements corosensei's unsafe trait Stack")]
 
 use crate::overflow;
 use crate::wake::Mailbox;
 use corosensei::stack::{Stack, StackPointer};
 use esker_base::{Error, ErrorKind, Result};
+use std::cell::Cell;
 use std::num::NonZeroUsize;
 use std::ptr;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
 
 /// Bytes of a page; also the size of a guard.
 pub(crate) const PAGE: usize = 4096;
@@ -43,6 +47,17 @@ const WARM_MAX: usize = 1024;
 /// Linux 6.13: marks pages so that touching them raises SIGSEGV, without splitting the mapping.
 const MADV_GUARD_INSTALL: i32 = 102;
 const CANARY: u64 = 0x7472_7463_616e_6172;
+/// Mappings of a process where the kernel does not say how many it permits.
+const MAPPINGS_MAX: usize = 65_530;
+
+/// Protected pages of all slabs (S4).
+static PROTECTED: AtomicUsize = AtomicUsize::new(0);
+/// How many there may be: each takes two mappings, and half of all are for others.
+static PROTECTED_MAX: LazyLock<usize> = LazyLock::new(|| {
+    let text = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+    let most = text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(MAPPINGS_MAX);
+    most / 4
+});
 
 /// How the stacks of a pool are guarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +91,7 @@ impl Guard {
         match self {
             Guard::Region => "guard regions (no mapping is split)",
             Guard::Protected => "protected pages (two mappings a stack)",
-            Guard::Canary => "canaries only: the kernel refused more mappings",
+            Guard::Canary => "canaries only: protected pages would take too many mappings",
         }
     }
 }
@@ -85,6 +100,8 @@ struct Slab {
     start: NonZeroUsize,
     length: usize,
     range: Option<overflow::RangeId>,
+    /// Its protected pages.
+    protected: Cell<usize>,
 }
 
 impl Drop for Slab {
@@ -93,6 +110,7 @@ impl Drop for Slab {
         // SAFETY: the whole of our own mapping (S1); no stack of it is left, since each holds us.
         let result = unsafe { libc::munmap(self.start.get() as *mut libc::c_void, self.length) };
         debug_assert_eq!(result, 0);
+        PROTECTED.fetch_sub(self.protected.get(), Ordering::Relaxed);
     }
 }
 
@@ -215,11 +233,11 @@ impl StackPool {
         // SAFETY: our own new mapping.
         unsafe { libc::madvise(start.get() as *mut libc::c_void, length, libc::MADV_NOHUGEPAGE) };
         let range = overflow::remember(start.get(), length, stride);
-        let slab = Rc::new(Slab { start, length, range });
+        let slab = Rc::new(Slab { start, length, range, protected: Cell::new(0) });
         // Handed out from the end of the vector: lowest addresses first.
         for index in (0..count).rev() {
             let limit = start.saturating_add(index * stride);
-            self.install_guard(limit);
+            self.install_guard(&slab, limit);
             let stack = TaskStack {
                 base: limit.saturating_add(stride),
                 limit,
@@ -240,8 +258,8 @@ impl StackPool {
         Ok(())
     }
 
-    /// Installs the best guard that the kernel grants, and remembers what it refused.
-    fn install_guard(&mut self, limit: NonZeroUsize) {
+    /// Installs the best guard that is to be had, and remembers which is not.
+    fn install_guard(&mut self, slab: &Slab, limit: NonZeroUsize) {
         let page = limit.get() as *mut libc::c_void;
         if self.guard == Guard::Region {
             // SAFETY: one page of our own new mapping.
@@ -251,9 +269,14 @@ impl StackPool {
             self.guard = Guard::Protected;
         }
         if self.guard == Guard::Protected {
-            // SAFETY: one page of our own new mapping.
-            if unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) } == 0 {
-                return;
+            let more = |count: usize| (count < *PROTECTED_MAX).then_some(count + 1);
+            let counted = PROTECTED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            if counted.is_ok() {
+                slab.protected.set(slab.protected.get() + 1);
+                // SAFETY: one page of our own new mapping.
+                if unsafe { libc::mprotect(page, PAGE, libc::PROT_NONE) } == 0 {
+                    return;
+                }
             }
             self.guard = Guard::Canary;
         }

@@ -41,13 +41,15 @@ const RULES: [Rule; 8] = [
             "crates/esker-cli/",
             "crates/esker-bench/src/files.rs",
             "crates/esker-server/src/stats.rs",
+            "crates/esker-trt/src/stack.rs",
             "crates/esker-trt/src/topology.rs",
             "fuzz/",
             "xtask/",
         ],
         tests: true,
         reason: "only media open files; the program has its configuration and dumps, the bench its results and \
-                 traces, a fuzzer its seeds; the run-time asks for the processor's sockets, a server for its processor time",
+                 traces, a fuzzer its seeds; the run-time asks for the processor's sockets and \
+                 the mappings of a process, a server for its processor time",
     },
     Rule {
         word: "Instant::now",
@@ -77,12 +79,13 @@ const RULES: [Rule; 8] = [
             "crates/esker-media/src/striped.rs",
             "crates/esker-cli/src/serve",
             "crates/esker-client/src/connection.rs",
+            "crates/esker-client/src/side_by_side.rs",
             "crates/esker-server/src/backups.rs",
             "crates/esker-peers/src/ticker.rs",
         ],
         tests: true,
         reason: "threads belong to the run-time; a store has one background thread, its index a helper, a client's \
-                 connection its reader; a flush of several devices one for each; a server's backup, which may hang \
+                 connection its reader; calls of several servers, and a flush of several devices, one for each; a server's backup, which may hang \
                  and must not keep the run-time from its end, one; a peer without a periodic sync of its own gets one",
     },
     Rule {

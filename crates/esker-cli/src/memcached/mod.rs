@@ -141,7 +141,7 @@ fn run(mut plan: Plan) -> Result<Done, Failure> {
     let secrets = Secrets::read(plan.auth_file, plan.tls)?;
     let mut pid_file = plan.pid_file.as_deref().map(process::PidFile::open).transpose()?;
     // Only root may go beyond what the system permits others.
-    raise_descriptors(u64::from(plan.limits.connections_max))?;
+    raise_descriptors(u64::from(plan.limits.connections_max), plan.cores)?;
     process::become_user(plan.user.as_deref())?;
     let data = match &plan.data {
         Some(path) => path.clone(),

@@ -304,10 +304,46 @@ fn there_are_descriptors_for_clients_in_shared_memory() {
         eprintln!("skipped: the system does not permit so many");
         return;
     }
+    let listen = format!("shm://{}", scratch.path("socket").display());
+    let more = ["--listen", &listen, "--cores", "0", "--connections-max", "900"];
+    let (_, soft) = descriptors(&scratch, 512, &more);
+    assert!(soft >= wanted, "{soft}");
+}
+
+/// Each client has memory for each core, so that on a machine with many of them few clients find room.
+#[test]
+fn a_server_says_how_many_clients_in_shared_memory_find_room() {
+    let scratch = Scratch::new();
+    let shared = format!("shm://{}", scratch.path("socket").display());
+    for (memory, words) in [("16MiB", "room for 15 clients"), ("32MiB", "room for 31 clients")] {
+        let more = ["--listen", &shared, "--cores", "2", "--memory-max", memory];
+        let serving = Serving::start(&scratch, &more);
+        let said = serving.lines.iter().any(|line| line.starts_with(words));
+        assert!(said, "{words:?} is missing in {:?}", serving.lines);
+        stop_and_wait(serving, "-TERM");
+    }
+    let serving = Serving::start(&scratch, &[]);
+    assert!(!serving.lines.iter().any(|line| line.contains("shared memory")));
+}
+
+/// Each core has some, too: a machine of many of them has none left for connections otherwise.
+#[test]
+fn there_are_descriptors_for_connections_beside_those_of_many_cores() {
+    let scratch = Scratch::new();
+    let listen = "memcache://127.0.0.1:0";
+    let more = ["--listen", listen, "--cores", "40", "--connections-max", "200"];
+    let (open, soft) = descriptors(&scratch, 328, &more);
+    let turned_away = esker_server::TURNED_AWAY_MAX as usize;
+    assert!(soft >= open + 200 + turned_away, "{open} are open, of {soft}");
+}
+
+/// How many descriptors a server with these options has open once it is ready, and how many it may have at most,
+/// where `soft` are permitted unless it asks for more.
+fn descriptors(scratch: &Scratch, soft: usize, more: &[&str]) -> (usize, usize) {
     let line = format!(
-        "ulimit -Sn 512 && exec {} serve --listen shm://{} --cores 0 --connections-max 900 --size 256MiB",
+        "ulimit -Sn {soft} && exec {} serve --size 256MiB {}",
         env!("CARGO_BIN_EXE_esker"),
-        scratch.path("socket").display()
+        more.join(" ")
     );
     let mut child = Command::new("sh")
         .args(["-c", &line])
@@ -318,13 +354,14 @@ fn there_are_descriptors_for_clients_in_shared_memory() {
     let said = BufReader::new(child.stderr.take().expect("piped"));
     let ready = said.lines().map_while(Result::ok).any(|line| line == "ready");
     let limits = std::fs::read_to_string(format!("/proc/{}/limits", child.id()));
+    let open = std::fs::read_dir(format!("/proc/{}/fd", child.id())).map(Iterator::count);
     child.kill().expect("it runs");
     child.wait().expect("ends");
     assert!(ready);
     let limits = limits.expect("it ran");
     let files = limits.lines().find(|line| line.starts_with("Max open files")).expect("a line");
-    let soft = files.split_whitespace().nth(3).and_then(|number| number.parse::<usize>().ok());
-    assert!(soft.is_none_or(|soft| soft >= wanted), "{files}");
+    let soft = files.split_whitespace().nth(3).expect("a number");
+    (open.expect("it ran"), soft.parse().unwrap_or(usize::MAX))
 }
 
 #[test]

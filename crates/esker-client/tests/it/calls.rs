@@ -253,3 +253,35 @@ fn a_full_server_says_so_before_anything_is_sent() {
     assert!(error.to_string().contains("too many connections"), "{error}");
     first.ping().expect("ping");
 }
+
+/// A server answers for a first value and about 1 MiB: asking for all the others each time sends most keys over and over.
+#[test]
+fn a_multi_get_of_many_large_values_does_not_send_its_keys_again_and_again() {
+    const KEYS: u32 = 400;
+    let alone = alone();
+    let client = alone.client();
+    let keys: Vec<Vec<u8>> = (0..KEYS).map(|n| format!("{n:0>250}").into_bytes()).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let value = vec![7; 64 << 10];
+    for key in &keys {
+        client.put(key, &value).expect("put");
+    }
+    let bytes_read = || {
+        let stats = client.stats().expect("stats");
+        let (_, bytes) = stats.iter().find(|(name, _)| name == "bytes_read").expect("a figure");
+        bytes.parse::<u64>().expect("a number")
+    };
+    let before = bytes_read();
+    let values = client.multi_get(&keys).expect("multi_get");
+    let read = bytes_read() - before;
+    assert!(values.iter().all(|found| found.as_deref() == Some(&value)));
+    let once: u64 = keys.iter().map(|key| key.len() as u64).sum();
+    assert!(read >= once && read < 3 * once, "{read} bytes for keys of {once}");
+    // Few and large first, many and small behind.
+    for key in keys.iter().skip(20) {
+        client.put(key, b"small").expect("put");
+    }
+    let values = client.multi_get(&keys).expect("multi_get");
+    let sizes: Vec<usize> = values.iter().flatten().map(|found| found.len()).collect();
+    assert_eq!(sizes, [[value.len(); 20].to_vec(), vec![5; KEYS as usize - 20]].concat());
+}

@@ -1,7 +1,14 @@
 //! Several servers together.
 
 use crate::harness::{Alone, address_of, alone, impatient};
+use crate::impostors::{HELLO, read_hello};
+use esker_base::clock::{Clock as _, SystemClock};
 use esker_client::{Batch, Cluster, ErrorKind, Fate, Member, Options};
+use esker_format::native::ServerHello;
+use std::io::{Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 fn member(name: &str, alone: &Alone) -> Member {
     Member { name: name.into(), address: address_of(alone.server.address()), weight: 1 }
@@ -156,6 +163,126 @@ fn a_server_that_swallows_connections_keeps_no_others_from_being_asked() {
             assert_eq!(value.is_err(), owner.name == "0");
         }
     });
+}
+
+const MANY: usize = 5;
+
+fn listeners() -> Vec<TcpListener> {
+    (0..MANY).map(|_| TcpListener::bind("127.0.0.1:0").expect("bind")).collect()
+}
+
+fn cluster_of(listeners: &[TcpListener], options: &Options) -> Cluster {
+    let address = |listener: &TcpListener| address_of(listener.local_addr().expect("bound"));
+    let members = listeners.iter().map(|listener| Member::from(address(listener))).collect();
+    Cluster::new(members, options).expect("cluster")
+}
+
+/// How long a `multi_get` of keys of all of them takes, and whether it fails for all.
+fn failing_multi_get(cluster: &Cluster) -> (Duration, bool) {
+    let keys: Vec<Vec<u8>> = (0..300).map(key).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let begun = SystemClock.monotonic();
+    let values = cluster.multi_get(&keys);
+    let took = SystemClock.monotonic() - begun;
+    (took, values.iter().all(Result::is_err))
+}
+
+/// Takes connections, greets, and never says a word more, until `is_over`.
+fn be_silent(listener: &TcpListener, is_over: &AtomicBool) {
+    listener.set_nonblocking(true).expect("flag");
+    while !is_over.load(Ordering::Relaxed) {
+        if let Ok((mut stream, _)) = listener.accept() {
+            stream.set_nonblocking(false).expect("flag");
+            read_hello(&mut stream);
+            stream.write_all(&HELLO.encode()).expect("send");
+            // Until the client gives up.
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn silent_servers_take_no_more_time_together_than_one() {
+    let limit = Duration::from_secs(1);
+    let listeners = listeners();
+    let cluster = cluster_of(&listeners, &Options { request_timeout: limit, ..impatient() });
+    let is_over = AtomicBool::new(false);
+    let took = std::thread::scope(|scope| {
+        for listener in &listeners {
+            scope.spawn(|| be_silent(listener, &is_over));
+        }
+        let multi_get = failing_multi_get(&cluster);
+        let begun = SystemClock.monotonic();
+        let synced = cluster.sync();
+        let sync = SystemClock.monotonic() - begun;
+        let reports: Vec<bool> =
+            cluster.backup().iter().map(|(_, report)| report.is_err()).collect();
+        let backup = SystemClock.monotonic() - begun - sync;
+        is_over.store(true, Ordering::Relaxed);
+        drop(cluster);
+        (multi_get, synced.is_err(), sync, reports, backup)
+    });
+    let ((multi_get, all_fail), fails, sync, reports, backup) = took;
+    assert!(all_fail && multi_get >= limit && multi_get < 2 * limit, "{multi_get:?}");
+    assert!(fails && sync < 2 * limit, "{sync:?}");
+    // First for the report, then for a sign of life.
+    assert!(reports == [true; MANY] && backup < 3 * limit, "{backup:?}");
+}
+
+#[test]
+fn servers_that_read_nothing_take_no_more_time_together_than_one() {
+    let limit = Duration::from_secs(1);
+    let listeners = listeners();
+    let cluster = cluster_of(&listeners, &Options { request_timeout: limit, ..impatient() });
+    // More for each of them than the network takes without a reader.
+    let keys: Vec<Vec<u8>> = (0..1000).map(|n| format!("{n:0>60000}").into_bytes()).collect();
+    let keys: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let (took, all_fail) = std::thread::scope(|scope| {
+        let greeted: Vec<_> = listeners
+            .iter()
+            .map(|listener| {
+                scope.spawn(|| {
+                    let mut stream = listener.accept().expect("a connection").0;
+                    read_hello(&mut stream);
+                    let hello = ServerHello { request_size_max: 64 << 20, ..HELLO };
+                    stream.write_all(&hello.encode()).expect("send");
+                    stream
+                })
+            })
+            .collect();
+        // All of them are connected.
+        let pings = cluster.members().map(|(_, client)| client.submit_get(b"k"));
+        let pings: Vec<bool> = pings.map(|ping| ping.is_ok()).collect();
+        let streams: Vec<_> = greeted.into_iter().map(|thread| thread.join()).collect();
+        let begun = SystemClock.monotonic();
+        let values = cluster.multi_get(&keys);
+        let took = SystemClock.monotonic() - begun;
+        let all_connected = pings == [true; MANY] && streams.iter().all(Result::is_ok);
+        (took, all_connected && values.iter().all(Result::is_err))
+    });
+    assert!(all_fail && took >= limit && took < 3 * limit, "{took:?}");
+}
+
+#[test]
+fn servers_that_cannot_be_reached_take_no_more_time_together_than_one() {
+    let limit = Duration::from_secs(1);
+    let listeners = listeners();
+    let mut first = Vec::new();
+    for listener in &listeners {
+        rustix::net::listen(listener, 0).expect("a short queue");
+        let address = listener.local_addr().expect("bound");
+        let connect = || TcpStream::connect_timeout(&address, Duration::from_millis(100)).ok();
+        first.extend(std::iter::from_fn(connect).take(100));
+    }
+    let cluster = cluster_of(&listeners, &Options { connect_timeout: limit, ..impatient() });
+    let (took, all_fail) = failing_multi_get(&cluster);
+    assert!(all_fail && took >= limit && took < 2 * limit, "{took:?}");
+    let begun = SystemClock.monotonic();
+    assert!(cluster.sync().is_err());
+    let took = SystemClock.monotonic() - begun;
+    assert!(took < 2 * limit, "{took:?}");
+    drop(first);
 }
 
 #[test]

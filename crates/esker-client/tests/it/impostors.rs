@@ -23,7 +23,7 @@ pub(crate) const HELLO: ServerHello = ServerHello {
     value_size_max: 1 << 20,
 };
 
-fn read_hello(stream: &mut TcpStream) {
+pub(crate) fn read_hello(stream: &mut TcpStream) {
     let mut hello = [0; CLIENT_HELLO_SIZE];
     stream.read_exact(&mut hello).expect("a hello");
     ClientHello::decode(&hello).expect("a hello of the protocol");
@@ -35,7 +35,7 @@ fn read_request(stream: &mut TcpStream) -> u32 {
 }
 
 /// Id and opcode of the next request.
-fn read_any(stream: &mut TcpStream) -> (u32, u8) {
+pub(crate) fn read_any(stream: &mut TcpStream) -> (u32, u8) {
     let mut header = [0; FRAME_HEADER_SIZE];
     stream.read_exact(&mut header).expect("a header");
     let header = FrameHeader::peek(&header).expect("a header");

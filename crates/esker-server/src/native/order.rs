@@ -8,8 +8,8 @@
 //! - K1: a request waits only for requests that were admitted before it, so that nobody waits in a
 //!   circle.
 //! - K2: what is remembered is bounded by the requests in flight and their keys: marked tickets are
-//!   thrown out each time that their number may have doubled. Room for many goes with them, and when nothing is in
-//!   flight. A request with more than [`KEYS_MAX`] keys waits for all, and all that come later for it, instead of being
+//!   thrown out each time that their number may have doubled, from the list of each key, too. Room for many goes with them, and when
+//!   nothing is in flight. A request with more than [`KEYS_MAX`] keys waits for all, and all that come later for it, instead of being
 //!   remembered by its keys.
 
 use esker_base::{Error, ErrorKind, Result};
@@ -23,8 +23,12 @@ use std::rc::Rc;
 pub(super) const KEYS_MAX: usize = 1024;
 /// Marked tickets are looked for when there are so many entries.
 const PRUNE_MIN: usize = 1024;
+/// The same for the requests that read one key: there are many such lists.
+const PRUNE_READS_MIN: usize = 16;
 /// With so many requests that are done, what is known of them is forgotten once nothing is in flight.
 const DONE_KEPT_MAX: usize = 64;
+/// The same if they have named more keys than this: each is a note of its own.
+const NOTES_KEPT_MAX: usize = 256;
 /// Room for so many entries is kept.
 const ROOM_MIN: usize = 4 * PRUNE_MIN;
 
@@ -97,6 +101,15 @@ struct KeyState {
     prune_at: usize,
 }
 
+impl KeyState {
+    /// Throws out reads that are done, and the room for them (K2).
+    fn prune(&mut self) {
+        self.reads.retain(|read| !read.done.get());
+        self.prune_at = PRUNE_READS_MIN.max(self.reads.len().saturating_mul(2));
+        self.reads.shrink_to(self.prune_at);
+    }
+}
+
 /// What is known of the requests that may be in flight.
 #[derive(Debug)]
 pub(super) struct Order {
@@ -105,6 +118,8 @@ pub(super) struct Order {
     barrier: Option<Rc<Ticket>>,
     prune_keys_at: usize,
     prune_all_at: usize,
+    /// Keys that were named since all was forgotten last.
+    notes: usize,
 }
 
 /// Those that a request waits for.
@@ -118,6 +133,7 @@ impl Order {
             barrier: None,
             prune_keys_at: PRUNE_MIN,
             prune_all_at: PRUNE_MIN,
+            notes: 0,
         }
     }
 
@@ -129,10 +145,12 @@ impl Order {
         match access {
             Access::Read(hashes) => {
                 waits.extend(self.barrier.iter().filter(|barrier| !barrier.done.get()).cloned());
+                self.notes = self.notes.saturating_add(hashes.len());
                 hashes.iter().for_each(|hash| self.read(*hash, &ticket, &mut waits));
             }
             Access::Write(hashes) => {
                 waits.extend(self.barrier.iter().filter(|barrier| !barrier.done.get()).cloned());
+                self.notes = self.notes.saturating_add(hashes.len());
                 hashes.iter().for_each(|hash| self.write(*hash, &ticket, &mut waits));
             }
             Access::AfterAll | Access::Between => {
@@ -156,9 +174,8 @@ impl Order {
             return;
         }
         push(waits, state.write.as_ref(), ticket);
-        if state.reads.len() >= state.prune_at.max(PRUNE_MIN) {
-            state.reads.retain(|read| !read.done.get());
-            state.prune_at = state.reads.len().saturating_mul(2);
+        if state.reads.len() >= state.prune_at.max(PRUNE_READS_MIN) {
+            state.prune();
         }
         state.reads.push(ticket.clone());
     }
@@ -173,8 +190,8 @@ impl Order {
     /// Nothing is in flight: nobody waits for anything, and nothing that takes much memory is kept.
     pub(super) fn all_done(&mut self) {
         let room = self.keys.capacity().max(self.all.capacity());
-        // The lists of keys have a place for each request that named them.
-        if room > ROOM_MIN || self.all.len() >= DONE_KEPT_MAX {
+        let many = self.all.len() >= DONE_KEPT_MAX || self.notes > NOTES_KEPT_MAX;
+        if room > ROOM_MIN || many {
             *self = Order::new();
         }
     }
@@ -192,7 +209,7 @@ impl Order {
         // After so many requests most keys may be done, however many they are.
         if many || self.keys.len() >= self.prune_keys_at {
             self.keys.retain(|_, state| {
-                state.reads.retain(|read| !read.done.get());
+                state.prune();
                 !state.reads.is_empty() || state.write.as_ref().is_some_and(|w| !w.done.get())
             });
             self.prune_keys_at = PRUNE_MIN.max(self.keys.len().saturating_mul(2));
@@ -254,16 +271,48 @@ mod tests {
         assert!(waits_for(&waits, &tickets.iter().collect::<Vec<_>>()));
     }
 
+    /// Room for so many reads.
+    fn room_for_reads(order: &Order) -> usize {
+        order.keys.values().map(|state| state.reads.capacity()).sum()
+    }
+
     #[test]
     fn nothing_is_kept_of_what_an_idle_client_asked_for() {
+        for count in [1, 10, 1000] {
+            let mut order = Order::new();
+            let keys: Vec<u64> = (0..count).collect();
+            for _ in 0..1000 {
+                order.line_up(Access::Read(&keys)).0.mark();
+                order.all_done();
+                let kept = room_for_reads(&order);
+                assert!(kept <= 1024, "{kept} of requests for {count} keys");
+            }
+        }
+    }
+
+    /// A connection on which there is always something in flight.
+    #[test]
+    fn reads_of_many_keys_that_are_done_take_no_room_while_something_is_in_flight() {
         let mut order = Order::new();
         let keys: Vec<u64> = (0..1000).collect();
-        for _ in 0..1000 {
+        let (in_flight, _) = order.line_up(Access::Read(&keys));
+        for _ in 1..PRUNE_MIN {
             order.line_up(Access::Read(&keys)).0.mark();
-            order.all_done();
         }
-        let kept: usize = order.keys.values().map(|state| state.reads.capacity()).sum();
-        assert!(kept <= 2 * DONE_KEPT_MAX * keys.len(), "{kept}");
+        let room = room_for_reads(&order);
+        assert!(room <= 64 * keys.len(), "{room}");
+        let (_, waits) = order.line_up(Access::Write(&keys[..1]));
+        assert!(waits_for(&waits, &[&in_flight]));
+        // Many at once, of which one is left.
+        let lines = (0..PRUNE_MIN).map(|_| order.line_up(Access::Read(&[2000])).0);
+        let lines: Vec<_> = lines.collect();
+        lines.iter().skip(1).for_each(|ticket| ticket.mark());
+        for _ in 0..2 * PRUNE_MIN {
+            order.line_up(Access::Read(&[2001])).0.mark();
+        }
+        let state = order.keys.get(&2000).expect("one is in flight");
+        assert_eq!(state.reads.len(), 1);
+        assert!(state.reads.capacity() <= 64, "{}", state.reads.capacity());
     }
 
     #[test]

@@ -19,6 +19,7 @@
 use super::Session;
 use super::duplex::Duplex;
 use crate::budget::KindShare;
+use crate::limits::Limits;
 use crate::shared::Shared;
 use esker::Result;
 use esker_base::Error;
@@ -50,6 +51,12 @@ const REST_MAX: Duration = Duration::from_millis(1);
 /// Streams of a connection to a server with `cores` cores.
 fn streams(cores: usize) -> usize {
     cores.clamp(1, STREAMS_MAX)
+}
+
+/// How many clients of a server with `cores` cores find memory at the same time, and how many bytes each takes.
+pub(crate) fn room(limits: &Limits, cores: usize) -> (u64, u64) {
+    let each = handshake::memory_bytes(streams(cores), CAPACITY);
+    (limits.rings_max_bytes() / each.max(1), each)
 }
 
 /// Who rings the bells of one client.

@@ -2,12 +2,12 @@
 
 use super::Session;
 use crate::counters::Counter;
-use crate::limits::{Limits, RECEIVE_BYTES_MIN};
+use crate::limits::{BODY_STEP_BYTES, Limits, RECEIVE_BYTES_MIN};
 use crate::server::ServerConfig;
 use crate::shared::Shared;
 use crate::transport::Transport;
 use esker::{Durability, Options, Store};
-use esker_base::clock::{Clock, SystemClock};
+use esker_base::clock::{Clock, ManualClock, SystemClock};
 use std::cell::RefCell;
 use std::io::{IoSlice, Result as IoResult};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +23,8 @@ struct Stream {
     told: Rc<RefCell<Vec<u8>>>,
     /// Whether the first reply is more than the machine can take.
     breaks: bool,
+    /// How long it takes for each 64 KiB of a reply, by which clock.
+    slow: Option<(Arc<ManualClock>, Duration)>,
 }
 
 impl Transport for Stream {
@@ -40,6 +42,13 @@ impl Transport for Stream {
     ) -> IoResult<usize> {
         assert!(!self.breaks, "the stream breaks");
         let mut told = self.told.borrow_mut();
+        if let Some((clock, step)) = &self.slow {
+            let some: Vec<u8> = slices.iter().flat_map(|slice| slice.iter().copied()).collect();
+            let count = some.len().min(BODY_STEP_BYTES);
+            told.extend_from_slice(&some[..count]);
+            clock.advance(*step);
+            return Ok(count);
+        }
         slices.iter().for_each(|slice| told.extend_from_slice(slice));
         Ok(slices.iter().map(|slice| slice.len()).sum())
     }
@@ -66,10 +75,53 @@ fn shared() -> (Arc<Shared>, TempDir) {
     (Arc::new(Shared::new(store, config, 1, Vec::new())), folder)
 }
 
+/// Bytes that a client is told which asks for a value of `size` bytes and takes 64 KiB of it in `step`, while no more memory than
+/// `free` is left; and whether it was cut off.
+fn told_slowly(size: usize, step: Duration, free: Option<u64>) -> (usize, bool) {
+    let clock = Arc::new(ManualClock::new(1_700_000_000));
+    let (of_system, _folder) = shared();
+    let config = ServerConfig { clock: clock.clone(), ..ServerConfig::default() };
+    let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
+    shared.store.put(b"k", &vec![b'v'; size]).expect("put");
+    let held = free.map_or(0, |free| shared.budget.free_bytes() - free);
+    let _held = shared.budget.try_take(held).expect("free");
+    let told: Rc<RefCell<Vec<u8>>> = Rc::default();
+    let stream = Stream {
+        input: b"get k\r\n".to_vec(),
+        read: 0,
+        told: Rc::clone(&told),
+        breaks: false,
+        slow: Some((clock, step)),
+    };
+    Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing()).run();
+    let told = told.borrow().len();
+    (told, shared.counters.total(Counter::RequestTimeouts) > 0)
+}
+
+#[test]
+fn who_takes_a_reply_slowly_is_cut_off_once_memory_is_short_and_not_before() {
+    let (size, free) = (4 << 20, Some(16 << 20));
+    // Progress each time, and far from enough of it.
+    let slow = Duration::from_secs(9);
+    let (told, cut_off) = told_slowly(size, slow, None);
+    assert!(told > size && !cut_off, "{told}");
+    let (told, cut_off) = told_slowly(size, slow, free);
+    assert!(told <= 2 * BODY_STEP_BYTES && cut_off, "{told}");
+    // As fast as it has to be, for longer than others wait for memory.
+    let (told, cut_off) = told_slowly(16 << 20, Duration::from_millis(60), Some(32 << 20));
+    assert!(told > 16 << 20 && !cut_off, "{told}");
+}
+
 /// What a client is told that sends `input` and then closes.
 fn told(shared: &Arc<Shared>, input: &[u8]) -> String {
     let told = Rc::default();
-    let stream = Stream { input: input.to_vec(), read: 0, told: Rc::clone(&told), breaks: false };
+    let stream = Stream {
+        input: input.to_vec(),
+        read: 0,
+        told: Rc::clone(&told),
+        breaks: false,
+        slow: None,
+    };
     Session::new(Arc::clone(shared), 0, stream, shared.budget.nothing()).run();
     String::from_utf8_lossy(&told.borrow()).into_owned()
 }
@@ -77,8 +129,13 @@ fn told(shared: &Arc<Shared>, input: &[u8]) -> String {
 #[test]
 fn a_session_that_panics_counts_as_one_that_has_answered_everything() {
     let (shared, _folder) = shared();
-    let stream =
-        Stream { input: b"get k\r\n".to_vec(), read: 0, told: Rc::default(), breaks: true };
+    let stream = Stream {
+        input: b"get k\r\n".to_vec(),
+        read: 0,
+        told: Rc::default(),
+        breaks: true,
+        slow: None,
+    };
     let session = Session::new(Arc::clone(&shared), 0, stream, shared.budget.nothing());
     assert!(catch_unwind(AssertUnwindSafe(|| session.run())).is_err());
     assert_eq!(shared.counters.busy(), 0);

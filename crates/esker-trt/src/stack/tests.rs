@@ -2,6 +2,10 @@
 
 use crate::stack::{Guard, PAGE, StackPool, USABLE_MIN};
 use corosensei::stack::Stack;
+use parking_lot::Mutex;
+
+/// Held by those who take all protected pages, and those who need one.
+static PROTECTED_PAGES: Mutex<()> = Mutex::new(());
 
 fn size(stack: &impl Stack) -> usize {
     stack.base().get() - stack.limit().get()
@@ -41,6 +45,7 @@ fn idle_stacks_beyond_a_bound_give_their_memory_back() {
 
 #[test]
 fn this_kernel_grants_real_guards() {
+    let _some = PROTECTED_PAGES.lock();
     let mut pool = StackPool::new(USABLE_MIN);
     let stack = pool.take().unwrap();
     assert_ne!(pool.guard, Guard::Canary);
@@ -58,7 +63,42 @@ fn a_canary_tells_of_an_overflow() {
 
 #[test]
 fn protected_pages_stand_in_for_guard_regions() {
+    let _some = PROTECTED_PAGES.lock();
     let mut pool = StackPool::with_guard(USABLE_MIN, Guard::Protected);
     assert_eq!(pool.take().unwrap().guard, Guard::Protected);
     assert!(Guard::from_number(Guard::Protected.number()).words().contains("protected"));
+}
+
+/// As many cores have, on a kernel without guard regions.
+#[test]
+fn protected_pages_of_all_pools_leave_mappings_for_others() {
+    let _all = PROTECTED_PAGES.lock();
+    let mut pools: Vec<StackPool> = Vec::new();
+    let mut stacks = Vec::new();
+    while pools.last().is_none_or(|pool| pool.guard == Guard::Protected) {
+        let mut pool = StackPool::with_guard(USABLE_MIN, Guard::Protected);
+        stacks.extend((0..1000).map(|_| pool.take().expect("a stack")));
+        pools.push(pool);
+    }
+    assert!(pools.len() > 1, "one pool has them all");
+    let protections = [libc::PROT_READ, libc::PROT_READ | libc::PROT_WRITE].into_iter().cycle();
+    let mapped: Vec<_> = protections
+        .take(100)
+        .map(|protection| {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: a new mapping at an address that the kernel chooses.
+            unsafe { libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0) }
+        })
+        .collect();
+    let refused = mapped.iter().filter(|start| **start == libc::MAP_FAILED).count();
+    let thread = std::thread::Builder::new().spawn(|| 7);
+    for start in mapped.into_iter().filter(|start| *start != libc::MAP_FAILED) {
+        // SAFETY: our own mapping, which nothing points into.
+        unsafe { libc::munmap(start, PAGE) };
+    }
+    assert_eq!(refused, 0);
+    assert_eq!(thread.expect("a thread starts").join().expect("no panic"), 7);
+    drop((stacks, pools));
+    let mut again = StackPool::with_guard(USABLE_MIN, Guard::Protected);
+    assert_eq!(again.take().expect("a stack").guard, Guard::Protected, "they came back");
 }

@@ -334,6 +334,8 @@ fn one_client_too_many_is_refused_at_once_and_nobody_waits_for_it() {
     };
     assert_eq!(refused, u32::from(Status::Failed(esker::ErrorKind::OutOfMemory).number()));
     assert!(there.len() > 1, "{} fit", there.len());
+    let (room, _) = sharing.server.server.shared_memory_room();
+    assert_eq!(there.len() as u64, room, "as many as it says");
     // What is asked for without a data block finds memory, and uploads theirs.
     assert!(super::free_bytes(&mut watcher) >= 6 << 20);
     assert_eq!(watcher.ask(&get(b"k")).item().value.len(), 1 << 20);
