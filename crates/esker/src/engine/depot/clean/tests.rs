@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::engine::Engine as _;
-use crate::options::Options;
+use crate::options::{Durability, Options};
 use crate::value::{Attributes, Condition};
 use esker_base::rng::Rng;
 use esker_media::BlockDevice;
@@ -25,7 +25,12 @@ fn blank_of(segments: u64) -> Arc<SimBlock> {
 }
 
 fn open(device: Arc<dyn BlockDevice>) -> Arc<Depot> {
+    open_with(device, Durability::Sync)
+}
+
+fn open_with(device: Arc<dyn BlockDevice>, durability: Durability) -> Arc<Depot> {
     let mut options = Options::new("");
+    options.durability = durability;
     options.testing.segment_size_bytes = Some(SEGMENT_SIZE);
     options.testing.background = false;
     let store = Depot::open(device, &options).unwrap();
@@ -154,7 +159,7 @@ fn what_the_cleaner_has_gained_of_a_segment_counts_before_that_is_free() {
 #[test]
 fn steady_writes_leave_the_checkpoint_where_cleaning_gains_much() {
     const RECORDS: u32 = 6000;
-    let store = open(blank_of(200));
+    let store = open_with(blank_of(200), Durability::None);
     let checkpoint = || store.segments.free_count() - store.segments.free_beside(true);
     for number in 0..RECORDS {
         put(&store, &key(number), 100);
