@@ -275,6 +275,9 @@ pub struct FlexOptions {
     /// What only tests set: sizes of a new space.
     #[doc(hidden)]
     pub space: Option<crate::flex::SpaceTesting>,
+    /// What only tests set: most bytes of the manifest of a backup.
+    #[doc(hidden)]
+    pub manifest_bytes_max: u64,
 }
 
 impl Default for FlexOptions {
@@ -289,6 +292,7 @@ impl Default for FlexOptions {
             large_value_size_bytes: 1 << 20,
             scrub_bytes_per_second: 1 << 20,
             space: None,
+            manifest_bytes_max: crate::engine::flex::MANIFEST_BYTES_MAX,
         }
     }
 }
