@@ -353,17 +353,19 @@ impl Flat {
 
     /// Tombstones from this version on may be needed by chunks other than `but`. Tells `looks` which chunk it looks at.
     pub(super) fn tombstones_needed_below(&self, but: u32, mut looks: impl FnMut(u32)) -> u64 {
-        loop {
-            let released = self.chunks.released();
+        let mut look = || {
             let may_hold = self.chunks.iter().filter(|(number, chunk)| {
                 looks(*number);
                 *number != but && chunk.is_log() && chunk.counts().1 > 0
             });
-            let needed = may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX);
-            // G2: else a cleaner of another group may have copied what is needed from a chunk that comes to one that was passed.
-            if self.chunks.released() == released {
-                return needed;
-            }
+            may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX)
+        };
+        let released = self.chunks.released();
+        let needed = look();
+        if self.chunks.released() == released {
+            return needed;
         }
+        // G2: else a cleaner of another group may have copied what is needed from a chunk that comes to one that was passed.
+        needed.min(look())
     }
 }
