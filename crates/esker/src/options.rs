@@ -356,6 +356,8 @@ pub struct Testing {
     pub collect_bytes: Option<u64>,
     /// Engine `flat`: the version that the store gives next, at least.
     pub first_version: u64,
+    /// Engine `flat`: what a cleaner knows of all chunks counts until one of so many was taken or came free.
+    pub known_share: u32,
 }
 
 /// Bytes that an item takes at least, with its entry in a log.
@@ -454,6 +456,7 @@ impl Options {
                 cores: None,
                 collect_bytes: None,
                 first_version: 0,
+                known_share: 4096,
             },
         }
     }
