@@ -275,6 +275,9 @@ pub struct FlexOptions {
     /// What only tests set: sizes of a new space.
     #[doc(hidden)]
     pub space: Option<crate::flex::SpaceTesting>,
+    /// What only tests set: most bytes of the manifest of a backup.
+    #[doc(hidden)]
+    pub manifest_bytes_max: u64,
 }
 
 impl Default for FlexOptions {
@@ -289,6 +292,7 @@ impl Default for FlexOptions {
             large_value_size_bytes: 1 << 20,
             scrub_bytes_per_second: 1 << 20,
             space: None,
+            manifest_bytes_max: crate::engine::flex::MANIFEST_BYTES_MAX,
         }
     }
 }
@@ -352,6 +356,8 @@ pub struct Testing {
     pub collect_bytes: Option<u64>,
     /// Engine `flat`: the version that the store gives next, at least.
     pub first_version: u64,
+    /// Engine `flat`: what a cleaner knows of all chunks counts until one of so many was taken or came free.
+    pub known_share: u32,
 }
 
 /// Bytes that an item takes at least, with its entry in a log.
@@ -450,6 +456,7 @@ impl Options {
                 cores: None,
                 collect_bytes: None,
                 first_version: 0,
+                known_share: 4096,
             },
         }
     }

@@ -59,7 +59,7 @@ fn numbers_without_end_are_refused() {
         let mut writer = WalWriter::default();
         writer.push(&Change::DeleteRange(b"a", None));
         let batch = Batch { generation, first_version, ..Batch::default() };
-        let (bytes, _) = writer.finish(batch, &[1; 16], 512);
+        let (bytes, _) = writer.finish(batch, &[1; 16], 512).unwrap();
         Batch::decode(bytes, &[1; 16], 0, never).map(drop)
     };
     let most = [NUMBER_END - 1; 2];
@@ -365,7 +365,7 @@ fn a_batch_counts_at_its_place_in_its_log_only_and_no_torn_one_does() {
         previous_checksum: 8,
         ..Batch::default()
     };
-    let (bytes, checksum) = writer.finish(batch, &id, 512);
+    let (bytes, checksum) = writer.finish(batch, &id, 512).unwrap();
     assert_eq!(bytes.len(), 1024);
     let (found, same) = Batch::decode(bytes, &id, 1024, never).unwrap();
     assert_eq!(

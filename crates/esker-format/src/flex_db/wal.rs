@@ -129,12 +129,18 @@ impl WalWriter {
     }
 
     /// The batch as it is written, in whole blocks, and its checksum. Sizes and count are set here.
-    pub fn finish(&mut self, mut batch: Batch, store_id: &[u8; 16], block: usize) -> (&[u8], u32) {
+    ///
+    /// # Errors
+    /// `Field` if the header cannot say its size: nobody could read it back.
+    pub fn finish(
+        &mut self,
+        mut batch: Batch,
+        store_id: &[u8; 16],
+        block: usize,
+    ) -> Result<(&[u8], u32), Flaw> {
         let body = self.bytes.len().saturating_sub(BATCH_HEADER_SIZE);
-        let total = (BATCH_HEADER_SIZE + body).next_multiple_of(block.max(1));
-        self.bytes.resize(total, 0);
-        batch.total_bytes = u32::try_from(total).unwrap_or(u32::MAX);
-        batch.body_bytes = u32::try_from(body).unwrap_or(u32::MAX);
+        (batch.total_bytes, batch.body_bytes) = sizes(body, block)?;
+        self.bytes.resize(batch.total_bytes as usize, 0);
         batch.change_count = self.count;
         let mut raw = RawBatch {
             magic: MAGIC,
@@ -155,8 +161,17 @@ impl WalWriter {
         if let Some(head) = self.bytes.get_mut(..BATCH_HEADER_SIZE) {
             head.copy_from_slice(raw.as_bytes());
         }
-        (&self.bytes, checksum)
+        Ok((&self.bytes, checksum))
     }
+}
+
+/// Bytes of a batch with so many bytes of changes, in whole blocks, and of its changes.
+fn sizes(body: usize, block: usize) -> Result<(u32, u32), Flaw> {
+    let whole = body.checked_add(BATCH_HEADER_SIZE);
+    let total = whole.and_then(|whole| whole.checked_next_multiple_of(block.max(1)));
+    let total = total.and_then(|total| u32::try_from(total).ok());
+    let total = total.ok_or(Flaw::Field("total_bytes"))?;
+    Ok((total, u32::try_from(body).map_err(|_| Flaw::Field("body_bytes"))?))
 }
 
 /// Of the header with its checksum as zero, and what follows, behind the identity of the store.
@@ -255,5 +270,20 @@ fn take_change<'a>(bytes: &mut &'a [u8]) -> Option<Change<'a>> {
             Some(Change::DeleteRange(from, Some(split(bytes, length)?)))
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_of_which_the_header_cannot_say_the_size_is_refused() {
+        let most = u32::MAX as usize / 512 * 512;
+        let body = most - BATCH_HEADER_SIZE;
+        assert_eq!(sizes(body, 512), Ok((u32::MAX - 511, u32::MAX - 511 - 64)));
+        for body in [body + 1, most, u32::MAX as usize, 5 << 30, usize::MAX] {
+            assert_eq!(sizes(body, 512), Err(Flaw::Field("total_bytes")), "{body}");
+        }
     }
 }

@@ -91,7 +91,7 @@ fn log_batch(bytes: &[u8]) {
     if read.is_err() {
         return;
     }
-    let (again, _) = writer.finish(batch, &STORE_ID.0, BLOCK);
+    let (again, _) = writer.finish(batch, &STORE_ID.0, BLOCK).expect("it was no larger");
     let (decoded, _) =
         Batch::decode(again, &STORE_ID.0, POSITION, unsound).expect("what was encoded");
     assert_eq!((decoded.change_count, decoded.generation), (batch.change_count, batch.generation));
@@ -200,7 +200,7 @@ fn example_batch() -> Vec<u8> {
         durable_sequence: 4,
         ..Batch::default()
     };
-    writer.finish(batch, &STORE_ID.0, BLOCK).0.to_vec()
+    writer.finish(batch, &STORE_ID.0, BLOCK).expect("a small one").0.to_vec()
 }
 
 fn example_index() -> Vec<u8> {

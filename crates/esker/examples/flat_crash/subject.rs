@@ -47,6 +47,9 @@ pub(crate) fn options(engine: EngineKind, hash_mask: u64, format: bool) -> Optio
     // Each log for itself, or all at once.
     options.testing.collect_bytes = Some(esker_trt::sim::random(2).unwrap_or(0) * u64::MAX);
     options.testing.background = false;
+    // Each look at all chunks for itself, or for some that are taken and come free.
+    let known = usize::try_from(esker_trt::sim::random(2).unwrap_or(0)).unwrap_or(0);
+    options.testing.known_share = [4096, 8][known];
     let first = usize::try_from(esker_trt::sim::random(4).unwrap_or(0)).unwrap_or(0);
     options.testing.first_version = FIRST_VERSIONS[first];
     options

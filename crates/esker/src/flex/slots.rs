@@ -10,6 +10,8 @@ use esker_base::Site;
 #[derive(Debug, Default)]
 pub(super) struct Slots {
     used: Vec<bool>,
+    /// How many of them are not: asked for with every commit.
+    free: u64,
     /// Lowest slot that may be free.
     first: usize,
     /// To be released when the next header is durable.
@@ -23,11 +25,9 @@ impl Slots {
             |index: usize| bits.get(index / 8).is_some_and(|byte| byte >> (index % 8) & 1 == 1);
         let first = usize::try_from(first).unwrap_or(0);
         let count = (bits.len() * 8).max(first);
-        Slots {
-            used: (0..count).map(|index| index < first || bit(index)).collect(),
-            first: 0,
-            leaving: Vec::new(),
-        }
+        let used: Vec<bool> = (0..count).map(|index| index < first || bit(index)).collect();
+        let free = free_of(&used);
+        Slots { used, free, first: 0, leaving: Vec::new() }
     }
 
     /// Slots that the tree file has to have.
@@ -37,7 +37,7 @@ impl Slots {
 
     /// Slots that are free.
     pub(super) fn free_count(&self) -> u64 {
-        self.used.iter().filter(|used| !**used).count() as u64
+        self.free
     }
 
     /// One free slot.
@@ -53,11 +53,15 @@ impl Slots {
             match self.used.get(end) {
                 Some(true) => start = end + 1,
                 Some(false) => {}
-                None => self.used.push(false),
+                None => {
+                    self.used.push(false);
+                    self.free += 1;
+                }
             }
             end += 1;
         }
         if let Some(run) = self.used.get_mut(start..end) {
+            self.free -= free_of(run);
             run.fill(true);
         }
         if count == 1 {
@@ -84,15 +88,16 @@ impl Slots {
     /// The next header is durable.
     pub(super) fn release(&mut self) {
         for (first, count) in std::mem::take(&mut self.leaving) {
-            self.set(first, count, false);
+            self.free_run(first, count);
         }
     }
 
-    fn set(&mut self, first: u64, count: u64, used: bool) {
+    fn free_run(&mut self, first: u64, count: u64) {
         let first = usize::try_from(first).unwrap_or(usize::MAX);
         let end = first.saturating_add(usize::try_from(count).unwrap_or(0));
         if let Some(run) = self.used.get_mut(first..end) {
-            run.fill(used);
+            self.free += run.len() as u64 - free_of(run);
+            run.fill(false);
             self.first = self.first.min(first);
         }
     }
@@ -113,10 +118,16 @@ impl Slots {
     }
 }
 
+/// How many of these slots are free.
+fn free_of(used: &[bool]) -> u64 {
+    used.iter().filter(|used| !**used).count() as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use esker_base::SiteKind;
+    use esker_base::rng::Rng;
 
     const WAIT: Site = Site::new("test.slots.wait", SiteKind::Wait);
 
@@ -131,5 +142,27 @@ mod tests {
         assert_eq!((slots.take(), slots.take(), slots.take()), (4, 5, 11));
         assert_eq!(slots.take_run(9), 16);
         assert_eq!(slots.count(), 25);
+    }
+
+    #[test]
+    fn as_many_slots_are_counted_as_free_as_there_are() {
+        let mut rng = Rng::from_seed(4);
+        let mut slots = Slots::new(3, &[0b0000_1111, 0b1010_0000, 0]);
+        let mut most = 0;
+        for step in 0..2000 {
+            if rng.chance(1, 3) {
+                slots.take_run(1 + rng.index(6));
+            } else if rng.chance(1, 2) {
+                // Some of them leave twice, or are not there.
+                slots.leave(rng.below(slots.count()), 1 + rng.below(6), WAIT);
+            } else if rng.chance(1, 20) {
+                slots.leave_all(slots.count() / 2);
+            } else if rng.chance(1, 4) {
+                slots.release();
+            }
+            most = most.max(slots.free_count());
+            assert_eq!(slots.free_count(), free_of(&slots.used), "step {step}");
+        }
+        assert!(most > 10, "{most}");
     }
 }

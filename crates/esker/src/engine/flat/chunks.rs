@@ -26,7 +26,7 @@ use esker_format::flat::{CHUNK_HEADER_SIZE, ChunkHeader, ChunkKind};
 use esker_media::Pmem;
 use parking_lot::Mutex;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Bits of an epoch that count within a session.
 const EPOCH_BITS: u32 = 32;
@@ -244,6 +244,8 @@ pub(super) struct Chunks {
     taken: explored::AtomicU64,
     /// Chunks that came free.
     released: AtomicU64,
+    /// So many chunks behind the root are not unread.
+    unread_from: AtomicUsize,
     /// Chunks whose memory is bad.
     bad: AtomicU32,
     cleaners: usize,
@@ -262,6 +264,7 @@ impl Chunks {
             epoch: AtomicU64::new(0),
             taken: explored::AtomicU64::new(0),
             released: AtomicU64::new(0),
+            unread_from: AtomicUsize::new(0),
             bad: AtomicU32::new(0),
             cleaners,
         };
@@ -291,6 +294,20 @@ impl Chunks {
         #[cfg(test)]
         WALKS.set(WALKS.get() + 1);
         (0..).zip(&*self.chunks).skip(1)
+    }
+
+    /// The first of these logs of which nobody knows what its entries take. There are such after an open, and none comes to them.
+    pub(super) fn first_unread(&self, is_of: impl Fn(u32) -> bool) -> Option<(u32, &Chunk)> {
+        let from = self.unread_from.load(Ordering::Relaxed);
+        if from >= self.chunks.len() {
+            return None;
+        }
+        let mut unread = self.iter().skip(from).filter(|(_, chunk)| chunk.is_unread()).peekable();
+        let first = unread.peek().map(|(number, _)| usize::try_from(*number).unwrap_or(0));
+        // `iter` begins behind the root.
+        let from = first.map_or(self.chunks.len(), |first| first.saturating_sub(1));
+        self.unread_from.store(from, Ordering::Relaxed);
+        unread.find(|(number, _)| is_of(*number))
     }
 
     /// This moment: to be asked for before a word is looked up.

@@ -25,9 +25,10 @@
 use super::chunks::{Chunk, For};
 use super::cleaners::Still;
 use super::commit::Log;
-use super::moves::{Victim, unless_damaged};
+use super::known::{Known, Needed};
+use super::moves::unless_damaged;
 use super::read::attributes_of;
-use super::victims::{Futile, Gain, Search};
+use super::victims::{Futile, Gain, Ranked, Search};
 use super::{Flat, OPEN, sites};
 use crate::engine::expiries::Expiries;
 use esker_base::{Error, ErrorKind, Result};
@@ -47,6 +48,10 @@ pub(super) struct Cleaner {
     pub(super) log: Log,
     /// What there was when nothing was left to gain.
     pub(super) futile: Option<Futile>,
+    /// What it knows of all chunks; from which there was most to gain, for each gain; after how many moves of chunks there was not much.
+    pub(super) known: Option<Known>,
+    pub(super) ranked: [Ranked; 3],
+    pub(super) not_much: Option<u64>,
     /// Records that entries of a chunk point at for which nothing else stands any more, by that chunk (C4).
     left: BTreeMap<u32, Vec<u64>>,
     /// Records of the entries that were copied last at which the copies point, too.
@@ -63,6 +68,9 @@ impl Cleaner {
             core,
             log: Log::new(None),
             futile: None,
+            known: None,
+            ranked: Default::default(),
+            not_much: None,
             left: BTreeMap::new(),
             shared: Vec::new(),
             damaged: BTreeSet::new(),
@@ -112,11 +120,21 @@ impl Flat {
     /// Cleans the chunk from which there is most to gain, or moves records out of chunks of blocks; false if there is nothing to
     /// gain.
     fn clean_next(&self, search: &mut Search<'_>, gain: Gain) -> Result<bool> {
+        (search.trusts, search.has_trusted) = (true, false);
+        if self.clean_one(search, gain)? {
+            return Ok(true);
+        }
+        search.trusts = false;
+        // W2. What is known suffices for who cleans ahead: by the next time it may be known no more.
+        Ok(gain != Gain::Much && search.has_trusted && self.clean_one(search, gain)?)
+    }
+
+    fn clean_one(&self, search: &mut Search<'_>, gain: Gain) -> Result<bool> {
         // What costs least comes first.
         if self.release_empty() || self.clean_victim(search, Gain::Much)? {
             return Ok(true);
         }
-        if self.learn_of_log(search)? || self.pack(search.is_over, gain == Gain::Much)? {
+        if self.learn_of_log(search)? || self.pack(search, gain == Gain::Much)? {
             return Ok(true);
         }
         Ok(gain != Gain::Much && self.clean_victim(search, gain)?)
@@ -166,7 +184,7 @@ impl Flat {
         let mut done = 0;
         // A cleaner needs room for one victim's copies.
         while done < count && self.chunks.free_count() > 0 {
-            if self.clean_victim(&mut search, Gain::Any)? || self.pack(search.is_over, false)? {
+            if self.clean_victim(&mut search, Gain::Any)? || self.pack(&mut search, false)? {
                 done += 1;
             } else if !self.learn_of_log(&search)? {
                 break;
@@ -203,9 +221,7 @@ impl Flat {
     /// Reads a log of which nobody knows what its entries take, and when they expire; false if there is none.
     fn learn_of_log(&self, search: &Search<'_>) -> Result<bool> {
         let is_of = |number| search.groups.contains(&self.group_of_log(number));
-        let mut logs = self.chunks.iter();
-        let unread = logs.find(|(number, chunk)| chunk.is_unread() && is_of(*number));
-        let Some((number, chunk)) = unread else { return Ok(false) };
+        let Some((number, chunk)) = self.chunks.first_unread(is_of) else { return Ok(false) };
         let mut cleaner = self.cleaner_of_log(number);
         // Others may have read or cleaned it.
         if (search.is_over)() || !chunk.is_unread() {
@@ -272,8 +288,7 @@ impl Flat {
     fn clean_once(&self, cleaner: &mut Cleaner, number: u32) -> Result<bool> {
         let Some(chunk) = self.chunks.get(number) else { return Ok(false) };
         if !chunk.is_dead() {
-            let needed = self.tombstones_needed_below(number, |_| ());
-            let victim = Victim { number, born: self.settled(), needed };
+            let victim = self.victim_of(cleaner, number);
             let mut buffer = std::mem::take(&mut cleaner.buffer);
             let copied = self.copy_live(cleaner, victim, &mut buffer);
             cleaner.buffer = buffer;
@@ -351,19 +366,25 @@ impl Flat {
         given.min(unsettled.unwrap_or(given))
     }
 
-    /// Tombstones from this version on may be needed by chunks other than `but`. Tells `looks` which chunk it looks at.
-    pub(super) fn tombstones_needed_below(&self, but: u32, mut looks: impl FnMut(u32)) -> u64 {
-        loop {
-            let released = self.chunks.released();
-            let may_hold = self.chunks.iter().filter(|(number, chunk)| {
-                looks(*number);
-                *number != but && chunk.is_log() && chunk.counts().1 > 0
-            });
-            let needed = may_hold.map(|(_, chunk)| chunk.born()).min().unwrap_or(u64::MAX);
-            // G2: else a cleaner of another group may have copied what is needed from a chunk that comes to one that was passed.
-            if self.chunks.released() == released {
-                return needed;
+    /// From which versions on tombstones that the index followed before may be needed. Tells `looks` which chunk it looks at.
+    pub(super) fn tombstones_needed(&self, mut looks: impl FnMut(u32)) -> Needed {
+        let mut look = || {
+            let mut needed = Needed::NONE;
+            for (number, chunk) in self.chunks.iter() {
+                looks(number);
+                let generation = chunk.generation();
+                if chunk.is_log() && chunk.counts().1 > 0 {
+                    needed.add(chunk.born(), number, generation);
+                }
             }
+            needed
+        };
+        let released = self.chunks.released();
+        let needed = look();
+        if self.chunks.released() == released {
+            return needed;
         }
+        // G2: else a cleaner of another group may have copied what is needed from a chunk that comes to one that was passed.
+        needed.and(look())
     }
 }

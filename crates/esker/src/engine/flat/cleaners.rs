@@ -9,8 +9,9 @@
 //! # Invariants
 //! - G1: what counts leaves a chunk of a log, and the chunk comes free, only under the lock of its cleaner.
 //! - G2: an entry that was overtaken while a cleaner copied it is counted as dead in the original's chunk, until that comes free, and from
-//!   before then in the copy's: so who looks through all chunks for what was overtaken, and finds that none came free meanwhile, has
-//!   missed nothing.
+//!   before then in the copy's. What was overtaken before is copied by nobody else. So who looks through all chunks for what was overtaken before,
+//!   and finds that none came free meanwhile, has missed nothing; else he looks once more, and what the first look saw counts, too: whatever copy the
+//!   second one passes before it is counted has an original that the first one saw, for that came free only later.
 //!
 //! # Concurrency
 //! Lock order: the packer, the cleaners in their order; two at once only by who needs all to stand still ([`Flat::hold_cleaning`]). What is

@@ -13,7 +13,7 @@
 use super::Flat;
 use super::chunks::For;
 use parking_lot::Mutex;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Duration;
 
 /// How long nobody looks again.
@@ -41,7 +41,11 @@ struct Looked {
 
 /// The last look that found nothing.
 #[derive(Debug, Default)]
-pub(super) struct Fruitless(Mutex<Option<Looked>>);
+pub(super) struct Fruitless {
+    last: Mutex<Option<Looked>>,
+    /// The look before found nothing. Only then the next one goes through all chunks to say what there was.
+    is_likely: AtomicBool,
+}
 
 impl Flat {
     fn look(&self) -> Look {
@@ -54,7 +58,7 @@ impl Flat {
 
     /// Whether a put would look for so many chunks in a row in vain. Deletes always look: they make room.
     pub(super) fn is_fruitless(&self, count: usize, whom: For) -> bool {
-        let Some(last) = *self.fruitless.0.lock() else { return false };
+        let Some(last) = *self.fruitless.last.lock() else { return false };
         whom == For::Puts
             && count >= last.count
             && self.clock.monotonic() < last.at + PAUSE
@@ -62,8 +66,11 @@ impl Flat {
             && self.look() == last.look
     }
 
-    /// Begins to look; `None` if something is under way that may make room and is not told any more.
+    /// Begins to look; `None` if something is under way that may make room and is not told any more, or nobody asks.
     pub(super) fn begin_look(&self) -> Option<Look> {
+        if !self.fruitless.is_likely.swap(false, Ordering::Relaxed) {
+            return None;
+        }
         let look = self.look();
         // What has one of these versions is counted.
         fence(Ordering::Acquire);
@@ -75,9 +82,10 @@ impl Flat {
 
     /// Somebody looked for so many chunks in a row, and found no room.
     pub(super) fn note_fruitless(&self, look: Option<Look>, count: usize) {
+        self.fruitless.is_likely.store(true, Ordering::Relaxed);
         if let Some(look) = look {
             let (at, moved) = (self.clock.monotonic(), self.moved());
-            *self.fruitless.0.lock() = Some(Looked { look, at, moved, count });
+            *self.fruitless.last.lock() = Some(Looked { look, at, moved, count });
         }
     }
 }

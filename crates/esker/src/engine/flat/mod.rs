@@ -35,6 +35,7 @@ mod fruitless;
 mod hold;
 mod index;
 mod keys;
+mod known;
 mod layout;
 mod lines;
 mod lost;
@@ -161,6 +162,8 @@ pub(crate) struct Flat {
     threads: usize,
     session: AtomicU64,
     tombstones: AtomicU64,
+    /// Chunks that are taken or come free until what is known of all is not known any more.
+    known_moves: u64,
     failure: Mutex<Option<Error>>,
     state: Apart<AtomicU32>,
     closing: Closing,
@@ -275,6 +278,7 @@ impl Flat {
             threads,
             session: AtomicU64::new(0),
             tombstones: AtomicU64::new(0),
+            known_moves: u64::from(layout.chunk_count / options.testing.known_share.max(1)),
             failure: Mutex::new(None),
             state: Apart::default(),
             closing: Closing::default(),

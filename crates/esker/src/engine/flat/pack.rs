@@ -15,6 +15,7 @@
 
 use super::chunks::{Chunk, For, Use};
 use super::moves::{record_of_action, unless_damaged};
+use super::victims::Search;
 use super::{Flat, sites};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::flat::record::record_size;
@@ -58,18 +59,31 @@ pub(super) struct Packer {
     logs: Option<Vec<u32>>,
     /// Chunks of blocks that could not be emptied: how many chunks had been taken, and blocks in use.
     stuck: BTreeMap<u32, (u64, u32)>,
+    /// After how many moves of chunks there was nothing to gain, and nothing for little.
+    nothing: Option<u64>,
+    nothing_ahead: Option<u64>,
 }
 
 impl Flat {
     /// Goes on to move records out of chunks of blocks, as many as fit where others are free; false if there is nothing to
     /// gain, or nothing was gained in the end. `ahead`: begins only where much is to gain for little.
-    pub(super) fn pack(&self, is_over: &dyn Fn() -> bool, ahead: bool) -> Result<bool> {
+    pub(super) fn pack(&self, search: &mut Search<'_>, ahead: bool) -> Result<bool> {
         let mut packer = self.cleaners.packer.lock();
-        if is_over() {
+        if (search.is_over)() {
             return Ok(true);
         }
         if packer.logs.is_none() {
+            let nothing = if ahead { packer.nothing_ahead } else { packer.nothing };
+            if search.trusts && nothing.is_some_and(|at| self.is_recent(at)) {
+                search.has_trusted = true;
+                return Ok(false);
+            }
+            let at = self.moves();
             let victims = self.packable(&mut packer, ahead);
+            if victims.is_empty() {
+                let nothing = if ahead { &mut packer.nothing_ahead } else { &mut packer.nothing };
+                *nothing = Some(at);
+            }
             if !self.begin_packing(&mut packer, victims, false)? {
                 return Ok(false);
             }
@@ -211,7 +225,8 @@ impl Flat {
             }
         }
         // The logs are read, and what counts of them may be written anew.
-        if ahead && self.log_bytes() > 4 * gained { BTreeMap::new() } else { victims }
+        let is_much = ahead && !victims.is_empty() && self.log_bytes() > 4 * gained;
+        if is_much { BTreeMap::new() } else { victims }
     }
 
     fn loose(&self, (number, chunk): (u32, &Chunk)) -> Option<Loose> {

@@ -192,7 +192,7 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
         let found = store.find(hash, key).unwrap();
         store.publish(hash, key, found, deleted.word).unwrap();
         let mut other = Some(other);
-        let needed = store.tombstones_needed_below(open_chunk(&store, 1), |looks| {
+        let needed = store.tombstones_needed(|looks| {
             if looks == last
                 && let Some(other) = other.take()
             {
@@ -200,8 +200,38 @@ fn a_tombstone_stays_while_another_cleaner_brings_a_copy_of_what_it_deletes_past
                 other.join().unwrap();
             }
         });
+        let own = open_chunk(&store, 1);
+        let needed = needed.by_others(own, store.chunks.get(own).unwrap().generation());
         assert!(needed <= deleted.version.0, "{needed} {}", deleted.version.0);
     });
+}
+
+/// Writers free chunks all the time: who looks through all does not begin anew for ever.
+#[test]
+fn a_look_for_what_tombstones_are_needed_for_ends_while_chunks_come_free() {
+    let (store, ..) = two_groups(sites::MOVE_FENCE, CHUNK_SIZE);
+    put_on(&store, 0, b"key");
+    put_on(&store, 0, b"key");
+    let born = store.chunks.get(open_chunk(&store, 0)).unwrap().born();
+    let mut looks = 0;
+    let needed = store.tombstones_needed(|_| {
+        looks += 1;
+        assert!(looks < 5 * store.layout.chunk_count, "it does not end");
+        let number = store.chunks.take(1, For::Puts).unwrap();
+        let header = ChunkHeader {
+            epoch: 0,
+            born: 0,
+            kind: ChunkKind::Large,
+            owner: 0,
+            number,
+            lines: 0,
+            chunks: 1,
+            next_version: store.versions.next(),
+        };
+        store.chunks.begin(&*store.memory, header).unwrap();
+        store.chunks.release(&*store.memory, number, store.versions.next()).unwrap();
+    });
+    assert_eq!(needed.by_any, born);
 }
 
 /// The cleaner looks for what it may free at any moment, also between a log's beginning and the first entry.

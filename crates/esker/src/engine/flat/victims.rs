@@ -5,6 +5,8 @@
 //! not count is free. So who needs room looks at everything once for each such step, ends the logs that go on as well, and looks again if the
 //! next step came meanwhile.
 //!
+//! Of a large store a walk notes the next victims, too ([`known`](super::known)): each is looked at anew when its turn comes.
+//!
 //! # Concurrency
 //! Under the cleaner's lock. Writers go on: what is counted is a little behind, or ahead.
 
@@ -12,7 +14,7 @@ use super::Flat;
 use super::chunks::{Chunk, Use};
 use super::clean::Cleaner;
 use esker_base::Result;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::sync::atomic::Ordering;
 
 /// A chunk is worth cleaning for somebody who needs room if one in so many of its bytes comes free, or of its entries.
@@ -75,6 +77,29 @@ pub(super) struct Search<'a> {
     passes: BTreeMap<usize, Pass>,
     /// Whether there is room enough; asked whenever a lock was waited for.
     pub(super) is_over: &'a dyn Fn() -> bool,
+    /// Whether it counts where nothing was to gain a moment ago; whether that was so (W2).
+    pub(super) trusts: bool,
+    pub(super) has_trusted: bool,
+}
+
+/// Chunks from which there was most to gain, with their generations.
+#[derive(Debug, Default)]
+pub(super) struct Ranked {
+    at: u64,
+    /// Some are there for tombstones that may not be needed any more.
+    unneeded: bool,
+    chunks: Vec<(u32, u64)>,
+}
+
+impl Cleaner {
+    fn ranked_mut(&mut self, gain: Gain) -> &mut Ranked {
+        let [any, some, much] = &mut self.ranked;
+        match gain {
+            Gain::Any => any,
+            Gain::Some => some,
+            Gain::Much => much,
+        }
+    }
 }
 
 impl<'a> Search<'a> {
@@ -83,7 +108,8 @@ impl<'a> Search<'a> {
         is_over: &'a dyn Fn() -> bool,
     ) -> Search<'a> {
         let (visited, passes) = Default::default();
-        Search { groups: groups.collect(), visited, passes, is_over }
+        let (trusts, has_trusted) = (false, false);
+        Search { groups: groups.collect(), visited, passes, is_over, trusts, has_trusted }
     }
 }
 
@@ -95,17 +121,25 @@ impl Flat {
         search: &mut Search<'_>,
         gain: Gain,
     ) -> Result<Option<u32>> {
+        if let Some(victim) = self.ranked_victim(cleaner, &search.visited, gain) {
+            return Ok(Some(victim));
+        }
         if gain == Gain::Some {
             return self.victim_for_room(cleaner, search);
         }
-        let (group, unneeded) = (cleaner.group, gain == Gain::Any);
-        let find = |cleaner: &Cleaner| {
-            self.victim(group, &search.visited, &cleaner.damaged, gain, unneeded)
-        };
-        let victim = find(cleaner);
-        if victim.is_none() && self.seal_worth(cleaner, gain, false)? {
-            return Ok(find(cleaner));
+        let is_much = gain == Gain::Much;
+        if is_much && search.trusts && cleaner.not_much.is_some_and(|at| self.is_recent(at)) {
+            search.has_trusted = true;
+            return Ok(None);
         }
+        let at = self.moves();
+        let find =
+            |cleaner: &mut Cleaner| self.victim(cleaner, &search.visited, gain, gain == Gain::Any);
+        let mut victim = find(cleaner);
+        if victim.is_none() && self.seal_worth(cleaner, gain, false)? {
+            victim = find(cleaner);
+        }
+        cleaner.not_much = (is_much && victim.is_none()).then_some(at);
         Ok(victim)
     }
 
@@ -119,14 +153,15 @@ impl Flat {
         let known = cleaner.futile.unwrap_or_default();
         loop {
             let now = self.futile(group);
+            // As fresh as the pass.
+            cleaner.known = None;
             let pass = search.passes.entry(group).or_insert(Pass::new(now.needed, 0));
             let unneeded = pass.needed > known.needed;
             if !unneeded && now.dead_bytes <= known.dead_bytes {
                 return Ok(None);
             }
-            let find = |cleaner: &Cleaner| {
-                self.victim(group, &search.visited, &cleaner.damaged, Gain::Some, unneeded)
-            };
+            let find =
+                |cleaner: &mut Cleaner| self.victim(cleaner, &search.visited, Gain::Some, unneeded);
             if let Some(victim) = find(cleaner) {
                 return Ok(Some(victim));
             }
@@ -148,35 +183,88 @@ impl Flat {
         }
     }
 
-    /// The full chunk of a group of which copies take the least; one without anything to gain only if there are tombstones that may be
-    /// `unneeded` by now.
+    /// The full chunk of which copies take the least; one without anything to gain only if there are tombstones that may be `unneeded` by now.
+    /// The next ones are noted.
     fn victim(
         &self,
-        group: usize,
+        cleaner: &mut Cleaner,
         visited: &BTreeSet<u32>,
-        damaged: &BTreeSet<u32>,
         gain: Gain,
         unneeded: bool,
     ) -> Option<u32> {
-        let tombstones = unneeded && self.tombstones.load(Ordering::Relaxed) > 0;
-        let now = self.now();
-        let candidates = self.chunks.iter().filter(|(number, chunk)| {
-            // Of a damaged one that is dead nothing has to be read.
-            let readable = !damaged.contains(number) || chunk.is_dead();
-            let allowed = readable && !visited.contains(number) && !self.hold.holds(*number);
-            let is_of = || self.group_of_log(*number) == group;
-            chunk.usage() == Use::Log && allowed && is_of() && chunk.is_published()
+        let at = self.moves();
+        let candidate = self.candidate(cleaner, visited, gain, unneeded);
+        let most = usize::try_from(self.known_moves).unwrap_or(usize::MAX).max(1);
+        let mut best = BinaryHeap::new();
+        for (number, chunk) in self.chunks.iter() {
+            let generation = chunk.generation();
+            best.extend(candidate(number, chunk).map(|rank| (rank, generation)));
+            if best.len() > most {
+                best.pop();
+            }
+        }
+        drop(candidate);
+        let chunks = best.into_sorted_vec().into_iter();
+        let mut chunks = chunks.map(|((_, _, number), generation)| (number, generation));
+        let victim = chunks.next().map(|(number, _)| number);
+        let chunks = chunks.collect();
+        *cleaner.ranked_mut(gain) = Ranked { at, unneeded, chunks };
+        victim
+    }
+
+    /// The one of which copies take the least now of those that the last walk noted.
+    fn ranked_victim(
+        &self,
+        cleaner: &mut Cleaner,
+        visited: &BTreeSet<u32>,
+        gain: Gain,
+    ) -> Option<u32> {
+        let Ranked { at, unneeded, mut chunks } = std::mem::take(cleaner.ranked_mut(gain));
+        if chunks.is_empty() || !self.is_recent(at) {
+            return None;
+        }
+        let candidate = self.candidate(cleaner, visited, gain, unneeded);
+        let ranks = chunks.iter().enumerate().filter_map(|(place, (number, generation))| {
+            let chunk = self.chunks.get(*number).filter(|it| it.generation() == *generation)?;
+            Some((candidate(*number, chunk)?, place))
         });
-        let least = candidates.filter_map(|(number, chunk)| {
-            let (room, live) = (self.layout.room(), chunk.live_bytes(now));
-            let (entries, dead) = chunk.counts_by(now);
-            // Lines are filled up everywhere, a little. Of entries that take next to nothing the records come free.
-            let of_bytes = if gain == Gain::Any { Gain::Some } else { gain };
+        let ((_, _, number), place) = ranks.min()?;
+        drop(candidate);
+        chunks.swap_remove(place);
+        *cleaner.ranked_mut(gain) = Ranked { at, unneeded, chunks };
+        Some(number)
+    }
+
+    /// What says of a chunk whether it may be cleaned, and is worth it: bytes that copies take, version of its birth, and number.
+    fn candidate<'c>(
+        &'c self,
+        cleaner: &'c Cleaner,
+        visited: &'c BTreeSet<u32>,
+        gain: Gain,
+        unneeded: bool,
+    ) -> impl Fn(u32, &Chunk) -> Option<(u64, u64, u32)> + use<'c> {
+        let tombstones = unneeded && self.tombstones.load(Ordering::Relaxed) > 0;
+        let (now, room) = (self.now(), self.layout.room());
+        // Lines are filled up everywhere, a little. Of entries that take next to nothing the records come free.
+        let of_bytes = if gain == Gain::Any { Gain::Some } else { gain };
+        let (group, damaged) = (cleaner.group, &cleaner.damaged);
+        move |number, chunk| {
+            if chunk.usage() != Use::Log
+                || visited.contains(&number)
+                || self.group_of_log(number) != group
+                || !chunk.is_published()
+                || self.hold.holds(number)
+                // Of a damaged one that is dead nothing has to be read.
+                || damaged.contains(&number) && !chunk.is_dead()
+            {
+                return None;
+            }
+            let counts = chunk.counts_by(now);
+            let (live, (entries, dead)) = (chunk.live_bytes_of(counts), counts);
             let is_worth = of_bytes.is_enough(room.saturating_sub(live), room)
                 || gain.is_enough(dead.into(), entries.into());
             (tombstones || is_worth).then_some((live, chunk.born(), number))
-        });
-        least.min().map(|(_, _, number)| number)
+        }
     }
 
     /// Ends the logs of which enough entries do not count, or `all`.
@@ -194,7 +282,7 @@ impl Flat {
         let needed = match self.tombstones.load(Ordering::Relaxed) {
             0 => 0,
             // As a version: tombstones that come later are above it.
-            _ => self.tombstones_needed_below(u32::MAX, |_| ()).min(self.versions.next()),
+            _ => self.tombstones_needed(|_| ()).by_any.min(self.versions.next()),
         };
         Futile { dead_bytes: self.dead_bytes(group), needed }
     }

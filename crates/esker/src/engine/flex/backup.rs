@@ -21,7 +21,9 @@ use esker_base::ids::Version;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::backup::{MANIFEST_NAME, MANIFEST_NEW_NAME};
-use esker_format::flex_db::backup::{BackupEntry, BackupForm, FlexBackup, is_backup_file};
+use esker_format::flex_db::backup::{
+    BACKUP_ENTRY_SIZE, BACKUP_HEADER_SIZE, BackupEntry, BackupForm, FlexBackup, is_backup_file,
+};
 use esker_format::flex_db::{Content, Pair, RunWriter};
 use esker_media::Archive;
 use std::collections::{HashMap, HashSet};
@@ -34,8 +36,8 @@ const BACK_UP: &str = "back up";
 const PART_MASK: u64 = (1 << 12) - 1;
 const PART_BYTES_MIN: usize = 64 << 10;
 const PART_BYTES_MAX: usize = 8 << 20;
-/// No manifest is larger.
-const MANIFEST_BYTES_MAX: u64 = 1 << 30;
+/// No manifest is larger: a backup of more files fails before it is one.
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 1 << 30;
 
 /// Reads the manifest of an archive, if there is one.
 ///
@@ -138,8 +140,7 @@ impl Making<'_> {
                 self.copied(&entry);
             }
         }
-        self.entries.push(entry);
-        Ok(())
+        self.name(entry)
     }
 
     /// Whether the value was there until it was copied.
@@ -148,9 +149,8 @@ impl Making<'_> {
         let is_same =
             |entry: &&BackupEntry| entry.length_bytes == length && Some(entry.checksum) == checksum;
         if let Some(earlier) = self.values.get(&number).filter(is_same) {
-            self.entries.push(*earlier);
             self.report.segments_reused += 1;
-            return Ok(true);
+            return self.name(*earlier).map(|()| true);
         }
         let mut entry = BackupEntry {
             form: BackupForm::Large,
@@ -173,8 +173,20 @@ impl Making<'_> {
         writer.finish(sites::BACKUP_FILE_FLUSH)?;
         entry.checksum = checksum.finish();
         self.copied(&entry);
+        self.name(entry).map(|()| true)
+    }
+
+    /// The manifest is to name a file.
+    fn name(&mut self, entry: BackupEntry) -> Result<()> {
         self.entries.push(entry);
-        Ok(true)
+        let entries = self.entries.len() as u64 * BACKUP_ENTRY_SIZE as u64;
+        let most = self.flex.options.manifest_bytes_max;
+        if BACKUP_HEADER_SIZE as u64 + entries <= most {
+            return Ok(());
+        }
+        let files = most.saturating_sub(BACKUP_HEADER_SIZE as u64) / BACKUP_ENTRY_SIZE as u64;
+        let words = format!("a backup has up to {files} files: large values, and parts of others");
+        Err(Error::new(ErrorKind::Unsupported, BACK_UP).context(words))
     }
 
     fn copied(&mut self, entry: &BackupEntry) {
@@ -297,4 +309,46 @@ fn remove_unnamed(archive: &dyn Archive, manifest: Option<&FlexBackup>) -> Resul
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::options::{Durability, EngineKind, Options};
+    use crate::value::PutOptions;
+    use esker_media::sim::SimArchive;
+
+    #[test]
+    fn a_backup_of_more_files_than_a_manifest_names_fails_and_leaves_the_one_before() {
+        let folder = tempfile::tempdir().unwrap();
+        // As many as there are: five large values, and a part with their keys.
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::Flex);
+        options.durability = Durability::None;
+        options.testing.background = false;
+        options.flex.large_value_size_bytes = 1000;
+        options.flex.manifest_bytes_max = (BACKUP_HEADER_SIZE + 6 * BACKUP_ENTRY_SIZE) as u64;
+        let flex = Flex::open(&options).unwrap();
+        let put = |flex: &Flex, number: u8| {
+            flex.put(&[number], &[number; 2000], PutOptions::default()).unwrap();
+        };
+        (0..5).for_each(|number| put(&flex, number));
+        let archive = SimArchive::new();
+        let back_up = || flex.backup_store(&archive, &Progress::default());
+        assert_eq!(back_up().unwrap().segments_copied, 6);
+        let before = read_manifest(&archive).unwrap().unwrap();
+        put(&flex, 5);
+        let error = back_up().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
+        assert_eq!(read_manifest(&archive).unwrap().unwrap(), before);
+        for entry in &before.entries {
+            let size = archive.size_bytes_of(&entry.file_name()).unwrap();
+            assert_eq!(size, Some(entry.length_bytes), "{}", entry.file_name());
+        }
+        // With one value less it is possible again.
+        flex.delete(&[0], None).unwrap();
+        assert_eq!(back_up().unwrap().segments_copied, 2);
+        assert_eq!(read_manifest(&archive).unwrap().unwrap().number, before.number + 1);
+        flex.close().unwrap();
+    }
 }

@@ -22,12 +22,11 @@
 //! # Failure
 //! A crash leaves values that are not whole, and such as no pair names: both go when the store is open again.
 
+mod collect;
 mod directory;
 
 pub(super) use directory::{Directory, FoundBehind, FoundLarge};
 
-use super::expired::expiry_of;
-use super::memtable::MemTable;
 use super::recover::in_parts;
 use super::room::Reserved;
 use super::{Flex, ROOT_BYTES};
@@ -36,8 +35,7 @@ use crate::flex::{Space, Splice, is_unread};
 use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
-use esker_format::flex_db::{Content, LARGE_HEAD_SIZE, LargeHead, Root};
-use std::sync::atomic::Ordering;
+use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
 
 /// Longest value in bytes.
 pub(super) const VALUE_SIZE_MAX_BYTES: usize = 4 << 30;
@@ -50,16 +48,6 @@ const PIECE_BYTES_MIN: u64 = 64 << 10;
 const HEAD_READ_BYTES: usize = 512;
 /// Bytes of values that are worth a thread of their own when they are looked for.
 const PART_BYTES_MIN: u64 = 1 << 20;
-
-/// Who needs a large value; by default nobody.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Needs {
-    /// The pair that counts names it, and whether that has expired.
-    is_named: bool,
-    is_expired: bool,
-    /// It has to be asked again: a snapshot sees it, or nobody knows.
-    is_doubtful: bool,
-}
 
 /// Where somebody is who verifies all values by and by: the value that is next, how many of its bytes were read, and their checksum.
 #[derive(Default)]
@@ -81,10 +69,12 @@ impl Staged<'_> {
     pub(super) fn keep(mut self, is_doubtful: bool) {
         // That of the pair, or a later one.
         let generation = self.flex.tables().active.generation;
-        if let Some(large) = self.flex.large.values.write().get_mut(self.number) {
+        let mut values = self.flex.large.values.write();
+        if let Some(large) = values.get_mut(self.number) {
             large.state = State::Here(generation);
-            large.is_doubtful = is_doubtful;
         }
+        values.set_doubtful(self.number, is_doubtful);
+        drop(values);
         self.kept = true;
     }
 }
@@ -281,84 +271,6 @@ impl Flex {
             return Err(self.damaged("a large value does not have its checksum"));
         }
         Ok(Some(size))
-    }
-
-    /// Removes values that nobody needs, in the space as this root has it: of keys that are in this table, which is there now, and
-    /// doubtful ones. The committer's lock is held.
-    pub(super) fn collect_large(&self, root: &Root, table: Option<&MemTable>) -> Result<()> {
-        if self.large.is_empty() {
-            return Ok(());
-        }
-        self.large.is_doubted.store(false, Ordering::Relaxed);
-        // Before anybody asks what they see: one that goes meanwhile has it asked again.
-        let has_snapshots = self.snapshots.oldest() != u64::MAX;
-        self.large.is_seen.store(has_snapshots, Ordering::Relaxed);
-        let ranges = table.map_or_else(Vec::new, MemTable::ranges);
-        let in_table =
-            |key: &[u8]| table.is_some_and(|table| table.has(key, self.hasher.hash(key)));
-        let mut asked: Vec<(u64, Vec<u8>)> = Vec::new();
-        let mut gone: Vec<u64> = Vec::new();
-        for large in &self.large.values.read().all {
-            let key = &large.head.key;
-            match large.state {
-                State::Goes => gone.push(large.head.number),
-                // What names the others may come again out of a log (E2).
-                State::Here(generation) if generation <= root.committed_generation => {
-                    let is_concerned = large.is_doubtful
-                        || in_table(key)
-                        || ranges.iter().any(|range| range.covers(&key[..]));
-                    if is_concerned {
-                        asked.push((large.head.number, key.clone()));
-                    }
-                }
-                _ => {}
-            }
-        }
-        for (number, key) in asked {
-            let needs = match self.needs_large(root, number, &key) {
-                // As long as nobody can read whether it is named, it stays, and is asked about again; others do not wait for it.
-                Err(error) if is_unread(&error) => {
-                    self.note_unread(&error);
-                    Needs { is_doubtful: true, ..Needs::default() }
-                }
-                needs => needs?,
-            };
-            if needs == Needs::default() {
-                gone.push(number);
-                continue;
-            }
-            // That of the table, which is about to go, may be left out of the space already: then somebody asks again.
-            let is_doubted = needs.is_expired && in_table(&key);
-            if let Some(large) = self.large.values.write().get_mut(number) {
-                large.is_doubtful = needs.is_doubtful || is_doubted;
-            }
-            self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
-        }
-        gone.into_iter().try_for_each(|number| self.remove_large(number))
-    }
-
-    /// Who needs a value of `key`: what counts in the space, durably, and what snapshots see (B2). The committer's lock is held.
-    fn needs_large(&self, root: &Root, number: u64, key: &[u8]) -> Result<Needs> {
-        // Who asks finds nothing coarse.
-        self.locate(key)?;
-        let hash = self.hasher.hash(key);
-        // Whether a pair that names it has expired.
-        let names = |_, content: Content<'_>| match content {
-            Content::Large(_, named, _) if named == number => {
-                Some(self.is_expired(expiry_of(&content)))
-            }
-            _ => None,
-        };
-        let current = self.find(key, hash, root.last_version, names)?;
-        let mut is_seen = false;
-        for version in self.snapshots.all() {
-            is_seen |= self.find(key, hash, version, names)?.is_some();
-        }
-        Ok(Needs {
-            is_named: current.is_some(),
-            is_expired: current == Some(true),
-            is_doubtful: is_seen && current.is_none(),
-        })
     }
 
     /// Removes values whose heads cannot be read: nobody knows which they are.

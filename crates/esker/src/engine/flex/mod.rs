@@ -64,6 +64,7 @@ mod tend;
 mod wal;
 mod write;
 
+pub(crate) use backup::MANIFEST_BYTES_MAX;
 pub use files::FlexFiles;
 
 use crate::engine::background::Background;

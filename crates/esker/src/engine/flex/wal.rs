@@ -35,6 +35,11 @@ use std::time::Duration;
 const BATCH_BYTES: usize = 512 << 10;
 /// Bytes of a batch beyond which writers wait for the one before.
 const BATCH_BYTES_MAX: usize = 4 << 20;
+/// Most bytes of changes that one writer adds to a batch.
+const CHANGES_BYTES_MAX: usize = 1 << 30;
+/// Most bytes of a batch that several writers add to: its header could say 4 GiB. Nobody is busy while many come at once, each behind
+/// the others before one of them writes.
+const FORMING_BYTES_MAX: usize = CHANGES_BYTES_MAX + BATCH_BYTES_MAX;
 /// Least and most bytes that a file grows by.
 const STEP_MIN: u64 = 4 << 10;
 const STEP_MAX: u64 = 16 << 20;
@@ -98,6 +103,8 @@ pub(super) struct Wal {
     devices: [Arc<dyn BlockDevice>; 2],
     store_id: [u8; 16],
     block: usize,
+    /// [`FORMING_BYTES_MAX`], or less in tests.
+    forming_max: usize,
     /// Bytes of a table as the options say.
     table_bytes: u64,
     state: Mutex<State>,
@@ -160,6 +167,7 @@ impl Wal {
             devices,
             store_id,
             block: block.unwrap_or(512).max(512) as usize,
+            forming_max: FORMING_BYTES_MAX,
             table_bytes,
             state: Mutex::new(State {
                 tail,
@@ -197,7 +205,7 @@ impl Wal {
     pub(super) fn batch_size_max(&self) -> usize {
         usize::try_from(capacity(self.table_bytes, self.table_bytes) / 4)
             .unwrap_or(usize::MAX)
-            .min(1 << 30)
+            .min(CHANGES_BYTES_MAX)
     }
 
     /// Refuses writes after a failure.
@@ -320,7 +328,7 @@ impl Wal {
             durable_sequence: sequence + 1,
             ..Batch::default()
         };
-        let (bytes, checksum) = writer.finish(batch, &self.store_id, self.block);
+        let (bytes, checksum) = self.finish(writer, batch)?;
         if sequence == 0 {
             late.first = bytes.to_vec();
         } else {
@@ -391,6 +399,16 @@ impl Wal {
                     self.check()?;
                     state = self.state.lock();
                 }
+                _ if !state.forming.is_empty()
+                    && state.forming.size_bytes() + size_bytes > self.forming_max =>
+                {
+                    let batch = state.formed;
+                    drop(state);
+                    // If that fails everybody is refused.
+                    drop(self.bring(batch, false));
+                    self.check()?;
+                    state = self.state.lock();
+                }
                 _ => break claimed,
             }
         };
@@ -400,6 +418,12 @@ impl Wal {
         write(&mut state.forming);
         self.claimed.store(claimed, Ordering::Relaxed);
         Ok(Appended::Done(self.ticket(&mut state, count)))
+    }
+
+    /// A batch as it is written, and its checksum.
+    fn finish<'w>(&self, writer: &'w mut WalWriter, batch: Batch) -> Result<(&'w [u8], u32)> {
+        let finished = writer.finish(batch, &self.store_id, self.block);
+        finished.map_err(|flaw| Error::invalid("write log", flaw.to_string()))
     }
 
     /// Makes the file of a generation at least so long, in steps: files follow what is written.
@@ -463,3 +487,6 @@ impl Wal {
         self.device(0).report()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -60,9 +60,13 @@ impl Chunk {
 
     /// Bytes that copies of what counts by `now` would take, about.
     pub(in super::super) fn live_bytes(&self, now: u64) -> u64 {
+        self.live_bytes_of(self.counts_by(now))
+    }
+
+    /// The same, if so many are its entries, and do not count.
+    pub(in super::super) fn live_bytes_of(&self, (entries, dead): (u32, u32)) -> u64 {
         /// What an entry has besides, in a batch with others.
         const BESIDE: u64 = 3;
-        let (entries, dead) = self.counts_by(now);
         let (entries, live) = (u64::from(entries.max(1)), u64::from(entries.saturating_sub(dead)));
         let tail = u64::from(self.tail.load(Ordering::Relaxed));
         let bytes = match self.payload.load(Ordering::Relaxed) {

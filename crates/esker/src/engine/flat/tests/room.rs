@@ -8,6 +8,7 @@ use super::*;
 use crate::options::Progress;
 use crate::store::Direction;
 use crate::value::Condition;
+use esker_base::rng::Rng;
 use esker_base::{ErrorKind, SiteKind};
 use esker_media::sim::SimArchive;
 use std::ops::{Bound, ControlFlow};
@@ -325,5 +326,54 @@ fn a_full_store_refuses_at_once_until_something_changed() {
         // Nothing happens but that time passes.
         clock.advance(Duration::from_secs(10));
         put_value(&store, b"one more", 100).unwrap();
+    }
+}
+
+/// In a large store a walk through all chunks takes longer than to clean one of them.
+#[test]
+fn a_walk_through_all_chunks_serves_for_many_that_are_cleaned() {
+    const CHUNKS: u64 = 400;
+    for engine in KINDS {
+        // Walks and chunks that came free while keys are written anew, and how many of these a store that knows little took.
+        let run = |known_share: u32| {
+            let mut options = options(engine);
+            options.testing.background = false;
+            options.testing.known_share = known_share;
+            let store = Flat::open(memory(CHUNKS, CHUNK_SIZE), &options).unwrap();
+            let put = |number: u32| put_value(&store, &number.to_be_bytes(), 8).unwrap();
+            let mut count = 0;
+            while store.chunks.free_count() > usize::try_from(CHUNKS / 4).unwrap() {
+                put(count);
+                count += 1;
+            }
+            let mut rng = Rng::from_seed(6);
+            // What is deleted leaves tombstones, which go in time.
+            for _ in 0..2 * count {
+                let number = u32::try_from(rng.below(count.into())).unwrap();
+                if rng.chance(1, 10) {
+                    store.delete_key(&number.to_be_bytes(), Condition::Always).unwrap();
+                }
+                put(number);
+            }
+            let (walks, released) = (WALKS.get(), store.chunks.released());
+            for _ in 0..2 * count {
+                put(u32::try_from(rng.below(count.into())).unwrap());
+            }
+            let walks = u64::from(WALKS.get() - walks);
+            let released = store.chunks.released() - released;
+            let cleaned = WALKS.get();
+            assert!(store.clean_now(10).unwrap() > 5);
+            let of_ten = WALKS.get() - cleaned;
+            assert_eq!(store.check_store().unwrap().problems, Vec::<String>::new());
+            (walks, released, of_ten)
+        };
+        let (walks, released, of_ten) = run(8);
+        assert!(released > 200, "{engine}: {released} chunks came free");
+        assert!(4 * walks < released, "{engine}: {walks} walks for {released} chunks");
+        assert!(of_ten < 8, "{engine}: {of_ten} walks for ten chunks");
+        // Victims are hardly worse.
+        let (more_walks, fewer, _) = run(u32::MAX);
+        assert!(more_walks > 2 * fewer, "{engine}: {more_walks} walks for {fewer}");
+        assert!(released < fewer + fewer / 8, "{engine}: {released} chunks for {fewer}");
     }
 }

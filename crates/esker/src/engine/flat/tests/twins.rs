@@ -2,7 +2,6 @@
 
 use super::super::chunks::{Chunk, Use};
 use super::super::layout::Place;
-use super::super::moves::Victim;
 use super::*;
 use crate::value::Condition;
 
@@ -91,9 +90,8 @@ impl Twins {
     /// A crash amid the cleaning of the first chunk.
     fn crash_amid_cleaning(&mut self) {
         let (store, number) = (&self.store, self.first);
-        let needed = store.tombstones_needed_below(number, |_| ());
-        let victim = Victim { number, born: store.settled(), needed };
         let mut cleaner = store.cleaner_of_log(number);
+        let victim = store.victim_of(&mut cleaner, number);
         self.flip_end();
         assert!(!store.copy_live(&mut cleaner, victim, &mut Vec::new()).unwrap());
         self.flip_end();

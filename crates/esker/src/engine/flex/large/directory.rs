@@ -3,7 +3,7 @@
 //! # Invariants
 //! - D1: values are by number. One that went keeps its place, without bytes and key, until half of all are such: so the end of
 //!   one moves no others.
-//! - D2: `of_keys` has each value that did not go, by the hash of its key.
+//! - D2: `of_keys` has each value that did not go, by the hash of its key; `doubtful` and `leaving` those that did not and are so.
 //!
 //! # Concurrency
 //! Changed under the space's lock, where sizes change, so for as short a time as possible: nothing here takes longer with more
@@ -13,7 +13,7 @@ use super::super::ROOT_BYTES;
 use super::super::index::Sums;
 use esker_base::hash::KeyHasher;
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockReadGuard};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -21,8 +21,20 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 const GONE_MIN: usize = 64;
 /// Numbers that are passed over if those of some values are not known.
 const NUMBERS_SKIPPED: u64 = 1 << 20;
-/// Bytes of memory that an entry of `of_keys` takes, about.
+/// Bytes of memory that an entry of `of_keys` takes, about, and one of the others.
 const ENTRY_BYTES: usize = 24;
+const NUMBER_BYTES: usize = 12;
+
+#[cfg(test)]
+thread_local! {
+    /// How many values this thread looked at to find those that are to be asked about.
+    pub(super) static LOOKED_AT: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+fn note_look() {
+    #[cfg(test)]
+    LOOKED_AT.set(LOOKED_AT.get() + 1);
+}
 
 /// How a value stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,8 +59,6 @@ pub(super) struct Large {
     /// Of its key.
     hash: u64,
     pub(super) state: State,
-    /// It may be needed or not: to be found out when a table is in the space.
-    pub(super) is_doubtful: bool,
 }
 
 impl Large {
@@ -66,6 +76,10 @@ pub(super) struct Values {
     sizes: Sums,
     /// Hashes of keys, and numbers.
     of_keys: BTreeSet<(u64, u64)>,
+    /// Numbers of those that may be needed or not: to be found out when a table is in the space.
+    doubtful: BTreeSet<u64>,
+    /// Numbers of those that nobody needs.
+    leaving: BTreeSet<u64>,
     key_bytes: usize,
     gone: usize,
 }
@@ -86,7 +100,25 @@ impl Values {
         self.all.get_mut(index)
     }
 
+    pub(super) fn set_doubtful(&mut self, number: u64, is_doubtful: bool) {
+        if !is_doubtful {
+            self.doubtful.remove(&number);
+        } else if self.index(number).is_some() {
+            self.doubtful.insert(number);
+        }
+    }
+
+    /// The values that were put under `key`, which has this hash.
+    pub(super) fn visit_of_key(&self, key: &[u8], hash: u64, mut visit: impl FnMut(&Large)) {
+        let of_hash = self.of_keys.range((hash, 0)..=(hash, u64::MAX));
+        let of_hash = of_hash.filter_map(|(_, number)| self.get(*number)).inspect(|_| note_look());
+        of_hash.filter(|large| *large.head.key == *key).for_each(&mut visit);
+    }
+
     fn push(&mut self, large: Large, size: u64) {
+        if large.state == State::Goes {
+            self.leaving.insert(large.head.number);
+        }
         self.of_keys.insert((large.hash, large.head.number));
         self.key_bytes += large.head.key.capacity();
         self.all.push(large);
@@ -98,7 +130,10 @@ impl Values {
         large.state = State::Gone;
         self.key_bytes -= large.head.key.capacity();
         large.head.key = Vec::new();
-        self.of_keys.remove(&(large.hash, large.head.number));
+        let number = large.head.number;
+        self.of_keys.remove(&(large.hash, number));
+        self.doubtful.remove(&number);
+        self.leaving.remove(&number);
         self.sizes.set(index, 0);
         self.gone += 1;
         if self.gone > GONE_MIN && self.gone > self.all.len() / 2 {
@@ -184,8 +219,7 @@ impl Directory {
                     let (number, key) = (last, Vec::new());
                     let head = LargeHead { number, length_bytes: 0, value_checksum: 0, key };
                     let (head_size, hash, state) = (0, 0, State::Unread);
-                    let large = Large { head, head_size, hash, state, is_doubtful: false };
-                    values.push(large, size_bytes);
+                    values.push(Large { head, head_size, hash, state }, size_bytes);
                     continue;
                 };
                 last = head.number;
@@ -193,8 +227,8 @@ impl Directory {
                 let is_whole = size_bytes == head_size + head.length_bytes;
                 let state = if is_whole { State::Here(generation) } else { State::Goes };
                 let hash = hasher.hash(&head.key);
-                let large = Large { head, head_size, hash, state, is_doubtful: true };
-                values.push(large, size_bytes);
+                values.push(Large { head, head_size, hash, state }, size_bytes);
+                values.set_doubtful(last, true);
             }
             let skipped = if has_unread { NUMBERS_SKIPPED } else { 0 };
             let next = number.max(last + 1).saturating_add(skipped);
@@ -209,10 +243,58 @@ impl Directory {
         self.count.store(values.all.len() - values.gone, Ordering::Relaxed);
     }
 
+    /// How many there are.
+    #[inline]
+    pub(super) fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// Numbers of values that nobody needs.
+    pub(super) fn leaving(&self) -> Vec<u64> {
+        self.values.read().leaving.iter().copied().collect()
+    }
+
+    /// Key of value `number`, unless it went.
+    pub(super) fn key_of(&self, number: u64) -> Option<Vec<u8>> {
+        self.values.read().get(number).map(|large| large.head.key.clone())
+    }
+
+    /// All values, by number; after so many others get the lock.
+    pub(super) fn visit(&self, at_once: usize, mut visit: impl FnMut(&Large)) {
+        let (mut values, mut next) = (self.values.read(), 0);
+        loop {
+            let from = values.all.partition_point(|large| large.head.number < next);
+            let part = values.all.get(from..).unwrap_or_default();
+            let part = part.get(..at_once.min(part.len())).unwrap_or_default();
+            let Some(last) = part.last() else { return };
+            next = last.head.number + 1;
+            for large in part {
+                note_look();
+                visit(large);
+            }
+            RwLockReadGuard::bump(&mut values);
+        }
+    }
+
+    /// The same for doubtful ones.
+    pub(super) fn visit_doubtful(&self, at_once: usize, mut visit: impl FnMut(&Large)) {
+        let (mut values, mut next) = (self.values.read(), 0);
+        loop {
+            let part = || values.doubtful.range(next..).take(at_once);
+            let Some(last) = part().last().copied() else { return };
+            for large in part().filter_map(|number| values.get(*number)) {
+                note_look();
+                visit(large);
+            }
+            next = last + 1;
+            RwLockReadGuard::bump(&mut values);
+        }
+    }
+
     /// Whether there is none.
     #[inline]
     pub(in crate::engine::flex) fn is_empty(&self) -> bool {
-        self.count.load(Ordering::Relaxed) == 0
+        self.count() == 0
     }
 
     /// Bytes of all values in the space.
@@ -226,7 +308,8 @@ impl Directory {
         let values = self.values.read();
         let entries = values.all.capacity() * size_of::<Large>();
         let keys = values.key_bytes + values.of_keys.len() * ENTRY_BYTES;
-        (entries + keys) as u64 + values.sizes.memory_bytes()
+        let numbers = (values.doubtful.len() + values.leaving.len()) * NUMBER_BYTES;
+        (entries + keys + numbers) as u64 + values.sizes.memory_bytes()
     }
 
     /// The number of the next value. Those who push one take turns, so that values are by number.
@@ -242,7 +325,7 @@ impl Directory {
     /// A value has its place behind all others, with so many bytes of it and its head.
     pub(super) fn push(&self, (head, hash): (LargeHead, u64), head_size: u64, size: u64) {
         let mut values = self.values.write();
-        values.push(Large { head, head_size, hash, state: State::Forms, is_doubtful: false }, size);
+        values.push(Large { head, head_size, hash, state: State::Forms }, size);
         self.note(&values);
     }
 
@@ -297,8 +380,8 @@ impl Directory {
         }
         let mut values = self.values.write();
         for number in numbers {
-            if let Some(large) = values.get_mut(*number) {
-                large.is_doubtful = true;
+            if values.index(*number).is_some() {
+                values.doubtful.insert(*number);
                 self.is_doubted.store(true, Ordering::Relaxed);
             }
         }
@@ -306,7 +389,10 @@ impl Directory {
 
     /// Nobody knows of any whether it is needed.
     pub(in crate::engine::flex) fn doubt_all(&self) {
-        self.values.write().all.iter_mut().for_each(|large| large.is_doubtful = true);
+        let mut values = self.values.write();
+        let is_here = |large: &&Large| large.state != State::Gone;
+        let numbers = values.all.iter().filter(is_here).map(|large| large.head.number);
+        values.doubtful = numbers.collect();
     }
 
     /// A snapshot is gone: those that stayed for one are asked about again.
@@ -328,6 +414,7 @@ impl Directory {
         let large = values.all.get_mut(index)?;
         large.state = State::Goes;
         let head_size = large.head_size;
+        values.leaving.insert(number);
         Some((values.sizes.of(index), head_size))
     }
 

@@ -1,7 +1,8 @@
 //! Large values, on their own.
 
+use super::directory::LOOKED_AT;
 use super::*;
-use crate::engine::flex::opened_in;
+use crate::engine::flex::{opened_in, opened_with};
 use crate::engine::{Cursor, Engine};
 use crate::options::{Durability, EngineKind, Options};
 use crate::value::PutOptions;
@@ -101,5 +102,65 @@ fn a_part_of_a_walk_holds_no_more_than_some_values() {
         cursor = next;
     }
     assert!(keys == COUNT && left_out > COUNT / 20, "{keys} keys, {left_out} without a value");
+    flex.close().unwrap();
+}
+
+/// What a table costs does not grow with the values that it does not concern.
+#[test]
+fn a_table_looks_at_the_values_of_its_keys_and_no_others() {
+    const COUNT: u32 = 300;
+    let folder = tempfile::tempdir().unwrap();
+    let flex = opened_with(&folder, Durability::None);
+    let put = |key: &[u8], value: &[u8]| {
+        flex.put(key, value, PutOptions::default()).unwrap();
+    };
+    let looks_of_a_table = || {
+        let before = LOOKED_AT.get();
+        let generation = flex.tables().active.generation;
+        flex.change_table(generation).unwrap();
+        assert!(flex.commit_sealed().unwrap());
+        LOOKED_AT.get() - before
+    };
+    (0..COUNT).for_each(|number| put(&number.to_be_bytes(), &[7; 2000]));
+    assert!(looks_of_a_table() >= COUNT as usize);
+    put(b"another key", b"value");
+    assert_eq!(looks_of_a_table(), 0);
+    // Those that it concerns go.
+    let size = flex.large.size_bytes();
+    put(&5_u32.to_be_bytes(), b"small");
+    assert!((1..3).contains(&looks_of_a_table()));
+    assert_eq!((flex.large.count(), flex.large.size_bytes() < size), (COUNT as usize - 1, true));
+    // What a snapshot sees is asked about again, until it goes.
+    let snapshot = flex.snapshot().unwrap();
+    put(&6_u32.to_be_bytes(), b"small");
+    put(&7_u32.to_be_bytes(), &[8; 3000]);
+    looks_of_a_table();
+    assert_eq!(flex.large.count(), COUNT as usize);
+    put(b"another key", b"value");
+    assert_eq!(looks_of_a_table(), 2);
+    flex.release(snapshot);
+    put(b"another key", b"value");
+    assert_eq!((looks_of_a_table(), flex.large.count()), (2, COUNT as usize - 2));
+    // Of a deleted range nobody knows the keys.
+    flex.delete_range(&100_u32.to_be_bytes(), Some(&200_u32.to_be_bytes())).unwrap();
+    assert!(looks_of_a_table() >= COUNT as usize - 2);
+    assert_eq!(flex.large.count(), COUNT as usize - 102);
+    flex.close().unwrap();
+}
+
+#[test]
+fn parts_of_a_walk_over_all_values_leave_none_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let flex = opened_with(&folder, Durability::None);
+    for number in 0..20_u32 {
+        flex.put(&number.to_be_bytes(), &[7; 2000], PutOptions::default()).unwrap();
+    }
+    flex.large.doubt_all();
+    for at_once in [1, 3, 20, 100] {
+        let (mut all, mut doubtful) = (Vec::new(), Vec::new());
+        flex.large.visit(at_once, |large| all.push(large.head.number));
+        flex.large.visit_doubtful(at_once, |large| doubtful.push(large.head.number));
+        assert!(all.len() == 20 && all.is_sorted() && all == doubtful, "{all:?} {doubtful:?}");
+    }
     flex.close().unwrap();
 }

@@ -59,7 +59,7 @@ impl Wal {
         }
     }
 
-    fn bring(&self, batch: u64, durable: bool) -> Result<()> {
+    pub(super) fn bring(&self, batch: u64, durable: bool) -> Result<()> {
         loop {
             let state = self.state.lock();
             if (if durable { state.durable } else { state.written }) >= batch {
@@ -155,7 +155,7 @@ impl Wal {
         let device = self.device(generation);
         let mut done = (0, None);
         if let Some((number, batch, mut writer)) = taken {
-            let (bytes, checksum) = writer.finish(batch, &self.store_id, self.block);
+            let (bytes, checksum) = self.finish(&mut writer, batch)?;
             device.write_at(sites::WAL_WRITE, batch.position, &[IoSlice::new(bytes)])?;
             self.state.lock().tail.previous_checksum = checksum;
             writer.clear();

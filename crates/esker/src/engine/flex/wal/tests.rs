@@ -1,0 +1,59 @@
+//! The log, on its own.
+
+use super::*;
+use esker_format::Flaw;
+use esker_format::flex_db::{Change, Content, Extra};
+use esker_media::sim::{SimBlock, SimBlockOptions};
+
+const STORE_ID: [u8; 16] = [7; 16];
+
+fn opened() -> Wal {
+    let device = |seed| -> Arc<dyn BlockDevice> {
+        Arc::new(SimBlock::new(SimBlockOptions::new(1 << 20, seed)))
+    };
+    let table = Arc::new(MemTable::new(1, 1, 256 << 10, false));
+    let tail = Tail { generation: 1, ..Tail::default() };
+    Wal::new([device(0), device(2)], STORE_ID, 256 << 10, tail, table)
+}
+
+/// Many may have added to a batch before one of them writes it: its header has to be able to say how long it is.
+#[test]
+fn a_batch_that_nobody_writes_does_not_grow_beyond_what_its_header_can_say() {
+    const CHANGES: u64 = 40;
+    const MOST: usize = 16 << 10;
+    let mut wal = opened();
+    wal.forming_max = MOST;
+    let value = [9; 3000];
+    let mut batches = Vec::new();
+    for number in 0..CHANGES {
+        let key = number.to_be_bytes();
+        let write = |log: &mut WalWriter| {
+            log.push(&Change::Set(&key, Content::Put(Extra::default(), &value)));
+        };
+        let Appended::Done(ticket) = wal.append(value.len() + 56, 1, &write).unwrap() else {
+            panic!("the log is full");
+        };
+        let forming = wal.state.lock().forming.size_bytes();
+        assert!(forming <= MOST, "{forming} bytes behind {number} changes");
+        wal.leave(&ticket);
+        batches.push(ticket);
+    }
+    // Who is told that his change is durable reads it back.
+    batches.iter().for_each(|ticket| wal.wait_durable(ticket.batch).unwrap());
+    let mut bytes = vec![0; 1 << 20];
+    wal.device(1).read_at(sites::WAL_READ, 0, &mut bytes).unwrap();
+    let (mut at, mut found) = (0, 0);
+    while let Ok((batch, _)) = Batch::decode(&bytes[at..], &STORE_ID, at as u64, || false) {
+        batch
+            .changes(&bytes[at..], |version, change| -> std::result::Result<(), Flaw> {
+                assert_eq!(version, 1 + found);
+                let key = found.to_be_bytes();
+                assert_eq!(change, Change::Set(&key, Content::Put(Extra::default(), &value)));
+                found += 1;
+                Ok(())
+            })
+            .unwrap();
+        at += batch.total_bytes as usize;
+    }
+    assert_eq!(found, CHANGES);
+}
