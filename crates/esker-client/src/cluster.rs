@@ -10,7 +10,8 @@
 //!
 //! # Failure
 //! A server that cannot be reached, or is silent, fails the keys that belong to it, and no others. However many of them there are,
-//! a call takes no longer than with one: the time for connecting runs at the same time, and so does that for replies.
+//! a call takes no longer than with one: the time for connecting runs at the same time, and so does that for replies. (Values that
+//! do not go into one reply of each server are asked for in rounds, and each round has its time.)
 
 use crate::address::Address;
 use crate::batch::Batch;

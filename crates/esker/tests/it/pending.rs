@@ -194,3 +194,40 @@ fn tables_go_to_the_space_while_many_write_few_keys() {
     assert_eq!(number(&store.get(b"counter").unwrap().unwrap()), 100 * WRITERS);
     assert!(store.check().unwrap().is_sound());
 }
+
+/// A large value is deleted before its writer has heard of it, and the table of both goes to the space at once.
+#[test]
+fn a_large_value_that_is_deleted_while_it_is_on_its_way_leaves_no_room_taken() {
+    for round in 0..4 {
+        let devices = Devices::new(2);
+        let latch = Latch::default();
+        let holder = latch.clone();
+        let files = asking(&devices, move |index, site: Site| {
+            if index > 2 && site.kind() == SiteKind::Flush {
+                holder.pass();
+            }
+        });
+        let store = Store::open_flex_on(files, &flex_db::options(2)).unwrap();
+        let large = vec![7; 1 << 20];
+        latch.arm();
+        std::thread::scope(|scope| {
+            let _let_go = LetGo(&latch);
+            let wait = || esker_trt::sleep(Duration::from_millis(30 + 20 * round));
+            scope.spawn(|| store.put(b"other", b"value").unwrap());
+            assert!(comes(|| latch.holds()));
+            scope.spawn(|| store.put(b"key", &large).unwrap());
+            wait();
+            scope.spawn(|| assert!(store.delete(b"key").unwrap()));
+            wait();
+            scope.spawn(|| store.clean(1).unwrap());
+            wait();
+            latch.let_go();
+        });
+        store.put(b"other", b"again").unwrap();
+        store.clean(1).unwrap();
+        // There is no room for two.
+        store.put(b"second", &large).unwrap();
+        assert_eq!(store.get(b"second").unwrap().unwrap().len(), large.len());
+        assert!(store.check().unwrap().is_sound());
+    }
+}

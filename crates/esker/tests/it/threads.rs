@@ -1,7 +1,8 @@
 //! Many threads on one store, on a real file.
 
 use crate::support::{device, open, options};
-use esker::{Batch, Durability, EngineKind, Options, Outcome, Store};
+use esker::{Batch, Durability, EngineKind, ErrorKind, Options, Outcome, Store};
+use esker_base::Error;
 use esker_media::sim::{Asking, SimBlock, SimBlockOptions};
 use esker_media::{FileDevice, OpenOptions};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -275,6 +276,8 @@ fn a_get_whose_record_dies_while_it_waits_and_whose_segment_is_given_back_finds_
 #[test]
 fn who_reads_does_not_start_over_for_each_segment_that_is_reused_meanwhile() {
     const TRIES: u64 = 50;
+    let fails = Arc::new(AtomicBool::new(false));
+    let failing = Arc::clone(&fails);
     let store = Arc::new(OnceLock::<Store>::new());
     let (beside, reads) = (Arc::clone(&store), Arc::new(AtomicU64::new(TRIES)));
     let (counter, is_within) = (Arc::clone(&reads), AtomicBool::new(false));
@@ -290,12 +293,27 @@ fn who_reads_does_not_start_over_for_each_segment_that_is_reused_meanwhile() {
                 beside.get().unwrap().put(&key, &[1; 5000])?;
             }
             is_within.store(false, Ordering::SeqCst);
+            if failing.load(Ordering::SeqCst) {
+                return Err(Error::new(ErrorKind::Io, "read sector"));
+            }
         }
         Ok(())
     });
     let store = store.get_or_init(|| Store::open_on(device, &options(3)).unwrap());
     store.put(b"key", &[7; 500]).unwrap();
     type Work = fn(&Store);
+    let fail = |store: &Store| {
+        let failed = [store.get(b"key").err(), store.put(b"key", b"value").err()];
+        for error in failed {
+            assert_eq!(error.map(|error| error.kind()), Some(ErrorKind::Io));
+        }
+    };
+    fails.store(true, Ordering::SeqCst);
+    reads.store(0, Ordering::SeqCst);
+    fail(store);
+    let count = reads.swap(TRIES, Ordering::SeqCst);
+    assert!(count <= 8, "{count} reads of what cannot be read");
+    fails.store(false, Ordering::SeqCst);
     let work: [(&str, Work); 4] = [
         ("get", |store| assert_eq!(*store.get(b"key").unwrap().unwrap(), [7; 500])),
         ("gets", |store| assert_eq!(store.multi_get(&[b"key"]).unwrap().len(), 1)),

@@ -184,7 +184,9 @@ impl Depot {
         }
         if !self.superblock.cache {
             let room = self.segments.reserve_of_puts() + self.checkpoint_segments() + GROWTH;
-            self.clean_until(room, || self.background.is_stopping())?;
+            // It may take the place of the last one.
+            let short = || self.segments.free_count() < room;
+            self.clean_while(short, || self.background.is_stopping())?;
         }
         self.write_checkpoint_beside().map(drop)
     }

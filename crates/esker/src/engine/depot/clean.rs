@@ -260,7 +260,7 @@ impl Depot {
 
     /// Cleans ahead of the clients, until enough is free or `stop` says so.
     pub(super) fn clean_ahead(&self, stop: impl FnMut() -> bool) -> Result<()> {
-        self.clean_until(self.clean_below() + HEAD_START, stop)?;
+        self.clean_while(|| self.free_ahead() < self.clean_below() + HEAD_START, stop)?;
         let mut cleaner = self.cleaner.lock();
         if self.purge_due(&cleaner) {
             self.purge_tombstones(&mut cleaner)?;
@@ -268,9 +268,13 @@ impl Depot {
         Ok(())
     }
 
-    /// Cleans until so many segments are free, nothing is worth it any more or `stop` says so.
-    pub(super) fn clean_until(&self, wanted: usize, mut stop: impl FnMut() -> bool) -> Result<()> {
-        while self.free_ahead() < wanted && !stop() {
+    /// Cleans while it is `short` of segments, until nothing is worth it any more or `stop` says so.
+    pub(super) fn clean_while(
+        &self,
+        short: impl Fn() -> bool,
+        mut stop: impl FnMut() -> bool,
+    ) -> Result<()> {
+        while short() && !stop() {
             let mut cleaner = self.cleaner.lock();
             if self.free_one_ahead(&mut cleaner)? {
                 continue;

@@ -156,9 +156,9 @@ impl Depot {
             esker_trt::yield_now();
         }
         loop {
-            let generation = self.segments.generation();
-            let (link, fetched) = match self.find(hash, key, admit) {
-                Err(_) if self.is_reused_since(generation) => continue,
+            let offered = self.offered(hash);
+            let (link, fetched) = match self.find(&offered, key, admit) {
+                Err(_) if self.is_over(hash, &offered) => continue,
                 found => match found? {
                     Some(found) => found,
                     None => return Ok(None),
@@ -171,8 +171,7 @@ impl Depot {
                 return Ok(Some(value));
             }
             // Superseded meanwhile, or else:
-            let listed = self.index.lookup(hash).iter().any(|found| found == link);
-            if listed && self.segments.generation() == generation {
+            if self.offered(hash) == offered {
                 let offset = self.layout.offset_of(link);
                 return Err(self.corrupted(offset, 0, "nothing is known of a value's extents"));
             }
@@ -210,13 +209,24 @@ impl Depot {
         }
     }
 
-    /// Whether a segment was reused, or given back, since then: what could not be read may have been overwritten.
+    /// Whether the index offers something else by now than it did: what could not be read may have been overwritten. If not, it could be
+    /// read, whatever became of other segments.
+    pub(super) fn is_over(&self, hash: u64, offered: &Offered) -> bool {
+        self.offered(hash) != *offered && !sites::READ_GENERATION.disabled()
+    }
+
+    /// Whether a segment was reused, or given back, since then.
     pub(super) fn is_reused_since(&self, generation: u64) -> bool {
         self.segments.generation() != generation && !sites::READ_GENERATION.disabled()
     }
 
-    fn find(&self, hash: u64, key: &[u8], admit: Admit<'_>) -> Result<Option<(Link, Fetched)>> {
-        for (link, life) in self.offered(hash) {
+    fn find(
+        &self,
+        offered: &Offered,
+        key: &[u8],
+        admit: Admit<'_>,
+    ) -> Result<Option<(Link, Fetched)>> {
+        for (link, life) in offered.iter().copied() {
             if link.is_tombstone() {
                 continue;
             }

@@ -141,6 +141,11 @@ impl Depot {
             if dropped || to_last && std::mem::replace(&mut from_first, true) {
                 break dropped;
             }
+            // Who closes the store waits; no purge looks at anything any more.
+            self.log.refuse()?;
+            if self.background.is_stopping() {
+                return Ok(false);
+            }
         };
         cleaner.purged_in_vain = (!dropped).then_some(now);
         Ok(dropped)
@@ -155,6 +160,8 @@ impl Depot {
     /// As [`Depot::purge_tombstones`], of so many of them; the next purge goes on behind.
     fn purge_some(&self, cleaner: &mut Cleaner, most: usize) -> Result<usize> {
         if self.tombstones() == 0 {
+            // Cleared: there is nothing to go on with.
+            cleaner.purge_from = None;
             return Ok(0);
         }
         // What is not full yet is not read, and newer than all tombstones of clients. But the note that a

@@ -254,7 +254,6 @@ impl Depot {
     /// Finds the index entry of `key` by reading the records of its candidates.
     pub(super) fn resolve(&self, hash: u64, key: &[u8]) -> Result<Resolved> {
         loop {
-            let generation = self.segments.generation();
             let mut resolved = Resolved {
                 offered: self.offered(hash),
                 published: None,
@@ -263,7 +262,7 @@ impl Depot {
                 collides: false,
             };
             match self.resolve_offered(hash, key, &mut resolved) {
-                Err(_) if self.is_reused_since(generation) => {}
+                Err(_) if self.is_over(hash, &resolved.offered) => {}
                 read => return read.map(|()| resolved),
             }
         }

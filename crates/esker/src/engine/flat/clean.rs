@@ -50,6 +50,8 @@ pub(super) struct Cleaner {
     pub(super) futile: Option<Futile>,
     /// What it knows of all chunks; from which there was most to gain, for each gain; after how many moves of chunks there was not much.
     pub(super) known: Option<Known>,
+    /// The least that tombstones of victims were said to be needed from, since nothing was left to gain.
+    pub(super) needed_least: u64,
     pub(super) ranked: [Ranked; 3],
     pub(super) not_much: Option<u64>,
     /// Records that entries of a chunk point at for which nothing else stands any more, by that chunk (C4).
@@ -69,6 +71,7 @@ impl Cleaner {
             log: Log::new(None),
             futile: None,
             known: None,
+            needed_least: u64::MAX,
             ranked: Default::default(),
             not_much: None,
             left: BTreeMap::new(),

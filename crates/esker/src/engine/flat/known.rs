@@ -87,6 +87,7 @@ impl Flat {
         if let Some(known) = cleaner.known.filter(|known| self.is_recent(known.at)) {
             // What was written since may have overtaken what was passed already.
             let needed = known.needed.by_others(number, generation).min(known.settled);
+            cleaner.needed_least = cleaner.needed_least.min(needed);
             return Victim { number, born: known.settled, needed };
         }
         let (at, settled) = (self.moves(), self.settled());

@@ -174,7 +174,9 @@ impl Flat {
             let now = self.futile(group);
             if now.needed <= pass.needed || pass.count == PASSES {
                 // What a backup holds will be worth a look again. Tombstones that are unneeded now may have been copied before they were.
-                let futile = Futile { needed: pass.needed, ..now };
+                // So may those of victims of which less was known.
+                let least = std::mem::replace(&mut cleaner.needed_least, u64::MAX);
+                let futile = Futile { needed: pass.needed.min(least), ..now };
                 cleaner.futile = (!self.hold.is_active()).then_some(futile);
                 return Ok(None);
             }

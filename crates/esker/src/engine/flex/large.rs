@@ -65,15 +65,16 @@ pub(super) struct Staged<'f> {
 }
 
 impl Staged<'_> {
-    /// A pair that names it has its place in log and table; after an error nobody knows, and it is to be found out.
-    pub(super) fn keep(mut self, is_doubtful: bool) {
-        // That of the pair, or a later one.
-        let generation = self.flex.tables().active.generation;
+    /// A pair that names it has its place in the log and the table of this generation, or an earlier one; after an error nobody knows, and
+    /// it is to be found out.
+    pub(super) fn keep(&mut self, generation: u64, is_doubtful: bool) {
         let mut values = self.flex.large.values.write();
         if let Some(large) = values.get_mut(self.number) {
             large.state = State::Here(generation);
         }
-        values.set_doubtful(self.number, is_doubtful);
+        if is_doubtful {
+            values.set_doubtful(self.number, true);
+        }
         drop(values);
         self.kept = true;
     }

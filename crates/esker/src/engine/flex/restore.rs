@@ -182,9 +182,9 @@ impl Flex {
                             .ok_or_else(|| backup.damaged("a large value is missing"))?;
                         let bytes = backup.bytes_of(entry)?;
                         let mut reserved = self.reserve(Flex::large_size(last, &bytes));
-                        let staged = self.stage(last, &bytes, &mut reserved)?;
+                        let mut staged = self.stage(last, &bytes, &mut reserved)?;
                         let number = staged.number;
-                        staged.keep(false);
+                        staged.keep(self.tables().active.generation, false);
                         Content::Large(extra, number, length)
                     }
                     content => content,

@@ -5,7 +5,7 @@
 //! value is seen by anybody only when the log is durable: what was read once survives. Who writes the key before that decides on what is on
 //! its way, and waits for nobody's flush but its own.
 
-use super::large::VALUE_SIZE_MAX_BYTES;
+use super::large::{Staged, VALUE_SIZE_MAX_BYTES};
 use super::memtable::{BatchGate, MemTable, RangeDelete};
 use super::pending::{Latest, Way};
 use super::read::{attributes_of, extra_of};
@@ -92,8 +92,9 @@ impl Flex {
 
     /// What a decision on a key is to rest on. The caller has the key's turn, if it means to write.
     fn known_of(&self, key: &[u8], hash: u64) -> Result<Known> {
+        // In this order: what is pending keeps its table here, and those behind it.
+        let covered = self.tables().all().map(|table| table.covered(key, u64::MAX)).max();
         if let Some(latest) = self.pending.latest(hash, key) {
-            let covered = self.tables().all().map(|table| table.covered(key, u64::MAX)).max();
             let exists = latest.exists && covered < Some(latest.version);
             let exists = exists && !self.is_expired(latest.expires_at);
             let version = exists.then_some(latest.version);
@@ -162,7 +163,7 @@ impl Flex {
         }
         self.pace();
         let extra = extra_of(&options.attributes);
-        let (content, staged) = if let Some(reserved) = &mut reserved {
+        let (content, mut staged) = if let Some(reserved) = &mut reserved {
             // Asked again in its turn: writing takes long, and others may write the key meanwhile.
             if let Some(refused) = self.refusal(options.condition, key, hash)? {
                 return self.refuse(&refused);
@@ -179,11 +180,10 @@ impl Flex {
                 drop(turn);
                 return self.refuse(&refused);
             }
-            if let Some(done) = self.write_all(turn, &write).transpose() {
+            if let Some(done) = self.write_all(turn, &write, staged.as_mut_slice()).transpose() {
                 break done;
             }
         };
-        staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
         Ok(Outcome::Stored(Version(done?)))
     }
 
@@ -201,7 +201,7 @@ impl Flex {
                 self.refuse(&refused)?;
                 return Ok(false);
             }
-            if self.write_all(turn, &write)?.is_some() {
+            if self.write_all(turn, &write, &mut [])?.is_some() {
                 return Ok(true);
             }
         }
@@ -260,18 +260,37 @@ impl Flex {
         self.pace();
         let done = loop {
             let turns = self.pending.take_several(writes.iter().map(|write| write.hash));
-            if let Some(done) = self.write_all(turns, &writes).transpose() {
+            if let Some(done) = self.write_all(turns, &writes, &mut staged).transpose() {
                 break done;
             }
         };
-        staged.into_iter().for_each(|staged| staged.keep(done.is_err()));
         let first = done?;
         Ok(Version(first + writes.len() as u64 - 1))
     }
 
     /// Puts changes into the log, all at once, and then into the table. Version of the first one; `None` to come again. `turns` are those
-    /// of their keys.
-    fn write_all<T>(&self, turns: T, writes: &[Write<'_>]) -> Result<Option<u64>> {
+    /// of their keys, `staged` the large values that they name.
+    fn write_all<T>(
+        &self,
+        turns: T,
+        writes: &[Write<'_>],
+        staged: &mut [Staged<'_>],
+    ) -> Result<Option<u64>> {
+        let done = self.try_write_all(turns, writes, staged);
+        if done.is_err() {
+            // Nobody knows.
+            let generation = self.tables().active.generation;
+            staged.iter_mut().for_each(|staged| staged.keep(generation, true));
+        }
+        done
+    }
+
+    fn try_write_all<T>(
+        &self,
+        turns: T,
+        writes: &[Write<'_>],
+        staged: &mut [Staged<'_>],
+    ) -> Result<Option<u64>> {
         let size_bytes = writes.iter().map(Write::size_bytes).sum();
         let appended = self.append(size_bytes, writes.len() as u64, |log| {
             for write in writes {
@@ -317,6 +336,8 @@ impl Flex {
             open();
             drop(turns);
         }
+        // While the table waits for this writer: others may have written the keys already, there or in the next one.
+        staged.iter_mut().for_each(|staged| staged.keep(ticket.table.generation, false));
         self.go_on(&ticket, writes.len() as u64, size_bytes);
         Ok(Some(ticket.first_version))
     }

@@ -111,3 +111,32 @@ fn who_finds_room_does_not_wait_for_the_cleaner() {
         assert!(in_time);
     });
 }
+
+/// A purge stopped amid the tombstones; then they are cleared away, or the store is about to be closed.
+#[test]
+fn who_purges_for_room_ends_where_there_is_nothing_to_go_on_with() {
+    for is_cleared in [true, false] {
+        let store = with_tombstones();
+        assert!(store.purge_some(&mut store.lock_cleaner().unwrap(), 15).is_ok());
+        assert!(store.lock_cleaner().unwrap().purge_from.is_some());
+        if is_cleared {
+            store.clear_records().unwrap();
+        } else {
+            store.background.stop();
+        }
+        let has_ended = Arc::new(AtomicBool::new(false));
+        let (ended, purged) = (Arc::clone(&has_ended), Arc::clone(&store));
+        // It is left to itself if it does not end.
+        let _thread = std::thread::Builder::new().spawn(move || {
+            let mut cleaner = purged.lock_cleaner().unwrap();
+            assert!(!purged.purge_for_room(&mut cleaner).unwrap());
+            ended.store(true, Ordering::SeqCst);
+        });
+        let mut tries = 0;
+        while !has_ended.load(Ordering::SeqCst) && tries < 5000 {
+            esker_trt::sleep(Duration::from_millis(1));
+            tries += 1;
+        }
+        assert!(has_ended.load(Ordering::SeqCst), "cleared: {is_cleared}");
+    }
+}
