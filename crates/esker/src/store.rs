@@ -276,7 +276,13 @@ impl Store {
         key: &[u8],
         mut admit: impl FnMut(u64) -> Result<()>,
     ) -> Result<Option<Value>> {
-        self.engine.get_pending(key, &mut admit)
+        let value = self.engine.get_pending(key)?;
+        // It has been copied. Who has no room for it lets it go again.
+        match value.as_ref().map_or(0, Value::memory_bytes) {
+            0 => {}
+            bytes => admit(bytes)?,
+        }
+        Ok(value)
     }
 
     /// Brings what the index knows of these keys near to the processor, all at once: for callers that will

@@ -95,7 +95,7 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
     /// What a write under way gives `key`, if there is one and that is to be had: see [`Store::get_pending`](crate::Store::get_pending).
-    fn get_pending(&self, _key: &[u8], _admit: Admit<'_>) -> Result<Option<Value>> {
+    fn get_pending(&self, _key: &[u8]) -> Result<Option<Value>> {
         Ok(None)
     }
     /// The values of several keys, for a thread that would wait for one read after the other.

@@ -32,8 +32,8 @@ impl Engine for Depot {
         self.get_records(keys)
     }
 
-    fn get_pending(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
-        self.pending_value(key, admit)
+    fn get_pending(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.pending_value(key)
     }
 
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {

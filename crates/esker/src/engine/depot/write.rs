@@ -12,7 +12,6 @@ use super::pending::{Known, PendingKey};
 use super::read::Offered;
 use super::scan::evicted_hash;
 use super::{Depot, sites};
-use crate::engine::Admit;
 use crate::value::{Attributes, Condition, Outcome, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -73,7 +72,7 @@ impl Depot {
     }
 
     /// What a write under way gives `key`, if that is to be had.
-    pub(super) fn pending_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+    pub(super) fn pending_value(&self, key: &[u8]) -> Result<Option<Value>> {
         self.check_key(key)?;
         // Behind a failed write nothing follows what it left.
         if self.writes_later() || self.log.refuse().is_err() {
@@ -81,15 +80,7 @@ impl Depot {
         }
         let hash = self.hash(key);
         let value = self.pending.lock(hash).find(hash, key).and_then(PendingKey::value);
-        let Some(value) = value.filter(|value| !self.is_expired(value.attributes().expires_at))
-        else {
-            return Ok(None);
-        };
-        match value.memory_bytes() {
-            0 => {}
-            bytes => admit(bytes)?,
-        }
-        Ok(Some(value))
+        Ok(value.filter(|value| !self.is_expired(value.attributes().expires_at)))
     }
 
     pub(super) fn delete_record(&self, key: &[u8], condition: Condition) -> Result<Outcome> {

@@ -25,8 +25,8 @@ impl Engine for Flex {
         self.get_at(key, u64::MAX, admit)
     }
 
-    fn get_pending(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
-        self.pending_value(key, admit)
+    fn get_pending(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.pending_value(key)
     }
 
     fn prefetch(&self, _keys: &mut dyn Iterator<Item = &[u8]>) {}

@@ -12,7 +12,6 @@ use super::read::{attributes_of, extra_of};
 use super::wal::{Appended, Ticket};
 use super::{Flex, Tables};
 use crate::batch::{Batch, Change};
-use crate::engine::Admit;
 use crate::options::Durability;
 use crate::value::{Condition, Outcome, PutOptions, Value};
 use esker_base::ids::Version;
@@ -137,18 +136,10 @@ impl Flex {
     }
 
     /// What a change on its way gives `key`, if that is to be had.
-    pub(super) fn pending_value(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>> {
+    pub(super) fn pending_value(&self, key: &[u8]) -> Result<Option<Value>> {
         self.check_key("get", key)?;
         let value = self.pending.value(self.hasher.hash(key), key);
-        let Some(value) = value.filter(|value| !self.is_expired(value.attributes().expires_at))
-        else {
-            return Ok(None);
-        };
-        match value.memory_bytes() {
-            0 => {}
-            bytes => admit(bytes)?,
-        }
-        Ok(Some(value))
+        Ok(value.filter(|value| !self.is_expired(value.attributes().expires_at)))
     }
 
     pub(super) fn put_if(&self, key: &[u8], value: &[u8], options: PutOptions) -> Result<Outcome> {
