@@ -143,8 +143,14 @@ impl Ground<'_> {
         share: &mut Option<Share>,
     ) -> Result<Answer> {
         let touches = flags.exptime.is_some();
+        // Who lost against others begins with what they have under way: else it loses for as long as they go on.
+        let mut newest = false;
         for _ in 0..super::RETRIES_MAX {
-            let Some(item) = self.live(key, share)? else {
+            let pending = if newest { self.pending(key, share)? } else { None };
+            let is_pending = pending.is_some();
+            let found = if is_pending { pending } else { self.live(key, share)? };
+            newest = false;
+            let Some(item) = found else {
                 if flags.vivify.is_some() {
                     match self.vivify(key, flags, words, buffer) {
                         Ok(Some(answer)) => return Ok(answer),
@@ -177,14 +183,23 @@ impl Ground<'_> {
                     Ok(Outcome::Stored(version)) => {
                         answer.cas = Some(explicit.unwrap_or(version.0));
                     }
-                    Ok(_) => continue,
+                    Ok(_) => {
+                        newest = true;
+                        continue;
+                    }
                     // Nobody wins where nothing can be noted, or stored anew; the item can be read.
                     Err(error) if !touches && takes_no_writes(&error) => {
                         self.report(&error);
+                        if is_pending {
+                            continue;
+                        }
                         answer.won = false;
                     }
                     Err(error) => return Err(error),
                 }
+            } else if is_pending {
+                // What is told without a write is durable.
+                continue;
             }
             self.count_get(touches, true);
             answer.size = Some(item.len() as u64);

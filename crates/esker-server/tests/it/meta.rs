@@ -1,8 +1,9 @@
 //! Meta commands: what memcached 1.6.18 does not have yet, what differs, and many clients at once.
 
 use crate::harness::{Client, TestServer};
+use esker::Durability;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Clients that race.
 const CLIENTS: u64 = 8;
@@ -222,4 +223,28 @@ fn hostile_meta_lines_cost_their_line_and_no_more() {
     let endless = format!("mg {}", "k".repeat(3000));
     server.client().check_last_words(endless.as_bytes(), "CLIENT_ERROR line too long\r\n");
     assert!(server.store.get(b"victim").expect("get").is_some(), "a payload ran as a command");
+}
+
+/// Something is under way at every moment, and the one who touches does not begin with what is durable for ever.
+#[test]
+fn who_touches_a_counter_gets_along_beside_those_who_increment_it() {
+    let server = TestServer::with_durability(Durability::Sync, |_| {});
+    let mut client = server.client();
+    client.check_chat(b"set k 0 0 1\r\n0\r\n", "STORED\r\n");
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..CLIENTS {
+            scope.spawn(|| {
+                let mut client = server.client();
+                while !ended.load(Ordering::Relaxed) {
+                    let (reply, _) = client.say(b"incr k 1\r\n");
+                    assert!(reply[0].is_ascii_digit(), "{reply:?}");
+                }
+            });
+        }
+        for _ in 0..20 {
+            client.check_chat(b"mg k T60\r\n", "HD\r\n");
+        }
+        ended.store(true, Ordering::Relaxed);
+    });
 }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 const BLOCK: u64 = 512;
@@ -196,4 +196,37 @@ fn what_others_take_of_a_file_system_is_missed_by_puts_only() {
         assert_eq!(held(&store), known, "seed {seed}");
         store.close().unwrap();
     }
+}
+
+/// Its log refuses room to the pair that would name it: nothing does.
+#[test]
+fn a_large_value_that_found_no_place_in_the_log_takes_no_room() {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let file = |(index, size): (usize, &u64)| {
+        let mut options = SimBlockOptions::new(*size, 1);
+        options.size_bytes_max = 64 << 20;
+        let refuses = Arc::clone(&refuses);
+        Asking::new(Arc::new(SimBlock::new(options)), move |call| {
+            let is_log = (3..=4).contains(&index);
+            match is_log && call.act == Act::Reserve && refuses.load(Ordering::SeqCst) {
+                true => Err(Error::new(ErrorKind::NoSpace, "allocate")),
+                false => Ok(()),
+            }
+        })
+    };
+    let files: Vec<_> = FIRST_SIZES.iter().enumerate().map(file).collect();
+    let store = open(&files, &wide(1).0).unwrap();
+    let before = store.stats().live_bytes;
+    refuses.store(true, Ordering::SeqCst);
+    // Longer than what the log has room for.
+    let (key, value) = (bytes(1, 8 << 10), bytes(2, 64 << 10));
+    for _ in 0..10 {
+        assert_eq!(store.put(&key, &value).unwrap_err().kind(), ErrorKind::NoSpace);
+    }
+    assert_eq!(store.stats().live_bytes, before);
+    refuses.store(false, Ordering::SeqCst);
+    store.put(&key, &value).unwrap();
+    assert!(store.get(&key).unwrap().is_some_and(|found| *found == *value));
+    assert!(store.stats().live_bytes >= before + value.len() as u64);
+    sound(&store);
 }

@@ -7,7 +7,7 @@ use esker::{Attributes, Batch, ErrorKind, Outcome, Store};
 use esker_base::{Error, Site, SiteKind};
 use esker_media::sim::{Asking, FaultKind, FaultPlan, SimBlock, Trigger};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 const WRITERS: u64 = 8;
@@ -217,7 +217,8 @@ fn a_large_value_that_is_deleted_while_it_is_on_its_way_leaves_no_room_taken() {
             assert!(comes(|| latch.holds()));
             scope.spawn(|| store.put(b"key", &large).unwrap());
             wait();
-            scope.spawn(|| assert!(store.delete(b"key").unwrap()));
+            // On a busy machine the put may come later.
+            scope.spawn(|| assert!(comes(|| store.delete(b"key").unwrap())));
             wait();
             scope.spawn(|| store.clean(1).unwrap());
             wait();
@@ -229,5 +230,68 @@ fn a_large_value_that_is_deleted_while_it_is_on_its_way_leaves_no_room_taken() {
         store.put(b"second", &large).unwrap();
         assert_eq!(store.get(b"second").unwrap().unwrap().len(), large.len());
         assert!(store.check().unwrap().is_sound());
+    }
+}
+
+/// A delete that found a key is told so when all that the batch wrote is there that wrote it.
+#[test]
+fn what_comes_behind_a_batch_is_told_when_the_batch_counts() {
+    const BATCHES: u64 = 400;
+    for Bed { store, .. } in beds(|| esker_trt::sleep(Duration::from_micros(200))) {
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for round in 1..=BATCHES {
+                    let mut batch = Batch::new();
+                    batch.put(b"first", &round.to_le_bytes());
+                    for number in 0..40_u8 {
+                        batch.put(&[b'k', number], b"value");
+                    }
+                    batch.put(b"last", &round.to_le_bytes());
+                    store.write(&batch).unwrap();
+                }
+            });
+            let mut found = 0;
+            while !writer.is_finished() {
+                // Each was another batch's.
+                found += u64::from(store.delete(b"first").unwrap());
+                let last = store.get(b"last").unwrap().map_or(0, |last| number(&last));
+                assert!(last >= found, "{found} batches were told of, the last one seen is {last}");
+            }
+            assert!(found > 10, "{found} deletes met a batch");
+        });
+    }
+}
+
+/// Somebody always has the key under way, and nothing of that rests on what was there before.
+#[test]
+fn who_changes_a_value_gets_along_beside_those_who_put_it() {
+    const CHANGES: u64 = 20;
+    for Bed { store, .. } in beds(|| esker_trt::sleep(Duration::from_millis(2))) {
+        let (ended, tries) = (AtomicBool::new(false), AtomicU64::new(0));
+        store.put(b"key", b"value").unwrap();
+        std::thread::scope(|scope| {
+            for by in 0..4_u64 {
+                let (store, ended) = (&store, &ended);
+                scope.spawn(move || {
+                    // They end by themselves where it does not get along.
+                    for _ in 0..1500 {
+                        if ended.load(Ordering::SeqCst) {
+                            break;
+                        }
+                        store.put(b"key", &by.to_le_bytes()).unwrap();
+                    }
+                });
+            }
+            for _ in 0..CHANGES {
+                let changed = store.modify(b"key", |old| {
+                    tries.fetch_add(1, Ordering::SeqCst);
+                    Some((old.unwrap().to_vec(), Attributes::default()))
+                });
+                assert!(changed.unwrap().is_some());
+            }
+            ended.store(true, Ordering::SeqCst);
+        });
+        let tries = tries.load(Ordering::SeqCst);
+        assert!(tries < 20 * CHANGES, "{tries} tries for {CHANGES} changes");
     }
 }

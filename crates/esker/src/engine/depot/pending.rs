@@ -14,7 +14,7 @@
 //! stripe.
 
 use super::log::Ticket;
-use crate::value::Value;
+use crate::value::{Attributes, Value};
 use esker_base::ids::Version;
 use esker_index::Link;
 use parking_lot::{Mutex, MutexGuard};
@@ -40,8 +40,9 @@ pub(super) struct PendingKey {
     key: Box<[u8]>,
     published: Option<Link>,
     pub(super) latest: Known,
-    /// Of that record, if it was made on a condition: there may be others who come to change it.
+    /// Of that record, if others may come to change it: it was made on a condition, or somebody came before.
     value: Option<Value>,
+    is_wanted: bool,
     pub(super) ticket: Arc<Ticket>,
     /// Another key with this hash has a value, or may get one while this key is pending.
     pub(super) collides: bool,
@@ -146,14 +147,6 @@ impl Pending {
     }
 }
 
-impl PendingKey {
-    /// The value that its newest record has, if it is kept.
-    pub(super) fn value(&self) -> Option<Value> {
-        let value = self.value.as_ref()?;
-        Some(Value::small(value, value.version(), value.attributes()))
-    }
-}
-
 impl Stripe<'_> {
     fn position(&self, hash: u64, key: &[u8]) -> Option<usize> {
         self.0.iter().position(|pending| pending.hash == hash && *pending.key == *key)
@@ -161,6 +154,15 @@ impl Stripe<'_> {
 
     pub(super) fn find(&self, hash: u64, key: &[u8]) -> Option<&PendingKey> {
         self.0.get(self.position(hash, key)?)
+    }
+
+    /// The value that the newest record of a key has, if it is kept. If not, that of the next one is, as long as the key is pending.
+    pub(super) fn value(&mut self, hash: u64, key: &[u8]) -> Option<Value> {
+        let place = self.position(hash, key)?;
+        let pending = self.0.get_mut(place)?;
+        pending.is_wanted |= pending.value.is_none();
+        let value = pending.value.as_ref()?;
+        Some(Value::small(value, value.version(), value.attributes()))
     }
 
     /// Whether another key with this hash has a write under way. Marks the others: their later
@@ -197,6 +199,7 @@ impl Stripe<'_> {
                 published,
                 latest,
                 value: None,
+                is_wanted: false,
                 ticket: Arc::clone(ticket),
                 collides,
                 writes: 1,
@@ -204,12 +207,18 @@ impl Stripe<'_> {
         }
     }
 
-    /// Keeps the value of the record that was appended last.
-    pub(super) fn keep(&mut self, hash: u64, key: &[u8], value: Value) {
+    /// Keeps the value of the record that was appended last, if it is one that others may come to change, or did.
+    pub(super) fn keep(
+        &mut self,
+        (hash, key): (u64, &[u8]),
+        (value, version, attributes): (&[u8], Version, Attributes),
+        is_changed: bool,
+    ) {
         if value.len() <= VALUE_BYTES_MAX
             && let Some(pending) = self.position(hash, key).and_then(|place| self.0.get_mut(place))
+            && (is_changed || pending.is_wanted)
         {
-            pending.value = Some(value);
+            pending.value = Some(Value::small(value, version, attributes));
         }
     }
 }

@@ -79,7 +79,7 @@ impl Depot {
             return Ok(None);
         }
         let hash = self.hash(key);
-        let value = self.pending.lock(hash).find(hash, key).and_then(PendingKey::value);
+        let value = self.pending.lock(hash).value(hash, key);
         Ok(value.filter(|value| !self.is_expired(value.attributes().expires_at)))
     }
 
@@ -174,9 +174,10 @@ impl Depot {
         };
         stripe.appended(hash, key, start.published, latest, meta.collides, &appended.ticket);
         let is_changed = matches!(change.condition, Condition::Absent | Condition::VersionIs(_));
-        if is_changed && change.kind == RecordKind::Put {
+        if change.kind == RecordKind::Put {
             let attributes = Attributes { state: meta.state, ..change.attributes };
-            stripe.keep(hash, key, Value::small(change.value, appended.version, attributes));
+            let value = (change.value, appended.version, attributes);
+            stripe.keep((hash, key), value, is_changed);
         }
         drop(stripe);
         self.finish(&appended)?;

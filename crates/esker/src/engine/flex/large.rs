@@ -36,6 +36,7 @@ use directory::State;
 use esker_base::checksum::{Crc32c, crc32c};
 use esker_base::{Error, Result};
 use esker_format::flex_db::{LARGE_HEAD_SIZE, LargeHead};
+use std::sync::atomic::Ordering;
 
 /// Longest value in bytes.
 pub(super) const VALUE_SIZE_MAX_BYTES: usize = 4 << 30;
@@ -65,8 +66,8 @@ pub(super) struct Staged<'f> {
 }
 
 impl Staged<'_> {
-    /// A pair that names it has its place in the log and the table of this generation, or an earlier one; after an error nobody knows, and
-    /// it is to be found out.
+    /// A pair that names it has its place in the log and the table of this generation, or an earlier one; if it is doubtful whether
+    /// that lasts, it is to be found out.
     pub(super) fn keep(&mut self, generation: u64, is_doubtful: bool) {
         let mut values = self.flex.large.values.write();
         if let Some(large) = values.get_mut(self.number) {
@@ -76,6 +77,7 @@ impl Staged<'_> {
             values.set_doubtful(self.number, true);
         }
         drop(values);
+        self.flex.large.is_doubted.fetch_or(is_doubtful, Ordering::Relaxed);
         self.kept = true;
     }
 }

@@ -8,6 +8,8 @@
 //!   or never will.
 //! - P2: `latest` is the last change of the key that has a place in the log. Nobody is told anything that rests on it before it counts: it
 //!   is durable some time before, and who was told would find what was there before it.
+//! - P4: a change counts no earlier than the batches before it that changed its key: who sees it, or was told of it, would find
+//!   their other keys as they were.
 //! - P3: who has a place in the log waits for no turn: who has a turn may wait for the committer, and that waits for those.
 //!
 //! # Concurrency
@@ -20,7 +22,7 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 
 /// Bytes of a value that is kept for who reads it to write it anew.
-const VALUE_BYTES_MAX: usize = 4096;
+pub(super) const VALUE_BYTES_MAX: usize = 4096;
 
 /// A change that has its place in the log.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ pub(super) struct Way {
     pub(super) batch: u64,
     /// Opens when they count, or never will.
     pub(super) ended: Arc<Gate>,
+    /// Whether they are several, which count at once.
+    pub(super) is_several: bool,
 }
 
 /// A key with changes on their way.
@@ -47,8 +51,11 @@ struct PendingKey {
     hash: u64,
     key: Box<[u8]>,
     latest: Latest,
-    /// Of the latest change, if it was made on a condition: there may be others who come to change that.
+    /// Of the latest change, if others may come to change that: it was made on a condition, or somebody came before.
     value: Option<Value>,
+    is_wanted: bool,
+    /// The last one of several keys that changed it.
+    batch: Option<Way>,
     changes: u32,
 }
 
@@ -109,32 +116,49 @@ impl Pending {
         Some(pending.get(place(&pending, hash, key)?)?.latest.clone())
     }
 
-    /// What that gives the key, if it is kept.
+    /// What that gives the key, if it is kept. If not, that of the next one is, as long as the key is pending.
     pub(super) fn value(&self, hash: u64, key: &[u8]) -> Option<Value> {
-        let pending = self.stripe(hash)?.pending.lock();
-        let value = pending.get(place(&pending, hash, key)?)?.value.as_ref()?;
+        let mut pending = self.stripe(hash)?.pending.lock();
+        let place = place(&pending, hash, key)?;
+        let one = pending.get_mut(place)?;
+        one.is_wanted |= one.value.is_none();
+        let value = one.value.as_ref()?;
         Some(Value::small(value, value.version(), value.attributes()))
     }
 
-    /// A change of a key has its place in the log; `value`: what it gives the key, if others may come for that. The caller has the turn.
+    /// A change of a key has its place in the log; `value`: what it gives the key, if others may come for that, as they will where
+    /// that is wanted. The last changes of several keys before it that this one was among. The caller has the turn.
     pub(super) fn begin(
         &self,
         (key, hash): (&[u8], u64),
         latest: Latest,
-        value: impl FnOnce() -> Option<Value>,
-    ) {
-        let value = value().filter(|value| value.len() <= VALUE_BYTES_MAX);
-        let Some(stripe) = self.stripe(hash) else { return };
-        let mut pending = stripe.pending.lock();
+        value: impl FnOnce(bool) -> Option<Value>,
+    ) -> Option<Way> {
+        let mut pending = self.stripe(hash)?.pending.lock();
+        let batch = latest.way.is_several.then(|| latest.way.clone());
         match place(&pending, hash, key).and_then(|place| pending.get_mut(place)) {
             Some(one) => {
-                (one.latest, one.value) = (latest, value);
+                (one.latest, one.value) = (latest, value(one.is_wanted));
                 one.changes += 1;
+                let before = one.batch.clone();
+                one.batch = batch.or_else(|| one.batch.take());
+                before
             }
             None => {
-                pending.push(PendingKey { hash, key: key.into(), latest, value, changes: 1 });
+                let value = value(false);
+                let (key, is_wanted) = (key.into(), false);
+                pending.push(PendingKey { hash, key, latest, value, is_wanted, batch, changes: 1 });
+                None
             }
         }
+    }
+
+    /// All changes of several keys that are on their way. The caller has everybody's turn.
+    pub(super) fn batches(&self) -> Vec<Way> {
+        let of_stripe = |stripe: &Stripe| -> Vec<Way> {
+            stripe.pending.lock().iter().filter_map(|one| one.batch.clone()).collect()
+        };
+        self.stripes.iter().flat_map(of_stripe).collect()
     }
 
     /// Does what puts a change of a key into its table, while nobody else does so.

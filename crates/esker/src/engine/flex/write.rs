@@ -7,7 +7,7 @@
 
 use super::large::{Staged, VALUE_SIZE_MAX_BYTES};
 use super::memtable::{BatchGate, MemTable, RangeDelete};
-use super::pending::{Latest, Way};
+use super::pending::{Latest, VALUE_BYTES_MAX, Way};
 use super::read::{attributes_of, extra_of};
 use super::wal::{Appended, Ticket};
 use super::{Flex, Tables};
@@ -267,21 +267,6 @@ impl Flex {
         writes: &[Write<'_>],
         staged: &mut [Staged<'_>],
     ) -> Result<Option<u64>> {
-        let done = self.try_write_all(turns, writes, staged);
-        if done.is_err() {
-            // Nobody knows.
-            let generation = self.tables().active.generation;
-            staged.iter_mut().for_each(|staged| staged.keep(generation, true));
-        }
-        done
-    }
-
-    fn try_write_all<T>(
-        &self,
-        turns: T,
-        writes: &[Write<'_>],
-        staged: &mut [Staged<'_>],
-    ) -> Result<Option<u64>> {
         let size_bytes = writes.iter().map(Write::size_bytes).sum();
         let appended = self.append(size_bytes, writes.len() as u64, |log| {
             for write in writes {
@@ -301,11 +286,15 @@ impl Flex {
         let gate = (writes.len() > 1).then(|| Arc::new(AtomicBool::new(false)));
         let open = || gate.iter().for_each(|gate| gate.store(true, Ordering::Release));
         if self.durability == Durability::Sync {
-            let way = Way { batch: ticket.batch, ended: Arc::default() };
-            versions().for_each(|(version, write)| self.begin_pending(version, write, &way));
+            let is_several = writes.len() > 1;
+            let way = Way { batch: ticket.batch, ended: Arc::default(), is_several };
+            let begun = versions().map(|(version, write)| self.begin_pending(version, write, &way));
+            let batches: Vec<Way> = begun.flatten().collect();
             drop(turns);
             let durable = self.wal.wait_durable(ticket.batch);
             if durable.is_ok() {
+                // P4.
+                batches.iter().for_each(|before| before.ended.wait());
                 for (version, write) in versions() {
                     self.pending.alone(write.hash, || {
                         self.insert(&ticket.table, version, write, gate.clone());
@@ -317,6 +306,9 @@ impl Flex {
             writes.iter().for_each(|write| self.pending.end((write.key, write.hash)));
             way.ended.open();
             if let Err(error) = durable {
+                // Nobody knows whether the log names them.
+                let generation = ticket.table.generation;
+                staged.iter_mut().for_each(|staged| staged.keep(generation, true));
                 self.wal.leave(&ticket);
                 return Err(error);
             }
@@ -333,7 +325,7 @@ impl Flex {
         Ok(Some(ticket.first_version))
     }
 
-    fn begin_pending(&self, version: u64, write: &Write<'_>, way: &Way) {
+    fn begin_pending(&self, version: u64, write: &Write<'_>, way: &Way) -> Option<Way> {
         let (exists, extra) = match write.content {
             Content::Put(extra, _) | Content::Large(extra, ..) => (true, extra),
             Content::Delete => (false, Extra::default()),
@@ -342,12 +334,14 @@ impl Flex {
         let latest =
             Latest { version, exists, expires_at: attributes.expires_at, way: way.clone() };
         let is_changed = matches!(write.condition, Condition::Absent | Condition::VersionIs(_));
-        self.pending.begin((write.key, write.hash), latest, || match write.content {
-            Content::Put(_, value) if is_changed => {
+        self.pending.begin((write.key, write.hash), latest, |is_wanted| match write.content {
+            Content::Put(_, value)
+                if (is_changed || is_wanted) && value.len() <= VALUE_BYTES_MAX =>
+            {
                 Some(Value::small(value, Version(version), attributes))
             }
             _ => None,
-        });
+        })
     }
 
     fn insert(&self, table: &MemTable, version: u64, write: &Write<'_>, gate: BatchGate) {
@@ -378,6 +372,7 @@ impl Flex {
         loop {
             // Everybody's turn: conditions that are being decided see all of it or nothing.
             let turns = self.pending.take_all();
+            let batches = self.pending.batches();
             let range = Logged::DeleteRange(from, to);
             let ticket = match self.append(size_bytes, 1, |log| log.push(&range))? {
                 Appended::Done(ticket) => ticket,
@@ -393,6 +388,8 @@ impl Flex {
                 self.wal.leave(&ticket);
                 return Err(error);
             }
+            // P4.
+            batches.iter().for_each(|before| before.ended.wait());
             ticket.table.delete_range(RangeDelete {
                 from: from.to_vec(),
                 to: to.map(<[u8]>::to_vec),
