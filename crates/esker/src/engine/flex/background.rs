@@ -11,6 +11,7 @@
 //! Nobody waits for a thread that has ended, be it by a panic: whoever does brings the table to the space itself, or hears why nobody may.
 
 use super::Flex;
+use super::index::Place;
 use super::memtable::MemTable;
 use super::sweep::Rest;
 use super::tend::Scrub;
@@ -68,7 +69,8 @@ impl Flex {
         })?;
         let helper = Arc::clone(&self.helper);
         self.space.write_behind(SEGMENTS_BEHIND, move || helper.wake());
-        let (mut leaf, mut scrub, mut rest) = (Some(0), Scrub::default(), Rest::default());
+        let (mut leaf, mut scrub, mut rest) =
+            (Some(Place::default()), Scrub::default(), Rest::default());
         let mut told = Told::default();
         let mut scrubbed_at = self.clock.monotonic();
         let ends = Ends(Weak::clone(&store));
@@ -160,24 +162,18 @@ fn flush_log(store: &Weak<Flex>, window: Duration) -> Option<Duration> {
 }
 
 /// One round; whether there is more to do at once. `None` if the store is gone.
-fn work(store: &Weak<Flex>, leaf: &mut Option<usize>, told: &mut Told) -> Option<bool> {
+fn work(store: &Weak<Flex>, leaf: &mut Option<Place>, told: &mut Told) -> Option<bool> {
     let store = store.upgrade()?;
     told.tell("a table cannot be sealed", store.seal_littered());
     told.tell("a table does not get into the space", store.commit_sealed());
     let brought = store.defragment();
     let more = told.tell("an interval cannot be brought together", brought).unwrap_or(false);
-    let from = (*leaf)?.min(usize::MAX - 1);
-    if from == usize::MAX - 1 {
-        return Some(more);
-    }
-    match store.look_inside(from, REFINED_AT_ONCE) {
-        Ok(next) => *leaf = next.or(Some(usize::MAX)),
-        Err(error) => {
-            tracing::error!(%error, "an interval cannot be read");
-            *leaf = Some(usize::MAX);
-        }
-    }
-    Some(more || *leaf != Some(usize::MAX))
+    let Some(from) = *leaf else { return Some(more) };
+    *leaf = store.look_inside(from, REFINED_AT_ONCE).unwrap_or_else(|error| {
+        tracing::error!(%error, "an interval cannot be read");
+        None
+    });
+    Some(more || leaf.is_some())
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! Verification of everything: intervals against the index, the space against itself.
 
+use super::index::Place;
 use super::{Flex, ROOT_BYTES};
 use crate::check::CheckReport;
 use esker_base::{ErrorKind, Result};
@@ -147,7 +148,7 @@ impl Flex {
 
     /// Looks inside up to `count` coarse intervals from leaf `from` on, if the committer is at rest. The leaf to go on
     /// with; `None` if there is none left.
-    pub(super) fn look_inside(&self, from: usize, count: usize) -> Result<Option<usize>> {
+    pub(super) fn look_inside(&self, from: Place, count: usize) -> Result<Option<Place>> {
         let mut from = from;
         for _ in 0..count {
             let Some(_committer) = self.committer.try_lock() else { return Ok(Some(from)) };
@@ -158,7 +159,7 @@ impl Flex {
     }
 
     /// Looks inside the first coarse interval from leaf `from` on: the leaf to go on with. The committer's lock is held.
-    pub(super) fn refine_next(&self, from: usize) -> Result<Option<usize>> {
+    pub(super) fn refine_next(&self, from: Place) -> Result<Option<Place>> {
         let Some((leaf, anchor)) = self.index.coarse(from) else { return Ok(None) };
         self.refine(&anchor)?;
         Ok(Some(leaf))

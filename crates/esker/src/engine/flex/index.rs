@@ -1,8 +1,9 @@
 //! The sparse index: which interval holds a key, and where it is in the space (FlexSpace §5.1).
 //!
-//! Leaves of up to 64 intervals, side by side; above them one row with the first anchor of each leaf. An interval's offset
-//! is the sum of the sizes before it: of leaves by a Fenwick tree, of intervals inside the leaf by adding them up. So a
-//! change of size touches one leaf and log n sums; that is what partial offsets and shifts do in the paper.
+//! Leaves of up to 64 intervals, side by side; above them a row with the first anchor of each leaf, in sections. An
+//! interval's offset is the sum of the sizes before it: of sections and leaves by Fenwick trees, of intervals inside the
+//! leaf by adding them up. So a change of size touches one leaf and log n sums; that is what partial offsets and shifts do
+//! in the paper.
 //!
 //! # Invariants
 //! - X1: anchors ascend; that of the first interval is empty. An interval holds keys from its anchor on, below the next.
@@ -18,10 +19,12 @@
     reason = "numbers of leaves and intervals are this module's own, made and used under one lock"
 )]
 
+mod anchors;
 mod find;
 mod keep;
 mod leaf;
 mod row;
+mod sums;
 mod tails;
 
 pub(super) use find::{Ahead, Cached, First, Intervals, Located, Neighbours, Seen, USUAL};
@@ -38,11 +41,13 @@ pub(super) use keep::Worth;
 use keep::{BYTES_OF_A_MISS, Hands, MISSED, Missed, PASSED};
 use leaf::Leaf;
 use parking_lot::{Mutex, RwLock};
+pub(super) use row::Place;
 use row::Row;
-pub(super) use row::Sums;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
+use sums::RowSums;
+pub(super) use sums::Sums;
 
 /// Most intervals of a leaf.
 const LEAF_CAPACITY: usize = 64;
@@ -52,7 +57,7 @@ const LEAF_FOUND: usize = LEAF_CAPACITY / 4 * 3;
 /// Where an interval stands in the index; good until the index changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Spot {
-    pub(super) leaf: usize,
+    pub(super) leaf: Place,
     pub(super) index: usize,
 }
 
@@ -79,7 +84,7 @@ pub(super) struct LeafSums {
 pub(super) struct Index {
     /// Read by everybody all the time, changed seldom: readers of several threads do not touch the same line.
     row: ShardedLock<Row>,
-    sums: RwLock<Sums>,
+    sums: RwLock<RowSums>,
     stamps: AtomicU64,
     cached_bytes: AtomicU64,
     budget_bytes: u64,
@@ -181,9 +186,7 @@ impl Index {
     pub(super) fn new(found: Leaves, budget_bytes: u64, snapshots: Arc<Snapshots>) -> Self {
         let Leaves { whole, intervals, pairs, appended, lapsing_first, .. } = found.finished();
         let (expires_first, seen_first) = lapsing_first;
-        let row = Row::new(whole);
-        let mut sums = Sums::default();
-        sums.rebuild(row.sizes());
+        let (row, sums) = Row::new(whole);
         let size = AtomicU64::new(sums.total());
         Index {
             row: ShardedLock::new(row),
@@ -384,8 +387,8 @@ impl Index {
         let row = self.row();
         let oldest = self.snapshots.oldest();
         let (mut expired, mut expires_first, mut seen_first) = (0_u64, u64::MAX, u64::MAX);
-        for number in 0..row.len() {
-            let leaf = row.leaf(number).read();
+        for place in row.from(Place::default()) {
+            let leaf = row.leaf(place).read();
             // What media say has no bound.
             expired = expired.saturating_add(leaf.lapsing.expiries.expired(now));
             expired = expired.saturating_add(leaf.lapsing.let_go(oldest));
@@ -413,7 +416,7 @@ impl Index {
     }
 
     /// Notes the sum of all sizes, which others ask for without a lock.
-    fn note_size(&self, sums: &Sums) {
+    fn note_size(&self, sums: &RowSums) {
         self.size.store(sums.total(), Ordering::Relaxed);
     }
 
@@ -435,16 +438,15 @@ impl Index {
     /// DRAM without cached intervals, in bytes.
     pub(super) fn memory_bytes(&self) -> u64 {
         let row = self.row();
-        let leaves =
-            (0..row.len()).map(|number| row.leaf(number).read().memory_bytes()).sum::<u64>();
-        leaves + row.memory_bytes() + self.sums.read().memory_bytes()
+        let leaves = row.from(Place::default()).map(|place| row.leaf(place).read().memory_bytes());
+        leaves.sum::<u64>() + row.memory_bytes() + self.sums.read().memory_bytes()
     }
 
     /// Gives all intervals to `visit`, in order: the anchor of each, what is known of its appended runs, and what lapses.
     pub(super) fn visit(&self, mut visit: impl FnMut(&[u8], &Entry, &[u8], &Lapsing)) {
         let row = self.row();
-        for number in 0..row.len() {
-            let leaf = row.leaf(number).read();
+        for place in row.from(Place::default()) {
+            let leaf = row.leaf(place).read();
             for (index, entry) in leaf.entries.iter().enumerate() {
                 let lapsing = leaf.lapsing_of(index..index + 1);
                 visit(&leaf.anchor(index), entry, leaf.tails.of(index), &lapsing);
@@ -453,17 +455,17 @@ impl Index {
     }
 
     /// The first coarse interval from leaf `from` on: its leaf and its anchor.
-    pub(super) fn coarse(&self, from: usize) -> Option<(usize, Vec<u8>)> {
+    pub(super) fn coarse(&self, from: Place) -> Option<(Place, Vec<u8>)> {
         if !self.has_coarse() {
             return None;
         }
         let row = self.row();
-        let found = (from..row.len()).find_map(|number| {
-            let leaf = row.leaf(number).read();
+        let found = row.from(from).find_map(|place| {
+            let leaf = row.leaf(place).read();
             let index = leaf.entries.iter().position(Entry::is_coarse)?;
-            Some((number, leaf.anchor(index)))
+            Some((place, leaf.anchor(index)))
         });
-        if from == 0 && found.is_none() {
+        if from == Place::default() && found.is_none() {
             self.has_coarse.store(false, Ordering::Relaxed);
         }
         found

@@ -24,7 +24,7 @@ mod stray;
 use super::commit::Committer;
 use super::damage::{Around, PIECE_BYTES_MAX};
 use super::expired::Expired;
-use super::index::Located;
+use super::index::{Located, Place};
 use super::merge::{Merged, merge};
 use super::open::{Found, Plan, identity, open_files, space_options, versions_skipped};
 use super::{Flex, FlexFiles, ROOT_BYTES, large, recover, saved};
@@ -176,7 +176,7 @@ impl Flex {
     /// Writes all intervals anew that cannot be read, with what of them can be, there or where nothing points any more.
     fn mend_intervals(&self, report: &mut RepairReport) -> Result<()> {
         let mut committer = self.committer.lock();
-        let mut from = 0;
+        let mut from = Place::default();
         while let Some(leaf) = self.refine_next(from)? {
             from = leaf;
         }

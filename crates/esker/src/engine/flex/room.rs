@@ -19,7 +19,7 @@
 
 use super::Flex;
 use super::commit::Committer;
-use super::index::LeafSums;
+use super::index::{LeafSums, Place};
 use super::sweep::{Sweep, TABLE_SHARE};
 use crate::flex::live_bytes_max;
 use esker_base::clock::Clock;
@@ -360,7 +360,7 @@ impl Flex {
         let passed = || self.clock.monotonic().saturating_sub(since);
         let goal = self.capacity_bytes / AT_ONCE_SHARE;
         // What was found by an open tells nothing before somebody looked inside.
-        let mut from = 0;
+        let mut from = Place::default();
         while passed() < TIME_MAX
             && let Ok(Some(leaf)) = self.refine_next(from)
         {

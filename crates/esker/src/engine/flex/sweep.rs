@@ -20,7 +20,7 @@
 use super::Flex;
 use super::commit::Committer;
 use super::expired::AGAIN_SECONDS;
-use super::index::{LeafSums, Neighbours};
+use super::index::{LeafSums, Neighbours, Place};
 use esker_base::Result;
 use std::time::Duration;
 
@@ -288,7 +288,7 @@ impl Flex {
     /// are free or nothing is gained any more: how many are.
     pub(super) fn compact(&self, segments: u64) -> Result<u64> {
         // What was found by an open tells nothing before somebody looked inside.
-        let mut from = Some(0);
+        let mut from = Some(Place::default());
         while let Some(leaf) = from {
             let _committer = self.committer.lock();
             from = self.refine_next(leaf).unwrap_or(None);

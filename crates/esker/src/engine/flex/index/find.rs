@@ -246,14 +246,14 @@ impl Index {
         (seen, below): (u32, usize),
     ) -> Option<Part> {
         let row = self.row();
-        let number = row.leaf_of(key);
-        let leaf = row.leaf(number).read();
+        let place = row.leaf_of(key);
+        let leaf = row.leaf(place).read();
         let index = leaf.index_of(key, false);
         let entry = &leaf.entries[index];
         if entry.is_coarse() {
             return None;
         }
-        let offset = self.sums.read().before(number) + leaf.size_before(index);
+        let offset = self.sums.read().before(place) + leaf.size_before(index);
         let whole = Wanted { at: 0, size: entry.size, run: 0 };
         let wanted = match byte {
             Some(byte) if leaf.knows_runs(index) => {
@@ -288,7 +288,7 @@ impl Index {
         let there =
             seen.and_then(|seen| Some((seen.spot, row.leaf_if_there(seen.spot, seen.stamp)?)));
         let (spot, leaf) = there.unwrap_or_else(|| row.spot(key, before));
-        let Spot { leaf: number, index } = spot;
+        let Spot { leaf: place, index } = spot;
         let range = if ahead.reverse {
             index + 1 - ahead.read_of(leaf.entries[..=index].iter().rev())..index + 1
         } else {
@@ -296,11 +296,11 @@ impl Index {
         };
         let known = |entry: &Entry| (entry.size, entry.stamp, entry.cached.clone());
         Placed {
-            offset: self.sums.read().before(number) + leaf.size_before(range.start),
+            offset: self.sums.read().before(place) + leaf.size_before(range.start),
             sizes: leaf.entries[range.clone()].iter().map(known).collect(),
             is_coarse: leaf.entries[index].is_coarse(),
             anchor: leaf.anchor(range.start),
-            upper: upper(&row, &leaf, Spot { leaf: number, index: range.end - 1 }),
+            upper: upper(&row, &leaf, Spot { leaf: place, index: range.end - 1 }),
         }
     }
 
@@ -335,13 +335,13 @@ impl Index {
             upper: None,
         };
         let oldest = self.snapshots.oldest();
-        let (mut next, mut bytes) = (first, 0);
-        while next < row.len() {
-            let leaf = row.leaf(next).read();
+        let (mut behind, mut bytes) = (row.next(first), 0);
+        for place in row.from(first) {
+            let leaf = row.leaf(place).read();
             let sums = LeafSums { before: found.offset + bytes, ..leaf.sums(now, oldest) };
-            let fits = next == first || bytes + sums.size as u64 <= most;
+            let fits = place == first || bytes + sums.size as u64 <= most;
             if !fits
-                || !is_wanted(&sums, next == first)
+                || !is_wanted(&sums, place == first)
                 || leaf.entries.iter().any(|entry| entry.is_coarse() || entry.is_unread())
             {
                 break;
@@ -354,10 +354,10 @@ impl Index {
             found.appended += sums.appended;
             found.has_expired |= sums.expired > 0;
             found.let_go = found.let_go.saturating_add(sums.let_go);
-            next += 1;
+            found.is_of_one = place == first;
+            behind = row.next(place);
         }
-        found.is_of_one = next <= first + 1;
-        found.upper = row.first(next.max(first + 1)).map(<[u8]>::to_vec);
+        found.upper = behind.and_then(|behind| row.first(behind)).map(<[u8]>::to_vec);
         found
     }
 
@@ -370,9 +370,9 @@ impl Index {
     ) -> Option<Vec<u8>> {
         let row = self.row();
         let oldest = self.snapshots.oldest();
-        let mut leaves = row.leaf_of(key)..row.len();
-        let found = leaves.find(|number| {
-            let leaf = row.leaf(*number).read();
+        let mut leaves = row.from(row.leaf_of(key));
+        let found = leaves.find(|place| {
+            let leaf = row.leaf(*place).read();
             is_wanted(&leaf.sums(now, oldest))
                 && !leaf.entries.iter().any(|entry| entry.is_coarse() || entry.is_unread())
         })?;
@@ -392,10 +392,8 @@ impl Index {
         let leaf = row.leaf(spot.leaf).read();
         let next = if spot.index + 1 < leaf.entries.len() {
             Spot { index: spot.index + 1, ..spot }
-        } else if spot.leaf + 1 < row.len() {
-            Spot { leaf: spot.leaf + 1, index: 0 }
         } else {
-            return None;
+            Spot { leaf: row.next(spot.leaf)?, index: 0 }
         };
         let leaf = if next.leaf == spot.leaf { leaf } else { row.leaf(next.leaf).read() };
         Some(self.located(&row, &leaf, next))
@@ -418,5 +416,5 @@ fn upper(row: &Row, leaf: &Leaf, spot: Spot) -> Option<Vec<u8>> {
     if spot.index + 1 < leaf.entries.len() {
         return Some(leaf.anchor(spot.index + 1));
     }
-    row.first(spot.leaf + 1).map(<[u8]>::to_vec)
+    row.first(row.next(spot.leaf)?).map(<[u8]>::to_vec)
 }

@@ -11,8 +11,8 @@
 
 use super::super::interval::{Interval, each_key};
 use super::super::pairs::{Hand, Pairs};
-use super::Index;
 use super::find::{Ahead, Part};
+use super::{Index, Place};
 use esker_base::hash::KeyHasher;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -74,7 +74,7 @@ pub(in crate::engine::flex) enum Worth {
 /// same time.
 #[derive(Debug, Default)]
 pub(super) struct Hands {
-    leaf: usize,
+    leaf: Place,
     pairs: Hand,
 }
 
@@ -201,7 +201,7 @@ impl Index {
                 let step = (pairs / leaves.max(1) as u64).clamp(1, PAIRS_OF_A_STEP);
                 self.pairs_kept.sweep(&mut hands.pairs, step);
             }
-            hands.leaf = if hands.leaf + 1 < leaves { hands.leaf + 1 } else { 0 };
+            hands.leaf = self.row().next(hands.leaf).unwrap_or_default();
             if self.cached_bytes.load(Ordering::Relaxed) > 0 {
                 self.sweep(hands.leaf);
             }
@@ -209,12 +209,13 @@ impl Index {
     }
 
     /// Drops the intervals of a leaf that nobody used since the hand was there.
-    fn sweep(&self, number: usize) {
+    fn sweep(&self, place: Place) {
         let mut gone: Vec<Arc<Interval>> = Vec::new();
         {
             let row = self.row();
             // There may be fewer leaves than a moment ago.
-            let mut leaf = row.leaf(number.min(row.len() - 1)).write();
+            let place = row.from(place).next().unwrap_or_default();
+            let mut leaf = row.leaf(place).write();
             for entry in &mut leaf.entries {
                 if entry.cached.as_ref().is_some_and(|interval| !interval.untouch()) {
                     gone.extend(entry.cached.take());
