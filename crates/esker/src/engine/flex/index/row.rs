@@ -350,8 +350,10 @@ mod tests {
                 if rng.chance(1, 4) {
                     own.clear();
                 }
-                let own: Vec<(Vec<u8>, u32)> =
-                    own.into_iter().map(|key| (key, rng.next_u64() as u32 % 100)).collect();
+                let own: Vec<(Vec<u8>, u32)> = own
+                    .into_iter()
+                    .map(|key| (key, u32::from(rng.next_u64().to_be_bytes()[0])))
+                    .collect();
                 let fresh = own.iter().map(|(key, size)| Fresh::new(key.clone(), entry(*size)));
                 let entries = row.splice(spot, count, fresh.collect(), &mut sums);
                 assert_eq!(entries.len(), gone.len(), "seed {seed}, step {step}");
