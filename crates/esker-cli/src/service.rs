@@ -250,6 +250,8 @@ fn start_log(level: &str) {
         .with_env_filter(filter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr)
+        // Where the log cannot be written, to say so there again would panic.
+        .log_internal_errors(false)
         .try_init();
 }
 

@@ -62,12 +62,19 @@ pub struct Shard {
     cells: [AtomicU64; Counter::ALL.len()],
     busy: AtomicU64,
     tasks: AtomicU64,
+    /// Never reset.
+    failures: AtomicU64,
 }
 
 impl Shard {
     /// Counts `step`; returns what was counted before on this core.
     pub fn add(&self, counter: Counter, step: u64) -> u64 {
         self.cells.get(counter as usize).map_or(0, |cell| cell.fetch_add(step, Ordering::Relaxed))
+    }
+
+    /// Counts a failure of the store that is told in the log; how many there were since the server began, on this core.
+    pub(crate) fn note_failure(&self) -> u64 {
+        self.failures.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
     /// One more task beside the sessions of this core, if there are not `max` of them.
@@ -103,6 +110,7 @@ impl Counters {
         let shard = || Shard {
             cells: std::array::from_fn(|_| AtomicU64::new(0)),
             busy: AtomicU64::new(0),
+            failures: AtomicU64::new(0),
             tasks: AtomicU64::new(0),
         };
         Counters((0..cores.max(1)).map(|_| shard()).collect())
@@ -143,6 +151,14 @@ impl Counters {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn failures_are_counted_on_when_the_counters_are_reset() {
+        let counters = Counters::new(1);
+        assert_eq!((counters.shard(0).note_failure(), counters.shard(0).note_failure()), (1, 2));
+        counters.reset();
+        assert_eq!(counters.shard(0).note_failure(), 3);
+    }
 
     #[test]
     fn cores_add_up_and_are_reset_together() {

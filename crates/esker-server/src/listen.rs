@@ -130,8 +130,8 @@ impl FromStr for ListenAddress {
         }
         let address = place.strip_suffix('/').unwrap_or(place);
         let address = match address.strip_prefix("localhost") {
-            Some(port) => format!("127.0.0.1{port}"),
-            None => address.to_owned(),
+            Some(port) if port.is_empty() || port.starts_with(':') => format!("127.0.0.1{port}"),
+            _ => address.to_owned(),
         };
         if let Ok(address) = address.parse::<SocketAddr>() {
             return Ok(Self::tcp_of(protocol, address));
@@ -305,6 +305,8 @@ mod tests {
             ("127.0.0.1:11211", "needs a protocol"),
             ("resp://127.0.0.1:6379", "not in this version"),
             ("memcache://host:1", "no address and port"),
+            ("memcache://localhost6:1", "no address and port"),
+            ("native://localhost4", "no address and port"),
             ("memcache+unix://relative", "absolute path"),
             ("native+unix://relative", "native+unix:///run"),
             ("shm://relative", "shm:///run"),

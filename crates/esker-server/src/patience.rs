@@ -43,6 +43,23 @@ pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Durati
     Err(IoErrorKind::TimedOut.into())
 }
 
+/// When a client has to have said who it is that begins a session now, by the monotonic clock: else strangers would hold all places.
+pub(crate) fn until_admitted(shared: &Shared) -> Duration {
+    shared.clock.monotonic().saturating_add(shared.limits.wait_timeout())
+}
+
+/// How long a session waits for something to come: as long as a connection may be `idle`, if there is a limit, and until then
+/// for one who has `to_say` who it is. `None`: for ever.
+pub(crate) fn patience(
+    shared: &Shared,
+    idle: Duration,
+    to_say: Option<Duration>,
+) -> Option<Duration> {
+    let idle = (!idle.is_zero()).then_some(idle);
+    let left = to_say.map(|until| until.saturating_sub(shared.clock.monotonic()));
+    idle.into_iter().chain(left).min()
+}
+
 /// Since when a transfer has made no progress worth mentioning.
 pub(crate) struct Progress {
     since: Duration,

@@ -290,16 +290,24 @@ struct Acceptor {
 
 impl Acceptor {
     fn run(&self, listener: &Listener) {
+        let mut failures = 0_u32;
         while !self.shared.is_stopping() {
             listener.set_deadline(Some(ACCEPT_SLICE));
             match listener.accept() {
                 Ok(_) if self.shared.is_stopping() => return,
-                Ok(stream) => self.welcome(stream),
+                Ok(stream) => {
+                    failures = 0;
+                    self.welcome(stream);
+                }
                 Err(error) if error.kind() == IoErrorKind::TimedOut => {}
                 Err(error) if error.kind() == IoErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == IoErrorKind::Interrupted => return,
                 Err(error) => {
-                    tracing::warn!("accept failed: {error}");
+                    // They come in runs: what is said of one thins out.
+                    failures = failures.saturating_add(1);
+                    if failures.is_power_of_two() {
+                        tracing::warn!(failures, "accept failed: {error}");
+                    }
                     if esker_trt::sleep_cancellable(ACCEPT_REST).is_err() {
                         return;
                     }

@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) store: Store,
     /// Whether the store is a cache.
     cache: bool,
+    /// Its capacity and the size of its segments, in bytes: it keeps both.
+    made_with: (u64, u64),
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) budget: Budget,
@@ -91,8 +93,11 @@ impl Shared {
         // Only outsiders must not know it.
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
+        let stats = store.stats();
+        let segment = stats.capacity_bytes.checked_div(stats.segments).unwrap_or(0);
         Shared {
-            cache: store.stats().cache,
+            cache: stats.cache,
+            made_with: (stats.capacity_bytes, segment),
             store,
             budget: Budget::new(limits.memory_max_bytes),
             bodies: Budget::new(limits.bodies_max_bytes()),
@@ -186,10 +191,9 @@ impl Shared {
         match mebibytes {
             0..LIMIT_MIB_MIN => line::LIMIT_TOO_SMALL,
             LIMIT_MIB_MIN..=LIMIT_MIB_MAX => {
-                let store = self.store.stats();
-                let segment = store.capacity_bytes.checked_div(store.segments).unwrap_or(0);
-                let made_with = mebibytes.saturating_mul(MIB).checked_sub(store.capacity_bytes);
-                let same = store.capacity_bytes / MIB == mebibytes
+                let (capacity, segment) = self.made_with;
+                let made_with = mebibytes.saturating_mul(MIB).checked_sub(capacity);
+                let same = capacity / MIB == mebibytes
                     || made_with.is_some_and(|besides| besides < 2 * segment.max(MIB));
                 if same { line::OK } else { line::LIMIT_FIXED }
             }

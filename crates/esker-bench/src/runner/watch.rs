@@ -46,13 +46,15 @@ mod tests {
 
     #[test]
     fn a_watch_goes_as_the_clock_does() {
-        let watch = Watch::new();
-        let begin = SystemClock.monotonic();
-        let earlier = watch.now();
-        std::thread::park_timeout(Duration::from_millis(300));
-        let later = watch.now();
-        let (seen, passed) = (later - earlier, SystemClock.monotonic() - begin);
-        let apart = seen.abs_diff(passed);
-        assert!(apart < Duration::from_millis(5), "{seen:?} of {passed:?}");
+        let apart = || {
+            let watch = Watch::new();
+            let begin = SystemClock.monotonic();
+            let earlier = watch.now();
+            std::thread::park_timeout(Duration::from_millis(300));
+            let later = watch.now();
+            (later - earlier).abs_diff(SystemClock.monotonic() - begin)
+        };
+        // A busy machine may come to the second of two clocks later.
+        assert!((0..10).any(|_| apart() < Duration::from_millis(5)));
     }
 }

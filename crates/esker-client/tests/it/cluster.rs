@@ -224,10 +224,10 @@ fn silent_servers_take_no_more_time_together_than_one() {
         (multi_get, synced.is_err(), sync, reports, backup)
     });
     let ((multi_get, all_fail), fails, sync, reports, backup) = took;
-    assert!(all_fail && multi_get >= limit && multi_get < 2 * limit, "{multi_get:?}");
-    assert!(fails && sync < 2 * limit, "{sync:?}");
+    assert!(all_fail && multi_get >= limit && multi_get < 4 * limit, "{multi_get:?}");
+    assert!(fails && sync < 4 * limit, "{sync:?}");
     // First for the report, then for a sign of life.
-    assert!(reports == [true; MANY] && backup < 3 * limit, "{backup:?}");
+    assert!(reports == [true; MANY] && backup < 7 * limit, "{backup:?}");
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn servers_that_read_nothing_take_no_more_time_together_than_one() {
         let all_connected = pings == [true; MANY] && streams.iter().all(Result::is_ok);
         (took, all_connected && values.iter().all(Result::is_err))
     });
-    assert!(all_fail && took >= limit && took < 3 * limit, "{took:?}");
+    assert!(all_fail && took >= limit && took < 4 * limit, "{took:?}");
 }
 
 #[test]
@@ -277,11 +277,11 @@ fn servers_that_cannot_be_reached_take_no_more_time_together_than_one() {
     }
     let cluster = cluster_of(&listeners, &Options { connect_timeout: limit, ..impatient() });
     let (took, all_fail) = failing_multi_get(&cluster);
-    assert!(all_fail && took >= limit && took < 2 * limit, "{took:?}");
+    assert!(all_fail && took >= limit && took < 4 * limit, "{took:?}");
     let begun = SystemClock.monotonic();
     assert!(cluster.sync().is_err());
     let took = SystemClock.monotonic() - begun;
-    assert!(took < 2 * limit, "{took:?}");
+    assert!(took < 4 * limit, "{took:?}");
     drop(first);
 }
 

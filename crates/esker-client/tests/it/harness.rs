@@ -87,8 +87,8 @@ pub(crate) fn address_of(address: SocketAddr) -> Address {
 /// Options of clients whose servers fail: short rests, short waits.
 pub(crate) fn impatient() -> Options {
     Options {
-        connect_timeout: Duration::from_secs(2),
-        request_timeout: Duration::from_millis(400),
+        connect_timeout: Duration::from_secs(5),
+        request_timeout: Duration::from_secs(2),
         backoff_min: Duration::from_millis(20),
         backoff_max: Duration::from_millis(100),
         ..Options::default()

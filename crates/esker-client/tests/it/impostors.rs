@@ -138,7 +138,7 @@ fn a_server_that_greets_byte_by_byte_has_no_more_time_for_that() {
         |mut stream| {
             read_hello(&mut stream);
             for byte in HELLO.encode() {
-                esker_trt::sleep(connect_timeout / 5);
+                esker_trt::sleep(connect_timeout * 4 / 5);
                 if stream.write_all(&[byte]).is_err() {
                     return;
                 }
@@ -149,7 +149,7 @@ fn a_server_that_greets_byte_by_byte_has_no_more_time_for_that() {
             let error = client.ping().expect_err("too slow");
             assert_eq!((error.fate(), error.kind()), (Fate::NotSent, ErrorKind::Timeout));
             let took = SystemClock.monotonic() - begun;
-            assert!(took < 4 * connect_timeout, "{took:?}");
+            assert!(took < 20 * connect_timeout, "{took:?}");
         },
     );
 }
@@ -432,7 +432,7 @@ fn a_backup_that_takes_all_the_room_is_no_silence() {
 /// As long as others go on, there is always more to send.
 #[test]
 fn nobody_sends_for_others_without_end() {
-    const LOAD: Duration = Duration::from_secs(2);
+    const LOAD: Duration = Duration::from_secs(10);
     let options = Options { request_timeout: PATIENCE, in_flight_max: 1000, ..impatient() };
     let long_key = vec![b'k'; 60 << 10];
     with_greeter_of(
@@ -578,7 +578,7 @@ fn a_server_that_reads_slowly_keeps_nobody_who_sends() {
             let error = client.put(b"k", &vec![0; 32 << 20]).expect_err("nobody answers");
             assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
             let passed = SystemClock.monotonic().saturating_sub(since);
-            assert!(passed < 5 * limit, "{passed:?}");
+            assert!(passed < 50 * limit, "{passed:?}");
         },
     );
 }

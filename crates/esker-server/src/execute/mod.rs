@@ -424,9 +424,11 @@ impl Ground<'_> {
         if reply_line(error.kind()) == line::NO_MEMORY {
             self.counters.add(Counter::StoreNoMemory, 1);
         }
-        let earlier = self.counters.add(Counter::StoreErrors, 1);
-        if earlier.wrapping_add(1).is_power_of_two() {
-            tracing::warn!(failures = earlier.wrapping_add(1), "request failed: {error}");
+        self.counters.add(Counter::StoreErrors, 1);
+        // A client that resets the counters does not make it begin anew.
+        let failures = self.counters.note_failure();
+        if failures.is_power_of_two() {
+            tracing::warn!(failures, "request failed: {error}");
         }
     }
 }

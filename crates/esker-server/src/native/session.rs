@@ -13,7 +13,7 @@ use crate::backups::Turn;
 use crate::budget::{KindShare, Share};
 use crate::counters::Counter;
 use crate::limits::{INLINE_BODY_BYTES_MAX, OUTPUT_BYTES_MAX, RECEIVE_BYTES_MIN, UNIT_WORK};
-use crate::patience::{Progress, patiently, remaining};
+use crate::patience::{Progress, patience, patiently, remaining, until_admitted};
 use crate::place::TaskPlace;
 use crate::receive::Received;
 use crate::shared::Shared;
@@ -28,6 +28,7 @@ use esker_format::native::{
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Longest payload of a client that has not said who it is: credentials are no longer.
 const UNADMITTED_BYTES_MAX: usize = 1 << 10;
@@ -53,14 +54,16 @@ pub(crate) struct Session<D: Duplex + 'static> {
     share: Share,
     hashes: Vec<u64>,
     pub(super) partial: Option<Progress>,
-    /// Whether the client may give commands.
+    /// Whether the client may give commands, and until when it has to have said who it is, if it may not.
     admitted: bool,
+    until_admitted: Duration,
 }
 
 impl<D: Duplex + 'static> Session<D> {
     /// A session of `duplex` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, duplex: D, share: Share) -> Self {
         let admitted = shared.auth.is_none();
+        let until_admitted = until_admitted(&shared);
         Session {
             connection: Rc::new(Connection::new(shared, core, duplex)),
             received: Received::new(),
@@ -68,6 +71,7 @@ impl<D: Duplex + 'static> Session<D> {
             hashes: Vec::new(),
             partial: None,
             admitted,
+            until_admitted,
         }
     }
 
@@ -214,6 +218,11 @@ impl<D: Duplex + 'static> Session<D> {
             // What was read is still answered; what the client goes on sending is not read.
             return Ok(Some(End::Server));
         }
+        let to_say = (!self.admitted).then_some(self.until_admitted);
+        let patience = patience(self.shared(), self.shared().limits.idle_timeout, to_say);
+        if patience.is_some_and(|patience| patience.is_zero()) {
+            return Ok(Some(self.too_slow()));
+        }
         let pending = !self.received.pending().is_empty();
         let timeout = if pending {
             let shared = &self.connection.shared;
@@ -227,8 +236,7 @@ impl<D: Duplex + 'static> Session<D> {
             if self.received.shrink() {
                 self.share.shrink_to(RECEIVE_BYTES_MIN as u64);
             }
-            let idle = self.shared().limits.idle_timeout;
-            (!idle.is_zero()).then_some(idle)
+            patience
         };
         let mut capacity = self.received.capacity();
         if let Some(wanted) = self.received.wanted_capacity() {
@@ -251,6 +259,9 @@ impl<D: Duplex + 'static> Session<D> {
                     silent.is_some_and(|silent| timeout.is_some_and(|idle| silent < idle));
                 if pending || is_heard || self.connection.in_flight() > 0 {
                     return Ok(None);
+                }
+                if to_say.is_some_and(|until| self.shared().clock.monotonic() >= until) {
+                    return Ok(Some(self.too_slow()));
                 }
                 self.connection.count(Counter::IdleKicks, 1);
                 return Ok(Some(End::Server));

@@ -43,13 +43,14 @@ use crate::execute::{Ground, Unit};
 use crate::guests::Stay;
 use crate::limits::{FLUSH_BYTES, UNCHARGED_BYTES_MAX};
 use crate::output::Output;
-use crate::patience::Progress;
+use crate::patience::{Progress, until_admitted};
 use crate::protocol::{CRLF, Parser, Request, Span};
 use crate::receive::Received;
 use crate::shared::Shared;
 use crate::transport::{LINGER, Transport};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Length of the end of line behind a data block.
 const CRLF_BYTES: usize = CRLF.len();
@@ -112,8 +113,9 @@ pub(crate) struct Session<T> {
     /// Whether the receive buffer is full of it, without memory to grow.
     crowded: bool,
     busy: bool,
-    /// Whether the client may give commands.
+    /// Whether the client may give commands, and until when it has to have said who it is, if it may not.
     admitted: bool,
+    until_admitted: Duration,
     /// Says who is there; nobody in tests of sessions alone.
     stay: Option<Stay>,
 }
@@ -122,6 +124,7 @@ impl<T: Transport> Session<T> {
     /// A session of `connection` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
         let admitted = shared.auth.is_none();
+        let until_admitted = until_admitted(&shared);
         let pocket_bytes = shared.limits.pocket_bytes();
         let long_line = shared.bodies.nothing();
         Session {
@@ -145,6 +148,7 @@ impl<T: Transport> Session<T> {
             crowded: false,
             busy: false,
             admitted,
+            until_admitted,
             stay: None,
         }
     }

@@ -146,7 +146,7 @@ fn a_session_that_panics_counts_as_one_that_has_answered_everything() {
 #[test]
 fn keys_behind_one_for_which_there_was_no_memory_are_not_waited_for() {
     let (shared, _folder) = shared();
-    let keys: Vec<String> = (0..50).map(|n| format!("k{n}")).collect();
+    let keys: Vec<String> = (0..500).map(|n| format!("k{n}")).collect();
     for key in &keys {
         shared.store.put(key.as_bytes(), &[b'v'; 1000]).expect("put");
     }
@@ -156,7 +156,7 @@ fn keys_behind_one_for_which_there_was_no_memory_are_not_waited_for() {
     let refused = "SERVER_ERROR out of memory writing get response\r\n";
     assert_eq!(told(&shared, line.as_bytes()), format!("{refused}{refused}MN\r\n"));
     let passed = SystemClock.monotonic() - start;
-    assert!(passed < Duration::from_secs(2), "{passed:?}");
+    assert!(passed < Duration::from_secs(20), "{passed:?}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::{End, Session};
 use crate::counters::Counter;
 use crate::limits::{RECEIVE_BYTES_MAX, RECEIVE_BYTES_MIN};
-use crate::patience::{Progress, patiently};
+use crate::patience::{Progress, patience, patiently};
 use crate::protocol::{GET_LINE_BYTES_MAX, line};
 use crate::transport::Transport;
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
@@ -11,6 +11,11 @@ use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 impl<T: Transport> Session<T> {
     /// Receives something, or says who ended the connection.
     pub(super) fn receive(&mut self) -> IoResult<Option<End>> {
+        let to_say = (!self.admitted).then_some(self.until_admitted);
+        let patience = patience(&self.shared, self.shared.limits.idle_timeout, to_say);
+        if patience.is_some_and(|patience| patience.is_zero()) {
+            return Ok(Some(End::Silence));
+        }
         if self.received.pending().is_empty() {
             self.partial = None;
             if self.received.shrink() {
@@ -54,8 +59,7 @@ impl<T: Transport> Session<T> {
                 }
             }
         } else {
-            let idle = self.shared.limits.idle_timeout;
-            match connection.read(room, (!idle.is_zero()).then_some(idle)) {
+            match connection.read(room, patience) {
                 Err(error) if error.kind() == IoErrorKind::TimedOut => {
                     return Ok(Some(End::Silence));
                 }

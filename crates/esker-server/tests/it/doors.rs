@@ -17,6 +17,32 @@ fn with_credentials() -> TestServer {
     TestServer::with(|config| config.auth = Some(known))
 }
 
+/// Whatever it says meanwhile: else strangers would hold all places.
+#[test]
+fn a_client_that_does_not_say_who_it_is_has_so_much_time_for_that() {
+    let known = Credentials::parse(b"ann:secret\n").expect("valid");
+    let limits = Limits { request_timeout: Duration::from_secs(1), ..Limits::default() };
+    let server = TestServer::with(|config| (config.auth, config.limits) = (Some(known), limits));
+    let mut ann = server.client();
+    ann.check_chat(b"set x 0 0 10\r\nann secret\r\n", "STORED\r\n");
+    let mut silent = server.client();
+    let mut other = server.client();
+    let mut words = Client(other.0.try_clone().expect("clone"));
+    std::thread::scope(|scope| {
+        let says = scope.spawn(move || {
+            while words.0.write_all(b"\r\n").is_ok() {
+                esker_trt::sleep(Duration::from_millis(200));
+            }
+        });
+        silent.0.read_to_end(&mut Vec::new()).expect("closed in time");
+        // A connection that is cut off with bytes unread is reset.
+        let _ = other.0.read_to_end(&mut Vec::new());
+        says.join().expect("it ends");
+    });
+    esker_trt::sleep(Duration::from_millis(1500));
+    ann.check_chat(b"get x\r\n", "END\r\n");
+}
+
 #[test]
 fn nothing_is_done_for_a_client_that_has_not_said_who_it_is() {
     let server = with_credentials();
@@ -156,7 +182,7 @@ fn a_client_that_does_not_speak_tls_is_told_nothing_and_done_nothing() {
 
 #[test]
 fn a_handshake_that_does_not_go_on_ends() {
-    let limits = Limits { request_timeout: Duration::from_millis(300), ..Limits::default() };
+    let limits = Limits { request_timeout: Duration::from_secs(3), ..Limits::default() };
     let (server, config) = with_tls_and(limits);
     let mut silent = Client::connect(server.address());
     let mut begun = Client::connect(server.address());
@@ -170,7 +196,7 @@ fn a_handshake_that_does_not_go_on_ends() {
     client.write_all(b"mn\r\n").expect("send");
     let mut seen = [0; 4];
     client.read_exact(&mut seen).expect("receive");
-    esker_trt::sleep(Duration::from_millis(600));
+    esker_trt::sleep(Duration::from_millis(3500));
     client.write_all(b"mn\r\n").expect("send");
     client.read_exact(&mut seen).expect("receive");
     assert_eq!(&seen, b"MN\r\n");

@@ -4,6 +4,7 @@ use crate::harness::{Client, TestServer};
 use esker_base::clock::ManualClock;
 use std::collections::BTreeSet;
 use std::io::Read;
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -122,7 +123,9 @@ fn a_server_that_stops_breaks_a_list_off() {
     let mut last = Vec::new();
     let stopped = std::thread::scope(|scope| {
         let stopped = scope.spawn(|| server.server.stop(Duration::from_secs(20)));
-        esker_trt::sleep(Duration::from_millis(100));
+        while TcpStream::connect(server.address()).is_ok() {
+            esker_trt::sleep(Duration::from_millis(10));
+        }
         // It takes what there is, and no more comes.
         let mut block = vec![0; 1 << 20];
         while let Ok(count) = slow.0.read(&mut block)

@@ -87,38 +87,38 @@ fn a_request_that_takes_too_long_to_arrive_ends_its_connection() {
 #[test]
 fn a_client_that_is_busy_for_longer_than_a_request_may_take_is_not_cut_off() {
     let server = TestServer::with_limits(Limits {
-        request_timeout: Duration::from_millis(200),
+        request_timeout: Duration::from_secs(3),
         ..Limits::default()
     });
     let mut client = server.client();
     client.send(b"get a\r\nge");
-    for _ in 0..30 {
-        esker_trt::sleep(Duration::from_millis(20));
+    for _ in 0..40 {
+        esker_trt::sleep(Duration::from_millis(100));
         client.send(b"t a\r\nge");
         client.check_receive(b"END\r\n");
     }
     client.send(b"t a\r\n");
     client.check_receive(b"END\r\nEND\r\n");
-    esker_trt::sleep(Duration::from_millis(500));
+    esker_trt::sleep(Duration::from_millis(3500));
     client.check_chat(b"get a\r\n", "END\r\n");
 }
 
 #[test]
 fn a_long_line_that_gets_on_is_not_cut_off() {
-    let limits = Limits { request_timeout: Duration::from_millis(500), ..Limits::default() };
+    let limits = Limits { request_timeout: Duration::from_secs(3), ..Limits::default() };
     let server = TestServer::with_limits(limits);
     let mut client = server.client();
     let line = format!("get {}\r\n", format!("{} ", "k".repeat(249)).repeat(3200));
     for piece in line.as_bytes().chunks(80_000) {
         client.send(piece);
-        esker_trt::sleep(Duration::from_millis(100));
+        esker_trt::sleep(Duration::from_millis(400));
     }
     client.check_chat(b"", "END\r\n");
 }
 
 #[test]
 fn silent_connections_stay_unless_an_idle_timeout_is_set() {
-    let idle = Limits { idle_timeout: Duration::from_millis(200), ..Limits::default() };
+    let idle = Limits { idle_timeout: Duration::from_secs(2), ..Limits::default() };
     let server = TestServer::with_limits(idle);
     let mut client = server.client();
     client.check_chat(b"version\r\n", &version());
@@ -297,7 +297,7 @@ fn lines_that_stand_still_leave_half_of_the_memory_to_others() {
 /// As in memcached: who has begun a line is as idle as who has not.
 #[test]
 fn a_line_that_never_ends_is_idle_where_requests_may_take_for_ever() {
-    let idle = Duration::from_millis(300);
+    let idle = Duration::from_secs(2);
     let limits =
         Limits { request_timeout: Duration::ZERO, idle_timeout: idle, ..Limits::default() };
     let server = TestServer::with_limits(limits);
@@ -396,7 +396,7 @@ fn an_item_larger_than_all_memory_is_refused_at_once() {
     }
     assert!(greedy.line().starts_with("SERVER_ERROR out of memory"));
     let passed = SystemClock.monotonic().saturating_sub(since);
-    assert!(passed < Duration::from_secs(5), "{passed:?}");
+    assert!(passed < Duration::from_secs(9), "{passed:?}");
 }
 
 /// Of values that `flex` copies out of what it has read, too, a client that takes none holds few, and they are counted.
@@ -421,12 +421,13 @@ fn values_that_nobody_takes_are_counted_whatever_the_engine() {
         let before = stat(&mut client, "memory_budget_free_bytes");
         let mut deaf = server.client();
         deaf.send(&gets.repeat(10));
-        let held = (0..400).map(|_| {
-            esker_trt::sleep(Duration::from_millis(1));
+        let mut held = |rest| {
+            esker_trt::sleep(Duration::from_millis(rest));
             before.saturating_sub(stat(&mut client, "memory_budget_free_bytes"))
-        });
-        let most = held.max().expect("some");
+        };
         // What a connection may hold, but for what the sockets take of it.
-        assert!((2 << 20..6 << 20).contains(&most), "{engine}: {most} bytes");
+        let is_held = (0..2000).any(|_| held(10) >= 2 << 20);
+        let most = (0..400).map(|_| held(1)).max().expect("some");
+        assert!(is_held && most < 6 << 20, "{engine}: {most} bytes");
     }
 }

@@ -150,7 +150,7 @@ fn a_million_true_calls_pass_in_about_a_second() {
     assert_eq!(check(&history), Verdict::Linearizable);
     let time = SystemClock.monotonic() - start;
     eprintln!("1,000,000 calls in {time:?}");
-    assert!(time.as_secs() < 20, "{time:?}");
+    assert!(time.as_secs() < 120, "{time:?}");
 }
 
 #[test]

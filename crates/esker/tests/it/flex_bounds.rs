@@ -165,8 +165,8 @@ fn the_log_is_flushed_in_its_window_although_a_table_does_not_get_into_the_space
         }
     }
     for round in 0..5_u8 {
-        store.put(&[b'l', round], b"late").unwrap();
         let before = flushes.load(Ordering::SeqCst);
+        store.put(&[b'l', round], b"late").unwrap();
         assert!(comes(|| flushes.load(Ordering::SeqCst) > before), "round {round}");
     }
     assert!(latch.holds());

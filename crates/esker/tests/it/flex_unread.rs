@@ -148,7 +148,7 @@ fn what_is_behind_a_refused_place_is_verified_too() {
         let (before, _) = report.split_once(" places damaged").unwrap();
         before.rsplit_once(' ').unwrap().1.parse().unwrap()
     };
-    let is_told = (0..200).any(|_| {
+    let is_told = (0..2000).any(|_| {
         esker_trt::sleep(Duration::from_millis(50));
         damaged() > 2
     });

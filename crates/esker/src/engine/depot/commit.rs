@@ -304,10 +304,15 @@ impl Depot {
     /// Notes a failure: nothing is written any more. Returns what the writers concerned are told.
     pub(super) fn poison(&self, cause: &Error) -> Error {
         let mut state = self.log.state.lock();
-        if state.failure.is_none() {
-            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+        let is_first = state.failure.is_none();
+        if is_first {
             state.failure = Some(cause.clone());
             self.log.doors.refusing.store(true, Ordering::Release);
+        }
+        drop(state);
+        // Behind everything that depends on it: a log may take its time, or worse.
+        if is_first {
+            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
         }
         Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
     }

@@ -334,10 +334,15 @@ impl Flat {
     /// After a failed write nobody knows what is durable: the store is read-only from now on.
     fn poison(&self, cause: &Error) -> Error {
         let mut failure = self.failure.lock();
-        if failure.is_none() {
-            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+        let is_first = failure.is_none();
+        if is_first {
             *failure = Some(cause.clone());
             let _ = self.state.compare_exchange(OPEN, FAILED, Ordering::AcqRel, Ordering::Acquire);
+        }
+        drop(failure);
+        // Behind everything that depends on it: a log may take its time, or worse.
+        if is_first {
+            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
         }
         Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
     }

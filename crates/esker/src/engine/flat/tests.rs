@@ -303,6 +303,9 @@ fn a_clear_that_comes_behind_a_stop_is_refused() {
     std::thread::scope(|scope| {
         let pause = || esker_trt::sleep(Duration::from_millis(100));
         let stop = scope.spawn(|| store.close_store());
+        while !store.background.iter().all(|background| background.is_stopping()) {
+            esker_trt::sleep(Duration::from_millis(1));
+        }
         pause();
         let clear = scope.spawn(|| store.clear_all());
         pause();

@@ -225,11 +225,17 @@ impl Wal {
 
     /// Refuses writes from now on.
     pub(super) fn fail(&self, error: &Error) {
-        self.failed.lock().get_or_insert_with(|| {
-            tracing::error!(%error, "a write failed: the store is read-only until reopened");
-            error.clone()
-        });
+        let is_first = {
+            let mut failed = self.failed.lock();
+            let is_first = failed.is_none();
+            failed.get_or_insert_with(|| error.clone());
+            is_first
+        };
         self.has_failed.store(true, Ordering::Release);
+        // Behind everything that depends on it: a log may take its time, or worse.
+        if is_first {
+            tracing::error!(%error, "a write failed: the store is read-only until reopened");
+        }
     }
 
     fn unknown(&self) -> Error {

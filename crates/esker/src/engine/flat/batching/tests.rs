@@ -293,11 +293,12 @@ fn nobody_waits_for_a_leader_that_panicked() {
 
 /// A writer of core 0 whose append is held; then one more of core 0 and one of core 1. Who is done before the
 /// first one goes on?
-fn done_beside_a_held_append(model: Batching) -> [bool; 2] {
+fn check_beside_a_held_append(model: Batching, expected: [bool; 2]) {
     let batcher = batcher_with(options(model, 2), |logs| logs.held = Some(Gate::new()));
     let done = [AtomicBool::new(false), AtomicBool::new(false)];
-    let waits = |ready: &dyn Fn() -> bool| {
-        for _ in 0..2000 {
+    const LONG: u32 = 200_000;
+    let waits = |tries: u32, ready: &dyn Fn() -> bool| {
+        for _ in 0..tries {
             if ready() {
                 return;
             }
@@ -306,17 +307,21 @@ fn done_beside_a_held_append(model: Batching) -> [bool; 2] {
     };
     let found = std::thread::scope(|scope| {
         scope.spawn(|| batcher.commit_on(0, 1).unwrap());
-        waits(&|| batcher.logs.logs[0].busy.load(SeqCst));
+        waits(LONG, &|| batcher.logs.logs[0].busy.load(SeqCst));
         scope.spawn(|| {
             batcher.commit_on(0, 2).unwrap();
             done[0].store(true, SeqCst);
         });
-        waits(&|| batcher.groups[0].pools[0].first().is_some());
+        waits(LONG, &|| batcher.groups[0].pools[0].first().is_some());
         scope.spawn(|| {
             batcher.commit_on(1, 3).unwrap();
             done[1].store(true, SeqCst);
         });
-        waits(&|| done.iter().all(|done| done.load(SeqCst)));
+        waits(LONG, &|| {
+            done.iter().zip(expected).all(|(done, wanted)| done.load(SeqCst) || !wanted)
+        });
+        // And nobody else.
+        waits(2000, &|| done.iter().all(|done| done.load(SeqCst)));
         let found = done.each_ref().map(|done| done.load(SeqCst));
         batcher.logs.held.as_ref().unwrap().open();
         found
@@ -325,16 +330,16 @@ fn done_beside_a_held_append(model: Batching) -> [bool; 2] {
         batcher.logs.logs.iter().map(|log| log.batches.lock().concat().len()).sum::<usize>(),
         3
     );
-    found
+    assert_eq!(found, expected, "{model:?}");
 }
 
 #[test]
 fn pipelined_leaders_steal_and_overlap() {
     // The leader of core 1 takes along what waits for the log of core 0.
-    assert_eq!(done_beside_a_held_append(Batching::PipelinedHorizontal), [true, true]);
-    assert_eq!(done_beside_a_held_append(Batching::NaiveHorizontal), [false, false]);
-    assert_eq!(done_beside_a_held_append(Batching::Vertical), [false, true]);
-    assert_eq!(done_beside_a_held_append(Batching::None), [false, true]);
+    check_beside_a_held_append(Batching::PipelinedHorizontal, [true, true]);
+    check_beside_a_held_append(Batching::NaiveHorizontal, [false, false]);
+    check_beside_a_held_append(Batching::Vertical, [false, true]);
+    check_beside_a_held_append(Batching::None, [false, true]);
 }
 
 #[test]
