@@ -58,7 +58,8 @@ pub struct Limits {
     /// How long a connection may stay silent between two requests; zero: for ever. Default zero.
     pub idle_timeout: Duration,
     /// How long a request may take to arrive, and a reply to be taken, without progress worth
-    /// 64 KiB; zero: for ever while there is memory enough for others, else 10 s. Default 10 s.
+    /// 64 KiB; zero: for ever while there is memory enough for others, else 10 s. Default 10 s. A client that has to say who it
+    /// is has as long for that (zero: 10 s), whatever it says meanwhile.
     pub request_timeout: Duration,
 }
 
@@ -81,7 +82,7 @@ impl Limits {
         if each < POCKET_BYTES_MAX { 0 } else { POCKET_BYTES_MAX }
     }
 
-    /// How long a request waits for memory, and others for a client that holds some.
+    /// How long a request waits for memory, others for a client that holds some, and a server to hear who a client is.
     pub(crate) fn wait_timeout(&self) -> Duration {
         if self.request_timeout.is_zero() { REQUEST_TIMEOUT } else { self.request_timeout }
     }

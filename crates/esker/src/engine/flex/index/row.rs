@@ -16,7 +16,8 @@ const SECTION_CAPACITY: usize = 512;
 /// Leaves of a section that an open makes.
 const SECTION_FOUND: usize = SECTION_CAPACITY / 4 * 3;
 
-/// Where a leaf stands in the row; good until the row changes. The first one is the default.
+/// Where a leaf stands in the row; good until the row changes. The first one is the default. Who goes on from a place of before
+/// meets what stood behind it, unless a section before it has gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::engine::flex) struct Place {
     pub(super) section: usize,
