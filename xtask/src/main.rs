@@ -347,7 +347,7 @@ const STORES_OPTIMIZED: [&str; 6] =
     ["threads::", "killed::", "cache_crash::", "closing::", "faults::", "log_writer::"];
 
 /// Tests of whole stores that the check runs in release mode alone: they fill stores, and take their time.
-const LONG: [&str; 2] = ["small::", "depot_room::"];
+const LONG: [&str; 5] = ["small::", "depot_room::", "flex_expiry::", "flex_full::", "flex_mend::"];
 
 /// Crates whose unit tests are run in release mode as well: where threads meet, or `unsafe` is used. There the segments of indexes are as
 /// large as in stores.

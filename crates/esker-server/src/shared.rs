@@ -221,11 +221,14 @@ impl Shared {
         }
         let _turn = self.flushing.lock();
         let Some(at) = due() else { return };
-        // A failure has been counted and logged; nobody waits for the answer.
-        let _ = self.clear(core);
+        // A failure has been counted and logged. Who asked was told that it comes: what may pass is tried again.
+        let next = match self.clear(core) {
+            Err(esker::ErrorKind::NoSpace | esker::ErrorKind::Io) => self.clock.unix_seconds() + 1,
+            _ => NEVER,
+        };
         // One that was asked for meanwhile stays. Release: what was cleared was cleared before.
         let (success, failure) = (Ordering::Release, Ordering::Relaxed);
-        let _ = self.flush_at.compare_exchange(at, NEVER, success, failure);
+        let _ = self.flush_at.compare_exchange(at, next, success, failure);
     }
 
     fn clear(&self, core: usize) -> Result<(), esker::ErrorKind> {

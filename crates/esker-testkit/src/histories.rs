@@ -12,6 +12,7 @@
 pub mod alone;
 pub mod beside;
 pub mod keys;
+pub mod told;
 
 use crate::linearizability::{Action, Call, State, Verdict, check};
 use esker_base::rng::Rng;

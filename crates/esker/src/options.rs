@@ -259,12 +259,12 @@ pub struct FlexOptions {
     /// 4 KiB: an interval is read and cached as a whole, so longer values are better off in shorter ones than the
     /// paper's 16 KiB.
     pub interval_pairs_max: u32,
-    /// See `interval_pairs_max`.
+    /// See `interval_pairs_max`. At most 16 MiB.
     pub interval_size_bytes_max: u32,
     /// Bytes of the space for which one interval is looked up when a store is opened; they are split when somebody
     /// comes there first (FlexSpace §5.4). At most 1 GiB. Default 256 KiB.
     pub rebuild_step_bytes: u64,
-    /// Threads that look. Default 4.
+    /// Threads that look, up to 256. Default 4.
     pub rebuild_threads: usize,
     /// Values with more bytes stand by themselves in the space: they are written once, durably before anything else, and go
     /// through neither log nor table. At most an eighth of the log. Default 1 MiB.
@@ -301,6 +301,8 @@ impl Default for FlexOptions {
 pub(crate) const CACHE_SIZE_MAX_BYTES: u64 = 16 << 40;
 /// What is between two intervals that an open looks up is read at once, and has less than 4 GiB.
 const FLEX_STEP_MAX_BYTES: u64 = 1 << 30;
+/// An interval is read, written and cached as a whole.
+const FLEX_INTERVAL_MAX_BYTES: u64 = 16 << 20;
 
 /// What appends add to an interval besides is to fit where the index counts its pairs.
 const FLEX_PAIRS_MAX: u32 = 4096;
@@ -309,7 +311,8 @@ impl FlexOptions {
     /// Whether a store can be opened with them.
     ///
     /// # Errors
-    /// `InvalidArgument` for a cache or a table of more than 16 TiB, a step of more than 1 GiB, or more than 4096 pairs.
+    /// `InvalidArgument` for a cache or a table of more than 16 TiB, a step of more than 1 GiB, or intervals of more than 4096 pairs or
+    /// 16 MiB.
     pub fn check(&self) -> Result<()> {
         if self.interval_pairs_max > FLEX_PAIRS_MAX {
             let words = format!("an interval of flex has at most {FLEX_PAIRS_MAX} pairs");
@@ -319,6 +322,7 @@ impl FlexOptions {
             ("cache", self.cache_size_bytes, CACHE_SIZE_MAX_BYTES),
             ("memtable", self.memtable_size_bytes, CACHE_SIZE_MAX_BYTES),
             ("rebuild step", self.rebuild_step_bytes, FLEX_STEP_MAX_BYTES),
+            ("interval", self.interval_size_bytes_max.into(), FLEX_INTERVAL_MAX_BYTES),
         ];
         match sizes.into_iter().find(|(_, size, most)| size > most) {
             None => Ok(()),

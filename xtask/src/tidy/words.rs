@@ -75,6 +75,7 @@ const RULES: [Rule; 8] = [
         allowed: &[
             "crates/esker-trt/",
             "crates/esker/src/engine/background.rs",
+            "crates/esker/src/engine/threads.rs",
             "crates/esker-index/src/pool/helper.rs",
             "crates/esker-media/src/striped.rs",
             "crates/esker-cli/src/serve",
@@ -84,7 +85,7 @@ const RULES: [Rule; 8] = [
             "crates/esker-peers/src/ticker.rs",
         ],
         tests: true,
-        reason: "threads belong to the run-time; a store has one background thread, its index a helper, a client's \
+        reason: "threads belong to the run-time; a store has one background thread, and several while it is opened, its index a helper, a client's \
                  connection its reader; calls of several servers, and a flush of several devices, one for each; a server's backup, which may hang \
                  and must not keep the run-time from its end, one; a peer without a periodic sync of its own gets one",
     },

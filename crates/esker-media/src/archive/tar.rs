@@ -160,6 +160,9 @@ impl TarArchive {
         let Some(Names { until, path }) = names else { return Ok(()) };
         let end = self.state.lock().end;
         self.write(end, &ZEROS)?;
+        // Of a file that was given up there may be bytes behind it.
+        rustix::fs::ftruncate(&self.file, end + ZEROS.len() as u64)
+            .map_err(failed(&path, OPERATION))?;
         self.sync()?;
         rustix::fs::rename(&until, &path).map_err(failed(&path, OPERATION))?;
         *self.names.lock() = None;

@@ -2,7 +2,7 @@
 //!
 //! Each key's history has to be linearizable, whatever the call was; a batch is a write of each of its keys. What a scan, a walk
 //! or several gets at once tell are reads of each key that they cover, and a snapshot is one at the moment that it was taken, whenever it
-//! is read. Versions are those of one write each, and rise from what anybody was told before a write began. The engine's own tests use this file, too.
+//! is read; it shows batches whole. Versions are those of one write each, and rise from what anybody was told before a write began. The engine's own tests use this file, too.
 //!
 //! # Failure
 //! After each round the store is left as a crash of its process leaves it, or closed: what the next open shows has to be
@@ -14,15 +14,13 @@ use esker::{
 };
 use esker_base::rng::Rng;
 use esker_testkit::histories::keys::{Key, Keys};
+use esker_testkit::histories::told::{Known, Round, Shown, Times, Told, Written};
 use esker_testkit::histories::{Effort, Figures, Recorder, judge, key_of, value_of, word_of};
 use esker_testkit::linearizability::{Action, State};
-use std::collections::HashMap;
 use std::ops::Bound;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-type Times = (u64, u64);
 
 /// Keys of a store whose threads are to meet.
 const KEYS: usize = 24;
@@ -102,7 +100,7 @@ fn run(options: &Options, keys: &Keys, rng: &mut Rng, effort: &Effort) -> Result
     let mut store = words(Store::open(options))?;
     let values = AtomicU64::new(1);
     let mut before: Vec<State> = vec![None; keys.all().len()];
-    let mut known = Versions::default();
+    let mut known = Known::default();
     for round in 0..effort.rounds {
         let told = |words: String| format!("round {round}: {words}");
         let time = AtomicU64::new(1);
@@ -128,14 +126,12 @@ fn run(options: &Options, keys: &Keys, rng: &mut Rng, effort: &Effort) -> Result
             }
             done
         });
-        let (mut calls, mut all_told, mut batches) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut calls, mut all_told) = (Vec::new(), Round::default());
         for thread in done {
             let mut thread = thread.map_err(told)?;
             thread.snapshot = None;
             calls.extend(std::mem::take(&mut thread.recorder.calls));
-            all_told.extend(std::mem::take(&mut thread.told));
-            batches.extend(std::mem::take(&mut thread.batches));
-            known.snapshots.append(&mut thread.snapshots);
+            all_told.append(std::mem::take(&mut thread.told));
             figures += thread.figures;
         }
         let report = words(store.check()).map_err(told)?;
@@ -155,7 +151,7 @@ fn run(options: &Options, keys: &Keys, rng: &mut Rng, effort: &Effort) -> Result
             let end = time.fetch_add(1, Ordering::Relaxed);
             let seen = found.map(|found| seen_of(key, &found)).transpose().map_err(told)?;
             if let Some((number, version)) = seen {
-                all_told.push(Told {
+                all_told.told.push(Told {
                     key: key.number,
                     number,
                     version,
@@ -165,8 +161,8 @@ fn run(options: &Options, keys: &Keys, rng: &mut Rng, effort: &Effort) -> Result
             }
             after.push(seen.map(|(number, _)| number));
         }
+        known.learn(all_told, &calls).map_err(told)?;
         figures.judged += judge(calls, &before, &after).map_err(told)?;
-        known.learn(all_told, batches).map_err(told)?;
         before = after;
     }
     words(store.close())?;
@@ -203,99 +199,17 @@ fn seen_of(key: &Key, found: &Value) -> Result<(u64, u64), String> {
     Ok((number, found.version().0))
 }
 
-/// Somebody was told the version of a value.
-#[derive(Clone, Copy, Debug)]
-struct Told {
-    key: usize,
-    number: u64,
-    version: u64,
-    times: Times,
-    /// By the reply to the write itself.
-    wrote: bool,
-}
-
-/// A snapshot that was read whole: of each key its version, if it had a value.
-type Seen = Vec<Option<u64>>;
-
-/// What is known of versions, over all rounds.
-#[derive(Default)]
-struct Versions {
-    numbers: HashMap<(usize, u64), u64>,
-    versions: HashMap<u64, u64>,
-    highest: HashMap<usize, u64>,
-    snapshots: Vec<Seen>,
-}
-
-impl Versions {
-    /// A value has one version, whoever is told; that of a write is higher than all that anybody was told of the key before it
-    /// began. Of a snapshot: what it shows of a key is the newest that is not newer than it.
-    fn learn(&mut self, mut told: Vec<Told>, batches: Vec<Told>) -> Result<(), String> {
-        for one in &told {
-            let number = *self.numbers.entry((one.key, one.version)).or_insert(one.number);
-            let version = *self.versions.entry(one.number).or_insert(one.version);
-            if (number, version) != (one.number, one.version) {
-                return Err(format!("{one:x?}, but before it was {number:x}, version {version:x}"));
-            }
-        }
-        // Of what a batch wrote the highest version is told; which change has it, is not.
-        for mut one in batches {
-            let Some(version) = self.versions.get(&one.number) else { continue };
-            if *version > one.version {
-                return Err(format!("{one:x?} of a batch with the highest, but it is {version:x}"));
-            }
-            one.version = *version;
-            told.push(one);
-        }
-        told.sort_unstable_by_key(|one| one.times.1);
-        let mut writes: Vec<Told> = told.iter().filter(|one| one.wrote).copied().collect();
-        writes.sort_unstable_by_key(|one| one.times.0);
-        let mut told = told.into_iter().peekable();
-        for write in writes {
-            while let Some(before) = told.next_if(|one| one.times.1 < write.times.0) {
-                let highest = self.highest.entry(before.key).or_default();
-                *highest = before.version.max(*highest);
-            }
-            let highest = self.highest.get(&write.key).copied().unwrap_or(0);
-            if write.version <= highest {
-                return Err(format!("{write:x?}, but version {highest:x} was told before"));
-            }
-        }
-        for rest in told {
-            let highest = self.highest.entry(rest.key).or_default();
-            *highest = rest.version.max(*highest);
-        }
-        for seen in self.snapshots.drain(..) {
-            let newest = seen.iter().copied().flatten().max().unwrap_or(0);
-            for (key, shown) in seen.iter().enumerate() {
-                let Some(shown) = shown else { continue };
-                let missed = |(of, version): &&(usize, u64)| {
-                    *of == key && version > shown && *version <= newest
-                };
-                if let Some((_, missed)) = self.numbers.keys().find(missed) {
-                    return Err(format!(
-                        "a snapshot with version {newest:x} shows {shown:x} of key {key}, not {missed:x}"
-                    ));
-                }
-            }
-        }
-        Ok(())
-    }
-}
-
 struct Thread<'t> {
     store: &'t Store,
     keys: &'t Keys,
     rng: Rng,
     values: &'t AtomicU64,
     recorder: Recorder<'t>,
-    told: Vec<Told>,
-    /// What batches wrote, each with the highest version of its batch.
-    batches: Vec<Told>,
+    told: Round,
     /// A value and version that each key had at some time.
     stale: Vec<Option<(u64, u64)>>,
     /// One that is read later, and when it was taken.
     snapshot: Option<(Snapshot, Times)>,
-    snapshots: Vec<Seen>,
     figures: Figures,
 }
 
@@ -309,21 +223,8 @@ impl<'t> Thread<'t> {
     ) -> Self {
         let stale = vec![None; keys.all().len()];
         let recorder = Recorder::new(time);
-        let (told, batches, snapshots) = (Vec::new(), Vec::new(), Vec::new());
-        let figures = Figures::default();
-        Thread {
-            store,
-            keys,
-            rng,
-            values,
-            recorder,
-            told,
-            batches,
-            stale,
-            snapshot: None,
-            snapshots,
-            figures,
-        }
+        let (told, figures) = (Round::default(), Figures::default());
+        Thread { store, keys, rng, values, recorder, told, stale, snapshot: None, figures }
     }
 
     fn run(&mut self, operations: u64) -> Result<(), String> {
@@ -363,7 +264,7 @@ impl<'t> Thread<'t> {
 
     /// Something told number and version of what a key has.
     fn tell(&mut self, key: &Key, (number, version): (u64, u64), times: Times, wrote: bool) {
-        self.told.push(Told { key: key.number, number, version, times, wrote });
+        self.told.told.push(Told { key: key.number, number, version, times, wrote });
         if let Some(stale) = self.stale.get_mut(key.number) {
             *stale = Some((number, version));
         }
@@ -506,14 +407,13 @@ impl<'t> Thread<'t> {
         }
         let store = self.store;
         let (version, times) = self.recorder.timed(|| store.write(&batch));
-        let most = words(version)?.0;
-        for (key, state) in changes {
-            if let Some(number) = state {
-                let of_one = Told { key: key.number, number, version: most, times, wrote: true };
-                self.batches.push(of_one);
-            }
-            self.recorder.note(key.number, Action::Set(state), times);
+        let highest = words(version)?.0;
+        for (key, state) in &changes {
+            self.recorder.note(key.number, Action::Set(*state), times);
         }
+        let changes = changes.into_iter().map(|(key, state)| (key.number, state)).collect();
+        let count = batch.len() as u64;
+        self.told.batches.push(Written { changes, count, highest, times });
         Ok(())
     }
 
@@ -620,7 +520,8 @@ impl<'t> Thread<'t> {
                 let met = met.iter().find(|(of, _)| *of == key.bytes);
                 met.map(|(_, found)| found.version().0)
             };
-            self.snapshots.push(self.keys.all().iter().map(version_of).collect());
+            let versions = self.keys.all().iter().map(version_of).collect();
+            self.told.snapshots.push(Shown { versions, times });
             self.met(0..self.keys.all().len(), met, false, times)?;
         }
         let store = self.store;

@@ -8,6 +8,7 @@ mod expiries;
 pub(crate) mod flat;
 pub(crate) mod flex;
 pub(crate) mod reading;
+mod threads;
 
 use crate::backup::BackupReport;
 use crate::batch::Batch;

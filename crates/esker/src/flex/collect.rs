@@ -13,7 +13,7 @@
 
 use super::read::{Outcome, Part, is_unread};
 use super::{Inner, Writer};
-use esker_base::{Error, Result};
+use esker_base::{Error, ErrorKind, Result};
 use esker_format::flex::Record;
 use esker_index::flex_tree::{Extent, MARK, Missing};
 use std::collections::HashMap;
@@ -39,13 +39,13 @@ pub(super) struct Round {
     is_whole: bool,
     /// Segments that became free, less those that were filled.
     gained: i64,
-    /// Whether the walk met a node that it could not read.
-    has_gaps: bool,
+    /// What was said of nodes that the walk could not read: of damage only if that was all.
+    gap: Option<ErrorKind>,
 }
 
 impl Round {
     fn new(victims: HashMap<u64, u64>, is_whole: bool) -> Self {
-        Round { victims, at: 0, is_whole, gained: 0, has_gaps: false }
+        Round { victims, at: 0, is_whole, gained: 0, gap: None }
     }
 }
 
@@ -118,12 +118,14 @@ impl Inner {
         Ok(moved)
     }
 
-    /// Segments that still hold something that was below a node which cannot be read: nothing is gained by another try.
+    /// Segments that still hold something that was below a node which cannot be read: little is gained by another try.
     fn note_stuck(&self, writer: &mut Writer, round: &Round) {
-        if round.has_gaps {
-            let shared = self.shared.read();
-            let stuck = round.victims.iter().filter(|(number, _)| !shared.is_empty(**number));
-            writer.stuck.extend(stuck);
+        let Some(gap) = round.gap else { return };
+        let shared = self.shared.read();
+        for (number, salt) in &round.victims {
+            if !shared.is_empty(*number) {
+                writer.stuck.note(*number, *salt, gap);
+            }
         }
     }
 
@@ -158,16 +160,18 @@ impl Inner {
             }
             !is_enough
         };
-        let mut has_gaps = false;
+        let mut gap = round.gap;
         round.at = self.walk(from, visit, &mut |error| {
             if !is_unread(&error) {
                 return Err(error);
             }
             tracing::error!(%error, "the collector goes on behind a node that it cannot read");
-            has_gaps = true;
+            if gap != Some(ErrorKind::Io) {
+                gap = Some(error.kind());
+            }
             Ok(())
         })?;
-        round.has_gaps |= has_gaps;
+        round.gap = gap;
         Ok(found)
     }
 
@@ -182,17 +186,32 @@ impl Inner {
         self.shared.read().open.room(&self.shape) + free
     }
 
-    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes.
-    fn victims(&self, writer: &Writer, segments: u64, mut room: u64) -> HashMap<u64, u64> {
+    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes. Those that were refused are
+    /// tried again where there are no others.
+    fn victims(&self, writer: &mut Writer, segments: u64, room: u64) -> HashMap<u64, u64> {
+        writer.stuck.begin_round();
+        let stuck = &writer.stuck;
+        let others = self.emptiest(segments, room, |number, salt| !stuck.knows(number, salt));
+        if !others.is_empty() || stuck.is_empty() {
+            return others;
+        }
+        self.emptiest(segments, room, |number, salt| !stuck.has(number, salt))
+    }
+
+    fn emptiest(
+        &self,
+        segments: u64,
+        mut room: u64,
+        may_be: impl Fn(u64, u64) -> bool,
+    ) -> HashMap<u64, u64> {
         let payload = self.shape.segment_payload();
         let shared = self.shared.read();
         let mut all: Vec<(u64, u64, u64)> = (0..)
             .zip(&shared.segments)
             .map(|(number, segment)| (u64::from(segment.valid_bytes), number, segment.salt))
             .filter(|(valid, number, salt)| {
-                let is_stuck = writer.stuck.get(number) == Some(salt);
                 let is_in_memory = shared.buffer_of(*number).is_some();
-                *valid > 0 && *valid < payload && !is_in_memory && !is_stuck
+                *valid > 0 && *valid < payload && !is_in_memory && may_be(*number, *salt)
             })
             .collect();
         all.sort_unstable();
@@ -323,8 +342,8 @@ impl Inner {
     /// segment stays as it is.
     fn may_move(&self, writer: &mut Writer, extent: &Extent) -> Result<bool> {
         let segment = extent.place() / self.shape.segment_payload();
-        let stuck = writer.stuck.get(&segment).copied();
-        if stuck.is_some() && stuck == self.shared.read().salt(segment) {
+        let salt = self.shared.read().salt(segment);
+        if salt.is_some_and(|salt| writer.stuck.has(segment, salt)) {
             // Another extent stays, and with it the segment.
             return Ok(false);
         }
@@ -337,12 +356,12 @@ impl Inner {
         }
     }
 
-    /// Nothing is gained by another try.
+    /// Nothing is gained by another try in this round.
     fn leave_stuck(&self, writer: &mut Writer, extent: &Extent, error: &Error) {
         tracing::error!(%error, "the collector leaves what it cannot read");
         let segment = extent.place() / self.shape.segment_payload();
         if let Some(salt) = self.shared.read().salt(segment) {
-            writer.stuck.insert(segment, salt);
+            writer.stuck.note(segment, salt, error.kind());
         }
     }
 

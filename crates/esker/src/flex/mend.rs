@@ -337,7 +337,7 @@ impl Inner {
         writer.free.remove(&number);
         writer.allocated.remove(&number);
         writer.holes.remove(&number);
-        writer.stuck.insert(number, salt);
+        writer.stuck.note(number, salt, ErrorKind::Corrupted);
         writer.kept.insert(number);
     }
 

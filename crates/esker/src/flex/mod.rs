@@ -47,6 +47,7 @@ mod recover;
 pub mod sites;
 mod slots;
 mod state;
+mod stuck;
 mod write;
 
 pub use check::SpaceCheck;
@@ -76,11 +77,12 @@ use filled::Behind;
 use parking_lot::RwLock;
 use slots::Slots;
 use state::Shared;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use stuck::Stuck;
 
 /// Percent of what live bytes should fill of their segments, up to which [`Space::compact`] collects.
 const COMPACT_PERCENT: u32 = 108;
@@ -152,8 +154,7 @@ struct Writer {
     round: Option<Round>,
     /// What was written for the collector and `defrag`, in bytes.
     moved_bytes: u64,
-    /// Segments that the collector could not empty, because something in them cannot be read, with their salts.
-    stuck: HashMap<u64, u64>,
+    stuck: Stuck,
     /// Segments that a repair keeps as they are, whatever goes from them: what nothing points at is still to be found there.
     kept: BTreeSet<u64>,
 }

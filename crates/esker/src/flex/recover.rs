@@ -30,7 +30,7 @@ use esker_index::flex_tree::{Root, Shape};
 use esker_media::{BlockDevice, BufferPool};
 use esker_trt::sync::Mutex;
 use parking_lot::RwLock;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, OnceLock};
@@ -123,7 +123,7 @@ impl Inner {
             rng,
             round: None,
             moved_bytes: 0,
-            stuck: HashMap::new(),
+            stuck: Default::default(),
             kept: BTreeSet::new(),
         };
         let cache_size = options.cache_size_bytes;

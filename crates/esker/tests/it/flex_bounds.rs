@@ -539,9 +539,19 @@ fn sizes_that_no_machine_has_are_refused_and_less_than_that_is_no_reason_to_end(
         assert!(!options.path.exists(), "before there is a file");
     }
     options.flex.rebuild_step_bytes = 1 << 30;
+    for interval in [(16 << 20) + 1, u32::MAX] {
+        options.flex.interval_size_bytes_max = interval;
+        let refused = Store::open(&options).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument, "{refused}");
+        assert!(!options.path.exists(), "before there is a file");
+    }
+    options.flex.interval_size_bytes_max = 16 << 20;
+    // As many as there can be, for each byte by itself.
+    options.flex.rebuild_threads = usize::MAX;
     options.flex.scrub_bytes_per_second = u64::MAX;
     for round in 0..2_u8 {
         let store = Store::open(&options).unwrap();
+        options.flex.rebuild_step_bytes = 0;
         for number in 0..300_u32 {
             store.put(&number.to_be_bytes(), &[round; 1000]).unwrap();
         }

@@ -14,7 +14,7 @@ use esker_media::sim::{Act, Asking, Image, SimBlock};
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// Bytes that a device refuses to read.
 pub(crate) type Refused = Arc<Mutex<Range<u64>>>;
@@ -749,4 +749,48 @@ fn a_deleted_range_is_gone_behind_a_damaged_block_of_a_small_interval() {
         hit += lost.len();
     }
     assert!(hit > 100, "{hit}");
+}
+
+/// A device that refuses all reads while this says so.
+pub(crate) fn refusing_all(inner: &Arc<SimBlock>) -> (Arc<Asking>, Arc<AtomicBool>) {
+    let refuses = Arc::new(AtomicBool::new(false));
+    let shared = Arc::clone(&refuses);
+    let device = Asking::new(Arc::clone(inner), move |call| {
+        match call.act == Act::Read && shared.load(Ordering::Relaxed) {
+            true => Err(Error::new(ErrorKind::Io, "read")),
+            false => Ok(()),
+        }
+    });
+    (device, refuses)
+}
+
+#[test]
+fn segments_that_a_device_refused_for_a_while_are_collected_again() {
+    let media = Media::new(1 << 20);
+    let mut options = small(25);
+    options.format = true;
+    options.cache_size_bytes = 0;
+    let (data, refuses) = refusing_all(&media.0[0]);
+    let space = Space::open_on(SpaceFiles { data, ..media.files() }, &options).unwrap();
+    for _ in 0..400 {
+        space.append(&[1; 400]).unwrap();
+    }
+    // Of each segment a half is left.
+    let mut at = 0;
+    while at + 400 <= space.size_bytes() {
+        space.collapse_range(at, 200).unwrap();
+        at += 200;
+    }
+    space.checkpoint().unwrap();
+    refuses.store(true, Ordering::Relaxed);
+    (0..100).for_each(|_| drop(space.collect(4)));
+    assert_eq!(space.stat().moved_bytes, 0);
+    refuses.store(false, Ordering::Relaxed);
+    for _ in 0..300 {
+        space.collect(4).unwrap();
+    }
+    let moved = space.stat().moved_bytes;
+    assert!(moved > space.size_bytes() / 2, "{moved} of {} bytes", space.size_bytes());
+    assert!(content(&space).unwrap().iter().all(|byte| *byte == 1));
+    assert_sound(&space);
 }

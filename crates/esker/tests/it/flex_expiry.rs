@@ -1,13 +1,18 @@
 //! `flex`: pairs whose time has come give their room back, and nothing that was there before them comes back.
 
+use crate::flex_damage::refusing_all;
 use crate::flex_db::{self, Devices};
 use crate::flex_whole::{bytes, sound};
 use crate::support::{START, folder_in_memory};
-use esker::{Attributes, Direction, Durability, EngineKind, ErrorKind, Options, PutOptions, Store};
+use esker::flex::SpaceFiles;
+use esker::{
+    Attributes, Direction, Durability, EngineKind, ErrorKind, FlexFiles, Options, PutOptions, Store,
+};
 use esker_base::clock::ManualClock;
 use esker_base::rng::Rng;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// How long pairs live, in seconds.
@@ -352,4 +357,50 @@ fn to_know_what_expires_takes_little_memory() {
     sound(&store);
     let bytes = store.stats().index_bytes;
     assert!(bytes < 5 * count, "{bytes} bytes for {count} pairs");
+}
+
+/// What is refused for a moment is not damaged.
+#[test]
+fn what_expired_makes_way_although_a_device_refused_to_read_it_for_a_while() {
+    for is_reopened in [false, true] {
+        let clock = Arc::new(ManualClock::new(START));
+        let mut options = flex_db::options(4);
+        options.clock = Arc::clone(&clock) as _;
+        let devices = Devices::new(5);
+        let (data, refuses) = refusing_all(&devices.shared(0));
+        let files = || {
+            let files = devices.files();
+            FlexFiles { space: SpaceFiles { data: Arc::clone(&data) as _, ..files.space }, ..files }
+        };
+        let mut store = Store::open_flex_on(files(), &options).unwrap();
+        let fill = |store: &Store, round: u64| {
+            let life = START + (round + 1) * LIFE;
+            (0..)
+                .find(|number| {
+                    let put =
+                        store.put_with(&key(round, *number), &bytes(round, 200), expiring(life));
+                    put.is_err()
+                })
+                .unwrap()
+        };
+        let first = fill(&store, 0);
+        assert!(first > 1000, "{first}");
+        // Brings all together: nothing is appended anywhere.
+        store.clean(0).unwrap();
+        clock.advance(Duration::from_secs(LIFE + 1));
+        refuses.store(true, Ordering::Relaxed);
+        for number in 0..20 {
+            drop(store.put(&key(7, number), &bytes(7, 200)));
+            drop(store.clean(0));
+        }
+        refuses.store(false, Ordering::Relaxed);
+        if is_reopened {
+            store.close().unwrap();
+            drop(store);
+            store = Store::open_flex_on(files(), &options).unwrap();
+        }
+        clock.advance(Duration::from_secs(1));
+        let second = fill(&store, 1);
+        assert!(second * 10 > first * 9, "{second} of {first}, reopened: {is_reopened}");
+    }
 }

@@ -3,9 +3,10 @@
 
 use crate::client::Map;
 use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, refusing, unread};
-use crate::flex_db::Devices;
+use crate::flex_db::{Devices, options};
 use crate::flex_whole::bytes;
-use esker::{Direction, ErrorKind, Result, Store};
+use esker::flex::SpaceFiles;
+use esker::{Direction, ErrorKind, FlexFiles, Result, Store};
 use esker_base::Error;
 use esker_base::clock::SystemClock;
 use esker_media::BlockDevice;
@@ -334,4 +335,49 @@ fn who_closes_a_store_beside_somebody_else_is_told_what_came_of_it() {
         (first.join().unwrap().map_err(|error| error.kind()), second)
     });
     assert_eq!(run.outcome.unwrap(), (Err(ErrorKind::Io), Err(ErrorKind::Io)));
+}
+
+/// One that cannot be taken out of the space now keeps none of the others there, and goes later.
+#[test]
+fn large_values_that_nobody_needs_go_beside_one_that_a_device_keeps() {
+    let devices = Devices::new(6);
+    let mut options = options(6);
+    if let Some(space) = &mut options.flex.space {
+        space.nodes_max = 3;
+    }
+    let store = devices.open(&options).unwrap();
+    for n in 0..60_u8 {
+        store.put(&[n], &bytes(n.into(), if n % 3 == 0 { 3000 } else { 100 })).unwrap();
+    }
+    store.close().unwrap();
+    drop(store);
+    let tree_blocks = devices.device(1).image().size_bytes() / 512;
+    let (mut left, mut kept) = (None, 0);
+    for block in std::iter::once(u64::MAX / 512 - 1).chain(16..tree_blocks) {
+        let other = devices.again();
+        let (tree, refused) = refusing(&other.shared(1), 0..0);
+        let files = other.files();
+        let files = FlexFiles { space: SpaceFiles { tree, ..files.space }, ..files };
+        let store = Store::open_flex_on(files, &options).unwrap();
+        for n in (0..60_u8).step_by(3) {
+            assert!(store.delete(&[n]).unwrap());
+        }
+        *refused.lock() = block * 512..(block + 1) * 512;
+        let is_in_space = store.clean(0).is_ok();
+        let during = store.stats().live_bytes;
+        *refused.lock() = 0..0;
+        // Where a table needs the node, the store takes no more writes.
+        if (0..2).any(|_| store.clean(0).is_err()) {
+            continue;
+        }
+        let after = store.stats().live_bytes;
+        // Without any refusal, at first.
+        let left = *left.get_or_insert(after);
+        if is_in_space {
+            kept += u64::from(during > left + 2000);
+            assert!(during < left + 3 * 3000, "block {block}: {during} bytes, not {left}");
+        }
+        assert!(after < left + 1000, "block {block}: {after} bytes, not {left}");
+    }
+    assert!(kept > 3, "{kept} kept a value");
 }

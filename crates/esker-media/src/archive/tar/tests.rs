@@ -123,3 +123,18 @@ fn what_is_no_whole_tar_is_said_to_be_none() {
     std::fs::write(&path, vec![b'x'; 3000]).unwrap();
     assert_eq!(TarArchive::open(&path).unwrap_err().kind(), ErrorKind::Corrupted);
 }
+
+#[test]
+fn a_file_that_was_given_up_takes_no_room_behind_the_others() {
+    let scratch = tempfile::tempdir().unwrap();
+    let path = scratch.path().join("archive.tar");
+    let archive = TarArchive::create(&path).unwrap();
+    let mut writer = archive.create("given-up").unwrap();
+    writer.write(&[7; 100_000]).unwrap();
+    drop(writer);
+    put(&archive, "small", b"few");
+    archive.publish().unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    assert!(bytes.len() < 8192 && !bytes.contains(&7), "{} bytes", bytes.len());
+    assert_eq!(get(&TarArchive::open(&path).unwrap(), "small"), b"few");
+}

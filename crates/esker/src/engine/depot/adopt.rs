@@ -6,9 +6,10 @@
 //! # Failure
 //! Writes nothing: a crash leaves what recovery found.
 
-use super::recover::{Found, Recovered, Scanned, on_threads};
+use super::recover::{Found, Recovered, Scanned};
 use super::segments::{Incarnation, Live, Use, Written};
 use super::{Depot, sites};
+use crate::engine::threads::on_threads;
 use esker_base::ids::{SegmentEpoch, SegmentId, Version};
 use esker_base::{ErrorKind, Result};
 use esker_format::depot::{CheckpointExtents, LargeRef, Stream};
@@ -36,7 +37,7 @@ impl Depot {
         self.take_out_overtaken(log)?;
         let log = &*log;
         let next = AtomicU32::new(0);
-        on_threads(log.threads, || {
+        on_threads("open store", log.threads, |_| {
             loop {
                 let share = next.fetch_add(1, Ordering::Relaxed);
                 if share >= SHARES {

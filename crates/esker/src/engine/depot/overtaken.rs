@@ -11,8 +11,9 @@
 //! # Failure
 //! Writes nothing.
 
-use super::recover::{Found, Recovered, on_threads};
+use super::recover::{Found, Recovered};
 use super::{Depot, sites, spread};
+use crate::engine::threads::on_threads;
 use esker_base::ids::SegmentId;
 use esker_base::{Error, Result};
 use esker_format::depot::{LargeRef, RecordKind};
@@ -50,7 +51,7 @@ impl Depot {
         let of_segments: Vec<&[Asked]> =
             asked.chunk_by(|one, other| segment_of(one) == segment_of(other)).collect();
         let next = AtomicUsize::new(0);
-        let overtaken = on_threads(log.threads, || {
+        let overtaken = on_threads("open store", log.threads, |_| {
             let mut overtaken = Overtaken::default();
             while let Some(asked) = of_segments.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let id = asked.first().and_then(segment_of).unwrap_or_default();

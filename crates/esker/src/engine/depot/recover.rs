@@ -30,6 +30,7 @@ use super::scan::{SegmentEnd, Source, Step, form_of, noted};
 use super::segments::{Incarnation, Written};
 use super::whole::Known;
 use super::{sites, spread};
+use crate::engine::threads::on_threads;
 use crate::options::Progress;
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
@@ -204,7 +205,7 @@ impl Recovered {
         };
         let mut all = Gathered::default();
         let mut found = Vec::new();
-        for gathered in on_threads(threads, || scan.gather())? {
+        for gathered in on_threads("recover store", threads, |_| scan.gather())? {
             found.push(gathered.found);
             all.pieces.heads.extend(gathered.pieces.heads);
             all.pieces.extents.extend(gathered.pieces.extents);
@@ -468,7 +469,7 @@ fn headers(
     threads: usize,
 ) -> Result<(Vec<SegmentHeader>, Vec<SegmentId>)> {
     let next = AtomicU32::new(0);
-    let parts = on_threads(threads, || {
+    let parts = on_threads("recover store", threads, |_| {
         let (mut headers, mut blank) = (Vec::new(), Vec::new());
         loop {
             let id = SegmentId(next.fetch_add(1, Ordering::Relaxed));
@@ -547,23 +548,4 @@ impl Segment<'_> {
     fn done(self) -> Result<()> {
         self.failure.map_or(Ok(()), Err)
     }
-}
-
-/// Runs `work` on several threads, or here if one is enough, and gathers what it returns.
-pub(super) fn on_threads<T: Send>(
-    threads: usize,
-    work: impl Fn() -> Result<T> + Sync,
-) -> Result<Vec<T>> {
-    if threads <= 1 {
-        return Ok(vec![work()?]);
-    }
-    std::thread::scope(|scope| {
-        let handles: Vec<_> = (0..threads).map(|_| scope.spawn(&work)).collect();
-        let ended = handles.into_iter().map(|handle| {
-            handle.join().unwrap_or_else(|_| {
-                Err(Error::corrupted("recover store", "a thread of the recovery panicked"))
-            })
-        });
-        ended.collect()
-    })
 }

@@ -24,6 +24,7 @@ pub(super) use self::counts::{Live, Written, link_bytes, record_bytes};
 use self::expiring::Expiring;
 pub(super) use self::free::Free;
 use self::free::FreeList;
+use self::victims::Roomy;
 pub(super) use self::victims::Urgency;
 use super::hold::Hold;
 use esker_base::ids::{SegmentEpoch, SegmentId, Sequence, Version};
@@ -129,6 +130,9 @@ pub(super) struct Segments {
     free: Mutex<FreeList>,
     pub(super) hold: Hold,
     generation: AtomicU64,
+    /// Times that a segment came to hold more than it did: taken into use, or set aside.
+    grown: AtomicU64,
+    roomy: Mutex<Roomy>,
 }
 
 impl Segments {
@@ -142,6 +146,8 @@ impl Segments {
             free: Mutex::default(),
             hold: Hold::default(),
             generation: AtomicU64::new(0),
+            grown: AtomicU64::new(0),
+            roomy: Mutex::default(),
         }
     }
 
@@ -198,6 +204,7 @@ impl Segments {
     /// was live in it has gone elsewhere and is about to be uncounted.
     pub(super) fn set_aside(&self, id: SegmentId, epoch: SegmentEpoch) {
         if let Some(segment) = self.get(id) {
+            self.grown.fetch_add(1, Ordering::Relaxed);
             segment.aside.store(epoch.0 + 1, Ordering::SeqCst);
         }
     }
@@ -329,6 +336,7 @@ impl Segments {
     pub(super) fn open(&self, id: SegmentId, incarnation: Incarnation) {
         // S2: before the caller writes the first byte.
         self.generation.fetch_add(1, Ordering::SeqCst);
+        self.grown.fetch_add(1, Ordering::Relaxed);
         self.restore(id, Use::Open, incarnation);
         self.begin_known(id);
     }

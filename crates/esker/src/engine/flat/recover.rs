@@ -15,6 +15,7 @@ use super::layout::Layout;
 use super::periodic::Tails;
 use super::replay::{Learned, LogEnd};
 use super::{Flat, sites};
+use crate::engine::threads::on_threads;
 use crate::options::Options;
 use esker_base::ids::StoreId;
 use esker_base::rng::Rng;
@@ -389,20 +390,7 @@ impl Flat {
         parts: usize,
         work: &(dyn Fn() -> Result<()> + Sync),
     ) -> Result<()> {
-        let threads = self.threads.min(parts);
-        if threads < 2 {
-            return work();
-        }
-        std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-            let ends = workers.into_iter().map(|worker| {
-                worker.join().unwrap_or_else(|_| {
-                    Err(Error::new(ErrorKind::Panicked, "open store").context("recovery"))
-                })
-            });
-            // All are waited for, also after an error.
-            ends.collect::<Vec<_>>().into_iter().collect()
-        })
+        on_threads("open store", self.threads.min(parts), |_| work()).map(drop)
     }
 
     /// Writes back what counts and may not be durable: durable with the session that begins, before anything is built on it.

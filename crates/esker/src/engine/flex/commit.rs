@@ -402,10 +402,9 @@ impl Flex {
             }
             None => None,
         };
+        let before = usize::try_from(located.entry.size).unwrap_or(usize::MAX);
+        self.interval_size(before.saturating_add(data.len()))?;
         let size = u32::try_from(data.len()).unwrap_or(u32::MAX);
-        if located.entry.size.checked_add(size).is_none() {
-            return Err(self.too_long());
-        }
         let count = u16::try_from(group.count()).unwrap_or(u16::MAX);
         let known = tail_of_run(size, group.pairs(), &self.hasher);
         let offset = ROOT_BYTES + located.offset + u64::from(located.entry.size);

@@ -37,6 +37,8 @@ use std::sync::Arc;
 
 /// Most bytes that are read of what stands between two marks: no interval is that long.
 pub(super) const PIECE_BYTES_MAX: usize = 16 << 20;
+/// Longest interval: with what an open takes together with it, it has less than 4 GiB.
+const INTERVAL_BYTES_MAX: u32 = if cfg!(test) { 1 << 20 } else { 3 << 30 };
 /// Unread intervals beyond this size are only appended to.
 const MERGED_BYTES_MAX: u32 = 4 << 20;
 /// Most pairs and bytes of a run behind an unread one: what is known of it in memory has no more room.
@@ -331,7 +333,7 @@ impl Flex {
             let size = u32::try_from(data.len() - start).unwrap_or(u32::MAX);
             tails.push(tail_of_run(size, run.pairs(), &self.hasher));
         }
-        let size = u32::try_from(end + data.len()).map_err(|_| self.too_long())?;
+        let size = self.interval_size(end + data.len())?;
         let runs = u32::try_from(1 + tails.len()).unwrap_or(u32::MAX);
         let fresh = Fresh {
             anchor: located.anchor.clone(),
@@ -372,10 +374,14 @@ impl Flex {
     }
 
     /// An interval that takes no more.
-    pub(super) fn too_long(&self) -> Error {
-        Error::new(ErrorKind::NoSpace, "commit table")
-            .device(self.name.clone())
-            .context("an interval that cannot be read has 4 GiB")
+    /// The size of an interval that is to be so long.
+    pub(super) fn interval_size(&self, bytes: usize) -> Result<u32> {
+        let size = u32::try_from(bytes).ok().filter(|size| *size <= INTERVAL_BYTES_MAX);
+        size.ok_or_else(|| {
+            Error::new(ErrorKind::NoSpace, "commit table").device(self.name.clone()).context(
+                "an interval would have 3 GiB: it cannot be read, or snapshots keep what it had",
+            )
+        })
     }
 
     /// The intervals of a coarse one that cannot be read as a whole: those that can be by themselves, and the others, unread.

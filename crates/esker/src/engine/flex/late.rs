@@ -75,15 +75,17 @@ impl Flex {
         let mut late = self.wal.late(table.generation);
         let most = BATCH_BYTES.min(self.wal.batch_size_max() * 4 / BATCH_SHARE);
         let mut writer = WalWriter::default();
+        let gap_max = self.wal.late_gap_max();
         let (mut first_version, mut next_version) = (0, 0);
         for (version, change) in &changes {
-            if writer.size_bytes() > most {
+            let is_far = version.saturating_sub(next_version) > gap_max;
+            if !writer.is_empty() && (is_far || writer.size_bytes() > most) {
                 self.wal.write_late(&mut late, first_version, &mut writer)?;
             }
             if writer.is_empty() {
                 (first_version, next_version) = (*version, *version);
             }
-            // Versions of a batch follow each other: those that were written over say nothing.
+            // Versions of a batch follow each other: those that were written over say nothing. Of many of them the next batch leaves a gap.
             while next_version < *version {
                 writer.push(&Change::DeleteRange(&[], Some(&[])));
                 next_version += 1;
@@ -114,5 +116,43 @@ impl Flex {
         self.wal.end_late(late, next_version)?;
         table.is_logged.store(true, Ordering::Release);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{opened_with, sites};
+    use crate::engine::Engine;
+    use crate::options::Durability;
+    use crate::value::PutOptions;
+    use esker_format::flex_db::Batch;
+
+    /// Versions that were written over take no room in memory, however many there are.
+    #[test]
+    fn a_late_log_leaves_out_what_was_written_over() {
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        let put = |key: &[u8], value: &[u8]| flex.put(key, value, PutOptions::default()).unwrap();
+        put(b"before", b"1");
+        for number in 0..50_000_u32 {
+            put(b"hot", &number.to_be_bytes());
+        }
+        put(b"after", b"2");
+        let generation = flex.tables().active.generation;
+        flex.change_table(generation).unwrap();
+        flex.log_late().unwrap();
+
+        let device = flex.wal.device(generation);
+        let mut bytes = vec![0; usize::try_from(device.geometry().size_bytes).unwrap()];
+        device.read_at(sites::WAL_READ, 0, &mut bytes).unwrap();
+        let (mut changes, mut longest, mut at) = (0, 0, 0);
+        while let Ok((batch, _)) = Batch::decode(&bytes[at..], &flex.store_id, at as u64, || false)
+        {
+            changes += batch.change_count;
+            longest = longest.max(batch.total_bytes);
+            at += usize::try_from(batch.total_bytes).unwrap();
+        }
+        assert!((3..5000).contains(&changes), "{changes} changes");
+        assert!(longest <= 16 << 10, "a batch of {longest} bytes");
     }
 }

@@ -206,7 +206,8 @@ impl Flex {
             run::write(Some(&anchor), first_version, pairs, data);
             marks.push(start);
             let bytes = data.get(start..).unwrap_or_default();
-            let size = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+            // Only versions of one key that snapshots keep come to so much.
+            let size = self.interval_size(bytes.len())?;
             let mut entry = Entry::new(size, piece.len() as u64, 0, 1);
             if keeps(piece) {
                 let interval = self.decode(bytes.to_vec())?;
@@ -222,7 +223,12 @@ impl Flex {
 #[cfg(test)]
 mod tests {
     use super::super::interval::{pair_in, print_of};
+    use super::super::opened_with;
     use super::*;
+    use crate::engine::Engine;
+    use crate::options::Durability;
+    use crate::value::PutOptions;
+    use esker_base::ErrorKind;
     use esker_base::hash::KeyHasher;
     use esker_base::rng::Rng;
     use esker_format::flex_db::Extra;
@@ -304,5 +310,40 @@ mod tests {
             assert_eq!(of_key.len(), 1);
             assert_eq!((of_key[0].1, of_key[0].2), (5, put));
         }
+    }
+
+    /// Versions that snapshots keep are all in one interval.
+    #[test]
+    fn an_interval_that_would_be_too_long_is_refused_until_snapshots_are_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let flex = opened_with(&folder, Durability::None);
+        let put = |key: &[u8], value: &[u8]| {
+            flex.put(key, value, PutOptions::default()).unwrap();
+        };
+        let commit = || {
+            let generation = flex.tables().active.generation;
+            flex.change_table(generation)?;
+            flex.commit_sealed()
+        };
+        put(b"before", b"1");
+        put(b"z", b"2");
+        let mut snapshots = Vec::new();
+        let refused = (0..).find_map(|number: u16| {
+            put(b"key", &[&number.to_be_bytes()[..], &[3; 900]].concat());
+            snapshots.push(flex.snapshot().unwrap());
+            if number % 200 == 199 { commit().err().map(|error| (number, error)) } else { None }
+        });
+        let (last, error) = refused.unwrap();
+        assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+        assert!((1000..1500).contains(&last), "{last}");
+        let get = |key: &[u8]| flex.get(key, &mut |_| Ok(())).unwrap().unwrap();
+        let check = || {
+            assert_eq!(get(b"key").get(..2), Some(&last.to_be_bytes()[..]));
+            assert_eq!((get(b"before").as_ref(), get(b"z").as_ref()), (&b"1"[..], &b"2"[..]));
+        };
+        check();
+        snapshots.into_iter().for_each(|snapshot| flex.release(snapshot));
+        assert!(flex.commit_sealed().unwrap());
+        check();
     }
 }

@@ -50,6 +50,7 @@ mod pairs;
 mod pending;
 mod read;
 mod recover;
+mod refused;
 pub(crate) mod repair;
 pub(crate) mod restore;
 mod room;

@@ -13,6 +13,7 @@ use super::index::{Entry, Fresh};
 use super::memtable::{MemTable, RangeDelete};
 use super::wal::Tail;
 use super::{ROOT_BYTES, sites};
+use crate::engine::threads::{THREADS_MAX, on_threads};
 use crate::flex::{Space, is_unread};
 use crate::options::FlexOptions;
 use esker_base::hash::KeyHasher;
@@ -403,26 +404,14 @@ pub(super) fn in_parts<T: Send>(
     part: impl Fn(Range<u64>) -> Result<Vec<T>> + Sync,
 ) -> Result<Vec<T>> {
     let length = all.end.saturating_sub(all.start);
-    let threads = (threads.max(1) as u64).min(length / least.max(1) + 1);
-    let share = length.div_ceil(threads).max(1);
-    let of = |number: u64| {
-        let start = all.start + number * share;
+    let most = usize::try_from(length / least.max(1)).unwrap_or(usize::MAX);
+    let threads = threads.clamp(1, THREADS_MAX).min(most.saturating_add(1));
+    let share = length.div_ceil(threads as u64).max(1);
+    let parts = on_threads(OPERATION, threads, |number| {
+        let start = all.start + number as u64 * share;
         part(start.min(all.end)..(start + share).min(all.end))
-    };
-    if threads == 1 {
-        return of(0);
-    }
-    let parts: Vec<Result<Vec<T>>> = std::thread::scope(|scope| {
-        let of = &of;
-        let threads: Vec<_> = (0..threads).map(|number| scope.spawn(move || of(number))).collect();
-        let lost = || Error::new(ErrorKind::Panicked, OPERATION);
-        threads.into_iter().map(|thread| thread.join().map_err(|_| lost())?).collect()
-    });
-    let mut found = Vec::new();
-    for part in parts {
-        found.extend(part?);
-    }
-    Ok(found)
+    })?;
+    Ok(parts.into_iter().flatten().collect())
 }
 
 /// The intervals that begin at these marks, of which nobody knows what is inside.

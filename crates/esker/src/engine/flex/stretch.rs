@@ -182,26 +182,29 @@ impl Flex {
         committer: &mut Committer,
         leaf: &Neighbours,
     ) -> Result<bool> {
-        let size = usize::try_from(leaf.size_bytes()).unwrap_or(usize::MAX);
-        let place = (ROOT_BYTES + leaf.offset, size);
-        let bytes = &mut committer.bytes;
-        let read = self.space.read_once_where(&mut || Some(place), bytes).and_then(|read| {
-            if read != Some(bytes.len()) {
-                return Err(self.damaged("an interval is behind the end of the space"));
-            }
-            let parts = parts(bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
-            if parts.len() > leaf.sizes.len() {
-                return Err(self.damaged("more intervals than the index knows"));
-            }
-            Ok(())
-        });
-        match read {
+        match self.try_stretch(committer, leaf) {
             Err(error) if is_unread(&error) => {
                 self.note_unread(&error);
                 Ok(false)
             }
             read => read.map(|()| true),
         }
+    }
+
+    /// Reads the intervals of a leaf, which are as they were written.
+    pub(super) fn try_stretch(&self, committer: &mut Committer, leaf: &Neighbours) -> Result<()> {
+        let size = usize::try_from(leaf.size_bytes()).unwrap_or(usize::MAX);
+        let place = (ROOT_BYTES + leaf.offset, size);
+        let bytes = &mut committer.bytes;
+        let read = self.space.read_once_where(&mut || Some(place), bytes)?;
+        if read != Some(bytes.len()) {
+            return Err(self.damaged("an interval is behind the end of the space"));
+        }
+        let parts = parts(bytes).map_err(|flaw| self.damaged(&flaw.to_string()))?;
+        if parts.len() > leaf.sizes.len() {
+            return Err(self.damaged("more intervals than the index knows"));
+        }
+        Ok(())
     }
 
     /// What is left of pairs of a stretch and of those that are new, in order; and how many bytes of them are dead, without those

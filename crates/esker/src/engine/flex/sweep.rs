@@ -21,7 +21,9 @@ use super::Flex;
 use super::commit::Committer;
 use super::expired::AGAIN_SECONDS;
 use super::index::{LeafSums, Neighbours, Place};
-use esker_base::Result;
+use super::refused::Refused;
+use crate::flex::is_unread;
+use esker_base::{ErrorKind, Result};
 use std::time::Duration;
 
 /// Percent of all bytes that may be dead while tables come, and when there is hardly room for any.
@@ -77,6 +79,7 @@ pub(super) struct Sweep {
     /// The key up to which leaves were looked at for what has expired, and wall time in seconds as of the commit.
     expired_at: Vec<u8>,
     pub(super) now: u64,
+    refused: Refused,
 }
 
 impl Sweep {
@@ -306,6 +309,7 @@ impl Flex {
             let now = self.unix_seconds().saturating_add(AGAIN_SECONDS);
             at = self.sweep_from(&mut committer, &key, now, &is_worth)?;
         }
+        self.collect_doubted(&self.committer.lock())?;
         loop {
             let (last, wanted) = (free(), segments.saturating_sub(gained()));
             if wanted > 0 {
@@ -373,12 +377,28 @@ impl Flex {
     }
 
     fn sweep_stretch(&self, committer: &mut Committer, leaf: &Neighbours) -> Result<()> {
-        if self.read_stretch(committer, leaf)? {
-            return self.rewrite_stretch(committer, leaf, None);
+        let first = leaf.anchors.first().map(|anchor| &anchor[..]).unwrap_or_default();
+        let now = self.clock.monotonic();
+        if committer.sweep.refused.is_waiting(first, now) {
+            return Ok(());
         }
-        // It stays as it is: nobody is to look for it again and again.
-        leaf.anchors.iter().for_each(|anchor| self.index.forget_lapsing(anchor));
-        Ok(())
+        match self.try_stretch(committer, leaf) {
+            Ok(()) => {
+                committer.sweep.refused.forget(first);
+                self.rewrite_stretch(committer, leaf, None)
+            }
+            Err(error) if is_unread(&error) => {
+                self.note_unread(&error);
+                if error.kind() == ErrorKind::Io {
+                    committer.sweep.refused.note(first, now);
+                } else {
+                    // It stays as it is: nobody is to look for it again and again.
+                    leaf.anchors.iter().for_each(|anchor| self.index.forget_lapsing(anchor));
+                }
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Writes a leaf anew that is too large to be a stretch, or has too little, part after part: the key behind it.

@@ -288,6 +288,12 @@ impl Wal {
         Ok(Appended::Done(self.ticket(&mut state, count)))
     }
 
+    /// Most versions that were written over, between two changes of a batch of a late log. Of more, what [`Wal::pass`] counts is room
+    /// for another batch.
+    pub(super) fn late_gap_max(&self) -> u64 {
+        (self.block as u64 + BATCH_HEADER_SIZE as u64) / PASSED_BYTES + 1
+    }
+
     /// The next `count` versions, for a writer that is inside from now on.
     fn ticket(&self, state: &mut State, count: u64) -> Ticket {
         let first_version = state.next_version;

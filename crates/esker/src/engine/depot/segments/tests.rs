@@ -194,3 +194,36 @@ fn sizes_that_no_segment_has_do_not_overflow() {
     }
     assert_eq!(segments.live(), (2, u64::MAX));
 }
+
+/// Of a store with room to spare all segments are looked at now and then.
+#[test]
+fn a_store_is_crowded_as_soon_as_its_segments_are() {
+    const SEGMENT: u64 = 8192;
+    // Eight records each, half of which expire.
+    let fill = |segments: &Segments, id: u32| {
+        segments.open(SegmentId(id), incarnation(7));
+        (0..8).for_each(|_| add(segments, SegmentId(id), SEGMENT / 8));
+        segments.expire(SegmentId(id), [(100, SEGMENT / 2)]);
+        segments.seal(SegmentId(id));
+    };
+    for count in [8_u32, 40, 200, 1000] {
+        let asked = Segments::new(count, SEGMENT, false);
+        let looked_at = Segments::new(count, SEGMENT, false);
+        let mut looks = 0;
+        let filled = (0..count).position(|id| {
+            let before = asked.roomy.lock().until;
+            let is_crowded = asked.is_crowded(0);
+            looks += u32::from(asked.roomy.lock().until != before);
+            *looked_at.roomy.lock() = Roomy::default();
+            assert_eq!(looked_at.is_crowded(0), is_crowded, "{id} of {count} are full");
+            fill(&asked, id);
+            fill(&looked_at, id);
+            is_crowded
+        });
+        assert!(filled.is_some(), "{count}");
+        assert!(looks < 40, "of {count}: {looks}");
+        // What is as good as dead at a time is not so at an earlier one.
+        assert!(!asked.is_crowded(100));
+        assert!(asked.is_crowded(99));
+    }
+}

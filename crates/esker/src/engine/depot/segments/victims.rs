@@ -22,6 +22,19 @@ const GAIN_IDLE_SHARE: u64 = 8;
 /// Bytes that a copy takes more than what a client wrote, in record and summary: it tells its version by itself.
 const COPY_GROWTH: u64 = 4;
 
+/// Segments whose records are written, or entered, at any time, at most: those of the log, the cleaner's, and some.
+const OPEN_MAX: u64 = 16;
+
+/// Until when a store cannot be crowded that was not when all segments were looked at: a walk over a table of a large device takes
+/// milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Roomy {
+    /// Segments have come to hold more so many times by then.
+    pub(super) until: u64,
+    /// What had expired by this time, in Unix seconds, was as good as dead.
+    at: u64,
+}
+
 /// Why a segment is cleaned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Urgency {
@@ -178,17 +191,29 @@ impl Segments {
             // However much the copies take.
             return false;
         }
-        let copies = |(_, segment): (SegmentId, &Segment)| {
-            if segment.state.load(Ordering::Acquire) == Use::Free as u8 {
-                return 0;
-            }
-            if segment.is_aside() {
-                return u128::from(self.size_bytes);
-            }
-            let (copies, written) = segment.copies(self.size_bytes, now);
-            u128::from(copies) * u128::from(self.size_bytes) / u128::from(written.max(1))
-        };
-        let copies: u128 = self.all().map(copies).sum();
-        copies * 2 > u128::from(halves) * u128::from(self.size_bytes)
+        let grown = self.grown.load(Ordering::Relaxed);
+        let roomy = *self.roomy.lock();
+        if grown < roomy.until && now >= roomy.at {
+            return false;
+        }
+        let copies: u128 = self.all().map(|(_, segment)| self.room_of_copies(segment, now)).sum();
+        let (copies, limit) = (copies * 2, u128::from(halves) * u128::from(self.size_bytes));
+        // Each time by a segment at most, and those that are open now.
+        let left = limit.saturating_sub(copies) / u128::from(2 * self.size_bytes);
+        let left = u64::try_from(left).unwrap_or(u64::MAX).saturating_sub(OPEN_MAX);
+        *self.roomy.lock() = Roomy { until: grown.saturating_add(left), at: now };
+        copies > limit
+    }
+
+    /// Bytes of segments that the copies of what is live in this one would fill.
+    fn room_of_copies(&self, segment: &Segment, now: u64) -> u128 {
+        if segment.state.load(Ordering::Acquire) == Use::Free as u8 {
+            return 0;
+        }
+        if segment.is_aside() {
+            return u128::from(self.size_bytes);
+        }
+        let (copies, written) = segment.copies(self.size_bytes, now);
+        u128::from(copies) * u128::from(self.size_bytes) / u128::from(written.max(1))
     }
 }

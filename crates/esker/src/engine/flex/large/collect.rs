@@ -13,7 +13,7 @@ use super::Flex;
 use super::directory::{Large, State};
 use crate::flex::is_unread;
 use crate::store::Direction;
-use esker_base::Result;
+use esker_base::{ErrorKind, Result};
 use esker_format::flex_db::{Content, Root};
 use std::collections::BTreeSet;
 use std::ops::{Bound, ControlFlow};
@@ -70,7 +70,26 @@ impl Flex {
             self.large.values.write().set_doubtful(number, needs.is_doubtful || is_doubted);
             self.large.is_doubted.fetch_or(is_doubted, Ordering::Relaxed);
         }
-        gone.into_iter().try_for_each(|number| self.remove_large(number))
+        self.remove_all(&gone)
+    }
+
+    /// Removes those that can be. What of the others cannot be read now keeps none of them back, and is tried again.
+    fn remove_all(&self, numbers: &[u64]) -> Result<()> {
+        // First: whatever happens to one of them, the others are known.
+        for number in numbers {
+            self.large.let_go(*number);
+        }
+        for number in numbers {
+            match self.remove_large(*number) {
+                Err(error) if error.kind() == ErrorKind::Corrupted => self.note_unread(&error),
+                Err(error) if matches!(error.kind(), ErrorKind::Io | ErrorKind::NoSpace) => {
+                    tracing::warn!(%error, "a large value that nobody needs stays for now");
+                    self.large.is_doubted.store(true, Ordering::Relaxed);
+                }
+                removed => removed?,
+            }
+        }
+        Ok(())
     }
 
     /// Numbers of the values that are to be asked about.
