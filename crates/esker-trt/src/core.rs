@@ -23,7 +23,7 @@ use crate::offload::HelperPool;
 use crate::sim::SimState;
 use crate::sockets::{Interest, SocketKey, Sockets};
 use crate::stack::{StackPool, TaskStack};
-use crate::task::{GiveUp, Task, TaskCoroutine, TaskId, TaskState};
+use crate::task::{Body, GiveUp, Task, TaskCoroutine, TaskId, TaskState, contain};
 use crate::timer::{NEVER, Timers};
 use crate::wake::{Mailbox, Message};
 use corosensei::CoroutineResult;
@@ -217,7 +217,7 @@ impl Core {
         Ok(Place { task, stack })
     }
 
-    /// Makes the task of `place` ready to run `body`, which must not unwind.
+    /// Makes the task of `place` ready to run `body`. What unwinds out of it ends there.
     pub(crate) fn start(
         &self,
         place: Place,
@@ -225,13 +225,16 @@ impl Core {
         give_up: Option<Arc<dyn GiveUp>>,
     ) {
         let Place { task, stack } = place;
+        let body = Body::new(body);
         let weak = Rc::downgrade(&task);
         let coroutine = TaskCoroutine::with_stack(stack, move |yielder, ()| {
             if let Some(task) = weak.upgrade() {
                 task.yielder.set(std::ptr::from_ref(yielder));
             }
-            drop(weak);
-            body();
+            body.run();
+            // Here and not with the task: it may be the last to hold a value whose drop does anything (I4 of `task`).
+            let give_up = weak.upgrade().and_then(|task| task.give_up.take());
+            contain(|| drop(give_up));
         });
         *task.coroutine.borrow_mut() = Some(coroutine);
         *task.give_up.borrow_mut() = give_up;
@@ -475,7 +478,10 @@ impl Core {
                 Message::IoDone { task, result } => self.complete_io(task, result),
                 Message::Spawn { body, result } => match self.reserve() {
                     Ok(place) => self.start(place, body, Some(result.as_give_up())),
-                    Err(error) => result.refuse(error),
+                    Err(error) => {
+                        result.refuse(error);
+                        contain(|| drop(body));
+                    }
                 },
                 Message::Forget(key, fd) => self.forget_socket(key, fd),
                 Message::Look => self.look(),

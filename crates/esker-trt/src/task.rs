@@ -6,6 +6,8 @@
 //! - I2: a task is in the ready queue at most once: when its state is `Ready` or `Yielded`.
 //! - I3: the result cell of a task is filled exactly once: with its value, its panic, or, when the
 //!   task is given up, with `Cancelled`.
+//! - I4: nothing that a task leaves behind, a value that nobody takes or what a panic carried, is dropped on the
+//!   scheduler's stack or unwinds into it.
 
 use crate::context;
 use crate::sockets::SocketKey;
@@ -92,7 +94,51 @@ impl Task {
 
 /// Runs `body`; a panic becomes an error with its text.
 pub(crate) fn run_caught<T>(body: impl FnOnce() -> T) -> Result<T> {
-    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| panic_error(payload.as_ref()))
+    catch_unwind(AssertUnwindSafe(body)).map_err(|payload| {
+        let error = panic_error(payload.as_ref());
+        drop_payload(payload);
+        error
+    })
+}
+
+/// Runs `body` and stops every panic of it.
+pub(crate) fn contain(body: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(body)) {
+        drop_payload(payload);
+    }
+}
+
+/// Drops what a panic carried, which may panic itself.
+fn drop_payload(payload: Box<dyn Any + Send>) {
+    if let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(payload)))
+        && let Err(next) = catch_unwind(AssertUnwindSafe(|| drop(next)))
+    {
+        // One whose drop makes another one could go on for ever.
+        Box::leak(next);
+    }
+}
+
+/// What a task runs. Neither running it nor dropping it unwinds.
+pub(crate) struct Body<F: FnOnce()>(Option<F>);
+
+impl<F: FnOnce()> Body<F> {
+    pub(crate) fn new(body: F) -> Self {
+        Body(Some(body))
+    }
+
+    pub(crate) fn run(mut self) {
+        if let Some(body) = self.0.take() {
+            contain(body);
+        }
+    }
+}
+
+impl<F: FnOnce()> Drop for Body<F> {
+    fn drop(&mut self) {
+        if let Some(body) = self.0.take() {
+            contain(|| drop(body));
+        }
+    }
 }
 
 fn panic_error(payload: &(dyn Any + Send)) -> Error {

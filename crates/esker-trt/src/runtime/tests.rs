@@ -6,6 +6,8 @@ use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
 use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
+use std::panic::panic_any;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 pub(crate) fn runtime(facility: Facility, cores: usize) -> Runtime {
@@ -70,6 +72,59 @@ fn a_panic_surfaces_at_the_join_and_the_core_goes_on() {
             error.to_string()
         });
         assert!(inner.join().unwrap().contains("inner"));
+    });
+}
+
+/// Panics when it is dropped, and counts that.
+struct Bomb(std::sync::Arc<AtomicUsize>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("dropped");
+    }
+}
+
+/// Its drop makes another one.
+struct Endless;
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        panic_any(Endless);
+    }
+}
+
+#[test]
+fn what_a_task_leaves_may_panic_when_it_is_dropped_and_the_core_goes_on() {
+    each_facility(|runtime| {
+        let dropped = std::sync::Arc::new(AtomicUsize::new(0));
+        let bomb = || Bomb(std::sync::Arc::clone(&dropped));
+        let gate = std::sync::Arc::new(crate::sync::Gate::new());
+        let (value, inner) = (bomb(), std::sync::Arc::clone(&gate));
+        // Its result has nobody who waits before it is there.
+        drop(runtime.spawn_on(CoreId(0), move || {
+            inner.wait();
+            value
+        }));
+        let (opener, gate) = (std::sync::Arc::clone(&gate), gate);
+        let bystander = runtime.spawn_on(CoreId(0), move || {
+            gate.wait();
+            7
+        });
+        let (value, payload, late) = (bomb(), bomb(), bomb());
+        let kinds = runtime.spawn_on(CoreId(0), move || {
+            opener.open();
+            drop(spawn(move || value));
+            let late = spawn(|| panic_any(late)).join().unwrap_err();
+            let endless = spawn(|| panic_any(Endless)).join().unwrap_err();
+            (late.kind(), endless.kind())
+        });
+        assert_eq!(kinds.join().unwrap(), (ErrorKind::Panicked, ErrorKind::Panicked));
+        let remote = runtime.spawn_on(CoreId(0), || panic_any(payload));
+        assert_eq!(remote.join().unwrap_err().kind(), ErrorKind::Panicked);
+        assert_eq!(bystander.join().unwrap(), 7);
+        runtime.shutdown().unwrap();
+        assert_eq!(dropped.load(Ordering::SeqCst), 4);
     });
 }
 

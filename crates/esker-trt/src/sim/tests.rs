@@ -7,6 +7,7 @@ use esker_base::ErrorKind;
 use esker_base::clock::Clock;
 use std::cell::Cell;
 use std::collections::HashSet;
+use std::panic::panic_any;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,4 +187,52 @@ fn simulations_nest_inside_tasks_of_a_run_time() {
         report.trace_hash
     });
     assert_eq!(hash.join().unwrap(), busy(4).trace_hash);
+}
+
+/// Panics when it is dropped, and counts that.
+struct Bomb(Rc<Cell<u32>>);
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() + 1);
+        panic!("dropped");
+    }
+}
+
+/// Its drop makes another one.
+struct Endless;
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        panic_any(Endless);
+    }
+}
+
+#[test]
+fn what_tasks_leave_may_panic_when_it_is_dropped_and_the_run_goes_on() {
+    let dropped = Rc::new(Cell::new(0));
+    let counter = Rc::clone(&dropped);
+    let report = run(11, move || {
+        let bomb = Bomb(counter);
+        drop(spawn(move || bomb));
+        let endless = spawn(|| panic_any(Endless)).join().unwrap_err();
+        sleep(Duration::from_secs(1));
+        endless.kind()
+    });
+    assert_eq!((report.outcome.unwrap(), dropped.get()), (ErrorKind::Panicked, 1));
+    let error = run(12, || -> u32 { panic_any(Endless) }).outcome.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Panicked);
+}
+
+#[test]
+fn a_task_that_never_ran_drops_what_it_holds_once() {
+    let dropped = Rc::new(Cell::new(0));
+    let counter = Rc::clone(&dropped);
+    let report = run(13, move || {
+        let bomb = Bomb(counter);
+        drop(spawn(move || bomb));
+        sim::halt();
+    });
+    report.outcome.unwrap();
+    assert_eq!(dropped.get(), 1);
 }
