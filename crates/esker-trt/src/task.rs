@@ -213,11 +213,19 @@ impl<T: Send> RemoteJoin<T> {
 /// [`Runtime::spawn`](crate::Runtime::spawn).
 pub fn spawn<T: 'static>(body: impl FnOnce() -> T + 'static) -> JoinHandle<T> {
     let (promise, future) = local::promise();
-    let started = context::with_task(|core, _| match core.reserve() {
-        Ok(place) => core.start(place, move || promise.set(run_caught(body)), None),
-        Err(error) => promise.set(Err(error)),
-    });
-    assert!(started.is_some(), "esker_trt::spawn outside a task; use Runtime::spawn");
+    let place = context::with_task(|core, _| core.reserve());
+    let place = place.expect("esker_trt::spawn outside a task; use Runtime::spawn");
+    match place {
+        Ok(place) => {
+            let body = move || promise.set(run_caught(body));
+            context::with_task(|core, _| core.start(place, body, None));
+        }
+        Err(error) => {
+            // Not inside: what it holds may suspend the task when it is dropped.
+            drop(body);
+            promise.set(Err(error));
+        }
+    }
     JoinHandle { future }
 }
 

@@ -217,6 +217,25 @@ fn too_many_tasks_are_refused_at_their_join() {
     assert_eq!(kinds.join().unwrap(), (1, ErrorKind::OutOfMemory));
 }
 
+/// Suspends the task that drops it.
+struct Yields;
+
+impl Drop for Yields {
+    fn drop(&mut self) {
+        yield_now();
+    }
+}
+
+#[test]
+fn what_a_refused_task_holds_may_suspend_when_it_is_dropped() {
+    let runtime = Runtime::start(Config { tasks_max: 1, ..Config::default() }).unwrap();
+    let kind = runtime.spawn(|| {
+        let held = Yields;
+        spawn(move || drop(held)).join().unwrap_err().kind()
+    });
+    assert_eq!(kind.join().unwrap(), ErrorKind::OutOfMemory);
+}
+
 #[test]
 fn a_refused_facility_is_reported_and_the_next_one_serves() {
     // More AIO requests than the system allows for everyone together.
