@@ -18,6 +18,7 @@
 //! A kernel call of the driver that fails for good leaves the core without completions: the
 //! process aborts rather than let tasks read buffers in an unknown state.
 
+use crate::die::die;
 use crate::driver::{Driver, Event, IoRequest, Wait};
 use crate::offload::HelperPool;
 use crate::sim::SimState;
@@ -340,8 +341,7 @@ impl Core {
         if let Some(coroutine) = task.coroutine.take() {
             let stack = coroutine.into_stack();
             if !stack.is_intact() {
-                eprintln!("stack overflow in task (found when it ended)");
-                std::process::abort();
+                die(format_args!("stack overflow in task (found when it ended)"));
             }
             self.stacks.borrow_mut().give(stack);
         }
@@ -417,8 +417,7 @@ impl Core {
     fn poll(&self, wait: Wait) {
         let mut events = self.events.take();
         if let Err(error) = self.driver.borrow_mut().poll(wait, &mut events) {
-            eprintln!("esker-trt: core {} lost its poller: {error}", self.mailbox.core);
-            std::process::abort();
+            die(format_args!("esker-trt: core {} lost its poller: {error}", self.mailbox.core));
         }
         for event in events.drain(..) {
             match event {

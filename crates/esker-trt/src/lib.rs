@@ -46,6 +46,7 @@
 mod config;
 mod context;
 mod core;
+mod die;
 mod driver;
 pub mod io;
 pub mod local;

@@ -5,6 +5,7 @@
 //!   could be set up on every core.
 //! - I2: shutdown waits at most its limit. A core whose tasks do not end stays alive, with their
 //!   stacks and the memory they lent to the kernel; nothing is freed under a request in flight.
+//! - I3: nothing unwinds past a core that has begun to run: the process ends before its tasks are dropped.
 //!
 //! # Concurrency
 //! A `Runtime` may be shared between threads.
@@ -12,6 +13,7 @@
 use crate::config::{Config, Facility};
 use crate::context;
 use crate::core::{Core, Parts};
+use crate::die::{DiesUnlessDone, die, say};
 use crate::driver::Driver;
 use crate::offload::HelperPool;
 use crate::overflow;
@@ -199,7 +201,7 @@ impl Runtime {
 impl Drop for Runtime {
     fn drop(&mut self) {
         if let Err(error) = self.shutdown() {
-            eprintln!("esker-trt: {error}");
+            say(format_args!("esker-trt: {error}"));
         }
     }
 }
@@ -314,11 +316,12 @@ impl CorePlan {
             return;
         }
         let entered = context::enter(Rc::clone(&core));
+        // Unwinding further would drop tasks whose buffers the kernel may write to, whatever unwinds: this goes before the core.
+        let guard = DiesUnlessDone::new();
         if catch_unwind(AssertUnwindSafe(|| core.run())).is_err() {
-            // Unwinding further would drop tasks whose buffers the kernel may write to.
-            eprintln!("esker-trt: scheduler of core {} panicked", mailbox.core);
-            std::process::abort();
+            die(format_args!("esker-trt: scheduler of core {} panicked", mailbox.core));
         }
+        guard.done();
         drop(entered);
         drop(core);
         self.ended.add(mailbox.core);

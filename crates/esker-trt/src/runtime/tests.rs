@@ -1,12 +1,19 @@
 //! Runs on every facility: tasks, their results, their end.
 
 use crate::config::{Config, Facility};
+use crate::context;
 use crate::runtime::Runtime;
+use crate::task::GiveUp;
+use crate::wake::Message;
 use crate::{in_task, is_cancelled, sleep, spawn, yield_now};
 use esker_base::ErrorKind;
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::CoreId;
+use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::panic::panic_any;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -76,7 +83,7 @@ fn a_panic_surfaces_at_the_join_and_the_core_goes_on() {
 }
 
 /// Panics when it is dropped, and counts that.
-struct Bomb(std::sync::Arc<AtomicUsize>);
+struct Bomb(Arc<AtomicUsize>);
 
 impl Drop for Bomb {
     fn drop(&mut self) {
@@ -97,16 +104,16 @@ impl Drop for Endless {
 #[test]
 fn what_a_task_leaves_may_panic_when_it_is_dropped_and_the_core_goes_on() {
     each_facility(|runtime| {
-        let dropped = std::sync::Arc::new(AtomicUsize::new(0));
-        let bomb = || Bomb(std::sync::Arc::clone(&dropped));
-        let gate = std::sync::Arc::new(crate::sync::Gate::new());
-        let (value, inner) = (bomb(), std::sync::Arc::clone(&gate));
+        let dropped = Arc::new(AtomicUsize::new(0));
+        let bomb = || Bomb(Arc::clone(&dropped));
+        let gate = Arc::new(crate::sync::Gate::new());
+        let (value, inner) = (bomb(), Arc::clone(&gate));
         // Its result has nobody who waits before it is there.
         drop(runtime.spawn_on(CoreId(0), move || {
             inner.wait();
             value
         }));
-        let (opener, gate) = (std::sync::Arc::clone(&gate), gate);
+        let (opener, gate) = (Arc::clone(&gate), gate);
         let bystander = runtime.spawn_on(CoreId(0), move || {
             gate.wait();
             7
@@ -165,8 +172,8 @@ fn shutdown_ends_sleeping_tasks_soon() {
             (is_cancelled(), result.map_err(|error| error.kind()))
         });
         // However long the machine takes for it: it was round once.
-        let round = std::sync::Arc::new(crate::sync::Gate::new());
-        let gate = std::sync::Arc::clone(&round);
+        let round = Arc::new(crate::sync::Gate::new());
+        let gate = Arc::clone(&round);
         let looper = runtime.spawn(move || {
             let mut turns = 0;
             while !is_cancelled() {
@@ -195,8 +202,8 @@ fn a_task_that_does_not_end_is_left_and_reported() {
         ..Config::default()
     };
     let runtime = Runtime::start(config).unwrap();
-    let gate = std::sync::Arc::new(crate::sync::Gate::new());
-    let inner = std::sync::Arc::clone(&gate);
+    let gate = Arc::new(crate::sync::Gate::new());
+    let inner = Arc::clone(&gate);
     let stuck = runtime.spawn(move || inner.wait());
     let error = runtime.shutdown().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
@@ -329,4 +336,69 @@ fn limits_may_be_for_ever() {
         assert_eq!(runtime.spawn(|| 7).join().unwrap(), 7);
         runtime.shutdown().unwrap();
     }
+}
+
+/// Panics on the stack of the scheduler that gives its task up.
+struct PanicsWhenGivenUp;
+
+impl GiveUp for PanicsWhenGivenUp {
+    fn give_up(&self) {
+        panic!("given up");
+    }
+}
+
+/// A task waits in a call of a helper, and the scheduler panics meanwhile.
+fn panic_of_a_scheduler() {
+    // Until nobody can read what is said here.
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    let runtime = runtime(Facility::Sync, 1);
+    let (held, dropped) = std::sync::mpsc::channel::<()>();
+    drop(runtime.spawn(move || {
+        let (called, calls) = std::sync::mpsc::channel();
+        let _caller = spawn(move || {
+            let _held = held;
+            crate::io::offload(move || {
+                called.send(()).unwrap();
+                loop {
+                    std::thread::park();
+                }
+            });
+        });
+        while calls.try_recv().is_err() {
+            yield_now();
+        }
+        context::with(|core| {
+            let place = core.reserve().unwrap();
+            let waits_for_ever = || {
+                context::park_task("nothing", None);
+            };
+            core.start(place, waits_for_ever, Some(Arc::new(PanicsWhenGivenUp)));
+            core.mailbox().abandon.store(true, Ordering::Release);
+            core.mailbox().post(Message::Look);
+        });
+    }));
+    // Only when the frame of the task that waits was dropped.
+    assert!(dropped.recv().is_err());
+    std::process::exit(0);
+}
+
+#[test]
+fn a_scheduler_that_panics_ends_the_process_when_nobody_reads_what_it_says() {
+    const NAME: &str =
+        "runtime::tests::a_scheduler_that_panics_ends_the_process_when_nobody_reads_what_it_says";
+    const CHILD: &str = "ESKER_TRT_SCHEDULER";
+    if std::env::var_os(CHILD).is_some() {
+        return panic_of_a_scheduler();
+    }
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(CHILD, "panics")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stderr.take());
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGABRT));
 }
