@@ -6,14 +6,17 @@
 //!
 //! # Invariants
 //! - I1: a page once marked stays marked until the mapping ends.
-//! - I2: a signal for an address outside our mappings goes to whoever handled it before.
+//! - I2: a signal for an address outside our mappings, or that no access raised, goes to whoever handled it before;
+//!   but for news of poison that nobody touched, which nobody has to act upon: an access that meets it faults.
 //! - I3: a page is marked before the spare one is there: an access without a fault finds the mark, too.
 //!
 //! # Safety invariants
 //! - S1: the handler calls nothing but `mmap`, `sigaction` and atomics, and keeps `errno`.
 //! - S2: an entry's fields are read between two equal, even values of its `version`; a faulting
 //!   address lies in a live mapping, whose entry does not change meanwhile, so a consistent entry
-//!   that contains the address is that mapping's, and its list is alive.
+//!   that contains the address is that mapping's, and its list is alive. That holds for a fault of the instruction
+//!   that was interrupted and for nothing else, so only the codes of such faults are acted upon. A signal that a process sent
+//!   names any address; poison that nobody has touched yet is told to some thread, which may borrow no mapping at all.
 //! - S3: an entry is written only by whoever took its version from even to odd.
 #![expect(unsafe_code, reason = "signal handling has no safe form")]
 
@@ -195,7 +198,13 @@ fn install() -> Result<()> {
 extern "C" fn handle(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid structure to a handler with SA_SIGINFO.
     let info_ref = unsafe { &*info };
-    // SAFETY: for SIGBUS the address field is the one in use.
+    match info_ref.si_code {
+        libc::BUS_ADRERR | libc::BUS_OBJERR | libc::BUS_MCEERR_AR => {}
+        libc::BUS_MCEERR_AO => return,
+        // Not a fault of this thread: nothing says that a mapping at the address lives (S2).
+        _ => return pass_on(signal, info, context),
+    }
+    // SAFETY: for these codes of SIGBUS the address field is the one in use.
     let address = unsafe { info_ref.si_addr() }.addr();
     let found = ENTRIES.iter().find_map(|entry| entry.covering(address));
     let Some((start, damage)) = found else { return pass_on(signal, info, context) };
@@ -248,3 +257,16 @@ fn pass_on(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
 
 #[cfg(test)]
 mod tests;
+
+/// Calls the handler with a signal that is made up.
+#[cfg(test)]
+fn tests_handle(code: libc::c_int, address: usize) {
+    // SAFETY: `siginfo_t` is plain data for which zeros are valid.
+    let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
+    (info.si_signo, info.si_code) = (libc::SIGBUS, code);
+    // After three numbers and a gap there is the union, which begins with the address.
+    let place = (&raw mut info).cast::<usize>().wrapping_add(2);
+    // SAFETY: an aligned word inside of our own structure.
+    unsafe { place.write(address) };
+    handle(libc::SIGBUS, &raw mut info, ptr::null_mut());
+}

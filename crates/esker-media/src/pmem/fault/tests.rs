@@ -1,9 +1,12 @@
 //! A thread that stands still in the handler, and others beside it.
 
+use super::{ENTRIES, PAGE_SIZE_BYTES, tests_handle};
 use crate::Pmem;
 use crate::pmem::{PmemFile, PmemOptions};
 use esker_base::{ErrorKind, Site, SiteKind};
 use std::cell::Cell;
+use std::os::unix::process::ExitStatusExt;
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const TEST: Site = Site::new("test.fault", SiteKind::Write);
@@ -69,4 +72,52 @@ fn what_was_stored_in_a_page_that_was_lost_since_is_not_durable() {
     assert!(memory.read(8 * PAGE + 512, &mut [0; 8]).is_err());
     let error = memory.flush(TEST, 8 * PAGE, 64).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+}
+
+/// Memory of that many pages, as no other test has it, with something in the ninth; and where that is.
+fn live(pages: u64) -> (tempfile::TempDir, PmemFile, usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let create_size_bytes = Some(pages * PAGE);
+    let options = PmemOptions { create_size_bytes, emulate: true, ..PmemOptions::default() };
+    let memory = PmemFile::open(&folder.path().join("memory"), options).unwrap();
+    memory.store(TEST, 8 * PAGE, &[7; 64]).unwrap();
+    let length = usize::try_from(pages * PAGE).unwrap();
+    let entry = ENTRIES.iter().find(|entry| entry.length.load(Ordering::SeqCst) == length);
+    let start = entry.unwrap().start.load(Ordering::SeqCst);
+    (folder, memory, start + 8 * PAGE_SIZE_BYTES)
+}
+
+#[test]
+fn poison_that_nobody_touched_is_left_to_the_access_that_meets_it() {
+    let (_folder, memory, address) = live(24);
+    tests_handle(libc::BUS_MCEERR_AO, address);
+    let mut bytes = [0; 64];
+    memory.read(8 * PAGE, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 64]);
+    tests_handle(libc::BUS_MCEERR_AR, address);
+    let error = memory.read(8 * PAGE, &mut bytes).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupted, "{error}");
+}
+
+/// In a child process: the handler before ours lets the next signal end it.
+#[test]
+fn a_signal_that_was_sent_is_passed_on_whatever_address_it_names() {
+    const NAME: &str =
+        "pmem::fault::tests::a_signal_that_was_sent_is_passed_on_whatever_address_it_names";
+    const CHILD: &str = "ESKER_MEDIA_FAULT";
+    if std::env::var_os(CHILD).is_some() {
+        let (_folder, memory, address) = live(24);
+        tests_handle(libc::SI_USER, address);
+        memory.read(8 * PAGE, &mut [0; 64]).unwrap();
+        let own = rustix::process::getpid();
+        rustix::process::kill_process(own, rustix::process::Signal::BUS).unwrap();
+        return;
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", NAME, "--nocapture"])
+        .env(CHILD, "sent")
+        .output()
+        .unwrap();
+    let words = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{words}");
 }
