@@ -3,14 +3,17 @@
 //! # Safety invariants
 //! - M1: `base..base + words * 8` is mapped readable and writable until `Drop`; the words that are handed
 //!   out borrow the `Memory`.
-//! - M2: the file is at least as long as the mapping and sealed against shrinking, so that no access faults. It is no file of huge
-//!   pages, which can be taken out of a sealed file, and not be there when they are wanted again.
+//! - M2: the file is at least as long as the mapping and sealed against shrinking, so that no access faults for want of a
+//!   file. It is no file of huge pages, which can be taken out of a sealed file, and not be there when they are wanted again.
+//!   Who makes the memory takes all of its pages first, so that no access faults for want of memory either. What is left: no seal
+//!   keeps the other side from punching holes. The pages come back, zero, at the next access, unless there is no memory
+//!   for them: then `SIGBUS` ends the process. So it is, too, for whoever opens a file whose maker took no pages.
 //! - M3: a mapping begins at a page, so every word is aligned; nobody accesses it but as `AtomicU64`, so what
 //!   another process does to it at the same time is a race of atomics.
 #![expect(unsafe_code, reason = "maps memory that another process maps, too")]
 
 use esker_base::{Error, ErrorKind, Result};
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::{self, NonNull};
@@ -40,8 +43,10 @@ impl Memory {
         let failed = |errno: rustix::io::Errno| Error::io("make shared memory", errno.into());
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("esker-shm", flags).map_err(failed)?;
-        rustix::fs::ftruncate(&file, (words * WORD) as u64).map_err(failed)?;
-        // M2.
+        let bytes = (words * WORD) as u64;
+        rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
+        // M2: what there is no memory for is an error here and no signal later.
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         Ok((Memory::map(file.as_fd(), words)?, file))

@@ -157,3 +157,14 @@ fn memory_of_huge_pages_is_refused() {
         }
     }
 }
+
+#[test]
+fn memory_has_all_its_pages_before_anybody_touches_them() {
+    for capacity in [64, 4096, 1 << 20] {
+        let (memory, file) = Memory::create(words(capacity)).unwrap();
+        let stat = rustix::fs::fstat(&file).unwrap();
+        let bytes = i64::try_from(memory.words().len() * 8).unwrap();
+        assert_eq!(stat.st_size, bytes);
+        assert!(stat.st_blocks * 512 >= bytes, "{} blocks for {bytes} bytes", stat.st_blocks);
+    }
+}
