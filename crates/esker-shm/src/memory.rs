@@ -46,7 +46,8 @@ impl Memory {
         let bytes = (words * WORD) as u64;
         rustix::fs::ftruncate(&file, bytes).map_err(failed)?;
         // M2: what there is no memory for is an error here and no signal later.
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
+        let take = || rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes);
+        rustix::io::retry_on_intr(take).map_err(failed)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals).map_err(failed)?;
         Ok((Memory::map(file.as_fd(), words)?, file))
