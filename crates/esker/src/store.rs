@@ -361,6 +361,9 @@ impl Store {
     /// again if somebody else wrote the key meanwhile. `None` leaves the key as it is. Returns the
     /// new version, if there is one.
     ///
+    /// What `change` is shown may be of a write that is under way and fails, or is lost in a crash: only what the call returns is
+    /// decided. No lock is held meanwhile; but a `change` that writes the same key itself is called for ever.
+    ///
     /// # Errors
     /// As [`Store::put`].
     pub fn modify<F>(&self, key: &[u8], mut change: F) -> Result<Option<Version>>
@@ -434,7 +437,7 @@ impl Store {
     }
 
     /// Writes a checkpoint of the index, so that an open after a crash reads only what was written since. Engines `depot` and
-    /// `flat` do so by themselves while nobody writes, and `depot` every five minutes while somebody does; `flex` keeps what it
+    /// `flat` do so by themselves while nobody writes, and every five minutes while somebody does; `flex` keeps what it
     /// needs as it goes, and does nothing. False if there was nothing to write, or too little room. Reads and writes go on
     /// meanwhile (uDepot §4.4, FlatStore §3.5).
     ///

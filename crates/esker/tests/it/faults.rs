@@ -2,9 +2,15 @@
 
 use crate::client::{Client, cut};
 use crate::support::{DEVICE_SIZE, open, options};
-use esker::{ErrorKind, Store};
-use esker_media::sim::{FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger};
-use std::sync::Arc;
+use esker::{Durability, ErrorKind, Store};
+use esker_base::Error;
+use esker_media::sim::{
+    Act, Asking, FaultKind, FaultPlan, Initial, SimBlock, SimBlockOptions, Trigger,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 fn device(initial: Initial) -> Arc<SimBlock> {
     Arc::new(SimBlock::new(SimBlockOptions::new(DEVICE_SIZE, 5).initial(initial)))
@@ -142,4 +148,73 @@ fn faults_while_opening_are_errors_and_the_next_open_works() {
         );
     }
     assert!(failed > 10, "{failed} calls could fail");
+}
+
+/// A panic in a write is a failed write: nobody builds on what it left half done.
+#[test]
+fn behind_a_panic_of_the_device_nothing_is_written_and_nobody_waits() {
+    type Call = fn(&Store) -> esker::Result<()>;
+    let put: Call = |store| {
+        (0..2000_u32).try_for_each(|n| store.put(&n.to_be_bytes(), &[7; 100]).map(drop))?;
+        store.sync()
+    };
+    let clear: Call = |store| {
+        store.clear()?;
+        store.sync()
+    };
+    for durability in [Durability::None, Durability::Sync] {
+        for call in [put, clear] {
+            let panics = Arc::new(AtomicBool::new(false));
+            let asked = Arc::clone(&panics);
+            let inner = device(Initial::Zeros);
+            let asking = Asking::new(Arc::clone(&inner), move |call| {
+                if call.act == Act::Write && asked.swap(false, Ordering::Relaxed) {
+                    panic!("the device");
+                }
+                Ok(())
+            });
+            let mut options = options(5);
+            options.durability = durability;
+            let store = Store::open_on(asking, &options).unwrap();
+            for n in 0..50_u32 {
+                store.put(&n.to_le_bytes(), b"before").unwrap();
+            }
+            store.sync().unwrap();
+            panics.store(true, Ordering::Relaxed);
+            let caught = catch_unwind(AssertUnwindSafe(|| call(&store)));
+            assert!(caught.is_err(), "{durability}");
+            let (tell, hear) = mpsc::channel();
+            let other = store.clone();
+            std::thread::scope(|scope| {
+                scope.spawn(move || tell.send(other.put(b"later", b"1").map(drop)).unwrap());
+                let put = hear.recv_timeout(Duration::from_secs(60)).expect("nobody waits");
+                assert_eq!(put.unwrap_err().kind(), ErrorKind::ReadOnly, "{durability}");
+            });
+            assert!(store.get(b"later").unwrap().is_none());
+            store.forget();
+            let store = open(&inner, &options).unwrap();
+            for n in 0..50_u32 {
+                let found = store.get(&n.to_le_bytes()).unwrap();
+                assert_eq!(found.as_deref(), Some(&b"before"[..]), "{durability}, {n}");
+            }
+        }
+    }
+}
+
+/// What the caller refuses is no failed read.
+#[test]
+fn who_may_not_take_the_memory_is_asked_once_and_told_the_refusal() {
+    let device = device(Initial::Zeros);
+    let store = open(&device, &options(5)).unwrap();
+    store.put(b"key", &[1; 1000]).unwrap();
+    for kind in [ErrorKind::OutOfMemory, ErrorKind::Io, ErrorKind::Corrupted] {
+        let mut asked = 0;
+        let refused = store.get_with(b"key", &mut |_| {
+            asked += 1;
+            // Somebody else writes it meanwhile.
+            store.put(b"key", &[2; 1000]).unwrap();
+            Err(Error::new(kind, "test"))
+        });
+        assert_eq!((refused.unwrap_err().kind(), asked), (kind, 1));
+    }
 }

@@ -134,6 +134,7 @@ fn a_file_that_was_given_up_takes_no_room_behind_the_others() {
     drop(writer);
     put(&archive, "small", b"few");
     archive.publish().unwrap();
+    drop(archive);
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes.len() < 8192 && !bytes.contains(&7), "{} bytes", bytes.len());
     assert_eq!(get(&TarArchive::open(&path).unwrap(), "small"), b"few");

@@ -262,7 +262,7 @@ impl Depot {
     pub(super) fn clean_ahead(&self, stop: impl FnMut() -> bool) -> Result<()> {
         self.clean_while(|| self.free_ahead() < self.clean_below() + HEAD_START, stop)?;
         let mut cleaner = self.cleaner.lock();
-        if self.purge_due(&cleaner) {
+        if self.purge_due(&mut cleaner) {
             self.purge_tombstones(&mut cleaner)?;
         }
         Ok(())

@@ -26,6 +26,7 @@
 use super::log::{Filling, State, Ticket, read_only};
 use super::place::{Plan, Tail};
 use super::{Depot, sites};
+use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::{Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::depot::{BatchKind, RecordKind, RecordMeta, Stream};
@@ -267,8 +268,11 @@ impl Depot {
     /// Places a batch for which there was no segment: others may have taken the last ones for a moment, to give them back. Its
     /// versions are given, so nothing can follow where it has no place.
     fn place_later(&self, mut error: Error, filling: &Filling) -> Result<Plan> {
+        // In a run-time that ends sleeps take no time.
+        let since = SystemClock.monotonic();
+        let passed = || SystemClock.monotonic().saturating_sub(since);
         let mut tries = 0;
-        while tries < ROOM_TRIES {
+        while tries < ROOM_TRIES || passed() < ROOM_PERIOD * ROOM_TRIES {
             if error.kind() != ErrorKind::NoSpace {
                 return Err(error);
             }
@@ -303,18 +307,22 @@ impl Depot {
 
     /// Notes a failure: nothing is written any more. Returns what the writers concerned are told.
     pub(super) fn poison(&self, cause: &Error) -> Error {
+        // Behind everything that depends on it: a log may take its time, or worse.
+        if self.note_failure(cause) {
+            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
+        }
+        Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
+    }
+
+    /// Refuses writes from now on; whether it is the first failure.
+    pub(super) fn note_failure(&self, cause: &Error) -> bool {
         let mut state = self.log.state.lock();
         let is_first = state.failure.is_none();
         if is_first {
             state.failure = Some(cause.clone());
             self.log.doors.refusing.store(true, Ordering::Release);
         }
-        drop(state);
-        // Behind everything that depends on it: a log may take its time, or worse.
-        if is_first {
-            tracing::error!(error = %cause, "a write failed: the store is read-only until reopened");
-        }
-        Error::new(ErrorKind::DurabilityUnknown, "write store").source(cause.clone())
+        is_first
     }
 
     /// Makes everything durable that was published.

@@ -173,7 +173,7 @@ impl Depot {
     }
 
     /// Writes a batch to its place, `durably` or not; whatever the stream's earlier records are by
-    /// then, `durable` says so, and is raised. `summary` is that of the stream's open segment.
+    /// then, `durable` says so, and is raised. `summary` is that of the stream's open segment. A panic is a failed write (C4).
     pub(super) fn write_batch(
         &self,
         stream: Stream,
@@ -183,6 +183,7 @@ impl Depot {
         durable: &mut Sequence,
         durably: bool,
     ) -> Result<()> {
+        let _panics = Panics(self);
         if let Some((free, epoch)) = &plan.reuse {
             let complete = std::mem::take(summary);
             self.roll(stream, plan, (*free, *epoch), &complete, batch.first, *durable)?;
@@ -509,4 +510,15 @@ impl Plan {
 
 fn too_long() -> Error {
     Error::invalid("write store", "a batch is longer than a segment")
+}
+
+/// Refuses writes behind a panic in the midst of one: nobody knows what it left half done.
+struct Panics<'d>(&'d Depot);
+
+impl Drop for Panics<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.note_failure(&Error::new(ErrorKind::Panicked, "write store"));
+        }
+    }
 }

@@ -17,6 +17,7 @@ use esker_format::depot::{KEY_SIZE_MAX_BYTES, Place, Record, RecordKind, RecordM
 use esker_index::{Link, SizeHint};
 use esker_media::{BufferPool, IoBuf};
 use smallvec::SmallVec;
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ops::Deref;
 
@@ -155,9 +156,21 @@ impl Depot {
             self.index.prefetch(hash);
             esker_trt::yield_now();
         }
+        // What the caller refuses is no failed read, which is tried again.
+        let refused = Cell::new(None);
+        let admit: Admit<'_> = &mut |bytes| {
+            admit(bytes).map_err(|error| {
+                refused.set(Some(error));
+                Error::new(ErrorKind::Cancelled, "get")
+            })
+        };
         loop {
             let offered = self.offered(hash);
-            let (link, fetched) = match self.find(&offered, key, admit) {
+            let found = self.find(&offered, key, admit);
+            if let Some(error) = refused.take() {
+                return Err(error);
+            }
+            let (link, fetched) = match found {
                 Err(_) if self.is_over(hash, &offered) => continue,
                 found => match found? {
                     Some(found) => found,
@@ -167,7 +180,11 @@ impl Depot {
             if fetched.meta.kind != RecordKind::Large {
                 return Ok(Some(fetched.into_value()));
             }
-            if let Some(value) = self.read_large(&fetched, admit)? {
+            let read = self.read_large(&fetched, admit);
+            if let Some(error) = refused.take() {
+                return Err(error);
+            }
+            if let Some(value) = read? {
                 return Ok(Some(value));
             }
             // Superseded meanwhile, or else:

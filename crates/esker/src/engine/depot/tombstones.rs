@@ -122,8 +122,10 @@ pub(super) fn unless_unread<T: Default>(cleaner: &mut Cleaner, purged: Result<T>
 
 impl Depot {
     /// Whether tombstones are many, and more by a quarter than the last purge left, or it did not come to all.
-    pub(super) fn purge_due(&self, cleaner: &Cleaner) -> bool {
+    pub(super) fn purge_due(&self, cleaner: &mut Cleaner) -> bool {
         let stopped = cleaner.purge_from.is_some();
+        // Others count anew, once those that were left are gone.
+        cleaner.tombstones_kept = cleaner.tombstones_kept.min(self.tombstones());
         is_due(self.tombstones(), self.items(), (cleaner.tombstones_kept, stopped))
     }
 

@@ -11,7 +11,7 @@ use super::later::Later;
 use super::pending::{Known, PendingKey};
 use super::read::Offered;
 use super::scan::evicted_hash;
-use super::{Depot, sites};
+use super::{Clearing, Depot, sites};
 use crate::value::{Attributes, Condition, Outcome, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -302,11 +302,8 @@ impl Depot {
         // this one passed it sees the mark.
         self.clearing.is_on.store(true, Ordering::Release);
         self.pending.pass_all();
-        let result = self.append_clear(&mut cleaner);
-        self.clearing.is_on.store(false, Ordering::Release);
-        *self.clearing.gate.lock() = None;
-        gate.open();
-        result
+        let _cleared = Cleared { clearing: &self.clearing, gate };
+        self.append_clear(&mut cleaner)
     }
 
     fn append_clear(&self, cleaner: &mut Cleaner) -> Result<()> {
@@ -336,5 +333,19 @@ impl Depot {
             return None;
         }
         self.clearing.gate.lock().clone()
+    }
+}
+
+/// Lets writers go on behind a clear, however that ends.
+struct Cleared<'d> {
+    clearing: &'d Clearing,
+    gate: Arc<Gate>,
+}
+
+impl Drop for Cleared<'_> {
+    fn drop(&mut self) {
+        self.clearing.is_on.store(false, Ordering::Release);
+        *self.clearing.gate.lock() = None;
+        self.gate.open();
     }
 }

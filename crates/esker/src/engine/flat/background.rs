@@ -1,5 +1,5 @@
 //! The background threads: each cleans logs of its group ahead of writers (FlatStore §3.4), and the first one writes a checkpoint of the
-//! index while they rest.
+//! index while they rest, and now and then while they do not.
 //!
 //! # Concurrency
 //! One thread for each cleaner. While it waits it holds no reference to the store, so a dropped store ends it; a close waits
@@ -14,12 +14,15 @@ use std::time::Duration;
 const PERIOD: Duration = Duration::from_millis(500);
 /// Rounds without a write after which writers rest.
 const RESTING: u32 = 4;
+/// Time between checkpoints while they do not.
+const CHECKPOINT_PERIOD: Duration = Duration::from_secs(300);
 
 impl Flat {
     pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
         for (group, background) in self.background.iter().enumerate() {
             let store = Arc::downgrade(self);
-            let mut idle = Idle { seen: self.versions.given(), rounds: 0 };
+            let tried_at = self.clock.monotonic();
+            let mut idle = Idle { seen: self.versions.given(), rounds: 0, tried_at };
             let name = if group == 0 { "esker-flat".into() } else { format!("esker-flat-{group}") };
             background
                 .start(&name, PERIOD, move || work(&store, group, &mut idle).then_some(PERIOD))?;
@@ -43,10 +46,11 @@ impl Flat {
     }
 }
 
-/// For how long nobody wrote.
+/// For how long nobody wrote, and when a checkpoint was tried last.
 struct Idle {
     seen: u64,
     rounds: u32,
+    tried_at: Duration,
 }
 
 /// One round; false when the thread is to end.
@@ -67,13 +71,56 @@ fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> bool {
     }
     let next = store.versions.given();
     idle.rounds = if std::mem::replace(&mut idle.seen, next) == next { idle.rounds + 1 } else { 0 };
-    if idle.rounds >= RESTING && store.is_checkpoint_worth() {
+    let (now, rests) = (store.clock.monotonic(), idle.rounds >= RESTING);
+    let is_due = rests || now.saturating_sub(idle.tried_at) >= CHECKPOINT_PERIOD;
+    if is_due && store.is_checkpoint_worth() {
         // Once for each rest, also if there is no room.
-        idle.rounds = 0;
-        clean(0..store.cleaners.count(), store.checkpoint_room());
+        (idle.rounds, idle.tried_at) = (0, now);
+        if rests {
+            clean(0..store.cleaners.count(), store.checkpoint_room());
+        }
         if let Err(error) = store.write_checkpoint() {
             tracing::warn!(%error, "writing a checkpoint failed");
         }
     }
     true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices;
+    use crate::engine::Engine;
+    use crate::options::{EngineKind, Options};
+    use crate::value::PutOptions;
+    use esker_base::clock::{Clock, ManualClock};
+
+    #[test]
+    fn a_checkpoint_is_written_now_and_then_while_clients_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Arc::new(ManualClock::new(1));
+        let mut options = Options::new(folder.path());
+        options.engine = Some(EngineKind::FlatCceh);
+        options.pmem_emulate = true;
+        options.size_bytes = 128 << 20;
+        options.testing.background = false;
+        options.clock = Arc::clone(&clock) as _;
+        let store = Flat::open(devices::open_memory(&options).unwrap(), &options).unwrap();
+        let mut idle =
+            Idle { seen: store.versions.given(), rounds: 0, tried_at: clock.monotonic() };
+        let weak = Arc::downgrade(&store);
+        let put = |number: u32| {
+            store.put(&number.to_be_bytes(), b"value", PutOptions::default()).unwrap();
+        };
+        (0..200_000).for_each(put);
+        for number in 0..10 {
+            put(number);
+            assert!(work(&weak, 0, &mut idle));
+        }
+        assert!(store.is_checkpoint_worth(), "it is not due yet");
+        clock.advance(CHECKPOINT_PERIOD);
+        put(0);
+        assert!(work(&weak, 0, &mut idle));
+        assert!(!store.is_checkpoint_worth());
+    }
 }

@@ -261,6 +261,8 @@ impl Flat {
     fn verify_records(&self, progress: &Progress) -> Result<()> {
         let mut cursor = Cursor::Start;
         loop {
+            // The caller's word, while nothing is held.
+            progress.check("back up")?;
             // For one part: nothing in it is moved, and what is gone was written anew.
             let _still = self.hold_cleaning();
             self.check_open()?;
@@ -269,13 +271,11 @@ impl Flat {
             match part {
                 IndexPart::Hashes(entries) => {
                     for (hash, word) in entries {
-                        progress.check("back up")?;
                         self.verify_record((hash, &[]), word)?;
                     }
                 }
                 IndexPart::Keys(entries) => {
                     for (key, word) in entries {
-                        progress.check("back up")?;
                         self.verify_record((self.hasher.hash(&key), &key), word)?;
                     }
                 }

@@ -117,7 +117,8 @@ impl Drop for Panics<'_> {
         if std::thread::panicking()
             && let Some(flex) = self.0.upgrade()
         {
-            flex.wal.fail(&Error::new(ErrorKind::Panicked, "bring tables to the space"));
+            // The panic has told of itself.
+            flex.wal.note_failure(&Error::new(ErrorKind::Panicked, "bring tables to the space"));
         }
     }
 }

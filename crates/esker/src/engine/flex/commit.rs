@@ -23,6 +23,7 @@ use super::merge::{merge, pairs_of};
 use super::snapshots::needed;
 use super::stretch::Seen;
 use super::sweep::Sweep;
+use super::wal::tell_failure;
 use super::{Flex, ROOT_BYTES, sites};
 use crate::engine::expiries::Expiries;
 use crate::flex::{Splice, is_unread};
@@ -124,6 +125,7 @@ impl Flex {
         let (appended, table_bytes) = (committer.appended_bytes - before, table.bytes());
         committer.sweep.end(appended);
         self.loose.earn(appended, self.space.stat().data_bytes);
+        let mut is_told = false;
         let done = match done {
             Ok(()) => {
                 *self.stuck.lock() = None;
@@ -132,9 +134,7 @@ impl Flex {
             }
             Err(error) => {
                 *self.stuck.lock() = Some(error.clone());
-                if error.kind() != ErrorKind::NoSpace {
-                    self.wal.fail(&error);
-                }
+                is_told = error.kind() != ErrorKind::NoSpace && self.wal.note_failure(&error);
                 // Those who wait hear of it; the table stays, for another try.
                 let again = Arc::new(esker_trt::sync::Gate::new());
                 if let Some((_, current)) = &mut self.tables_mut().sealed {
@@ -147,6 +147,9 @@ impl Flex {
         // be in its place.
         drop(committer);
         gate.open();
+        if let (true, Err(error)) = (is_told, &done) {
+            tell_failure(error);
+        }
         done?;
         self.retire(table);
         self.share_memory();

@@ -163,7 +163,11 @@ impl Scrubbed {
     /// Counts something that somebody could not read. Whether it is news.
     pub(super) fn note(&self, error: &Error) -> bool {
         let mut told = self.told.lock();
-        let is_new = told.len() < TOLD_MAX && told.insert(error.to_string());
+        if told.len() >= TOLD_MAX {
+            // Those that are met again are told of again.
+            told.clear();
+        }
+        let is_new = told.insert(error.to_string());
         self.damaged.fetch_add(u64::from(is_new), Ordering::Relaxed);
         is_new
     }

@@ -223,8 +223,15 @@ impl Wal {
         self.failed.lock().clone()
     }
 
-    /// Refuses writes from now on.
+    /// Refuses writes from now on, and says so. The caller has no lock, and nobody waits for him: a log may take its time, or worse.
     pub(super) fn fail(&self, error: &Error) {
+        if self.note_failure(error) {
+            tell_failure(error);
+        }
+    }
+
+    /// Refuses writes from now on; whether it is the first failure, which somebody is to tell of.
+    pub(super) fn note_failure(&self, error: &Error) -> bool {
         let is_first = {
             let mut failed = self.failed.lock();
             let is_first = failed.is_none();
@@ -232,10 +239,7 @@ impl Wal {
             is_first
         };
         self.has_failed.store(true, Ordering::Release);
-        // Behind everything that depends on it: a log may take its time, or worse.
-        if is_first {
-            tracing::error!(%error, "a write failed: the store is read-only until reopened");
-        }
+        is_first
     }
 
     fn unknown(&self) -> Error {
@@ -498,6 +502,11 @@ impl Wal {
     pub(super) fn report(&self) -> String {
         self.device(0).report()
     }
+}
+
+/// Says that a store takes no more writes.
+pub(super) fn tell_failure(error: &Error) {
+    tracing::error!(%error, "a write failed: the store is read-only until reopened");
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! # Failure
 //! As in the log: a write or flush that failed is the last one.
 
-use super::{BATCH_BYTES, State, Tail, Wal};
+use super::{BATCH_BYTES, State, Tail, Wal, tell_failure};
 use crate::engine::flex::memtable::MemTable;
 use crate::engine::flex::sites;
 use esker_base::{Error, Result};
@@ -110,14 +110,15 @@ impl Wal {
                 note(&mut state);
                 Ok(())
             }
-            Err(error) => {
-                self.fail(&error);
-                Err(error)
-            }
+            Err(error) => Err(error),
         };
+        let is_told = result.as_ref().is_err_and(|error| self.note_failure(error));
         state.busy = None;
         drop(state);
         gate.open();
+        if let (true, Err(error)) = (is_told, &result) {
+            tell_failure(error);
+        }
         result
     }
 
