@@ -196,7 +196,13 @@ impl FileDevice {
     }
 
     fn error(&self, operation: &'static str, source: std::io::Error) -> Error {
-        Error::io(operation, source).device(&self.name)
+        use std::io::ErrorKind as K;
+        // Whatever a device lacks, it has refused this: who asked is not to take it for a lack or a time-out of his own.
+        let error = match source.kind() {
+            K::TimedOut | K::OutOfMemory => Error::new(ErrorKind::Io, operation).source(source),
+            _ => Error::io(operation, source),
+        };
+        error.device(&self.name)
     }
 
     fn check(&self, operation: &'static str, offset: u64, length: u64) -> Result<()> {

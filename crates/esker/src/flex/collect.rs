@@ -27,6 +27,9 @@ const WALK_STEP: u64 = 64 << 20;
 /// Bytes of extents that a part of a round looks at.
 const WALK_OF_A_PART: u64 = 8 << 30;
 
+/// How often others are chosen in a round where nothing of those before could be read.
+const TRIES: u32 = 64;
+
 /// Segments that are collected together, for one walk over the tree. A large space takes many parts for it, and others change the
 /// space between them: what they move past the walk stays where it is, for another round.
 #[derive(Debug)]
@@ -55,9 +58,16 @@ impl Inner {
     pub(super) fn collect(&self, writer: &mut Writer, segments: u64) -> Result<u64> {
         self.write_filled()?;
         let most = self.room_to_move(writer).min(self.moved_at_once());
-        let mut round = Round::new(self.victims(writer, segments, most), true);
-        let moved = self.collect_part(writer, &mut round)?;
-        self.note_stuck(writer, &round);
+        writer.stuck.begin_round();
+        let (mut moved, mut tries) = (0, 0);
+        // Where nothing of the emptiest could be read, others are.
+        while moved == 0 && tries < TRIES {
+            let notes = writer.stuck.notes();
+            let mut round = Round::new(self.victims(writer, segments, most), true);
+            moved = self.collect_part(writer, &mut round)?;
+            self.note_stuck(writer, &round);
+            tries = if writer.stuck.notes() == notes { TRIES } else { tries + 1 };
+        }
         Ok(moved)
     }
 
@@ -76,6 +86,7 @@ impl Inner {
             Some(round) if !is_whole => round,
             _ => {
                 self.write_filled()?;
+                writer.stuck.begin_round();
                 let most = if is_whole { all.min(at_once) } else { room };
                 Round::new(self.victims(writer, segments, most), is_whole)
             }
@@ -186,32 +197,17 @@ impl Inner {
         self.shared.read().open.room(&self.shape) + free
     }
 
-    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes. Those that were refused are
-    /// tried again where there are no others.
-    fn victims(&self, writer: &mut Writer, segments: u64, room: u64) -> HashMap<u64, u64> {
-        writer.stuck.begin_round();
-        let stuck = &writer.stuck;
-        let others = self.emptiest(segments, room, |number, salt| !stuck.knows(number, salt));
-        if !others.is_empty() || stuck.is_empty() {
-            return others;
-        }
-        self.emptiest(segments, room, |number, salt| !stuck.has(number, salt))
-    }
-
-    fn emptiest(
-        &self,
-        segments: u64,
-        mut room: u64,
-        may_be: impl Fn(u64, u64) -> bool,
-    ) -> HashMap<u64, u64> {
+    /// The emptiest segments, with their salts: as few as free so many, and with no more than `room` bytes.
+    fn victims(&self, writer: &Writer, segments: u64, mut room: u64) -> HashMap<u64, u64> {
         let payload = self.shape.segment_payload();
         let shared = self.shared.read();
         let mut all: Vec<(u64, u64, u64)> = (0..)
             .zip(&shared.segments)
             .map(|(number, segment)| (u64::from(segment.valid_bytes), number, segment.salt))
             .filter(|(valid, number, salt)| {
+                let is_stuck = writer.stuck.has(*number, *salt);
                 let is_in_memory = shared.buffer_of(*number).is_some();
-                *valid > 0 && *valid < payload && !is_in_memory && may_be(*number, *salt)
+                *valid > 0 && *valid < payload && !is_in_memory && !is_stuck
             })
             .collect();
         all.sort_unstable();

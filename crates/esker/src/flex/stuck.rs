@@ -1,7 +1,7 @@
 //! Segments that the collector could not empty, because something in them, or above it in the tree, cannot be read.
 //!
 //! What is damaged stays so until the space is opened again. What the device refused may be there again soon: such a segment is left
-//! alone for some rounds, and for twice as many each time that it is refused again; and then it is tried only where there is no other.
+//! alone for some rounds, and for twice as many each time that it is refused again.
 //!
 //! # Concurrency
 //! Under the writer's lock.
@@ -25,6 +25,7 @@ struct Segment {
 pub(super) struct Stuck {
     segments: HashMap<u64, Segment>,
     round: u64,
+    notes: u64,
 }
 
 impl Stuck {
@@ -43,17 +44,13 @@ impl Stuck {
             _ => u64::MAX,
         };
         let until = self.round.saturating_add(rounds).saturating_add(1);
+        self.notes += 1;
         self.segments.insert(number, Segment { salt, rounds, until });
     }
 
-    /// Whether there is none.
-    pub(super) fn is_empty(&self) -> bool {
-        self.segments.is_empty()
-    }
-
-    /// Whether something in the segment could not be read, be it long ago.
-    pub(super) fn knows(&self, number: u64, salt: u64) -> bool {
-        self.segments.get(&number).is_some_and(|segment| segment.salt == salt)
+    /// How often one was noted.
+    pub(super) fn notes(&self) -> u64 {
+        self.notes
     }
 
     /// Whether the segment stays as it is in this round.
@@ -75,7 +72,6 @@ mod tests {
         for round in 0..5000 {
             stuck.begin_round();
             assert!(stuck.has(3, 7) && !stuck.has(3, 8) && !stuck.has(4, 7));
-            assert_eq!(stuck.knows(5, 7), round > 0);
             if !stuck.has(5, 7) {
                 rounds.push(round);
                 stuck.note(5, 7, ErrorKind::Io);

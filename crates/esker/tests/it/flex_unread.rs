@@ -2,7 +2,9 @@
 //! again what it refused.
 
 use crate::client::Map;
-use crate::flex_damage::{Harm, Left, filled, harm_options, harmed, refusing, unread};
+use crate::flex_damage::{
+    Harm, Left, filled, harm_options, harmed, refusing, refusing_all, unread,
+};
 use crate::flex_db::{Devices, options};
 use crate::flex_whole::bytes;
 use esker::flex::SpaceFiles;
@@ -380,4 +382,41 @@ fn large_values_that_nobody_needs_go_beside_one_that_a_device_keeps() {
         assert!(after < left + 1000, "block {block}: {after} bytes, not {left}");
     }
     assert!(kept > 3, "{kept} kept a value");
+}
+
+/// No write failed: what a table needs can be read later.
+#[test]
+fn a_table_that_met_a_refused_node_comes_to_the_space_once_it_can_be_read() {
+    let devices = Devices::new(8);
+    let mut options = options(8);
+    if let Some(space) = &mut options.flex.space {
+        space.nodes_max = 3;
+    }
+    let store = devices.open(&options).unwrap();
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(n.into(), 300)).unwrap();
+    }
+    store.close().unwrap();
+    drop(store);
+    let (tree, refuses) = refusing_all(&devices.shared(1));
+    let files = devices.files();
+    let files = FlexFiles { space: SpaceFiles { tree, ..files.space }, ..files };
+    let store = Store::open_flex_on(files, &options).unwrap();
+    refuses.store(true, Ordering::Relaxed);
+    let mut refused = 0;
+    for n in 0..200_u8 {
+        let put = store.put(&[n], &bytes(1000 + u64::from(n), 300));
+        refused += usize::from(put.is_err_and(|error| error.kind() == ErrorKind::Io));
+    }
+    assert!(refused > 0 && store.stats().read_only.is_none(), "{refused}");
+    refuses.store(false, Ordering::Relaxed);
+    for n in 0..200_u8 {
+        store.put(&[n], &bytes(2000 + u64::from(n), 300)).unwrap();
+    }
+    for n in 0..200_u8 {
+        let found = store.get(&[n]).unwrap().unwrap();
+        assert_eq!(found.as_ref(), bytes(2000 + u64::from(n), 300));
+    }
+    let report = store.check().unwrap();
+    assert!(report.is_sound(), "{:?}", report.problems);
 }

@@ -134,7 +134,10 @@ impl Flex {
             }
             Err(error) => {
                 *self.stuck.lock() = Some(error.clone());
-                is_told = error.kind() != ErrorKind::NoSpace && self.wal.note_failure(&error);
+                // What is refused for a moment changed nothing that another try would not change again.
+                let may_pass = error.kind() == ErrorKind::NoSpace
+                    || error.kind() == ErrorKind::Io && self.space.failure().is_none();
+                is_told = !may_pass && self.wal.note_failure(&error);
                 // Those who wait hear of it; the table stays, for another try.
                 let again = Arc::new(esker_trt::sync::Gate::new());
                 if let Some((_, current)) = &mut self.tables_mut().sealed {
