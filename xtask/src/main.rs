@@ -293,13 +293,14 @@ fn format_check() -> Step {
 }
 
 fn lint() -> Vec<Step> {
-    let clippy = ["clippy", "--workspace", "--all-targets", "--locked"];
-    let denied = ["--", "-D", "warnings"];
     let with_mutants =
-        ["clippy", "--package", "esker", "--all-targets", "--locked", "--features", "mutants"];
+        ["clippy", "--workspace", "--all-targets", "--locked", "--features", "esker/mutants"];
+    // As users build it.
+    let without = ["clippy", "--package", "esker", "--lib", "--locked"];
+    let denied = ["--", "-D", "warnings"];
     vec![
-        cargo("lint", &[&clippy[..], &denied[..]].concat()),
         cargo("lint with mutants", &[&with_mutants[..], &denied[..]].concat()),
+        cargo("lint", &[&without[..], &denied[..]].concat()),
     ]
 }
 
@@ -339,15 +340,28 @@ fn units_in_release_mode(filter: Option<&str>) -> Result<()> {
 }
 
 fn is_of_stores(program: &&Program) -> bool {
-    program.is("esker", "it")
+    // Both lanes take about as long.
+    [("esker", "it"), ("esker", "lib"), ("esker-index", "lib")]
+        .iter()
+        .any(|(package, target)| program.is(package, target))
 }
 
 /// Tests of whole stores that are run in release mode as well: where threads meet, processes are killed, or calls fail at any moment.
 const STORES_OPTIMIZED: [&str; 6] =
     ["threads::", "killed::", "cache_crash::", "closing::", "faults::", "log_writer::"];
 
-/// Tests of whole stores that the check runs in release mode alone: they fill stores, and take their time.
-const LONG: [&str; 5] = ["small::", "depot_room::", "flex_expiry::", "flex_full::", "flex_mend::"];
+/// Tests of whole stores that the check runs in release mode alone: they fill stores, or damage them block by block, and take three
+/// times as long without.
+const LONG: [&str; 8] = [
+    "small::",
+    "depot_room::",
+    "flex_expiry::",
+    "flex_full::",
+    "flex_mend::",
+    "flex_repair::",
+    "flex_damage::",
+    "flat_damage::",
+];
 
 /// Crates whose unit tests are run in release mode as well: where threads meet, or `unsafe` is used. There the segments of indexes are as
 /// large as in stores.
@@ -465,9 +479,9 @@ fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
 /// loom, which needs one processor, and shuttle.
 fn interleave() -> (Step, Step) {
     let checked = ["test", "--profile", "checked", "--locked", "--lib", "-p"];
-    // A target folder of its own: another configuration of every dependency.
+    // A target folder of its own: another configuration of every dependency. Of loom's test nothing depends on the profile.
     (
-        cargo("loom", &[&checked[..], &["esker-trt", "wake::"]].concat())
+        cargo("loom", &["test", "--locked", "--lib", "-p", "esker-trt", "wake::"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
         cargo("shuttle", &[&checked[..], &["esker-index", "-p", "esker", "interleave"]].concat())
