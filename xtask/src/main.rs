@@ -478,15 +478,14 @@ fn explorer(title: &'static str, example: &str, more: &[&str]) -> Step {
 
 /// loom, which needs one processor, and shuttle.
 fn interleave() -> (Step, Step) {
-    let checked = ["test", "--profile", "checked", "--locked", "--lib", "-p"];
+    let checked = ["test", "--profile", "checked", "--locked", "--features", "esker/shuttle"];
+    let of = ["--lib", "-p", "esker-index", "-p", "esker", "interleave"];
     // A target folder of its own: another configuration of every dependency. Of loom's test nothing depends on the profile.
     (
         cargo("loom", &["test", "--locked", "--lib", "-p", "esker-trt", "wake::"])
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", "target/loom"),
-        cargo("shuttle", &[&checked[..], &["esker-index", "-p", "esker", "interleave"]].concat())
-            .env("RUSTFLAGS", "--cfg shuttle")
-            .env("CARGO_TARGET_DIR", "target/shuttle"),
+        cargo("shuttle", &[&checked[..], &of].concat()),
     )
 }
 

@@ -364,11 +364,11 @@ impl Connection {
 
     /// Sends what is queued, and waits until everything that was submitted before is answered or given up, but for backups.
     pub(crate) fn wait_until_answered(&self) -> Result<()> {
+        // Not for what others submit meanwhile, which may never end, and which nobody may send yet: so before what is queued is sent.
+        let before = self.state.lock().queued;
         self.send();
         let end = SystemClock.monotonic().saturating_add(self.options.request_timeout);
         let mut state = self.state.lock();
-        // Not for what others submit meanwhile, which may never end.
-        let before = state.queued;
         while state.table.is_waited_for(before) {
             let left = end.saturating_sub(SystemClock.monotonic());
             if left.is_zero() {

@@ -29,8 +29,8 @@ pub use entry::{
 pub use image::{ChunkState, IMAGE_HEADER_SIZE, ImageHeader, ImageKind, LogTail};
 pub use record::{RECORD_HEADER_SIZE, Record};
 pub use root::{
-    CLEAR_OFFSETS, CLEAR_SIZE, Clear, IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS,
-    SUPERBLOCK_SIZE, Session, Superblock,
+    CLEAR_OFFSETS, CLEAR_SIZE, Clear, IndexKind, MAKING, RESTORING, SESSION_OFFSET,
+    SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
 };
 
 use esker_base::checksum::Crc32c;

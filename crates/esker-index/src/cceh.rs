@@ -129,7 +129,7 @@ struct Base {
 
 impl Base {
     fn new() -> Base {
-        let split_min = if cfg!(shuttle) { 0 } else { ROOM / 4 };
+        let split_min = if cfg!(feature = "shuttle") { 0 } else { ROOM / 4 };
         Base { arena: Arena::default(), stash: Stash::new(), split_min }
     }
 
@@ -420,15 +420,16 @@ impl Cceh {
             let Some(home) = segment.home(hash) else { return false };
             let _lock = home.lock();
             if self.is_current(root, hash, located) {
-                return segment.change(hash, old.get(), new, &self.base.stash);
+                let (old, depth) = (old.get(), located.depth());
+                return segment.change(hash, depth, (old, new), &self.base.stash);
             }
         }
     }
 }
 
 #[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod interleave;
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests;

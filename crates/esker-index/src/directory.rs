@@ -353,8 +353,8 @@ impl Drop for Directory {
 }
 
 #[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod interleave;
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests;

@@ -186,7 +186,7 @@ impl<T: Copy + PartialEq> Candidates<T> {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use esker_base::rng::Rng;

@@ -43,7 +43,7 @@ pub use masstree::{Masstree, Near};
 pub use word::Word;
 
 /// Runs a story under `runs` random interleavings of two kinds, or `ESKER_INTERLEAVINGS` times as many.
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, feature = "shuttle"))]
 fn explore(story: fn(), runs: usize) {
     let times = std::env::var("ESKER_INTERLEAVINGS").ok().and_then(|times| times.parse().ok());
     let runs = runs * times.unwrap_or(1_usize);

@@ -13,7 +13,7 @@
 //! 2. Every x86-64 processor has SSE2.
 
 #![cfg_attr(
-    all(target_arch = "x86_64", not(any(loom, shuttle, miri))),
+    all(target_arch = "x86_64", not(any(loom, feature = "shuttle", miri))),
     expect(unsafe_code, reason = "vector loads of atomics")
 )]
 
@@ -39,7 +39,7 @@ pub(crate) fn free(line: &Line) -> u32 {
     each::free(line)
 }
 
-#[cfg(all(target_arch = "x86_64", not(any(loom, shuttle, miri))))]
+#[cfg(all(target_arch = "x86_64", not(any(loom, feature = "shuttle", miri))))]
 mod each {
     use super::Line;
     use crate::locks::acquire;
@@ -119,7 +119,7 @@ mod each {
     }
 }
 
-#[cfg(not(all(target_arch = "x86_64", not(any(loom, shuttle, miri)))))]
+#[cfg(not(all(target_arch = "x86_64", not(any(loom, feature = "shuttle", miri)))))]
 mod each {
     use super::Line;
     use crate::entry::{FREE, matches};
@@ -142,7 +142,7 @@ mod each {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use crate::entry::matches;

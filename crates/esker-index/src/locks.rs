@@ -2,13 +2,13 @@
 
 use esker_base::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub(crate) use parking_lot::Mutex;
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub(crate) use explored::Mutex;
-#[cfg(shuttle)]
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
+#[cfg(feature = "shuttle")]
 mod explored {
     use std::sync::PoisonError;
 
@@ -32,14 +32,14 @@ mod explored {
 #[inline]
 pub(crate) fn acquire() {
     // Shuttle has no fences and orders everything.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     esker_base::sync::atomic::fence(esker_base::sync::atomic::Ordering::Acquire);
 }
 
 /// Orders what was written before it before what is written after it.
 #[inline]
 pub(crate) fn release() {
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     esker_base::sync::atomic::fence(esker_base::sync::atomic::Ordering::Release);
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn release() {
 pub(crate) struct Wait(u32);
 
 impl Wait {
-    const SPINS: u32 = if cfg!(shuttle) { 0 } else { 128 };
+    const SPINS: u32 = if cfg!(feature = "shuttle") { 0 } else { 128 };
 
     #[cold]
     pub(crate) fn turn(&mut self) {

@@ -542,8 +542,8 @@ fn layer_with<'g>(item: Item, guard: &'g Guard) -> &'g Node {
 }
 
 #[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod interleave;
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests;

@@ -14,24 +14,27 @@
 //! # Failure
 //! Where nothing can be mapped, the allocator is asked, which ends the process if it has nothing either.
 
-#![cfg_attr(not(any(loom, shuttle)), expect(unsafe_code, reason = "memory mapped at an alignment"))]
+#![cfg_attr(
+    not(any(loom, feature = "shuttle")),
+    expect(unsafe_code, reason = "memory mapped at an alignment")
+)]
 
 use esker_base::sync::atomic::AtomicU64;
 
-#[cfg(any(loom, shuttle))]
+#[cfg(any(loom, feature = "shuttle"))]
 pub(crate) type Words = Box<[AtomicU64]>;
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 pub(crate) use words::Words;
 
 /// `length` words of 0.
 pub(crate) fn zeroed(length: usize) -> Words {
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(not(any(loom, feature = "shuttle")))]
     return Words::new(length);
-    #[cfg(any(loom, shuttle))]
+    #[cfg(any(loom, feature = "shuttle"))]
     return (0..length).map(|_| AtomicU64::new(0)).collect();
 }
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod words {
     use super::AtomicU64;
     use std::ptr::NonNull;
@@ -102,7 +105,7 @@ mod words {
 }
 
 /// Elsewhere nothing is mapped.
-#[cfg(not(any(target_os = "linux", loom, shuttle)))]
+#[cfg(not(any(target_os = "linux", loom, feature = "shuttle")))]
 mod mapped {
     use super::AtomicU64;
     use std::ffi::c_void;
@@ -115,7 +118,7 @@ mod mapped {
     pub(super) fn unmap(_start: *mut c_void, _bytes: usize) {}
 }
 
-#[cfg(all(target_os = "linux", not(any(loom, shuttle))))]
+#[cfg(all(target_os = "linux", not(any(loom, feature = "shuttle"))))]
 mod mapped {
     use super::AtomicU64;
     use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
@@ -154,7 +157,7 @@ mod mapped {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use esker_base::sync::atomic::Ordering;

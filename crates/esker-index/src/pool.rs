@@ -17,11 +17,11 @@ use std::sync::atomic::AtomicUsize;
 const _: () = assert!(FREE == 0);
 use std::sync::Arc;
 
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod helper;
 
 /// Slots between two pages.
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 const PAGE_SLOTS: usize = 4096 / 8;
 /// Tables of the largest size from which on the helper keeps spare ones.
 const TABLES_MIN: u64 = 24;
@@ -39,7 +39,7 @@ pub(crate) struct Pool {
     bytes: AtomicUsize,
     /// Whether a helper may be started.
     helped: AtomicBool,
-    #[cfg(not(any(loom, shuttle)))]
+    #[cfg(not(any(loom, feature = "shuttle")))]
     desk: helper::Desk,
 }
 
@@ -63,7 +63,7 @@ impl Pool {
 
     /// Free slots for a table.
     pub(crate) fn take(&self, length: usize) -> Slots {
-        #[cfg(not(any(loom, shuttle)))]
+        #[cfg(not(any(loom, feature = "shuttle")))]
         if let Some(slots) = self.desk.take(length) {
             return slots;
         }
@@ -73,7 +73,7 @@ impl Pool {
 
     /// Takes the slots of a table that is gone.
     pub(crate) fn give_back(&self, slots: Slots) {
-        #[cfg(not(any(loom, shuttle)))]
+        #[cfg(not(any(loom, feature = "shuttle")))]
         let Some(slots) = self.desk.give_back(slots) else { return };
         self.uncount(slots.len() * size_of::<u64>());
     }
@@ -85,15 +85,15 @@ impl Pool {
             return;
         }
         let spares = (tables / 64).clamp(1, SPARES_MAX);
-        #[cfg(not(any(loom, shuttle)))]
+        #[cfg(not(any(loom, feature = "shuttle")))]
         self.desk.expect(self, usize::try_from(spares).unwrap_or(1), lengths);
-        #[cfg(any(loom, shuttle))]
+        #[cfg(any(loom, feature = "shuttle"))]
         let _ = (spares, lengths);
     }
 
     /// Gives back what the helper keeps ready: there are no tables that would take it.
     pub(crate) fn keep_nothing(&self) {
-        #[cfg(not(any(loom, shuttle)))]
+        #[cfg(not(any(loom, feature = "shuttle")))]
         for slots in self.desk.keep_nothing() {
             self.uncount(slots.len() * size_of::<u64>());
         }
@@ -101,7 +101,7 @@ impl Pool {
 
     /// Ends the helper and waits for it.
     pub(crate) fn stop(&self) {
-        #[cfg(not(any(loom, shuttle)))]
+        #[cfg(not(any(loom, feature = "shuttle")))]
         self.desk.stop();
     }
 }

@@ -61,7 +61,7 @@ pub(crate) fn pin_long() -> LongPin {
 
 impl LongPin {
     /// Runs `work` when everyone who is pinned so now is done, on any thread.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     #[expect(clippy::unused_self, reason = "who defers is pinned")]
     pub(crate) fn defer(&self, work: impl FnOnce() + Send + 'static) {
         LONG.defer(work);
@@ -112,14 +112,14 @@ impl<T: Send + Sync + 'static> Cell<T> {
 }
 
 /// Lets a count go when everyone who is pinned now is done.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 fn let_go<T: Send + Sync + 'static>(old: Arc<T>) {
     CELLS.defer(move || drop(old));
 }
 
 /// Epochs are no part of the explored program: they would drop what one run made while another
 /// goes, or none. So what is replaced stays.
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 fn let_go<T>(old: Arc<T>) {
     std::mem::forget(old);
 }
@@ -132,7 +132,7 @@ impl<T: Send + Sync + 'static> Drop for Cell<T> {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, AtomicU64};

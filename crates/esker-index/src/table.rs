@@ -133,7 +133,7 @@ impl Table {
     }
 
     /// Homes that reach beyond their first line, and not because the overflow may have entries of that line.
-    #[cfg(all(test, not(any(loom, shuttle))))]
+    #[cfg(all(test, not(any(loom, feature = "shuttle"))))]
     pub(crate) fn reaching(&self) -> usize {
         let reaches = |home: &usize| {
             let overflows = |region: &Region| region.overflows(self.shape.line_bit(*home));

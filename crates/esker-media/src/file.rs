@@ -59,6 +59,9 @@ pub struct OpenOptions {
     /// If the file does not exist or is empty: create it with this size in bytes, all of it
     /// allocated. An existing file or device must have this size (a device: at least).
     pub create_size_bytes: Option<u64>,
+    /// A file that exists with another size gets this one: for who gives up what it holds. Made shorter or longer, it is as it was
+    /// if that fails.
+    pub resize: bool,
     /// Whether the page cache is bypassed.
     pub direct: Direct,
     /// Refuse to share the file or device with another opener that locks it too. Readers share
@@ -80,6 +83,7 @@ impl Default for OpenOptions {
     fn default() -> Self {
         OpenOptions {
             create_size_bytes: None,
+            resize: false,
             direct: Direct::Prefer,
             lock: true,
             read_only: false,

@@ -17,8 +17,8 @@ use crate::engine::refuse_others;
 use crate::options::{EngineKind, Options};
 use esker_base::ids::Version;
 use esker_base::units::format_size_bytes;
-use esker_base::{Error, Result};
-use esker_format::backup::BackupEngine;
+use esker_base::{Error, ErrorKind, Result};
+use esker_format::backup::{BackupEngine, MANIFEST_NAME, Root};
 use esker_media::{Archive, BlockDevice, BufferPool, FolderArchive, Pmem, TarArchive};
 use std::fmt;
 use std::path::Path;
@@ -98,6 +98,7 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         }
         // Before there is a file that it does not fit in.
         backup.chunks_in(sized.size_bytes)?;
+        before_replacing(&backup, options)?;
         let memory = devices::open_memory(&sized)?;
         return restore_flat(&backup, &*memory, options.format, &options.progress);
     }
@@ -115,10 +116,30 @@ pub fn restore(source: &Path, options: &Options) -> Result<RestoreReport> {
         if let Ok(device) = devices::open(&there, None) {
             backup.superblock(&*device)?;
         }
-        backup.verify(&BufferPool::new(0))?;
     }
+    before_replacing(&backup, options)?;
     let device = devices::open(&sized, Some(backup.shape()))?;
     restore_depot(&backup, &*device, options.format, &options.progress)
+}
+
+/// Refuses a file that a new backup is not to take the place of: one that is no backup, or that somebody uses. It may be a store's.
+pub(crate) fn check_replaced(target: &Path) -> Result<()> {
+    if !target.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+        return Ok(());
+    }
+    match TarArchive::open(target) {
+        Ok(tar) if tar.size_bytes_of(MANIFEST_NAME)?.is_some() => Ok(()),
+        Err(error) if error.kind() != ErrorKind::Corrupted => Err(error),
+        _ => {
+            let words = "the file is no backup: it stays, and a backup needs another name";
+            Err(Error::invalid("back up store", words).device(target.display().to_string()))
+        }
+    }
+}
+
+/// Reads all of a backup, if it is to take the place of something.
+fn before_replacing<R: Root>(backup: &Backup<'_, R>, options: &Options) -> Result<()> {
+    if options.format { backup.verify(&BufferPool::new(0)) } else { Ok(()) }
 }
 
 /// Refuses a backup of a store of `kind` if that of another engine is wanted, or is there, and options that no open takes.
@@ -148,7 +169,9 @@ pub fn restore_on(
     device: &dyn BlockDevice,
     options: &Options,
 ) -> Result<RestoreReport> {
-    restore_depot(&Backup::open(archive)?, device, options.format, &options.progress)
+    let backup = Backup::open(archive)?;
+    before_replacing(&backup, options)?;
+    restore_depot(&backup, device, options.format, &options.progress)
 }
 
 /// As [`restore`], of a store of `flat` to memory that the caller opened.
@@ -158,5 +181,7 @@ pub fn restore_on_memory(
     memory: &dyn Pmem,
     options: &Options,
 ) -> Result<RestoreReport> {
-    restore_flat(&Backup::open(archive)?, memory, options.format, &options.progress)
+    let backup = Backup::open(archive)?;
+    before_replacing(&backup, options)?;
+    restore_flat(&backup, memory, options.format, &options.progress)
 }

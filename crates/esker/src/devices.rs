@@ -43,7 +43,8 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
         return open_striped(options, shape);
     }
     let found = locate(&options.path, DATA_FILE, options.create)?;
-    if !found.exists && shape.is_none() {
+    let is_new = !found.exists || is_made_anew(&found, DATA_FILE, options);
+    if is_new && shape.is_none() {
         // Before there is a file that nothing fits in.
         planned(options.size_bytes, options)?;
     }
@@ -56,6 +57,13 @@ pub(crate) fn open(options: &Options, shape: Option<Shape>) -> Result<Arc<dyn Bl
         return Err(Error::invalid("open store", words).device(device.name()));
     }
     Ok(to_read(Arc::new(device), options.read_only))
+}
+
+/// Whether a store's own file in its folder gets the size that a new store is to have. One that the path itself names, or a member of several, has the
+/// size that somebody gave it.
+fn is_made_anew(found: &Located, file_name: &str, options: &Options) -> bool {
+    let is_own = found.path != options.path && found.path.ends_with(file_name);
+    options.format && !options.read_only && options.devices.is_empty() && found.exists && is_own
 }
 
 /// The engine whose data are in the folder, or one of several, if any are. Of the two kinds of `flat` it says one: the store knows.
@@ -85,11 +93,14 @@ pub(crate) fn open_memory(options: &Options) -> Result<Arc<dyn Pmem>> {
         return Err(Error::invalid("open store", "engine flat takes one path"));
     }
     let found = locate(&options.path, MEMORY_FILE, options.create)?;
-    if !found.exists {
+    let resize = is_made_anew(&found, MEMORY_FILE, options);
+    let is_new = !found.exists || resize;
+    if is_new {
         plan_memory(options.size_bytes, options.testing.segment_size_bytes)?;
     }
     let memory = PmemOptions {
-        create_size_bytes: (!found.exists).then_some(options.size_bytes),
+        create_size_bytes: is_new.then_some(options.size_bytes),
+        resize,
         emulate: options.pmem_emulate,
         read_only: options.read_only,
     };
@@ -214,11 +225,17 @@ fn identity(options: &Options) -> Result<[u8; 16]> {
 
 /// Opens a file, which is created with `size_bytes` if there is none, or a raw device, of the store of `options`.
 fn open_file(found: &Located, size_bytes: u64, options: &Options) -> Result<FileDevice> {
-    let create_size_bytes = (!found.exists).then_some(size_bytes);
+    let resize = is_made_anew(found, DATA_FILE, options);
+    let create_size_bytes = (!found.exists || resize).then_some(size_bytes);
     let read_only = options.read_only;
     // The store tells of free space only when it is asked to, or when much of it lies idle.
-    let device_options =
-        OpenOptions { create_size_bytes, read_only, punch_holes: true, ..OpenOptions::default() };
+    let device_options = OpenOptions {
+        create_size_bytes,
+        resize,
+        read_only,
+        punch_holes: true,
+        ..OpenOptions::default()
+    };
     let open = || {
         FileDevice::open(&found.path, device_options).map_err(|error| match error.kind() {
             ErrorKind::NoSpace => {

@@ -20,7 +20,8 @@ pub const DEFAULT_PERIOD: Duration = Duration::from_secs(1);
 pub enum Durability {
     /// Acknowledged means: survives power loss.
     Sync,
-    /// At most the writes of the last window are lost, never their order.
+    /// At most the writes of the last window are lost, never their order; where a flush takes more than half of a window, those of the time
+    /// that it takes, too.
     Periodic(Duration),
     /// Nothing is promised until `sync` or `close`: for caches. Order is kept all the same. `flex` has no log then, so a
     /// killed process loses up to two tables of writes, and a `sync` brings them to the space.
@@ -187,8 +188,8 @@ pub struct Options {
     /// segments take turns. Each gives what the smallest one has. An existing store needs all of
     /// them, in any order. Default none.
     pub devices: Vec<PathBuf>,
-    /// Capacity of a new store in bytes, over all devices; an existing store keeps its own, and raw
-    /// devices are used whole.
+    /// Capacity of a new store in bytes, over all devices; an existing store keeps its own, raw devices are used whole, and with `format`
+    /// so are a file that `path` itself names, and the files of several devices.
     pub size_bytes: u64,
     /// Default `Sync`.
     pub durability: Durability,
@@ -390,11 +391,7 @@ impl Options {
 
     /// As [`Options::check`], of a store with this engine.
     pub(crate) fn check_for(&self, kind: EngineKind) -> Result<()> {
-        self.check_values()?;
-        if self.cache && kind != EngineKind::Depot {
-            let words = format!("engine {kind} keeps what it is given: it is no cache");
-            return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
-        }
+        self.check_values(kind)?;
         if !self.devices.is_empty() && kind != EngineKind::Depot {
             return Err(Error::invalid("open store", format!("engine {kind} takes one path")));
         }
@@ -412,8 +409,12 @@ impl Options {
         Ok(())
     }
 
-    /// As [`Options::check`], of a store on devices that are open, whatever engine it has.
-    pub(crate) fn check_values(&self) -> Result<()> {
+    /// As [`Options::check_for`], of a store on devices that are open.
+    pub(crate) fn check_values(&self, kind: EngineKind) -> Result<()> {
+        if self.cache && kind != EngineKind::Depot {
+            let words = format!("engine {kind} keeps what it is given: it is no cache");
+            return Err(Error::new(ErrorKind::Unsupported, "open store").context(words));
+        }
         if self.record_cache_bytes > CACHE_SIZE_MAX_BYTES {
             let [most, size] =
                 [CACHE_SIZE_MAX_BYTES, self.record_cache_bytes].map(format_size_bytes);

@@ -11,11 +11,11 @@
 
 mod prefix;
 mod range;
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests;
 mod views;
 
-use crate::backup::BackupReport;
+use crate::backup::{BackupReport, check_replaced};
 use crate::batch::Batch;
 use crate::check::CheckReport;
 use crate::engine::depot::Depot;
@@ -169,7 +169,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on(device: Arc<dyn BlockDevice>, options: &Options) -> Result<Store> {
-        options.check_values()?;
+        options.check_values(EngineKind::Depot)?;
         let device = reading::to_read(device, options.read_only);
         let engine = Depot::open(device, &*reading::of_engine(options)?)?;
         Ok(Store::of(reading::as_asked(engine, options)))
@@ -183,7 +183,7 @@ impl Store {
     /// # Errors
     /// As [`Store::open`].
     pub fn open_on_memory(memory: Arc<dyn Pmem>, options: &Options) -> Result<Store> {
-        options.check_values()?;
+        options.check_values(options.engine.unwrap_or(EngineKind::FlatCceh))?;
         let engine = Flat::open(memory, &*reading::of_engine(options)?)?;
         Ok(Store::of(reading::as_asked(engine, options)))
     }
@@ -191,7 +191,7 @@ impl Store {
     /// Opens a store of `flex` on devices that the caller opened.
     #[doc(hidden)]
     pub fn open_flex_on(files: FlexFiles, options: &Options) -> Result<Store> {
-        options.check_values()?;
+        options.check_values(EngineKind::Flex)?;
         let files = if options.read_only { files.into_read() } else { files };
         let engine = Flex::open_on(files, &*reading::of_engine(options)?)?;
         Ok(Store::of(reading::as_asked(engine, options)))
@@ -207,7 +207,8 @@ impl Store {
 
     /// The value of `key`, for callers that count their memory: `admit` is asked before each device
     /// read with the memory that the read takes, in bytes, and its error ends the call. A value keeps
-    /// the memory of the last read; that of those before it is given up first.
+    /// the memory of the last read; that of those before it is given up first. Of `flex` the cache pays for what is read around the value, an
+    /// interval at most: only values that stand by themselves are asked for before they are read, others once they are copied.
     ///
     /// # Errors
     /// As [`Store::get`], and those of `admit`.
@@ -221,7 +222,7 @@ impl Store {
 
     /// The most memory that reading `key` takes, in bytes, as far as the index knows: no device read,
     /// and out of date once the key is written. 0 if the key is known to have no value; what `flex` has on the device only
-    /// counts with all that is read for it.
+    /// counts with all that is read for it, up to the size of a value that stands by itself.
     #[must_use]
     pub fn read_size_bytes(&self, key: &[u8]) -> u64 {
         self.engine.read_size(key)
@@ -456,7 +457,7 @@ impl Store {
         self.engine.trim()
     }
 
-    /// Deletes everything, with one durable record.
+    /// Deletes everything, with one record, as durable as any write: under `periodic` and `none` a [`Store::sync`] behind it makes sure.
     ///
     /// # Errors
     /// As [`Store::put`].
@@ -479,7 +480,7 @@ impl Store {
     }
 
     /// What the store holds now, to be read as it is now while writes go on. The store keeps what is overwritten
-    /// until the snapshot is dropped.
+    /// until the snapshot is dropped, but not beyond its time: what expires goes from snapshots, too.
     ///
     /// # Errors
     /// `Unsupported` if the engine has none, `Closed`.
@@ -589,7 +590,7 @@ impl Store {
     /// that `tar` extracts of it.
     ///
     /// # Errors
-    /// As [`Store::backup`]; `InvalidArgument` if something else than a file is there.
+    /// As [`Store::backup`]; `InvalidArgument` if something else than a backup in a file is there, or an empty file.
     pub fn backup_file(&self, target: &Path) -> Result<BackupReport> {
         self.backup_file_with(target, &Progress::default())
     }
@@ -599,6 +600,7 @@ impl Store {
     /// # Errors
     /// As [`Store::backup_file`]; `Cancelled` if `progress` ended it.
     pub fn backup_file_with(&self, target: &Path, progress: &Progress) -> Result<BackupReport> {
+        check_replaced(target)?;
         let archive = TarArchive::create(target)?;
         let report = self.backup_to(&archive, progress)?;
         archive.publish()?;
@@ -630,8 +632,9 @@ impl Store {
         self.engine.facilities()
     }
 
-    /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change. Of
-    /// values over an eighth of a segment, or 3.5 MiB, only some 20 bytes count.
+    /// Largest batch in bytes, for [`Store::write`]: keys, values and some 40 bytes for each change. Of values that stand by themselves only
+    /// some 20 bytes count: of `depot` those over an eighth of a segment, or 3.5 MiB; of `flex` those over
+    /// [`FlexOptions::large_value_size_bytes`](crate::FlexOptions); of `flat` those over 256 bytes.
     #[must_use]
     pub fn batch_size_max_bytes(&self) -> usize {
         self.engine.limits().batch_size_bytes

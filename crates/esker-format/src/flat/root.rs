@@ -19,8 +19,10 @@ pub const CLEAR_OFFSETS: [u64; 2] = [576, 640];
 pub const CLEAR_SIZE: usize = 32;
 
 const MAGIC: [u8; 8] = *b"ESKRFLAT";
-/// What stands in place of a magic while a store is made or restored.
+/// What stands in place of a magic while a store is made.
 pub const MAKING: [u8; 8] = *b"ESKMAKES";
+/// The same while one is restored: nobody is to take it for a place where there never was a store.
+pub const RESTORING: [u8; 8] = *b"ESKRESTR";
 /// Bits of the checksum of a session word.
 const SESSION_CHECK_BITS: u32 = 24;
 /// Largest session number.

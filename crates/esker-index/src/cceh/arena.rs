@@ -14,21 +14,21 @@
 
 use super::segment::{Segment, likely_offset};
 use crate::locks::Mutex;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 use crate::pages::{Words, zeroed};
 use crate::prefetch;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
 use std::sync::atomic::AtomicUsize;
 
 /// Bytes of the largest chunks.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const CHUNK_MAX: usize = 32 << 20;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const LINE: usize = 64;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const HUGE_PAGE: usize = 2 << 20;
 /// Bytes from which on chunks are whole huge pages.
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const LARGE: usize = 8 << 20;
 /// The bits of an address that are free for the depth.
 const DEPTH: u64 = 63;
@@ -108,15 +108,15 @@ pub(super) struct Arena {
 
 #[derive(Debug, Default)]
 struct Chunks {
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     held: Vec<Words>,
     /// Shuttle's atomics are no plain words.
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     held: Vec<std::sync::Arc<Segment>>,
     /// The next free segment of the last chunk, and the end of it.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     next: usize,
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     end: usize,
 }
 
@@ -131,16 +131,16 @@ impl Arena {
 
     /// Says how many segments are about to be allocated, so that they come in few chunks.
     pub(super) fn expect(&self, segments: usize) {
-        #[cfg(not(shuttle))]
+        #[cfg(not(feature = "shuttle"))]
         if segments > 1 {
             self.chunk(&mut self.chunks.lock(), segments * size_of::<Segment>() + LINE);
         }
-        #[cfg(shuttle)]
+        #[cfg(feature = "shuttle")]
         let _ = segments;
     }
 
     /// A chunk of as many segments as fit some bytes, but at least one; of whole huge pages if it is large.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     fn chunk(&self, chunks: &mut Chunks, bytes: usize) {
         // A chunk of small memory is aligned to words only.
         let bytes = bytes.max(size_of::<Segment>() + LINE);
@@ -155,7 +155,7 @@ impl Arena {
     }
 
     /// A new segment without entries, at depth 0.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub(super) fn allocate(&self) -> Located {
         let mut chunks = self.chunks.lock();
         if chunks.next == chunks.end {
@@ -170,7 +170,7 @@ impl Arena {
         Located(address as u64)
     }
 
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     pub(super) fn allocate(&self) -> Located {
         let segment = std::sync::Arc::new(Segment::default());
         let address = std::sync::Arc::as_ptr(&segment).expose_provenance();

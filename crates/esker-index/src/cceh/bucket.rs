@@ -31,7 +31,7 @@ pub(super) const WINDOW: usize = 8;
 /// Entries of a bucket.
 pub(super) const SLOTS: usize = 4;
 /// Whether segments have four homes, 16 slots, so that they split after a few entries: in explorations, by shuttle and of crashes.
-pub(super) const SMALL: bool = cfg!(any(shuttle, feature = "small"));
+pub(super) const SMALL: bool = cfg!(any(feature = "shuttle", feature = "small"));
 /// Hashes of which the home does not say the lowest 8 bits.
 const LOWS: usize = if SMALL { SLOTS } else { 0 };
 const LOW: u64 = 0xFF;
@@ -216,7 +216,7 @@ impl Bucket {
         free.or_else(|| (0..SLOTS).find(|slot| self.is_foreign(*slot, hash, depth)))
     }
 
-    /// The entries that belong to the segment of this hash. The caller holds the lock.
+    /// The entries that belong to the segment of this hash. The caller holds the lock, or that of the home of those that it asks about.
     pub(super) fn own(&self, hash: u64, depth: u32) -> impl Iterator<Item = Entry> + '_ {
         self.entries(self.header()).filter(move |entry| !self.is_foreign(entry.slot, hash, depth))
     }
@@ -312,7 +312,7 @@ impl Drop for Lock<'_> {
 }
 
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests {
     use super::*;
 

@@ -177,7 +177,13 @@ impl Segment {
     /// Puts `new` in the place of `old`, or with 0 takes it out; false if it is not there. The caller
     /// holds the home's lock.
     #[inline]
-    pub(super) fn change(&self, hash: u64, old: u64, new: u64, stash: &Stash) -> bool {
+    pub(super) fn change(
+        &self,
+        hash: u64,
+        depth: u32,
+        (old, new): (u64, u64),
+        stash: &Stash,
+    ) -> bool {
         let Some(home) = self.home(hash) else { return false };
         let header = home.header();
         let change = |bucket: &Bucket, distance| {
@@ -194,10 +200,26 @@ impl Segment {
         };
         change(home, 0)
             || self.after(hash, header.reach()).any(|(distance, bucket)| {
-                let _lock = bucket.lock();
-                change(bucket, distance)
+                let lock = bucket.lock();
+                let changed = change(bucket, distance);
+                drop(lock);
+                if changed && new == 0 && distance == header.reach() {
+                    self.recede(home, hash, depth, distance);
+                }
+                changed
             })
             || header.stashed() && stash.change(hash, old, new)
+    }
+
+    /// Lets lookups of a home stop where its entries end, now that its farthest is gone: else all homes of a segment whose entries come and
+    /// go would reach far in the end. The caller holds the home's lock, so that none of its entries comes, goes or moves.
+    #[cold]
+    fn recede(&self, home: &Bucket, hash: u64, depth: u32, reach: usize) {
+        let is_of_home = |(distance, bucket): &(usize, &Bucket)| {
+            bucket.own(hash, depth).any(|entry| entry.distance == *distance)
+        };
+        let reached = self.after(hash, reach).filter(is_of_home).map(|(distance, _)| distance);
+        home.reach_only_to(reached.max().unwrap_or(0));
     }
 
     /// Puts an entry aside. The caller holds the home's lock.

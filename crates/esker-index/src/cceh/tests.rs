@@ -245,3 +245,45 @@ fn lookups_and_walks_beside_splits_miss_nothing_that_stays() {
     assert!(rounds.load(Ordering::Relaxed) > 0);
     assert_eq!(index.len(), 3000 + 200_000);
 }
+
+/// Buckets behind their homes that lookups of all hashes would read.
+fn reaches(index: &Cceh, hashes: impl Iterator<Item = u64>) -> usize {
+    let root = index.roots.now().unwrap();
+    let reach = |hash| {
+        let segment = root.located(hash).unwrap().segment(&index.base.arena);
+        segment.home(hash).unwrap().header().reach()
+    };
+    hashes.map(reach).sum()
+}
+
+#[test]
+fn homes_reach_no_farther_than_their_entries_after_many_have_come_and_gone() {
+    const COUNT: u64 = 20_000;
+    let index = Cceh::with_capacity(COUNT);
+    let mut rng = Rng::from_seed(21);
+    let mut held = Model::new();
+    let mut number = 0;
+    let mut come = |held: &mut Model, rng: &mut Rng| {
+        number += 1;
+        let hash = rng.next_u64();
+        index.insert(hash, word(number));
+        held.insert(hash, vec![word(number)]);
+    };
+    (0..COUNT).for_each(|_| come(&mut held, &mut rng));
+    for _ in 0..20 * COUNT {
+        let after = rng.next_u64();
+        let hash = *held.range(after..).next().or(held.iter().next()).unwrap().0;
+        let words = held.remove(&hash).unwrap();
+        assert!(index.remove(hash, words[0]));
+        come(&mut held, &mut rng);
+    }
+    check_contents(&index, &held);
+    let fresh = Cceh::with_capacity(COUNT);
+    held.iter().for_each(|(hash, words)| fresh.insert(*hash, words[0]));
+    let [now, then] = [&index, &fresh].map(|index| reaches(index, held.keys().copied()));
+    assert!(then > 100 && now < 2 * then, "{now}, {then} in an index that was just made");
+    for (hash, words) in &held {
+        assert!(index.remove(*hash, words[0]));
+    }
+    assert_eq!(reaches(&index, held.keys().copied()), 0, "there is nothing any more");
+}

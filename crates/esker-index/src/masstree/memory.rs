@@ -20,17 +20,17 @@
 
 use super::node::Node;
 use crate::locks::Mutex;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 use crate::pages::{Words, zeroed};
 use crate::reclaim::{LongPin, pin_long};
 use esker_base::striped::Striped;
 use esker_base::sync::atomic::{AtomicU64, Ordering};
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const CHUNK_MAX: usize = 8 << 20;
 const TAG_SHIFT: u32 = 61;
 const TAIL: u64 = 1 << TAG_SHIFT;
@@ -42,7 +42,7 @@ const TAGS: u64 = 7 << TAG_SHIFT;
 pub(super) struct Tail {
     word: AtomicU64,
     length: usize,
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     bytes: Box<[u8]>,
 }
 
@@ -55,13 +55,13 @@ impl Tail {
         self.word.store(word, Ordering::Release);
     }
 
-    #[cfg(shuttle)]
+    #[cfg(feature = "shuttle")]
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// The bytes of the key behind the slice of its slot.
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub(super) fn bytes(&self) -> &[u8] {
         let start = std::ptr::from_ref(self).wrapping_add(1).cast::<u8>();
         let whole = std::ptr::with_exposed_provenance(start.expose_provenance());
@@ -155,7 +155,7 @@ struct Slab {
     bytes: AtomicUsize,
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 #[derive(Debug, Default)]
 struct Stripe {
     chunks: Vec<Words>,
@@ -165,14 +165,14 @@ struct Stripe {
     free: BTreeMap<usize, Vec<usize>>,
 }
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 #[derive(Debug, Default)]
 struct Stripe {
     nodes: Vec<Arc<Node>>,
     tails: Vec<Arc<Tail>>,
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 impl Slab {
     /// The address of a block; zeroed unless it was used before.
     fn allocate(&self, bytes: usize, unit: usize) -> usize {
@@ -233,9 +233,9 @@ struct Slabs {
 #[derive(Debug, Default)]
 pub(super) struct Memory(Arc<Slabs>);
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const NODE_UNIT: usize = align_of::<Node>();
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 const TAIL_UNIT: usize = 16;
 
 /// Keeps what a thread reads of a tree from being used again.
@@ -257,7 +257,7 @@ impl Memory {
     }
 }
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 impl Guard<'_> {
     /// A node for this thread alone until it is stored. Its fields hold anything.
     pub(super) fn new_node(&self) -> &Node {
@@ -297,7 +297,7 @@ impl Guard<'_> {
 
 /// Shuttle's atomics are no plain words, and the collector is no part of the explored program: all
 /// stays until the tree goes.
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 impl Guard<'_> {
     pub(super) fn new_node(&self) -> &Node {
         let node = Arc::new(Node::default());

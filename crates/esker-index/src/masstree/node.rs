@@ -145,7 +145,7 @@ pub(super) struct Node {
     slices: Slices,
     slots: Slots,
 }
-const _: () = assert!(cfg!(shuttle) || size_of::<Node>() == 320);
+const _: () = assert!(cfg!(feature = "shuttle") || size_of::<Node>() == 320);
 
 /// A key in a border: slice, length, and what stands there.
 #[derive(Clone, Copy, Debug)]

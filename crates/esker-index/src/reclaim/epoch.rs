@@ -171,7 +171,7 @@ impl<const NUMBER: usize> Domain<NUMBER> {
 
     /// Does `work` when everyone who reads now is done. What they must not find any more has been
     /// taken away before.
-    #[cfg_attr(shuttle, expect(dead_code, reason = "what is replaced stays then"))]
+    #[cfg_attr(feature = "shuttle", expect(dead_code, reason = "what is replaced stays then"))]
     pub(super) fn defer(&self, work: impl FnOnce() + Send + 'static) {
         let mut garbage = self.garbage.lock();
         garbage.push_back((self.epoch.load(Ordering::Relaxed), Box::new(work)));
@@ -241,7 +241,7 @@ mod barrier {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use std::sync::mpsc::{Receiver, channel};

@@ -30,7 +30,7 @@ pub(super) struct Region {
     /// Set once, under the lock: the entries of these homes are in the table's growth.
     pub(super) migrated: AtomicBool,
 }
-const _: () = assert!(cfg!(any(loom, shuttle)) || size_of::<Region>() == 64);
+const _: () = assert!(cfg!(any(loom, feature = "shuttle")) || size_of::<Region>() == 64);
 const _: () = assert!(1 << GEOMETRY.region_bits <= Region::HOMES_MAX);
 const _: () = assert!(Region::HOMES_MAX / SLOTS <= 32, "a bit for each line");
 

@@ -270,7 +270,7 @@ impl Hint {
     }
 }
 
-#[cfg(all(test, not(any(loom, shuttle))))]
+#[cfg(all(test, not(any(loom, feature = "shuttle"))))]
 mod tests {
     use super::*;
     use crate::entry::with_within;

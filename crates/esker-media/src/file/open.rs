@@ -115,6 +115,9 @@ fn examine(
         if fresh {
             create(fd, path, wanted, created, options)?;
             size_bytes = wanted;
+        } else if options.resize && !is_raw_device && !options.read_only {
+            resize(fd, size_bytes, wanted)?;
+            size_bytes = wanted;
         }
         check_size(is_raw_device, wanted, size_bytes)?;
     }
@@ -193,6 +196,15 @@ fn create(
     allocated?;
     // A link stays one, and leads to where the file is.
     flush_folder(&path.canonicalize().unwrap_or_else(|_| path.to_path_buf()))
+}
+
+/// Gives a file another size, allocated as far as the file system can.
+fn resize(fd: &LockedFile, size_bytes: u64, wanted: u64) -> Result<()> {
+    match wanted {
+        0 => Err(Error::invalid("resize file", "a size of 0 bytes")),
+        _ if wanted > size_bytes => allocate(fd, size_bytes, wanted - size_bytes),
+        _ => rustix::fs::ftruncate(fd, wanted).map_err(failed("resize file")),
+    }
 }
 
 /// Makes the entry of a file durable.

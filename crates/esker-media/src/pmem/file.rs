@@ -34,6 +34,8 @@ pub struct PmemOptions {
     /// If the file does not exist or is empty: create it with this size in bytes, allocated in
     /// full. An existing file must have this size.
     pub create_size_bytes: Option<u64>,
+    /// A file that exists with another size gets this one: for who gives up what it holds.
+    pub resize: bool,
     /// Take a file that is not persistent memory as if it were: memory speed, and nothing survives
     /// a power cut. Ignored where the memory is real.
     pub emulate: bool,
@@ -101,6 +103,7 @@ impl PmemFile {
             path,
             &OpenOptions {
                 create_size_bytes: options.create_size_bytes,
+                resize: options.resize,
                 direct: Direct::Never,
                 read_only: options.read_only,
                 mapped: true,

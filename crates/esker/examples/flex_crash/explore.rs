@@ -1,6 +1,8 @@
 //! One seed: its workload, the states that cuts leave, and what is found in them.
 
-use crate::workload::{self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Told, Workload};
+use crate::workload::{
+    self, Content, DEVICES, OPERATIONS, OPERATIONS_MORE, Told, Workload, allows,
+};
 use esker_base::rng::Rng;
 use esker_media::sim::{Image, Initial, Replay, SimDevices, SiteVisits};
 use esker_testkit::command::Figures;
@@ -13,6 +15,8 @@ use std::rc::Rc;
 const STATES: u64 = 48;
 /// One state of so many goes on after its recovery.
 const FOLLOW_UP_ONE_IN: u64 = 6;
+/// Opens what stood on recycled media, by a clock for which nothing has expired.
+const SEED_OF_OLDER: u64 = 2;
 
 /// What was done and found.
 #[derive(Default)]
@@ -26,6 +30,8 @@ pub(crate) struct Report {
     distinct: u64,
     recoveries: u64,
     follow_ups: u64,
+    /// States in which what is made was none yet, or empty, or still what the media held before.
+    made: [u64; 3],
     visits: SiteVisits,
     violations: Vec<String>,
 }
@@ -41,6 +47,7 @@ impl Figures for Report {
         self.distinct += other.distinct;
         self.recoveries += other.recoveries;
         self.follow_ups += other.follow_ups;
+        self.made.iter_mut().zip(other.made).for_each(|(sum, other)| *sum += other);
         self.visits.merge(&other.visits);
         self.violations.extend(other.violations);
     }
@@ -78,6 +85,11 @@ impl fmt::Display for Report {
             "{} states, {} distinct, {} recoveries, {} of them went on and were cut again",
             self.states, self.distinct, self.recoveries, self.follow_ups
         )?;
+        let [none, empty, older] = self.made;
+        writeln!(
+            f,
+            "while it is made: {none} states in which there is none, {empty} empty, {older} as before"
+        )?;
         for (site, count) in self.visits.sorted() {
             writeln!(f, "  {site}: {count} visits")?;
         }
@@ -88,13 +100,23 @@ impl fmt::Display for Report {
 
 type Outcome = Result<Content, String>;
 
+/// What is said of a recovery that is wrong whatever the media hold.
+const PANICKED: &str = "recovery panicked";
+
 /// Recovers these images and reads everything.
 fn recover(images: &[Image], seed: u64) -> Outcome {
     let opened = catch_unwind(AssertUnwindSafe(|| workload::open_and_read(images, seed)));
     match opened {
         Ok(found) => found.map_err(|error| format!("recovery failed: {error}")),
-        Err(_) => Err("recovery panicked".to_owned()),
+        Err(_) => Err(PANICKED.to_owned()),
     }
+}
+
+/// What a cut left while it was made is none, which may take any error: then one is made over it, and used.
+fn make_again(images: &[Image], seed: u64) -> Result<(), String> {
+    let initial: Vec<_> = images.iter().cloned().map(Initial::Recycled).collect();
+    let made = workload::run(&initial, seed, OPERATIONS_MORE, None).map(drop);
+    made.map_err(|words| format!("made again: {words}"))
 }
 
 /// A second recovery, more operations, another cut, and what is found then. `told`: what clients know from before the first cut.
@@ -156,12 +178,24 @@ pub(crate) fn explore_seed(seed: u64, only: Option<u64>) -> Report {
 }
 
 fn make(seed: u64) -> Result<(Workload, bool), String> {
-    let initial = match seed % 5 {
-        0 => vec![Initial::Zeros; DEVICES],
-        1 => vec![Initial::Random; DEVICES],
-        _ => workload::recycled(seed ^ 0x5555)?.into_iter().map(Initial::Recycled).collect(),
+    let (initial, older) = match seed % 5 {
+        0 => (vec![Initial::Zeros; DEVICES], None),
+        1 => (vec![Initial::Random; DEVICES], None),
+        _ => {
+            let images = workload::recycled(seed ^ 0x5555)?;
+            // None, if that one was cut while it was made.
+            let older = match recover(&images, SEED_OF_OLDER) {
+                Err(words) if words == PANICKED => return Err(words),
+                found => found.ok(),
+            };
+            (images.into_iter().map(Initial::Recycled).collect(), older)
+        }
     };
-    Ok((workload::run(&initial, seed, OPERATIONS, None)?, seed % 5 > 1))
+    let mut workload = workload::run(&initial, seed, OPERATIONS, None)?;
+    if let Some(older) = older {
+        workload.timeline.over(workload.opened_at, older);
+    }
+    Ok((workload, seed % 5 > 1))
 }
 
 impl Seed {
@@ -172,7 +206,8 @@ impl Seed {
     fn points(&mut self, workload: &Workload, only: Option<u64>) {
         let traces = workload.devices.traces();
         let mut replays: Vec<Replay<'_>> = traces.iter().map(|trace| trace.replay()).collect();
-        for point in workload.opened_at..=workload.devices.position() {
+        // From before the first call: what was there may be an older one, which is written over.
+        for point in 0..=workload.devices.position() {
             for replay in &mut replays {
                 replay.advance_to(point);
             }
@@ -189,6 +224,7 @@ impl Seed {
     /// States of a point: any state of one device with any of the others.
     fn point(&mut self, replays: &[Replay<'_>], workload: &Workload, point: u64) {
         let timeline = &workload.timeline;
+        let is_made = point >= workload.opened_at;
         let version = timeline.version(point);
         let mut states: Vec<_> = replays
             .iter()
@@ -233,20 +269,27 @@ impl Seed {
             let outcome = Rc::clone(outcome);
             let judged = match &*outcome {
                 Ok(found) => timeline.judge(point, found),
+                Err(words) if !is_made && words != PANICKED => Ok(()),
                 Err(words) => Err(words.clone()),
             };
+            if !is_made {
+                let kind = match &*outcome {
+                    Err(_) => 0,
+                    Ok(found) if allows(&Content::default(), found, 0) => 1,
+                    Ok(_) => 2,
+                };
+                self.report.made[kind] += 1;
+            }
             if let Err(words) = judged {
                 let described: Vec<_> = chosen.iter().map(|state| state.describe()).collect();
                 self.violation(point, &format!("{words} {described:?}"));
                 return;
             }
-            if is_new
-                && self.rng.chance(1, FOLLOW_UP_ONE_IN)
-                && let Ok(found) = &*outcome
-            {
+            if is_new && self.rng.chance(1, FOLLOW_UP_ONE_IN) {
                 self.report.follow_ups += 1;
-                let went = catch_unwind(AssertUnwindSafe(|| {
-                    go_on(&images(), found, workload.told(point), seed)
+                let went = catch_unwind(AssertUnwindSafe(|| match &*outcome {
+                    Ok(found) => go_on(&images(), found, workload.told(point), seed),
+                    Err(_) => make_again(&images(), seed),
                 }));
                 if let Err(words) = went.unwrap_or_else(|_| Err("a panic".to_owned())) {
                     self.violation(point, &words);

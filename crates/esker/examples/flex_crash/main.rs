@@ -3,8 +3,9 @@
 //! For each seed a workload runs on three recording devices that lose power together. At every point before
 //! and after each call, states that a cut there may leave are put together from those of the devices, all of
 //! them if they are few; from each the space is opened, and what it holds must be what some beginning of the
-//! operations made, none missing that was before the last sync that returned. Some are opened again, go on with
-//! more operations, are cut again, and must again hold such a beginning.
+//! operations made, none missing that was before the last sync that returned. While it is made there is none, an
+//! empty one, or what stood on the media before. Some are opened again, go on with more operations, are cut
+//! again, and must again hold such a beginning.
 #![allow(
     clippy::indexing_slicing,
     clippy::unwrap_used,

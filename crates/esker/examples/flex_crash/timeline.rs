@@ -19,6 +19,8 @@ pub(crate) struct Timeline {
     floors: Vec<(u64, usize)>,
     /// From this position on the clock said so.
     times: Vec<(u64, u64)>,
+    /// Before this position it may also be what stood on the media before.
+    older: Option<(u64, Content)>,
 }
 
 impl Timeline {
@@ -26,6 +28,11 @@ impl Timeline {
     pub(crate) fn begin(&mut self, position: u64, content: Content) -> usize {
         self.moments.push(Moment { from: position, until: u64::MAX, content });
         self.moments.len() - 1
+    }
+
+    /// The media held this when a new one was made over it, which was whole at `position`.
+    pub(crate) fn over(&mut self, position: u64, older: Content) {
+        self.older = Some((position, older));
     }
 
     /// What the last operation left, of which not everything was known when it began.
@@ -108,7 +115,10 @@ impl Timeline {
                 || position == u64::MAX && moment.until == u64::MAX
         };
         let all = || self.moments[floor..].iter().enumerate().filter(allowed);
-        if all().any(|(_, moment)| allows(&moment.content, found, time)) {
+        let mut older = self.older.iter().filter(|older| position < older.0);
+        if all().any(|(_, moment)| allows(&moment.content, found, time))
+            || older.any(|(_, content)| allows(content, found, time))
+        {
             return Ok(());
         }
         let same = self.moments.iter().position(|moment| allows(&moment.content, found, time));

@@ -248,7 +248,7 @@ fn large_heads() -> Told {
 
 /// Keys have values that last, and then some that expire: of some keys these are in the space when their time comes, of others in the
 /// log. While they are left out, wherever that is cut, a store with a clock that is behind finds these values or none, never
-/// those before, and every large one whole.
+/// those before, and every one whole; what is put meanwhile, and acknowledged, is there.
 fn expired() -> Told {
     const BEGIN: u64 = 1_000_000;
     const TIME: u64 = BEGIN + 100;
@@ -261,9 +261,11 @@ fn expired() -> Told {
         Store::open_flex_on(files(devices), &options).map_err(words)
     };
     let key = |number: u8| [b'k', number];
+    let value =
+        |number: u8, first: u8| vec![first; if number.is_multiple_of(3) { 400 } else { 30 }];
     let put = |store: &Store, numbers: std::ops::Range<u8>, first: u8, expires_at| {
         for number in numbers {
-            let value = vec![first; if number % 3 == 0 { 400 } else { 30 }];
+            let value = value(number, first);
             let attributes = Attributes { expires_at, ..Attributes::default() };
             let options = PutOptions { attributes, ..PutOptions::default() };
             store.put_with(&key(number), &value, options).map_err(words)?;
@@ -281,11 +283,16 @@ fn expired() -> Told {
     let store = open(&devices, TIME)?;
     let from = devices.position();
     store.clean(usize::MAX).map_err(words)?;
-    put(&store, 0..4, 4, None)?;
+    let mut acknowledged = Vec::new();
+    for number in 0..4 {
+        put(&store, number..number + 1, 4, None)?;
+        acknowledged.push(devices.position());
+    }
     store.check().map_err(words)?;
     let to = devices.position();
     for number in 0..16 {
-        expect_value(&store, &key(number), if number < 4 { &[4] } else { &[] })?;
+        let right = (number < 4).then(|| value(number, 4));
+        expect(&store, &key(number), right.as_deref())?;
     }
     store.forget();
     for cut in from..=to {
@@ -293,8 +300,14 @@ fn expired() -> Told {
         let judged = || -> Told {
             let store = open(&of_images(&images), BEGIN)?;
             for number in 0..16 {
-                let newest = if number < 8 { 2 } else { 3 };
-                expect_value(&store, &key(number), &[newest, 4])?;
+                let expired = value(number, if number < 8 { 2 } else { 3 });
+                let put = acknowledged.get(usize::from(number)).map(|at| (*at, value(number, 4)));
+                let right = match put {
+                    Some((at, put)) if cut >= at => vec![Some(put)],
+                    Some((_, put)) => vec![None, Some(expired), Some(put)],
+                    None => vec![None, Some(expired)],
+                };
+                expect_one(&store, &key(number), &right)?;
             }
             if let Some(problem) = store.check().map_err(words)?.problems.first() {
                 return Err(problem.clone());
@@ -307,11 +320,12 @@ fn expired() -> Told {
     Ok(())
 }
 
-/// A key has nothing, or a value that begins so.
-fn expect_value(store: &Store, key: &[u8], firsts: &[u8]) -> Told {
-    let found = store.get(key).map_err(words)?;
-    match found.as_ref().and_then(|found| found.first()) {
-        Some(first) if !firsts.contains(first) => Err(format!("{key:?} has {first}")),
-        _ => Ok(()),
+/// A key has one of these values, or nothing if that is among them.
+fn expect_one(store: &Store, key: &[u8], right: &[Option<Vec<u8>>]) -> Told {
+    let found = store.get(key).map_err(words)?.map(|found| found.to_vec());
+    if right.contains(&found) {
+        return Ok(());
     }
+    let found = found.map(|found| (found.len(), found.first().copied()));
+    Err(format!("{key:?} has {found:?}"))
 }

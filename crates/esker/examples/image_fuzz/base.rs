@@ -20,17 +20,26 @@ const KEYS: u64 = 40;
 pub(crate) struct Base {
     pub(crate) files: Vec<Vec<u8>>,
     pub(crate) backup: Option<Files>,
+    /// Whether there was to be one.
+    pub(crate) backs_up: bool,
     pub(crate) known: Known,
 }
 
-/// Makes one. Nothing, if checksums that do not count keep the store from being made or opened again.
-pub(crate) fn make(shape: &Shape, seed: u64) -> Option<Base> {
+/// Makes one.
+///
+/// # Errors
+/// Checksums that do not count keep the store from being made or opened again; where they count, nothing may.
+pub(crate) fn make(shape: &Shape, seed: u64) -> Result<Base, String> {
     let shape = *shape;
     let made = esker_trt::sim::run(seed, move || match shape.subject {
         Subject::Space => of_space(&shape, seed),
         _ => of_store(&shape, seed),
     });
-    made.outcome.ok().flatten()
+    made.outcome.map_err(words)?
+}
+
+fn words(error: esker::Error) -> String {
+    error.to_string()
 }
 
 /// A key: short ones, some that are long, all with much in common.
@@ -59,12 +68,12 @@ pub(crate) fn value(rng: &mut Rng, segment: u64) -> Vec<u8> {
     value
 }
 
-fn of_store(shape: &Shape, seed: u64) -> Option<Base> {
+fn of_store(shape: &Shape, seed: u64) -> Result<Base, String> {
     let mut rng = Rng::from_seed(seed);
     let media = Media::blank(shape);
     let mut options = shape.options(rng.next_u64(), 0);
     options.format = true;
-    let mut store = media.open(&options).ok()?;
+    let mut store = media.open(&options).map_err(words)?;
     let mut known = Known::new();
     let archive = SimArchive::new();
     let count = OPERATIONS[1] + rng.below(OPERATIONS[0] - OPERATIONS[1]);
@@ -89,17 +98,17 @@ fn of_store(shape: &Shape, seed: u64) -> Option<Base> {
         _ => store.forget(),
     }
     let backup = files_of(&archive).ok().filter(|(names, _)| !names.is_empty());
-    Some(Base { files: media.contents(), backup, known })
+    Ok(Base { files: media.contents(), backup, backs_up: backed_up < count, known })
 }
 
-fn reopen(store: Store, media: &Media, shape: &Shape, rng: &mut Rng) -> Option<Store> {
+fn reopen(store: Store, media: &Media, shape: &Shape, rng: &mut Rng) -> Result<Store, String> {
     if rng.chance(1, 2) {
         let _ = store.close();
         drop(store);
     } else {
         store.forget();
     }
-    media.open(&shape.options(rng.next_u64(), 0)).ok()
+    media.open(&shape.options(rng.next_u64(), 0)).map_err(words)
 }
 
 /// Does something. What comes of it is not looked at: a store may be full, or have checksums that do not count.
@@ -153,23 +162,23 @@ fn operate(store: &Store, shape: &Shape, rng: &mut Rng, known: &mut Known) {
     }
 }
 
-fn of_space(shape: &Shape, seed: u64) -> Option<Base> {
+fn of_space(shape: &Shape, seed: u64) -> Result<Base, String> {
     let mut rng = Rng::from_seed(seed);
     let media = Media::blank(shape);
     let mut options = shape.space_options(rng.next_u64());
     options.format = true;
-    let mut space = media.open_space(&options).ok()?;
+    let mut space = media.open_space(&options).map_err(words)?;
     for _ in 0..OPERATIONS[1] + rng.below(OPERATIONS[0] - OPERATIONS[1]) {
         if rng.chance(1, 40) {
             if rng.chance(1, 2) {
                 let _ = space.close();
             }
-            space = media.open_space(&shape.space_options(rng.next_u64())).ok()?;
+            space = media.open_space(&shape.space_options(rng.next_u64())).map_err(words)?;
         }
         crate::space::operate(&space, &mut rng);
     }
     if rng.chance(1, 2) {
         let _ = space.close();
     }
-    Some(Base { files: media.contents(), ..Base::default() })
+    Ok(Base { files: media.contents(), ..Base::default() })
 }

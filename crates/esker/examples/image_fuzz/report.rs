@@ -1,5 +1,6 @@
 //! What was done and found.
 
+use crate::media::Subject;
 use crate::run::Seen;
 use crate::watch::Run;
 use esker_media::sim::SiteVisits;
@@ -15,6 +16,8 @@ pub(crate) struct Report {
     pub(crate) strict_runs: u64,
     /// Groups without an image to begin with.
     pub(crate) without_base: u64,
+    /// Groups with an image of which there was to be a backup.
+    pub(crate) backups: u64,
     seen: Seen,
     /// Stores that opened where checksums count.
     strict_opened: u64,
@@ -52,6 +55,19 @@ impl Report {
     pub(crate) fn loose(&self) -> (u64, u64) {
         (self.seen.opened - self.strict_opened, self.runs - self.strict_runs)
     }
+
+    /// What never came about in whole groups: then nothing is known of what is behind it.
+    pub(crate) fn never(&self, subject: Subject) -> impl Iterator<Item = &'static str> {
+        [
+            ("opened where checksums count", self.strict_opened, true),
+            ("reopened", self.seen.reopened, true),
+            ("repaired", self.seen.repaired, true),
+            ("formatted", self.seen.formatted, subject != Subject::Space),
+            ("restored", self.seen.restored, self.backups > 0),
+        ]
+        .into_iter()
+        .filter_map(|(what, count, is_tried)| (is_tried && count == 0).then_some(what))
+    }
 }
 
 impl Figures for Report {
@@ -59,6 +75,7 @@ impl Figures for Report {
         self.runs += other.runs;
         self.strict_runs += other.strict_runs;
         self.without_base += other.without_base;
+        self.backups += other.backups;
         self.strict_opened += other.strict_opened;
         self.see(other.seen, false);
         self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
@@ -84,6 +101,7 @@ impl Figures for Report {
             ("images", self.runs),
             ("strict", self.strict_runs),
             ("opened", self.seen.opened),
+            ("strict_opened", self.strict_opened),
             ("reopened", self.seen.reopened),
             ("repaired", self.seen.repaired),
             ("restored", self.seen.restored),

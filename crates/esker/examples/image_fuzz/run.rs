@@ -45,10 +45,18 @@ pub(crate) fn group(subject: Subject, group: u64, seeds: Range<u64>) -> Report {
     let mut report = Report::default();
     loose::set(counted);
     let run = Run { subject, seed: seeds.start };
-    let base = watched(run, &mut report, "", || base::make(&shape, group)).flatten();
+    let base = watched(run, &mut report, "", || base::make(&shape, group));
     match base {
+        // A panic, which is noted.
         None => report.without_base += 1,
-        Some(base) => {
+        Some(Err(error)) => {
+            report.without_base += 1;
+            if counted.is_none() {
+                report.violation("no image to begin with, though checksums count", run, &error);
+            }
+        }
+        Some(Ok(base)) => {
+            report.backups += u64::from(base.backs_up);
             for seed in seeds {
                 one(Run { subject, seed }, &shape, &base, counted.is_none(), &mut report);
             }

@@ -19,6 +19,8 @@ const SCAN_KEYS: u32 = 200;
 const EXPIRING: u64 = 200;
 /// Between two looks whether it is over.
 const WAIT: Duration = Duration::from_millis(10);
+/// Nobody maintains for so long now and then.
+const PAUSE: Duration = Duration::from_secs(3);
 
 pub(crate) struct Child<'a> {
     pub(crate) arguments: &'a Arguments,
@@ -299,7 +301,10 @@ impl Child<'_> {
                     }
                 }
                 _ => {
-                    esker_trt::sleep(Duration::from_secs(3));
+                    let until = SystemClock.monotonic() + PAUSE;
+                    while !self.is_over() && SystemClock.monotonic() < until {
+                        esker_trt::sleep(WAIT);
+                    }
                     Ok(())
                 }
             };
@@ -318,7 +323,7 @@ impl Child<'_> {
         self.store.backup(&folder.path().join("backup")).map(drop)
     }
 
-    /// The store has the items that were acknowledged, and nothing else.
+    /// The store has the values that were acknowledged, and nothing else.
     fn close(self) -> Result<(), String> {
         let words = |error: esker::Error| error.to_string();
         for number in 0..EXPIRING {
@@ -336,8 +341,18 @@ impl Child<'_> {
         if self.arguments.engine != EngineKind::Flex && !fits {
             return Err(format!("{items} items by count, and {right} were written"));
         }
+        for (number, progress) in (0..).zip(&self.keys) {
+            let last = Span(progress.newest(), progress.newest());
+            let judged = last.judge(number, self.get(number)?);
+            judged.map_err(|words| format!("at the end: {words}"))?;
+        }
+        let met = self.store.iter().try_fold(0, |met, item| item.map(|_| met + 1));
+        let met: u64 = met.map_err(words)?;
+        if met != right {
+            return Err(format!("a walk at the end meets {met} items, and {right} were written"));
+        }
         self.store.close().map_err(words)?;
-        Message::tell(&[Message::Closed(u32::try_from(right).unwrap())]);
+        Message::tell(&[Message::Closed(u32::try_from(met).unwrap())]);
         Ok(())
     }
 }

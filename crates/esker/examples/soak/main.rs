@@ -3,8 +3,8 @@
 //! A process of its own opens the store, says what every key has, and works (`child`): writers, readers, scans, snapshots, walks,
 //! keys that expire, syncs, cleaning, trimming, checkpoints, backups, checks. It tells each write before it begins and after it
 //! returned. Two of three rounds end with `kill -9`, some of them while it opens; then the next process has to find of each
-//! key what was acknowledged, or what was under way. The third ends with a check and a close. Prints a line for each round, and
-//! the same to a ledger.
+//! key what was acknowledged, or what was under way. The third ends with a check, a look at every key and a close; behind the
+//! last one another process opens what it left. Prints a line for each round, and the same to a ledger.
 //!
 //! Devices do not fail here and the power stays on: that is what the crash explorations are for.
 #![allow(

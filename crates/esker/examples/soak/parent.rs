@@ -8,11 +8,13 @@ use esker_base::clock::{Clock, SystemClock};
 use esker_base::rng::Rng;
 use std::fmt::Write as _;
 use std::io::{BufReader, Write as _};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
+const SIGKILL: i32 = 9;
 /// A round that does not end so long after it was told to hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -31,6 +33,17 @@ struct Known {
 enum End {
     Killed,
     Closed,
+}
+
+/// What came of waiting for the end of a process.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stopped {
+    resident_bytes: u64,
+    files: usize,
+    /// Whether it ran until this process killed it.
+    killed: bool,
+    /// Whether it was to close, and did not.
+    hung: bool,
 }
 
 /// Figures of a round.
@@ -64,18 +77,25 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), String> {
     let mut rng = Rng::from_seed(arguments.seed);
     let mut known = vec![Known::default(); arguments.keys() as usize];
     let mut round = 0;
+    let wrong = |round: u64, words: String| format!("{}, round {round}: {words}", arguments.engine);
     // The last round is a closed one.
     let mut end = End::Killed;
-    while round < model::ROUNDS_MAX && (minutes() < arguments.minutes || end == End::Killed) {
+    // One more opens what it left.
+    while round + 1 < model::ROUNDS_MAX && (minutes() < arguments.minutes || end == End::Killed) {
         end = if round % 3 == 2 { End::Closed } else { End::Killed };
         // Some are killed while they open.
         let most = if rng.chance(1, 8) && end == End::Killed { 0.1 } else { arguments.round };
         let seconds = most * rng.below(1000) as f64 / 1000.0;
         let seen = one(&arguments, round, (end, Duration::from_secs_f64(seconds)), &mut known)
-            .map_err(|words| format!("{}, round {round}: {words}", arguments.engine))?;
+            .map_err(|words| wrong(round, words))?;
         tell(&arguments, round, (end, seconds), &seen)?;
         round += 1;
     }
+    // It reads all of what the last close left, and closes.
+    let seen = one(&arguments, round, (End::Closed, Duration::ZERO), &mut known)
+        .map_err(|words| wrong(round, words))?;
+    tell(&arguments, round, (End::Closed, 0.0), &seen)?;
+    round += 1;
     let next = arguments.seed + 1;
     println!("{}: {round} rounds passed, go on with --seed {next}", arguments.engine);
     Ok(())
@@ -98,7 +118,7 @@ fn one(
     let input = child.stdin.take().ok_or("no input")?;
     let (ended, ends) = channel();
     let mut seen = Round::default();
-    let hung = std::thread::scope(|scope| {
+    let stopped = std::thread::scope(|scope| {
         let child = &mut child;
         let killer = scope.spawn(move || stop(child, input, (end, time), ends));
         let mut output = BufReader::new(output);
@@ -114,36 +134,39 @@ fn one(
             }
         };
         drop(ended);
-        let (resident, files, hung) = killer.join().unwrap_or_default();
-        (seen.resident_bytes, seen.files) = (resident, files);
-        heard.map(|()| hung)
+        let stopped = killer.join().unwrap_or_default();
+        heard.map(|()| stopped)
     });
     // A process that failed a judgement here still runs.
     let _ = child.kill();
     let status = child.wait().map_err(words)?;
-    if hung? {
+    let Stopped { resident_bytes, files, killed, hung } = stopped?;
+    (seen.resident_bytes, seen.files) = (resident_bytes, files);
+    if hung {
         return Err("it does not end".to_owned());
     }
     match end {
-        End::Closed if !status.success() || !seen.closed => {
+        End::Closed if !status.success() || !seen.is_read || !seen.closed => {
             Err(format!("it was to close and did not: {status}"))
         }
-        End::Killed if status.code().is_some() => Err(format!("it ended before: {status}")),
+        // Somebody else, or itself: it crashed, or there is too little memory.
+        End::Killed if !killed || status.signal() != Some(SIGKILL) => {
+            Err(format!("it ended before: {status}"))
+        }
         _ => Ok(seen),
     }
 }
 
-/// Ends the process when it is time, unless it ended itself; its memory and files then, and whether it had to be killed although
-/// it was to close.
+/// Ends the process when it is time, unless it ended itself; its memory and files then.
 fn stop(
     child: &mut Child,
     input: ChildStdin,
     (end, time): (End, Duration),
     ends: Receiver<()>,
-) -> (u64, usize, bool) {
+) -> Stopped {
     let is_over = |time| ends.recv_timeout(time) != Err(RecvTimeoutError::Timeout);
     if is_over(time) {
-        return (0, 0, false);
+        return Stopped::default();
     }
     let of = Path::new("/proc").join(child.id().to_string());
     let files = std::fs::read_dir(of.join("fd")).map_or(0, Iterator::count);
@@ -151,21 +174,15 @@ fn stop(
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let resident = resident.and_then(|text| text.trim().split(' ').next()?.parse::<u64>().ok());
     let resident_bytes = resident.unwrap_or(0) << 10;
-    let kill = |child: &mut Child| child.kill().expect("it can be killed");
-    match end {
-        End::Killed => {
-            kill(child);
-            (resident_bytes, files, false)
-        }
-        End::Closed => {
-            drop(input);
-            let hangs = !is_over(PATIENCE);
-            if hangs {
-                kill(child);
-            }
-            (resident_bytes, files, hangs)
-        }
+    let hung = end == End::Closed && {
+        drop(input);
+        !is_over(PATIENCE)
+    };
+    let killed = end == End::Killed || hung;
+    if killed {
+        child.kill().expect("it can be killed");
     }
+    Stopped { resident_bytes, files, killed, hung }
 }
 
 /// Notes what was told, and judges what was found.

@@ -96,9 +96,7 @@ pub(crate) trait Engine: Send + Sync + std::fmt::Debug {
     fn abandon(&self) {}
     fn get(&self, key: &[u8], admit: Admit<'_>) -> Result<Option<Value>>;
     /// What a write under way gives `key`, if there is one and that is to be had: see [`Store::get_pending`](crate::Store::get_pending).
-    fn get_pending(&self, _key: &[u8]) -> Result<Option<Value>> {
-        Ok(None)
-    }
+    fn get_pending(&self, key: &[u8]) -> Result<Option<Value>>;
     /// The values of several keys, for a thread that would wait for one read after the other.
     fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
         keys.iter().map(|key| self.get(key, &mut |_| Ok(()))).collect()

@@ -96,6 +96,10 @@ impl Engine for Reading {
         self.open("get")?.get(key, admit)
     }
 
+    fn get_pending(&self, key: &[u8]) -> Result<Option<Value>> {
+        self.open("get")?.get_pending(key)
+    }
+
     fn get_many(&self, keys: &[&[u8]]) -> Result<Vec<Option<Value>>> {
         self.open("get")?.get_many(keys)
     }

@@ -479,7 +479,7 @@ impl Space {
     /// # Errors
     /// As for [`Space::sync`].
     pub fn close(self) -> Result<()> {
-        self.checkpoint()
+        if self.0.options.read_only { Ok(()) } else { self.checkpoint() }
     }
 }
 

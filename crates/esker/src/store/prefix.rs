@@ -58,7 +58,7 @@ impl Snapshot {
 }
 
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests {
     use super::*;
 

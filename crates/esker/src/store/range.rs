@@ -24,10 +24,10 @@ fn visit(
     mut visit: impl FnMut(Met<'_>) -> ControlFlow<()>,
 ) -> Result<usize> {
     let mut count = 0;
-    if limit == 0 {
-        return Ok(count);
-    }
     let mut show = |met: Met<'_>| {
+        if limit == 0 {
+            return ControlFlow::Break(());
+        }
         count += 1;
         let shown = visit(met);
         if count < limit { shown } else { ControlFlow::Break(()) }

@@ -6,7 +6,8 @@ use crate::value::Value;
 use esker_base::{ErrorKind, Result};
 use std::collections::VecDeque;
 
-/// A store as it was at one moment; see [`Store::snapshot`].
+/// A store as it was at one moment, but for items that have expired by the time of a call: these are not there any more; see
+/// [`Store::snapshot`].
 #[derive(Debug)]
 pub struct Snapshot {
     pub(super) store: Store,

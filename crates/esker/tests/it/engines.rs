@@ -88,6 +88,7 @@ fn every_call_on_a_closed_store_says_so() {
             ("write", other.write(Batch::new().put(b"key", b"other")).map(drop)),
             ("write nothing", other.write(&Batch::new()).map(drop)),
             ("modify", other.modify(b"key", |_| None).map(drop)),
+            ("get_pending", other.get_pending(b"key", |_| Ok(())).map(drop)),
             ("iter", other.iter().next().expect("an answer").map(drop)),
             ("sync", other.sync()),
             ("clean", other.clean(1).map(drop)),

@@ -397,6 +397,8 @@ fn a_store_larger_than_places_can_name_is_refused_before_anything_is_written() {
     options.testing.segment_size_bytes = None;
     let vast = std::sync::Arc::new(Vast(SimPm::new(SimPmOptions::new(4096, 9)), MOST + (4 << 20)));
     let open = |options: &Options| Store::open_on_memory(vast.clone(), options).unwrap_err();
+    // Nor is one a cache.
+    assert_eq!(open(&Options { cache: true, ..options.clone() }).kind(), ErrorKind::Unsupported);
     let error = open(&options);
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
     assert!(error.to_string().contains(&MOST.to_string()), "{error}");

@@ -2,6 +2,7 @@
 
 use crate::flex_db::Devices;
 use crate::flex_whole::{bytes, held, sound};
+use crate::support::folder_in_memory;
 use esker::flex::SpaceFiles;
 use esker::{Durability, EngineKind, ErrorKind, FlexFiles, Options, Store};
 use esker_base::rng::Rng;
@@ -37,6 +38,34 @@ fn ends(work: impl FnOnce() + Send + 'static) {
     };
     std::thread::Builder::new().spawn(works).unwrap();
     wait.recv_timeout(LONG).expect("it ends, and does not fail");
+}
+
+/// What was lost came to tables of the size that they had then.
+#[test]
+fn versions_that_were_lost_do_not_come_again_where_tables_are_smaller() {
+    const PUTS: u32 = 1_200_000;
+    let folder = folder_in_memory();
+    let with = |table| {
+        let mut options = options(folder.path(), Durability::None, table);
+        options.size_bytes = 256 << 20;
+        Store::open(&options).unwrap()
+    };
+    for commits in [false, true] {
+        let store = with(64 << 20);
+        if commits {
+            store.put(b"key", b"value").unwrap();
+            store.sync().unwrap();
+        }
+        for _ in 0..PUTS {
+            store.put(b"key", b"value").unwrap();
+        }
+        let lost = store.get(b"key").unwrap().unwrap().version();
+        store.forget();
+        let store = with(256 << 10);
+        let version = store.put(b"key", b"value").unwrap();
+        assert!(version > lost, "{version} comes again: {lost} was given");
+        store.forget();
+    }
 }
 
 #[test]

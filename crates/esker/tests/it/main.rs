@@ -10,6 +10,7 @@
 mod backup;
 mod backup_room;
 mod basics;
+mod busy;
 mod cache;
 mod cache_crash;
 mod check;
@@ -54,6 +55,7 @@ mod log_writer;
 mod many;
 mod model;
 mod pending;
+mod places;
 mod prefix;
 mod range;
 mod read_only;

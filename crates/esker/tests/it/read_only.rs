@@ -316,7 +316,8 @@ fn a_space_is_read_by_several_and_refuses_writes() {
         }
         assert!(space.check().unwrap().problems.is_empty());
     }
-    drop(spaces);
+    // There is nothing to store.
+    spaces.into_iter().for_each(|space| space.close().unwrap());
     assert_eq!(files(folder.path()), before);
     options.path = folder.path().join("none");
     assert_eq!(Space::open(&options).unwrap_err().kind(), ErrorKind::InvalidArgument);

@@ -2,19 +2,22 @@
 //!
 //! A batch of the log is whole after a crash or not there, so records that stand side by side in one
 //! are all or nothing. The writer learns what it must know of every key, locks the stripes of all of
-//! them in order, and appends.
+//! them in order, and appends. Where others keep writing these keys, something of it has always changed by then: after a few tries they wait.
 
 use super::Depot;
 use super::commit::{Append, Item};
 use super::extents::Building;
 use super::pending::{Known, Stripes};
-use super::write::{Resolved, STATE_MASK, Start};
+use super::write::{Alone, Resolved, STATE_MASK, Start};
 use crate::batch::{Batch, Change};
 use esker_base::Result;
 use esker_base::ids::Version;
 use esker_format::depot::{LARGE_VALUE_SIZE, RecordKind, RecordMeta};
 use esker_index::Link;
 use std::collections::HashMap;
+
+/// Tries before others wait: each reads what the batch must know of its keys anew.
+const TRIES: u32 = 4;
 
 /// One key of the batch.
 struct Part<'a> {
@@ -40,12 +43,43 @@ impl Depot {
             }
         }
         self.log.refuse()?;
+        self.check_parts(&parts)?;
+        let (mut tries, mut alone) = (0_u32, None);
         loop {
             self.write_large_parts(&mut parts)?;
-            if let Some(version) = self.try_write_atomic(&parts)? {
+            if tries >= TRIES && alone.is_none() {
+                alone = Some(self.hold_writers());
+            }
+            if let Some(version) = self.try_write_atomic(&parts, &mut alone)? {
                 return Ok(version);
             }
+            tries = tries.saturating_add(1);
         }
+    }
+
+    /// Refuses a batch that finds no room, before extents are written, and in a cache others evicted for them.
+    fn check_parts(&self, parts: &[Part<'_>]) -> Result<()> {
+        let values = parts.iter().filter_map(|part| match part.change {
+            Change::Put(value, _) if self.is_large(part.key, value) => Some(value.len() as u64),
+            _ => None,
+        });
+        let bytes: u64 = values.sum();
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.check_room_for_large(bytes)?;
+        const HEAD: &[u8] = &[0; LARGE_VALUE_SIZE];
+        let items = parts.iter().map(|part| {
+            let (kind, value) = match part.change {
+                Change::Put(value, _) if self.is_large(part.key, value) => {
+                    (RecordKind::Large, HEAD)
+                }
+                Change::Put(value, _) => (RecordKind::Put, value),
+                Change::Delete => (RecordKind::Delete, &[][..]),
+            };
+            Item { hash: part.hash, meta: RecordMeta::new(kind), key: part.key, value }
+        });
+        self.check_batch(&items.collect::<Vec<_>>())
     }
 
     /// Writes the extents of large values, again if they were cleared away.
@@ -62,15 +96,21 @@ impl Depot {
         Ok(())
     }
 
-    /// `None`: something changed meanwhile, come again.
-    fn try_write_atomic(&self, parts: &[Part<'_>]) -> Result<Option<Version>> {
+    /// `None`: something changed meanwhile, come again. While it waits for room nobody waits for it.
+    fn try_write_atomic(
+        &self,
+        parts: &[Part<'_>],
+        alone: &mut Option<Alone<'_>>,
+    ) -> Result<Option<Version>> {
         let mut resolved = Vec::with_capacity(parts.len());
         for part in parts {
             let pending = self.pending.lock(part.hash).find(part.hash, part.key).is_some();
             resolved.push(if pending { None } else { Some(self.resolve(part.hash, part.key)?) });
         }
         let mut stripes = self.pending.lock_all(parts.iter().map(|part| part.hash));
-        if let Some(gate) = self.clearing() {
+        if alone.is_none()
+            && let Some(gate) = self.exclusive()
+        {
             drop(stripes);
             gate.wait();
             return Ok(None);
@@ -78,6 +118,8 @@ impl Depot {
         let gone =
             |part: &Part<'_>| part.large.as_ref().is_some_and(|(building, _)| !building.is_there());
         if parts.iter().any(gone) {
+            // To write extents anew takes room.
+            *alone = None;
             return Ok(None);
         }
         let mut alike: HashMap<u64, u32> = HashMap::with_capacity(parts.len());
@@ -86,7 +128,8 @@ impl Depot {
         let mut published: Vec<Option<Link>> = Vec::with_capacity(parts.len());
         for (part, resolved) in parts.iter().zip(&resolved) {
             let alike = alike.get(&part.hash).copied().unwrap_or(0) > 1;
-            let Some(start) = start_of(self, &mut stripes, part, resolved, alike) else {
+            let Some((start, is_pending)) = start_of(self, &mut stripes, part, resolved, alike)
+            else {
                 return Ok(None);
             };
             let (kind, value, attributes) = match part.change {
@@ -95,9 +138,7 @@ impl Depot {
                 }
                 Change::Put(value, attributes) => (RecordKind::Put, value, attributes),
                 // Nothing there, durably: nothing to delete.
-                Change::Delete
-                    if start.known.is_none_or(|known| !known.exists) && resolved.is_some() =>
-                {
+                Change::Delete if start.known.is_none_or(|known| !known.exists) && !is_pending => {
                     continue;
                 }
                 Change::Delete => (RecordKind::Delete, &[][..], crate::Attributes::default()),
@@ -120,18 +161,21 @@ impl Depot {
         if self.writes_later() {
             let later = self.write_later(&items, &published)?;
             drop(stripes);
+            *alone = None;
             return self.after_later(later);
         }
         let appended = match self.append(&items)? {
             Append::Done(appended) => appended,
             Append::Full(ticket) => {
                 drop(stripes);
+                *alone = None;
                 // Its writers are told what became of it; this one just comes again.
                 let _ = ticket.wait();
                 return Ok(None);
             }
             Append::NoRoom(kept) => {
                 drop(stripes);
+                *alone = None;
                 self.make_room(kept)?;
                 return Ok(None);
             }
@@ -150,26 +194,27 @@ impl Depot {
             version.0 += 1;
         }
         drop(stripes);
+        *alone = None;
         self.finish(&appended)?;
         Ok(Some(Version(version.0 - 1)))
     }
 }
 
-/// What the write of a key starts from; `None` if what was learnt holds no more. `alike`: another key
-/// of the batch has its hash.
+/// What the write of a key starts from, and whether another one is under way; `None` if what was learnt holds no more. `alike`: another
+/// key of the batch has its hash.
 fn start_of(
     depot: &Depot,
     stripes: &mut Stripes<'_>,
     part: &Part<'_>,
     resolved: &Option<Resolved>,
     alike: bool,
-) -> Option<Start> {
+) -> Option<(Start, bool)> {
     let stripe = stripes.of(part.hash)?;
     let others = stripe.collides(part.hash, part.key) || alike;
     match (stripe.find(part.hash, part.key), resolved) {
-        (Some(pending), None) => Some(depot.start_behind(pending, others)),
+        (Some(pending), _) => Some((depot.start_behind(pending, others), true)),
         (None, Some(resolved)) if depot.still_holds(part.hash, resolved) => {
-            Some(depot.start(resolved, others))
+            Some((depot.start(resolved, others), false))
         }
         _ => None,
     }

@@ -35,6 +35,8 @@ const TRIM_SHARE: usize = 8;
 const TRIM_STEP: usize = 4;
 /// How often the thread looks without being woken.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
+/// Least time between two flushes of the log.
+const PERIOD_MIN: Duration = Duration::from_millis(1);
 /// Clients rest who have not written for so long.
 const RESTING: Duration = Duration::from_secs(2);
 /// Time between checkpoints while they do not: each is a walk through the index, and as many bytes.
@@ -91,7 +93,8 @@ impl Depot {
         }
         let store = Arc::downgrade(self);
         let period = match self.durability {
-            Durability::Periodic(window) => window.min(IDLE_PERIOD),
+            // What comes right behind the begin of a flush has to be durable by the end of the next one.
+            Durability::Periodic(window) => (window / 2).clamp(PERIOD_MIN, IDLE_PERIOD),
             Durability::Sync | Durability::None => IDLE_PERIOD,
         };
         let mut seen = Version(0);

@@ -23,13 +23,14 @@
 //! A crash leaves a prefix of the batches, of which the last may be torn. The writers of a failed
 //! batch get `DurabilityUnknown`, everyone after them `ReadOnly`.
 
+use super::batch::{Batch, Need};
 use super::log::{Filling, State, Ticket, read_only};
 use super::place::{Plan, Tail};
 use super::{Depot, sites};
 use esker_base::clock::{Clock, SystemClock};
 use esker_base::ids::{Sequence, Version};
 use esker_base::{Error, ErrorKind, Result};
-use esker_format::depot::{BatchKind, RecordKind, RecordMeta, Stream};
+use esker_format::depot::{BatchKind, RecordKind, RecordMeta, Stream, VersionForm};
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -88,6 +89,22 @@ pub(super) enum Append {
 }
 
 impl Depot {
+    /// Refuses what no batch can hold.
+    pub(super) fn check_need(&self, need: Need) -> Result<()> {
+        if self.fits_any(need) {
+            return Ok(());
+        }
+        let words = format!("{} bytes are more than a batch can hold", need.used);
+        Err(Error::invalid("write store", words))
+    }
+
+    /// As [`Depot::append`] would refuse these records, without appending them.
+    pub(super) fn check_batch(&self, items: &[Item<'_>]) -> Result<()> {
+        let batch = Batch::new(&self.pool, &self.layout, Sequence(0), VersionForm::Distance);
+        let shapes = items.iter().map(|item| batch.shape(&item.meta, item.key, item.value));
+        self.check_need(batch.need(shapes))
+    }
+
     /// Appends records to the batch that forms, side by side. The caller holds the keys' stripes.
     pub(super) fn append(&self, items: &[Item<'_>]) -> Result<Append> {
         let mut guard = self.log.state.lock();
@@ -103,10 +120,7 @@ impl Depot {
         if full && !batch.entries.is_empty() {
             return Ok(Append::Full(Arc::clone(&state.filling.ticket)));
         }
-        if !self.fits_any(need) {
-            let words = format!("{} bytes are more than a batch can hold", need.used);
-            return Err(Error::invalid("write store", words));
-        }
+        self.check_need(need)?;
         if !self.fits(state.tail.as_ref(), need, batch.first) {
             // C3.
             let kept = self.kept_for(items);

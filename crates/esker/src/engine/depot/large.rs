@@ -62,6 +62,22 @@ impl Depot {
         }
     }
 
+    /// Refuses large values of so many bytes together for which there is no room.
+    pub(super) fn check_room_for_large(&self, bytes: u64) -> Result<()> {
+        // A cache makes room for what is not most of it.
+        let room = self.layout.room(self.segments.kept_of_live(self.superblock.cache));
+        let (live, room) = if self.superblock.cache {
+            (0, room / 2)
+        } else {
+            (self.unexpired_bytes_beside(bytes, room), room)
+        };
+        if live + bytes > room {
+            let words = format!("large values of {bytes} bytes, and {live} bytes are in use");
+            return Err(Error::new(ErrorKind::NoSpace, "put").context(words));
+        }
+        Ok(())
+    }
+
     /// Writes the extents of a value, and returns what the record of its key says. They are dead again
     /// when what is returned goes and no record does.
     pub(super) fn write_extents(
@@ -76,17 +92,7 @@ impl Depot {
             );
             return Err(Error::invalid("put", words));
         }
-        // A cache makes room for a value that is not most of it.
-        let room = self.layout.room(self.segments.kept_of_live(self.superblock.cache));
-        let (live, room) = if self.superblock.cache {
-            (0, room / 2)
-        } else {
-            (self.unexpired_bytes_beside(value.len() as u64, room), room)
-        };
-        if live + value.len() as u64 > room {
-            let words = format!("a value of {} bytes, and {live} bytes are in use", value.len());
-            return Err(Error::new(ErrorKind::NoSpace, "put").context(words));
-        }
+        self.check_room_for_large(value.len() as u64)?;
         let extent_size = usize::try_from(self.layout.extent_size()).unwrap_or(1 << 20);
         let mut large = LargeValue {
             id: 0,

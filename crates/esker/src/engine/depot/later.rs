@@ -32,8 +32,8 @@ use super::read::{Bytes, Fetched};
 use super::segments::Segments;
 use super::{Depot, sites};
 use crate::options::Durability;
+use esker_base::Result;
 use esker_base::ids::{SegmentId, Sequence, Version};
-use esker_base::{Error, Result};
 use esker_format::depot::{LargeRef, RecordKind, RecordMeta, Stream, VersionForm};
 use esker_index::Link;
 use esker_trt::sync::Mutex;
@@ -251,10 +251,7 @@ impl Depot {
         let batch = Batch::new(&self.pool, &self.layout, first, VersionForm::Distance);
         let shapes = items.iter().map(|item| batch.shape(&item.meta, item.key, item.value));
         let need = batch.need(shapes);
-        if !self.fits_any(need) {
-            let words = format!("{} bytes are more than a batch can hold", need.used);
-            return Err(Error::invalid("write store", words));
-        }
+        self.check_need(need)?;
         if !self.fits(state.tail.as_ref(), need, first) {
             let kept = self.kept_for(items);
             if !self.has_room(kept) {

@@ -11,8 +11,8 @@
 //!   place.
 //!
 //! # Concurrency
-//! Everything may be called from any number of threads and tasks. Lock order: the checkpoint, the cleaner, the clearing
-//! gate, a key's stripe, the log's state, index regions, the free list.
+//! Everything may be called from any number of threads and tasks. Lock order: the checkpoint, the cleaner, the gate that
+//! writers wait at ([`Exclusive`]), a key's stripe, the log's state, index regions, the free list.
 //!
 //! # Failure
 //! A failed write or flush makes the store read-only until it is opened again; reads go on. Full:
@@ -106,10 +106,10 @@ fn gather(hash: u64) -> u64 {
     hash.wrapping_mul(GATHER)
 }
 
-/// Whether everything is being deleted now, and who waits for the end of it.
+/// Whether writers wait for somebody, and the gate that they wait at: for who deletes everything, or for a batch that was overtaken too often.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Clearing {
+struct Exclusive {
     /// Whether there is a gate: writers look at nothing else.
     is_on: AtomicBool,
     gate: Mutex<Option<Arc<Gate>>>,
@@ -141,7 +141,7 @@ pub(crate) struct Depot {
     segments: Segments,
     evictions: Evictions,
     pending: Pending,
-    clearing: Clearing,
+    exclusive: Exclusive,
     log: Log,
     /// Epoch that was next when the store was opened.
     session_epoch: SegmentEpoch,
@@ -272,7 +272,7 @@ impl Depot {
             ),
             evictions: Evictions::default(),
             pending: Pending::new(),
-            clearing: Clearing::default(),
+            exclusive: Exclusive::default(),
             checkpoint: sync::Mutex::new(log.checkpoint.as_ref().map(|known| {
                 // Numbers that nobody got are nothing to write down.
                 let covered = known.end.next_version;

@@ -245,12 +245,9 @@ pub(crate) fn restore(
     let superblock = backup.superblock(device)?;
     let pool = BufferPool::default();
     let target = Target { device, layout: Layout::of(&superblock), pool };
-    if target.is_taken()? {
-        if !format {
-            let words = "there is something here already; a backup is restored to an empty place";
-            return Err(Error::invalid("restore", words).device(device.name()));
-        }
-        backup.verify(&target.pool)?;
+    if !format && target.is_taken()? {
+        let words = "there is something here already; a backup is restored to an empty place";
+        return Err(Error::invalid("restore", words).device(device.name()));
     }
     // PERSIST: Z1. Crash before: what was here; after: no store.
     target.write_roots(&encode_restoring())?;

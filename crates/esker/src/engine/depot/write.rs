@@ -11,7 +11,7 @@ use super::later::Later;
 use super::pending::{Known, PendingKey};
 use super::read::Offered;
 use super::scan::evicted_hash;
-use super::{Clearing, Depot, sites};
+use super::{Depot, Exclusive, sites};
 use crate::value::{Attributes, Condition, Outcome, Value};
 use esker_base::Result;
 use esker_base::ids::Version;
@@ -74,6 +74,7 @@ impl Depot {
     /// What a write under way gives `key`, if that is to be had.
     pub(super) fn pending_value(&self, key: &[u8]) -> Result<Option<Value>> {
         self.check_key(key)?;
+        self.begin("get")?;
         // Behind a failed write nothing follows what it left.
         if self.writes_later() || self.log.refuse().is_err() {
             return Ok(None);
@@ -110,7 +111,7 @@ impl Depot {
             Some(self.resolve(hash, key)?)
         };
         let mut stripe = self.pending.lock(hash);
-        if let Some(gate) = self.clearing() {
+        if let Some(gate) = self.exclusive() {
             drop(stripe);
             gate.wait();
             return Ok(None);
@@ -269,6 +270,10 @@ impl Depot {
                     resolved.note = Some(link);
                 }
             } else if record.key == key || sites::RECORD_KEY.disabled() {
+                // On damaged media there may be another one: reads take the first, too.
+                if resolved.published.is_some() {
+                    continue;
+                }
                 resolved.published = Some(link);
                 resolved.known = Some(Known {
                     version: record.meta.version,
@@ -287,23 +292,30 @@ impl Depot {
     pub(super) fn clear_records(&self) -> Result<()> {
         // Copies on their way are counted as live; nothing may be, once all is cleared.
         let mut cleaner = self.cleaner.lock();
+        // From here on nobody decides on what is about to go; who did has appended.
+        let _alone = self.hold_writers();
+        self.append_clear(&mut cleaner)
+    }
+
+    /// Lets writers wait at a gate until what is returned goes; those that decided before have appended. Who needs the cleaner meanwhile has
+    /// its lock already.
+    pub(super) fn hold_writers(&self) -> Alone<'_> {
         let gate = loop {
-            let mut clearing = self.clearing.gate.lock();
-            match &*clearing {
-                Some(gate) => {
-                    let gate = Arc::clone(gate);
-                    drop(clearing);
-                    gate.wait();
+            let mut gate = self.exclusive.gate.lock();
+            match &*gate {
+                Some(other) => {
+                    let other = Arc::clone(other);
+                    drop(gate);
+                    other.wait();
                 }
-                None => break Arc::clone(clearing.insert(Arc::new(Gate::new()))),
+                None => break Arc::clone(gate.insert(Arc::new(Gate::new()))),
             }
         };
-        // From here on nobody decides on what is about to go; who did has appended. Who locks a stripe after
-        // this one passed it sees the mark.
-        self.clearing.is_on.store(true, Ordering::Release);
+        let alone = Alone { exclusive: &self.exclusive, gate };
+        // Who locks a stripe after this one passed it sees the mark.
+        self.exclusive.is_on.store(true, Ordering::Release);
         self.pending.pass_all();
-        let _cleared = Cleared { clearing: &self.clearing, gate };
-        self.append_clear(&mut cleaner)
+        alone
     }
 
     fn append_clear(&self, cleaner: &mut Cleaner) -> Result<()> {
@@ -327,25 +339,25 @@ impl Depot {
         }
     }
 
-    /// What to wait for while everything is being deleted. The caller holds a stripe.
-    pub(super) fn clearing(&self) -> Option<Arc<Gate>> {
-        if !self.clearing.is_on.load(Ordering::Acquire) {
+    /// What to wait for while somebody lets writers wait. The caller holds a stripe.
+    pub(super) fn exclusive(&self) -> Option<Arc<Gate>> {
+        if !self.exclusive.is_on.load(Ordering::Acquire) {
             return None;
         }
-        self.clearing.gate.lock().clone()
+        self.exclusive.gate.lock().clone()
     }
 }
 
-/// Lets writers go on behind a clear, however that ends.
-struct Cleared<'d> {
-    clearing: &'d Clearing,
+/// Writers wait for who has this, however he ends.
+pub(super) struct Alone<'d> {
+    exclusive: &'d Exclusive,
     gate: Arc<Gate>,
 }
 
-impl Drop for Cleared<'_> {
+impl Drop for Alone<'_> {
     fn drop(&mut self) {
-        self.clearing.is_on.store(false, Ordering::Release);
-        *self.clearing.gate.lock() = None;
+        self.exclusive.is_on.store(false, Ordering::Release);
+        *self.exclusive.gate.lock() = None;
         self.gate.open();
     }
 }

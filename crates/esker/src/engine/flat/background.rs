@@ -1,11 +1,12 @@
 //! The background threads: each cleans logs of its group ahead of writers (FlatStore §3.4), and the first one writes a checkpoint of the
-//! index while they rest, and now and then while they do not.
+//! index while they rest, and now and then while they do not, and drops tombstones that have become many.
 //!
 //! # Concurrency
 //! One thread for each cleaner. While it waits it holds no reference to the store, so a dropped store ends it; a close waits
 //! until it ended.
 
 use super::Flat;
+use super::purge::Why;
 use esker_base::Result;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -24,8 +25,7 @@ impl Flat {
             let tried_at = self.clock.monotonic();
             let mut idle = Idle { seen: self.versions.given(), rounds: 0, tried_at };
             let name = if group == 0 { "esker-flat".into() } else { format!("esker-flat-{group}") };
-            background
-                .start(&name, PERIOD, move || work(&store, group, &mut idle).then_some(PERIOD))?;
+            background.start(&name, PERIOD, move || work(&store, group, &mut idle))?;
         }
         Ok(())
     }
@@ -53,12 +53,10 @@ struct Idle {
     tried_at: Duration,
 }
 
-/// One round; false when the thread is to end.
-fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> bool {
-    let Some(store) = store.upgrade() else { return false };
-    if store.refuse().is_err() {
-        return false;
-    }
+/// One round; `None` when the thread is to end, else how long it rests before the next.
+fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> Option<Duration> {
+    let store = store.upgrade()?;
+    store.refuse().ok()?;
     let is_stopping = || store.background.iter().any(|background| background.is_stopping());
     let clean = |groups, wanted| {
         if let Err(error) = store.clean_ahead(groups, wanted, is_stopping) {
@@ -67,10 +65,14 @@ fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> bool {
     };
     clean(group..group + 1, store.reserve().0);
     if group > 0 {
-        return true;
+        return Some(PERIOD);
     }
+    let rest = purge(&store);
     let next = store.versions.given();
-    idle.rounds = if std::mem::replace(&mut idle.seen, next) == next { idle.rounds + 1 } else { 0 };
+    let has_written = std::mem::replace(&mut idle.seen, next) != next;
+    // Rounds of a purge come one after the other, and are no rest.
+    let rounds = idle.rounds + u32::from(rest == PERIOD);
+    idle.rounds = if has_written { 0 } else { rounds };
     let (now, rests) = (store.clock.monotonic(), idle.rounds >= RESTING);
     let is_due = rests || now.saturating_sub(idle.tried_at) >= CHECKPOINT_PERIOD;
     if is_due && store.is_checkpoint_worth() {
@@ -83,7 +85,23 @@ fn work(store: &Weak<Flat>, group: usize, idle: &mut Idle) -> bool {
             tracing::warn!(%error, "writing a checkpoint failed");
         }
     }
-    true
+    Some(rest)
+}
+
+/// Drops tombstones, if they are many, of a chunk; returns how long to rest: as long as that took, so that clients have the other half.
+fn purge(store: &Flat) -> Duration {
+    if !store.is_purge_due(Why::Many) {
+        return PERIOD;
+    }
+    let from = store.clock.monotonic();
+    match store.purge_next() {
+        Ok(true) => store.clock.monotonic().saturating_sub(from).min(PERIOD),
+        Ok(false) => PERIOD,
+        Err(error) => {
+            tracing::error!(%error, "dropping tombstones failed");
+            PERIOD
+        }
+    }
 }
 
 #[cfg(test)]
@@ -115,12 +133,12 @@ mod tests {
         (0..200_000).for_each(put);
         for number in 0..10 {
             put(number);
-            assert!(work(&weak, 0, &mut idle));
+            assert!(work(&weak, 0, &mut idle).is_some());
         }
         assert!(store.is_checkpoint_worth(), "it is not due yet");
         clock.advance(CHECKPOINT_PERIOD);
         put(0);
-        assert!(work(&weak, 0, &mut idle));
+        assert!(work(&weak, 0, &mut idle).is_some());
         assert!(!store.is_checkpoint_worth());
     }
 }

@@ -14,7 +14,7 @@
 //! Counters are atomic; one short lock guards the free ones.
 
 mod counts;
-#[cfg(all(test, shuttle))]
+#[cfg(all(test, feature = "shuttle"))]
 mod interleave;
 
 use super::layout::Layout;
@@ -123,6 +123,8 @@ pub(super) struct Chunk {
     cleared: AtomicU32,
     /// Logs: those of them that are entries; 0 as long as nobody knows.
     payload: AtomicU32,
+    /// Logs: entries that were appended as tombstones, as long as it is not unread.
+    tombstones: AtomicU32,
     /// Blocks: lines of each. Large: chunks.
     pub(super) lines: AtomicU32,
     pub(super) owner: AtomicU32,
@@ -150,6 +152,7 @@ impl Chunk {
             tail: AtomicU32::new(0),
             cleared: AtomicU32::new(0),
             payload: AtomicU32::new(0),
+            tombstones: AtomicU32::new(0),
             lines: AtomicU32::new(0),
             owner: AtomicU32::new(0),
             listed: AtomicBool::new(false),
@@ -207,7 +210,7 @@ impl Chunk {
         self.lines.store(count, Ordering::Relaxed);
         self.set_counts(0, 0, 0);
         self.cleared.store(0, Ordering::Relaxed);
-        self.learn(0, Expiries::default());
+        self.learn(0, 0, Expiries::default());
         self.live.store(0, Ordering::Relaxed);
         self.set_usage(usage);
     }

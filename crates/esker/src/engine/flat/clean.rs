@@ -27,6 +27,7 @@ use super::cleaners::Still;
 use super::commit::Log;
 use super::known::{Known, Needed};
 use super::moves::unless_damaged;
+use super::purge::Why;
 use super::read::attributes_of;
 use super::victims::{Futile, Gain, Ranked, Search};
 use super::{Flat, OPEN, sites};
@@ -140,7 +141,10 @@ impl Flat {
         if self.learn_of_log(search)? || self.pack(search, gain == Gain::Much)? {
             return Ok(true);
         }
-        Ok(gain != Gain::Much && self.clean_victim(search, gain)?)
+        if gain == Gain::Much {
+            return Ok(false);
+        }
+        Ok(self.clean_victim(search, gain)? || self.is_purge_due(Why::Room) && self.purge_next()?)
     }
 
     /// Cleans a chunk of one of the groups: the one from which there is most to gain; false if there is not enough.
@@ -222,7 +226,7 @@ impl Flat {
     }
 
     /// Reads a log of which nobody knows what its entries take, and when they expire; false if there is none.
-    fn learn_of_log(&self, search: &Search<'_>) -> Result<bool> {
+    pub(super) fn learn_of_log(&self, search: &Search<'_>) -> Result<bool> {
         let is_of = |number| search.groups.contains(&self.group_of_log(number));
         let Some((number, chunk)) = self.chunks.first_unread(is_of) else { return Ok(false) };
         let mut cleaner = self.cleaner_of_log(number);
@@ -231,21 +235,24 @@ impl Flat {
             return Ok(true);
         }
         let (mut buffer, mut payload, mut expiries) = (Vec::new(), 0, Expiries::default());
+        let mut tombstones = 0;
         if unless_damaged(self.read_log(number, &mut buffer), "a chunk is left as it is")?.is_none()
         {
             cleaner.damaged.insert(number);
-            chunk.learn(0, expiries);
+            chunk.learn(0, 0, expiries);
             return Ok(true);
         }
         let mut batches = self.batches_of(number, &mut buffer);
         // What is damaged is told when it is cleaned.
         while let Ok(Some(batch)) = batches.take_next() {
             payload += batch.payload_bytes();
-            let found = batch.entries().flatten();
-            let times = found.filter_map(|found| attributes_of(&found.entry).expires_at);
-            times.for_each(|expires_at| expiries.add(expires_at, 1));
+            for found in batch.entries().flatten() {
+                tombstones += u32::from(found.place.kind.is_tombstone());
+                let expires_at = attributes_of(&found.entry).expires_at;
+                expires_at.into_iter().for_each(|expires_at| expiries.add(expires_at, 1));
+            }
         }
-        chunk.learn(payload, expiries);
+        chunk.learn(payload, tombstones, expiries);
         Ok(true)
     }
 

@@ -14,7 +14,7 @@
 //!   second one passes before it is counted has an original that the first one saw, for that came free only later.
 //!
 //! # Concurrency
-//! Lock order: the packer, the cleaners in their order; two at once only by who needs all to stand still ([`Flat::hold_cleaning`]). What is
+//! Lock order: the packer or the purge, the cleaners in their order; two at once only by who needs all to stand still ([`Flat::hold_cleaning`]). What is
 //! being emptied is read without these.
 //!
 //! # Failure
@@ -23,6 +23,7 @@
 use super::clean::Cleaner;
 use super::commit::Log;
 use super::pack::{Emptying, Packer};
+use super::purge::Purge;
 use super::twins::Twins;
 use super::{Apart, Flat};
 use parking_lot::{Mutex, MutexGuard};
@@ -42,6 +43,7 @@ pub(super) struct Cleaners {
     cores: usize,
     group_size: usize,
     pub(super) packer: Mutex<Packer>,
+    pub(super) purge: Mutex<Purge>,
     emptying: Mutex<Arc<Emptying>>,
     pub(super) twins: Twins,
 }
@@ -66,6 +68,7 @@ impl Cleaners {
             cores,
             group_size,
             packer: Mutex::default(),
+            purge: Mutex::default(),
             emptying: Mutex::default(),
             twins: Twins::default(),
         }

@@ -266,9 +266,10 @@ impl Flat {
         buffer.extend_from_slice(&[0; BATCH_HEADER_SIZE]);
         entry.encode(Stamp::Place, &mut buffer);
         let size = buffer.len() - BATCH_HEADER_SIZE;
-        let sizes = std::iter::once(size);
+        let (sizes, tombstones) = (std::iter::once(size), usize::from(kind.is_tombstone()));
+        let to = (core, whom);
         let result =
-            self.append_bytes(&mut log, (core, whom), after, &mut buffer, sizes, meanwhile);
+            self.append_bytes(&mut log, to, after, &mut buffer, sizes, tombstones, meanwhile);
         log.buffer = buffer;
         let (base_version, batch_offset) = result?;
         let place = Place {
@@ -291,6 +292,7 @@ impl Flat {
         after: u64,
         buffer: &mut Vec<u8>,
         sizes: impl Iterator<Item = usize> + Clone,
+        tombstones: usize,
         meanwhile: impl FnOnce(),
     ) -> Result<(u64, u64)> {
         let count = u32::try_from(sizes.clone().count()).unwrap_or(u32::MAX);
@@ -306,7 +308,7 @@ impl Flat {
         bind_entries(buffer, base, sizes);
         self.write_batch((chunk, offset), buffer, payload, base, COMMIT, meanwhile)?;
         let end = offset + total as u64 - self.layout.start_of(chunk);
-        state.note_appended(payload, end);
+        state.note_appended(payload, tombstones, end);
         log.open = Some((chunk, end));
         Ok((base, offset))
     }
@@ -328,7 +330,9 @@ impl Flat {
         let after = slots.iter().filter(stays).map(|slot| slot.entry().after).max().unwrap_or(0);
         entries_of(slots).for_each(|entry| buffer.extend_from_slice(entry.bytes.as_slice()));
         let sizes = entries_of(slots).map(|entry| entry.bytes.as_slice().len());
-        let result = self.append_bytes(&mut log, (core, whom), after, &mut buffer, sizes, || ());
+        let tombstones = entries_of(slots).filter(|entry| entry.kind.is_tombstone()).count();
+        let to = (core, whom);
+        let result = self.append_bytes(&mut log, to, after, &mut buffer, sizes, tombstones, || ());
         log.buffer = buffer;
         let (base, offset) = result?;
         let mut places = Places {

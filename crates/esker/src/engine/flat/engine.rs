@@ -34,6 +34,12 @@ impl Engine for Flat {
         self.get_value(key, admit)
     }
 
+    fn get_pending(&self, key: &[u8]) -> Result<Option<Value>> {
+        // Its writes take no longer than to ask.
+        self.check_key(key, "get")?;
+        self.check_open().map(|()| None)
+    }
+
     fn prefetch(&self, keys: &mut dyn Iterator<Item = &[u8]>) {
         let keys: Vec<(u64, &[u8])> = keys.map(|key| (self.hasher.hash(key), key)).collect();
         self.index.prefetch(&keys);

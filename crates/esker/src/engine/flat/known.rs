@@ -21,7 +21,7 @@ use super::moves::Victim;
 pub(super) struct Needed {
     /// By any chunk, and which it is, with its generation; by all others.
     pub(super) by_any: u64,
-    first: (u32, u64),
+    pub(super) first: (u32, u64),
     by_others: u64,
 }
 

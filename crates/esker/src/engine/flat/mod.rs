@@ -45,6 +45,7 @@ mod pack;
 mod periodic;
 mod place;
 mod probe;
+mod purge;
 mod read;
 mod recover;
 pub(crate) mod repair;

@@ -344,7 +344,8 @@ impl Flat {
             let count = u32::try_from(moves.forming.len()).unwrap_or(0);
             state.entries.fetch_add(count, Ordering::Relaxed);
             state.count_published(count);
-            state.note_appended(payload, end);
+            let tombstones = moves.forming.iter().filter(|copied| copied.kind.is_tombstone());
+            state.note_appended(payload, tombstones.count(), end);
         }
         for (ordinal, copied) in moves.forming.drain(..).enumerate() {
             let within = BATCH_HEADER_SIZE + copied.at;

@@ -23,13 +23,14 @@ use esker_base::{Error, ErrorKind, Result};
 use esker_format::Flaw;
 use esker_format::flat::{
     CHUNK_HEADER_SIZE, CHUNK_START, CLEAR_OFFSETS, CLEAR_SIZE, ChunkHeader, ChunkKind, Clear,
-    IndexKind, MAKING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session, Superblock,
+    IndexKind, MAKING, RESTORING, SESSION_OFFSET, SUPERBLOCK_OFFSETS, SUPERBLOCK_SIZE, Session,
+    Superblock,
 };
 use esker_media::Pmem;
 use std::sync::atomic::Ordering;
 
-/// Magics of memory without a store.
-const BLANK: [[u8; 8]; 2] = [[0; 8], MAKING];
+/// Magics of memory without a store, and of one that is being restored.
+const STORELESS: [[u8; 8]; 3] = [[0; 8], MAKING, RESTORING];
 /// Bytes of the root chunk that are written when a store is made: no fewer than those of a chunk's headers.
 const ROOT_SIZE: usize = 1024;
 /// Bits of an epoch below the session's number.
@@ -86,16 +87,22 @@ fn find_remains(memory: &dyn Pmem, chunk_size: Option<u64>) -> Result<Option<u64
 /// made or restored.
 pub(super) fn remains(memory: &dyn Pmem, chunk_size: Option<u64>) -> Result<Option<u64>> {
     for offset in SUPERBLOCK_OFFSETS {
-        if memory.load_u64(offset)? == u64::from_le_bytes(MAKING) {
+        let magic = memory.load_u64(offset)?;
+        if magic != 0 && is_storeless(magic) {
             return Ok(None);
         }
     }
     find_remains(memory, chunk_size)
 }
 
+/// Whether this magic says that there is no store: nobody made one, or has made or restored it whole.
+pub(super) fn is_storeless(magic: u64) -> bool {
+    STORELESS.iter().any(|other| u64::from_le_bytes(*other) == magic)
+}
+
 /// Reads the superblock; `None` on blank memory.
 fn read_superblock(memory: &dyn Pmem) -> Result<Option<Superblock>> {
-    let mut flaw = None;
+    let (mut flaw, mut restoring) = (None, false);
     for offset in SUPERBLOCK_OFFSETS {
         let mut bytes = [0; SUPERBLOCK_SIZE];
         match memory.read(offset, &mut bytes) {
@@ -108,11 +115,16 @@ fn read_superblock(memory: &dyn Pmem) -> Result<Option<Superblock>> {
         match Superblock::decode(&bytes) {
             Ok(found) => return Ok(Some(found)),
             // The magic is stored last, in one piece.
-            Err(_) if bytes.first_chunk::<8>().is_some_and(|magic| BLANK.contains(magic)) => {}
+            Err(_) if bytes.first_chunk::<8>().is_some_and(|magic| STORELESS.contains(magic)) => {
+                restoring |= bytes.starts_with(&RESTORING);
+            }
             Err(found) => flaw = flaw.or(Some(found)),
         }
     }
     let error = match flaw {
+        None if restoring => {
+            Error::invalid("open store", "a restore of this store did not end: restore again")
+        }
         None => return Ok(None),
         Some(Flaw::Version(version)) => Error::new(ErrorKind::UnsupportedFormat, "open store")
             .context(format!("format version {version} is not known to this build")),

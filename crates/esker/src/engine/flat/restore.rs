@@ -4,7 +4,7 @@
 //! stands there then is what a power cut at the moment of the backup could have left, and the next open recovers it.
 //!
 //! # Invariants
-//! - Z1: until everything is durable, the memory holds no store.
+//! - Z1: until everything is durable, the memory holds no store, and says so.
 //! - Z2: no byte of the backup is believed before its checksum was compared.
 //! - Z3: nothing that stood there before can be taken for a part of the store, also if it was the same store: every header
 //!   is written, and all of a chunk behind what the backup has. What stands in the others is of sessions before those that follow: the
@@ -14,10 +14,10 @@
 //! One caller, who has the memory to himself.
 //!
 //! # Failure
-//! A crash or an error leaves blank memory: restore again.
+//! A crash or an error leaves memory that no open takes: restore again.
 
 use super::layout::Layout;
-use super::recover::{EPOCH_BITS, read_header, remains};
+use super::recover::{EPOCH_BITS, is_storeless, read_header, remains};
 use super::sites;
 use crate::backup::RestoreReport;
 use crate::engine::backup::Backup;
@@ -27,7 +27,7 @@ use esker_base::rng::secret;
 use esker_base::{Error, ErrorKind, Result};
 use esker_format::backup::ManifestEntry;
 use esker_format::flat::{
-    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, IndexKind, MAKING,
+    CHUNK_HEADER_SIZE, CLEAR_OFFSETS, ChunkHeader, ChunkKind, Clear, IndexKind, RESTORING,
     SESSION_OFFSET, SUPERBLOCK_OFFSETS, Session, Superblock,
 };
 use esker_media::{BufferPool, Pmem};
@@ -86,7 +86,7 @@ impl Target<'_> {
     fn is_taken(&self) -> Result<bool> {
         for offset in SUPERBLOCK_OFFSETS {
             match self.memory.load_u64(offset) {
-                Ok(magic) if magic == 0 || magic == u64::from_le_bytes(MAKING) => {}
+                Ok(magic) if is_storeless(magic) => {}
                 // Where nobody can read, something may be.
                 Ok(_) => return Ok(true),
                 Err(error) if error.kind() == ErrorKind::Corrupted => return Ok(true),
@@ -185,7 +185,7 @@ impl Target<'_> {
     }
 }
 
-/// Makes the store of a backup in `memory`; `format` overwrites what is there.
+/// Makes the store of a backup in `memory`; `format` overwrites what is there, with a backup that was found sound.
 ///
 /// # Errors
 /// `InvalidArgument` if the memory holds something or is too small, `Corrupted` naming the file of the backup, `Io`.
@@ -198,12 +198,9 @@ pub(crate) fn restore(
     let superblock = backup.superblock_in(memory)?;
     let layout = Layout::of(&superblock);
     let target = Target { memory, layout, pool: BufferPool::default() };
-    if target.is_taken()? {
-        if !format {
-            let words = "there is something here already; a backup is restored to an empty place";
-            return Err(Error::invalid("restore", words).device(memory.name()));
-        }
-        backup.verify(&target.pool)?;
+    if !format && target.is_taken()? {
+        let words = "there is something here already; a backup is restored to an empty place";
+        return Err(Error::invalid("restore", words).device(memory.name()));
     }
     let entries = &backup.manifest.segments;
     let backed_up = entries.iter().map(|entry| entry.epoch.0 >> EPOCH_BITS).max().unwrap_or(0);
@@ -212,7 +209,7 @@ pub(crate) fn restore(
     let ahead = u64::from(u16::from_le_bytes(secret()?));
     let session = target.old_session()?.max(backed_up) + ahead;
     // PERSIST: Z1. Crash before: what was here; after: nothing.
-    target.write_magic(u64::from_le_bytes(MAKING))?;
+    target.write_magic(u64::from_le_bytes(RESTORING))?;
     // PERSIST: Z3, also if this is cut off and begun again.
     target.write_session(session + 1)?;
     let mut named = entries.iter().peekable();
@@ -239,7 +236,7 @@ pub(crate) fn restore(
     let bytes = superblock.encode();
     let (magic, rest) = bytes.split_first_chunk::<8>().unwrap_or((&[0; 8], &[]));
     // Whole lines: one that cannot be read is so until all of it is written.
-    let unfinished = [&MAKING[..], rest].concat();
+    let unfinished = [&RESTORING[..], rest].concat();
     for offset in SUPERBLOCK_OFFSETS {
         target.write(offset, &unfinished)?;
     }

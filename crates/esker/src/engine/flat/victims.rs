@@ -261,6 +261,7 @@ impl Flat {
             {
                 return None;
             }
+            let tombstones = tombstones && (chunk.tombstones() > 0 || chunk.is_unread());
             let counts = chunk.counts_by(now);
             let (live, (entries, dead)) = (chunk.live_bytes_of(counts), counts);
             let is_worth = of_bytes.is_enough(room.saturating_sub(live), room)

@@ -1,6 +1,6 @@
 //! The background thread: brings sealed tables to the space, looks inside intervals that an open found, brings fragmented
-//! ones together, and verifies everything, little by little. Under `periodic` another one makes the log durable once in each
-//! window, so that it waits for nothing of that: a power cut takes little more than what a window brought. Another one does what the
+//! ones together, and verifies everything, little by little. Under `periodic` another one makes the log durable twice in each
+//! window, so that it waits for nothing of that: a power cut takes no more than what a window brought, unless a flush takes half of one. Another one does what the
 //! committer need not wait for: it writes the segments of the space that are full, which takes as long as filling them, and frees the memory
 //! of tables.
 //!
@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::from_millis(500);
 /// Segments that may be full and not written; more have to wait for the device.
 const SEGMENTS_BEHIND: usize = 2;
 /// Least time between two flushes of the log.
-const WINDOW_MIN: Duration = Duration::from_millis(1);
+const PERIOD_MIN: Duration = Duration::from_millis(1);
 /// Intervals that are looked into between two looks at the tables.
 const REFINED_AT_ONCE: usize = 16;
 
@@ -44,9 +44,9 @@ impl Flex {
     pub(super) fn start_background(self: &Arc<Self>) -> Result<()> {
         let store = Arc::downgrade(self);
         if let Durability::Periodic(window) = self.durability {
-            let (store, window) = (Weak::clone(&store), window.max(WINDOW_MIN));
-            let round = move || flush_log(&store, window);
-            self.log_writer.start("esker-flex-log", window, round)?;
+            let (store, period) = (Weak::clone(&store), (window / 2).max(PERIOD_MIN));
+            let round = move || flush_log(&store, period);
+            self.log_writer.start("esker-flex-log", period, round)?;
         }
         let weak = Weak::clone(&store);
         let mut freed_at = self.clock.monotonic();
@@ -150,16 +150,16 @@ impl Told {
 }
 
 /// Makes the log durable, and says how long to wait until that is due again; `None` if the store is gone, or the log failed: who
-/// writes next is told.
-fn flush_log(store: &Weak<Flex>, window: Duration) -> Option<Duration> {
+/// writes next is told. Twice in a window: what comes right behind the begin of a flush has to be durable by the end of the next one.
+fn flush_log(store: &Weak<Flex>, period: Duration) -> Option<Duration> {
     let store = store.upgrade()?;
-    // Windows are counted from where a flush begins: what comes while it goes on is in the next one.
+    // From where a flush begins: what comes while it goes on is in the next one.
     let since = SystemClock.monotonic();
     if let Err(error) = store.wal.write_all(true) {
         tracing::error!(%error, "the log does not get to its device");
         return None;
     }
-    Some(window.saturating_sub(SystemClock.monotonic().saturating_sub(since)))
+    Some(period.saturating_sub(SystemClock.monotonic().saturating_sub(since)))
 }
 
 /// One round; whether there is more to do at once. `None` if the store is gone.

@@ -83,12 +83,13 @@ struct Making<'a> {
     report: BackupReport,
 }
 
-/// What a backup reads, which the store keeps until this is dropped, also by a panic of whoever is told of the progress.
-struct Released<'a>(&'a Flex, u64);
+/// What a backup reads, which the store keeps until this is dropped, also by a panic of whoever is told of the progress, or until somebody
+/// needs the room (H2).
+struct Released<'a>(&'a Flex);
 
 impl Drop for Released<'_> {
     fn drop(&mut self) {
-        self.0.release(self.1);
+        self.0.release_backup();
     }
 }
 
@@ -239,8 +240,12 @@ impl Flex {
             }
         }
         let version = self.snapshot()?;
-        let released = Released(self, version);
-        self.copy_snapshot(&mut making, version)?;
+        self.snapshots.begin_backup(version);
+        let released = Released(self);
+        let copied = self.copy_snapshot(&mut making, version);
+        // H2. Whatever it met then.
+        self.check_kept()?;
+        copied?;
         drop(released);
         let Making { entries, mut report, number, .. } = making;
         report.last_version = Version(version);
@@ -256,6 +261,22 @@ impl Flex {
         Ok(report)
     }
 
+    /// Gives up what is kept for the backup under way; false if there is none, or that was done.
+    pub(super) fn release_backup(&self) -> bool {
+        let version = self.snapshots.end_backup();
+        version.into_iter().for_each(|version| self.release(version));
+        version.is_some()
+    }
+
+    /// Fails if a writer needed the room of what was kept for the backup.
+    fn check_kept(&self) -> Result<()> {
+        if self.snapshots.keeps_for_backup() {
+            return Ok(());
+        }
+        let words = "the store was full: it went on without what was not copied yet";
+        Err(Error::new(ErrorKind::NoSpace, BACK_UP).context(words))
+    }
+
     fn copy_snapshot(&self, making: &mut Making<'_>, version: u64) -> Result<()> {
         // About: what the store has now.
         let all = self.index.size_bytes() + self.large.size_bytes();
@@ -265,6 +286,8 @@ impl Flex {
             let pair = pair?;
             self.begin(BACK_UP)?;
             making.progress.check(BACK_UP)?;
+            // Behind the read: it was kept until then.
+            self.check_kept()?;
             if self.is_expired(expiry_of(&pair.content)) {
                 // Its large value may be gone meanwhile.
                 return Ok(Continue(()));

@@ -20,6 +20,7 @@ use super::index::{Fresh, Located, tail_of_run};
 use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
+use super::open::versions_ahead;
 use super::snapshots::needed;
 use super::stretch::Seen;
 use super::sweep::Sweep;
@@ -86,7 +87,7 @@ pub(super) struct Turn(Duration);
 impl Turn {
     pub(super) fn give_way(&mut self, clock: &dyn Clock) {
         if clock.monotonic().saturating_sub(self.0) >= TURN {
-            std::thread::yield_now();
+            esker_trt::yield_now();
             self.0 = clock.monotonic();
         }
     }
@@ -109,7 +110,8 @@ impl Flex {
         let done = done.and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
-            root.last_version = self.tables().active.first_version.saturating_sub(1);
+            let ahead = versions_ahead(self.durability, self.options.memtable_size_bytes);
+            root.last_version = self.tables().active.first_version.saturating_sub(1) + ahead;
             // PERSIST: everything of the table, and that it is there, before its log is written over.
             self.space.write(0, &root.encode())?;
             self.space.release();

@@ -200,16 +200,20 @@ impl Flex {
         (size + unused / 2).min(most).max(size)
     }
 
-    /// Brings everything to the space.
+    /// Brings everything to the space that was written before. What others write meanwhile is not waited for: there may be no end of it.
     fn commit_all(&self) -> Result<()> {
-        let generation = {
-            let tables = self.tables();
-            (!tables.active.is_empty()).then_some(tables.active.generation)
+        let (last, is_empty) = {
+            let active = &self.tables().active;
+            (active.generation, active.is_empty())
         };
-        if let Some(generation) = generation {
-            self.change_table(generation)?;
+        if !is_empty {
+            self.change_table(last)?;
         }
-        while self.commit_sealed()? {}
+        let is_left = || {
+            let tables = self.tables();
+            tables.sealed.as_ref().is_some_and(|(table, _)| table.generation <= last)
+        };
+        while is_left() && self.commit_sealed()? {}
         Ok(())
     }
 

@@ -183,7 +183,8 @@ impl Flex {
         }
         let of_flex = &plan.options.flex;
         let devices = files.logs.each_ref().map(|device| &**device);
-        let skipped = if is_new { 0 } else { versions_skipped(&plan.options) };
+        let skipped =
+            if is_new { 0 } else { versions_skipped(plan.options.flex.memtable_size_bytes) };
         let sizes = (of_flex.memtable_size_bytes, skipped);
         let tables = recover::logs(devices, &root, &plan.hasher, sizes)?;
         let mut behind = large::find(&space, options.flex.rebuild_threads, &name)?;
@@ -195,8 +196,9 @@ impl Flex {
                 found.into_iter().collect()
             }
         };
-        if options.durability != Durability::Sync && !is_new && restoring.is_none() {
-            recover::note_versions(&space, &mut root, tables.next_version - 1)?;
+        if restoring.is_none() {
+            let ahead = versions_ahead(options.durability, of_flex.memtable_size_bytes);
+            recover::note_versions(&space, &mut root, tables.next_version - 1, ahead)?;
         }
         let values = behind.values;
         Flex::of(Found { files, space, root, tables, intervals, values }, plan)
@@ -327,11 +329,16 @@ fn table_size(options: &Options, capacity_bytes: u64) -> u64 {
     options.flex.memtable_size_bytes.min(most)
 }
 
-/// How far versions jump at an open: further than those go that may have been lost, which came to two tables at most. Under `none` each
-/// takes three bytes of what a log could have, and where there is a log, more.
-pub(super) fn versions_skipped(options: &Options) -> u64 {
-    let size = options.flex.memtable_size_bytes;
+/// How far versions jump at an open: further than those go that may have been lost, which came to two tables of this size at most. Under
+/// `none` each takes three bytes of what a log could have, and where there is a log, more.
+pub(super) fn versions_skipped(size: u64) -> u64 {
     wal::capacity(TABLE_GROWN * size, size).max(VERSIONS_SKIPPED_MIN)
+}
+
+/// How far ahead of the versions that were given a root says that some may have been, and be lost without a trace: the next open may
+/// have tables of another size.
+pub(super) fn versions_ahead(durability: Durability, size: u64) -> u64 {
+    if durability == Durability::Sync { 0 } else { versions_skipped(size) }
 }
 
 /// Bytes of a log to begin with. It grows as far as it is written.

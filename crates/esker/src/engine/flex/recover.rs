@@ -316,9 +316,17 @@ pub(super) fn logs(
 }
 
 /// Notes durably that versions up to this one were given, before others are: what comes now may be lost without a trace, and if the next
-/// open began where this one does, its versions would come again.
-pub(super) fn note_versions(space: &Space, root: &mut Root, last_version: u64) -> Result<()> {
-    root.last_version = root.last_version.max(last_version);
+/// open began where this one does, its versions would come again. So may as many as are `ahead`; if none may, there is nothing to note.
+pub(super) fn note_versions(
+    space: &Space,
+    root: &mut Root,
+    last_version: u64,
+    ahead: u64,
+) -> Result<()> {
+    if ahead == 0 {
+        return Ok(());
+    }
+    root.last_version = root.last_version.max(last_version).saturating_add(ahead);
     let done = space.write(0, &root.encode()).and_then(|()| space.sync());
     match done {
         // It is open for reads and deletes.

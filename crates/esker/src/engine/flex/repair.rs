@@ -69,7 +69,7 @@ pub(crate) fn repair(files: Option<FlexFiles>, options: &Options) -> Result<Repa
     report.damaged_segments += u64::from(!is_known) + u64::from(of_space.is_older);
     let mut plan = Plan::of(&root, &space, &options);
     plan.exceed(&space);
-    let skipped = versions_skipped(&plan.options);
+    let skipped = versions_skipped(plan.options.flex.memtable_size_bytes);
     let sizes = (plan.options.flex.memtable_size_bytes, skipped);
     let devices = files.logs.each_ref().map(|device| &**device);
     let strict = match is_known {

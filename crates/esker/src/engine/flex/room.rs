@@ -323,6 +323,11 @@ impl Flex {
         if found == Some(true) || self.has_room(bytes) {
             return Ok(true);
         }
+        // A backup has to begin anew then, and nobody else has to do without.
+        if self.release_backup() {
+            tracing::warn!("the store is full: a backup of it ends without success");
+            return self.find_room(bytes);
+        }
         if found == Some(false) {
             let monotonic = self.clock.monotonic();
             *self.fruitless.0.lock() = Some(Looked { unix_seconds: now, monotonic, version });

@@ -2,6 +2,7 @@
 //!
 //! # Invariants
 //! - H1: what a snapshot sees stays in tables and intervals as long as the snapshot lives.
+//! - H2: that of a backup lives until the backup ends, or a writer who finds no room takes it: he comes first.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -15,6 +16,8 @@ pub(super) struct Snapshots {
     newest: AtomicU64,
     /// The lowest of them; `u64::MAX` if there is none.
     oldest: AtomicU64,
+    /// That of the backup under way, unless it was taken.
+    of_backup: Mutex<Option<u64>>,
 }
 
 impl Default for Snapshots {
@@ -23,6 +26,7 @@ impl Default for Snapshots {
             versions: Mutex::default(),
             newest: AtomicU64::new(0),
             oldest: AtomicU64::new(u64::MAX),
+            of_backup: Mutex::default(),
         }
     }
 }
@@ -50,6 +54,21 @@ impl Snapshots {
         self.newest.store(newest, Ordering::Release);
         let oldest = versions.first_key_value().map_or(u64::MAX, |(version, _)| *version);
         self.oldest.store(oldest, Ordering::Release);
+    }
+
+    /// A backup reads as of this version, which has a snapshot.
+    pub(super) fn begin_backup(&self, version: u64) {
+        *self.of_backup.lock() = Some(version);
+    }
+
+    /// Whether what the backup reads is still kept for it.
+    pub(super) fn keeps_for_backup(&self) -> bool {
+        self.of_backup.lock().is_some()
+    }
+
+    /// The version of the backup, for who releases it: once.
+    pub(super) fn end_backup(&self) -> Option<u64> {
+        self.of_backup.lock().take()
     }
 
     /// The lowest version with a snapshot; `u64::MAX` if there is none.

@@ -73,6 +73,8 @@ struct State {
     formed: u64,
     written: u64,
     durable: u64,
+    /// Number of the last batch that somebody waits for to be durable.
+    wanted: u64,
     /// Batches of this generation that are durable.
     durable_sequence: u64,
     /// The last generation whose log is durable as a whole.
@@ -179,6 +181,7 @@ impl Wal {
                 formed: 1,
                 written: 0,
                 durable: 0,
+                wanted: 0,
                 durable_sequence: 0,
                 sealed: tail.generation.saturating_sub(1),
                 is_closed: false,

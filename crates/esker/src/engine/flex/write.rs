@@ -213,19 +213,12 @@ impl Flex {
             _ => 0,
         };
         let large_bytes: u64 = changes.iter().map(large).sum();
-        let mut reserved = self.reserve(0);
-        if large_bytes > 0 {
-            reserved = self.admit_large(large_bytes)?;
-        }
-        let mut staged = Vec::new();
         let mut writes = Vec::with_capacity(changes.len());
-        for (key, change) in changes {
-            let content = match change {
+        for (key, change) in &changes {
+            let content = match *change {
+                // It has its number once it is there.
                 Change::Put(value, attributes) if self.is_large(value) => {
-                    let large = self.stage(key, value, &mut reserved)?;
-                    let number = large.number;
-                    staged.push(large);
-                    Content::Large(extra_of(&attributes), number, value.len() as u64)
+                    Content::Large(extra_of(&attributes), 0, value.len() as u64)
                 }
                 Change::Put(value, attributes) => Content::Put(extra_of(&attributes), value),
                 Change::Delete => Content::Delete,
@@ -237,6 +230,20 @@ impl Flex {
         if size > self.wal.batch_size_max() {
             let words = format!("a batch has up to {} bytes", self.wal.batch_size_max());
             return Err(Error::invalid("write batch", words));
+        }
+        let mut reserved = self.reserve(0);
+        if large_bytes > 0 {
+            reserved = self.admit_large(large_bytes)?;
+        }
+        let mut staged = Vec::new();
+        for (write, change) in writes.iter_mut().zip(changes.values()) {
+            if let (Content::Large(_, number, _), Change::Put(value, _)) =
+                (&mut write.content, change)
+            {
+                let large = self.stage(write.key, value, &mut reserved)?;
+                *number = large.number;
+                staged.push(large);
+            }
         }
         if writes.is_empty() {
             self.begin("write batch")?;

@@ -42,12 +42,12 @@ mod shim;
 mod words;
 
 #[cfg(test)]
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod interleave;
 #[cfg(all(test, not(loom)))]
 mod tested;
 #[cfg(test)]
-#[cfg(not(any(loom, shuttle)))]
+#[cfg(not(any(loom, feature = "shuttle")))]
 mod tests;
 
 use esker_base::striped::thread_number;

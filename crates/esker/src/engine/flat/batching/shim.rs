@@ -1,20 +1,20 @@
 //! Locks and bells: the real ones, or shuttle's where it explores interleavings.
 
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub(super) use esker_trt::sync::Signal;
-#[cfg(not(shuttle))]
+#[cfg(not(feature = "shuttle"))]
 pub(super) use parking_lot::Mutex;
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 pub(super) use explored::{Mutex, Signal};
 
 /// How long a thread looks for its result before it is blocked, in turns: about the time of a batch.
-pub(super) const SPINS: u32 = if cfg!(shuttle) { 0 } else { 96 };
+pub(super) const SPINS: u32 = if cfg!(feature = "shuttle") { 0 } else { 96 };
 
 /// The same of a task that lets others run, in turns of its core.
 pub(super) const TURNS: u32 = 24;
 
-#[cfg(shuttle)]
+#[cfg(feature = "shuttle")]
 mod explored {
     use shuttle::sync::{Condvar, MutexGuard};
     use std::sync::PoisonError;

@@ -18,12 +18,12 @@ impl<L: Logs> Tested<L> {
         self.batcher.commit_on(&self.logs, core, entry)
     }
 
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub(super) fn commit(&self, entry: L::Entry) -> Result<L::Placed> {
         self.batcher.commit(&self.logs, entry)
     }
 
-    #[cfg(not(shuttle))]
+    #[cfg(not(feature = "shuttle"))]
     pub(super) fn post(&self, entry: L::Entry) -> Posted<'_, L> {
         self.batcher.post(&self.logs, entry)
     }

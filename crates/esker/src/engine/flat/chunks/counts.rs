@@ -42,17 +42,28 @@ impl Chunk {
         self.expiries.lock().add(expires_at, 1);
     }
 
-    /// Entries of so many bytes were appended, up to `tail`. By who has the log's lock.
+    /// Entries of so many bytes were appended, up to `tail`, and so many tombstones are among them. By who has the log's lock.
     #[inline]
-    pub(in super::super) fn note_appended(&self, payload: usize, tail: u64) {
+    pub(in super::super) fn note_appended(&self, payload: usize, tombstones: usize, tail: u64) {
+        if tombstones > 0 {
+            let tombstones = u32::try_from(tombstones).unwrap_or(u32::MAX);
+            self.tombstones.fetch_add(tombstones, Ordering::Relaxed);
+        }
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
         let before = self.payload.load(Ordering::Relaxed);
         self.payload.store(before.saturating_add(payload), Ordering::Relaxed);
         self.tail.store(u32::try_from(tail).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
-    /// Takes over how many bytes all entries have, and when they expire; the index may not follow some of them any more.
-    pub(in super::super) fn learn(&self, payload: u64, expiries: Expiries) {
+    /// Entries that were appended as tombstones.
+    pub(in super::super) fn tombstones(&self) -> u32 {
+        self.tombstones.load(Ordering::Relaxed)
+    }
+
+    /// Takes over how many bytes all entries have, how many tombstones are among them, and when they expire; the index may not follow some
+    /// of them any more.
+    pub(in super::super) fn learn(&self, payload: u64, tombstones: u32, expiries: Expiries) {
+        self.tombstones.store(tombstones, Ordering::Relaxed);
         self.payload.store(u32::try_from(payload).unwrap_or(u32::MAX), Ordering::Relaxed);
         *self.expiries.lock() = expiries;
         self.unread.store(false, Ordering::Relaxed);

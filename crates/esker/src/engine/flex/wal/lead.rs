@@ -61,7 +61,7 @@ impl Wal {
 
     pub(super) fn bring(&self, batch: u64, durable: bool) -> Result<()> {
         loop {
-            let state = self.state.lock();
+            let mut state = self.state.lock();
             if (if durable { state.durable } else { state.written }) >= batch {
                 return Ok(());
             }
@@ -69,6 +69,9 @@ impl Wal {
             match &state.busy {
                 Some(gate) => {
                     let gate = Arc::clone(gate);
+                    if durable {
+                        state.wanted = state.wanted.max(batch);
+                    }
                     drop(state);
                     gate.wait();
                 }
@@ -77,8 +80,9 @@ impl Wal {
         }
     }
 
-    /// Writes what forms, for everybody.
+    /// Writes what forms, for everybody; also makes it durable if somebody waits for that, who else could come too late each time.
     fn lead(&self, mut state: MutexGuard<'_, State>, flush: bool) -> Result<()> {
+        let flush = flush || state.durable < state.wanted;
         let gate = Arc::new(Gate::new());
         state.busy = Some(Arc::clone(&gate));
         let taken = self.take_forming(&mut state);
