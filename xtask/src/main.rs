@@ -6,7 +6,7 @@ mod programs;
 mod run;
 mod tidy;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use programs::Program;
 use run::{Step, cargo};
@@ -316,6 +316,11 @@ fn tests(filter: Option<&str>) -> Result<()> {
     let long: Vec<&str> = LONG.iter().flat_map(|name| ["--skip", name]).collect();
     let chosen = filter.map_or(long, |filter| vec![filter]);
     let built = programs::build("tests with debug assertions", &all)?;
+    // Examples in texts are called by their files.
+    let is_none = |filter: &&str| !filter.contains(".rs") && !built.iter().any(|it| it.has(filter));
+    if let Some(filter) = filter.filter(is_none) {
+        bail!("no test has `{filter}` in its name");
+    }
     let (of_stores, others) = built.iter().partition(is_of_stores);
     let run = |programs: Vec<&Program>| programs.iter().map(|it| it.run(chosen.clone())).collect();
     run::beside(run(of_stores), run(others))?;
@@ -352,13 +357,15 @@ const STORES_OPTIMIZED: [&str; 6] =
 
 /// Tests of whole stores that the check runs in release mode alone: they fill stores, or damage them block by block, and take three
 /// times as long without.
-const LONG: [&str; 8] = [
+const LONG: [&str; 10] = [
+    "busy::",
     "small::",
     "depot_room::",
     "flex_expiry::",
     "flex_full::",
     "flex_mend::",
     "flex_repair::",
+    "flex_tables::versions_that_were_lost",
     "flex_damage::",
     "flat_damage::",
 ];
@@ -484,8 +491,9 @@ fn interleave() -> (Step, Step) {
     (
         cargo("loom", &["test", "--locked", "--lib", "-p", "esker-trt", "wake::"])
             .env("RUSTFLAGS", "--cfg loom")
-            .env("CARGO_TARGET_DIR", "target/loom"),
-        cargo("shuttle", &[&checked[..], &of].concat()),
+            .env("CARGO_TARGET_DIR", "target/loom")
+            .with_tests(),
+        cargo("shuttle", &[&checked[..], &of].concat()).with_tests(),
     )
 }
 

@@ -5,6 +5,7 @@ use crate::run::{Step, cargo};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// A program with tests of one target of a package.
 pub(crate) struct Program {
@@ -19,6 +20,14 @@ impl Program {
     /// Whether these are the tests of that target of a package.
     pub(crate) fn is(&self, package: &str, target: &str) -> bool {
         self.folder.ends_with(package) && self.target == target
+    }
+
+    /// Whether it has a test whose name contains this.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let mut command = Command::new(&self.path);
+        let listed = command.current_dir(&self.folder).args(["--list", name]).output();
+        let listed = listed.map(|output| output.stdout).unwrap_or_default();
+        String::from_utf8_lossy(&listed).lines().any(|line| line.ends_with(": test"))
     }
 
     /// Runs it, where cargo would, with these arguments.

@@ -10,6 +10,8 @@ use std::time::Instant;
 pub(crate) struct Step {
     title: String,
     command: Command,
+    /// Each program of it has tests to run.
+    has_tests: bool,
 }
 
 /// Root of the repository.
@@ -23,7 +25,7 @@ pub(crate) fn cargo(title: &str, arguments: &[&str]) -> Step {
     command.current_dir(root()).args(arguments);
     // Set by the outer cargo for this program, and wrong for the inner one.
     command.env_remove("CARGO_MANIFEST_DIR").env_remove("CARGO_PKG_NAME");
-    Step { title: title.to_owned(), command }
+    Step { title: title.to_owned(), command, has_tests: false }
 }
 
 /// An example that was built in the profile `checked`.
@@ -39,7 +41,13 @@ impl Step {
     pub(crate) fn program(title: String, path: &Path, folder: &Path) -> Step {
         let mut command = Command::new(path);
         command.current_dir(folder);
-        Step { title, command }
+        Step { title, command, has_tests: false }
+    }
+
+    /// Fails, too, if a program of it has no tests to run: a name that matches nothing passes otherwise.
+    pub(crate) fn with_tests(mut self) -> Step {
+        self.has_tests = true;
+        self
     }
 
     pub(crate) fn env(mut self, name: &str, value: &str) -> Step {
@@ -67,6 +75,23 @@ impl Step {
         String::from_utf8(printed).with_context(|| format!("{}: no text", self.title))
     }
 
+    /// Runs the command; what it prints comes in one piece, amid what others print, when it has ended.
+    fn run_aside(&mut self) -> Result<()> {
+        let mut printed = Vec::new();
+        let ran = self.run(|command| {
+            let output = command.output()?;
+            printed = [output.stdout, output.stderr].concat();
+            Ok(output.status)
+        });
+        let printed = String::from_utf8_lossy(&printed);
+        print!("{printed}");
+        ran?;
+        if self.has_tests && !counts_of_tests(&printed).all(|count| count > 0) {
+            bail!("{}: a program has no tests to run", self.title);
+        }
+        Ok(())
+    }
+
     /// Runs the command as `how` says.
     #[expect(clippy::disallowed_methods, reason = "how long a step took is told to people only")]
     fn run(&mut self, how: impl FnOnce(&mut Command) -> std::io::Result<ExitStatus>) -> Result<()> {
@@ -85,7 +110,10 @@ impl Step {
 pub(crate) fn all(steps: impl IntoIterator<Item = Step>) -> Result<()> {
     for mut step in steps {
         println!("== {}", step.title);
-        step.run(Command::status)?;
+        match step.has_tests {
+            true => step.run_aside()?,
+            false => step.run(Command::status)?,
+        }
     }
     Ok(())
 }
@@ -96,15 +124,7 @@ pub(crate) fn beside(aside: Vec<Step>, others: Vec<Step>) -> Result<()> {
         let aside = scope.spawn(|| {
             for mut step in aside {
                 println!("== {}, beside others", step.title);
-                let mut printed = Vec::new();
-                let ran = step.run(|command| {
-                    let output = command.output()?;
-                    printed = [output.stdout, output.stderr].concat();
-                    Ok(output.status)
-                });
-                // In one piece, amid what the others print.
-                print!("{}", String::from_utf8_lossy(&printed));
-                ran?;
+                step.run_aside()?;
             }
             Ok(())
         });
@@ -112,6 +132,17 @@ pub(crate) fn beside(aside: Vec<Step>, others: Vec<Step>) -> Result<()> {
         let Ok(aside) = aside.join() else { bail!("a step panicked") };
         aside.and(others)
     })
+}
+
+/// How many tests each program ran that printed this; 0 if none did.
+pub(crate) fn counts_of_tests(printed: &str) -> impl Iterator<Item = u64> + '_ {
+    let counts = printed.lines().filter_map(|line| {
+        let words = line.strip_prefix("running ")?;
+        words.strip_suffix(" tests").or_else(|| words.strip_suffix(" test"))?.parse().ok()
+    });
+    let mut counts = counts.peekable();
+    let none = counts.peek().is_none().then_some(0);
+    counts.chain(none)
 }
 
 /// Whether a program is on the path.
@@ -125,4 +156,27 @@ pub(crate) fn is_root() -> bool {
         .arg("-u")
         .output()
         .is_ok_and(|output| String::from_utf8_lossy(&output.stdout).trim() == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(printed: &str) -> Vec<u64> {
+        counts_of_tests(printed).collect()
+    }
+
+    #[test]
+    fn a_program_without_tests_is_noticed_among_others() {
+        assert_eq!(counts(""), [0]);
+        assert_eq!(counts("\nrunning 1 test\ntest it ... ok\n"), [1]);
+        assert_eq!(counts("running 12 tests\n\nrunning 0 tests\n"), [12, 0]);
+        let says = |words: &str| {
+            let step = Step::program("says".to_owned(), Path::new("echo"), root());
+            step.arguments([words]).with_tests()
+        };
+        assert!(all([says("running 2 tests")]).is_ok());
+        assert!(all([says("running 0 tests")]).is_err());
+        assert!(beside(vec![says("nothing")], vec![]).is_err());
+    }
 }

@@ -218,6 +218,10 @@ fn explore<E: Exploration>(arguments: &Arguments) -> Result<bool, String> {
 fn disable<E: Exploration>(arguments: &Arguments) -> Result<bool, String> {
     let wanted = |site: &Site| arguments.site.as_ref().is_none_or(|name| name == site.name());
     let sites: Vec<Site> = E::sites().into_iter().filter(wanted).collect();
+    if !sites.iter().any(|site| site.kind().can_be_disabled()) {
+        let name = arguments.site.as_deref().unwrap_or("any name");
+        return Err(format!("mutants: no site of {name} can be disabled"));
+    }
     let [seeds, piece] = E::EFFORT.mutant_seeds;
     let mut is_whole = true;
     let report = mutants::run(&sites, || {
@@ -326,3 +330,6 @@ pub fn sweep<S: Subject>(explorer: &Explorer<S>, kinds: &[FaultKind]) -> Result<
     }
     Ok(runs)
 }
+
+#[cfg(test)]
+mod tests;

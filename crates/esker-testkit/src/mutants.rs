@@ -15,6 +15,8 @@ pub enum Fate {
     Survived,
     /// The suite passed and never came there.
     NeverReached,
+    /// The suite failed, but never came there: of something else.
+    FailedElsewhere,
 }
 
 /// The mutants of a list of sites.
@@ -50,16 +52,25 @@ impl fmt::Display for MutantReport {
 #[cfg(feature = "mutants")]
 pub fn run(sites: &[Site], mut suite: impl FnMut() -> bool) -> Result<MutantReport> {
     use esker_base::site::switch;
-    use esker_base::{Error, ErrorKind};
     use std::panic::{AssertUnwindSafe, catch_unwind};
 
-    let mut passes = |site: Option<Site>| {
+    judge(sites, |site| {
         switch::disable(site);
         let passed = catch_unwind(AssertUnwindSafe(&mut suite)).unwrap_or(false);
         let reached = switch::reached();
         switch::disable(None);
         (passed, reached)
-    };
+    })
+}
+
+/// Judges by whether the suite passes without a site, and how often it comes there.
+#[cfg(any(test, feature = "mutants"))]
+fn judge(
+    sites: &[Site],
+    mut passes: impl FnMut(Option<Site>) -> (bool, u64),
+) -> Result<MutantReport> {
+    use esker_base::{Error, ErrorKind};
+
     if !passes(None).0 {
         let context = "the suite fails with every site in place";
         return Err(Error::new(ErrorKind::Corrupted, "run mutants").context(context));
@@ -68,6 +79,7 @@ pub fn run(sites: &[Site], mut suite: impl FnMut() -> bool) -> Result<MutantRepo
     for site in sites.iter().filter(|site| site.kind().can_be_disabled()) {
         let (passed, reached) = passes(Some(*site));
         let fate = match (passed, reached) {
+            (false, 0) => Fate::FailedElsewhere,
             (false, _) => Fate::Killed,
             (true, 0) => Fate::NeverReached,
             (true, _) => Fate::Survived,
@@ -87,3 +99,6 @@ pub fn run(_sites: &[Site], _suite: impl FnMut() -> bool) -> Result<MutantReport
     let context = "build with the feature `mutants`";
     Err(Error::new(ErrorKind::Unsupported, "run mutants").context(context))
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,11 +2,12 @@
 
 use crate::support::{DEVICE_SIZE, End, folder_in_memory, options};
 use esker::{Batch, Durability, EngineKind, ErrorKind, Options, Progress, Store, restore};
+use esker_base::clock::{Clock, SystemClock};
 use esker_media::BlockDevice;
 use esker_media::sim::{Act, Asking, SimBlock, SimBlockOptions};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// In this time what ends has ended, on a slow machine, too.
 const LONG: Duration = Duration::from_secs(60);
@@ -25,8 +26,8 @@ fn ends_beside(busy: u32, write: impl Fn(u32) + Sync, done: impl FnOnce() + Send
             });
         }
         let doing = scope.spawn(done);
-        let since = Instant::now();
-        while !doing.is_finished() && since.elapsed() < LONG {
+        let until = SystemClock.monotonic() + LONG;
+        while !doing.is_finished() && SystemClock.monotonic() < until {
             std::thread::yield_now();
         }
         let ended = doing.is_finished();
@@ -66,8 +67,8 @@ fn a_batch_over_keys_that_others_keep_writing_is_written() {
     for durability in [Durability::Sync, Durability::None] {
         let inner = Arc::new(SimBlock::new(SimBlockOptions::new(64 * DEVICE_SIZE, 3)));
         let device = Asking::new(inner, |call| {
-            let since = Instant::now();
-            while call.act == Act::Read && since.elapsed() < Duration::from_millis(2) {
+            let until = SystemClock.monotonic() + Duration::from_millis(2);
+            while call.act == Act::Read && SystemClock.monotonic() < until {
                 std::thread::yield_now();
             }
             Ok(())

@@ -1,7 +1,7 @@
 //! A full `depot`: what frees room always works, whatever copies take, and the room comes back.
 
 use crate::checkpoint::of_checkpoints;
-use crate::support::{flip_on, open, options};
+use crate::support::{flip_on, number, open, options};
 use esker::{Durability, ErrorKind, Options, Result, Store};
 use esker_base::Error;
 use esker_base::rng::Rng;
@@ -157,20 +157,33 @@ fn a_full_store_can_be_emptied_after_it_was_opened_again() {
 /// Of small records that were written once as many fit as of those that were moved again and again: what was
 /// accepted can be overwritten.
 fn is_written_over(percent: u64, value_size: usize) {
-    let (store, _, _) = store(5, Durability::None);
+    let (store, device, options) = store(5, Durability::None);
     // What a record takes with its key, and its part of summary and batch.
     let count = u32::try_from(SIZE / 100 * percent / (value_size as u64 + 20)).unwrap();
     let mut rng = Rng::from_seed(6);
-    let value = vec![6; value_size];
-    for number in 0..count * 4 {
+    let value = |write: u32| number(vec![6; value_size], write);
+    // The number of each key's last write.
+    let mut last: Vec<u32> = (0..count).collect();
+    for write in 0..count * 4 {
         let any = u32::try_from(rng.below(u64::from(count))).unwrap();
-        let key = if number < count { number } else { any };
-        let done = store.put(&key.to_be_bytes(), &value);
-        done.unwrap_or_else(|error| panic!("put {number} of {count}, {value_size}: {error}"));
+        let key = if write < count { write } else { any };
+        let done = store.put(&key.to_be_bytes(), &value(write));
+        done.unwrap_or_else(|error| panic!("put {write} of {count}, {value_size}: {error}"));
+        last[key as usize] = write;
     }
-    assert_eq!(store.stats().items, u64::from(count));
-    let report = store.check().unwrap();
-    assert!(report.is_sound(), "{:?}", report.problems);
+    let is_the_last = |store: &Store| {
+        assert_eq!(store.stats().items, u64::from(count));
+        for (key, write) in (0..count).zip(&last) {
+            let found = store.get(&key.to_be_bytes()).unwrap();
+            assert_eq!(found.as_deref(), Some(&value(*write)[..]), "{key} of {count}");
+        }
+        let report = store.check().unwrap();
+        assert!(report.is_sound(), "{:?}", report.problems);
+    };
+    is_the_last(&store);
+    store.write_out().unwrap();
+    store.forget();
+    is_the_last(&open(&device, &options).unwrap());
 }
 
 #[test]

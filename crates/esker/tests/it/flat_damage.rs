@@ -225,22 +225,61 @@ fn a_place_that_cannot_be_read_stops_no_cleaning_and_no_other_key() {
         store.close().unwrap();
         let Bed::Memory(memory, _) = &bed else { unreachable!() };
         let image = memory.image();
-        for from in (4096..DEVICE_SIZE).step_by(3 * LOST as usize) {
+        let value = |round: u8, place: usize| {
+            let mut value = vec![round; if round.is_multiple_of(3) { 300 } else { 30 }];
+            value[1] = place as u8;
+            value
+        };
+        // Returns how many keys are refused; the others have what was put last.
+        let judge = |store: &Store, last: &[u8], at: &str| {
+            let mut refused = 0;
+            for ((place, key), round) in model.keys().enumerate().zip(last) {
+                match store.get(key) {
+                    Ok(found) => {
+                        let is_right = found.as_deref() == Some(&value(*round, place)[..]);
+                        assert!(is_right, "{at}: key {place} of round {round}: {found:?}");
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), ErrorKind::Corrupted, "{at}: {error}");
+                        refused += 1;
+                    }
+                }
+            }
+            refused
+        };
+        let (mut all, mut most) = (0, 0);
+        for (turn, from) in (4096..DEVICE_SIZE).step_by(3 * LOST as usize).enumerate() {
             let mut memory =
                 SimPmOptions::new(DEVICE_SIZE, 1).initial(Initial::Recycled(image.clone()));
             memory.record = false;
             let (memory, lost) = losing(SimPm::new(memory));
-            let store = Store::open_on_memory(memory, &options).unwrap();
+            let store = Store::open_on_memory(Arc::clone(&memory) as _, &options).unwrap();
             lost.store(from, Ordering::SeqCst);
-            for round in 0..12_u8 {
-                for key in model.keys() {
-                    store.put(key, &vec![round; if round % 3 == 0 { 300 } else { 30 }]).unwrap();
+            let mut last = vec![0; model.len()];
+            for round in 0..12 {
+                // Some stay where they are while what is beside them goes.
+                let puts =
+                    |place: &usize| round == 0 || !(place + usize::from(round)).is_multiple_of(3);
+                for (place, key) in model.keys().enumerate().filter(|(place, _)| puts(place)) {
+                    store.put(key, &value(round, place)).unwrap();
+                    last[place] = round;
                 }
                 store.clean(3).unwrap();
+                let refused = judge(&store, &last, &format!("from {from}, round {round}"));
+                (all, most) = (all + refused, most.max(refused));
             }
             assert_eq!(store.stats().read_only, None, "from {from}");
-            store.close().unwrap();
+            match turn % 2 {
+                0 => store.close().unwrap(),
+                _ => store.forget(),
+            }
+            // The medium shows again what it had.
+            lost.store(u64::MAX, Ordering::SeqCst);
+            let store = Store::open_on_memory(memory, &options).unwrap();
+            assert_eq!(judge(&store, &last, &format!("from {from}, opened again")), 0);
+            assert!(store.check().unwrap().is_sound(), "from {from}");
         }
+        assert!(all > 500 && most < 25, "{engine}: {all} refused, {most} of one round at most");
     }
 }
 

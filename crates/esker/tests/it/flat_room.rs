@@ -1,11 +1,12 @@
 //! Room in stores of `flat` that does not count any more without anybody saying so: what has expired, and what is free in chunks of
 //! other sizes.
 
-use crate::support::{Bed, START};
+use crate::support::{Bed, START, number};
 use esker::{Attributes, Condition, EngineKind, Options, PutOptions, Store};
 use esker_base::clock::ManualClock;
 use esker_media::Pmem;
 use esker_media::sim::{SimPm, SimPmOptions};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 const KINDS: [EngineKind; 2] = [EngineKind::FlatCceh, EngineKind::FlatMasstree];
@@ -156,25 +157,29 @@ fn values_that_grow_find_room_where_smaller_ones_were() {
         let store = timed.open();
         // They never take half of the store: what smaller ones left would fill it.
         let count = 150_u32;
-        let value = |n: u32, size: usize| vec![n as u8; size];
-        for size in (300..4000).step_by(64) {
+        let mut last = BTreeMap::new();
+        for (round, size) in (0..).zip((300..4000).step_by(64)) {
             for n in 0..count {
                 // Every third stays as it is for long, so that no chunk becomes empty by itself.
                 if n % 3 > 0 || size % 1024 == 300 {
-                    let stored = store.put(&n.to_be_bytes(), &value(n, size));
+                    let value = number(vec![n as u8; size], round);
+                    let stored = store.put(&n.to_be_bytes(), &value);
                     stored.unwrap_or_else(|error| panic!("{engine}, {size} bytes: {error}"));
+                    last.insert(n, value);
                 }
             }
         }
-        for n in 0..count {
-            let found = store.get(&n.to_be_bytes()).unwrap().unwrap();
-            assert!(*found == *value(n, found.len().max(300)), "{engine}: {n}");
-        }
-        assert!(store.check().unwrap().is_sound());
+        let sound = |store: &Store| {
+            for (n, value) in &last {
+                let found = store.get(&n.to_be_bytes()).unwrap().unwrap();
+                assert!(*found == **value, "{engine}: {n}");
+            }
+            assert_eq!(store.stats().items, u64::from(count));
+            assert!(store.check().unwrap().is_sound());
+        };
+        sound(&store);
         store.forget();
-        let store = timed.open();
-        assert_eq!(store.stats().items, u64::from(count));
-        assert!(store.check().unwrap().is_sound());
+        sound(&timed.open());
     }
 }
 
@@ -207,27 +212,28 @@ fn a_large_value_finds_its_chunks_where_free_ones_lie_apart() {
         let timed = Timed::new(engine, 128);
         let store = timed.open();
         let mut rng = esker_base::rng::Rng::from_seed(11);
-        let put = |n: u32, size: usize| {
-            let stored = store.put(&n.to_be_bytes(), &vec![n as u8; size]);
+        let mut last = BTreeMap::new();
+        let mut put = |n: u32, size: usize, round: u32| {
+            let value = number(vec![n as u8; size], round);
+            let stored = store.put(&n.to_be_bytes(), &value);
             stored.unwrap_or_else(|error| {
                 panic!("{engine}: {size} bytes: {error}, {:?}", store.stats())
             });
+            last.insert(n.to_be_bytes().to_vec(), value);
         };
         // 2 MiB in all; of it 0.6 small, 0.5 large at most.
         for round in 0..12_000 {
             if round % 100 == 0 {
-                put(MANY + round / 100 % 4, 20_000 + rng.index(100_000));
+                put(MANY + round / 100 % 4, 20_000 + rng.index(100_000), round);
             }
-            put(rng.below(400) as u32, 300 + rng.index(2400));
+            put(rng.below(400) as u32, 300 + rng.index(2400), round);
         }
         let sound = |store: &Store| {
             assert!(store.check().unwrap().is_sound());
-            assert_eq!(store.stats().items, 404);
-            let whole = |item: esker::Result<(Vec<u8>, esker::Value)>| {
-                let (key, value) = item.unwrap();
-                assert!(*value == *vec![key[3]; value.len().max(300)], "{engine}: {key:?}");
-            };
-            store.iter().for_each(whole);
+            assert_eq!((store.stats().items, last.len()), (404, 404));
+            let items = store.iter().map(Result::unwrap);
+            let held: BTreeMap<_, _> = items.map(|(key, value)| (key, value.to_vec())).collect();
+            assert!(held == last, "{engine}: a value is not the last one");
         };
         sound(&store);
         store.forget();

@@ -1,8 +1,10 @@
 //! `flex`: the space that a store takes, and gives back.
 
 use crate::flex_whole::{bytes, held, sound};
+use crate::support::number;
 use esker::{Durability, EngineKind, Options, Store};
 use esker_base::rng::Rng;
+use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -24,16 +26,18 @@ fn key(number: u32) -> [u8; 4] {
     number.wrapping_mul(0x9E37_79B1).to_be_bytes()
 }
 
-/// Every key once, then three times as many writes of any.
-fn write_over(store: &Store) {
-    let value = bytes(1, 1000);
+/// Every key once, then three times as many writes of any; what each of them holds then.
+fn write_over(store: &Store) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let mut last = BTreeMap::new();
     let mut rng = Rng::from_seed(2);
-    for number in 0..PAIRS {
-        store.put(&key(number), &value).unwrap();
+    for write in 0..4 * PAIRS {
+        let mut any = || u32::try_from(rng.below(u64::from(PAIRS))).unwrap();
+        let key = key(if write < PAIRS { write } else { any() });
+        let value = number(bytes(1, 1000), write);
+        store.put(&key, &value).unwrap();
+        last.insert(key.to_vec(), value);
     }
-    for _ in 0..3 * PAIRS {
-        store.put(&key(u32::try_from(rng.below(u64::from(PAIRS))).unwrap()), &value).unwrap();
-    }
+    last
 }
 
 /// Bytes that the file system has of the data file.
@@ -59,7 +63,7 @@ fn a_store_keeps_the_capacity_that_it_was_made_with() {
 fn a_store_that_is_compacted_takes_little_more_than_what_counts() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&options(folder.path())).unwrap();
-    write_over(&store);
+    let last = write_over(&store);
     let before = taken(folder.path());
     let freed = store.clean(usize::MAX).unwrap();
     assert!(freed > 0);
@@ -69,7 +73,7 @@ fn a_store_that_is_compacted_takes_little_more_than_what_counts() {
     // Blocks of the file system are as large as those of the store, or smaller.
     assert!(before - after <= given_back && given_back > 0, "{before}, {after}, {given_back}");
     assert!(after < LIVE * 11 / 10 + SPARE, "{after} bytes for {LIVE}");
-    assert_eq!(held(&store).len(), PAIRS as usize);
+    assert!(last.len() == PAIRS as usize && held(&store) == last);
     sound(&store);
 }
 
@@ -140,7 +144,7 @@ fn small_pairs_that_came_in_any_order_lie_side_by_side_after_a_rest() {
 fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_writes() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&options(folder.path())).unwrap();
-    write_over(&store);
+    let mut last = write_over(&store);
     let takes = || taken(folder.path());
     let waits = |most: u64| {
         let waited = (0..600).any(|_| {
@@ -157,10 +161,11 @@ fn a_store_that_was_written_over_and_emptied_gives_its_space_back_while_nobody_w
     );
     waits(LIVE * 13 / 10 + SPARE);
     for number in 0..PAIRS / 4 * 3 {
-        store.delete(&key(number)).unwrap();
+        assert!(store.delete(&key(number)).unwrap());
+        last.remove(&key(number)[..]);
     }
     waits(LIVE / 4 * 13 / 10 + SPARE);
-    assert_eq!(held(&store).len(), PAIRS as usize / 4);
+    assert!(last.len() == PAIRS as usize / 4 && held(&store) == last);
     sound(&store);
 }
 

@@ -1,7 +1,7 @@
 //! Small stores: what counts fills them, and not what they are made of.
 
 use crate::flex_whole::{bytes, sound};
-use crate::support::folder_in_memory;
+use crate::support::{folder_in_memory, number};
 use esker::{Durability, EngineKind, ErrorKind, Options, Store};
 use esker_base::rng::Rng;
 use std::path::Path;
@@ -29,19 +29,34 @@ fn is_written_over(engine: EngineKind, percent: usize, value_size: usize) {
 fn is_overwritten(engine: EngineKind, size: usize, percent: usize, value_size: usize, over: u32) {
     let folder = folder_in_memory();
     // Tables as large as the store: it is not taken at its word.
-    let store = store(folder.path(), engine, size, size);
-    let value = bytes(1, value_size);
+    let open = || store(folder.path(), engine, size, size);
+    let store = open();
+    let mut value = bytes(1, value_size);
     let pairs = u32::try_from(size * percent / 100 / (value_size + 20)).unwrap();
     let mut rng = Rng::from_seed(4);
-    for number in 0..pairs + pairs / 100 * over {
+    // The number of each key's last write.
+    let mut last: Vec<u32> = (0..pairs).collect();
+    for write in 0..pairs + pairs / 100 * over {
         let any = u32::try_from(rng.below(u64::from(pairs))).unwrap();
-        let of = if number < pairs { number } else { any };
+        let of = if write < pairs { write } else { any };
+        value = number(value, write);
         let done = store.put(&of.to_be_bytes(), &value);
-        done.unwrap_or_else(|error| panic!("put {number} of {pairs}, {value_size}: {error}"));
+        done.unwrap_or_else(|error| panic!("put {write} of {pairs}, {value_size}: {error}"));
+        last[of as usize] = write;
     }
-    assert!((0..pairs).all(|number| store.contains(&number.to_be_bytes()).unwrap()));
+    let mut is_the_last = |store: &Store, when: &str| {
+        for (key, write) in (0..pairs).zip(&last) {
+            value = number(std::mem::take(&mut value), *write);
+            let found = store.get(&key.to_be_bytes()).unwrap();
+            assert!(found.as_deref() == Some(&value[..]), "{engine}, {when}: {key} of {pairs}");
+        }
+    };
+    is_the_last(&store, "written over");
     assert!(store.stats().live_bytes <= size as u64);
     sound(&store);
+    store.write_out().unwrap();
+    store.forget();
+    is_the_last(&open(), "opened after a kill");
 }
 
 #[test]

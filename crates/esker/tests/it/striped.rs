@@ -275,14 +275,18 @@ fn threads_on_a_striped_store_share_flushes_and_lose_nothing() {
             scope.spawn(move || {
                 for n in 0..150u32 {
                     let key = format!("{thread}/{}", n % 30);
-                    store.put(key.as_bytes(), &[n.to_le_bytes()[0]; 9000]).unwrap();
-                    assert_eq!(store.get(key.as_bytes()).unwrap().unwrap().len(), 9000);
+                    let value = [n.to_le_bytes()[0]; 9000];
+                    store.put(key.as_bytes(), &value).unwrap();
+                    assert!(*store.get(key.as_bytes()).unwrap().unwrap() == value, "{key}, {n}");
                 }
             });
         }
     });
     drop(store);
     let store = Store::open(&options).unwrap();
+    let last = |thread: u32, n: u8| (format!("{thread}/{n}").into_bytes(), vec![120 + n; 9000]);
+    let all: Map = (0..6).flat_map(|thread| (0..30).map(move |n| last(thread, n))).collect();
+    assert!(held(&store) == all, "the last value of each key");
     assert_eq!(store.stats().items, 180);
     assert!(store.check().unwrap().is_sound());
     store.backup(&scratch.path().join("copy")).unwrap();

@@ -67,6 +67,12 @@ pub(crate) fn flip_on(device: &SimBlock, offset: u64) {
     device.write_at(SITE, offset / 512 * 512, &[IoSlice::new(&block)]).unwrap();
 }
 
+/// Says which write this value is of, so that none that was taken back looks like the one behind it.
+pub(crate) fn number(mut value: Vec<u8>, write: u32) -> Vec<u8> {
+    value[..4].copy_from_slice(&write.to_be_bytes());
+    value
+}
+
 /// The value of `key` as bytes.
 pub(crate) fn get(store: &Store, key: &str) -> Option<Vec<u8>> {
     store.get(key.as_bytes()).expect("get works").map(|value| value.to_vec())

@@ -269,7 +269,7 @@ impl Flat {
         let (sizes, tombstones) = (std::iter::once(size), usize::from(kind.is_tombstone()));
         let to = (core, whom);
         let result =
-            self.append_bytes(&mut log, to, after, &mut buffer, sizes, tombstones, meanwhile);
+            self.append_bytes(&mut log, to, after, &mut buffer, (sizes, tombstones), meanwhile);
         log.buffer = buffer;
         let (base_version, batch_offset) = result?;
         let place = Place {
@@ -282,7 +282,7 @@ impl Flat {
         Ok(Placed { word: place.word(), version: Version(base_version) })
     }
 
-    /// Appends a batch of entries of these sizes, which stand behind the room for its header, durably. Returns the version of
+    /// Appends a batch of entries of these sizes, so many tombstones among them, which stand behind the room for its header, durably. Returns the version of
     /// its first entry, and where it stands.
     #[inline]
     fn append_bytes(
@@ -291,8 +291,7 @@ impl Flat {
         (core, whom): (usize, For),
         after: u64,
         buffer: &mut Vec<u8>,
-        sizes: impl Iterator<Item = usize> + Clone,
-        tombstones: usize,
+        (sizes, tombstones): (impl Iterator<Item = usize> + Clone, usize),
         meanwhile: impl FnOnce(),
     ) -> Result<(u64, u64)> {
         let count = u32::try_from(sizes.clone().count()).unwrap_or(u32::MAX);
@@ -332,7 +331,8 @@ impl Flat {
         let sizes = entries_of(slots).map(|entry| entry.bytes.as_slice().len());
         let tombstones = entries_of(slots).filter(|entry| entry.kind.is_tombstone()).count();
         let to = (core, whom);
-        let result = self.append_bytes(&mut log, to, after, &mut buffer, sizes, tombstones, || ());
+        let result =
+            self.append_bytes(&mut log, to, after, &mut buffer, (sizes, tombstones), || ());
         log.buffer = buffer;
         let (base, offset) = result?;
         let mut places = Places {

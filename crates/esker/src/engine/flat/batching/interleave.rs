@@ -33,10 +33,12 @@ impl Logs for MemoryLogs {
         let log = &self.logs[core];
         assert!(!log.busy.swap(true, SeqCst), "two appends to one log");
         let number = self.appends.fetch_add(1, SeqCst) + 1;
+        let time = self.clock.fetch_add(1, SeqCst);
         if number == self.panics_at {
+            // Each has its place, and none is in the log.
+            batch.iter_mut().for_each(|slot| slot.place(time));
             std::panic::resume_unwind(Box::new("as was asked for"));
         }
-        let time = self.clock.fetch_add(1, SeqCst);
         for slot in batch {
             log.entries.lock().push(*slot.entry());
             slot.place(time);
@@ -102,7 +104,7 @@ fn posts(entries_max: usize) {
     assert_eq!(entries.sum::<usize>(), 6);
 }
 
-/// The first or second append unwinds: everyone else hears of it.
+/// The first or second append unwinds: everyone else hears of it, and what is acknowledged is what the logs have.
 fn panics(at: usize) {
     let mut batcher = batcher(Batching::PipelinedHorizontal, 2, 2);
     if let Some(batcher) = Arc::get_mut(&mut batcher) {
@@ -114,22 +116,27 @@ fn panics(at: usize) {
             let core = usize::from(writer == 2);
             let commit = std::panic::AssertUnwindSafe(|| batcher.commit_on(core, writer));
             match std::panic::catch_unwind(commit) {
-                Ok(Ok(_)) => 0,
+                Ok(Ok(_)) => (0, Some(writer)),
                 Ok(Err(error)) => {
                     let kinds = [ErrorKind::DurabilityUnknown, ErrorKind::ReadOnly];
                     assert!(kinds.contains(&error.kind()));
-                    0
+                    (0, None)
                 }
-                Err(_) => 1,
+                Err(_) => (1, None),
             }
         })
     });
-    let leaders: usize =
-        writers.collect::<Vec<_>>().into_iter().map(|writer| writer.join().unwrap()).sum();
-    assert!(leaders <= 1);
-    if leaders == 1 {
-        assert!(batcher.commit_on(0, 9).is_err());
-    }
+    let writers: Vec<_> = writers.collect();
+    let (leaders, acknowledged): (Vec<_>, Vec<_>) =
+        writers.into_iter().map(|writer| writer.join().unwrap()).unzip();
+    // A batch has no room for all three, so there is a second append.
+    assert_eq!(leaders.iter().sum::<usize>(), 1);
+    let logs = batcher.logs.logs.iter();
+    let mut entries: Vec<_> = logs.flat_map(|log| log.entries.lock().clone()).collect();
+    entries.sort_unstable();
+    let acknowledged: Vec<_> = acknowledged.into_iter().flatten().collect();
+    assert_eq!(entries, acknowledged);
+    assert!(batcher.commit_on(0, 9).is_err());
 }
 
 const RUNS: usize = 4000;
