@@ -58,6 +58,15 @@ struct UnderWay {
     rest: Option<Vec<(u32, u64)>>,
 }
 
+/// What a purge does next.
+enum Next {
+    Clean(u32),
+    /// It has learnt of a chunk what it has to know.
+    Again,
+    /// Nothing: it is over.
+    End,
+}
+
 /// What became of a chunk that is to be cleaned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Became {
@@ -91,35 +100,38 @@ impl Flat {
             rest: None,
         };
         let under_way = purge.under_way.get_or_insert_with(begin);
-        let next = self.next_of_purge(under_way)?;
-        let became = match next {
-            Some(number) => self.clean_for_purge(number)?,
-            None => Became::Damaged,
+        let number = match self.next_of_purge(under_way)? {
+            Next::Clean(number) => Some(number),
+            Next::Again => return Ok(true),
+            Next::End => None,
         };
-        match became {
-            Became::Free => return Ok(true),
+        let is_last_part = under_way.rest.is_some();
+        match number.map(|number| self.clean_for_purge(number)).transpose()? {
+            Some(Became::Free) => return Ok(true),
             // Others keep what they were kept by.
-            Became::Later => return Ok(false),
-            Became::Damaged if under_way.rest.is_some() && next.is_some() => return Ok(true),
-            Became::Damaged => {}
+            Some(Became::Later) => return Ok(false),
+            // It keeps no other chunk's tombstones.
+            Some(Became::Damaged) if is_last_part => return Ok(true),
+            Some(Became::Damaged) | None => {}
         }
         let left = self.tombstones.load(Ordering::Relaxed);
         *purge = Purge { under_way: None, left };
         Ok(false)
     }
 
-    /// The chunk that a purge cleans next.
-    fn next_of_purge(&self, under_way: &mut UnderWay) -> Result<Option<u32>> {
-        let Some(most) = under_way.most.checked_sub(1) else { return Ok(None) };
+    fn next_of_purge(&self, under_way: &mut UnderWay) -> Result<Next> {
+        let Some(most) = under_way.most.checked_sub(1) else { return Ok(Next::End) };
         under_way.most = most;
         if under_way.rest.is_none() {
             let needed = self.tombstones_needed(|_| ());
             if needed.by_any < under_way.birth {
-                return Ok(Some(needed.first.0));
+                return Ok(Next::Clean(needed.first.0));
             }
-            // What was there when the store was opened.
-            let all = Search::new(0..self.cleaners.count(), &|| false);
-            while self.learn_of_log(&all)? {}
+            // What was there when the store was opened, a chunk at a time, too.
+            if self.learn_of_log(&Search::new(0..self.cleaners.count(), &|| false))? {
+                under_way.most += 1;
+                return Ok(Next::Again);
+            }
         }
         let rest = under_way.rest.get_or_insert_with(|| {
             let logs = self.chunks.iter().filter(|(_, chunk)| chunk.is_worth_purging());
@@ -128,10 +140,10 @@ impl Flat {
         let generation = |number| self.chunks.get(number).map(Chunk::generation);
         while let Some((number, found)) = rest.pop() {
             if generation(number) == Some(found) {
-                return Ok(Some(number));
+                return Ok(Next::Clean(number));
             }
         }
-        Ok(None)
+        Ok(Next::End)
     }
 
     /// Cleans a chunk, whatever there is to gain of it.

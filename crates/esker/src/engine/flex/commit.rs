@@ -21,6 +21,7 @@ use super::interval::{Interval, parts};
 use super::memtable::{MemTable, RangeDelete, Versions};
 use super::merge::{merge, pairs_of};
 use super::open::versions_ahead;
+use super::recover::ahead_by;
 use super::snapshots::needed;
 use super::stretch::Seen;
 use super::sweep::Sweep;
@@ -110,10 +111,10 @@ impl Flex {
         let done = done.and_then(|()| {
             let mut root = committer.root;
             root.committed_generation = table.generation;
+            root.last_version = self.tables().active.first_version.saturating_sub(1);
             let ahead = versions_ahead(self.durability, self.options.memtable_size_bytes);
-            root.last_version = self.tables().active.first_version.saturating_sub(1) + ahead;
             // PERSIST: everything of the table, and that it is there, before its log is written over.
-            self.space.write(0, &root.encode())?;
+            self.space.write(0, &ahead_by(&root, ahead).encode())?;
             self.space.release();
             if !sites::WAL_WAIT.disabled() {
                 self.space.sync()?;

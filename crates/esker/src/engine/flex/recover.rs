@@ -326,13 +326,18 @@ pub(super) fn note_versions(
     if ahead == 0 {
         return Ok(());
     }
-    root.last_version = root.last_version.max(last_version).saturating_add(ahead);
-    let done = space.write(0, &root.encode()).and_then(|()| space.sync());
+    root.last_version = root.last_version.max(last_version);
+    let done = space.write(0, &ahead_by(root, ahead).encode()).and_then(|()| space.sync());
     match done {
         // It is open for reads and deletes.
         Err(error) if error.kind() == ErrorKind::NoSpace => Ok(()),
         done => done,
     }
+}
+
+/// The root as it is to be on media. Who looks at the space as of the last commit goes by what was given until then, and not by this.
+pub(super) fn ahead_by(root: &Root, ahead: u64) -> Root {
+    Root { last_version: root.last_version.saturating_add(ahead), ..*root }
 }
 
 pub(super) fn replay(
