@@ -119,6 +119,7 @@ impl Flat {
         Ok(false)
     }
 
+    /// What the purge does next: what keeps most goes first; once nothing older than it keeps any, the chunks of tombstones.
     fn next_of_purge(&self, under_way: &mut UnderWay) -> Result<Next> {
         let Some(most) = under_way.most.checked_sub(1) else { return Ok(Next::End) };
         under_way.most = most;
