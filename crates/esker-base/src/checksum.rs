@@ -86,35 +86,49 @@ impl Default for Crc32c {
 
 /// Checksums of bytes of which any stretch of whole steps may be asked for, in a time that does not depend on its length: for who looks
 /// for something with a checksum where anything may stand, and may claim all that follows.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Stretches {
     step: usize,
+    /// Of all steps.
+    all: Digest,
     /// Of the first 0, 1, 2... steps.
     sums: Vec<u32>,
 }
 
 impl Stretches {
-    /// Of these bytes, which are gone through once; `None` if not all bytes count for a checksum.
+    /// Of no bytes; `None` if not all bytes count for a checksum.
     #[must_use]
-    pub fn of(bytes: &[u8], step: usize) -> Option<Stretches> {
+    pub fn new(step: usize) -> Option<Stretches> {
         #[cfg(feature = "mutants")]
         if loose::counted().is_some() {
             return None;
         }
-        #[cfg(feature = "mutants")]
-        work::note(bytes);
-        let mut all = Digest::new(CrcAlgorithm::Crc32Iscsi);
-        let mut sums = vec![narrow(all.finalize())];
-        for bytes in bytes.chunks_exact(step.max(1)) {
-            all.update(bytes);
-            sums.push(narrow(all.finalize()));
-        }
-        (!cfg!(fuzzing)).then_some(Stretches { step: step.max(1), sums })
+        let all = Digest::new(CrcAlgorithm::Crc32Iscsi);
+        let sums = vec![narrow(all.finalize())];
+        (!cfg!(fuzzing)).then_some(Stretches { step: step.max(1), all, sums })
     }
 
-    /// The checksum of `head` and, behind it, of these steps; `None` if there are not so many.
+    /// Of these bytes, which are gone through once, as far as they are whole steps; `None` as above.
     #[must_use]
-    pub fn behind(&self, head: &[u8], steps: Range<usize>) -> Option<u32> {
+    pub fn of(bytes: &[u8], step: usize) -> Option<Stretches> {
+        let mut stretches = Stretches::new(step)?;
+        stretches.push(bytes);
+        Some(stretches)
+    }
+
+    /// Adds the steps behind; what is left over of these bytes does not count.
+    pub fn push(&mut self, bytes: &[u8]) {
+        #[cfg(feature = "mutants")]
+        work::note(bytes);
+        for bytes in bytes.chunks_exact(self.step) {
+            self.all.update(bytes);
+            self.sums.push(narrow(self.all.finalize()));
+        }
+    }
+
+    /// The checksum of something that has the checksum `head`, and of these steps behind it; `None` if there are not so many.
+    #[must_use]
+    pub fn behind(&self, head: u32, steps: Range<usize>) -> Option<u32> {
         let (before, all) = (self.sums.get(steps.start)?, self.sums.get(steps.end)?);
         let length = steps.end.checked_sub(steps.start)?.checked_mul(self.step)? as u64;
         let after = |first: u32, second: u32| {
@@ -122,7 +136,7 @@ impl Stretches {
             crc_fast::checksum_combine(CrcAlgorithm::Crc32Iscsi, first, second, length)
         };
         // What stands before them is taken out of the checksum of all, and the head put in its place.
-        Some(narrow(after(crc32c(head), narrow(after(*before, *all)))))
+        Some(narrow(after(head, narrow(after(*before, *all)))))
     }
 }
 

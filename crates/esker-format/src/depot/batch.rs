@@ -117,6 +117,26 @@ impl BatchHeader {
         raw.header(block_size_bytes)
     }
 
+    /// The header of a batch that stands at `place` and has its checksum, if one does; `first` is its first block, and `behind` tells the
+    /// checksum of something that has this one and of so many blocks of the batch behind it.
+    #[must_use]
+    pub fn find(
+        first: &[u8],
+        place: Place,
+        behind: impl FnOnce(u32, usize) -> Option<u32>,
+    ) -> Option<Self> {
+        let block = u32::try_from(first.len()).ok()?;
+        let (mut raw, rest) = Raw::read_from_prefix(first).ok()?;
+        let header = raw.header(block).ok()?;
+        let checksum = raw.checksum.get();
+        raw.checksum = 0.into();
+        let mut crc = place.checksum();
+        crc.update(raw.as_bytes());
+        crc.update(rest);
+        let blocks = usize::try_from(header.total_bytes / block).ok()?;
+        (behind(crc.finish(), blocks.checked_sub(1)?)? == checksum).then_some(header)
+    }
+
     /// Whether these bytes, which are no valid batch, may be a damaged barrier that began this session: all
     /// that its fields say fits but for one of them at most.
     #[must_use]

@@ -149,7 +149,7 @@ impl BatchHeader {
         let checksum = u32::from_le_bytes(*field);
         *field = place(salt, offset).to_le_bytes();
         let behind = line + 1..line + size / LINE;
-        if lines.behind(&first, behind) != Some(checksum) && !sound() {
+        if lines.behind(crc32c(&first), behind) != Some(checksum) && !sound() {
             return Err(Flaw::Checksum);
         }
         let end = BATCH_HEADER_SIZE + header.payload_bytes;

@@ -55,6 +55,7 @@ pub mod sites;
 mod tombstones;
 mod unread;
 mod whole;
+mod window;
 mod write;
 
 use crate::engine::background::Background;

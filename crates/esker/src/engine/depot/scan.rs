@@ -7,20 +7,19 @@
 use super::layout::Layout;
 use super::segments::Incarnation;
 use super::whole::{Hole, Over};
+use super::window::Window;
 use super::{Depot, gather, sites, spread};
 use esker_base::hash::KeyHasher;
 use esker_base::ids::{SegmentId, Sequence, StoreId, Version};
 use esker_base::{Error, ErrorKind, Result, Site};
 use esker_format::Flaw;
 use esker_format::depot::{
-    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Place, Record,
+    BATCH_HEADER_SIZE, Batch, BatchHeader, BatchKind, ExtentKey, LargeRef, Record,
     RecordKind, RecordMeta, SEGMENT_HEADER_SIZE, SegmentHeader, Stream, SummaryRecord, VersionForm,
     decode_evicted, decode_trailer, read_summary,
 };
 use esker_media::{BlockDevice, BufferPool, IoBuf};
 
-/// Bytes read at once.
-const WINDOW_SIZE: u64 = 1 << 20;
 /// How often a failing read is tried.
 const READ_TRIES: u32 = 3;
 
@@ -355,115 +354,6 @@ impl Source<'_> {
 
     pub(super) fn corrupted(&self, offset: u64, length: u64, flaw: &Flaw) -> Error {
         Error::corrupted("read log", flaw.to_string()).device(self.device.name()).at(offset, length)
-    }
-}
-
-/// A piece of a segment in memory.
-struct Window<'a> {
-    source: Source<'a>,
-    base: u64,
-    start: u64,
-    buffer: IoBuf,
-    /// Offset in the segment behind what is looked at.
-    limit: u64,
-}
-
-impl<'a> Window<'a> {
-    fn new(source: Source<'a>, base: u64) -> Self {
-        let limit = source.layout.segment_size - source.layout.block;
-        Window { source, base, start: 0, buffer: source.pool.get(0), limit }
-    }
-
-    /// Makes `position..position + length` of the segment present; `fresh`: reads it again if it is.
-    fn load(&mut self, position: u64, length: u64, fresh: bool) -> Result<()> {
-        if let Some(skip) = position.checked_sub(self.start)
-            && let Some(end) = skip.checked_add(length)
-            && let (Ok(skip), Ok(end)) = (usize::try_from(skip), usize::try_from(end))
-            && let Some(present) = self.buffer.get_mut(skip..end)
-        {
-            return if fresh { self.source.read(self.base + position, present) } else { Ok(()) };
-        }
-        let wanted = if fresh { length } else { length.max(WINDOW_SIZE) };
-        let size = wanted.min(self.limit.saturating_sub(position));
-        self.buffer = self.source.pool.get(usize::try_from(size).unwrap_or(0));
-        self.start = position;
-        self.source.read(self.base + position, &mut self.buffer)
-    }
-
-    fn bytes(&self, position: u64) -> &[u8] {
-        let skip = usize::try_from(position.saturating_sub(self.start)).unwrap_or(usize::MAX);
-        self.buffer.get(skip..).unwrap_or(&[])
-    }
-
-    fn looks_like_batch(&mut self, position: u64) -> Result<bool> {
-        let layout = self.source.layout;
-        self.load(position, layout.block, false)?;
-        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
-        Ok(BatchHeader::peek(self.bytes(position), block).is_ok())
-    }
-
-    /// A barrier that is damaged right behind `end`, where a batch of its session follows, was there all the same.
-    fn skip_barrier(&mut self, end: &mut SegmentEnd, salt: u64) -> Result<()> {
-        let layout = self.source.layout;
-        let (at, position) = (end.position, end.position + layout.block);
-        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
-        let header = match self.looks_like_batch(position)? {
-            true => self.batch(position, salt)?.map(|batch| batch.header),
-            false => None,
-        };
-        let Some(header) = header
-            .filter(|header| header.session != end.session && header.first_sequence >= end.next)
-        else {
-            return Ok(());
-        };
-        self.load(at, layout.block, false)?;
-        if BatchHeader::was_barrier(self.bytes(at), block, header.session) {
-            (end.position, end.session) = (position, header.session);
-            end.next = header.first_sequence;
-        }
-        Ok(())
-    }
-
-    /// The batch at `position` of the segment, if it is of this kind.
-    fn marker(&mut self, position: u64, salt: u64, kind: BatchKind) -> Result<Option<Batch<'_>>> {
-        // Its bytes and no more: nothing is read behind it.
-        let layout = self.source.layout;
-        self.load(position, layout.block, true)?;
-        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
-        if let Ok(header) = BatchHeader::peek(self.bytes(position), block) {
-            let total = u64::from(header.total_bytes);
-            if total > layout.block && position + total <= layout.trailer() {
-                self.load(position, total, true)?;
-            }
-        }
-        Ok(self.batch(position, salt)?.filter(|batch| batch.header.kind == kind))
-    }
-
-    /// The batch at `position` of the segment, or `None` if there is no valid one.
-    fn batch(&mut self, position: u64, salt: u64) -> Result<Option<Batch<'_>>> {
-        let layout = self.source.layout;
-        let block = u32::try_from(layout.block).unwrap_or(u32::MAX);
-        let place = Place { salt, offset: self.base + position };
-        let check = !sites::BATCH_CHECKSUM.disabled();
-        for fresh in [false, true, true] {
-            self.load(position, layout.block, fresh)?;
-            let Ok(header) = BatchHeader::peek(self.bytes(position), block) else {
-                if self.bytes(position).iter().take(64).all(|byte| *byte == 0) {
-                    // Nothing was ever written here: no need to look again.
-                    return Ok(None);
-                }
-                continue;
-            };
-            let total = u64::from(header.total_bytes);
-            if position + total > self.limit {
-                continue;
-            }
-            self.load(position, total, fresh)?;
-            if Batch::decode(self.bytes(position), block, place, check).is_ok() {
-                return Ok(Batch::decode(self.bytes(position), block, place, false).ok());
-            }
-        }
-        Ok(None)
     }
 }
 
