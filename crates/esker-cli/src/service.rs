@@ -137,6 +137,8 @@ impl Service {
             // Before there is a store that nobody can serve from.
             self.server.check_addresses()?;
         }
+        // Items are over when clients were told.
+        self.store.clock = self.server.clock.clone();
         let store = open_served(&mut self.store)?;
         catch_ends(&signals)?;
         let runtime = Runtime::start(esker_trt::Config {

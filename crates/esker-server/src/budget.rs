@@ -21,6 +21,8 @@ use std::time::Duration;
 #[derive(Debug)]
 struct State {
     free_bytes: u64,
+    /// It is short while less is free.
+    little_bytes: u64,
     waiting: VecDeque<(u64, Arc<Gate>)>,
 }
 
@@ -43,7 +45,15 @@ impl Budget {
     /// A budget of `total_bytes`.
     #[must_use]
     pub fn new(total_bytes: u64) -> Self {
-        let state = State { free_bytes: total_bytes, waiting: VecDeque::new() };
+        Budget::beside(0, total_bytes)
+    }
+
+    /// A budget of `total_bytes`, `lasting_bytes` of which are for those who keep them as long as they are there: it is the rest
+    /// that may get short.
+    #[must_use]
+    pub fn beside(lasting_bytes: u64, total_bytes: u64) -> Self {
+        let little_bytes = total_bytes.saturating_sub(lasting_bytes) / 4;
+        let state = State { free_bytes: total_bytes, little_bytes, waiting: VecDeque::new() };
         Budget { state: Arc::new(Mutex::new(state)), total_bytes }
     }
 
@@ -100,11 +110,11 @@ impl Budget {
         self.state.lock().free_bytes
     }
 
-    /// Whether somebody waits, or will soon: less than a quarter is free.
+    /// Whether somebody waits, or will soon: less is free than a quarter of what does not last.
     #[must_use]
     pub fn is_short(&self) -> bool {
         let state = self.state.lock();
-        !state.waiting.is_empty() || state.free_bytes < self.total_bytes / 4
+        !state.waiting.is_empty() || state.free_bytes < state.little_bytes
     }
 
     /// All of it.

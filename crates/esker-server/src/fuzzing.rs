@@ -10,6 +10,7 @@ pub mod native;
 
 use crate::access::Access;
 use crate::auth::Credentials;
+use crate::clock::SteadyClock;
 use crate::limits::{Limits, TASKS_MAX};
 use crate::protocol::line;
 use crate::server::ServerConfig;
@@ -37,7 +38,7 @@ static SIDES: LazyLock<Mutex<[Side; 2]>> = LazyLock::new(|| Mutex::new([side(), 
 
 fn side() -> Side {
     let folder = tempfile::tempdir().expect("scratch folder");
-    let clock = Arc::new(ManualClock::new(NOW));
+    let clock = Arc::new(SteadyClock::new(Arc::new(ManualClock::new(NOW))));
     let mut options = Options::new(folder.path().join("data"));
     options.size_bytes = 64 << 20;
     options.durability = Durability::None;

@@ -17,6 +17,7 @@ mod access;
 mod auth;
 mod backups;
 pub mod budget;
+mod clock;
 pub mod counters;
 pub mod errors;
 mod execute;
@@ -48,6 +49,7 @@ mod tls;
 mod transport;
 
 pub use auth::Credentials;
+pub use clock::SteadyClock;
 pub use limits::Limits;
 pub use listen::{ListenAddress, Protocol};
 pub use server::{Server, ServerConfig, ShutdownHook, TURNED_AWAY_MAX, UNIX_MODE};

@@ -1,5 +1,6 @@
 //! Limits of a server: what one client, and all of them together, may take.
 
+use crate::budget::Budget;
 use crate::tls;
 use esker_base::units::{KIB, MIB};
 use std::time::Duration;
@@ -59,7 +60,7 @@ pub struct Limits {
     pub idle_timeout: Duration,
     /// How long a request may take to arrive, and a reply to be taken, without progress worth
     /// 64 KiB; zero: for ever while there is memory enough for others, else 10 s. Default 10 s. A client that has to say who it
-    /// is has as long for that (zero: 10 s), whatever it says meanwhile.
+    /// is has as long for that (zero: 10 s), whatever it says or does not take meanwhile, and so has one for its hello.
     pub request_timeout: Duration,
 }
 
@@ -87,10 +88,15 @@ impl Limits {
         if self.request_timeout.is_zero() { REQUEST_TIMEOUT } else { self.request_timeout }
     }
 
-    /// Data blocks that are arriving, of all connections, in bytes: at most half of the budget, so that requests
+    /// What all connections share. It is not short because they are there.
+    pub fn budget(&self, encrypted: bool) -> Budget {
+        Budget::beside(self.connections_bytes(encrypted), self.memory_max_bytes)
+    }
+
+    /// Data blocks that are arriving, of all connections, in bytes: at most half of what is to spare, so that requests
     /// without one find memory however many uploads stand still.
-    pub(crate) fn bodies_max_bytes(&self) -> u64 {
-        self.memory_max_bytes / 2
+    pub(crate) fn bodies_max_bytes(&self, encrypted: bool) -> u64 {
+        self.spare_bytes(encrypted) / 2
     }
 
     /// Memory of all clients in shared memory, in bytes: at most a quarter of the budget, however many are there and ask for
@@ -109,9 +115,9 @@ impl Limits {
         u64::from(self.connections_max) * Self::connection_bytes(encrypted)
     }
 
-    /// The most memory that one request may wait for, in bytes: what is free while all connections are there and ask for nothing. Who
+    /// What is free while all connections are there and ask for nothing, in bytes: the most memory that one request may wait for. Who
     /// asks for more would wait in vain, and everybody else behind it.
-    pub(crate) fn request_bytes_max(&self, encrypted: bool) -> u64 {
+    pub(crate) fn spare_bytes(&self, encrypted: bool) -> u64 {
         self.memory_max_bytes.saturating_sub(self.connections_bytes(encrypted))
     }
 
@@ -164,5 +170,20 @@ mod tests {
         ] {
             assert!(bad.check(false).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn connections_that_are_only_there_make_nothing_short() {
+        let limits = Limits { connections_max: 3500, ..Limits::default() };
+        assert_eq!(limits.check(true), Ok(()));
+        let (budget, spare) = (limits.budget(true), limits.spare_bytes(true));
+        let _idle = budget.try_take(3500 * Limits::connection_bytes(true)).expect("free");
+        assert_eq!((budget.free_bytes(), budget.is_short()), (spare, false));
+        // Nor do data blocks that stand still.
+        let _bodies = budget.try_take(limits.bodies_max_bytes(true)).expect("free");
+        let _values = budget.try_take(spare / 4).expect("free");
+        assert!(!budget.is_short());
+        let _more = budget.try_take(KIB).expect("free");
+        assert!(budget.is_short());
     }
 }

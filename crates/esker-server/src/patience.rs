@@ -20,9 +20,12 @@ const STOP_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// What is left of the time for a request with this progress.
 pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Duration> {
-    let passed = shared.clock.monotonic().saturating_sub(progress.since);
+    let now = shared.clock.monotonic();
+    let passed = now.saturating_sub(progress.since);
     let idle = progress.idle_limit(shared);
-    if idle.is_some_and(|idle| passed >= idle)
+    let most = progress.end.map_or(Duration::MAX, |end| end.saturating_sub(now));
+    if most.is_zero()
+        || idle.is_some_and(|idle| passed >= idle)
         || progress.is_behind(shared) && shared.budget.is_short()
     {
         return Err(IoErrorKind::TimedOut.into());
@@ -34,16 +37,17 @@ pub(crate) fn remaining(shared: &Shared, progress: &Progress) -> IoResult<Durati
     }
     let left = limit.min(idle.unwrap_or(limit)).saturating_sub(passed);
     if !left.is_zero() {
-        return Ok(left);
+        return Ok(left.min(most));
     }
     let unlimited = shared.limits.request_timeout.is_zero();
     if unlimited && !stops && !shared.memory_is_short() {
-        return Ok(PATIENCE_SLICE);
+        return Ok(PATIENCE_SLICE.min(most));
     }
     Err(IoErrorKind::TimedOut.into())
 }
 
-/// When a client has to have said who it is that begins a session now, by the monotonic clock: else strangers would hold all places.
+/// When a client that begins a session now has to have said who it is, or what it speaks, by the monotonic clock, whatever it says
+/// or does not take: else strangers would hold all places.
 pub(crate) fn until_admitted(shared: &Shared) -> Duration {
     shared.clock.monotonic().saturating_add(shared.limits.wait_timeout())
 }
@@ -67,6 +71,8 @@ pub(crate) struct Progress {
     /// When it began, and what was moved since.
     begun: Duration,
     moved: u64,
+    /// When it is given up, whatever it has come to.
+    end: Option<Duration>,
     /// A reply is sent to its end, if it is taken; what is not whole yet is given up when the server stops.
     sends: bool,
     /// A line: who never ends one is as idle as who never begins one.
@@ -77,7 +83,8 @@ impl Progress {
     /// Of a request that arrives, from now.
     pub(crate) fn receiving(shared: &Shared) -> Progress {
         let now = shared.clock.monotonic();
-        Progress { since: now, bytes: 0, begun: now, moved: 0, sends: false, is_line: false }
+        let (sends, is_line) = (false, false);
+        Progress { since: now, bytes: 0, begun: now, moved: 0, end: None, sends, is_line }
     }
 
     /// Of the line of a request that arrives, from now.
@@ -88,6 +95,11 @@ impl Progress {
     /// Of replies that are sent, from now.
     pub(crate) fn sending(shared: &Shared) -> Progress {
         Progress { sends: true, ..Progress::receiving(shared) }
+    }
+
+    /// The same, to this `end`, if there is one.
+    pub(crate) fn until(self, end: Option<Duration>) -> Progress {
+        Progress { end, ..self }
     }
 
     /// A line takes no longer than a connection may be idle, where there is no other limit (as in memcached).

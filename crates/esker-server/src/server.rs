@@ -12,6 +12,7 @@
 //! What accepting can run out of (descriptors, memory) is waited out; existing sessions go on.
 
 use crate::auth::Credentials;
+use crate::clock::SteadyClock;
 use crate::counters::Counter;
 use crate::guests::Stay;
 use crate::limits::{Limits, RECEIVE_BYTES_MIN};
@@ -97,8 +98,8 @@ pub struct ServerConfig {
     pub backups: Option<PathBuf>,
     /// Limits.
     pub limits: Limits,
-    /// Time.
-    pub clock: Arc<dyn Clock>,
+    /// Time. If the store has the same one, items are over when clients were told, also where the machine's clock is set back.
+    pub clock: Arc<SteadyClock>,
 }
 
 impl ServerConfig {
@@ -129,7 +130,7 @@ impl Default for ServerConfig {
             dump_enabled: true,
             backups: None,
             limits: Limits::default(),
-            clock: Arc::new(SystemClock),
+            clock: Arc::new(SteadyClock::new(Arc::new(SystemClock))),
         }
     }
 }

@@ -39,6 +39,7 @@ pub(crate) struct Shared {
     cache: bool,
     /// Its capacity and the size of its segments, in bytes: it keeps both.
     made_with: (u64, u64),
+    /// A `SteadyClock`.
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) limits: Limits,
     pub(crate) budget: Budget,
@@ -56,8 +57,6 @@ pub(crate) struct Shared {
     /// Connections that were turned away and have not hung up yet.
     pub(crate) turned_away: AtomicU32,
     pub(crate) started: Duration,
-    /// When the server began, in seconds since 1970.
-    started_at: u64,
     pub(crate) access: Access,
     /// Who may use the server; nobody is asked if `None`.
     pub(crate) auth: Option<Credentials>,
@@ -80,7 +79,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// The most memory that one request may wait for.
     pub(crate) fn request_bytes_max(&self) -> u64 {
-        self.limits.request_bytes_max(self.tls.is_some())
+        self.limits.spare_bytes(self.tls.is_some())
     }
 
     pub(crate) fn new(
@@ -94,13 +93,14 @@ impl Shared {
         let seed = RandomState::new();
         let seed = u128::from(seed.hash_one(0)) << 64 | u128::from(seed.hash_one(1));
         let stats = store.stats();
+        let encrypted = tls.is_some();
         let segment = stats.capacity_bytes.checked_div(stats.segments).unwrap_or(0);
         Shared {
             cache: stats.cache,
             made_with: (stats.capacity_bytes, segment),
             store,
-            budget: Budget::new(limits.memory_max_bytes),
-            bodies: Budget::new(limits.bodies_max_bytes()),
+            budget: limits.budget(encrypted),
+            bodies: Budget::new(limits.bodies_max_bytes(encrypted)),
             rings: Budget::new(limits.rings_max_bytes()),
             counters: Counters::new(cores),
             evictions_forgotten: AtomicU64::new(0),
@@ -110,7 +110,6 @@ impl Shared {
             guests: Guests::default(),
             turned_away: AtomicU32::new(0),
             started: clock.monotonic(),
-            started_at: clock.unix_seconds(),
             access: Access::new(seed.to_be_bytes()),
             auth,
             on_shutdown,
@@ -129,7 +128,6 @@ impl Shared {
 
     /// What units of `core` run on.
     pub(crate) fn ground(&self, core: usize) -> Ground<'_> {
-        let now = self.clock.unix_seconds();
         Ground {
             store: &self.store,
             cache: self.cache,
@@ -137,14 +135,14 @@ impl Shared {
             budget: &self.budget,
             counters: self.counters.shard(core),
             item_size_max_bytes: self.limits.item_size_max_bytes,
-            now,
-            uptime: now.saturating_sub(self.started_at),
+            now: self.clock.unix_seconds(),
+            uptime: self.uptime(),
         }
     }
 
     /// Whole seconds since the server began.
     pub(crate) fn uptime(&self) -> u64 {
-        self.clock.unix_seconds().saturating_sub(self.started_at)
+        self.clock.monotonic().saturating_sub(self.started).as_secs()
     }
 
     /// Memory for a data block that arrives.

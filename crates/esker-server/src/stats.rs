@@ -103,9 +103,8 @@ impl Shared {
 
     fn general(&self, output: &mut Output) {
         let store = self.store.stats();
-        let uptime = self.clock.monotonic().saturating_sub(self.started);
         stat(output, "pid", std::process::id());
-        stat(output, "uptime", uptime.as_secs());
+        stat(output, "uptime", self.uptime());
         stat(output, "time", self.clock.unix_seconds());
         stat(output, "version", crate::VERSION);
         stat(output, "pointer_size", usize::BITS);

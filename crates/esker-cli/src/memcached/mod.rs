@@ -3,7 +3,8 @@
 //! It takes memcached's own options, so that a unit or script that starts memcached starts Esker.
 //! The data lie on storage: at `-e FILE` or `-o data=PATH`, else in the folder `memcached-PORT` of
 //! the folder that the service manager gives (`STATE_DIRECTORY`), else in
-//! `/var/tmp/esker-memcached-UID-PORT`. A server at a socket has the socket's whole path in place of the port; the data of
+//! `/var/tmp/esker-memcached-UID-PORT`. The port is that of the first address, with its host before it if that is neither this one nor
+//! all of them. A server at a socket has the socket's whole path in place of the port; the data of
 //! one at any port (`-p -1`) nobody would find again, so its folder is gone as soon as it is open. Nothing is promised to survive a
 //! crash of the system (durability `none`): it is a cache.
 

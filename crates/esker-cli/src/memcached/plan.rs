@@ -342,18 +342,23 @@ impl Plan {
         Ok(())
     }
 
-    /// What tells this server from others of its user: its port, or the whole path of its socket; nothing if it takes any port.
+    /// What tells this server from others of its user: the port of its first address, with the host if that is a special one, or the
+    /// whole path of its socket; nothing if it takes any port.
     pub(super) fn place(&self) -> Result<Option<String>, Failure> {
-        let socket = self.listen.iter().find_map(|address| match address {
-            ListenAddress::Unix(path) => Some(path),
-            _ => None,
-        });
-        let Some(socket) = socket else {
-            return Ok((self.port > 0).then(|| self.port.to_string()));
-        };
-        let path =
-            std::path::absolute(socket).map_err(|source| Failure::io(socket.display(), &source))?;
-        Ok(Some(one_name(path.as_os_str().as_encoded_bytes())))
+        match self.listen.iter().chain(&self.listen_plain).next() {
+            Some(ListenAddress::Unix(socket)) => {
+                let path = std::path::absolute(socket)
+                    .map_err(|source| Failure::io(socket.display(), &source))?;
+                Ok(Some(one_name(path.as_os_str().as_encoded_bytes())))
+            }
+            Some(ListenAddress::Tcp(address)) if address.port() > 0 => {
+                let (host, port) = (address.ip(), address.port());
+                let is_special = !host.is_loopback() && !host.is_unspecified();
+                let name = if is_special { address.to_string() } else { port.to_string() };
+                Ok(Some(one_name(name.as_bytes())))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Makes every path one that means the same in any folder.

@@ -26,7 +26,11 @@ impl Running {
         let mut arguments = vec!["memcached"];
         arguments.extend(user());
         arguments.extend(options);
-        let mut child = scratch.spawn(&arguments);
+        Running::of(scratch.spawn(&arguments))
+    }
+
+    /// One that was started: it serves.
+    fn of(mut child: Child) -> Running {
         let mut said = BufReader::new(child.stderr.take().expect("piped"));
         let mut lines: Vec<String> = Vec::new();
         while lines.last().is_none_or(|line| line != "ready") {
@@ -399,6 +403,26 @@ fn servers_at_any_port_share_no_data_and_leave_none() {
         let mut left = left.map(|entry| entry.file_name().to_string_lossy().into_owned());
         assert!(!left.any(|name| name.ends_with(&ending)), "{ending}");
         talk(&port(&server), "shutdown\r\n");
+        server.ends();
+    }
+}
+
+#[test]
+fn servers_at_two_ports_of_one_address_have_data_of_their_own() {
+    let scratch = Scratch::new();
+    let start = |port: &str| {
+        let mut program = program(scratch.path("").as_path());
+        program.args(["memcached", "-l", &format!("127.0.0.1:{port}"), "-m", "64", "-A"]);
+        program.args(user()).env("STATE_DIRECTORY", scratch.path("state"));
+        Running::of(program.spawn().expect("start"))
+    };
+    let ports = [port(), port()];
+    let servers = ports.each_ref().map(|port| start(port));
+    assert_eq!(ask(&ports[0], "set a 0 0 1\r\n1\r\n"), "STORED\r\n");
+    assert_eq!(ask(&ports[1], "get a\r\n"), "END\r\n");
+    for (server, port) in servers.into_iter().zip(&ports) {
+        assert!(scratch.path("state").join(format!("memcached-{port}")).is_dir());
+        talk(port, "shutdown\r\n");
         server.ends();
     }
 }

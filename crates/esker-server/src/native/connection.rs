@@ -17,8 +17,9 @@ use crate::budget::Share;
 use crate::counters::Counter;
 use crate::limits::ZERO_COPY_BYTES_MIN;
 use crate::output::Output;
-use crate::patience::{Progress, patiently};
+use crate::patience::{Progress, patiently, until_admitted};
 use crate::shared::Shared;
+use crate::transport::LINGER;
 use esker_base::Result;
 use esker_format::native::{
     Attributes, FRAME_HEADER_SIZE, ItemHead, NO_REQUEST, Opcode, Status, encode_version,
@@ -28,6 +29,7 @@ use esker_trt::local::Notify;
 use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Turns of the core that a reply waits for others at most.
 const TURNS_MAX: u32 = 8;
@@ -50,6 +52,8 @@ pub(super) struct Connection<D> {
     held_bytes: Cell<u64>,
     /// Those of them that are backups.
     backups: Cell<u32>,
+    /// Until when the client has to have said who it is; it may give commands if `None`.
+    pub(super) to_say: Cell<Option<Duration>>,
     /// Which requests wait for which.
     pub(super) order: RefCell<Order>,
     /// Something is in flight no more.
@@ -67,6 +71,7 @@ pub(super) struct Asked {
 
 impl<D: Duplex> Connection<D> {
     pub(super) fn new(shared: Arc<Shared>, core: usize, duplex: D) -> Self {
+        let to_say = shared.auth.is_some().then(|| until_admitted(&shared));
         Connection {
             shared,
             core,
@@ -79,6 +84,7 @@ impl<D: Duplex> Connection<D> {
             in_flight: Cell::new(0),
             held_bytes: Cell::new(0),
             backups: Cell::new(0),
+            to_say: Cell::new(to_say),
             order: RefCell::new(Order::new()),
             room: Notify::new(),
         }
@@ -223,7 +229,9 @@ impl<D: Duplex> Connection<D> {
 
     /// A client that takes too little for too long is cut off.
     fn send_batch(&self, batch: &mut Output) -> IoResult<()> {
-        let mut progress = Progress::sending(&self.shared);
+        // A stranger is told that its time is over.
+        let end = self.to_say.get().map(|until| until.saturating_add(LINGER));
+        let mut progress = Progress::sending(&self.shared).until(end);
         let sent = batch.send(|slices| {
             let write = |limit| self.duplex.write_vectored(slices, limit);
             let taken = patiently(&self.shared, &progress, write)?;

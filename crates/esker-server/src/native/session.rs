@@ -28,7 +28,6 @@ use esker_format::native::{
 use std::io::{ErrorKind as IoErrorKind, IoSlice, Result as IoResult};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Longest payload of a client that has not said who it is: credentials are no longer.
 const UNADMITTED_BYTES_MAX: usize = 1 << 10;
@@ -54,24 +53,17 @@ pub(crate) struct Session<D: Duplex + 'static> {
     share: Share,
     hashes: Vec<u64>,
     pub(super) partial: Option<Progress>,
-    /// Whether the client may give commands, and until when it has to have said who it is, if it may not.
-    admitted: bool,
-    until_admitted: Duration,
 }
 
 impl<D: Duplex + 'static> Session<D> {
     /// A session of `duplex` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, duplex: D, share: Share) -> Self {
-        let admitted = shared.auth.is_none();
-        let until_admitted = until_admitted(&shared);
         Session {
             connection: Rc::new(Connection::new(shared, core, duplex)),
             received: Received::new(),
             share,
             hashes: Vec::new(),
             partial: None,
-            admitted,
-            until_admitted,
         }
     }
 
@@ -100,9 +92,15 @@ impl<D: Duplex + 'static> Session<D> {
         &self.connection.shared
     }
 
-    /// Exchanges hellos.
+    /// Whether the client may give commands.
+    fn is_admitted(&self) -> bool {
+        self.connection.to_say.get().is_none()
+    }
+
+    /// Exchanges hellos. Nobody is waited for without an end who may not even speak the protocol.
     fn greet(&mut self) -> IoResult<Option<End>> {
-        let progress = Progress::receiving(self.shared());
+        let end = until_admitted(self.shared());
+        let progress = Progress::receiving(self.shared()).until(Some(end));
         while self.received.pending().len() < CLIENT_HELLO_SIZE {
             let shared = self.connection.shared.clone();
             let room = self.received.make_room(0);
@@ -144,7 +142,7 @@ impl<D: Duplex + 'static> Session<D> {
         ServerHello {
             version: VERSION,
             status: Status::Ok,
-            authenticate: !self.admitted,
+            authenticate: !self.is_admitted(),
             in_flight_max: IN_FLIGHT_MAX,
             request_size_max: size(value + key + PUT_OVERHEAD_MAX as u64),
             reply_size_max: size(stored.max(value).saturating_add(2 * MULTI_GET_BYTES_MAX)),
@@ -180,7 +178,7 @@ impl<D: Duplex + 'static> Session<D> {
                 return Ok(End::Because(Status::TooLarge));
             }
             let payload_size = usize::try_from(header.payload_size).unwrap_or(usize::MAX);
-            if !self.admitted && payload_size > UNADMITTED_BYTES_MAX {
+            if !self.is_admitted() && payload_size > UNADMITTED_BYTES_MAX {
                 // It is not waited for: no strangers' bytes are held.
                 self.refuse(header, Status::Unauthenticated)?;
                 return Ok(End::Because(Status::Unauthenticated));
@@ -218,7 +216,7 @@ impl<D: Duplex + 'static> Session<D> {
             // What was read is still answered; what the client goes on sending is not read.
             return Ok(Some(End::Server));
         }
-        let to_say = (!self.admitted).then_some(self.until_admitted);
+        let to_say = self.connection.to_say.get();
         let patience = patience(self.shared(), self.shared().limits.idle_timeout, to_say);
         if patience.is_some_and(|patience| patience.is_zero()) {
             return Ok(Some(self.too_slow()));
@@ -226,7 +224,8 @@ impl<D: Duplex + 'static> Session<D> {
         let pending = !self.received.pending().is_empty();
         let timeout = if pending {
             let shared = &self.connection.shared;
-            let partial = self.partial.get_or_insert_with(|| Progress::receiving_line(shared));
+            let partial =
+                self.partial.get_or_insert_with(|| Progress::receiving_line(shared).until(to_say));
             match remaining(shared, partial) {
                 Ok(left) => Some(left),
                 Err(_) => return Ok(Some(self.too_slow())),
@@ -321,7 +320,7 @@ impl<D: Duplex + 'static> Session<D> {
             let status = self.authenticate(user, password);
             return self.refuse(header, status);
         }
-        if !self.admitted {
+        if !self.is_admitted() {
             return self.refuse(header, Status::Unauthenticated);
         }
         if request == Request::Ping {
@@ -381,7 +380,7 @@ impl<D: Duplex + 'static> Session<D> {
             self.connection.count(Counter::AuthErrors, 1);
             return Status::CredentialsRefused;
         }
-        self.admitted = true;
+        self.connection.to_say.set(None);
         Status::Ok
     }
 

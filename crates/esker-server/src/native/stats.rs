@@ -12,14 +12,13 @@ impl Shared {
     /// The figures as text.
     pub(super) fn native_stats(&self) -> String {
         let store = self.store.stats();
-        let uptime = self.clock.monotonic().saturating_sub(self.started);
         let mut text = String::new();
         let mut say = |name: &str, value: &dyn Display| {
             // Writing to a text cannot fail.
             let _ = writeln!(text, "{name} {value}");
         };
         say("version", &env!("CARGO_PKG_VERSION"));
-        say("uptime_seconds", &uptime.as_secs());
+        say("uptime_seconds", &self.uptime());
         say("cores", &self.cores);
         say("connections", &self.connections.load(Ordering::Relaxed));
         say("connections_max", &self.limits.connections_max);

@@ -67,7 +67,7 @@ impl<T: Transport> Session<T> {
                     self.begin_request();
                     self.count(Counter::AuthCmds, 1);
                     self.output.push(line::STORED);
-                    self.admitted = true;
+                    self.to_say = None;
                     return None;
                 }
                 Ok(false) => {

@@ -113,9 +113,8 @@ pub(crate) struct Session<T> {
     /// Whether the receive buffer is full of it, without memory to grow.
     crowded: bool,
     busy: bool,
-    /// Whether the client may give commands, and until when it has to have said who it is, if it may not.
-    admitted: bool,
-    until_admitted: Duration,
+    /// Until when the client has to have said who it is; it may give commands if `None`.
+    to_say: Option<Duration>,
     /// Says who is there; nobody in tests of sessions alone.
     stay: Option<Stay>,
 }
@@ -123,8 +122,7 @@ pub(crate) struct Session<T> {
 impl<T: Transport> Session<T> {
     /// A session of `connection` on `core`; `share` is for its receive buffer.
     pub(crate) fn new(shared: Arc<Shared>, core: usize, connection: T, share: Share) -> Self {
-        let admitted = shared.auth.is_none();
-        let until_admitted = until_admitted(&shared);
+        let to_say = shared.auth.is_some().then(|| until_admitted(&shared));
         let pocket_bytes = shared.limits.pocket_bytes();
         let long_line = shared.bodies.nothing();
         Session {
@@ -147,8 +145,7 @@ impl<T: Transport> Session<T> {
             partial: None,
             crowded: false,
             busy: false,
-            admitted,
-            until_admitted,
+            to_say,
             stay: None,
         }
     }

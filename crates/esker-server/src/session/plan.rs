@@ -13,7 +13,7 @@ use crate::transport::Transport;
 impl<T: Transport> Session<T> {
     /// Fills the wave from the receive buffer.
     pub(super) fn plan(&mut self) -> Pause {
-        if !self.admitted
+        if self.to_say.is_some()
             && let Some(pause) = self.authenticate()
         {
             return pause;

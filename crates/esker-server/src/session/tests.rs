@@ -1,6 +1,7 @@
 //! One session over a stream that stands in memory.
 
 use super::Session;
+use crate::clock::SteadyClock;
 use crate::counters::Counter;
 use crate::limits::{BODY_STEP_BYTES, Limits, RECEIVE_BYTES_MIN};
 use crate::server::ServerConfig;
@@ -80,7 +81,8 @@ fn shared() -> (Arc<Shared>, TempDir) {
 fn told_slowly(size: usize, step: Duration, free: Option<u64>) -> (usize, bool) {
     let clock = Arc::new(ManualClock::new(1_700_000_000));
     let (of_system, _folder) = shared();
-    let config = ServerConfig { clock: clock.clone(), ..ServerConfig::default() };
+    let steady = Arc::new(SteadyClock::new(clock.clone()));
+    let config = ServerConfig { clock: steady, ..ServerConfig::default() };
     let shared = Arc::new(Shared::new(of_system.store.clone(), config, 1, Vec::new()));
     shared.store.put(b"k", &vec![b'v'; size]).expect("put");
     let held = free.map_or(0, |free| shared.budget.free_bytes() - free);

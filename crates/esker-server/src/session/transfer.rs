@@ -11,8 +11,7 @@ use std::io::{ErrorKind as IoErrorKind, Result as IoResult};
 impl<T: Transport> Session<T> {
     /// Receives something, or says who ended the connection.
     pub(super) fn receive(&mut self) -> IoResult<Option<End>> {
-        let to_say = (!self.admitted).then_some(self.until_admitted);
-        let patience = patience(&self.shared, self.shared.limits.idle_timeout, to_say);
+        let patience = patience(&self.shared, self.shared.limits.idle_timeout, self.to_say);
         if patience.is_some_and(|patience| patience.is_zero()) {
             return Ok(Some(End::Silence));
         }
@@ -23,7 +22,7 @@ impl<T: Transport> Session<T> {
                 self.long_line.shrink_to(0);
             }
         } else if self.partial.is_none() {
-            self.partial = Some(Progress::receiving_line(&self.shared));
+            self.partial = Some(Progress::receiving_line(&self.shared).until(self.to_say));
         }
         self.note_waiting(self.partial.is_some());
         let mut capacity = self.received.capacity();
@@ -120,7 +119,7 @@ impl<T: Transport> Session<T> {
         if self.output.is_empty() {
             return Ok(());
         }
-        let mut progress = Progress::sending(&self.shared);
+        let mut progress = Progress::sending(&self.shared).until(self.to_say);
         let (connection, shared) = (&mut self.connection, &self.shared);
         let sent = self.output.send(|slices| {
             let write = |limit| connection.write_vectored(slices, Some(limit));

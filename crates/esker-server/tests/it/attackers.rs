@@ -1,6 +1,6 @@
 //! What clients that send or read too slowly, or too fast, cost the others.
 
-use crate::harness::{Client, TestServer};
+use crate::harness::{Client, TestServer, set_clock};
 use esker::Durability;
 use esker_base::clock::{Clock, ManualClock, SystemClock};
 use esker_server::Limits;
@@ -176,7 +176,7 @@ fn clients_that_never_stop_sending_leave_the_core_to_the_others() {
 fn slow_clients_are_let_be_while_there_is_memory_and_cut_off_when_it_is_short() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
     let server = TestServer::with(|config| {
-        config.clock = clock.clone();
+        set_clock(config, &clock);
         config.limits = Limits {
             connections_max: 64,
             memory_max_bytes: 16 << 20,

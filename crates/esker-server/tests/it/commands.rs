@@ -1,6 +1,7 @@
 //! What each command answers.
 
-use crate::harness::TestServer;
+use crate::harness::{TestServer, set_clock};
+use esker::EngineKind;
 use esker_base::clock::ManualClock;
 use std::sync::Arc;
 use std::time::Duration;
@@ -160,7 +161,7 @@ fn flush_all_leaves_nothing() {
 #[test]
 fn a_delayed_flush_takes_place_when_its_time_has_come() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
-    let server = TestServer::with(|config| config.clock = clock.clone());
+    let server = TestServer::with(|config| set_clock(config, &clock));
     let mut client = server.client();
     client.check_chat(
         b"set a 0 0 1\r\n1\r\nflush_all 10\r\nget a\r\n",
@@ -179,7 +180,7 @@ fn a_delayed_flush_takes_place_when_its_time_has_come() {
 #[test]
 fn what_is_stored_from_the_moment_on_at_which_a_flush_is_due_stays() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
-    let server = TestServer::with(|config| config.clock = clock.clone());
+    let server = TestServer::with(|config| set_clock(config, &clock));
     let mut client = server.client();
     let large = "v".repeat(100_000);
     let set = format!("set c 0 0 {}\r\n{large}\r\n", large.len());
@@ -202,7 +203,7 @@ fn what_is_stored_from_the_moment_on_at_which_a_flush_is_due_stays() {
 #[test]
 fn a_value_is_gone_once_its_time_is_over() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
-    let server = TestServer::with(|config| config.clock = clock.clone());
+    let server = TestServer::with(|config| set_clock(config, &clock));
     let mut client = server.client();
     client
         .check_chat(b"set r 0 100 1\r\n1\r\nset d 0 1000000200 1\r\n2\r\n", "STORED\r\nSTORED\r\n");
@@ -213,6 +214,38 @@ fn a_value_is_gone_once_its_time_is_over() {
     client.check_chat(b"get r d\r\n", "VALUE d 0 1\r\n2\r\nEND\r\n");
     clock.advance(Duration::from_secs(400));
     client.check_chat(b"get d\r\ntouch d 0\r\n", "END\r\nNOT_FOUND\r\n");
+}
+
+#[test]
+fn times_go_on_when_the_clock_of_the_machine_is_set_back() {
+    for engine in EngineKind::ALL {
+        let clock = Arc::new(ManualClock::new(1_000_000_000));
+        let server = TestServer::on_engine(engine, |config| set_clock(config, &clock));
+        let mut client = server.client();
+        client.check_chat(b"set old 0 100 1\r\n1\r\nget a\r\n", "STORED\r\nEND\r\n");
+        clock.set_unix_seconds(1_000_000_000 - 3600);
+        client.check_chat(
+            b"set a 0 60 1\r\n1\r\nget a\r\nadd l 0 30 1\r\n1\r\nadd l 0 30 1\r\n2\r\n",
+            "STORED\r\nVALUE a 0 1\r\n1\r\nEND\r\nSTORED\r\nNOT_STORED\r\n",
+        );
+        client.check_chat(b"touch old 200\r\nmg a t T60\r\n", "TOUCHED\r\nHD t60\r\n");
+        client.check_chat(b"gat 60 a\r\n", "VALUE a 0 1\r\n1\r\nEND\r\n");
+        clock.advance(Duration::from_secs(29));
+        client.check_chat(b"add l 0 30 1\r\n3\r\nmg a t l\r\n", "NOT_STORED\r\nHD t31 l29\r\n");
+        clock.advance(Duration::from_secs(1));
+        client.check_chat(b"add l 0 30 1\r\n3\r\n", "STORED\r\n");
+        clock.advance(Duration::from_secs(30));
+        client.check_chat(b"get a\r\nmg old t\r\n", "END\r\nHD t140\r\n");
+        client.check_chat(b"flush_all 10\r\nmg old\r\n", "OK\r\nHD\r\n");
+        clock.advance(Duration::from_secs(10));
+        client.check_chat(b"mg old\r\nset b 0 60 1\r\n1\r\n", "EN\r\nSTORED\r\n");
+        // It follows where that of the machine is set forward; how long something took is another matter.
+        clock.set_unix_seconds(1_000_000_000 + 80);
+        client.check_chat(b"mg b t l\r\n", "HD t50 l0\r\n");
+        clock.set_unix_seconds(1_000_000_000 + 130);
+        client.check_chat(b"mg b\r\n", "EN\r\n");
+        assert!(client.stats().contains("STAT uptime 70\r\nSTAT time 1000000130\r\n"));
+    }
 }
 
 #[test]

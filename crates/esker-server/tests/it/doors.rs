@@ -1,7 +1,8 @@
 //! Who gets in, and how: credentials, TLS, socket files, `shutdown` and what an operator forbids.
 
-use crate::harness::{Client, TestServer};
-use esker_server::{Credentials, Limits, ListenAddress, ShutdownHook, Tls};
+use crate::harness::{Client, TestServer, set_clock};
+use esker_base::clock::{Clock as _, ManualClock, SystemClock};
+use esker_server::{Credentials, Limits, ListenAddress, ServerConfig, ShutdownHook, Tls};
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::io::{Read, Write};
@@ -41,6 +42,56 @@ fn a_client_that_does_not_say_who_it_is_has_so_much_time_for_that() {
     });
     esker_trt::sleep(Duration::from_millis(1500));
     ann.check_chat(b"get x\r\n", "END\r\n");
+}
+
+/// Also where nobody else is hurried: strangers that begin something, and one that takes no answers.
+#[test]
+fn a_stranger_that_begins_and_ends_nothing_has_no_more_time() {
+    let clock = Arc::new(ManualClock::new(1_000_000_000));
+    let known = Credentials::parse(b"ann:secret\n").expect("valid");
+    let server = TestServer::with(|config| {
+        set_clock(config, &clock);
+        (config.auth, config.limits.request_timeout) = (Some(known), Duration::ZERO);
+    });
+    let mut ann = server.client();
+    ann.check_chat(b"set x 0 0 10\r\nann secret\r\n", "STORED\r\n");
+    let partial = |ann: &mut Client| {
+        ann.say(b"stats conns\r\n").0.windows(10).filter(|part| part == b"conn_nread").count()
+    };
+    let mut strangers: Vec<Client> = ["s", "set a 0 0 10\r\nann"]
+        .iter()
+        .map(|begin| {
+            let mut client = server.client();
+            client.send(begin.as_bytes());
+            client
+        })
+        .collect();
+    while partial(&mut ann) < strangers.len() {
+        esker_trt::sleep(Duration::from_millis(5));
+    }
+    let mut deaf = server.client();
+    let short = Some(Duration::from_millis(500));
+    deaf.0.set_write_timeout(short).expect("timeout");
+    while deaf.0.write_all(&b"x\n".repeat(10_000)).is_ok() {}
+    clock.advance(Duration::from_secs(9));
+    esker_trt::sleep(Duration::from_millis(500));
+    assert_eq!(server.server.connections(), 4);
+    clock.advance(Duration::from_secs(2));
+    for stranger in &mut strangers {
+        let end = stranger.0.read_to_end(&mut Vec::new());
+        assert!(end.is_ok_and(|count| count == 0), "closed without a word");
+    }
+    let since = SystemClock.monotonic();
+    while server.server.connections() > 1 {
+        assert!(SystemClock.monotonic() - since < Duration::from_secs(30), "it is let be");
+        esker_trt::sleep(Duration::from_millis(20));
+    }
+    // Who is known may stand still as long as it likes.
+    ann.send(b"ge");
+    esker_trt::sleep(Duration::from_millis(200));
+    clock.advance(Duration::from_secs(600));
+    esker_trt::sleep(Duration::from_millis(500));
+    ann.check_chat(b"t x\r\n", "END\r\n");
 }
 
 #[test]
@@ -98,17 +149,17 @@ fn credentials_as_long_as_a_client_likes_are_not_waited_for() {
 
 /// A server with a certificate of its own, and a client's idea of it.
 fn with_tls() -> (TestServer, Arc<ClientConfig>) {
-    with_tls_and(Limits::default())
+    with_tls_and(|_| {})
 }
 
-fn with_tls_and(limits: Limits) -> (TestServer, Arc<ClientConfig>) {
+fn with_tls_and(change: impl FnOnce(&mut ServerConfig)) -> (TestServer, Arc<ClientConfig>) {
     let names = vec!["localhost".to_owned()];
     let made = rcgen::generate_simple_self_signed(names).expect("certificate");
     let (chain, key) = (made.cert.pem(), made.signing_key.serialize_pem());
     let tls = Tls::from_pem(chain.as_bytes(), key.as_bytes()).expect("valid");
     let server = TestServer::with(|config| {
         config.tls = Some(tls);
-        config.limits = limits;
+        change(config);
     });
     let mut roots = RootCertStore::empty();
     roots.add(made.cert.der().clone()).expect("root");
@@ -183,7 +234,7 @@ fn a_client_that_does_not_speak_tls_is_told_nothing_and_done_nothing() {
 #[test]
 fn a_handshake_that_does_not_go_on_ends() {
     let limits = Limits { request_timeout: Duration::from_secs(3), ..Limits::default() };
-    let (server, config) = with_tls_and(limits);
+    let (server, config) = with_tls_and(|config| config.limits = limits);
     let mut silent = Client::connect(server.address());
     let mut begun = Client::connect(server.address());
     // The first bytes of a record of the handshake.
@@ -200,6 +251,37 @@ fn a_handshake_that_does_not_go_on_ends() {
     client.write_all(b"mn\r\n").expect("send");
     client.read_exact(&mut seen).expect("receive");
     assert_eq!(&seen, b"MN\r\n");
+}
+
+#[test]
+fn encrypted_connections_that_are_only_there_hurry_nobody() {
+    let clock = Arc::new(ManualClock::new(1_000_000_000));
+    let memory_max_bytes = 16 * Limits::connection_bytes(true) + (256 << 10);
+    let limits = Limits {
+        connections_max: 16,
+        item_size_max_bytes: 64 << 10,
+        memory_max_bytes,
+        request_timeout: Duration::ZERO,
+        ..Limits::default()
+    };
+    let (server, config) = with_tls_and(|config| {
+        set_clock(config, &clock);
+        config.limits = limits;
+    });
+    let mut all: Vec<_> = (0..16).map(|_| encrypted(&server, &config)).collect();
+    for client in &mut all {
+        client.write_all(b"mn\r\nge").expect("send");
+        client.read_exact(&mut [0; 4]).expect("receive");
+    }
+    esker_trt::sleep(Duration::from_millis(200));
+    clock.advance(Duration::from_secs(11));
+    esker_trt::sleep(Duration::from_millis(500));
+    for client in &mut all {
+        client.write_all(b"t k\r\n").expect("send");
+        let mut seen = [0; 5];
+        client.read_exact(&mut seen).expect("receive");
+        assert_eq!(&seen, b"END\r\n");
+    }
 }
 
 #[test]

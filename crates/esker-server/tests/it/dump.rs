@@ -1,6 +1,6 @@
 //! Lists of items.
 
-use crate::harness::{Client, TestServer};
+use crate::harness::{Client, TestServer, set_clock};
 use esker_base::clock::ManualClock;
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -18,7 +18,7 @@ fn told(client: &mut Client, line: &str) -> Vec<String> {
 #[test]
 fn items_are_listed_with_their_figures_as_requests_and_with_their_sizes() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
-    let server = TestServer::with(|config| config.clock = clock.clone());
+    let server = TestServer::with(|config| set_clock(config, &clock));
     let mut client = server.client();
     client.check_chat(
         b"set a:b-c 7 0 3\r\nabc\r\nset soon 0 10 1\r\nx\r\nset later 0 100 1\r\nx\r\nset over 0 5 1\r\nx\r\nms AWI= 2 b E77\r\nhi\r\nget a:b-c\r\n",

@@ -1,9 +1,10 @@
 //! A server of its own for each test, and a client that speaks bytes.
 
 use esker::{Durability, EngineKind, Options, Store};
+use esker_base::clock::ManualClock;
 use esker_media::BlockDevice;
 use esker_media::sim::SimBlock;
-use esker_server::{Limits, Server, ServerConfig};
+use esker_server::{Limits, Server, ServerConfig, SteadyClock};
 use esker_trt::{Config, Runtime};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -16,6 +17,11 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What a client asks for to learn that everything before is answered.
 const MARK: &[u8] = b"set ~mark~ 0 0 6\r\n~done~\r\nget ~mark~\r\n";
 const MARK_REPLY: &[u8] = b"STORED\r\nVALUE ~mark~ 0 6\r\n~done~\r\nEND\r\n";
+
+/// A server, and its store, count by `clock`.
+pub(crate) fn set_clock(config: &mut ServerConfig, clock: &Arc<ManualClock>) {
+    config.clock = Arc::new(SteadyClock::new(clock.clone()));
+}
 
 pub(crate) struct TestServer {
     pub(crate) server: Server,

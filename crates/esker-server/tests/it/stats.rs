@@ -1,6 +1,6 @@
 //! Figures that monitoring reads.
 
-use crate::harness::{Client, TestServer};
+use crate::harness::{Client, TestServer, set_clock};
 use esker_base::clock::ManualClock;
 use esker_server::ListenAddress;
 use std::io::Write;
@@ -24,7 +24,7 @@ fn of_connection(client: &mut Client, address: &str) -> Vec<String> {
 #[test]
 fn connections_are_told_with_their_state_and_silence() {
     let clock = Arc::new(ManualClock::new(1_000_000_000));
-    let server = TestServer::with(|config| config.clock = clock.clone());
+    let server = TestServer::with(|config| set_clock(config, &clock));
     let listener = format!("tcp:{}", server.address());
     let mut asking = server.client();
     let asking_at = format!("tcp:{}", asking.0.local_addr().expect("address"));

@@ -45,6 +45,22 @@ fn servers_are_told_apart_by_port_or_socket() {
     assert_eq!(place("-p 11212").as_deref(), Some("11212"));
     assert_eq!(place("-s /run/a/b.sock -p 0").as_deref(), Some("run-a-b.sock"));
     assert_eq!((place("-p -1"), place("-p 0")), (None, None));
+    for (line, name) in [
+        ("", "11211"),
+        ("-l 127.0.0.1", "11211"),
+        ("-l 127.0.0.1:11212", "11212"),
+        ("-l notls:[::1]:11212", "11212"),
+        ("-l notls:[::1]:5,127.0.0.1:6", "6"),
+        ("-l *:7", "7"),
+        ("-l 192.0.2.1 -p 7", "192.0.2.1:7"),
+        ("-l 192.0.2.1,127.0.0.1", "192.0.2.1:11211"),
+        ("-l 127.0.0.1,192.0.2.1", "11211"),
+        ("-l [2001:db8::1]:7", "[2001:db8::1]:7"),
+        ("-p 0 -l 127.0.0.1:5", "5"),
+    ] {
+        assert_eq!(place(line).as_deref(), Some(name), "{line}");
+    }
+    assert_eq!(place("-l 127.0.0.1:0"), None);
     let folder = std::env::current_dir().unwrap();
     assert_eq!(place("-s b.sock"), place(&format!("-s {}/b.sock", folder.display())));
     // No two paths have one name.
@@ -64,6 +80,21 @@ fn the_memory_of_many_encrypted_connections_is_counted() {
         (bytes(200_000) - bytes(100_000)) / 100_000
     };
     assert_eq!((each(""), each("-Z -o ssl_chain_cert=chain")), (8 * KIB, 72 * KIB));
+}
+
+#[test]
+fn connections_that_are_only_there_make_nothing_short() {
+    let tls = "-Z -o ssl_chain_cert=chain";
+    for (count, tls) in [(1000, ""), (200_000, ""), (1000, tls), (3500, tls), (200_000, tls)] {
+        let line = format!("-c {count} {tls}");
+        let limits = plan(&line).expect("valid").limits;
+        let budget = limits.budget(!tls.is_empty());
+        let idle = count * Limits::connection_bytes(!tls.is_empty());
+        let _idle = budget.try_take(idle).expect(&line);
+        assert!(!budget.is_short(), "{line}");
+        let _rest = budget.try_take(budget.free_bytes() * 4 / 5).expect(&line);
+        assert!(budget.is_short(), "{line}");
+    }
 }
 
 #[test]

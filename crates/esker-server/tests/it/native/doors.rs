@@ -1,7 +1,8 @@
 //! Who gets in, and how: credentials, TLS, socket files, how many.
 
 use super::{PATIENCE, Raw, get, push_frame, put, start_with, start_with_limits};
-use crate::harness::TestServer;
+use crate::harness::{TestServer, set_clock};
+use esker_base::clock::{Clock as _, ManualClock, SystemClock};
 use esker_format::native::{ClientHello, Request, ServerHello, Status, VERSION};
 use esker_server::{Credentials, Limits, ListenAddress, ServerConfig, Tls};
 use rustls::pki_types::ServerName;
@@ -75,6 +76,50 @@ fn a_stranger_that_goes_on_asking_stays_no_longer_than_one_that_is_silent() {
     assert!(refused > 0);
     esker_trt::sleep(Duration::from_millis(1500));
     ann.check_status(&Request::Ping, Status::Ok);
+}
+
+/// Also where nobody is hurried who has: no hello, a part of one, and a stranger that takes no answers.
+#[test]
+fn who_has_not_said_hello_or_who_it_is_has_no_more_time_whatever_it_does() {
+    for known in [None, Some(Credentials::parse(b"ann:secret\n").expect("valid"))] {
+        let clock = Arc::new(ManualClock::new(1_000_000_000));
+        let asks = known.is_some();
+        let server = start_with(|config| {
+            set_clock(config, &clock);
+            (config.auth, config.limits.request_timeout) = (known, Duration::ZERO);
+        });
+        let mut ann = Raw::connect(&server);
+        if asks {
+            let who = Request::Authenticate { user: b"ann", password: b"secret" };
+            ann.check_status(&who, Status::Ok);
+        }
+        let silent = TcpStream::connect(server.address()).expect("connect");
+        let mut half = TcpStream::connect(server.address()).expect("connect");
+        let hello = ClientHello { version: VERSION }.encode();
+        half.write_all(&hello[..3]).expect("send");
+        let mut deaf = asks.then(|| Raw::connect(&server));
+        if let Some(deaf) = &mut deaf {
+            let mut frames = Vec::new();
+            (1..=1000).for_each(|id| push_frame(&mut frames, id, &Request::Ping));
+            let short = Some(Duration::from_millis(500));
+            deaf.stream.set_write_timeout(short).expect("timeout");
+            while deaf.stream.write_all(&frames).is_ok() {}
+        }
+        // A session begins to count in its first moment.
+        esker_trt::sleep(Duration::from_millis(300));
+        clock.advance(Duration::from_secs(9));
+        esker_trt::sleep(Duration::from_millis(500));
+        assert_eq!(server.server.connections(), if asks { 4 } else { 3 });
+        clock.advance(Duration::from_secs(2));
+        let since = SystemClock.monotonic();
+        while server.server.connections() > 1 {
+            assert!(SystemClock.monotonic() - since < PATIENCE, "they are let be");
+            esker_trt::sleep(Duration::from_millis(20));
+        }
+        clock.advance(Duration::from_secs(600));
+        ann.check_status(&Request::Ping, Status::Ok);
+        drop((silent, half, deaf));
+    }
 }
 
 #[test]
